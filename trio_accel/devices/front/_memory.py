@@ -410,11 +410,10 @@ def _to_host(ref: Any, out: HostArray | None = None) -> Any:
     if isinstance(ref, AccelRef):
         # A borrowed array is read by the device that has it.
         return ToHost(owned("to_host", ref), out)
-    if out is not None or not isinstance(ref, (tuple, list)):
+    if out is not None or not isinstance(cast("object", ref), (tuple, list)):
         told = "" if out is None else "; leave out= away"
         raise TypeError(f"to_host: the call must return one array, it returned {shown(ref)}{told}")
-    several: Any = ref  # pyright: ignore[reportUnknownVariableType]
-    return map_tree(several, lambda one: _to_host(one) if isinstance(one, AccelRef) else one)
+    return map_tree(ref, lambda one: _to_host(one) if isinstance(one, AccelRef) else one)
 
 
 def _ask_owner(message: Any) -> Awaitable[Any]:

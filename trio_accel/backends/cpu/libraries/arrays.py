@@ -259,13 +259,28 @@ def search(spec: ops.SearchSpec, call: HostCall) -> None:
 
 
 def _places(edges: HostArray, x: HostArray, side: Literal["left", "right"]) -> HostArray:
-    """Search; whole numbers with and without signs NumPy would compare as float64, which has fewer digits."""
-    if {edges.dtype.kind, x.dtype.kind} != {"i", "u"}:
+    """Search; integers that NumPy would compare as float64, which has fewer digits, are compared exactly."""
+    if not _is_rounded(edges, x):
         return np.searchsorted(edges, x, side)
+    # An edge is at most an integer if the next integer is, and below it if the integer before is.
+    if edges.dtype.kind == "f":
+        limits, edges = np.iinfo(x.dtype), edges.astype(np.float64)
+        first, last = np.searchsorted(edges, [float(limits.min), float(limits.max + 1)])
+        inside = (np.floor if side == "left" else np.ceil)(edges[first:last])
+        return first + np.searchsorted(inside.astype(x.dtype), x, side)
+    if x.dtype.kind == "f":
+        x = (np.ceil if side == "left" else np.floor)(x.astype(np.float64))
     limits = np.iinfo(edges.dtype)
-    below, above = x < limits.min, x > limits.max
+    below, above = x < limits.min, ~(x < limits.max + 1)
     found = np.searchsorted(edges, np.where(below | above, 0, x).astype(edges.dtype), side)
     return np.where(below, 0, np.where(above, len(edges), found))
+
+
+def _is_rounded(edges: HostArray, x: HostArray) -> bool:
+    """Return whether NumPy compares integers of 64 bits as floating-point numbers."""
+    kinds = {edges.dtype.kind, x.dtype.kind}
+    is_wide = any(one.dtype.kind in "iu" and one.itemsize == 8 for one in (edges, x))
+    return kinds == {"i", "u"} or ("f" in kinds and is_wide)
 
 
 @kernel(ops.CountSpec, backend="cpu")
@@ -277,7 +292,11 @@ def count(spec: ops.CountSpec, call: HostCall) -> None:
     if spec.edges is not None:
         total: HostArray = np.zeros(len(out) + 2, out.dtype)
         with np.errstate(all="ignore"):
-            for place, bins in _bins(comparable(call.array(spec.edges)), comparable(x)):
+            for place, found in _bins(comparable(call.array(spec.edges)), comparable(x)):
+                bins = found
+                if spec.bounds:
+                    low, high = spec.bounds
+                    bins = np.clip(found, 1, len(out)) * ((x[place] >= low) & (x[place] <= high))
                 total += np.bincount(bins, None if weights is None else weights[place], len(total))
         out[...] = total[1:-1]
     elif x.size and not 0 <= x.min() <= x.max() < len(out):
@@ -295,6 +314,8 @@ def _bins(edges: HostArray, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
     count, wide, factor = len(edges) - 1, np.result_type(edges, x), np.float64(np.inf)
     # Integers of both sorts have no common dtype, and two integers none in which a bin can be guessed.
     is_guessed = "f" in (edges.dtype.kind, x.dtype.kind) and wide.name in ("float32", "float64")
+    # Integers are rounded to edges that are as large as the first integer without a float64 of its own.
+    is_guessed &= not _is_rounded(edges, x) or max(abs(edges[0]), abs(edges[-1])) < 2**53
     if is_guessed and count <= _MOST_BINS:
         # Integer edges would make an integer of the factor.
         edges = edges.astype(wide, copy=False)
@@ -303,8 +324,10 @@ def _bins(edges: HostArray, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
         factor = wide.type(1 / width if width > 0 else np.inf)
         is_guessed = bool(np.isfinite(factor) and off.max() < width / 8)
     if not is_guessed or count > _MOST_BINS:
+        found = _places(edges, x, "right")
         # The last bin has its upper edge; of NaN nothing is at an edge.
-        yield slice(None), np.where(x == edges[-1], count, _places(edges, x, "right"))
+        is_last = (found > count) & (_places(edges[-1:], x, "left") == 0) & ~np.isnan(x)
+        yield slice(None), np.where(is_last, count, found)
         return
     below = np.append(edges[:-1], np.inf)
     for first in range(0, len(x), _GUESSED):
