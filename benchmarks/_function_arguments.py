@@ -1,0 +1,206 @@
+"""Arguments for every public function: found by the names and annotations of its parameters, or from a table."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+
+import trio_accel as ta
+
+Array: TypeAlias = npt.NDArray[Any]
+Layout: TypeAlias = Literal["plain", "transposed", "reversed", "every other"]
+LAYOUTS: tuple[Layout, ...] = ("plain", "transposed", "reversed", "every other")
+
+_SHAPES = ((6, 8), (6, 6), (8,), (2, 4, 8), (2, 4, 8, 8), (2, 4, 6, 6, 6), (3, 3), (4,))
+# The numbers that a parameter may take, by its annotation.
+_NUMBERS: Mapping[str, tuple[Any, ...]] = {
+    "int": (1, 2, -1, 0, 4), "float": (0.5, 2.0), "complex": (0.5,), "bool": (True,), "str": (),
+    "int | Sequence[int]": (2, (2, 2), (1,), (0, 1)), "Sequence[int]": ((1, 0), (0,), (2, 3), (2,)),
+    "Shape": ((3, 4),), "int | tuple[int, ...]": ((2, 3), 2), "slice": (),
+}  # fmt: skip
+_ARRAYS = ("Operand", "AccelRef", "ExpressionArgument", "Array")
+_INTEGERS = ("indices", "index", "labels", "target", "sorter", "repeats", "order", "x_indices", "starts")
+_MASKS = ("mask", "condition", "where", "x_mask")
+_MAX_WAYS = 12
+_SPECIAL = (0.0, -0.0, 1.0, -1.0, np.nan, np.inf, -np.inf, 1e-3)
+
+
+@attrs.frozen
+class Drawn:
+    """An array of random values.
+
+    Attributes:
+        shape: Its shape.
+        kind: ``"values"`` of the dtype and the layout under test, ``"integers"`` of 0 and 1 in int64, or a ``"mask"``.
+        is_regular: Whether it holds no special values, such as NaN.
+    """
+
+    shape: tuple[int, ...]
+    kind: Literal["values", "integers", "mask"] = "values"
+    is_regular: bool = False
+
+    def make(self, dtype: str, seed: int) -> Array:
+        """Draw the values, the same for each seed."""
+        rng = np.random.default_rng(seed)
+        if self.kind == "integers":
+            return rng.integers(0, 2, self.shape).astype("int64")
+        if self.kind == "mask" or dtype == "bool":
+            return rng.random(self.shape) < 0.5
+        kind = ta.DType(dtype)
+        if kind.kind in ("int", "uint"):
+            return rng.integers(0, 9, self.shape).astype(kind.dtype)
+        made = rng.standard_normal(self.shape) + 0.1
+        if len(self.shape) > 1 and self.shape[-1] == self.shape[-2]:
+            made = made @ np.swapaxes(made, -1, -2) + 2 * np.eye(self.shape[-1])
+        elif seed % 2 and not self.is_regular:
+            flat = made.reshape(-1)
+            flat[: len(_SPECIAL)] = _SPECIAL[: flat.size]
+        imaginary = 0.5j * rng.standard_normal(self.shape) if kind.kind == "complex" else 0
+        return (made + imaginary).astype(kind.dtype)
+
+    async def put(self, device: ta.Device, dtype: str, layout: Layout, seed: int) -> ta.AccelRef:
+        """Put it on a device, as a view with the layout."""
+        array = self.make(dtype, seed)
+        if layout == "transposed" and array.ndim > 1:
+            return (await device.put(np.ascontiguousarray(np.swapaxes(array, -1, -2)))).mT
+        if layout == "reversed" and array.ndim:
+            return (await device.put(np.ascontiguousarray(array[..., ::-1])))[..., ::-1]
+        if layout == "every other" and array.ndim:
+            wide = np.zeros((*array.shape[:-1], 2 * array.shape[-1]), array.dtype)
+            wide[..., ::2] = array
+            return (await device.put(wide))[..., ::2]
+        return await device.put(array)
+
+
+@attrs.frozen
+class Arguments:
+    """The arguments of a call: `Drawn` ones, lists of these, and values as they are."""
+
+    positional: tuple[Any, ...] = ()
+    named: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+
+    async def put(self, device: ta.Device, dtype: str, layout: Layout) -> tuple[list[Any], dict[str, Any]]:
+        """Put the arrays on a device."""
+        seeds = itertools.count()
+
+        async def one(value: Any) -> Any:
+            if isinstance(value, Drawn):
+                return await value.put(device, dtype, layout, next(seeds))
+            return [await one(each) for each in value] if isinstance(value, list) else value
+
+        positional = [await one(value) for value in self.positional]
+        return positional, {name: await one(value) for name, value in self.named.items()}
+
+
+def x(*shape: int) -> Drawn:
+    """Draw values of the dtype under test."""
+    return Drawn(shape)
+
+
+def whole(*shape: int) -> Drawn:
+    """Draw integers, 0 and 1."""
+    return Drawn(shape, "integers")
+
+
+def call(*positional: Any, **named: Any) -> Arguments:
+    """Name the arguments of a call."""
+    return Arguments(positional, named)
+
+
+_PAIR = call(1.0, x(6, 8), x(6, 8))
+OWN: Mapping[str, Arguments] = {
+    **{f"nn.{name}_grad": _PAIR for name in (
+        "l1_loss mse_loss huber_loss smooth_l1_loss kl_div binary_cross_entropy soft_margin_loss "
+        "poisson_nll_loss hinge_embedding_loss binary_cross_entropy_with_logits").split()},
+    "nn.gaussian_nll_loss_grad": call(1.0, x(6, 8), x(6, 8), x(6, 8)),
+    "nn.margin_ranking_loss_grad": call(1.0, x(6, 8), x(6, 8), x(6, 8)),
+    "nn.cross_entropy": call(x(6, 8), whole(6)),
+    "nn.cross_entropy_grad": call(1.0, x(6, 8), whole(6)),
+    "nn.nll_loss": call(x(6, 8), whole(6)),
+    "nn.glu_grad": call(x(6, 4), x(6, 8)),
+    "nn.embedding_grad": call(x(5, 8), whole(5), 4),
+    "nn.batch_norm": call(x(2, 4, 8), x(4), x(4), x(4), x(4)),
+    "nn.conv_transpose1d": call(x(2, 4, 8), x(4, 3, 3)),
+    "nn.conv_transpose2d": call(x(2, 4, 6, 6), x(4, 3, 3, 3)),
+    "nn.conv_input_grad": call((2, 4, 8), x(3, 4, 3), x(2, 3, 6)),
+    "nn.conv_weight_grad": call(x(2, 4, 8), (3, 4, 3), x(2, 3, 6)),
+    "nn.avg_pool_grad": call(x(2, 4, 4), (2, 4, 8), 2),
+    "nn.adaptive_avg_pool_grad": call(x(2, 4, 2), (2, 4, 8)),
+    "nn.cosine_embedding_loss": call(x(6, 8), x(6, 8), whole(6)),
+    "ndimage.convolve": call(x(6, 8), x(3, 3)),
+    "ndimage.correlate": call(x(6, 8), x(3, 3)),
+    "ndimage.convolve1d": call(x(6, 8), x(3)),
+    "ndimage.correlate1d": call(x(6, 8), x(3)),
+    "ndimage.maximum_filter": call(x(6, 8), size=3),
+    "ndimage.median_filter": call(x(6, 8), size=3),
+    "ndimage.minimum_filter": call(x(6, 8), size=3),
+    "ndimage.percentile_filter": call(x(6, 8), 40, size=3),
+    "ndimage.rank_filter": call(x(6, 8), 2, size=3),
+    "ndimage.map_coordinates": call(x(6, 8), x(2, 5)),
+    "ndimage.affine_transform": call(x(6, 8), x(2, 2)),
+    **{f"arrays.{name}": call(x(6, 8), 0.5) for name in "quantile percentile nanquantile nanpercentile".split()},
+    "arrays.squeeze": call(x(6, 1, 8), axis=1),
+    "arrays.repeat": call(x(6, 8), 2, axis=1),
+    "arrays.broadcast_to": call(x(6, 8), (2, 6, 8)),
+    "linalg.gemv": call(x(6, 8), x(8)),
+    "linalg.ger": call(x(6), x(8)),
+    "linalg.einsum": call("ij,kj->ik", x(6, 8), x(5, 8)),
+    "signal.lfilter": call(x(3), x(3), x(6, 8)),
+    "signal.sosfilt": call(x(2, 6), x(6, 8)),
+}  # fmt: skip
+"""Arguments that the search does not find, by the names of functions."""
+
+
+def candidates(name: str, function: Callable[..., Any]) -> Iterator[Arguments]:
+    """Return ways to call a function, its own ones and the likeliest ones first.
+
+    Args:
+        name: Its name with that of its module, such as ``"nn.softmax"``.
+        function: The function.
+
+    Raises:
+        TypeError, ValueError: It has no signature.
+    """
+    if name in OWN:
+        yield OWN[name]
+    needed = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+    ]
+    for is_regular in (False, True):
+        for shape in _SHAPES:
+            slots = [_values(parameter, shape, is_regular=is_regular) for parameter in needed]
+            for values in itertools.islice(itertools.product(*slots), _MAX_WAYS):
+                yield _call(needed, values)
+
+
+def _values(parameter: inspect.Parameter, shape: tuple[int, ...], *, is_regular: bool) -> Sequence[Any]:
+    told = str(parameter.annotation)
+    if not any(name in told for name in _ARRAYS):
+        return _NUMBERS.get(told, (1, 2)) or (None,)
+    kind: Literal["values", "integers", "mask"] = "values"
+    if parameter.name in _INTEGERS and not is_regular:
+        kind = "integers"
+    elif parameter.name in _MASKS:
+        kind = "mask"
+    array = Drawn(shape, kind, is_regular)
+    return [[array, array]] if "Sequence" in told else [array]
+
+
+def _call(parameters: Sequence[inspect.Parameter], values: Sequence[Any]) -> Arguments:
+    positional, named = list[Any](), dict[str, Any]()
+    for parameter, value in zip(parameters, values, strict=True):
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            named[parameter.name] = value
+        elif parameter.kind is parameter.VAR_POSITIONAL and isinstance(value, list):
+            positional += value
+        else:
+            positional.append(value)
+    return Arguments(tuple(positional), named)
