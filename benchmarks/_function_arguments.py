@@ -39,11 +39,13 @@ class Drawn:
         shape: Its shape.
         kind: ``"values"`` of the dtype and the layout under test, ``"integers"`` of 0 and 1 in int64, or a ``"mask"``.
         is_regular: Whether it holds no special values, such as NaN.
+        is_on_host: Whether the function takes a NumPy array.
     """
 
     shape: tuple[int, ...]
     kind: Literal["values", "integers", "mask"] = "values"
     is_regular: bool = False
+    is_on_host: bool = False
 
     def make(self, dtype: str, seed: int) -> Array:
         """Draw the values, the same for each seed."""
@@ -64,9 +66,11 @@ class Drawn:
         imaginary = 0.5j * rng.standard_normal(self.shape) if kind.kind == "complex" else 0
         return (made + imaginary).astype(kind.dtype)
 
-    async def put(self, device: ta.Device, dtype: str, layout: Layout, seed: int) -> ta.AccelRef:
+    async def put(self, device: ta.Device, dtype: str, layout: Layout, seed: int) -> ta.AccelRef | Array:
         """Put it on a device, as a view with the layout."""
         array = self.make(dtype, seed)
+        if self.is_on_host:
+            return array
         if layout == "transposed" and array.ndim > 1:
             return (await device.put(np.ascontiguousarray(np.swapaxes(array, -1, -2)))).mT
         if layout == "reversed" and array.ndim:
@@ -79,23 +83,59 @@ class Drawn:
 
 
 @attrs.frozen
+class Computed:
+    """An argument that depends on the device or the dtype under test.
+
+    Attributes:
+        make: A function of both, which may be async.
+    """
+
+    make: Callable[[ta.Device, str], Any]
+
+
+@attrs.frozen
 class Arguments:
-    """The arguments of a call: `Drawn` ones, lists of these, and values as they are."""
+    """The arguments of a call: `Drawn` and `Computed` ones, lists and tuples of these, and values as they are.
+
+    Attributes:
+        positional: The positional ones.
+        named: The others, by name.
+        following: Arguments that the result is called with, if the function makes a function.
+    """
 
     positional: tuple[Any, ...] = ()
     named: Mapping[str, Any] = attrs.field(factory=dict[str, Any])
+    following: Arguments | None = None
 
-    async def put(self, device: ta.Device, dtype: str, layout: Layout) -> tuple[list[Any], dict[str, Any]]:
-        """Put the arrays on a device."""
+    async def call(
+        self, function: Callable[..., Any], device: ta.Device, dtype: str, layout: Layout
+    ) -> tuple[list[Any], Any]:
+        """Put the arrays on a device, and call a function.
+
+        Returns:
+            The arguments, and the result.
+        """
         seeds = itertools.count()
 
-        async def one(value: Any) -> Any:
+        async def made(value: Any) -> Any:
             if isinstance(value, Drawn):
                 return await value.put(device, dtype, layout, next(seeds))
-            return [await one(each) for each in value] if isinstance(value, list) else value
+            if isinstance(value, Computed):
+                return await _awaited(value.make(device, dtype))
+            if isinstance(value, (list, tuple)):
+                return type(value)([await made(each) for each in value])
+            return value
 
-        positional = [await one(value) for value in self.positional]
-        return positional, {name: await one(value) for name, value in self.named.items()}
+        positional = [await made(value) for value in self.positional]
+        named = {name: await made(value) for name, value in self.named.items()}
+        result = await _awaited(function(*positional, **named))
+        if self.following is not None:
+            _, result = await self.following.call(result, device, dtype, layout)
+        return [*positional, *named.values()], result
+
+
+async def _awaited(made: Any) -> Any:
+    return await made if inspect.isawaitable(made) else made
 
 
 def x(*shape: int) -> Drawn:
@@ -108,10 +148,46 @@ def whole(*shape: int) -> Drawn:
     return Drawn(shape, "integers")
 
 
+def host(*shape: int) -> Drawn:
+    """Draw values that stay on the host."""
+    return Drawn(shape, is_on_host=True, is_regular=True)
+
+
 def call(*positional: Any, **named: Any) -> Arguments:
     """Name the arguments of a call."""
     return Arguments(positional, named)
 
+
+def _pooled(device: ta.Device, dtype: str) -> Any:
+    return device.put(np.array([[[0, 3, 5, 6]]]))
+
+
+async def _attended(device: ta.Device, dtype: str) -> Any:
+    return await device.put(np.array([[[1.0, 1.5], [1.25, 2.0]]], "float64" if dtype == "float64" else "float32"))
+
+
+def _signs(device: ta.Device, dtype: str) -> Any:
+    return device.put(np.arange(96, dtype="uint8").reshape(6, 16))
+
+
+def _banded(device: ta.Device, dtype: str) -> Any:
+    return device.put(np.array([[0.0] + [0.5] * 7, [4.0] * 8], ta.DType(dtype).dtype))
+
+
+def _table(device: ta.Device, dtype: str) -> Any:
+    return device.put(np.array([[1, 0], [2, 3]], "int32"))
+
+
+def _lengths(device: ta.Device, dtype: str) -> Any:
+    return device.put(np.array([6, 8], "int32"))
+
+
+async def _spline(device: ta.Device, dtype: str) -> Any:
+    return await ta.signal.cubic_spline(np.arange(6.0), await Drawn((6, 8), is_regular=True).put(device, dtype, "plain", 2))
+
+
+_DEVICE = Computed(lambda device, dtype: device)
+_DTYPE = Computed(lambda device, dtype: dtype)
 
 _PAIR = call(1.0, x(6, 8), x(6, 8))
 OWN: Mapping[str, Arguments] = {
@@ -132,7 +208,7 @@ OWN: Mapping[str, Arguments] = {
     "nn.conv_weight_grad": call(x(2, 4, 8), (3, 4, 3), x(2, 3, 6)),
     "nn.avg_pool_grad": call(x(2, 4, 4), (2, 4, 8), 2),
     "nn.adaptive_avg_pool_grad": call(x(2, 4, 2), (2, 4, 8)),
-    "nn.cosine_embedding_loss": call(x(6, 8), x(6, 8), whole(6)),
+    "nn.cosine_embedding_loss": call(x(6, 8), x(6, 8), x(6)),
     "ndimage.convolve": call(x(6, 8), x(3, 3)),
     "ndimage.correlate": call(x(6, 8), x(3, 3)),
     "ndimage.convolve1d": call(x(6, 8), x(3)),
@@ -143,16 +219,52 @@ OWN: Mapping[str, Arguments] = {
     "ndimage.percentile_filter": call(x(6, 8), 40, size=3),
     "ndimage.rank_filter": call(x(6, 8), 2, size=3),
     "ndimage.map_coordinates": call(x(6, 8), x(2, 5)),
-    "ndimage.affine_transform": call(x(6, 8), x(2, 2)),
+    "ndimage.affine_transform": call(x(6, 8), np.array([[1.0, 0.25], [-0.5, 1.0]])),
     **{f"arrays.{name}": call(x(6, 8), 0.5) for name in "quantile percentile nanquantile nanpercentile".split()},
     "arrays.squeeze": call(x(6, 1, 8), axis=1),
     "arrays.repeat": call(x(6, 8), 2, axis=1),
     "arrays.broadcast_to": call(x(6, 8), (2, 6, 8)),
-    "linalg.gemv": call(x(6, 8), x(8)),
-    "linalg.ger": call(x(6), x(8)),
+    "linalg.gemv": call(2.0, x(6, 8), x(8)),
+    "linalg.ger": call(2.0, x(6), x(8), x(6, 8)),
+    "linalg.symv": call(2.0, x(6, 6), x(6)),
+    "linalg.syr": call(2.0, x(6), x(6, 6)),
+    "linalg.syr2": call(2.0, x(6), x(6), x(6, 6)),
+    "linalg.trmv": call(x(6, 6), x(6)),
+    "linalg.trsv": call(x(6, 6), x(6)),
+    "linalg.cho_solve": call((x(6, 6), True), x(6, 3)),
+    "linalg.lu_solve": call((x(6, 6), Computed(lambda device, dtype: device.put(np.array([1, 1, 2, 5, 4, 5], "int32")))), x(6, 3)),
+    "linalg.solve_banded": call((1, 1), x(3, 8), x(8)),
+    "linalg.solveh_banded": call(Computed(_banded), x(8)),
+    "linalg.fused_matmul_grad": call(x(6, 8), x(8, 4), Computed(_signs), "relu"),
+    "linalg.fused_matmul_sums": call(x(6, 8), x(8, 4), "a"),
     "linalg.einsum": call("ij,kj->ik", x(6, 8), x(5, 8)),
-    "signal.lfilter": call(x(3), x(3), x(6, 8)),
-    "signal.sosfilt": call(x(2, 6), x(6, 8)),
+    "signal.lfilter": call(np.array([0.5, 0.25, 0.125]), np.array([1.0, -0.5, 0.25]), x(6, 8)),
+    "signal.sosfilt": call(np.array([[0.5, 0.25, 0.125, 1.0, -0.5, 0.25]] * 2), x(6, 8)),
+    "signal.cubic_spline": call(np.arange(6.0), x(6, 8)),
+    "signal.evaluate_spline": call(Computed(_spline), x(5)),
+    "arrays.arange": call(_DEVICE, 1, 9, 2, dtype=_DTYPE),
+    "arrays.asarray": call(_DEVICE, host(6, 8), dtype=_DTYPE),
+    "arrays.empty": call(_DEVICE, (0, 3), dtype=_DTYPE),
+    "arrays.eye": call(_DEVICE, 3, 5, k=1, dtype=_DTYPE),
+    "arrays.full": call(_DEVICE, (3, 4), 1, dtype=_DTYPE),
+    "arrays.geomspace": call(_DEVICE, 1.0, 64.0, 7, dtype=_DTYPE),
+    "arrays.linspace": call(_DEVICE, 0.0, 3.0, 7, dtype=_DTYPE),
+    "arrays.logspace": call(_DEVICE, 0.0, 2.0, 7, dtype=_DTYPE),
+    "arrays.ones": call(_DEVICE, (3, 4), dtype=_DTYPE),
+    "arrays.tri": call(_DEVICE, 3, 5, dtype=_DTYPE),
+    "arrays.zeros": call(_DEVICE, (3, 4), dtype=_DTYPE),
+    "arrays.scan": call("a + b", x(6, 8), axis=1),
+    "arrays.segmented_reduce": call(x(6), Computed(lambda device, dtype: device.put(np.array([0, 2, 2, 6])))),
+    "arrays.select": call([Drawn((6, 8), "mask"), Drawn((6, 8), "mask")], [x(6, 8), x(6, 8)]),
+    "fft.fftfreq": call(_DEVICE, 9, dtype=_DTYPE),
+    "fft.rfftfreq": call(_DEVICE, 9, dtype=_DTYPE),
+    "fft.fused": Arguments((ta.fft.fft, "x * 2", "y + 1"), following=call(x(4, 8))),
+    "nn.conv_transpose3d": call(x(2, 4, 3, 3, 3), x(4, 3, 2, 2, 2)),
+    "nn.dropout": call(x(6, 8), generator=Computed(lambda device, dtype: ta.random.Generator(device, seed=1))),
+    "nn.max_pool_grad": call(x(1, 1, 4), Computed(_pooled), (1, 1, 8)),
+    "nn.paged_attention": call(x(2, 4, 3, 8), x(4, 2, 4, 8), x(4, 2, 4, 8), Computed(_table), Computed(_lengths)),
+    "nn.scaled_dot_product_attention_grad": call(
+        x(1, 2, 2, 8), x(1, 2, 2, 8), x(1, 2, 2, 8), x(1, 2, 2, 8), x(1, 2, 2, 8), Computed(_attended)),
 }  # fmt: skip
 """Arguments that the search does not find, by the names of functions."""
 

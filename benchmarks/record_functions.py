@@ -17,6 +17,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import sys
 import time
 import warnings
@@ -68,7 +69,7 @@ class Recording:
         found = await self._find(name, function, device)
         if found is None:
             return
-        self.arguments[name] = str(found)
+        self.arguments[name] = re.sub(r" at 0x[0-9a-f]+", "", str(found))
         for dtype in DTYPES[:3] if quick else DTYPES:
             for layout in LAYOUTS[:2] if quick else LAYOUTS:
                 key = f"{name}|{dtype}|{layout}"
@@ -100,11 +101,9 @@ async def outcome(
     """Call a function, and return its result or its error as text, and whether it is a result."""
     try:
         with trio.fail_after(_PATIENCE):
-            positional, named = await arguments.put(device, dtype, layout)
-            made = function(*positional, **named)
-            made = await made if inspect.isawaitable(made) else made
-            given = [await described(each) for each in (*positional, *named.values()) if isinstance(each, ta.AccelRef)]
-            return f"{await described(made)} arguments {zlib.crc32(' '.join(given).encode()):x}", True
+            given, made = await arguments.call(function, device, dtype, layout)
+            left = [await described(each) for each in given if isinstance(each, ta.AccelRef)]
+            return f"{await described(made)} arguments {zlib.crc32(' '.join(left).encode()):x}", True
     except Exception as error:  # noqa: BLE001  # any refusal is an outcome
         return f"{type(error).__name__}: {error}"[:200], False
 
@@ -120,7 +119,7 @@ async def described(made: Any) -> str:
         return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
     if isinstance(made, (list, tuple)):
         return "[" + " ".join([await described(one) for one in made]) + "]"
-    return repr(made)[:80]
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(made))[:80]
 
 
 def functions(rooms: Sequence[str]) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -129,7 +128,8 @@ def functions(rooms: Sequence[str]) -> Iterator[tuple[str, Callable[..., Any]]]:
         module = getattr(ta, room)
         for name in sorted(dir(module)):
             function = getattr(module, name)
-            if not name.startswith("_") and callable(function) and not inspect.isclass(function):
+            is_type = inspect.isclass(function) or type(function).__module__ == "typing"
+            if not name.startswith("_") and callable(function) and not is_type:
                 yield f"{room}.{name}", function
 
 
