@@ -57,9 +57,8 @@ _POLYNOMIAL = "s = x * 0\nfor k in range(16):\n    s = s * x + k\n"
 _CONVOLUTION = "y = sum(x[i(0) + a, i(1) + b] * w[a, b] for a in range(5) for b in range(5))"
 # Gradients by rules: each choice is a `where` with a zero.
 _HARDSWISH = "t = x + 3; m = maximum(t, 0); g6 = where(m < 6, g * x / 6, 0); y = g * minimum(m, 6) / 6 + where(t > 0, g6, 0)"
-_LEAKY = "y = where(x >= 0, g, 0) + 0.01 * where(x >= 0, 0, g)"
-_PRELU = "y = where(x >= 0, g, 0) + a * where(x >= 0, 0, g)"
-_HUBER = "d = x - z; y = g * minimum(maximum(d, -0.8), 0.8)"
+_LEAKY = "y = where(x >= 0, g, 0) + a * where(x >= 0, 0, g)"
+_BOUNDED = "d = x - z; y = g * minimum(maximum(d, -delta), delta)"
 
 
 @attrs.define(eq=False)
@@ -113,9 +112,12 @@ async def cases(device: ta.Device) -> AsyncIterator[tuple[str, Ask]]:
     yield "clamp", lambda: jit.elementwise("maximum(minimum(x, 1), -1)")(g)
     yield "choice", lambda: jit.elementwise("where(x > 0, sqrt(x), x * y)")(g, x)
     yield "hardswish-derived", lambda: jit.elementwise(_HARDSWISH, inputs=["g", "x"], outputs=["y"])(g, x)
-    yield "leaky-relu-derived", lambda: jit.elementwise(_LEAKY, inputs=["g", "x"], outputs=["y"])(g, x)
-    yield "prelu-derived", lambda: jit.elementwise(_PRELU, inputs=["g", "x", "a"], outputs=["y"])(g, x, z)
-    yield "huber-grad", lambda: jit.elementwise(_HUBER, inputs=["g", "x", "z"], outputs=["y"])(g, x, z)
+    yield "leaky-relu-derived", lambda: jit.elementwise(_LEAKY, inputs=["g", "x", "a"], outputs=["y"])(g, x, 0.01)
+    yield "prelu-derived", lambda: jit.elementwise(_LEAKY, inputs=["g", "x", "a"], outputs=["y"])(g, x, z)
+    bounded = jit.elementwise(_BOUNDED, inputs=["g", "x", "z", "delta"], outputs=["y"])
+    yield "bounded-difference", lambda: bounded(g, x, z, 0.8)
+    yield "huber-loss-grad", lambda: ta.nn.huber_loss_grad(g, x, z, delta=0.8, reduction="none")
+    yield "leaky-relu-grad", lambda: ta.nn.leaky_relu_grad(g, x, 0.01)
 
 
 def _run(entry: Any, taken: Taken, runs: int) -> float:
@@ -189,5 +191,5 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path, help="where the C++ sources are written")
     parser.add_argument("names", nargs="*", metavar="NAME", help="rows; all by default")
     parser.add_argument("--beside", type=Path, metavar="BEFORE", help="a folder of another version's sources")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     trio.run(main, given.folder, given.beside, given.names)

@@ -192,7 +192,7 @@ def main() -> None:
     parser.add_argument("--compiled", choices=("auto", "never", "always"), help="whether expressions are compiled")
     parser.add_argument("--texts", action="store_true", help="store the generated sources of expressions")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"), help="compare two recordings")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     if given.compare:
         sys.exit(compare(*given.compare))
     if given.folder is None:
