@@ -163,7 +163,9 @@ def _pooled(device: ta.Device, dtype: str) -> Any:
 
 
 async def _attended(device: ta.Device, dtype: str) -> Any:
-    return await device.put(np.array([[[1.0, 1.5], [1.25, 2.0]]], "float64" if dtype == "float64" else "float32"))
+    return await device.put(
+        np.array([[[1.0, 1.5], [1.25, 2.0]]], "float64" if dtype == "float64" else "float32")
+    )
 
 
 def _signs(device: ta.Device, dtype: str) -> Any:
@@ -183,7 +185,9 @@ def _lengths(device: ta.Device, dtype: str) -> Any:
 
 
 async def _spline(device: ta.Device, dtype: str) -> Any:
-    return await ta.signal.cubic_spline(np.arange(6.0), await Drawn((6, 8), is_regular=True).put(device, dtype, "plain", 2))
+    return await ta.signal.cubic_spline(
+        np.arange(6.0), await Drawn((6, 8), is_regular=True).put(device, dtype, "plain", 2)
+    )
 
 
 _DEVICE = Computed(lambda device, dtype: device)

@@ -112,7 +112,10 @@ async def cases(device: ta.Device) -> AsyncIterator[tuple[str, Ask]]:
     yield "clamp", lambda: jit.elementwise("maximum(minimum(x, 1), -1)")(g)
     yield "choice", lambda: jit.elementwise("where(x > 0, sqrt(x), x * y)")(g, x)
     yield "hardswish-derived", lambda: jit.elementwise(_HARDSWISH, inputs=["g", "x"], outputs=["y"])(g, x)
-    yield "leaky-relu-derived", lambda: jit.elementwise(_LEAKY, inputs=["g", "x", "a"], outputs=["y"])(g, x, 0.01)
+    yield (
+        "leaky-relu-derived",
+        lambda: jit.elementwise(_LEAKY, inputs=["g", "x", "a"], outputs=["y"])(g, x, 0.01),
+    )
     yield "prelu-derived", lambda: jit.elementwise(_LEAKY, inputs=["g", "x", "a"], outputs=["y"])(g, x, z)
     bounded = jit.elementwise(_BOUNDED, inputs=["g", "x", "z", "delta"], outputs=["y"])
     yield "bounded-difference", lambda: bounded(g, x, z, 0.8)

@@ -63,7 +63,13 @@ class Recording:
     texts: dict[str, list[str]] = attrs.field(factory=dict[str, list[str]])
 
     async def add(
-        self, name: str, function: Callable[..., Any], device: ta.Device, texts: RecordedTexts | None, *, quick: bool
+        self,
+        name: str,
+        function: Callable[..., Any],
+        device: ta.Device,
+        texts: RecordedTexts | None,
+        *,
+        quick: bool,
     ) -> None:
         """Call a function with each dtype and layout."""
         found = await self._find(name, function, device)
@@ -92,7 +98,9 @@ class Recording:
 
     def write(self, folder: Path) -> None:
         """Write it to a folder."""
-        (folder / "results.json").write_text(json.dumps(attrs.asdict(self), indent=0, sort_keys=True), encoding="utf-8")
+        (folder / "results.json").write_text(
+            json.dumps(attrs.asdict(self), indent=0, sort_keys=True), encoding="utf-8"
+        )
 
 
 async def outcome(
@@ -168,30 +176,48 @@ def compare(before: Path, after: Path) -> bool:
             if pair[0] != pair[1]
         }
         for pair in sorted(pairs)[:_MAX_DIFFERENCES]:
-            texts = [(each / "texts" / name).read_text(encoding="utf-8") for each, name in zip((before, after), pair)]
-            print(*difflib.unified_diff(*[text.splitlines() for text in texts], *pair, lineterm="", n=1), sep="\n")
+            texts = [
+                (each / "texts" / name).read_text(encoding="utf-8")
+                for each, name in zip((before, after), pair)
+            ]
+            print(
+                *difflib.unified_diff(*[text.splitlines() for text in texts], *pair, lineterm="", n=1),
+                sep="\n",
+            )
     return bool(different)
 
 
 def _print_differences(what: str, before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     different = [key for key in before if before[key] != after.get(key)]
     lost = sum(key not in after for key in before)
-    print(f"{what}: {len(before)} before, {len(after)} after; {lost} are lost, {len(different) - lost} changed")
+    print(
+        f"{what}: {len(before)} before, {len(after)} after; {lost} are lost, {len(different) - lost} changed"
+    )
     for name, count in Counter(key.split("|")[0] for key in different).most_common(_MAX_DIFFERENCES):
         key = next(key for key in different if key.split("|")[0] == name)
-        print(f"  {name}: {count}, such as {key}: {str(before[key])[:90]} -> {str(after.get(key, 'lost'))[:90]}")
+        print(
+            f"  {name}: {count}, such as {key}: {str(before[key])[:90]} -> {str(after.get(key, 'lost'))[:90]}"
+        )
     return different
 
 
 def main() -> None:
     """Record or compare."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.record_functions", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.record_functions", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("folder", nargs="?", type=Path, help="where the recording is written")
-    parser.add_argument("rooms", nargs="*", metavar="ROOM", choices=[[], *ROOMS], help=f"of {', '.join(ROOMS)}")
+    parser.add_argument(
+        "rooms", nargs="*", metavar="ROOM", choices=[[], *ROOMS], help=f"of {', '.join(ROOMS)}"
+    )
     parser.add_argument("--quick", action="store_true", help="take three dtypes and two layouts")
-    parser.add_argument("--compiled", choices=("auto", "never", "always"), help="whether expressions are compiled")
+    parser.add_argument(
+        "--compiled", choices=("auto", "never", "always"), help="whether expressions are compiled"
+    )
     parser.add_argument("--texts", action="store_true", help="store the generated sources of expressions")
-    parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"), help="compare two recordings")
+    parser.add_argument(
+        "--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"), help="compare two recordings"
+    )
     given = parser.parse_intermixed_args()
     if given.compare:
         sys.exit(compare(*given.compare))

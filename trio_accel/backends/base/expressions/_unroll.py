@@ -6,7 +6,7 @@ constant here, so that `x[(i(0) + k) % n]` is read in order, and steps that two 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
@@ -18,7 +18,10 @@ __all__ = ["unrolled"]
 _MAX_ITERATIONS = 32
 # A compiler takes longer than a second for more.
 _MAX_STEPS = 500
-_FOLDED = {"add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__}
+# Bounds that depend on the index of another loop are made of these.
+_FOLDED: Mapping[str, Callable[..., int]] = {
+    "add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__, "cast": int,
+}  # fmt: skip
 _OF_LOOPS = ("carried", "break", "result")
 
 
@@ -56,7 +59,9 @@ class _Unroller:
             step = self._old[number]
             if step.function == "loop":
                 number = self._loop(number, int(step.value.real))
-            elif step.function == "carried" or (step.function == "result" and step.steps[1] not in self.numbers):
+            elif step.function == "carried" or (
+                step.function == "result" and step.steps[1] not in self.numbers
+            ):
                 # A loop that stays makes a step of it.
                 self.numbers[number] = self.numbers[step.steps[0]]
             else:
@@ -115,10 +120,11 @@ class _Unroller:
         if moved.function in _OF_LOOPS:
             return self._new(moved)
         given = [self.steps[each] for each in moved.steps]
-        if moved.dtype is DType.int64 and moved.function in _FOLDED and all(each.function == "constant" for each in given):
-            value = _FOLDED[moved.function](*(int(each.value.real) for each in given))
-            if -1 << 63 <= value < 1 << 63:
-                moved = Step("constant", DType.int64, (), value)
+        if moved.function in _FOLDED and all(map(_is_integer, (moved, *given))):
+            if all(each.function == "constant" for each in given):
+                value = _FOLDED[moved.function](*(int(each.value.real) for each in given))
+                if -1 << 63 <= value < 1 << 63:
+                    moved = Step("constant", DType.int64, (), value)
         # Zeros of both signs are different values.
         key = moved.function, moved.dtype, moved.steps, repr(moved.value)
         if key not in self._found:
@@ -128,6 +134,10 @@ class _Unroller:
     def _new(self, step: Step) -> int:
         self.steps.append(step)
         return len(self.steps) - 1
+
+
+def _is_integer(step: Step) -> bool:
+    return step.dtype is DType.int64
 
 
 def unrolled(expression: TypedExpression) -> TypedExpression:
