@@ -1,4 +1,4 @@
-"""Arguments for every public function: found by the names and annotations of its parameters, or from a table."""
+"""Arguments for every public function, found by names and annotations of its parameters or from a table."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Drawn:
 
     Attributes:
         shape: Its shape.
-        kind: ``"values"`` of the dtype and the layout under test, ``"integers"`` of 0 and 1 in int64, or a ``"mask"``.
+        kind: ``"values"`` of the dtype and the layout under test, ``"integers"``, which are 0 and 1 in int64,
+            or a ``"mask"``.
         is_regular: Whether it holds no special values, such as NaN.
         is_on_host: Whether the function takes a NumPy array.
     """
@@ -95,7 +96,7 @@ class Computed:
 
 @attrs.frozen
 class Arguments:
-    """The arguments of a call: `Drawn` and `Computed` ones, lists and tuples of these, and values as they are.
+    """The arguments of a call: `Drawn` and `Computed` ones, lists and tuples of these, and other values.
 
     Attributes:
         positional: The positional ones.
@@ -168,6 +169,18 @@ async def _attended(device: ta.Device, dtype: str) -> Any:
     )
 
 
+def _pivots(device: ta.Device, dtype: str) -> Any:
+    return device.put(np.array([1, 1, 2, 5, 4, 5], "int32"))
+
+
+def _offsets(device: ta.Device, dtype: str) -> Any:
+    return device.put(np.array([0, 2, 2, 6]))
+
+
+def _generator(device: ta.Device, dtype: str) -> Any:
+    return ta.random.Generator(device, seed=1)
+
+
 def _signs(device: ta.Device, dtype: str) -> Any:
     return device.put(np.arange(96, dtype="uint8").reshape(6, 16))
 
@@ -195,9 +208,12 @@ _DTYPE = Computed(lambda device, dtype: dtype)
 
 _PAIR = call(1.0, x(6, 8), x(6, 8))
 OWN: Mapping[str, Arguments] = {
-    **{f"nn.{name}_grad": _PAIR for name in (
-        "l1_loss mse_loss huber_loss smooth_l1_loss kl_div binary_cross_entropy soft_margin_loss "
-        "poisson_nll_loss hinge_embedding_loss binary_cross_entropy_with_logits").split()},
+    **dict.fromkeys([
+        "nn.l1_loss_grad", "nn.mse_loss_grad", "nn.huber_loss_grad", "nn.smooth_l1_loss_grad",
+        "nn.kl_div_grad", "nn.binary_cross_entropy_grad", "nn.soft_margin_loss_grad",
+        "nn.poisson_nll_loss_grad", "nn.hinge_embedding_loss_grad",
+        "nn.binary_cross_entropy_with_logits_grad",
+    ], _PAIR),
     "nn.gaussian_nll_loss_grad": call(1.0, x(6, 8), x(6, 8), x(6, 8)),
     "nn.margin_ranking_loss_grad": call(1.0, x(6, 8), x(6, 8), x(6, 8)),
     "nn.cross_entropy": call(x(6, 8), whole(6)),
@@ -224,7 +240,9 @@ OWN: Mapping[str, Arguments] = {
     "ndimage.rank_filter": call(x(6, 8), 2, size=3),
     "ndimage.map_coordinates": call(x(6, 8), x(2, 5)),
     "ndimage.affine_transform": call(x(6, 8), np.array([[1.0, 0.25], [-0.5, 1.0]])),
-    **{f"arrays.{name}": call(x(6, 8), 0.5) for name in "quantile percentile nanquantile nanpercentile".split()},
+    **dict.fromkeys([
+        "arrays.quantile", "arrays.percentile", "arrays.nanquantile", "arrays.nanpercentile",
+    ], call(x(6, 8), 0.5)),
     "arrays.squeeze": call(x(6, 1, 8), axis=1),
     "arrays.repeat": call(x(6, 8), 2, axis=1),
     "arrays.broadcast_to": call(x(6, 8), (2, 6, 8)),
@@ -236,7 +254,7 @@ OWN: Mapping[str, Arguments] = {
     "linalg.trmv": call(x(6, 6), x(6)),
     "linalg.trsv": call(x(6, 6), x(6)),
     "linalg.cho_solve": call((x(6, 6), True), x(6, 3)),
-    "linalg.lu_solve": call((x(6, 6), Computed(lambda device, dtype: device.put(np.array([1, 1, 2, 5, 4, 5], "int32")))), x(6, 3)),
+    "linalg.lu_solve": call((x(6, 6), Computed(_pivots)), x(6, 3)),
     "linalg.solve_banded": call((1, 1), x(3, 8), x(8)),
     "linalg.solveh_banded": call(Computed(_banded), x(8)),
     "linalg.fused_matmul_grad": call(x(6, 8), x(8, 4), Computed(_signs), "relu"),
@@ -258,15 +276,16 @@ OWN: Mapping[str, Arguments] = {
     "arrays.tri": call(_DEVICE, 3, 5, dtype=_DTYPE),
     "arrays.zeros": call(_DEVICE, (3, 4), dtype=_DTYPE),
     "arrays.scan": call("a + b", x(6, 8), axis=1),
-    "arrays.segmented_reduce": call(x(6), Computed(lambda device, dtype: device.put(np.array([0, 2, 2, 6])))),
+    "arrays.segmented_reduce": call(x(6), Computed(_offsets)),
     "arrays.select": call([Drawn((6, 8), "mask"), Drawn((6, 8), "mask")], [x(6, 8), x(6, 8)]),
     "fft.fftfreq": call(_DEVICE, 9, dtype=_DTYPE),
     "fft.rfftfreq": call(_DEVICE, 9, dtype=_DTYPE),
     "fft.fused": Arguments((ta.fft.fft, "x * 2", "y + 1"), following=call(x(4, 8))),
     "nn.conv_transpose3d": call(x(2, 4, 3, 3, 3), x(4, 3, 2, 2, 2)),
-    "nn.dropout": call(x(6, 8), generator=Computed(lambda device, dtype: ta.random.Generator(device, seed=1))),
+    "nn.dropout": call(x(6, 8), generator=Computed(_generator)),
     "nn.max_pool_grad": call(x(1, 1, 4), Computed(_pooled), (1, 1, 8)),
-    "nn.paged_attention": call(x(2, 4, 3, 8), x(4, 2, 4, 8), x(4, 2, 4, 8), Computed(_table), Computed(_lengths)),
+    "nn.paged_attention": call(
+        x(2, 4, 3, 8), x(4, 2, 4, 8), x(4, 2, 4, 8), Computed(_table), Computed(_lengths)),
     "nn.scaled_dot_product_attention_grad": call(
         x(1, 2, 2, 8), x(1, 2, 2, 8), x(1, 2, 2, 8), x(1, 2, 2, 8), x(1, 2, 2, 8), Computed(_attended)),
 }  # fmt: skip

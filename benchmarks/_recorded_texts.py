@@ -1,7 +1,7 @@
 """The generated sources of expressions, kept while a recording runs.
 
-A source is stored once, without the language that it begins with: `heads` has these. So two recordings differ in
-the sources of an expression only where its own lines differ.
+A source is stored once, without the language that it begins with, which `heads` has. So the sources of two
+recordings differ only where an expression's own lines differ.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Processor time of compiled expressions: `python -m benchmarks.expression_kernels FOLDER [--beside BEFORE] [NAME...]`.
+"""Processor time of compiled expressions, beside another version.
 
-Each row is one kernel in one thread: milliseconds of processor time, the least of 24 runs. The folder gets the C++ source
-of each. With `--beside`, the sources of another version run in turn with these in the same process, on the same arrays,
-and their results are compared bit for bit.
+    python -m benchmarks.expression_kernels FOLDER [NAME...] [--beside BEFORE]
+
+Each row is one kernel in one thread: milliseconds of processor time, the least of 24 runs. The folder gets
+the C++ source of each. With `--beside`, the sources of another version run in turn with these in the same
+process, on the same arrays, and their results are compared bit for bit.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import argparse
 import math
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -38,7 +40,8 @@ _BOLTZMANN = "\n".join([
     "u = (" + " + ".join(f"{dx} * f{k}" for k, (dx, _) in enumerate(_STEPS) if dx) + ") / rho",
     "v = (" + " + ".join(f"{dy} * f{k}" for k, (_, dy) in enumerate(_STEPS) if dy) + ") / rho",
     *[f"c{k} = {dx} * u + {dy} * v\n"
-      f"o{k} = f{k} + omega * (rho * {w!r} * (1 + 3 * c{k} + 4.5 * c{k} * c{k} - 1.5 * (u * u + v * v)) - f{k})"
+      f"e{k} = rho * {w!r} * (1 + 3 * c{k} + 4.5 * c{k} * c{k} - 1.5 * (u * u + v * v))\n"
+      f"o{k} = f{k} + omega * (e{k} - f{k})"
       for k, ((dx, dy), w) in enumerate(zip(_STEPS, _WEIGHTS, strict=True))],
 ])  # fmt: skip
 _BREAK = """
@@ -56,7 +59,10 @@ _STENCIL = "0.25 * (x[i(0) - 1, i(1)] + x[i(0) + 1, i(1)] + x[i(0), i(1) - 1] + 
 _POLYNOMIAL = "s = x * 0\nfor k in range(16):\n    s = s * x + k\n"
 _CONVOLUTION = "y = sum(x[i(0) + a, i(1) + b] * w[a, b] for a in range(5) for b in range(5))"
 # Gradients by rules: each choice is a `where` with a zero.
-_HARDSWISH = "t = x + 3; m = maximum(t, 0); g6 = where(m < 6, g * x / 6, 0); y = g * minimum(m, 6) / 6 + where(t > 0, g6, 0)"
+_HARDSWISH = """
+t = x + 3; m = maximum(t, 0)
+y = g * minimum(m, 6) / 6 + where(t > 0, where(m < 6, g * x / 6, 0), 0)
+"""
 _LEAKY = "y = where(x >= 0, g, 0) + a * where(x >= 0, 0, g)"
 _BOUNDED = "d = x - z; y = g * minimum(maximum(d, -delta), delta)"
 
@@ -83,7 +89,6 @@ async def cases(device: ta.Device) -> AsyncIterator[tuple[str, Ask]]:
     flow = await device.put(rng.random((9, 256, 256)) + 1)
     index, one = await device.put(rng.integers(0, 5000, 10**6)), await put(10**6)
     grid = [await device.put(v) for v in np.meshgrid(np.linspace(-2, 1, 300), np.linspace(-1.2, 1.2, 300))]
-    g, x, z = [await put(200_000, dtype="float32") for _ in range(3)]
     kernel = await put(5, 5)
     yield "elements", lambda: jit.elementwise("sqrt(x * x + y * y) * z + 1")(a, b, c)
     yield "transposed", lambda: jit.elementwise("x * 2.5 + y")(square.T, square[:, ::-1])
@@ -109,6 +114,12 @@ async def cases(device: ta.Device) -> AsyncIterator[tuple[str, Ask]]:
     wide = jit.elementwise(_CONVOLUTION, inputs=["x", "w"], outputs=["y"])
     yield "convolution-range", lambda: wide(a, kernel, shape=(996, 996))
     yield "polynomial-range", lambda: jit.elementwise(_POLYNOMIAL, inputs=["x"], outputs=["s"])(a)
+    for name, ask in choices(*[await put(200_000, dtype="float32") for _ in range(3)]):
+        yield name, ask
+
+
+def choices(g: ta.AccelRef, x: ta.AccelRef, z: ta.AccelRef) -> Iterator[tuple[str, Ask]]:
+    """Return expressions that choose by conditions."""
     yield "clamp", lambda: jit.elementwise("maximum(minimum(x, 1), -1)")(g)
     yield "choice", lambda: jit.elementwise("where(x > 0, sqrt(x), x * y)")(g, x)
     yield "hardswish-derived", lambda: jit.elementwise(_HARDSWISH, inputs=["g", "x"], outputs=["y"])(g, x)
@@ -171,7 +182,6 @@ async def measure(name: str, ask: Ask, taken: Taken, folder: Path, beside: Path 
 async def main(folder: Path, beside: Path | None, names: Sequence[str]) -> None:
     """Print a row for each expression."""
     os.environ["TRIO_ACCEL_CPU_COMPILED"] = "always"
-    folder.mkdir(parents=True, exist_ok=True)
     taken, run, ratios = Taken(), _plans.Plan.run, list[float]()
 
     def observed(plan: _plans.Plan, entry: Any, data: bytes, *, is_split: bool = True) -> bool:
@@ -195,4 +205,5 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*", metavar="NAME", help="rows; all by default")
     parser.add_argument("--beside", type=Path, metavar="BEFORE", help="a folder of another version's sources")
     given = parser.parse_intermixed_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
     trio.run(main, given.folder, given.beside, given.names)

@@ -3,10 +3,10 @@
     python -m benchmarks.record_functions FOLDER [ROOM...] [--quick] [--compiled never|always] [--texts]
     python -m benchmarks.record_functions --compare BEFORE AFTER
 
-Each function is called with 10 dtypes and 4 layouts; `--quick` takes 3 and 2 of them. `results.json` in the folder has
-dtypes, shapes and hashes of bits (any NaN is one NaN), or type and text of an error. `--texts` stores the generated
-C++ and CUDA sources of expressions, too. Bits hold for one machine, because functions of our own have other bits where
-the processor has no fused multiplication.
+Each function is called with 10 dtypes and 4 layouts; `--quick` takes 3 and 2 of them. `results.json` in the
+folder has dtypes, shapes and hashes of bits (any NaN is one NaN), or type and text of an error. `--texts`
+stores the generated C++ and CUDA sources of expressions, too. Bits hold for one machine, because functions of
+our own have other bits where the processor has no fused multiplication.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ async def described(made: Any) -> str:
         if array.dtype.kind not in "biu":
             array = array.copy()
             parts = array.view(array.real.dtype) if array.dtype.kind == "c" else array
-            parts[parts != parts] = np.nan
+            parts[np.isnan(parts.astype(float))] = np.nan
         return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
     if isinstance(made, (list, tuple)):
         return "[" + " ".join([await described(one) for one in made]) + "]"
@@ -145,7 +145,6 @@ async def record(folder: Path, rooms: Sequence[str], *, quick: bool, texts: bool
     """Call all functions, and write the recording."""
     recording, start = Recording(), time.perf_counter()
     options = ta.DeviceOptions(isolation="inline")
-    folder.mkdir(parents=True, exist_ok=True)
     _plans.forget()
     with recorded_texts(folder) if texts else nullcontext() as stored:
         async with ta.open_system("record") as system, system.open_device("cpu:0", options=options) as device:
@@ -155,8 +154,9 @@ async def record(folder: Path, rooms: Sequence[str], *, quick: bool, texts: bool
     results = recording.results.values()
     refusals = sum("Error:" in told for told in results)
     print(
-        f"{len(recording.arguments)} functions, {len(results)} calls ({len(results) - refusals} results, {refusals} "
-        f"refusals), {len(recording.skipped)} functions left out, {time.perf_counter() - start:.0f} s"
+        f"{len(recording.arguments)} functions, {len(results)} calls ({len(results) - refusals} results, "
+        f"{refusals} refusals), {len(recording.skipped)} functions left out, "
+        f"{time.perf_counter() - start:.0f} s"
     )
     for name, reason in sorted(recording.skipped.items()):
         print(f"  left out: {name}: {reason}")
@@ -178,7 +178,7 @@ def compare(before: Path, after: Path) -> bool:
         for pair in sorted(pairs)[:_MAX_DIFFERENCES]:
             texts = [
                 (each / "texts" / name).read_text(encoding="utf-8")
-                for each, name in zip((before, after), pair)
+                for each, name in zip((before, after), pair, strict=True)
             ]
             print(
                 *difflib.unified_diff(*[text.splitlines() for text in texts], *pair, lineterm="", n=1),
@@ -226,6 +226,7 @@ def main() -> None:
     if given.compiled:
         os.environ["TRIO_ACCEL_CPU_COMPILED"] = given.compiled
     warnings.filterwarnings("ignore")
+    given.folder.mkdir(parents=True, exist_ok=True)
     trio.run(lambda: record(given.folder, given.rooms or ROOMS, quick=given.quick, texts=given.texts))
 
 

@@ -71,7 +71,8 @@ async def test_a_choice_leaves_a_loop_of_vectors(
     assert kept[-1].text is not None
     text = kept[-1].text()
     _, told = compiled(text, tmp_path, "-fopt-info-vec-optimized")
-    line = next(n for n, each in enumerate(text.splitlines(), 1) if "for (i64 k = first; k < end; k++)" in each)
+    loop = "for (i64 k = first; k < end; k++)"
+    line = next(n for n, each in enumerate(text.splitlines(), 1) if loop in each)
     assert re.search(rf"made\.cpp:{line}:\d+: optimized: loop vectorized", told), told[-2000:]
 
 

@@ -41,8 +41,10 @@ LOOPS = {
     "around one with a break": (
         "s = x\nfor a in range(3):\n    for b in range(3):\n        if s > 4: break\n        s = s + a", 2),
     "around one that is long": ("s = sum(x * a + b for a in range(32) for b in range(32))", 1),
-    "of many steps": ("s = x\nfor k in range(32):\n" + "\n".join(f"    s = s * {n}.5 + x" for n in range(20)), 1),
-    "behind another one": (f"{SUM.format(6)}\nfor k in range(n):\n    s = s + k\nfor k in range(2):\n    s = s * k", 1),
+    "of many steps": (
+        "s = x\nfor k in range(32):\n" + "\n".join(f"    s = s * {n}.5 + x" for n in range(20)), 1),
+    "behind another one": (
+        f"{SUM.format(6)}\nfor k in range(n):\n    s = s + k\nfor k in range(2):\n    s = s * k", 1),
     "that swaps": ("s = x\nt = x + 1\nfor k in range(3):\n    u = s\n    s = t\n    t = u * 2", 0),
 }  # fmt: skip
 
@@ -96,8 +98,10 @@ def test_iterations_share_what_is_equal() -> None:
 async def test_values_are_those_of_python(device: ta.Device, name: str) -> None:
     text, _ = LOOPS[name]
     x = np.array([0.25, -1.5, 3.0, 0.0])
-    function = ta.jit.elementwise(text, inputs=("x", "n"), outputs=("s",))
-    (made,) = await device.ask(function.compute(await device.put(x), 3))
+    names = parse(text, None, ("s",)).inputs
+    function = ta.jit.elementwise(text, inputs=names, outputs=("s",))
+    given = {"x": await device.put(x), "n": 3}
+    (made,) = await device.ask(function.compute(*[given[name] for name in names]))
     want = by_python(text, {"x": x, "n": 3}, ("s",))
     np.testing.assert_array_equal(await made.to_host(), [value for (value,) in want], err_msg=text)
 
@@ -150,10 +154,11 @@ async def test_random_loops(body: list[str], seed: int) -> None:
     text = "\n".join(["s = x * 1.0", "t = x - 1", *body, "r = s - t"])
     draw = np.random.default_rng(seed)
     x, z, m = draw.normal(size=7), draw.normal(size=5), draw.integers(-1, 3, 7)
-    function = ta.jit.elementwise(text, inputs=("x", "m", "n", "z"), outputs=("r", "s"))
+    names = parse(text, None, ("r", "s")).inputs
+    function = ta.jit.elementwise(text, inputs=names, outputs=("r", "s"))
     async with ta.open_system("loops") as system, system.open_device(BACKEND, options=INLINE) as device:
-        given = [await device.put(each) for each in (x, m)]
-        made = await device.ask(function.compute(*given, 2, await device.put(z)))
+        given = {"n": 2} | {name: await device.put(each) for name, each in (("x", x), ("m", m), ("z", z))}
+        made = await device.ask(function.compute(*[given[name] for name in names]))
         got = [await each.to_host() for each in made]
     want = by_python(text, {"x": x, "m": m, "n": 2}, ("r", "s"), loaded={"z": z})
     for number, each in enumerate(got):

@@ -1,7 +1,7 @@
 """Loops of few iterations, written out (D187).
 
-A compiler makes vectors of a row of elements only if its loop holds no other loop. An index that a range makes is a
-constant here, so that `x[(i(0) + k) % n]` is read in order, and steps that two iterations share are made once.
+A C++ compiler makes vectors of the loop over elements only if no other loop is inside. The index of a loop
+becomes a constant, so that ``x[(i(0) + k) % n]`` is read in order. Equal steps of iterations are made once.
 """
 
 from __future__ import annotations
@@ -120,11 +120,11 @@ class _Unroller:
         if moved.function in _OF_LOOPS:
             return self._new(moved)
         given = [self.steps[each] for each in moved.steps]
-        if moved.function in _FOLDED and all(map(_is_integer, (moved, *given))):
-            if all(each.function == "constant" for each in given):
-                value = _FOLDED[moved.function](*(int(each.value.real) for each in given))
-                if -1 << 63 <= value < 1 << 63:
-                    moved = Step("constant", DType.int64, (), value)
+        is_integer = all(each.dtype is DType.int64 for each in (moved, *given))
+        if moved.function in _FOLDED and is_integer and all(each.function == "constant" for each in given):
+            value = _FOLDED[moved.function](*(int(each.value.real) for each in given))
+            if -1 << 63 <= value < 1 << 63:
+                moved = Step("constant", DType.int64, (), value)
         # Zeros of both signs are different values.
         key = moved.function, moved.dtype, moved.steps, repr(moved.value)
         if key not in self._found:
@@ -134,10 +134,6 @@ class _Unroller:
     def _new(self, step: Step) -> int:
         self.steps.append(step)
         return len(self.steps) - 1
-
-
-def _is_integer(step: Step) -> bool:
-    return step.dtype is DType.int64
 
 
 def unrolled(expression: TypedExpression) -> TypedExpression:
