@@ -198,9 +198,8 @@ def _lengths(device: ta.Device, dtype: str) -> Any:
 
 
 async def _spline(device: ta.Device, dtype: str) -> Any:
-    return await ta.signal.cubic_spline(
-        np.arange(6.0), await Drawn((6, 8), is_regular=True).put(device, dtype, "plain", 2)
-    )
+    values = Drawn((6, 8), is_regular=True).make(dtype, 2)
+    return await ta.signal.cubic_spline(np.arange(6.0), await device.put(values))
 
 
 _DEVICE = Computed(lambda device, dtype: device)

@@ -52,13 +52,15 @@ class RecordedTexts:
             The name of its file.
         """
         before, _, own = text.rpartition(head)
-        for folder, part in ("heads", before + head), ("texts", own):
-            name = f"{hashlib.sha256(part.encode()).hexdigest()[:16]}{suffix}"
-            path = self.folder / folder / name
-            if not path.exists():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(part, encoding="utf-8")
-        return name
+        self._write("heads", suffix, before + head)
+        return self._write("texts", suffix, own)
+
+    def _write(self, folder: str, suffix: str, text: str) -> str:
+        path = self.folder / folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}{suffix}"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        return path.name
 
     def add(self, spec: Any) -> None:
         """Store the sources of an operation: for GPUs, and for the processor where it is compiled."""

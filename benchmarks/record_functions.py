@@ -170,20 +170,17 @@ def compare(before: Path, after: Path) -> bool:
     if one["texts"] and other["texts"]:
         changed = _print_differences("sources", one["texts"], other["texts"])
         pairs = {
-            pair
+            (old, new)
             for key in changed
-            for pair in zip(one["texts"][key], other["texts"].get(key, ()), strict=False)
-            if pair[0] != pair[1]
+            for old, new in zip(one["texts"][key], other["texts"].get(key, ()), strict=False)
+            if old != new
         }
-        for pair in sorted(pairs)[:_MAX_DIFFERENCES]:
+        for old, new in sorted(pairs)[:_MAX_DIFFERENCES]:
             texts = [
-                (each / "texts" / name).read_text(encoding="utf-8")
-                for each, name in zip((before, after), pair, strict=True)
+                (folder / "texts" / name).read_text(encoding="utf-8").splitlines()
+                for folder, name in ((before, old), (after, new))
             ]
-            print(
-                *difflib.unified_diff(*[text.splitlines() for text in texts], *pair, lineterm="", n=1),
-                sep="\n",
-            )
+            print(*difflib.unified_diff(texts[0], texts[1], old, new, lineterm="", n=1), sep="\n")
     return bool(different)
 
 

@@ -11,13 +11,18 @@ from collections.abc import Callable, Mapping, Sequence
 import attrs
 
 from ..contract.dtypes import DType
+from ._expression import FUNCTIONS
 from ._typing import Step, TypedExpression
 
 __all__ = ["unrolled"]
 
 _MAX_ITERATIONS = 32
-# A compiler takes longer than a second for more.
-_MAX_STEPS = 500
+# A compiler takes about a second for so many steps. A function that is inlined takes as long as several.
+_MAX_STEPS, _STEPS_OF_FUNCTION = 500, 10
+_SHORT = ("sqrt", "fabs", "copysign", "signbit", "rint", "reciprocal")
+_FUNCTIONS = {each.name for each in FUNCTIONS.values() if "int" not in each.kinds}.difference(_SHORT) | {
+    "power"
+}
 # Bounds that depend on the index of another loop are made of these.
 _FOLDED: Mapping[str, Callable[..., int]] = {
     "add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__, "cast": int,
@@ -46,6 +51,7 @@ class _Unroller:
         self.numbers: dict[int, int] = {}
         # The step that a function of certain steps has, within the loops that stay.
         self._found: dict[object, int] = {}
+        self._cost = 0
         self._is_unrolling = False
 
     def copy(self, numbers: range) -> None:
@@ -72,14 +78,14 @@ class _Unroller:
         if self._is_unrolling:
             self._write_out(number, end)
             return end
-        before = len(self.steps), dict(self.numbers), dict(self._found)
+        before = len(self.steps), self._cost, dict(self.numbers), dict(self._found)
         self._is_unrolling = True
         try:
             self._write_out(number, end)
         except _StaysError:
             self._is_unrolling = False
-            self.numbers, self._found = before[1:]
-            del self.steps[before[0] :]
+            count, self._cost, self.numbers, self._found = before
+            del self.steps[count:]
             self._keep(number, end)
         self._is_unrolling = False
         return end
@@ -95,7 +101,7 @@ class _Unroller:
         for index in indices:
             self.numbers[number] = self._add(Step("constant", DType.int64, (), index))
             self.copy(body)
-            if len(self.steps) > _MAX_STEPS:
+            if self._cost > _MAX_STEPS:
                 raise _StaysError
             values = [self.numbers[value] for value in self._old[end].steps[1:]]
             self.numbers.update(zip(opener.steps[2:], values, strict=True))
@@ -133,6 +139,7 @@ class _Unroller:
 
     def _new(self, step: Step) -> int:
         self.steps.append(step)
+        self._cost += _STEPS_OF_FUNCTION if step.function in _FUNCTIONS else 1
         return len(self.steps) - 1
 
 
