@@ -17,12 +17,11 @@ from ._typing import Step, TypedExpression
 __all__ = ["unrolled"]
 
 _MAX_ITERATIONS = 32
-# A compiler takes about a second for so many steps. A function that is inlined takes as long as several.
+# A compiler takes about a second for so many steps, and for an inlined function as long as for ten of them.
 _MAX_STEPS, _STEPS_OF_FUNCTION = 500, 10
-_SHORT = ("sqrt", "fabs", "copysign", "signbit", "rint", "reciprocal")
-_FUNCTIONS = {each.name for each in FUNCTIONS.values() if "int" not in each.kinds}.difference(_SHORT) | {
-    "power"
-}
+_INSTRUCTIONS = ("sqrt", "fabs", "copysign", "signbit", "rint", "reciprocal")
+_INLINED = {"power", *(each.name for each in FUNCTIONS.values() if "int" not in each.kinds)}
+_INLINED.difference_update(_INSTRUCTIONS)
 # Bounds that depend on the index of another loop are made of these.
 _FOLDED: Mapping[str, Callable[..., int]] = {
     "add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__, "cast": int,
@@ -49,7 +48,7 @@ class _Unroller:
         self._old = steps
         self.steps: list[Step] = []
         self.numbers: dict[int, int] = {}
-        # The step that a function of certain steps has, within the loops that stay.
+        # Numbers of the copies by function, dtype, operands and value, in the loops that are open and stay.
         self._found: dict[object, int] = {}
         self._cost = 0
         self._is_unrolling = False
@@ -139,7 +138,7 @@ class _Unroller:
 
     def _new(self, step: Step) -> int:
         self.steps.append(step)
-        self._cost += _STEPS_OF_FUNCTION if step.function in _FUNCTIONS else 1
+        self._cost += _STEPS_OF_FUNCTION if step.function in _INLINED else 1
         return len(self.steps) - 1
 
 
