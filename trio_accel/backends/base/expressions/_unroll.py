@@ -17,7 +17,7 @@ from ._typing import Step, TypedExpression
 __all__ = ["unrolled"]
 
 _MAX_ITERATIONS = 32
-# A compiler takes about a second for so many steps, and for an inlined function as long as for ten of them.
+# A compiler takes about a second for 500 steps, and as long for an inlined function as for ten steps.
 _MAX_STEPS, _STEPS_OF_FUNCTION = 500, 10
 _INSTRUCTIONS = ("sqrt", "fabs", "copysign", "signbit", "rint", "reciprocal")
 _INLINED = {"power", *(each.name for each in FUNCTIONS.values() if "int" not in each.kinds)}
@@ -48,7 +48,7 @@ class _Unroller:
         self._old = steps
         self.steps: list[Step] = []
         self.numbers: dict[int, int] = {}
-        # Numbers of the copies by function, dtype, operands and value, in the loops that are open and stay.
+        # Numbers of equal copies, by function, dtype, operands and value. A loop has entries of its own.
         self._found: dict[object, int] = {}
         self._cost = 0
         self._is_unrolling = False
@@ -143,7 +143,7 @@ class _Unroller:
 
 
 def unrolled(expression: TypedExpression) -> TypedExpression:
-    """Write out the loops of at most 32 iterations whose bounds are constants.
+    """Write out the loops of at most 32 iterations between constants.
 
     Loops with a `break` stay, and loops with more steps than a compiler takes in a second.
 
