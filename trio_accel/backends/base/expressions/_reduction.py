@@ -17,6 +17,7 @@ from ._evaluate import Overflow, evaluate
 from ._expression import Expression
 from ._parse import parse
 from ._typing import ArgumentType, TypedExpression, Weak, typed
+from ._unroll import unrolled
 
 __all__ = [
     "REDUCTIONS", "WIDER", "Reduction", "TypedReduction", "evaluate_reduction", "reduced_groups",
@@ -183,7 +184,7 @@ def typed_reduction(
     if reduction.combine is not None:
         combine = _combined(reduction.combine, chosen, is_chosen=dtype is not None)
         (reduced,) = (accumulator,) = combine.dtypes
-    mapped = typed(reduction.map, arguments, (reduced,))
+    mapped = unrolled(typed(reduction.map, arguments, (reduced,)))
     final = DType.int64 if reduction.is_index else reduced
     after = None
     if reduction.post is not None or result is not None:
