@@ -44,8 +44,8 @@ class Builder:
         read: Callable[[str, DType], int],
         *,
         is_apart: bool = False,
-    ) -> int:
-        """Copy the steps of an expression, and return its result.
+    ) -> list[int]:
+        """Copy the steps of an expression, and return their numbers in the program.
 
         Args:
             typed: The expression.
@@ -62,7 +62,7 @@ class Builder:
             make = self.append if depth or step.function in _OF_LOOPS else self.step
             depth += step.function == "loop"
             numbers.append(make(attrs.evolve(step, steps=tuple([numbers[each] for each in step.steps]))))
-        return numbers[typed.outputs[0]]
+        return numbers
 
     def count(self) -> int:
         """Make the number of elements that are reduced."""

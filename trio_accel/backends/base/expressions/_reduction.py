@@ -154,14 +154,16 @@ class TypedReduction:
     def added_to(self, builder: Builder) -> int:
         """Add the steps to a program, and return the number of the result."""
         declared, dtype = self.reduction, self.accumulator
-        value = builder.cast(builder.copied(self.map, declared.map.inputs, builder.read), dtype)
+        mapped = builder.copied(self.map, declared.map.inputs, builder.read)
+        value = builder.cast(mapped[self.map.outputs[0]], dtype)
         if self.combine is not None and declared.combine is not None:
             fold = builder.append(Step("fold", dtype, (value,)))
             pair = {name: builder.append(Step(side, dtype, (fold,))) for name, side in _SIDES.items()}
             both = builder.copied(
                 self.combine, declared.combine.inputs, lambda name, _: pair[name], is_apart=True
             )
-            value = builder.append(Step("folded", dtype, (fold, both), declared.identity or 0))
+            ends = fold, both[self.combine.outputs[0]]
+            value = builder.append(Step("folded", dtype, ends, declared.identity or 0))
         else:
             name = "sum" if declared.name == "mean" else declared.name
             value = builder.step(
@@ -171,7 +173,8 @@ class TypedReduction:
         if self.post is None:
             return value
         inputs = ("a",) if declared.post is None else declared.post.inputs
-        return builder.copied(self.post, inputs, lambda name, _: value if name == "a" else builder.count())
+        after = builder.copied(self.post, inputs, lambda name, _: value if name == "a" else builder.count())
+        return after[self.post.outputs[0]]
 
 
 @functools.lru_cache(1024)

@@ -40,7 +40,8 @@ import numpy as np
 from ..contract.dtypes import DType, Ints, Strs
 
 __all__ = [
-    "BY_PYTHON", "ArgumentType", "Pass", "Step", "TypedExpression", "Weak", "by_python", "why_outside",
+    "BY_PYTHON", "ArgumentType", "Pass", "Step", "TypedExpression", "Weak", "by_python", "needed_steps",
+    "why_outside",
 ]  # fmt: skip
 
 
@@ -162,7 +163,9 @@ class TypedExpression:
         """
         last = _last_steps(self.steps, self.outputs)
         reductions = [number for number in last if self.steps[number].is_reduction]
-        own = {number: sorted(_needed(self.steps, self.steps[number].steps, last)) for number in reductions}
+        own = {
+            number: sorted(needed_steps(self.steps, self.steps[number].steps, last)) for number in reductions
+        }
         operands = {number: _operands(self.steps, number, inside) for number, inside in own.items()}
         found: dict[int | None, Pass] = {number: self._pass(inside, {}) for number, inside in own.items()}
         return found | {None: self._pass(last, operands)}
@@ -223,7 +226,7 @@ def _read_by(steps: Sequence[Step], number: int) -> Sequence[int]:
     return range(step.steps[0], number) if step.function in ("end", "folded") else step.steps
 
 
-def _needed(steps: Sequence[Step], numbers: Sequence[int], there: Container[int] = ()) -> set[int]:
+def needed_steps(steps: Sequence[Step], numbers: Sequence[int], there: Container[int] = ()) -> set[int]:
     """Return all steps that some steps need, except steps of `there`, and except operands of reductions."""
     needed, todo = set[int](), list(numbers)
     while todo:
@@ -249,7 +252,7 @@ def _last_steps(steps: Sequence[Step], outputs: Sequence[int]) -> Sequence[int]:
             for each in whole:
                 is_varying[each] = varies
     stores = [number for number, step in enumerate(steps) if step.function.startswith("store_")]
-    last = _needed(steps, [*outputs, *stores])
+    last = needed_steps(steps, [*outputs, *stores])
     return [
         number
         for number, step in enumerate(steps)
