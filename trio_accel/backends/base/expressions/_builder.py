@@ -11,11 +11,9 @@ from ._steps import Step, TypedExpression
 
 __all__ = ["Builder"]
 
-_OF_LOOPS = ("carried", "loop", "break", "end", "result")
-
 
 class Builder:
-    """Makes the steps of a program with these inputs; equal steps outside of loops and folds are made once.
+    """Makes the steps of a program with these inputs. Expressions without loops share equal steps.
 
     Attributes:
         values: The results of earlier reductions by their names in later expressions.
@@ -53,15 +51,13 @@ class Builder:
             read: Returns the value of an input, by its name and dtype.
             is_apart: Whether the steps are inside of a fold, so that no step outside may share them.
         """
-        numbers, depth = list[int](), int(is_apart)
+        is_apart |= any(step.function == "loop" for step in typed.steps)
+        make, numbers = self.append if is_apart else self.step, list[int]()
         for step in typed.steps:
             if step.function == "argument":
                 numbers.append(read(inputs[int(step.value.real)], step.dtype))
-                continue
-            depth -= step.function == "end"
-            make = self.append if depth or step.function in _OF_LOOPS else self.step
-            depth += step.function == "loop"
-            numbers.append(make(attrs.evolve(step, steps=tuple([numbers[each] for each in step.steps]))))
+            else:
+                numbers.append(make(attrs.evolve(step, steps=tuple([numbers[each] for each in step.steps]))))
         return numbers
 
     def count(self) -> int:

@@ -15,6 +15,7 @@ from ._expression import Expression
 from ._parse import parse
 from ._steps import ArgumentType, Step, TypedExpression, Weak
 from ._typing import typed
+from ._unroll import unrolled
 
 __all__ = [
     "REDUCTIONS", "WIDER", "Reduction", "TypedReduction", "typed_reduction",
@@ -205,7 +206,7 @@ def typed_reduction(
     if reduction.combine is not None:
         combine = _combined(reduction.combine, chosen, is_chosen=dtype is not None)
         (reduced,) = (accumulator,) = combine.dtypes
-    mapped = typed(reduction.map, arguments, (reduced,))
+    mapped = unrolled(typed(reduction.map, arguments, (reduced,)))
     final = DType.int64 if reduction.is_index else reduced
     after = None
     if reduction.post is not None or result is not None:

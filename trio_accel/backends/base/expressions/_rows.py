@@ -21,6 +21,7 @@ from ._parse import parse
 from ._reduction import REDUCTIONS, WIDER, Reduction, TypedReduction, typed_reduction
 from ._steps import ArgumentType, TypedExpression, Weak
 from ._typing import typed
+from ._unroll import unrolled
 
 __all__ = [
     "COUNT", "SCALAR_BYTES", "WIDE", "Argument", "RowExpression", "SpecializedExpression",
@@ -88,7 +89,7 @@ class SpecializedExpression:
     def typed(self) -> TypedExpression:
         """Its steps."""
         kinds = tuple(each.kind for each in self.arguments)
-        return typed(self.expression, kinds, self.dtypes, self.is_checked)
+        return unrolled(typed(self.expression, kinds, self.dtypes, self.is_checked))
 
     def encode(self) -> str:
         """It as a text; what is equal has equal texts."""
@@ -398,7 +399,7 @@ def typed_rows(
     for number, stage in enumerate(rows.stages):
         stages.append(typed_reduction(stage, tuple(kinds[name] for name in stage.map.inputs)))
         kinds[found(number)] = stages[-1].dtype
-    last = typed(rows.last, tuple(kinds[name] for name in rows.last.inputs), (result,))
+    last = unrolled(typed(rows.last, tuple(kinds[name] for name in rows.last.inputs), (result,)))
     return TypedRows(rows, tuple(stages), last)
 
 
