@@ -12,7 +12,7 @@ import attrs
 
 from ..contract.dtypes import DType
 from ._expression import FUNCTIONS
-from ._typing import Step, TypedExpression
+from ._steps import Step, TypedExpression
 
 __all__ = ["unrolled"]
 

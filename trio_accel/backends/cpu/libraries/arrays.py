@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Literal, cast
 
 import numpy as np
 
-from ...base import DType, HostArray, HostCall, Ints, by_way_of_int64, kernel, ops
+from ...base import HostArray, HostCall, Ints, by_way_of_int64, kernel, ops
 from ...base.expressions import (
     Argument,
-    Places,
     SpecializedExpression,
     SpecializedReduction,
     SpecializedRows,
-    check_places,
+    TypedRows,
     evaluate,
-    evaluate_reduction,
-    evaluate_rows,
-    places_of,
     unpack_scalars,
 )
 from ..compiled import _plans as compiled
@@ -32,8 +28,6 @@ from ._order import comparable, first_of, order_of, sort_to
 _PIECE = 1 << 18
 # Elements of a histogram whose bins are found at a time.
 _GUESSED = 1 << 14
-# The function for each `reduce`; "set" has none.
-_COMBINED: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
 @kernel(ops.ElementwiseSpec, backend="cpu")
@@ -60,24 +54,16 @@ def scatter(spec: ops.ScatterSpec, call: HostCall) -> None:
     """Combine by compiled code, or pieces one after another."""
     if compiled.scatter(spec, call):
         return
-    out, combine = call.array(spec.out), _COMBINED.get(spec.reduce)
-    expression = SpecializedExpression.decode(spec.expression).typed
-    places = places_of(expression)
-    steps = [places.steps[number] for number in places.outputs[:-1]]
-    for _, given, here in _pieces(spec, call, []):
-        *indices, values = evaluate(places, given, here)
-        indices = check_places(expression, expression.outputs[0], indices, out.shape)
-        found = Places.of(out, indices, steps)
-        if combine is None:
-            found.array[found.index] = found.aligned(values)
-        else:
-            combine.at(found.array, found.index, found.aligned(values))
+    program = SpecializedExpression.decode_scatter(spec.expression, spec.reduce)
+    array = {number: call.array(spec.out) for number, _ in program.loads}
+    for piece, given, here in _pieces(spec, call, []):
+        evaluate(program, given, here, array, shape=piece[0].shape)
 
 
 def _pieces(
     spec: ops.ElementwiseSpec | ops.ScatterSpec, call: HostCall, results: list[HostArray]
 ) -> Iterator[tuple[Sequence[HostArray], list[Any], dict[int, HostArray]]]:
-    """Cut the elements of an expression into pieces: results, arguments, and indices by axes."""
+    """Cut the elements of an expression into pieces: all arrays, arguments, and indices by axes."""
     if 0 in spec.shape:
         return
     specialized = SpecializedExpression.decode(spec.expression)
@@ -95,12 +81,8 @@ def reduce(spec: ops.ReductionSpec, call: HostCall) -> None:
     """Reduce by compiled code, or pieces one after another."""
     if compiled_rows.reduce(spec, call):
         return
-    arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
     specialized = SpecializedReduction.decode(spec.reduction)
-    typed, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
-    given = _arguments(specialized.arguments, typed.map.elements, arrays, scalars)
-    made = evaluate_reduction(typed, list(given), spec.arrays[0].shape, spec.axes)
-    np.copyto(out, made.reshape(out.shape))
+    _reduce(spec, call, specialized, [(slice(None),) * len(spec.arrays[0].shape)])
 
 
 @kernel(ops.RowsSpec, backend="cpu")
@@ -108,25 +90,32 @@ def rows(spec: ops.RowsSpec, call: HostCall) -> None:
     """Compute by compiled code, or so many rows at a time that their temporary arrays fit into the caches."""
     if compiled_rows.rows(spec, call):
         return
+    specialized = SpecializedRows.decode(spec.rows)
+    parts = _row_pieces(spec.arrays[0].shape, spec.axes)
+    _reduce(spec, call, specialized, parts, specialized.typed_usual)
+
+
+def _reduce(
+    spec: ops.ReductionSpec | ops.RowsSpec,
+    call: HostCall,
+    specialized: SpecializedReduction | SpecializedRows,
+    parts: Iterable[tuple[slice, ...]],
+    usual: TypedRows | None = None,
+) -> None:
+    """Compute parts of the result as usual, and take the longer way only where a step over- or underflows."""
     arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
-    specialized, shape = SpecializedRows.decode(spec.rows), spec.arrays[0].shape
-    *scalars, _ = unpack_scalars(spec.scalars, [*_scalar_dtypes(specialized.arguments), DType.int64])
-    if not specialized.is_whole:
-        out = out.reshape([1 if axis in spec.axes else extent for axis, extent in enumerate(shape)])
-    if not out.size:
-        return
-    for piece in _row_pieces(shape, spec.axes):
-        here = [array[piece] for array in arrays]
-        given = _arguments(specialized.arguments, range(len(specialized.arguments)), here, scalars)
-        out[piece] = _evaluated(specialized, list(given), here[0].shape, spec.axes)
-
-
-def _evaluated(specialized: SpecializedRows, given: Sequence[Any], shape: Ints, axes: Ints) -> HostArray:
-    """Compute rows as usual, and in the way that takes longer only where a step over- or underflows."""
-    if specialized.typed_usual is not None:
-        with suppress(FloatingPointError):
-            return evaluate_rows(specialized.typed_usual, given, shape, axes, "raise")
-    return evaluate_rows(specialized.typed, given, shape, axes)
+    program, scalars = specialized.typed.program, _scalars(specialized.arguments, spec.scalars)
+    if out.shape != arrays[0].shape:
+        out = out.reshape([1 if axis in spec.axes else extent for axis, extent in enumerate(arrays[0].shape)])
+    for part in parts if out.size else ():
+        here = [array[part] for array in arrays]
+        given = list(_arguments(specialized.arguments, program.elements, here, scalars))
+        made: Sequence[HostArray] = ()
+        if usual is not None:
+            with suppress(FloatingPointError):
+                made = evaluate(usual.program, given, overflow="raise", shape=here[0].shape, axes=spec.axes)
+        made = made or evaluate(program, given, shape=here[0].shape, axes=spec.axes)
+        out[part] = made[0]
 
 
 def _row_pieces(shape: Ints, axes: Ints) -> Iterator[tuple[slice, ...]]:
@@ -142,12 +131,8 @@ def _row_pieces(shape: Ints, axes: Ints) -> Iterator[tuple[slice, ...]]:
         yield (*(slice(None),) * longest, slice(start, start + step))
 
 
-def _scalar_dtypes(arguments: Sequence[Argument]) -> list[DType]:
-    return [argument.dtype for argument in arguments if not argument.is_array]
-
-
 def _scalars(arguments: Sequence[Argument], data: bytes) -> list[Any]:
-    return unpack_scalars(data, _scalar_dtypes(arguments))
+    return unpack_scalars(data, [argument.dtype for argument in arguments if not argument.is_array])
 
 
 def _indices(axis: int, shape: Ints) -> HostArray:
