@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.no_device, pytest.mark.one_backend]
 
 
 async def recorded(folder: Path, *, texts: bool = False) -> dict[str, dict[str, str]]:
-    folder.mkdir()
+    folder.mkdir()  # noqa: ASYNC240  # a folder of the test
     await record_functions.record(folder, ("fft",), quick=True, texts=texts)
     found: dict[str, dict[str, str]] = json.loads((folder / "results.json").read_text())
     return found

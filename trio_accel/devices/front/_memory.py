@@ -444,7 +444,7 @@ async def _ask_in_pieces(message: ToHost) -> HostArray:
     host = np.empty(source.shape, source.dtype.dtype) if out is None else out
     parts = _parts(source.shape, source.dtype.itemsize, max(_PIECE, source.nbytes // _HANDED_OVER))
     try:
-        pieces = [device.submit(ToHost(source[part], host[(*part, ...)])) for part in parts]
+        pieces = [device.submit(ToHost(source[part], cast("Any", host)[(*part, ...)])) for part in parts]
     except (AccelError, TypeError, ValueError):
         # The queue is full, or the whole message says better what is wrong.
         return await device.ask(message)

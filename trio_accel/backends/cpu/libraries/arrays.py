@@ -252,7 +252,7 @@ def _places(edges: HostArray, x: HostArray, side: Literal["left", "right"]) -> H
         limits, edges = np.iinfo(x.dtype), edges.astype(np.float64)
         first, last = np.searchsorted(edges, [float(limits.min), float(limits.max + 1)])
         inside = (np.floor if side == "left" else np.ceil)(edges[first:last])
-        return first + np.searchsorted(inside.astype(x.dtype), x, side)
+        return cast("HostArray", first + np.searchsorted(inside.astype(x.dtype), x, side))
     if x.dtype.kind == "f":
         x = (np.ceil if side == "left" else np.floor)(x.astype(np.float64))
     limits = np.iinfo(edges.dtype)
