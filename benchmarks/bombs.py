@@ -67,6 +67,25 @@ def _of_one_file() -> _Bombs:
     yield from head_bombs("/predict", "POST", fields=("host", "x-deadline", "content-length"))
 
 
+_HEADERS = (
+    "host",
+    "origin",
+    "cookie",
+    "content-length",
+    "connection",
+    "accept",
+    "range",
+    "upgrade",
+    "expect",
+)
+
+
+def _of_pages(*paths: str) -> _Bombs:
+    for path in paths:
+        yield from head_bombs(path, fields=(*_HEADERS, "last-event-id", "x-deadline", "x-unknown"))
+        yield from body_bombs(path, [Place("body", "", ""), Place("query", '{"n":')])
+
+
 @attrs.frozen
 class Service:
     """A service that is attacked.
@@ -97,20 +116,17 @@ SERVICES = {
     "dashboard": Service(
         ("service/serve.py", "--dashboard", *_PORT),
         r"(?s)dashboard: http://127\.0\.0\.1:(\d+).*serving at",
-        lambda: chain(
-            head_bombs("/", fields=("host", "origin", "cookie", "content-length")),
-            head_bombs("/events", "HEAD", fields=("origin",)),
-        ),
+        lambda: chain(_of_pages("/", "/page.js"), head_bombs("/events", "HEAD", fields=_HEADERS)),
         "/page.css",
     ),
     "serve_a_model": Service(("serve_a_model.py", *_PORT), r"serving on port (\d+)", _of_one_file),
     "server_sent_events": Service(
-        ("server_sent_events.py", *_PORT), r"serving on port (\d+)", lambda: head_bombs("/"), "/"
+        ("server_sent_events.py", *_PORT), r"serving on port (\d+)", lambda: _of_pages("/"), "/"
     ),
     "page": Service(
         ("simulations/video.py", "--size", "64", *_PORT),
         r"open http://127\.0\.0\.1:(\d+)",
-        lambda: chain(head_bombs("/"), head_bombs("/frame.png", "POST")),
+        lambda: chain(_of_pages("/"), head_bombs("/frame.png", "POST", fields=_HEADERS)),
         "/",
     ),
 }

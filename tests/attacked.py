@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import os
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -20,6 +22,12 @@ from starlette.routing import Route
 from trio_accel.http import serve
 
 KINDS = ("starlette", "fastapi")
+
+
+def resources() -> dict[str, int]:
+    """Count the descriptors and the resident bytes of this process."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return {"files": len(os.listdir("/proc/self/fd")), "bytes": pages * os.sysconf("SC_PAGE_SIZE")}
 
 
 class Seen:
@@ -124,6 +132,15 @@ class Handlers:
                 await self._seen.release.wait()
 
         return PlainTextResponse("later", background=BackgroundTask(work))
+
+    async def state(self, request: Request) -> Response:
+        """Descriptors and bytes of this process, and requests that are served."""
+        return JSONResponse({**resources(), "running": self._seen.running, "cancelled": self._seen.cancelled})
+
+    async def blocked(self, request: Request) -> Response:
+        """A mistake: nothing else runs meanwhile."""
+        time.sleep(float(request.query_params["s"]))  # noqa: ASYNC251  # this is the mistake
+        return PlainTextResponse("awake")
 
     async def bad_length(self, request: Request) -> Response:
         return Response(b"abc", headers={"content-length": "5"})

@@ -242,10 +242,12 @@ def _children() -> frozenset[int]:
     except ChildProcessError:
         return frozenset()
     found: set[int] = set()
-    for task in (_SELF / "task").iterdir():
-        # A thread may have ended since it was listed.
-        with suppress(FileNotFoundError, ProcessLookupError):
-            found.update(map(int, (task / "children").read_text().split()))
+    # Twice, because the kernel hands the children of a thread that ends to another one, whose list was read.
+    for _ in range(2):
+        for task in (_SELF / "task").iterdir():
+            # A thread may have ended since it was listed.
+            with suppress(FileNotFoundError, ProcessLookupError):
+                found.update(map(int, (task / "children").read_text().split()))
     return frozenset(found)
 
 

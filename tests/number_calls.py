@@ -14,7 +14,19 @@ import trio
 from chosen import BACKEND
 
 import trio_accel as ta
-from trio_accel import actors, cluster, devices, expressions, graphs, jit, patterns, telemetry, testing, train
+from trio_accel import (
+    actors,
+    cluster,
+    devices,
+    expressions,
+    graphs,
+    http,
+    jit,
+    patterns,
+    telemetry,
+    testing,
+    train,
+)
 
 R, P, T = ta.random, patterns, telemetry
 Given: TypeAlias = dict[str, Any]
@@ -194,6 +206,12 @@ async def entered(manager: Any) -> None:
 async def entered_now(manager: Any) -> None:
     with manager:
         await trio.lowlevel.checkpoint()
+
+
+async def tracked(total: Any) -> None:
+    with ta.track_progress("work", total=total) as report:
+        report(1)
+    await trio.lowlevel.checkpoint()
 
 
 async def cancel_graced(at: Place, seconds: Any) -> None:
@@ -416,6 +434,9 @@ CALLS: dict[str, Use] = {
     "devices.cancel_grace": lambda at, given: cancel_graced(at, **given),
     "actors.handles": lambda at, given: ta.handles(Wait, group="a", **given),
     "devices.measure_bandwidth": measured,
+    "devices.track_progress": lambda at, given: tracked(**given),
+    "http.Limits": lambda at, given: http.Limits(**given),
+    "http.serve": lambda at, given: http.serve(None, signals=(), **given),  # type: ignore[arg-type]
     "telemetry.open_dashboard": lambda at, given: entered(ta.open_dashboard(at.system, **given)),
     "collectives.open_world": world_opened,
     "devices.stream": lambda at, given: streamed(at, **given),
@@ -684,7 +705,7 @@ _REASONS: dict[str, str] = {
         "actors.LoopHolds actors.Reading actors.RestartInfo "
         "actors.SupervisorFailed actors.Timer collectives.Rank "
         "collectives.World train.Optimizer Optimizer.rate_of train.Step train.Steps "
-        "devices.CacheStatistics devices.DeviceLoad devices.DeviceStatistics "
+        "devices.CacheStatistics devices.DeviceLoad devices.DeviceStatistics devices.ProgressEvent "
         "devices.LibraryStatistics devices.ProcessStatistics ProcessStatistics.of "
         "devices.ProgramCost devices.QueueStatistics devices.RecoveryCost "
         "jit.Occupancy linalg.LstsqResult patterns.BatcherStatistics patterns.CallStatistics "
@@ -707,7 +728,7 @@ _REASONS: dict[str, str] = {
     ),
     "plans of operations call it, with shapes of arrays": (
         "Contracting.sum Elementwise.plan Elementwise.take Kernel.plan "
-        "Planner.output Planner.status devices.in_range "
+        "Planner.status devices.in_range "
         "expressions.axes_of expressions.contraction_path "
         "expressions.diagonal_of expressions.permuted expressions.reduced "
     ),

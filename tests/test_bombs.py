@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,6 +24,8 @@ from hypercorn.config import Config
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Route
 
 import trio_accel as ta
 from benchmarks._bombs import FORMS, Bomb, Place, body_bombs, head_bombs, places_of
@@ -47,7 +50,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in ("", "service", "generate"):
+    for folder in ("", "service", "generate", "simulations"):
         monkeypatch.syspath_prepend(str(EXAMPLES / folder))
 
 
@@ -294,11 +297,36 @@ async def of_the_dashboard(system: ta.System) -> AsyncGenerator[int, None]:
         yield port
 
 
-@pytest.mark.parametrize("serve", [of_the_dashboard, of_the_edge])
-async def test_headers_and_chunks_cost_what_their_size_costs(serve: Any, system: ta.System) -> None:
+@asynccontextmanager
+async def of_the_events(system: ta.System) -> AsyncGenerator[int, None]:
+    """The stream of examples/server_sent_events.py, with one event."""
+    events = importlib.import_module("server_sent_events")
+
+    async def source(into: trio.MemorySendChannel[object]) -> None:
+        async with into:
+            await into.send(1)
+
+    async def answer(request: Request) -> Any:
+        return events.Events(source)
+
+    async with of_application(Starlette(routes=[Route("/", answer)])) as port:
+        yield port
+
+
+@asynccontextmanager
+async def of_a_simulation(system: ta.System) -> AsyncGenerator[int, None]:
+    """The page of examples/simulations, without a simulation."""
+    newest = importlib.import_module("page").Newest()
+    async with of_application(Starlette(routes=[Route("/", newest.page)])) as port:
+        yield port
+
+
+@pytest.mark.parametrize("serve", [of_the_dashboard, of_the_edge, of_the_events, of_a_simulation])
+async def test_what_a_page_is_sent_costs_what_its_size_costs(serve: Any, system: ta.System) -> None:
     async with serve(system) as port:
         await sent(port, b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        assert await check_costs(head_bombs("/", fields=FIELDS), partial(sent, port)) == []
+        heads, bodies = head_bombs("/", fields=FIELDS), body_bombs("/", [Place("body", "", "")], [SIZE])
+        assert await check_costs(chain(heads, bodies), partial(sent, port)) == []
 
 
 async def pipelined(port: int) -> float:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from kept_connections import Asked, check_kept_connections
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
@@ -25,6 +26,7 @@ from starlette.routing import Route
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
+from benchmarks.bombs import SERVICES, serving
 from trio_accel.http import Limits, serve
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -238,11 +240,11 @@ async def test_strange_requests_are_answered_or_closed_and_fill_no_log(
 
 
 async def test_an_upgrade_is_not_offered() -> None:
-    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
+    upgrade = (
+        b"Connection: close, Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n\r\n"
+    )
     async with served(Application()) as port:
-        response = await told(port, GET[:-2] + upgrade, is_open=False)
-        assert b" 101 " not in response
-        assert response.count(b"HTTP/1.1 ") == 1
+        assert is_answered(await told(port, GET[:-2] + upgrade))
         # The client has shut its side down, which the service takes for its end.
         websocket = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: AAAA\r\n\r\n"
         assert b" 101 " not in await told(port, GET[:-2] + websocket, is_open=False)
@@ -365,6 +367,34 @@ async def test_the_end_waits_for_requests_and_not_for_idle_connections() -> None
             response = await all_of(busy)
     assert is_answered(response, b"done")
     assert b"connection: close" in response.lower()
+
+
+KEPT = {
+    "serve_a_model": [
+        Asked(200, "POST", "/predict", "[3, 4]"),
+        Asked(422, "POST", "/predict", "[3]"),
+        Asked(404, "POST", "/nothing", "x" * 400),  # which is not read
+        Asked(405, "GET", "/predict"),
+        Asked(413, "POST", "/predict", "1" * 501),
+        Asked(200, "GET", "/health"),
+        Asked(200, "GET", "/ready"),
+    ],
+    "server_sent_events": [
+        Asked(404, "GET", "/nothing"),
+        Asked(405, "POST", "/", "x"),
+        Asked(404, "PUT", "/nothing", "x" * 3000),
+        Asked(200, "GET", "/"),
+        Asked(404, "GET", "/health"),
+    ],
+}
+
+
+@pytest.mark.examples
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KEPT)
+def test_kept_connections_of_the_smaller_examples(name: str, tmp_path: Path) -> None:
+    with serving(SERVICES[name], str(tmp_path)) as port:
+        check_kept_connections(port, KEPT[name], {"content-type": "application/json"})
 
 
 @pytest.fixture

@@ -175,9 +175,9 @@ async def test_an_actor_knows_that_it_is_stopping() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda: Intensity(1, counts_progress=1), TypeError, "counts_progress must be a bool, got 1"),
+        (lambda: Intensity(1, counts_progress=1), TypeError, "counts_progress must be True or False, got 1"),
         (lambda: Intensity(1, 2.0, False), TypeError, "positional"),
-        (lambda: Policy(backoff_after_progress=1.0), TypeError, "must be a Backoff, got 1.0"),
+        (lambda: Policy(backoff_after_progress=1.0), TypeError, "must be a Backoff or None, got 1.0"),
     ],
 )
 def test_options_are_checked(make: object, error: type[Exception], text: str) -> None:

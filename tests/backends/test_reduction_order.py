@@ -14,8 +14,8 @@ from trio_accel.backends.base.expressions import (
     Argument,
     Reduction,
     SpecializedReduction,
-    _reduction,
-    evaluate_reduction,
+    _pieces,
+    evaluate,
 )
 
 pytestmark = pytest.mark.no_device
@@ -38,7 +38,8 @@ FUNCTIONS: dict[str, Any] = {"sum": np.sum, "prod": np.prod, "max": np.max, "any
 def reduced(text: str, name: str, arrays: tuple[Numbers, ...], axes: tuple[int, ...]) -> Numbers:
     arguments = tuple(Argument(DType.of(each.dtype), True) for each in arrays)
     typed = SpecializedReduction(Reduction.parse(text, name), arguments, None, None).typed
-    return evaluate_reduction(typed, arrays, arrays[0].shape, axes)
+    (made,) = evaluate(typed.program, arrays, shape=arrays[0].shape, axes=axes)
+    return made.squeeze(axes)
 
 
 def layouts(x: Numbers, y: Numbers) -> dict[str, tuple[Numbers, Numbers]]:
@@ -54,7 +55,7 @@ def layouts(x: Numbers, y: Numbers) -> dict[str, tuple[Numbers, Numbers]]:
 @pytest.mark.parametrize("piece", [150, 1000])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_order(shape: tuple[int, ...], piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_reduction, "_PIECE", piece)
+    monkeypatch.setattr(_pieces, "_PIECE", piece)
     rng = np.random.default_rng(6)
     x, y = rng.standard_normal((2, *shape))
     subsets = (

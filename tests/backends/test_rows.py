@@ -19,7 +19,7 @@ from trio_accel.backends.base.expressions import (
     Argument,
     RowExpression,
     SpecializedRows,
-    evaluate_rows,
+    evaluate,
     pack_scalars,
 )
 from trio_accel.backends.base.expressions.compiled import ROW_THREADS, make_kernel, rows_arguments
@@ -147,7 +147,7 @@ def test_threads_of_a_row_find_what_numpy_finds(
         assert launch(kernel.arguments.pack(*values), blocks, ROW_THREADS) > 0
         given = [*arrays, *map(np.float64, scalars)]
         want = np.broadcast_to(
-            evaluate_rows(specialized.typed, given, shape, axes),
+            evaluate(specialized.typed.program, given, shape=shape, axes=axes)[0],
             shape if specialized.is_whole else [1 if a in axes else n for a, n in enumerate(shape)],
         )
         np.testing.assert_allclose(out, want.reshape(out.shape), rtol=1e-6, atol=1e-12)

@@ -92,6 +92,16 @@ class Hold(ta.Request[Any, int]):
     seconds: float
 
 
+@attrs.frozen
+class Pass(ta.Request[Any, Any]):
+    """Write the own key down, wait for a later table, and pass the request on to the `Counter` of a key."""
+
+    file: str
+    key: str
+    request: ta.Request[Any, Any]
+    epoch: int
+
+
 async def write_down(key: object, message: Write) -> None:
     began = time.monotonic()
     try:
@@ -130,6 +140,13 @@ class Counter(cluster.Entity):
     @ta.handles(Write)
     async def write(self, message: Write) -> None:
         await write_down(self.home.key, message)
+
+    @ta.handles(Pass)
+    async def pass_on(self, message: Pass) -> Any:
+        with open(message.file, "a") as file:  # noqa: ASYNC230  # a line
+            file.write(f"{self.home.key}\n")
+        await until(lambda: self.home.cluster.epoch > message.epoch)
+        return await self.home.cluster.entity(Counter, message.key).ask(message.request)
 
     @ta.handles(FailThere)
     async def fail_there(self, message: FailThere) -> None:

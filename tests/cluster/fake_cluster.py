@@ -212,7 +212,7 @@ class Line:
             self._there.send_nowait((number, None, 0.0))
             raise
         finally:
-            del self._replies[number]
+            self._replies.pop(number).set()
         found = self._outcomes.pop(number, None)
         if found is None:
             raise links.LinkLostError(f"node {self._name} was lost", is_begun=True)

@@ -191,7 +191,7 @@ async def test_an_agent_has_large_arrays_in_memory_of_its_device(monkeypatch: py
         agent = agents.Agent(cluster.AgentConfig("x", options, None, b"s" * 32))
         nursery.start_soon(agent.run, lambda address, _: send.send_nowait(address))
         link = await (await receive.receive()).connect("x", 4, nursery)
-        await link.ask(("table", cluster.Table(1, (cluster.Member("x", (), 1, None),))))
+        await link.ask(("table", cluster.Table(1, (cluster.Member("x", (), 1, None),)), None))
         target = targets.Target(frames.path_of(Counter), "a")
         back = await link.ask(("ask", 1, target, Echo(np.ones(1 << 14)), None, False))
         assert np.array_equal(back, np.ones(1 << 14))

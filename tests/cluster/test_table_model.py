@@ -14,7 +14,6 @@ import trio
 from fake_cluster import AGENT, KEYS, NAMES, SILENCE, FakeNodes, Played, Process, Relay
 from hypothesis import stateful, strategies
 
-CLUSTER: Any = __import__("trio_accel.cluster._cluster", fromlist=["Cluster"])
 ENTITIES: Any = __import__("trio_accel.cluster._entities", fromlist=["Residents"])
 TABLE: Any = __import__("trio_accel.cluster._table", fromlist=["Target"])
 
@@ -195,23 +194,42 @@ def without_the_fence(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_a_hand_off(patch: pytest.MonkeyPatch) -> None:
-    async def take(self: Any, table: Any) -> None:
-        self.router.update(table)
+    async def take(self: Any, table: Any, before: Any) -> None:
+        self.router.update(table, before)
+
+    async def release(self: Any, target: Any) -> None:
+        pass
 
     patch.setattr(ENTITIES.Residents, "take", take)
+    patch.setattr(ENTITIES.Residents, "release", release)
 
 
-def to_gainers_first(patch: pytest.MonkeyPatch) -> None:
-    give = CLUSTER.Cluster._give
+def without_a_release(patch: pytest.MonkeyPatch) -> None:
+    """An agent that serves what it gains while others are still at it."""
 
-    async def early(self: Any, table: Any, members: Any) -> None:
-        """Tell those that gain while those that lose are still at it."""
-        for one in table.members:
-            await give(self, table, [one] if one in self._links and one.epoch == table.epoch else [])
-        self.update(table)
-        await give(self, table, [one for one in members if one in self._links])
+    async def release(self: Any, target: Any) -> None:
+        pass
 
-    patch.setattr(CLUSTER.Cluster, "_give", early)
+    patch.setattr(ENTITIES.Residents, "release", release)
+
+
+def as_if_all_had_the_table(patch: pytest.MonkeyPatch) -> None:
+    """An agent that takes every table for one that all agents have."""
+    update = TABLE.Router.update
+
+    def settled(self: Any, table: Any, before: Any = None) -> None:
+        update(self, table)
+
+    patch.setattr(TABLE.Router, "update", settled)
+
+
+def before_its_agent_has_the_table(patch: pytest.MonkeyPatch) -> None:
+    """An agent that releases an entity by its old table, and serves it again."""
+
+    async def wait_epoch(self: Any, epoch: int) -> None:
+        pass
+
+    patch.setattr(TABLE.Router, "wait_epoch", wait_epoch)
 
 
 def without_an_end_when_alone(patch: pytest.MonkeyPatch) -> None:
@@ -252,7 +270,9 @@ def with_the_end_after_the_table(patch: pytest.MonkeyPatch) -> None:
 FAULTS: list[Callable[[pytest.MonkeyPatch], None]] = [
     without_the_fence,
     without_a_hand_off,
-    to_gainers_first,
+    without_a_release,
+    as_if_all_had_the_table,
+    before_its_agent_has_the_table,
     without_an_end_when_alone,
     with_a_grace_when_alone,
     with_the_end_after_the_table,
@@ -300,6 +320,51 @@ def test_a_join_and_a_drain(played: Played) -> None:
     assert not played.homes.wrong
     assert not played.pending
     assert played.homes.served == 4 * len(KEYS)
+
+
+def test_entities_in_flight_ask_those_that_move(played: Played) -> None:
+    """A hand-off waits for requests in flight, and these ask entities that it has moved."""
+    # Of so many, some move together with the entity that they ask.
+    keys = range(60)
+    for key in keys:
+        played.ask(key, 2.0)
+        played.ask(key, 0.5, Relay)
+    played.wait(0.3)
+    start = played.made.epoch
+    played.nodes.names["c"] = None
+    played.call(played.nodes.change)
+    # Before their grace is over.
+    played.wait(4.5)
+    assert played.made.epoch == start + 1
+    played.wait(4.5)
+    assert not played.pending
+    assert played.homes.served == 2 * len(keys)
+    assert not played.homes.wrong
+
+
+def test_a_drain_that_is_cancelled_while_others_come(played: Played) -> None:
+    """Agents may serve by the table of the drain, so the next table does not bring the node back."""
+    ask_all(played, 3.0)
+    played.wait(0.3)
+    scope = trio.CancelScope()
+
+    async def drain() -> None:
+        with scope:
+            await played.made.drain("b")
+
+    played.call(played._nursery.start_soon, drain)
+    played.wait(1.0)
+    process = played.nodes.processes["b"]
+    played.nodes.names["c"] = None
+    played.call(played.nodes.change)
+    played.wait(0.1)
+    played.call(scope.cancel)
+    played.wait(1.0)
+    assert process.is_killed
+    ask_all(played, 0.1)
+    played.wait(20.0)
+    assert not played.pending
+    assert not played.homes.wrong
 
 
 def test_a_hand_off_that_is_broken_off(played: Played) -> None:

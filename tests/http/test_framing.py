@@ -22,7 +22,7 @@ def requests(draw: st.DrawFn) -> bytes:
     """A request that is right, with any body."""
     body = draw(bodies)
     line = draw(st.sampled_from([b"\r\n", b"\n"]))
-    more = draw(st.sampled_from([b"", b"X: \t  y  z \r\n", b"Upgrade: TLS/1.0\r\n", b"a:\r\n"]))
+    more = draw(st.sampled_from([b"", b"X: \t  y  z \r\n", b"Upgraded: TLS/1.0\r\n", b"a:\r\n"]))
     head = HEAD + more
     form = draw(st.sampled_from(["none", "length", "chunks"]))
     if form == "none":
@@ -100,8 +100,8 @@ def test_other_bytes_are_refused_or_have_the_end_that_h11_finds(data: bytes, pla
         (b"X: a\rb\r\n", 400),
         (b"X: a\x0b\r\n", 400),
         (b"X: " + b"y" * (16 << 10) + b"\r\n", 431),
-        (b"Upgrade: h2c\r\n", 505),
         (b"uPGRADE:WebSocket\r\n", 505),
+        (b"Upgrade: h2c, websocket\r\n", 505),
     ],
 )
 def test_headers_are_refused(lines: bytes, status: int) -> None:
@@ -109,6 +109,27 @@ def test_headers_are_refused(lines: bytes, status: int) -> None:
         with pytest.raises(RefusedError) as refused:
             take_all(Framing(), parts)
         assert refused.value.status == status
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b"\n"])
+@pytest.mark.parametrize(
+    ("offer", "kept"),
+    [
+        ([b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABk"], []),
+        ([b"upgrade:h2c", b"connection:upgrade", b"connection:close ,upgrade"], [b"connection: close"]),
+        ([b"HTTP2-Settings: a", b"Connection: keep-alive"], [b"Connection: keep-alive"]),
+        ([b"Upgrade: TLS/1.0, h2c", b"UPGRADE: h2c", b"Connection:,"], []),
+        ([b"X-Upgrade: h2c", b"Connection:  a ,b"], [b"X-Upgrade: h2c", b"Connection:  a ,b"]),
+    ],
+)
+def test_an_offer_of_another_protocol_is_removed(offer: list[bytes], kept: list[bytes], end: bytes) -> None:
+    def request(lines: list[bytes]) -> bytes:
+        return end.join([HEAD[:-2].replace(b"\r\n", end), *lines, b"content-length: 3", b"", b"abc"])
+
+    for parts in ([request(offer)], [bytes([byte]) for byte in request(offer)]):
+        [found, rest] = take_all(Framing(), parts)
+        assert (found.replace(b"\r\n", end), rest) == (request(kept), b"")
+        assert body_by_h11(found) == b"abc"
 
 
 @pytest.mark.parametrize("line", [b"GET / HTTP/2.0", b"PRI * HTTP/2.0", b"GET / HTTP/9.9", b"GET / HTTP/0.9"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,12 +20,13 @@ import httpx2
 import numpy as np
 import pytest
 import trio
-from attacked import KINDS, Seen, ask, connect, get, make, post, read_all, serving, status
+from attacked import KINDS, Handlers, Seen, ask, connect, get, make, post, read_all, serving, status
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.http import Limits, errors, on_host, run, serve
@@ -62,9 +64,37 @@ async def test_a_signal_lets_open_requests_end_and_cuts_the_rest(
         assert answer.endswith(b"released")
         # The stream is cut in a way that its client notices.
         assert not (await read_all(late)).endswith(b"0\r\n\r\n")
-        assert 0.7 < trio.current_time() - began < 2.0
+        assert 0.5 < trio.current_time() - began < 1.5
         await seen.until(lambda them: (them.served, them.cancelled, them.running) == (1, 1, 0))
-    assert caplog.messages[1:] == ["ending: 2 requests are open, and have 0.8 s"]
+    assert caplog.messages[1:] == ["ending: 2 requests are open, and have 0.6 s"]
+
+
+async def test_a_request_and_a_lifespan_that_do_not_end_share_the_grace(
+    seen: Seen, mock_clock: MockClock
+) -> None:
+    times: list[float] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncGenerator[None, None]:
+        yield
+        times.append(trio.current_time() - began)
+        try:
+            await trio.sleep_forever()
+        finally:
+            times.append(trio.current_time() - began)
+
+    app = make("starlette", seen, lifespan=lifespan)
+    async with serving(app, limits=Limits(grace=10.0), signals=STOP) as port:
+        stream = await connect(port, get("/slow"))
+        await seen.until(lambda them: them.running == 1)
+        began = trio.current_time()
+        signal.raise_signal(STOP[0])
+        for seconds in (8.9, 0.11, 0.5):
+            await wait_all_tasks_blocked(0.01)
+            mock_clock.jump(seconds)
+    assert times == pytest.approx([9.01, 9.51])
+    assert (seen.cancelled, seen.running) == (1, 0)
+    await stream.aclose()
 
 
 async def test_it_ends_as_soon_as_the_last_request_has_ended(app: Any, seen: Seen) -> None:
@@ -290,6 +320,27 @@ async def test_a_device_that_is_given_up_is_seen(app: Any, system: ta.System) ->
         code, shown = await json_of(port, "/health")
         assert code == 503
         assert "fragile" in shown["faults"][0]
+
+
+async def test_a_handler_that_holds_the_loop_is_warned_of_once(
+    app: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    line = Handlers.blocked.__code__.co_firstlineno + 2
+    options = ta.SystemOptions(held_after=0.2)
+    async with ta.open_system("held", options=options) as system:
+        with ta.telemetry.record(system) as recorder:
+            async with serving(app, system=system, recorder=recorder) as port:
+                for _ in range(3):
+                    assert await status(port, get("/blocked?s=0.35")) == 200
+                with trio.fail_after(5):
+                    while system.loop_holds.count < 3:  # noqa: ASYNC110  # nobody is told
+                        await trio.sleep(0.01)
+                metrics = (await ask(port, get("/metrics", "Connection: close"))).decode()
+    [record] = [each for each in caplog.records if each.name == "trio_accel.actors"]
+    assert record.levelno == logging.WARNING
+    assert f"attacked.py:{line}, in blocked: no other task ran; move such work to a thread" in record.message
+    [held] = re.findall(r"^trio_accel_loop_held_seconds_total{.*} (.+)$", metrics, re.MULTILINE)
+    assert 0.6 < float(held) < 5
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,13 +18,15 @@ FILTERS = "test_filters::TestNdimageFilters::test_"
 REFUSED = (
     Refused(
         rf"{FILTERS}correlate(1d)?_complex_(input|kernel|input_and_kernel)(_cval)?\[.*\]",
-        376,
+        336,
         "a real output of complex sums is refused, and not another than was asked for",
         "DID NOT WARN",
     ),
     Refused(
-        rf"{FILTERS}(filter_(tuple_length_mismatch|invalid_axes|invalid_footprint_ndim|axes\w*)"
-        r"|derivative_filter_axes)\[.*\]",
+        rf"{FILTERS}(filter_(tuple_length_mismatch|invalid_axes|invalid_footprint_ndim)\[.*\]"
+        # An axis that is there twice.
+        r"|filter_axes\[axes(8|13|17)-.*\]|filter_axes_kwargs\[axes(2|7|11)-.*\]"
+        r"|derivative_filter_axes\[(laplace|gaussian_laplace)-.*\])",
         152,
         "the error is another text",
         "Regex pattern did not match",
@@ -63,7 +65,7 @@ def test_what_is_listed_is_refused_for_the_reason_given(tests: Tests, entry: Ref
 
 
 def test_the_suite_used_the_device(tests: Tests) -> None:
-    assert sum(test["outcome"] == "passed" and test["calls"] > 0 for test in tests.values()) > 4500
+    assert sum(test["outcome"] == "passed" and test["calls"] > 0 for test in tests.values()) > 3300
 
 
 def test_the_page_has_the_counts(tests: Tests) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import trio
-from test_faults import pid
+from test_lost_ranks import pid
 from test_trainer import OPTIONS, assert_same, config, raises_inside
 from train_models import CallMlp, NumpyMlp, StagedMlp, batches, reference
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_faults import disturb
+from test_lost_ranks import disturb
 from test_trainer import assert_same, config, raises_inside, trained
 from train_models import batches, reference
 

@@ -73,22 +73,22 @@ class Cell:
     handlers: HandlerTable = attrs.field(init=False)
     outcomes: Outcomes = attrs.field(init=False)
     mailbox: Mailbox = attrs.field(init=False)
-    state: CellState = attrs.field(default=CellState.STARTING, init=False)
-    incarnation: Incarnation | None = attrs.field(default=None, init=False)
+    state: CellState = CellState.STARTING
+    incarnation: Incarnation | None = None
     # Children of the incarnation.
-    children: Mapping[str, Cell] = attrs.field(default=_NO_CHILDREN, init=False)
-    number: int = attrs.field(default=-1, init=False)
+    children: Mapping[str, Cell] = _NO_CHILDREN
+    number: int = -1
     # The process in which the last incarnation does its work, if that is another one.
-    pid: int | None = attrs.field(default=None, init=False)
-    last_error: BaseException | None = attrs.field(default=None, init=False)
+    pid: int | None = None
+    last_error: BaseException | None = None
     # The time when the incarnation, or the one that has ended, first made progress.
-    progressed_at: float | None = attrs.field(default=None, init=False)
-    gate: StartGate = attrs.field(factory=StartGate, init=False)
-    stop_reason: str | None = attrs.field(default=None, init=False)
-    is_draining: bool = attrs.field(default=False, init=False)
-    terminated: Terminated | None = attrs.field(default=None, init=False)
-    _cancel_reason: str | None = attrs.field(default=None, init=False)
-    _ended: trio.Event | None = attrs.field(default=None, init=False)
+    progressed_at: float | None = None
+    gate: StartGate = attrs.field(factory=StartGate)
+    stop_reason: str | None = None
+    is_draining: bool = False
+    terminated: Terminated | None = None
+    _cancel_reason: str | None = None
+    _ended: trio.Event | None = None
     _watchers: dict[Incarnation, Callable[[Terminated], None]] = attrs.field(
         factory=dict[Incarnation, Callable[[Terminated], None]], init=False
     )

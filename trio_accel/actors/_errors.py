@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 __all__ = [
     "ActorError", "ActorFailedError", "ActorRestartingError", "ActorStoppedError", "AskCycleError",
-    "MailboxFullError", "NotExecutedError", "describe",
+    "MailboxFullError", "NotExecutedError", "describe", "leaves", "single", "warn_untold",
 ]  # fmt: skip
 
 
@@ -186,12 +186,27 @@ def drop_frames(error: BaseException) -> None:
         left += _members(one)
 
 
+def warn_untold(
+    logger: str, text: str, *values: object, level: int = logging.WARNING, **extra: object
+) -> None:
+    """Log a warning that no error tells of, so that it is printed where no logging is configured.
+
+    Args:
+        logger: Name of the logger.
+        text: The message.
+        *values: Its values.
+        level: The level.
+        **extra: More attributes of the record.
+    """
+    logging.getLogger(logger).log(level, text, *values, extra={"is_untold": True, **extra}, stacklevel=2)
+
+
 class StderrUnlessConfigured(logging.Handler):
     """Prints a record in one line, unless another handler gets it.
 
     `logging` has the same for programs without any handler, but prints warnings too. Those of this package
-    are told to somebody already, such as the asker whose request crashed an actor. One that is not says so by
-    ``extra={"is_untold": True}``, and is printed.
+    are told to somebody already, such as the asker whose request crashed an actor. `warn_untold` marks the
+    others, which are printed.
     """
 
     def __init__(self) -> None:

@@ -15,10 +15,16 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 _CALLABLE: Any = collections.abc.Callable
 _NAMES: Mapping[object, str] = {
-    None: "None", type(None): "None", bool: "True or False", int: "an integer", float: "a number",
-    str: "a string", _CALLABLE: "a function", collections.abc.Mapping: "a mapping",
+    None: "None",
+    type(None): "None",
+    bool: "True or False",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    _CALLABLE: "a function",
+    collections.abc.Mapping: "a mapping",
     os.PathLike: "a path",
-}  # fmt: skip
+}
 
 
 def as_plain(value: Any) -> Any:

@@ -56,28 +56,28 @@ class Incarnation:
     outcomes: Outcomes = attrs.field(init=False)
     actor: ActorBase = attrs.field(init=False)
     nursery: trio.Nursery = attrs.field(init=False)
-    current: Envelope | None = attrs.field(default=None, init=False)
-    pending_crash: BaseException | None = attrs.field(default=None, init=False)
-    is_finished: bool = attrs.field(default=False, init=False)
+    current: Envelope | None = None
+    pending_crash: BaseException | None = None
+    is_finished: bool = False
     # Name of the told message that it crashed over: no asker gets the error, so a log has to name it.
-    told: str | None = attrs.field(default=None, init=False)
-    watched: set[_Watched] = attrs.field(factory=set[_Watched], init=False)
+    told: str | None = None
+    watched: set[_Watched] = attrs.field(factory=set[_Watched])
     # Timers that may still send a message: they are cancelled when this ends (D121).
-    timers: set[_Timer] = attrs.field(factory=set[_Timer], init=False)
+    timers: set[_Timer] = attrs.field(factory=set[_Timer])
     # Whether it serves no message any more.
-    has_served: bool = attrs.field(default=False, init=False)
+    has_served: bool = False
     # Actors below this one in other processes, for the tree.
-    shown: Callable[[], tuple[ActorSnapshot, ...]] | None = attrs.field(default=None, init=False)
+    shown: Callable[[], tuple[ActorSnapshot, ...]] | None = None
     # A text about this one, for the tree.
-    note: Callable[[], str] | None = attrs.field(default=None, init=False)
+    note: Callable[[], str] | None = None
     # Figures of this one, for the tree.
-    readings: Callable[[], Iterable[Reading]] | None = attrs.field(default=None, init=False)
+    readings: Callable[[], Iterable[Reading]] | None = None
     # Messages of groups, by the tasks that serve them.
     grouped: dict[trio.lowlevel.Task, Envelope] = attrs.field(
         factory=dict[trio.lowlevel.Task, Envelope], init=False
     )
-    _running: dict[Group, int] = attrs.field(factory=dict[Group, int], init=False)
-    _group_left: trio.Event | None = attrs.field(default=None, init=False)
+    _running: dict[Group, int] = attrs.field(factory=dict[Group, int])
+    _group_left: trio.Event | None = None
 
     def __attrs_post_init__(self) -> None:
         self.outcomes = self.cell.outcomes

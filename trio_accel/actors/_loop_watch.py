@@ -29,9 +29,10 @@ from typing import TypeAlias
 import attrs
 import trio
 
+from ._errors import warn_untold
+
 __all__ = ["LoopHolds"]
 
-_logger = logging.getLogger("trio_accel.actors")
 
 # Seconds between two looks: the shortest hold that counts. They are rarer after so many looks at a loop that
 # waits.
@@ -207,8 +208,8 @@ def _log(level: int, verb: str, seconds: float, where: str | None, others: str) 
     if where is not None:
         remedy = "no other task ran; move such work to a thread (trio.to_thread.run_sync) or to a device"
         place = f"by {where}: {remedy}"
-    extra = {"seconds": seconds, "where": where, "is_untold": level >= logging.WARNING}
-    _logger.log(level, text, verb, seconds, place, others, extra=extra)
+    values = verb, seconds, place, others
+    warn_untold("trio_accel.actors", text, *values, level=level, seconds=seconds, where=where)
 
 
 # The watch of each Trio run that has a system.

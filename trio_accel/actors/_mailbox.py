@@ -46,18 +46,18 @@ class Mailbox:
     _outcomes: Outcomes
     _handlers: HandlerTable
     _options: MailboxOptions
-    _queue: _Messages = attrs.field(factory=_none, init=False)
-    _waiting: _Messages = attrs.field(factory=_none, init=False)
-    _stash: _Messages = attrs.field(factory=_none, init=False)
+    _queue: _Messages = attrs.field(factory=_none)
+    _waiting: _Messages = attrs.field(factory=_none)
+    _stash: _Messages = attrs.field(factory=_none)
     # Most actors never use it: an empty deque takes 700 bytes.
-    _control: deque[Envelope] | None = attrs.field(default=None, init=False)
-    receiver: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
-    _replaced: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
-    _woken: bool = attrs.field(default=False, init=False)
-    _in_a_row: int = attrs.field(default=0, init=False)
-    refusal: tuple[type[ActorError], str] | None = attrs.field(default=None, init=False)
-    peak: int = attrs.field(default=0, init=False)
-    dropped: int = attrs.field(default=0, init=False)
+    _control: deque[Envelope] | None = None
+    receiver: trio.lowlevel.Task | None = None
+    _replaced: trio.lowlevel.Task | None = None
+    _woken: bool = False
+    _in_a_row: int = 0
+    refusal: tuple[type[ActorError], str] | None = None
+    peak: int = 0
+    dropped: int = 0
 
     @property
     def depth(self) -> int:

@@ -250,17 +250,17 @@ class Envelope(Waiter):
     is_told: bool = attrs.field(default=False, kw_only=True)
     # Whether its asker goes at once when cancelled, also if it runs.
     is_abandonable: bool = attrs.field(default=False, kw_only=True)
-    deadline: float = attrs.field(default=_NEVER, init=False)
-    state: EnvelopeState = attrs.field(default=EnvelopeState.QUEUED, init=False)
-    scope: trio.CancelScope | None = attrs.field(default=None, init=False)
-    on_cancel: Callable[[], None] | None = attrs.field(default=None, init=False)
-    on_failed_hook: Callable[[Exception], None] | None = attrs.field(default=None, init=False)
+    deadline: float = _NEVER
+    state: EnvelopeState = EnvelopeState.QUEUED
+    scope: trio.CancelScope | None = None
+    on_cancel: Callable[[], None] | None = None
+    on_failed_hook: Callable[[Exception], None] | None = None
     # Called by its asker before it parks; `no_look` for nothing, None where no asker will call it.
-    last_look: Callable[[], None] | None = attrs.field(default=None, init=False)
+    last_look: Callable[[], None] | None = None
     # Set while messages are observed; the number is set with the start.
     number: int = attrs.field(init=False)
-    queued_at: float | None = attrs.field(default=None, init=False)
-    started_at: float | None = attrs.field(default=None, init=False)
+    queued_at: float | None = None
+    started_at: float | None = None
 
     @property
     def ends_at(self) -> float:

@@ -339,10 +339,6 @@ def named(cls: type) -> str:
     return f"{'an' if cls.__name__[0] in 'AEIOU' else 'a'} {cls.__name__}"
 
 
-def _instance(cls: type) -> Validator:
-    return must(f"be {named(cls)}", lambda value: isinstance(value, cls), TypeError)
-
-
 @named_options
 @attrs.frozen(kw_only=True)
 class Backoff:
@@ -408,7 +404,7 @@ class Intensity:
 
     restarts: int = attrs.field(default=3, validator=must_be_whole(0))
     within: float = attrs.field(default=5.0, validator=_number())
-    counts_progress: bool = attrs.field(default=True, validator=_instance(bool), kw_only=True)
+    counts_progress: bool = attrs.field(default=True, kw_only=True)
     pause: Backoff | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -473,9 +469,7 @@ class Policy:
         factory=dict[type[Exception], Directive], converter=_directives
     )
     backoff: Backoff = Backoff()
-    backoff_after_progress: Backoff | None = attrs.field(
-        default=None, validator=attrs.validators.optional(_instance(Backoff))
-    )
+    backoff_after_progress: Backoff | None = None
     grace: float = attrs.field(default=5.0, validator=_number())
     strategy: Strategy = Strategy.ONE_FOR_ONE
     intensity: Intensity = Intensity()

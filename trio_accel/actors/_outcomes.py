@@ -65,15 +65,15 @@ class Outcomes:
     system: SystemState
     _policy: Policy
     observers: Observers = attrs.field(init=False)
-    handled: int = attrs.field(default=0, init=False)
-    failed: int = attrs.field(default=0, init=False)
-    expired: int = attrs.field(default=0, init=False)
-    deferred: set[OpenRequest] = attrs.field(factory=set[OpenRequest], init=False)
+    handled: int = 0
+    failed: int = 0
+    expired: int = 0
+    deferred: set[OpenRequest] = attrs.field(factory=set[OpenRequest])
     # Called once when no deferred request is left.
-    on_settled: Callable[[], None] | None = attrs.field(default=None, init=False)
+    on_settled: Callable[[], None] | None = None
     # Counters of the meter, by the class or name of the message.
-    _meter: Meter | None = attrs.field(default=None, init=False)
-    _measured: dict[type | str, Measured] = attrs.field(factory=dict[type | str, Measured], init=False)
+    _meter: Meter | None = None
+    _measured: dict[type | str, Measured] = attrs.field(factory=dict[type | str, Measured])
 
     def __attrs_post_init__(self) -> None:
         self.observers = self.system.observers

@@ -47,16 +47,16 @@ class Supervisor:
     _intensity: Intensity
     # Makes the task of a child, which has supervisors of its own.
     _life: Callable[[Supervisor, Cell, tuple[object, ...], Mapping[str, object]], _Life]
-    children: dict[str, Cell] = attrs.field(factory=dict[str, Cell], init=False)
-    stopping: bool = attrs.field(default=False, init=False)
+    children: dict[str, Cell] = attrs.field(factory=dict[str, Cell])
+    stopping: bool = False
     # Names that its children must not have, of other actors under its path.
     taken: Mapping[str, object] = attrs.field(default=MappingProxyType({}), init=False)
     # Told of each restart, besides the observers of the system.
-    on_restart: Callable[[ActorRestarted], None] | None = attrs.field(default=None, init=False)
-    _restarts: Restarts | None = attrs.field(default=None, init=False)
-    _turns: trio.Lock | None = attrs.field(default=None, init=False)
-    _restarting: trio.CancelScope | None = attrs.field(default=None, init=False)
-    _counter: int = attrs.field(default=0, init=False)
+    on_restart: Callable[[ActorRestarted], None] | None = None
+    _restarts: Restarts | None = None
+    _turns: trio.Lock | None = None
+    _restarting: trio.CancelScope | None = None
+    _counter: int = 0
 
     @enable_ki_protection
     async def spawn(

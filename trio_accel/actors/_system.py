@@ -43,8 +43,8 @@ class Life:
     _args: tuple[object, ...]
     _kwargs: Mapping[str, object]
     # The supervisor of the running incarnation's children.
-    _children: Supervisor | None = attrs.field(default=None, init=False)
-    _is_started: bool = attrs.field(default=False, init=False)
+    _children: Supervisor | None = None
+    _is_started: bool = False
 
     @enable_ki_protection
     async def run(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import attrs
 import numpy as np
 
-from ..backends.base import DType, host_array
+from ..backends.base import DType, Ints, host_array
 from ..backends.base.contract.ops import ArraySpec, CountSpec, GroupSpec, SelectSpec, number_of
 from ..devices import (
     AccelRef,
@@ -26,6 +26,7 @@ from ..devices import (
     composed,
     device_of,
     operation,
+    shown,
 )
 from ..devices.base._views import reshaped
 from ..expressions import ARRAYS, Elementwise, ExpressionArgument, Reduction
@@ -370,6 +371,7 @@ class Count(Operation[ArraysActor, AccelRef]):
         edges: Edges of the bins; None where the elements are bins.
         weights: Weights; None for ones.
         bins: How many bins there are.
+        ends: The first and the last edge as they were before they were rounded; None for the edges.
     """
 
     library: ClassVar[str] = ARRAYS
@@ -378,6 +380,7 @@ class Count(Operation[ArraysActor, AccelRef]):
     edges: Operand | None
     weights: Operand | None
     bins: int
+    ends: tuple[float, float] | None = None
 
     @property
     def operation(self) -> str:
@@ -391,7 +394,12 @@ class Count(Operation[ArraysActor, AccelRef]):
         check_real(planner.name, x=x, **({} if edges is None else {"bins": edges}))
         weights = None if self.weights is None else self._weights(planner, x)
         out = planner.output((self.bins,), DType.int64 if weights is None else DType.float64)
-        return Planned(CountSpec(flat(planner, x), edges, weights, out.spec, planner.status(1)), out)
+        bounds: Ints = ()
+        if self.ends is not None and x.dtype in (DType.int64, DType.uint64):
+            limits = np.iinfo(x.dtype.dtype)
+            low, high = max(math.ceil(self.ends[0]), limits.min), min(math.floor(self.ends[1]), limits.max)
+            bounds = (int(low), int(high)) if low <= high else (1, 0)
+        return Planned(CountSpec(flat(planner, x), edges, bounds, weights, out.spec, planner.status(1)), out)
 
     def _weights(self, planner: Planner, x: ArraySpec) -> ArraySpec:
         assert self.weights is not None
@@ -448,7 +456,8 @@ async def histogram(
 ) -> HistogramResult:
     """Count the elements of bins, as `numpy.histogram` does.
 
-    A bin has its lower edge, and the last one its upper edge too. NaN is in none.
+    A bin has its lower edge, and the last one its upper edge too. NaN is in none. Integers of 64 bits are
+    compared exactly, also with the ends of `range` before they are rounded to edges.
 
     Args:
         x: An array of real numbers.
@@ -467,7 +476,7 @@ async def histogram(
             is not finite, or `weights` has another shape.
     """
     name = "arrays.histogram"
-    device = device_of(name, x, bins if isinstance(bins, AccelRef) else None, weights)
+    device, ends = device_of(name, x, bins if isinstance(bins, AccelRef) else None, weights), None
     if DType.of(x.dtype).kind == "complex":
         raise TypeError(f"{name}: x must not be complex, which has no order; got {x.dtype}")
     if isinstance(bins, np.ndarray):
@@ -482,10 +491,10 @@ async def histogram(
         count = whole(name, "bins", bins, "a whole number or an array of edges")
         if count < 1:
             raise ValueError(f"{name}: bins must be at least 1, got {bins}")
-        first, last = await _range(name, x, range)
+        ends = await _range(name, x, range)
         inexact = DType.of(x.dtype) if DType.of(x.dtype).is_inexact else DType.float64
-        edges = await _edges(name, device, first, last, count, inexact)
-    return HistogramResult(await device.ask(Count(name, x, edges, weights, len(edges) - 1)), edges)
+        edges = await _edges(name, device, float(ends[0]), float(ends[1]), count, inexact)
+    return HistogramResult(await device.ask(Count(name, x, edges, weights, len(edges) - 1, ends)), edges)
 
 
 async def _edges(name: str, device: Device, first: float, last: float, count: int, dtype: DType) -> AccelRef:
@@ -505,21 +514,23 @@ async def _edges(name: str, device: Device, first: float, last: float, count: in
 
 
 async def _range(name: str, x: Operand, given: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the first and the last edge of bins, by NumPy's rules."""
+    """Return the first and the last edge of bins, by NumPy's rules; integers are not rounded."""
     if given is not None:
         if not isinstance(given, (tuple, list)) or len(given) != 2:
             raise TypeError(f"{name}: range must be two numbers, got {given!r}")
-        for number in given:
-            check_number(name, "range", number, is_real=True)
-        first, last = map(float, given)
+        first, last = [check_number(name, "range", number, is_real=True) for number in given]
     elif math.prod(x.shape):
-        first, last = [float(await one(x).item()) for one in (_LEAST, _MOST)]
+        first, last = [await one(x).item() for one in (_LEAST, _MOST)]
     else:
         first, last = 0.0, 1.0
-    if given is None and not (math.isfinite(first) and math.isfinite(last)):
+    # Integers may be larger than each float64.
+    most = float(np.finfo(np.float64).max)
+    is_finite = all(-most <= end <= most for end in (first, last))
+    if given is None and not is_finite:
         raise ValueError(f"{name}: pass range, because x has elements that are not finite")
-    if not (math.isfinite(first) and math.isfinite(last)) or first > last:
-        raise ValueError(f"{name}: range must be finite and ascend, got {first} to {last}")
+    if not is_finite or first > last:
+        told = " to ".join(map(shown, (first, last)))
+        raise ValueError(f"{name}: range must be finite and ascend, got {told}")
     return (first, last) if first < last else (first - 0.5, last + 0.5)
 
 

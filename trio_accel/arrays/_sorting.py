@@ -218,8 +218,8 @@ async def searchsorted(
 
     Args:
         x1: Vector in ascending order, NaN last.
-        x2: The values. They are compared in the type that both have in common by NumPy's rules, but signed
-            numbers exactly with those of uint64.
+        x2: The values. They are compared in the type that both have in common by NumPy's rules, but integers
+            of 64 bits exactly.
         side: Whether before the elements that are equal (``"left"``), or behind them (``"right"``).
         sorter: Indices that bring `x1` into order, such as those of `argsort`.
         out: Array of the shape of `x2` and of int64 to write to; by default a new one.

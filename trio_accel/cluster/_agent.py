@@ -75,9 +75,10 @@ class _Peers(Router):
         if member not in self._links or self._links[member].lost.is_set():
             self._links.pop(member, None)
             made = await member.address.connect(member.name, *self._given)
-            if self._links.setdefault(member, made) is not made:
+            # Meanwhile the member may have left, or another task may have connected to it.
+            if not self._is_reached(member) or self._links.setdefault(member, made) is not made:
                 made.close()
-        return self._links[member]
+        return await super().link(member)
 
 
 class Agent:
@@ -126,8 +127,7 @@ class Agent:
         what, *given = request
         if what == "ask":
             epoch, *asked = given
-            while self._router.epoch < epoch:
-                await self._router.wait_changed()
+            await self._router.wait_epoch(epoch)
             if self._is_alone():
                 raise NotAtHomeError(f"node {self._config.node} hears nothing of the program")
             return await self._residents.ask(*asked)
@@ -136,11 +136,18 @@ class Agent:
             # is a time that it counts from. What comes late, out of a network that was away, tells nothing.
             self._heard, self._asked = self._asked, trio.current_time()
         if what == "table":
-            [table] = given
+            table, before = given
             if not self._router.epoch:
                 self._heard = self._asked = trio.current_time()
             if table.epoch > self._router.epoch:
-                await self._residents.take(table)
+                await self._residents.take(table, before)
+        if what == "release":
+            epoch, target = given
+            await self._router.wait_epoch(epoch)
+            await self._residents.release(target)
+        if what == "settle" and given == [self._router.epoch]:
+            # Before the program has waited too long for it.
+            await self._router.settle(self._config.options.hand_off / 2)
         return None
 
     def _is_alone(self) -> bool:

@@ -72,7 +72,7 @@ class Blame:
     def __init__(self, is_quiet: Callable[[], Awaitable[bool]]) -> None:
         self._is_quiet = is_quiet
         self._waiting, self._running = list[Trial](), list[Trial]()
-        self._changed = trio.Event()
+        self._changed = trio.lowlevel.ParkingLot()
         self._crashed: deque[Member] = deque(maxlen=256)
 
     def note_crash(self, member: Member) -> None:
@@ -100,7 +100,7 @@ class Blame:
             trial.is_alone = False
             with trio.move_on_after(_HOLD):
                 while self.has_suspects:
-                    await self._changed.wait()
+                    await self._changed.park()
             yield
             return
         self._waiting.append(trial)
@@ -109,10 +109,10 @@ class Blame:
                 # All that were lost together are here behind this.
                 await trio.lowlevel.checkpoint()
                 while self._running or trial is not max(self._waiting, key=lambda one: one.sent):
-                    await self._changed.wait()
+                    await self._changed.park()
         finally:
             self._waiting.remove(trial)
-            self._wake()
+            self._changed.unpark_all()
         trial.is_alone = not self._running
         for other in self._running:
             other.is_alone = False
@@ -121,7 +121,7 @@ class Blame:
             yield
         finally:
             self._running.remove(trial)
-            self._wake()
+            self._changed.unpark_all()
 
     async def _wait_quiet(self, trial: Trial) -> bool:
         # Longer each time, so that all of several that end agents wait here at last.
@@ -130,10 +130,6 @@ class Blame:
                 return True
         trial.pardons += 1
         return False
-
-    def _wake(self) -> None:
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
 
     def _check(self, trial: Trial) -> None:
         if len(trial.lost) < 2 or not trial.was_alone:

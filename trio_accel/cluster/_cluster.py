@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Directive, Policy, Ref, SupervisorScope, opens
+from ..actors import Actor, ActorContext, Directive, Policy, Ref, SupervisorScope, opens, warn_untold
 from ..backends.base import NotSupportedError
 from ..devices import DeviceGroup, System, run_together
 from ._agent import AgentConfig
@@ -193,37 +193,36 @@ class Cluster(Router):
     async def _replace(
         self, name: str, member: Member | None, link: Link | None = None, *, is_lost: bool = False
     ) -> None:
-        """Have a member, or no more: those that lose entities are told first, then all others (D198)."""
+        """Have a member, or no more: all agents get the new table, and then hear that all have it (D209)."""
         async with self._change:
             epoch = await self._next_epoch()
-            members = {one.name: one for one in self.members}
-            leaver = members.pop(name, None)
-            losers = list(members.values())
+            members = {one.name: one for one in self.members if one.name != name}
             if member is not None and link is not None:
                 members[name] = member = attrs.evolve(member, epoch=epoch)
                 self._links[member] = link
-            elif leaver is not None:
-                losers = [] if is_lost else [leaver]
             table = Table(epoch, tuple([members[one] for one in sorted(members)]))
-            await self._give(table, losers)
-            await self._give(table, [one for one in table.members if one not in losers])
-            # The update would close it, with replies on their way and requests that were not read yet.
-            leaving = self._links.pop(leaver) if leaver is not None and leaver in losers else None
-            self.update(table)
-            if leaving is not None:
-                with trio.move_on_after(self._options.hand_off):
-                    await leaving.wait_answered()
-                # After a cancellation the end of its agent closes it.
-                leaving.close()
+            before = None if is_lost else self.table
+            told = dict.fromkeys([*table.members, *(before or table).members])
+            try:
+                await self._give(("table", table, before), told)
+            except BaseException:
+                with trio.CancelScope(shield=True):
+                    # Some agents serve by this table, so its change is not taken back.
+                    await self._end(name)
+                raise
+            self.update(table, before)
+            if before is not None:
+                settle = partial(self._give, ("settle", epoch), table.members)
+                await run_together([settle, partial(self.settle, self._options.hand_off)])
 
-    async def _give(self, table: Table, members: Iterable[Member]) -> None:
-        """Give agents a table; each has ended by then what is at home elsewhere."""
+    async def _give(self, request: tuple[object, ...], members: Iterable[Member]) -> None:
+        """Ask agents, and end those that do not answer: with a table, each ends what is at home elsewhere."""
 
         async def give(member: Member) -> None:
             link = self._links[member]
             try:
                 with trio.fail_after(self._options.hand_off):
-                    await link.ask(("table", table), at_once=True)
+                    await link.ask(request, at_once=True)
                 return
             except trio.TooSlowError:
                 _logger.warning("node %s has not ended its hand-off: its agent is ended", member.name)
@@ -251,9 +250,7 @@ class Cluster(Router):
                 # The newest program has the store: an older one ends with its next change.
                 return await self._store.next_epoch(self._program, takes_over=begun == 1)
             except StoreError as error:
-                _logger.warning(
-                    "the table of the cluster waits for the store: %s", error, extra={"is_untold": True}
-                )
+                warn_untold(_logger.name, "the table of the cluster waits for the store: %s", error)
                 await trio.sleep(_PAUSE)
         return begun  # agents take no table of an earlier number than theirs
 

@@ -13,6 +13,7 @@ from ..actors import Actor, ActorFailedError, ActorStoppedError, Directive, Poli
 from ..devices import Device, DeviceGroup, Key
 from ._errors import NodeLostError, NotAtHomeError
 from ._frames import digest_of, find
+from ._link import LinkLostError
 from ._members import Target
 from ._table import Router, Table
 
@@ -186,6 +187,8 @@ class Residents:
             ImportError: Its class is not there.
             Exception: As its handler does.
         """
+        if target not in self._all:
+            await self._wait_released(target)
         if not self._is_home(target):
             raise NotAtHomeError(f"{target.text} is not at home on node {self.node}")
         resident = self._all.get(target)
@@ -205,9 +208,30 @@ class Residents:
         member = self.router.table.home(target)
         return member is not None and member.name == self.node
 
-    async def take(self, table: Table) -> None:
-        """Take a newer table; returns when the entities that are at home elsewhere by it have ended."""
-        self.router.update(table)
+    async def _wait_released(self, target: Target) -> None:
+        """Wait until an entity of this node has ended at its home by the table before."""
+        router = self.router
+        while self._is_home(target) and not router.settled.is_set():
+            table, settled, member = router.table, router.settled, router.before.home(target)
+            if member is None or member.name == self.node:
+                return
+            try:
+                link = await router.link(member)
+                await link.ask(("release", table.epoch, target), at_once=True)
+            except LinkLostError:
+                # The program ends its agent before the table is settled.
+                await settled.wait()
+            if router.table is table:
+                return
+
+    async def release(self, target: Target) -> None:
+        """End an entity that is at home elsewhere; returns when it has ended."""
+        if target in self._all and not self._is_home(target):
+            await self._end([target])
+
+    async def take(self, table: Table, before: Table | None) -> None:
+        """Take a newer table, as a `Router` does; returns when the entities that it moves have ended."""
+        self.router.update(table, before)
         # One whose end an earlier table began, and did not live to see, ends by this one.
         await self._end([one for one, it in self._all.items() if it.has_left or not self._is_home(one)])
 

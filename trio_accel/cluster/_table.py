@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import uuid
 from contextlib import nullcontext
 from typing import Any, ClassVar, Generic, TypeVar, cast
@@ -10,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 import attrs
 import trio
 
-from ..actors import ActorStoppedError, Message, Request
+from ..actors import ActorStoppedError, Message, Request, warn_untold
 from ..devices import Key, by_key
 from ._blame import Blame, Trial
 from ._errors import NodeLostError, NotAtHomeError
@@ -19,8 +18,6 @@ from ._link import Link, LinkLostError
 from ._members import Member, Target
 
 __all__ = ["EntityRef", "Router", "Table"]
-
-_logger = logging.getLogger("trio_accel.cluster")
 
 EntityT_contra = TypeVar("EntityT_contra", contravariant=True)
 EntityT = TypeVar("EntityT")
@@ -65,15 +62,19 @@ class Router:
 
     Attributes:
         table: The newest table.
+        before: The table before, until all of its members have taken the newest one; then the same.
+        settled: Set when they have.
         is_closed: Whether its cluster has ended, and nobody answers any more.
     """
 
     def __init__(self) -> None:
         self._blame = Blame(self._is_quiet)
         self.table: Table = Table()
+        self.before: Table = self.table
+        self.settled: trio.Event = trio.Event()
         self.is_closed: bool = False
         self._links: dict[Member, Link] = {}
-        self._changed = trio.Event()
+        self._changed = trio.lowlevel.ParkingLot()
 
     @property
     def epoch(self) -> int:
@@ -85,13 +86,39 @@ class Router:
         """The nodes that have an agent."""
         return self.table.members
 
-    def update(self, table: Table) -> None:
-        """Take a newer table; links to those that are no members any more end."""
-        self.table = table
-        for member in [one for one in self._links if one not in table.members]:
-            self._links.pop(member).close()
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
+    def update(self, table: Table, before: Table | None = None) -> None:
+        """Take a newer table; links to lost members end.
+
+        Args:
+            table: The table.
+            before: The table before, whose members answer until `settle`; None if the missing ones are lost.
+        """
+        self.settled.set()
+        self.settled = trio.Event()
+        self.table, self.before = table, before or table
+        if before is None:
+            self.settled.set()
+        for link in self._pop_links():
+            link.close()
+        self._changed.unpark_all()
+
+    async def settle(self, seconds: float) -> None:
+        """End the links to members that have left, after their answers or so many seconds."""
+        self.before = self.table
+        self.settled.set()
+        left = self._pop_links()
+        with trio.move_on_after(seconds):
+            for link in left:
+                await link.wait_answered()
+        # After a cancellation the ends of their agents close them.
+        for link in left:
+            link.close()
+
+    def _is_reached(self, member: Member) -> bool:
+        return member in self.table.members or member in self.before.members
+
+    def _pop_links(self) -> list[Link]:
+        return [self._links.pop(one) for one in [*self._links] if not self._is_reached(one)]
 
     def close(self) -> None:
         """End it: asks that wait have their errors, and later ones too."""
@@ -100,7 +127,12 @@ class Router:
 
     async def wait_changed(self) -> None:
         """Wait for the next table."""
-        await self._changed.wait()
+        await self._changed.park()
+
+    async def wait_epoch(self, epoch: int) -> None:
+        """Wait for a table of this number, or a later one."""
+        while self.epoch < epoch:
+            await self.wait_changed()
 
     async def link(self, member: Member) -> Link:
         """Return the way to a member.
@@ -171,9 +203,8 @@ class Router:
             await self.wait_changed()
         if scope.cancelled_caught:
             where = "no node" if target.node is None else f"not node {target.node}"
-            _logger.warning(
-                "%s waits for a home: the cluster has %s", target.text, where, extra={"is_untold": True}
-            )
+            text = "%s waits for a home: the cluster has %s"
+            warn_untold("trio_accel.cluster", text, target.text, where)
 
     def entity(self, cls: type[EntityT], key: Key) -> EntityRef[EntityT]:
         """Return the address of an entity; it asks nothing.

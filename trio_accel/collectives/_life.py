@@ -69,8 +69,8 @@ class CommunicatorLife:
         "leaving": 5.0,
         "closed": 5.0,
     }
-    stage: Stage = attrs.field(default="none", init=False)
-    until: float = attrs.field(default=math.inf, init=False)
+    stage: Stage = "none"
+    until: float = math.inf
 
     def move(self, step: Step) -> None:
         """Go to the next stage.

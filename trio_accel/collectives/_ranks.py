@@ -44,11 +44,11 @@ class _Meeting:
     function: str
     options: Mapping[str, Any]
     ranks: Collection[int]
-    given: dict[int, Own] = attrs.field(factory=dict[int, Own], init=False)
-    results: Any = attrs.field(default=None, init=False)
-    error: Exception | None = attrs.field(default=None, init=False)
-    done: trio.Event = attrs.field(factory=trio.Event, init=False)
-    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
+    given: dict[int, Own] = attrs.field(factory=dict[int, Own])
+    results: Any = None
+    error: Exception | None = None
+    done: trio.Event = attrs.field(factory=trio.Event)
+    scope: trio.CancelScope = attrs.field(factory=trio.CancelScope)
 
     @property
     def is_whole(self) -> bool:

@@ -7,6 +7,7 @@ closes in order, and reports when its client leaves.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
@@ -14,7 +15,7 @@ from http import HTTPStatus
 import attrs
 import trio
 
-from ._framing import Framing, RefusedError
+from ._framing import HEAD_BYTES, Framing, RefusedError
 
 BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 _RECEIVED_BYTES = 1 << 16
@@ -24,6 +25,11 @@ _SENT_BYTES = 1 << 16
 _BACKLOG_BYTES = 1 << 16
 # Seconds in which a client may read the end of an answer and still send.
 _LINGER = 1.0
+# Texts of refusals that name the remedy, unlike the phrases of their statuses.
+_REMEDIES = {
+    431: f"the headers must have at most {HEAD_BYTES} bytes",
+    505: "speak HTTP/1.1: HTTP/2 and WebSockets are not served",
+}
 
 
 def ignore() -> None:
@@ -121,9 +127,10 @@ class Connection:
 
     async def _refuse(self, status: int) -> None:
         phrase = HTTPStatus(status).phrase
-        head = f"HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+        body = json.dumps({"error": _REMEDIES.get(status, phrase.lower())})
+        head = f"HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-type: application/json\r\n"
         with suppress(*BROKEN):
-            await self.send_all(head.encode())
+            await self.send_all(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
         await self.aclose()
 
     async def send_all(self, data: bytes) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from http import HTTPStatus
 from math import inf
 from typing import Any, TypeAlias
 
@@ -244,8 +243,14 @@ class Exchange:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(drop)
+            limits = self.edge.limits
+            error = {
+                408: f"the body must arrive within {limits.wait:g} s",
+                413: f"the body must have at most {limits.body} bytes",
+                503: "the bodies of all requests are too large: try again",
+            }[status]
             retry = (_RETRY,) if status == 503 else ()
-            await self._reply(Reply(status, {"error": HTTPStatus(status).phrase.lower()}, (_CLOSE, *retry)))
+            await self._reply(Reply(status, {"error": error}, (_CLOSE, *retry)))
             nursery.cancel_scope.cancel()
         self.connection.scope.cancel(reason="the request is refused")
 

@@ -4,8 +4,9 @@ Hypercorn gives all received bytes to h11. Some of them are harmful there:
 
 * h11 matches each header line by a regular expression. Its time grows with the square of the spaces before an
   illegal byte, and its limit for headers does not apply to headers that arrive whole.
-* Hypercorn answers ``Upgrade: h2c`` and the preface of HTTP/2 by HTTP/2, in which one path that is not ASCII
-  raises an error.
+* Hypercorn answers the preface of HTTP/2 and the offer ``Upgrade: h2c`` by HTTP/2, in which one path that is
+  not ASCII raises an error. The preface is refused. Offers are removed, because a server may ignore them and
+  Java's HTTP client makes them by default.
 * h11 accepts a request with a length and chunks, which a proxy may read as two requests.
 * Each chunk of a body costs much more than its bytes.
 
@@ -32,7 +33,10 @@ _BLANK_LINE = re.compile(rb"\r?\n")
 # Bytes that no header has, and a line that continues the header before it.
 _ILLEGAL = re.compile(rb"[\0\f\v]|\r(?!\n)|\n[ \t]")
 _VERSION = re.compile(rb"[^\n]* HTTP/([0-9]\.[0-9])\r?\n")
-_OTHER_PROTOCOL = re.compile(rb"(?i)\nupgrade:[^\n]*(?:h2c|websocket)")
+_OFFER = re.compile(rb"(?i)\n(?:upgrade|http2-settings):")
+_WEBSOCKET = re.compile(rb"(?i)\nupgrade:[^\n]*websocket")
+_OF_OFFERS = re.compile(rb"(?i)\n(upgrade|http2-settings|connection):([^\n]*)")
+_OFFER_TOKENS = {b"upgrade", b"http2-settings", b""}
 _LENGTH = re.compile(rb"(?i)\n(content-length|transfer-encoding):([^\n]*)")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n]*)?\r\n")
 
@@ -88,7 +92,8 @@ class Framing:
         """Remove and return the checked bytes of one request, or of a part of it.
 
         Returns:
-            Bytes up to the end of the request at most; ``b""`` if more bytes must be fed first.
+            Bytes up to the end of the request at most, without offers of other protocols; ``b""`` if more
+            bytes must be fed first.
 
         Raises:
             RefusedError: The headers, the trailers or a chunk are refused. Nothing else may be taken then.
@@ -106,7 +111,7 @@ class Framing:
                 head = self._take_lines()
                 if head:
                     self._begin(head)
-                return head
+                return _without_offers(head) if _OFFER.search(head) else head
             case _Part.TRAILERS:
                 lines = self._take_lines()
                 if lines:
@@ -145,7 +150,7 @@ class Framing:
     def _begin(self, head: bytes) -> None:
         """Find the end of the request that begins with these headers."""
         version = _VERSION.match(head)
-        if (version and version[1] not in {b"1.0", b"1.1"}) or _OTHER_PROTOCOL.search(head):
+        if (version and version[1] not in {b"1.0", b"1.1"}) or _WEBSOCKET.search(head):
             raise RefusedError(505)
         lengths = _LENGTH.findall(head)
         if not lengths:
@@ -182,3 +187,16 @@ class Framing:
         # The line break after the chunk belongs to it.
         self._part, self._left = (_Part.CHUNK, size + 2) if size else (_Part.TRAILERS, 0)
         return line
+
+
+def _without_offers(head: bytes) -> bytes:
+    """Remove the offer of another protocol from headers."""
+
+    def keep(line: re.Match[bytes]) -> bytes:
+        tokens = [
+            token for token in map(bytes.strip, line[2].split(b",")) if token.lower() not in _OFFER_TOKENS
+        ]
+        is_kept = tokens and line[1].lower() == b"connection"
+        return b"\n%b: %b\r" % (line[1], b", ".join(tokens)) if is_kept else b""
+
+    return _OF_OFFERS.sub(keep, head)

@@ -33,7 +33,8 @@ class Limits:
             client is disconnected.
         answer: Seconds until an answer begins. Then the request's task is cancelled and the client gets 504.
             The request header ``X-Deadline: 1.5`` asks for fewer seconds, in which the answer must also end.
-        grace: Seconds for open requests after a signal to end.
+        grace: Seconds from a signal until the program has ended. Open requests get all of them but the last,
+            or three quarters of a grace below 4 s.
     """
 
     requests: int = attrs.field(default=256, validator=must_be_whole(1))

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 import trio
 
-from ..actors import named_arguments
-from ..actors._errors import single
+from ..actors import named_arguments, single
 from ..backends.base.kit.modules import import_extra
 from ..devices import System
 from ..devices.base._errors import is_shortage
@@ -30,6 +32,9 @@ _logger = logging.getLogger("trio_accel.http")
 _BACKLOG = 1024
 # Seconds until a listener without descriptors tries again.
 _PAUSE = 0.1
+# Seconds of the grace that are kept for the end of the lifespan, the system and the interpreter, half of them
+# for each; of a short grace, this part.
+_CLOSING, _PART = 1.0, 0.25
 _LIMITS = Limits()
 
 
@@ -51,11 +56,16 @@ async def serve(
     No client ends the service for others, and all that a client may take has a limit. The body of a request
     is read whole before the application is called. When a client leaves, the task of its request is
     cancelled, but not what the application does after its answer. A client that ends its sending side has
-    left, too. A signal closes the listeners, lets open requests end within `Limits.grace` seconds, and then
-    cuts the rest. Further signals change nothing.
+    left, too.
 
-    WebSockets, HTTP/2 and h2c are refused with 505. TLS, HTTP/2 and limits by address are the work of a
-    proxy.
+    A signal closes the listeners and lets open requests end. `serve` cuts the rest so early that the program
+    ends within `Limits.grace` seconds of the signal: 1 s before, or a quarter of a grace below 4 s. The
+    lifespan gets half of that time. Two things take more: a device whose operation is still running closes
+    after `DeviceOptions.close_grace` seconds and about one more, and a handler in a thread, such as a ``def``
+    of FastAPI, cannot be cancelled. Further signals change nothing.
+
+    WebSockets and HTTP/2 are refused with 505, and the offer ``Upgrade: h2c`` is ignored. TLS, HTTP/2 and
+    limits by address are the work of a proxy.
 
     Args:
         app: The application. Its lifespan runs around all requests.
@@ -86,6 +96,7 @@ async def serve(
         listeners = await _listen(host, port)
     edge = Edge(app, limits, probes_of(system, recorder))
     lifespan, ending = Lifespan(app), trio.Event()
+    end, closing = inf, min(_CLOSING, _PART * limits.grace)
     failure: BaseException | None = None
     try:
         async with trio.open_nursery() as living:
@@ -96,11 +107,15 @@ async def serve(
             async with trio.open_nursery() as connections:
                 try:
                     await _accept_until(ending, listeners, edge, server, connections, task_status)
-                    await hypercorn.end(edge)
+                    # An interpreter that ends looks through all objects, which takes up to a second and frees
+                    # nothing that the end of the process does not free.
+                    atexit.register(gc.freeze)
+                    end = trio.current_time() + limits.grace
+                    await hypercorn.end(edge, end - closing)
                 finally:
                     edge.cut_all()
                     connections.cancel_scope.cancel(reason="the service ends")
-            with trio.move_on_after(limits.grace):
+            with trio.move_on_at(end - closing / 2):
                 await lifespan.end()
             living.cancel_scope.cancel(reason="the service ends")
     except BaseExceptionGroup as group:
@@ -123,7 +138,7 @@ class _Hypercorn:
         config.h11_max_incomplete_size = HEAD_BYTES
         config.include_server_header = False
         config.accesslog, config.errorlog = None, _logger
-        self._config, self._grace = config, limits.grace
+        self._config = config
         self._context = import_extra("hypercorn.trio.worker_context", "http").WorkerContext(None)
         self._tcp_server = import_extra("hypercorn.trio.tcp_server", "http").TCPServer
         self._wrapper = import_extra("hypercorn.app_wrappers", "http").ASGIWrapper
@@ -133,12 +148,13 @@ class _Hypercorn:
         app = self._wrapper(partial(edge.answer, connection))
         await self._tcp_server(app, self._config, self._context, state, connection)
 
-    async def end(self, edge: Edge) -> None:
-        """End connections without a request at once, and wait for the others, within the grace."""
+    async def end(self, edge: Edge, deadline: float) -> None:
+        """End connections without a request at once, and wait for the others until the deadline."""
         edge.is_ending = True
-        _logger.info("ending: %d requests are open, and have %g s", edge.requests, self._grace)
+        seconds = deadline - trio.current_time()
+        _logger.info("ending: %d requests are open, and have %.3g s", edge.requests, seconds)
         await self._context.terminated.set()
-        with trio.move_on_after(self._grace):
+        with trio.move_on_at(deadline):
             await edge.wait_empty()
 
 

@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import trio
 
-from ..actors._errors import leaves
+from ..actors import leaves
 from ..backends.base import DeviceLostError
 from ..devices import Device
 

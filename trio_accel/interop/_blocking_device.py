@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import inspect
-import logging
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
@@ -21,14 +20,12 @@ from typing import Any, NoReturn, Self, TypeAlias, TypeVar
 
 import trio
 
-from ..actors import not_copied, silence
-from ..actors._errors import single
+from ..actors import not_copied, silence, single, warn_untold
 from ..devices import Device, DeviceOptions, System, open_system
 from ._array_api import ArrayApi, array_api
 from ._array_api_array import Array
 from ._blocking import RunCalls
 
-_logger = logging.getLogger("trio_accel.interop")
 ResultT = TypeVar("ResultT")
 ReplyT = TypeVar("ReplyT")
 _Asked: TypeAlias = Awaitable[ResultT] | Callable[..., Awaitable[ResultT]]
@@ -239,9 +236,8 @@ class BlockingDevice:
     def _at_exit(self) -> None:
         self._end(_EXIT_SECONDS)
         if not self._calls.is_forked and self._thread.is_alive():
-            _logger.warning(
-                "%r did not close within %g seconds", self, _EXIT_SECONDS, extra={"is_untold": True}
-            )
+            text = "%r did not close within %g seconds"
+            warn_untold("trio_accel.interop", text, self, _EXIT_SECONDS)
 
 
 def blocking(

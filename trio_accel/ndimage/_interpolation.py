@@ -50,8 +50,9 @@ _FILLED = {
 _FILTERED = {"grid-wrap": "wrap", "reflect": "reflect", "nearest": "reflect"}
 # Elements that SciPy puts around an image whose mode has no exact coefficients.
 _AHEAD = 12
-# Elements of which one is made; the text of an expression has a most length.
-_MOST = 220
+# Elements for each result are bounded because its time grows with them. Axes, and indices without a loop, are
+# because the source of an expression has a maximum length; statements for an axis are as long as 60 indices.
+_MAX_TAPS, _MAX_AXES, _MAX_INDICES, _PER_AXIS = 1 << 16, 13, 555, 60
 
 
 @functools.cache
@@ -81,9 +82,9 @@ async def _sampled(
     dtype = w.dtype_of(x, output, shape)
     is_even = mode in ("nearest", "grid-constant")
     ahead = _AHEAD * (is_even and prefilter and order > 1)
-    if (order + 1) ** len(axes) > _MOST:
-        told = f"{(order + 1) ** len(axes)} elements for each one by order {order} along {len(axes)} axes"
-        raise NotSupportedError(f"{told}; {_MOST} are possible")
+    if (taps := (order + 1) ** len(axes)) > _MAX_TAPS or len(axes) > _MAX_AXES:
+        told = f"{taps} elements for each one by order {order} along {len(axes)} axes"
+        raise NotSupportedError(f"{told}; {_MAX_TAPS} along {_MAX_AXES} axes are possible")
     if prefilter:
         edges = w.spread(x, axes, [(ahead, ahead)] * len(axes), (0, 0))
         x = await _filtered(await w.padded(x, edges, [_FILLED[mode]] * x.ndim, cval), order, mode, axes)
@@ -131,9 +132,26 @@ def _interpolated(
         weighed = [f"w{len(here)}_{k} * {part}" for k, part in enumerate(parts)]
         return f"({' + '.join(weighed)})" if len(parts) > 1 else parts[0]
 
+    count, body = _loop([axis for axis, _ in coordinates], order, places)
+    sums = f"t = {total()}\n"
+    if body:
+        sums = f"t = {wide}(0)\nfor k in range({count}): {'; '.join(body)}; t = t + v * {total()}\n"
     outside = " or ".join(f"o{axis}" for axis, _ in coordinates if mode == "constant")
-    lines += [f"y = where({outside}, cval, {total()})" if outside else f"y = {total()}", *_rounded(dtype)]
-    return w.several("interpolate", "; ".join(lines), None, ("y",), dtype)
+    ends = [f"y = where({outside}, cval, t)" if outside else "y = t", *_rounded(dtype)]
+    return w.several("interpolate", f"{'; '.join(lines)}; {sums}{'; '.join(ends)}", None, ("y",), dtype)
+
+
+def _loop(axes: Sequence[int], order: int, places: list[list[str]]) -> tuple[int, list[str]]:
+    """Write a loop over the leading axes: its length, and statements for places and their weight v."""
+    count, weights, body = 1, list[str](), list[str]()
+    for n, axis in enumerate(reversed(axes), 1):
+        if (order + 1) ** n * len(places) > _MAX_INDICES - _PER_AXIS * len(axes):
+            weight = f"w{axis}_{order}"
+            for tap in reversed(range(order)):
+                weight = f"where(m{axis} == {tap}, w{axis}_{tap}, {weight})"
+            body += [f"m{axis} = k // {count} % {order + 1}", f"l{axis} = p{axis}_0 + m{axis}"]
+            count, places[axis], weights = count * (order + 1), [f"l{axis}"], [weight, *weights]
+    return count, [*body, f"v = {' * '.join(weights)}"] if weights else []
 
 
 def _weights(w: str, order: int) -> list[str]:
@@ -227,7 +245,7 @@ async def map_coordinates(
         TypeError: `input` is no array of a device, or coordinates are complex.
         ValueError: Coordinates for another number of axes, an order or mode that there is not, or `output` of
             another shape.
-        NotSupportedError: float8, or more than 220 elements for each result: cubic splines along four axes.
+        NotSupportedError: float8, more than 13 axes, or more than 65536 elements for each result.
     """
     ndim, is_on_device = len(w.axes_of(input, None)), isinstance(coordinates, AccelRef)
     where: Any = coordinates if is_on_device else w.numbers("coordinates", coordinates)

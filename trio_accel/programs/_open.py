@@ -147,7 +147,7 @@ class Plan:
     _asked_by: str = attrs.field(default="open_program", kw_only=True, alias="asked_by")
     _refuses_all: bool = attrs.field(default=False, kw_only=True, alias="refuses_all")
     # The arguments of a class.
-    _bound: inspect.BoundArguments | None = attrs.field(default=None, init=False)
+    _bound: inspect.BoundArguments | None = None
     _path: str = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

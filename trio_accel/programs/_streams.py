@@ -85,10 +85,10 @@ class Items:
     _next_number: Callable[[], int]
     _ask: Callable[[inspect.BoundArguments, tuple[int, int]], Awaitable[Any]]
     _leave: Callable[[int, inspect.BoundArguments], None]
-    _count: int = attrs.field(default=0, init=False)
-    _items: list[object] = attrs.field(factory=list[object], init=False)
+    _count: int = 0
+    _items: list[object] = attrs.field(factory=list[object])
     # The number of a generator, where there may be one, and that of its next item.
-    _place: tuple[int, int] | None = attrs.field(default=None, init=False)
+    _place: tuple[int, int] | None = None
 
     @opens("the stream is not open yet: async with program.stream(...) as items: async for item in items")
     async def open(self) -> AsyncGenerator[ItemStream[Any]]:

@@ -28,15 +28,21 @@ def _kernel(
     name: str, cpu: Callable[..., None], scalars: dict[str, str], read: str, dtype: DType, grid: Any
 ) -> Kernel:
     return Kernel(
-        name, _CODE, grid=grid, block=32, skip_empty=True, cpu=f"{__name__}:{cpu.__name__}",
+        name,
+        _CODE,
+        grid=grid,
+        block=32,
+        skip_empty=True,
+        cpu=f"{__name__}:{cpu.__name__}",
         # A fused product keeps digits that SciPy rounds, so results would differ.
-        options=CompileOptions(fma=False), parameters={
+        options=CompileOptions(fma=False),
+        parameters={
             **{each: scalar(kind) for each, kind in scalars.items()},
             **{each: reads(dtype, layout="packed") for each in read.split()},
             "out": writes(dtype, shape=lambda x: x.shape),
             "last": writes(dtype, shape=lambda state: state.shape),
         },
-    )  # fmt: skip
+    )
 
 
 @functools.cache

@@ -62,17 +62,17 @@ class MessageTally:
     message_type: str
     _on_failure: OnFailure
     _since: float
-    most: int = attrs.field(default=2 * _AT_ONCE, init=False)
-    times: list[float] = attrs.field(factory=list[float], init=False)
-    failed_count: int = attrs.field(default=0, init=False)
-    cancelled_count: int = attrs.field(default=0, init=False)
-    dropped_count: int = attrs.field(default=0, init=False)
-    _counted: int = attrs.field(default=0, init=False)
+    most: int = 2 * _AT_ONCE
+    times: list[float] = attrs.field(factory=list[float])
+    failed_count: int = 0
+    cancelled_count: int = 0
+    dropped_count: int = 0
+    _counted: int = 0
     # Times are counted by ranges, and in all: a row for the queue, and one for the handler.
     _ranges: Counts = attrs.field(factory=lambda: np.zeros((2, len(BOUNDS) + 1), np.int64), init=False)
     _totals: Seconds = attrs.field(factory=lambda: np.zeros(2), init=False)
     _recent: Seconds = attrs.field(factory=lambda: np.empty(0), init=False)
-    _counted_at: float = attrs.field(default=0.0, init=False)
+    _counted_at: float = 0.0
     _history: deque[tuple[float, float]] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:

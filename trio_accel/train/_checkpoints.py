@@ -12,7 +12,6 @@ the first one. It refuses the second one, because the user has mixed up folders 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import secrets
@@ -32,7 +31,7 @@ import numpy.typing as npt
 import trio
 
 from .. import weights
-from ..actors import fits, is_number, must, must_be_whole, named_options
+from ..actors import fits, is_number, must, must_be_whole, named_options, warn_untold
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef
 from ._config import LARGEST_SCALE, LEAST_SCALE, Checkpoint, Optimizer
@@ -40,7 +39,6 @@ from ._layout import Layout
 
 __all__ = ["CheckpointError"]
 
-_logger = logging.getLogger("trio_accel.train")
 
 _STEP = re.compile(r"step-([0-9]{8,})")
 _MANIFEST = "training.json"
@@ -303,13 +301,13 @@ async def load(
     step = found[0].step if found is not None else 0
     there = await trio.to_thread.run_sync(_steps, folder)
     if later := [path.name for path in there if there[path] > step and path not in damaged]:
-        _logger.warning(
+        warn_untold(
+            "trio_accel.train",
             "%s has checkpoints of later steps than %d, where this training begins: %s; none of them is "
             "loaded, and each stays until this training comes to its step",
             folder,
             step,
             ", ".join(later),
-            extra={"is_untold": True},
         )
     return found
 
@@ -327,7 +325,7 @@ async def _load_newest(
         except _DamageError as error:
             damaged[path] = str(error)
     for path, reason in damaged.items():
-        _logger.warning("checkpoint %s is damaged and left out: %s", path, reason, extra={"is_untold": True})
+        warn_untold("trio_accel.train", "checkpoint %s is damaged and left out: %s", path, reason)
     if damaged and found is None:
         path, reason = [*damaged.items()][-1]
         raise CheckpointError(f"all checkpoints in {folder} are damaged; {path.name}: {reason}")

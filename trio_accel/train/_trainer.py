@@ -24,7 +24,7 @@ import attrs
 import numpy as np
 import trio
 
-from ..actors import ActorRestartingError, bind_arguments, opens
+from ..actors import ActorRestartingError, bind_arguments, opens, warn_untold
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, StaleRefError
 from ..backends.base.kit.ranks import ENDED
 from ..collectives import open_world
@@ -374,13 +374,11 @@ class Trainer:
             self._skipped += 1
             is_first = self._skipped == 1 and not has_overflown
             if is_first or self._skipped % _MANY_SKIPPED == 0:
-                _logger.warning(
-                    "%s; steps skipped in a row: %d", text, self._skipped, extra={"is_untold": True}
-                )
+                warn_untold(_logger.name, "%s; steps skipped in a row: %d", text, self._skipped)
             return True
         if self.config.on_nan == "raise":
             raise NotFiniteError(f"{text}; the state is that of before the step")
-        _logger.warning("%s: the training ends", text, extra={"is_untold": True})
+        warn_untold(_logger.name, "%s: the training ends", text)
         return False
 
     def _count(self, *, is_finite: bool, has_overflown: bool) -> None:

@@ -153,11 +153,11 @@ class _Loading:
     _report: ProgressReport = attrs.field(kw_only=True, alias="report")
     _progress: Progress | None = attrs.field(kw_only=True, alias="progress")
     _total: int = attrs.field(init=False)
-    _done: int = attrs.field(default=0, init=False)
+    _done: int = 0
     # Blocks of memory as arrays of one axis; and of each tensor its block and its first element.
-    _sizes: dict[_Block, int] = attrs.field(factory=dict[_Block, int], init=False)
+    _sizes: dict[_Block, int] = attrs.field(factory=dict[_Block, int])
     _places: dict[str, tuple[_Block, int]] = attrs.field(init=False)
-    _blocks: dict[_Block, AccelRef] = attrs.field(factory=dict[_Block, AccelRef], init=False)
+    _blocks: dict[_Block, AccelRef] = attrs.field(factory=dict[_Block, AccelRef])
     # A piece of a tensor that is converted, as it is in the file.
     _raw: npt.NDArray[np.uint8] = attrs.field(factory=lambda: np.empty(0, np.uint8), init=False)
 

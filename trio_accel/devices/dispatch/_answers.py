@@ -64,9 +64,9 @@ class AnswerHandler:
     _alarms: Alarms
     _calls: Questions
     _lose: Callable[[WorkerLink, Exception], None]
-    actors: WorkerActors = attrs.field(factory=WorkerActors, init=False)
-    on_first_success: Callable[[], None] | None = attrs.field(default=None, init=False)
-    on_prepared: Callable[[], None] = attrs.field(default=lambda: None, init=False)
+    actors: WorkerActors = attrs.field(factory=WorkerActors)
+    on_first_success: Callable[[], None] | None = None
+    on_prepared: Callable[[], None] = lambda: None
     _nursery: trio.Nursery = attrs.field(init=False)
     _handlers: dict[Any, Callable[..., None]] = attrs.field(init=False)
 

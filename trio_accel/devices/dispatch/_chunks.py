@@ -58,12 +58,12 @@ class Chunk:
     descriptor: int
     is_host: bool
     mapped: npt.NDArray[np.uint8] | None = None
-    abroad: int = attrs.field(factory=next_abroad, init=False)
+    abroad: int = attrs.field(factory=next_abroad)
     borrowers: weakref.WeakKeyDictionary[WorkerLink, bool] = attrs.field(
         factory=weakref.WeakKeyDictionary["WorkerLink", bool], init=False
     )
-    loans: int = attrs.field(default=0, init=False)
-    _is_dropped: bool = attrs.field(default=False, init=False)
+    loans: int = 0
+    _is_dropped: bool = False
 
     def send(self, worker: WorkerLink) -> None:
         """Have a worker of its device map it."""

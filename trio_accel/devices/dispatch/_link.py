@@ -72,27 +72,27 @@ class WorkerLink:
     _timeout: float = attrs.field(alias="heartbeat_timeout", kw_only=True)
     _stuck_after: float | None = attrs.field(alias="stuck_after", kw_only=True)
     _window: float = attrs.field(alias="window", default=0.0, kw_only=True)
-    libraries: Strs = attrs.field(default=(), init=False)
-    is_ready: bool = attrs.field(default=False, init=False)
-    how: str | None = attrs.field(default=None, init=False)
-    is_started: bool = attrs.field(default=False, init=False)
-    is_prepared: bool = attrs.field(default=False, init=False)
-    is_serving: bool = attrs.field(default=False, init=False)
-    is_distrusted: bool = attrs.field(default=False, init=False)
-    has_faulted: bool = attrs.field(default=False, init=False)
-    is_silent: bool = attrs.field(default=False, init=False)
-    is_stuck: bool = attrs.field(default=False, init=False)
-    is_asked: Callable[[], bool] = attrs.field(default=bool, init=False)
+    libraries: Strs = ()
+    is_ready: bool = False
+    how: str | None = None
+    is_started: bool = False
+    is_prepared: bool = False
+    is_serving: bool = False
+    is_distrusted: bool = False
+    has_faulted: bool = False
+    is_silent: bool = False
+    is_stuck: bool = False
+    is_asked: Callable[[], bool] = bool
     send: Callable[..., None] = attrs.field(init=False)
     templates: TemplateTable = attrs.field(init=False)
-    words: dict[str, int] = attrs.field(factory=dict[str, int], init=False)
-    used: set[str] = attrs.field(factory=set[str], init=False)
-    _error: Exception | None = attrs.field(default=None, init=False)
-    _free_words: list[int] = attrs.field(factory=list[int], init=False)
+    words: dict[str, int] = attrs.field(factory=dict[str, int])
+    used: set[str] = attrs.field(factory=set[str])
+    _error: Exception | None = None
+    _free_words: list[int] = attrs.field(factory=list[int])
     # The words at its death.
-    _last: dict[str, int] | None = attrs.field(default=None, init=False)
-    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
-    _is_over: trio.Event = attrs.field(factory=trio.Event, init=False)
+    _last: dict[str, int] | None = None
+    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    _is_over: trio.Event = attrs.field(factory=trio.Event)
 
     def __attrs_post_init__(self) -> None:
         channel = self.channel

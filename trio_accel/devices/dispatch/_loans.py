@@ -126,8 +126,8 @@ class InlineBorrowed:
     array: AccelRef
     _loan: Loan
     _reader: Reader
-    _session: Session | None = attrs.field(default=None, init=False)
-    _chunk: int | None = attrs.field(default=None, init=False)
+    _session: Session | None = None
+    _chunk: int | None = None
 
     async def wait(self, verb: str) -> None:
         """Wait until operations may read it.

@@ -267,10 +267,10 @@ class HostArrays:
 
     _by_value: int
     staging: Staging | None
-    copies: list[HostCopy] = attrs.field(factory=list[HostCopy], init=False)
-    is_used: bool = attrs.field(default=False, init=False)
-    filled: list[HostArray] = attrs.field(factory=list["HostArray"], init=False)
-    _next: int = attrs.field(default=0, init=False)
+    copies: list[HostCopy] = attrs.field(factory=list[HostCopy])
+    is_used: bool = False
+    filled: list[HostArray] = attrs.field(factory=list["HostArray"])
+    _next: int = 0
 
     def fit(self, launch: Launch) -> bool:
         """Tell whether what the arrays of a launch need of host memory is there, or would be the first."""

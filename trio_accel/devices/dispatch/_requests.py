@@ -302,14 +302,14 @@ class RequestSender:
     _chunks: ChunkTable
     _copies: CopyService
     _outcomes: OutcomePolicy
-    link: WorkerLink | None = attrs.field(default=None, init=False)
+    link: WorkerLink | None = None
     requests: RequestTable = attrs.field(init=False)
     # Ids of released blocks that the worker is not told of yet, and those among them of unknown size.
-    _released: list[int] = attrs.field(factory=list[int], init=False)
-    _released_bytes: float = attrs.field(default=0.0, init=False)
-    _some_released: TaskNotifier = attrs.field(factory=TaskNotifier, init=False)
+    _released: list[int] = attrs.field(factory=list[int])
+    _released_bytes: float = 0.0
+    _some_released: TaskNotifier = attrs.field(factory=TaskNotifier)
     # The task that gives back what is dropped while the worker has requests; it waits while it has none.
-    _first_sent: TaskNotifier = attrs.field(factory=TaskNotifier, init=False)
+    _first_sent: TaskNotifier = attrs.field(factory=TaskNotifier)
 
     def __attrs_post_init__(self) -> None:
         self.requests = RequestTable(self._device.options.in_flight, self._send)

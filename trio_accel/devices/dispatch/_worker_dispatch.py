@@ -78,8 +78,8 @@ class Generations:
     _calls: Questions
     _alarms: Alarms
     answers: AnswerHandler = attrs.field(init=False)
-    last_error: BaseException | None = attrs.field(default=None, init=False)
-    _context: ActorContext | None = attrs.field(default=None, init=False)
+    last_error: BaseException | None = None
+    _context: ActorContext | None = None
     _requests: RequestTable = attrs.field(init=False)
     _nursery: trio.Nursery = attrs.field(init=False)
 

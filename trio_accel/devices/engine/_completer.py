@@ -180,7 +180,7 @@ class Completer:
     _is_alone: Callable[[], bool]
     _strategy: CompletionStrategy
     port: CompletionPort = attrs.field(init=False)
-    completed: int = attrs.field(default=0, init=False)
+    completed: int = 0
 
     def __attrs_post_init__(self) -> None:
         self.port = self._strategy.open(self.reap)

@@ -132,7 +132,7 @@ class Watchdog:
     _reap: Callable[[], None]
     _stuck_after: float | None
     _observer: EngineObserver
-    idle: trio.Event | None = attrs.field(default=None, init=False)
+    idle: trio.Event | None = None
 
     @enable_ki_protection
     async def run(self) -> None:

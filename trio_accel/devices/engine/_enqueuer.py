@@ -64,9 +64,9 @@ class Enqueuer:
     _hooks: Sequence[EngineHook]
     _launching: Callable[[Launch], None] | None
     _ranges: Ranges | None
-    launched: int = attrs.field(default=0, init=False)
+    launched: int = 0
     # Holds of injected faults.
-    _holds: list[Hold] = attrs.field(factory=list[Hold], init=False)
+    _holds: list[Hold] = attrs.field(factory=list[Hold])
 
     def enqueue(
         self, launch: Launch, library: KernelLibrary, queue: StreamQueue, failure: Exception | None = None

@@ -284,9 +284,9 @@ class Leases:
     _memory: MemoryInUse
     _watch: Callable[[AccelStream, AccelEvent], None]
     _lose: Callable[[Exception], None]
-    tails: list[_Tail] = attrs.field(factory=list[_Tail], init=False)
-    _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
-    _lost: Callable[[], Exception] | None = attrs.field(default=None, init=False)
+    tails: list[_Tail] = attrs.field(factory=list[_Tail])
+    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
+    _lost: Callable[[], Exception] | None = None
 
     @property
     def failure(self) -> Exception | None:
@@ -353,19 +353,19 @@ class Leases:
                 return
             for tail in done:
                 self._memory.unpin(tail.use)
-            self._notify()
+            self._changed.unpark_all()
 
     async def drain(self) -> None:
         """Wait until nothing is left that a program has enqueued during a lease."""
         while self.tails and self._lost is None:
-            await self._changed.wait()
+            await self._changed.park()
 
     def lose(self, error: Callable[[], Exception]) -> None:
         """End with the context: tasks that wait for a lease get the error."""
         self._lost = error
         # Their blocks stay taken until the device is closed, which waits for their work.
         self.tails.clear()
-        self._notify()
+        self._changed.unpark_all()
 
     async def take(self, held: Held) -> BlockUse:
         """Wait until a block that is held is not in use; see `Held.wait`."""
@@ -379,7 +379,7 @@ class Leases:
                     break
                 await queue.wait_changed()
         while self.tails and any(one.use.block == block and (write or one.write) for one in self.tails):
-            await self._changed.wait()
+            await self._changed.park()
         if write:
             self._memory.renew((block,))
         return self._memory.pin(block)
@@ -414,10 +414,6 @@ class Leases:
         self.tails.append(_Tail(use, write, stream, event))
         self._watch(stream, event)
 
-    def _notify(self) -> None:
-        changed, self._changed = self._changed, trio.Event()
-        changed.set()
-
 
 @attrs.define(eq=False)
 class Held:
@@ -434,7 +430,7 @@ class Held:
     turn: Turn
     block: int
     write: bool
-    use: BlockUse | None = attrs.field(default=None, init=False)
+    use: BlockUse | None = None
 
     async def wait(self) -> None:
         """Wait until earlier operations on the block are done, or the context is lost; see `Leases.check`."""

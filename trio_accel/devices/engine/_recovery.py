@@ -70,9 +70,9 @@ class Losses:
     _device: str
     _availability: Availability
     _intensity: Intensity | None
-    count: int = attrs.field(default=0, init=False)
-    _last: int = attrs.field(default=0, init=False)
-    _recent: deque[float] = attrs.field(factory=deque[float], init=False)
+    count: int = 0
+    _last: int = 0
+    _recent: deque[float] = attrs.field(factory=deque[float])
     _summed_up: float = attrs.field(default=float("-inf"), init=False)
 
     def restarted(self, event: ActorRestarted) -> None:

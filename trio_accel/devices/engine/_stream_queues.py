@@ -61,9 +61,9 @@ class StreamQueue:
     """Set when the stream takes no more work: called in a thread when the last operation is done."""
     on_end: Callable[[], None] | None = None
     """The same, called before, and in the loop while that runs."""
-    changed: trio.Event | None = attrs.field(default=None, init=False)
-    _seen: tuple[int, int] | None = attrs.field(default=None, init=False)
-    _seen_since: float = attrs.field(default=0.0, init=False)
+    changed: trio.Event | None = None
+    _seen: tuple[int, int] | None = None
+    _seen_since: float = 0.0
 
     @property
     def is_full(self) -> bool:

@@ -628,9 +628,8 @@ def _check_host(host: object) -> None:
     if inspect.isawaitable(host) or isinstance(host, NotAwaited):
         raise TypeError(f"put: host must be an array, got {type(host).__name__}{what_to_do(host)}")
     if host is None or isinstance(host, (dict, set)):
-        several: Any = host  # pyright: ignore[reportUnknownVariableType]
-        told = "" if several is None else "; put each of its arrays by itself"
-        raise TypeError(f"put: host must be an array, got {shown(several)}{told}")
+        told = "" if host is None else "; put each of its arrays by itself"
+        raise TypeError(f"put: host must be an array, got {shown(host)}{told}")
 
 
 def _check_lasting(host: object) -> HostArray:

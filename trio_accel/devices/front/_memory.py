@@ -367,7 +367,10 @@ class _Shared:
 
     async def read(self, part: _Part) -> HostArray:
         """Return a piece."""
-        return _piece(self._array, part)
+        # With the dots it is an array in any case.
+        index: tuple[Any, ...] = (*part, ...)
+        piece: HostArray = self._array[index]
+        return piece
 
 
 @attrs.define(eq=False)
@@ -385,13 +388,6 @@ class _Staged:
             self._memory = self._source.device.host_empty(count, piece.dtype)
         host = self._memory[: piece.size].reshape(piece.shape)
         return await self._source.device.ask(ToHost(piece, host))
-
-
-def _piece(array: HostArray, part: _Part) -> HostArray:
-    # With the dots it is an array in any case.
-    index: tuple[Any, ...] = (*part, ...)
-    piece: HostArray = array[index]
-    return piece
 
 
 def _parts(shape: Sequence[int], itemsize: int, nbytes: int) -> Iterator[_Part]:
@@ -414,11 +410,10 @@ def _to_host(ref: Any, out: HostArray | None = None) -> Any:
     if isinstance(ref, AccelRef):
         # A borrowed array is read by the device that has it.
         return ToHost(owned("to_host", ref), out)
-    if out is not None or not isinstance(ref, (tuple, list)):
+    if out is not None or not isinstance(cast("object", ref), (tuple, list)):
         told = "" if out is None else "; leave out= away"
         raise TypeError(f"to_host: the call must return one array, it returned {shown(ref)}{told}")
-    several: Any = ref  # pyright: ignore[reportUnknownVariableType]
-    return map_tree(several, lambda one: _to_host(one) if isinstance(one, AccelRef) else one)
+    return map_tree(ref, lambda one: _to_host(one) if isinstance(one, AccelRef) else one)
 
 
 def _ask_owner(message: Any) -> Awaitable[Any]:
@@ -449,7 +444,7 @@ async def _ask_in_pieces(message: ToHost) -> HostArray:
     host = np.empty(source.shape, source.dtype.dtype) if out is None else out
     parts = _parts(source.shape, source.dtype.itemsize, max(_PIECE, source.nbytes // _HANDED_OVER))
     try:
-        pieces = [device.submit(ToHost(source[part], _piece(host, part))) for part in parts]
+        pieces = [device.submit(ToHost(source[part], cast("Any", host)[(*part, ...)])) for part in parts]
     except (AccelError, TypeError, ValueError):
         # The queue is full, or the whole message says better what is wrong.
         return await device.ask(message)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import logging
 import os
 import signal
 import socket
@@ -20,6 +19,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
+from ...actors import warn_untold
 from ...backends import driver_checks
 from ...backends.base import AccelError, Ints, NotSupportedError, Strs
 from ...backends.base.kit.modules import search_path
@@ -399,7 +399,6 @@ def interpreter_options() -> Strs:
 
 # A launcher that has died twice while modules were to be imported may have died of them.
 _MOST_DEATHS = 2
-_logger = logging.getLogger("trio_accel.devices")
 
 
 @attrs.define(eq=False)
@@ -517,4 +516,4 @@ class ImportsAhead:
             )
             longer = f"up to {seconds:.1f} s longer" if seconds >= 0.05 else "longer"
             text = "%s not imported ahead, so each worker that needs %s takes %s to start: %s"
-            _logger.warning(text, subject, they, longer, reason, extra={"is_untold": True})
+            warn_untold("trio_accel.devices", text, subject, they, longer, reason)

@@ -425,18 +425,18 @@ class BlockTable:
     _keeps: bool = attrs.field(default=True, kw_only=True, alias="keeps")
     _reuses: bool = attrs.field(default=True, kw_only=True, alias="reuses")
     device: Owner = attrs.field(init=False)
-    valid_since: int = attrs.field(default=0, init=False)
-    spare: Any = attrs.field(default=None, init=False)
-    dropped: deque[_Dropped] = attrs.field(factory=deque[_Dropped], init=False)
+    valid_since: int = 0
+    spare: Any = None
+    dropped: deque[_Dropped] = attrs.field(factory=deque[_Dropped])
     kept: dict[int, list[tuple[int, ArraySpec | None]]] = attrs.field(init=False)
-    _kept_count: int = attrs.field(default=0, init=False)
-    _kept_bytes: int = attrs.field(default=0, init=False)
+    _kept_count: int = 0
+    _kept_bytes: int = 0
     makers: dict[int, tuple[str | None, int]] = attrs.field(init=False)
-    is_watched: bool = attrs.field(default=False, init=False)
+    is_watched: bool = False
     _looks: int = attrs.field(init=False)
-    _is_notified: bool = attrs.field(default=False, init=False)
+    _is_notified: bool = False
     # A block of so many bytes is given back at once.
-    _large: int = attrs.field(default=_LARGE, init=False)
+    _large: int = _LARGE
     _notifier: LoopNotifier = attrs.field(init=False)
     release: Callable[[Iterable[int]], None] = attrs.field(init=False)
 

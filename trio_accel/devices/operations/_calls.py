@@ -59,9 +59,7 @@ _OF_TWO = _ORDER | {
 # What has elements, or is one: with all else a reference is unequal, as any object is.
 _EQUALITY = ("equal", "not_equal")
 _COMPARED = (OnDevice, np.ndarray, np.generic, Number, list, tuple)
-_OF_UFUNCS = {
-    "power": "pow", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift",
-}  # fmt: skip
+_OF_UFUNCS = {"power": "pow", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift"}
 _OF_ONE = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
 # They stand around the members of a sequence, and before names: a key tells lists from tuples by them.
 _OPENED: dict[type[Any], object] = {list: object(), tuple: object()}
@@ -683,10 +681,10 @@ async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str
         raise
 
 
-def _refuse_results(name: str, args: Iterable[Any]) -> None:
+def _refuse_results(name: str, args: Iterable[object]) -> None:
     """Refuse a result of another call which has no operators: several arrays, or elements on the host."""
     for each in args:
-        kind: type[Any] = type(each)  # pyright: ignore[reportUnknownVariableType]
+        kind = type(each)
         if issubclass(kind, (tuple, np.ndarray)):
             use = "take one of its arrays" if issubclass(kind, tuple) else "use it as an array of NumPy"
             told = f"an operand is of type {kind.__name__}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, TypeVar, overload
+from typing import Any, NoReturn, TypeVar, cast, overload
 
 from ...actors import named_arguments
 from ..base._refusals import shown, what_to_do
@@ -105,9 +105,8 @@ def by_device(chain: Chain) -> list[tuple[Sequence[int], Call[Any]]]:
         for each in arguments_of(step):
             if id(each) in tables:
                 found |= tables[id(each)]
-            elif isinstance(each, Operators):
-                array: Any = each  # pyright: ignore[reportUnknownVariableType]
-                found.add(array.block.table)
+            elif isinstance(cast("object", each), Operators):
+                found.add(each.block.table)
         if len(found) > 1:
             return []
     places: dict[object, list[int]] = {}

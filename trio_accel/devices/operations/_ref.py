@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager
 from operator import attrgetter
 from types import FunctionType
-from typing import Any, ClassVar, Self, SupportsIndex, TypeVar
+from typing import Any, ClassVar, Self, SupportsIndex, TypeVar, cast
 
 import attrs
 import numpy.typing as npt
@@ -538,7 +538,7 @@ def device_of(operation: str, *operands: Any) -> Device:
     for operand in operands:
         if inspect.isawaitable(operand) or isinstance(operand, NotAwaited):
             raise TypeError(f"{operation}: an operand is a {type(operand).__name__}{what_to_do(operand)}")
-        kind: type[Any] = type(operand)  # pyright: ignore[reportUnknownVariableType]
+        kind = type(cast("object", operand))
         several: Any = operand if kind in (list, dict) or issubclass(kind, tuple) else ()
         if any(isinstance(each, Operators) for each in (several.values() if kind is dict else several)):
             told = f"a {kind.__name__}, which holds an array; pass its arrays one by one"

@@ -192,11 +192,11 @@ class Binding:
     allocations: tuple[tuple[int, int], ...]
     outputs: Ints
     uses: tuple[tuple[str, int], ...]
-    written: tuple[Block, ...] = attrs.field(default=(), init=False)
-    used: tuple[tuple[str, Block], ...] = attrs.field(default=(), init=False)
-    _new: tuple[Block, ...] = attrs.field(default=(), init=False)
+    written: tuple[Block, ...] = ()
+    used: tuple[tuple[str, Block], ...] = ()
+    _new: tuple[Block, ...] = ()
     # Value of the table's `changes` at that time.
-    _changes: int = attrs.field(default=-1, init=False)
+    _changes: int = -1
 
     def is_found(self, table: WorkerBlocks) -> bool:
         """Whether all blocks are the ones that were found last, and none of those to be made is invalid."""

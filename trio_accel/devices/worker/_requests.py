@@ -49,21 +49,21 @@ class WorkerRequests:
     _blocks: BlockTable
     _table: WorkerBlocks
     _memory: WorkerMemory
-    serving: dict[int, _Serving] = attrs.field(factory=dict[int, "_Serving"], init=False)
-    session: Session | None = attrs.field(default=None, init=False)
+    serving: dict[int, _Serving] = attrs.field(factory=dict[int, "_Serving"])
+    session: Session | None = None
     context: Ref[ContextActor] = attrs.field(init=False)
-    is_closing: bool = attrs.field(default=False, init=False)
+    is_closing: bool = False
     # Events that are set when the application gives a leased array back, by the number of the lease.
-    _leases: dict[int, trio.Event] = attrs.field(factory=dict[int, trio.Event], init=False)
+    _leases: dict[int, trio.Event] = attrs.field(factory=dict[int, trio.Event])
     # Arrays that the application has borrowed, by the number of the request, with the engine that reads them.
     _borrowed: dict[int, tuple[PlacedBlock, Engine]] = attrs.field(
         factory=dict[int, "tuple[PlacedBlock, Engine]"], init=False
     )
     # Words of libraries that were being opened when the context turned out lost.
-    _opening: set[int] = attrs.field(factory=set[int], init=False)
+    _opening: set[int] = attrs.field(factory=set[int])
     # Launch templates that were used by now; and all, as they came.
-    _templates: dict[int, LaunchTemplate] = attrs.field(factory=dict[int, LaunchTemplate], init=False)
-    _told_templates: dict[int, Any] = attrs.field(factory=dict[int, Any], init=False)
+    _templates: dict[int, LaunchTemplate] = attrs.field(factory=dict[int, LaunchTemplate])
+    _told_templates: dict[int, Any] = attrs.field(factory=dict[int, Any])
     _nursery: trio.Nursery = attrs.field(init=False)
 
     def open(self, nursery: trio.Nursery) -> None:
@@ -175,8 +175,11 @@ class WorkerRequests:
         _all_addresses(allocations, engine)
         for block in invalid:
             self._table[block].spoil(name, error)
-        trouble = "done", False, False, encode_error(error), tuple(invalid)
-        self._channel.send(_answers.done(number, (), (), trouble), now=True)
+        self._end(number, "done", False, False, encode_error(error), tuple(invalid))
+
+    def _end(self, number: int, *trouble: Any) -> None:
+        """Answer a request that has no results, with its trouble if there is any."""
+        self._channel.send(_answers.done(number, (), (), trouble or None), now=True)
 
     def done(self, serving: _Serving, error: BaseException | None) -> None:
         """Answer what was served, or has failed."""
@@ -270,8 +273,7 @@ class WorkerRequests:
 
     def _withdrawn(self, launch: Launch, engine: Engine) -> None:
         _all_addresses(launch.allocations, engine)
-        trouble = "withdrawn", False, False, None, ()
-        self._channel.send(_answers.done(launch.number, (), (), trouble), now=True)
+        self._end(launch.number, "withdrawn", False, False, None, ())
 
     def on_lease(self, number: int, block: int, write: bool, released: Ints) -> None:
         """Hold a block, and tell its place once it is its turn."""
@@ -292,7 +294,7 @@ class WorkerRequests:
                 self._channel.send(_answers.granted(number, address[:]), now=True)
                 await over.wait()
         del self._leases[number]
-        self._channel.send(_answers.done(number, (), (), None), now=True)
+        self._end(number)
 
     def on_borrow(
         self,
@@ -313,8 +315,7 @@ class WorkerRequests:
             refused = NotSupportedError(
                 f"borrow: the worker cannot map the memory: {error}", operation="borrow"
             )
-            trouble = "done", False, False, encode_error(refused), ()
-            self._channel.send(_answers.done(number, (), (), trouble), now=True)
+            self._end(number, "done", False, False, encode_error(refused), ())
             return
         if session is not None:
             self._table.adopt(block.block, block.nbytes)
@@ -334,7 +335,7 @@ class WorkerRequests:
         if self.session is not None and self.session.engine is engine:
             engine.release_all((place.block,))
         self._memory.give_back(place.chunk)
-        self._channel.send(_answers.done(number, (), (), None), now=True)
+        self._end(number)
 
     def on_unlease(self, number: int) -> None:
         """End a lease: the application has given the block back."""

@@ -9,7 +9,7 @@ import string
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 
@@ -24,7 +24,7 @@ Search: TypeAlias = Literal[
 Optimize: TypeAlias = Search | Sequence[Sequence[int]]
 """How a path is found; or the path itself, as opt_einsum and `numpy.einsum_path` write it."""
 
-OPTIMIZERS: Strs = Search.__args__  # type: ignore[attr-defined]
+OPTIMIZERS: Strs = get_args(Search)
 """All searches."""
 
 # With more operands, the search for the smallest arrays takes longer than a second.

@@ -4,8 +4,10 @@ from ...._names import export as _export
 from ._evaluate import *
 from ._expression import *
 from ._parse import *
+from ._pieces import *
 from ._reduction import *
 from ._rows import *
+from ._steps import *
 from ._typing import *
 
 _export(__name__)

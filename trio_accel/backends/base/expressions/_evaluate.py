@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -13,13 +14,14 @@ import numpy.typing as npt
 
 from ..contract.dtypes import HostArray, Ints
 from ..contract.errors import OutOfRangeError
-from ..contract.ops import StatusArray
+from ..contract.ops import Reduce, StatusArray
 from ..contract.values import by_way_of_int64, number_array
 from ._expression import FUNCTIONS, SPECIAL
-from ._typing import Step, TypedExpression
+from ._pieces import REDUCING, reduced_in_pieces
+from ._steps import Pass, Step, TypedExpression
 
 __all__ = [
-    "CHECK_WORDS", "Overflow", "Places", "check_places", "check_words", "evaluate", "places_of", "word_of",
+    "CHECK_WORDS", "Overflow", "check_words", "evaluate", "places_of", "scatter_program", "word_of",
 ]  # fmt: skip
 
 CHECK_WORDS = 3
@@ -61,9 +63,9 @@ def check_places(expression: TypedExpression, load: int, indices: Sequence[Any],
 
     Args:
         expression: The expression.
-        load: Number of the step that loads.
+        load: Number of the step that loads or stores.
         indices: An array of indices for each axis.
-        shape: The shape of the array that is loaded from.
+        shape: The shape of the array.
 
     Returns:
         Indices that are inside.
@@ -73,7 +75,7 @@ def check_places(expression: TypedExpression, load: int, indices: Sequence[Any],
     """
     found: list[Any] = []
     for axis, (step, index, extent) in enumerate(
-        zip(expression.steps[load].steps, indices, shape, strict=True)
+        zip(expression.steps[load].indices, indices, shape, strict=True)
     ):
         if expression.steps[step].function == "index":
             found.append(np.clip(index, -extent, extent - 1))
@@ -97,9 +99,17 @@ def places_of(expression: TypedExpression) -> TypedExpression:
     return attrs.evolve(expression, steps=tuple(steps), outputs=(*step.steps, value))
 
 
+def scatter_program(expression: TypedExpression, reduce: Reduce) -> TypedExpression:
+    """Write an expression whose results are an element and a value as a program that combines them."""
+    places, load = places_of(expression), expression.steps[expression.outputs[0]]
+    *indices, value = places.outputs
+    step = Step(f"store_{reduce}", expression.steps[value].dtype, (value, *indices), load.value)
+    return attrs.evolve(places, steps=(*places.steps, step), outputs=())
+
+
 def _outside(expression: TypedExpression, load: int, axis: int, index: int, shape: Ints) -> OutOfRangeError:
     step, names = expression.steps[load], expression.checked
-    array, where = names[int(step.value.real)], expression.steps[step.steps[axis]]
+    array, where = names[int(step.value.real)], expression.steps[step.indices[axis]]
     # An index is converted to int64 before it is used.
     while where.function in ("cast", "minimum"):
         where = expression.steps[where.steps[0]]
@@ -268,29 +278,35 @@ def evaluate(
     loaded: Mapping[int, HostArray] = _NOTHING,
     out: HostArray | None = None,
     overflow: Overflow = "ignore",
+    *,
+    shape: Ints = (),
+    axes: Ints = (),
 ) -> list[HostArray]:
     """Compute the results for arrays that broadcast, and NumPy scalars.
 
     Args:
         expression: The typed expression.
         arguments: Arrays or numbers of the types that it was typed for; Python numbers as their carriers.
-            Arguments that are only loaded from are not looked at.
+            Arguments that are only loaded from or stored to are not looked at.
         indices: Indices of the elements of the result, by their axes.
-        loaded: The arguments that elements are loaded from, by their numbers.
+        loaded: The arguments that elements are loaded from, or stored to, by their numbers.
         out: Where the only result is made, if the function that makes it can write there.
         overflow: Whether a step that over- or underflows raises `FloatingPointError`.
+        shape: The shape of all arrays after broadcasting; needed for reductions and stores.
+        axes: The axes that are reduced, from 0 on, in order.
 
     Returns:
-        The results, which may be arguments, or broadcast.
+        The results, which may be arguments, or broadcast. A result that depends on elements by reductions
+        alone has one element along `axes`.
 
     Raises:
         OutOfRangeError: An index that is checked is outside.
         FloatingPointError: A step over- or underflows, and that is to be raised.
     """
-    evaluation = _Evaluation(expression, arguments, indices, loaded, out, _last_uses(expression))
+    evaluation = _Evaluation(expression, arguments, indices, loaded, out, shape, axes)
     values: dict[int, Any] = {}
     with np.errstate(divide="ignore", invalid="ignore", over=overflow, under=overflow):
-        evaluation.run(range(len(expression.steps)), values)
+        evaluation.run_pass(expression.passes[None], values)
     return [np.asarray(values[number]) for number in expression.outputs]
 
 
@@ -332,31 +348,40 @@ class _Evaluation:
     indices: Mapping[int, HostArray]
     loaded: Mapping[int, HostArray]
     out: HostArray | None
-    left: Mapping[int, Sequence[int]]
-    # This counts the loops around whose elements end one by one.
-    flat: int = 0
+    shape: Ints
+    axes: Ints
+    _last_uses: Mapping[int, Sequence[int]] = _NOTHING
+    # The elements of the innermost loop around whose elements end one by one.
+    _active: _Active | None = None
 
-    def run(self, numbers: range, values: dict[int, Any], active: _Active | None = None) -> None:
+    def run_pass(self, steps: Pass, values: dict[int, Any]) -> None:
+        """Compute the steps of a pass."""
+        around, self._last_uses = self._last_uses, steps.last_uses
+        self._run(steps.numbers, values)
+        self._last_uses = around
+
+    def _run(self, numbers: Sequence[int], values: dict[int, Any]) -> None:
         """Compute steps one after another."""
-        steps, number = self.expression.steps, numbers.start
-        while number < numbers.stop and (active is None or active.at.size):
-            step = steps[number]
-            if step.function == "loop":
-                self._loop(number, step, values)
+        place, active = 0, self._active
+        while place < len(numbers) and (active is None or active.at.size):
+            number = numbers[place]
+            step = self.expression.steps[number]
+            if step.function in ("loop", "fold"):
+                (self._loop if step.function == "loop" else self._fold)(number, step, values)
+                # All steps of its body follow in this list.
+                place += int(step.value.real) - number
                 number = int(step.value.real)
             elif step.function == "break" and active is not None:
                 active.end(values[step.steps[1]], step.steps[2:])
-            elif step.function == "load":
-                values[number] = self._load(number, step, values)
-            elif step.function == "index":
-                values[number] = self.indices[int(step.value.real)]
+            elif step.function in _SPECIAL:
+                values[number] = getattr(self, _SPECIAL[step.function])(number, step, values)
             else:
                 is_last = self.out is not None and number == self.expression.outputs[0]
                 values[number] = _value(step, values, self.arguments, self.out if is_last else None)
-            for used in self.left.get(number, ()):
+            for used in self._last_uses.get(number, ()):
                 # Large temporaries make way for the next ones.
                 values.pop(used, None)
-            number += 1
+            place += 1
 
     def _loop(self, number: int, step: Step, values: dict[int, Any]) -> None:
         """Run a loop: of all elements at once if its range is the same for all, and none ends early."""
@@ -367,22 +392,22 @@ class _Evaluation:
         if not has_break and np.ndim(values[start]) == np.ndim(values[stop]) == 0:
             for index in range(int(values[start]), int(values[stop])):
                 values[number] = np.int64(index)
-                self.run(body, values)
+                self._run(body, values)
                 values.update(zip(carried, [values[each] for each in last], strict=True))
             return
         active, shape = self._flattened(number, step, values)
         left = active.values
-        self.flat += 1
+        around, self._active = self._active, active
         active.end(left[number] >= left[stop], carried)
         while active.at.size:
-            self.run(body, left, active)
+            self._run(body, left)
             if active.at.size:
                 left.update(zip(carried, [left[each] for each in last], strict=True))
             for each in body:
                 left.pop(each, None)
             left[number] = left[number] + 1
             active.end(left[number] >= left[stop], carried)
-        self.flat -= 1
+        self._active = around
         values.update((each, found.reshape(shape)) for each, found in zip(carried, active.found, strict=True))
 
     def _flattened(self, number: int, step: Step, values: Mapping[int, Any]) -> tuple[_Active, Any]:
@@ -390,7 +415,11 @@ class _Evaluation:
         carried = step.steps[2:]
         within = self.expression.steps[number : int(step.value.real) + 1]
         read = {each for one in within for each in one.steps if each < number}
-        shape = np.broadcast_shapes(*[np.shape(values[each]) for each in read])
+        shapes = [np.shape(values[each]) for each in read]
+        if any(each.function in _STORES for each in within):
+            # Each element stores, even if the loop reads no elements.
+            shapes.append(self.shape if self._active is None else self._active.at.shape)
+        shape = np.broadcast_shapes(*shapes)
 
         def flat(value: Any) -> HostArray:
             return np.broadcast_to(value, shape).reshape(-1)
@@ -400,35 +429,109 @@ class _Evaluation:
         taken[number] = flat(values[step.steps[0]])
         return _Active(carried, taken, np.arange(taken[number].size), found), shape
 
-    def _load(self, number: int, step: Step, values: Mapping[int, Any]) -> Any:
-        """Load elements: an index outside of the array is refused, or is the nearest one inside."""
-        array, at = self.loaded[int(step.value.real)], [values[index] for index in step.steps]
+    def _index(self, number: int, step: Step, values: Mapping[int, Any]) -> Any:
+        return self.indices[int(step.value.real)]
+
+    def _places(self, number: int, step: Step, values: Mapping[int, Any], shape: Ints) -> list[Any]:
+        """Return indices inside of an array. An index outside is refused or becomes the nearest one."""
+        at = [values[index] for index in step.indices]
         if self.expression.checked:
-            at = check_places(self.expression, number, at, array.shape)
-        else:
-            at = [np.clip(index, -extent, extent - 1) for index, extent in zip(at, array.shape, strict=True)]
-        if self.flat:
+            return check_places(self.expression, number, at, shape)
+        return [np.clip(index, -extent, extent - 1) for index, extent in zip(at, shape, strict=True)]
+
+    def _load(self, number: int, step: Step, values: Mapping[int, Any]) -> Any:
+        array = self.loaded[int(step.value.real)]
+        at = self._places(number, step, values, array.shape)
+        if self._active is not None:
             # Indices of the result are none of lines here.
             return array[tuple(at)]
-        return Places.of(array, at, [self.expression.steps[index] for index in step.steps]).load()
+        return Places.of(array, at, [self.expression.steps[index] for index in step.indices]).load()
+
+    def _store(self, number: int, step: Step, values: Mapping[int, Any]) -> None:
+        array, value = self.loaded[int(step.value.real)], values[step.steps[0]]
+        at = self._places(number, step, values, array.shape)
+        shape = self.shape if self._active is None else self._active.at.shape
+        if math.prod(np.broadcast_shapes(np.shape(value), *map(np.shape, at))) < math.prod(shape):
+            # Each element stores, even if several have the same place and value.
+            value, *at = (np.broadcast_to(each, shape) for each in (value, *at))
+        places = Places(array, tuple(at), tuple(range(len(shape))))
+        if self._active is None:
+            places = Places.of(array, at, [self.expression.steps[index] for index in step.indices])
+        target, index, value = places.array, places.index, places.aligned(np.asarray(value))
+        combine = _STORES[step.function]
+        if combine is None:
+            target[index] = value
+        else:
+            combine.at(target, index, value)
+
+    def _side(self, number: int, step: Step, values: Mapping[int, Any]) -> Any:
+        return values[step.steps[0]][step.function == "right"]
+
+    def _count(self, number: int, step: Step, values: Mapping[int, Any]) -> Any:
+        return np.int64(math.prod(self.shape[axis] for axis in self.axes))
+
+    def _mapped(self, number: int, step: Step, operands: Mapping[int, Any], shape: Ints) -> HostArray:
+        """Run the pass of a reduction for its operands, or for a piece of them."""
+        values = dict(operands)
+        self.run_pass(self.expression.passes[number], values)
+        return np.broadcast_to(values[step.steps[0]], shape)
+
+    def _operands(self, number: int, values: Mapping[int, Any]) -> dict[int, Any]:
+        return {each: values[each] for each in self.expression.passes[None].operands[number]}
+
+    def _reduce(self, number: int, step: Step, values: Mapping[int, Any]) -> Any:
+        name, operands = step.function.removeprefix("reduce_"), self._operands(number, values)
+        if name not in REDUCING:
+            return self._kept(getattr(np, name)(self._in_front(number, step, operands), axis=0))
+        made = reduced_in_pieces(
+            getattr(np, REDUCING[name]),
+            step.dtype.dtype,
+            partial(self._mapped, number, step),
+            operands,
+            self.shape,
+            self.axes,
+            is_there=step.steps[0] in operands,
+        )
+        return self._kept(made)
+
+    def _in_front(self, number: int, step: Step, operands: Mapping[int, Any]) -> HostArray:
+        """Return the operand of a reduction, with the reduced axes joined as the first axis."""
+        values = self._mapped(number, step, operands, self.shape)
+        kept = [axis for axis in range(values.ndim) if axis not in self.axes]
+        count = math.prod(self.shape[axis] for axis in self.axes)
+        return values.transpose(*self.axes, *kept).reshape(count, *[self.shape[axis] for axis in kept])
+
+    def _kept(self, value: Any) -> HostArray:
+        """Insert axes of one element in place of the reduced axes."""
+        kept = [1 if axis in self.axes else extent for axis, extent in enumerate(self.shape)]
+        return np.asarray(value).reshape(kept)
+
+    def _fold(self, number: int, step: Step, values: dict[int, Any]) -> None:
+        """Combine elements pair by pair."""
+        end, flat = int(step.value.real), self._in_front(number, step, self._operands(number, values))
+        last = self.expression.steps[end]
+        if not len(flat):
+            flat = np.full((1, *flat.shape[1:]), np.asarray(last.value).astype(flat.dtype))
+        while len(flat) > 1:
+            half = len(flat) // 2
+            pair = {**values, number: (flat[:half], flat[half : 2 * half])}
+            self._run(range(number + 1, end), pair)
+            made = np.broadcast_to(pair[last.steps[1]], flat[:half].shape)
+            flat = np.concatenate([made, flat[2 * half :]]) if len(flat) % 2 else made
+        values[end] = self._kept(flat[0])
 
 
-def _last_uses(expression: TypedExpression) -> Mapping[int, Sequence[int]]:
-    """List, by steps, the values that no later step needs. A loop needs what it reads up to its end."""
-    last = dict[int, int]()
-    loops: list[tuple[int, int]] = []
-    for number, step in enumerate(expression.steps):
-        loops = [loop for loop in loops if loop[1] >= number]
-        if step.function == "loop":
-            loops.append((number, int(step.value.real)))
-        for used in step.steps:
-            last[used] = next((end for begin, end in loops if used < begin), number)
-    found: dict[int, list[int]] = {}
-    for used, number in last.items():
-        # A loop needs its variables once more in each iteration.
-        if used not in expression.outputs and expression.steps[used].function not in ("loop", "carried"):
-            found.setdefault(number, []).append(used)
-    return found
+_STORES = {
+    "store_set": None, "store_add": np.add, "store_multiply": np.multiply, "store_min": np.minimum,
+    "store_max": np.maximum,
+}  # fmt: skip
+
+# Methods for steps that need more than the values of their operands.
+_SPECIAL = {
+    "index": "_index", "load": "_load", "count": "_count", "left": "_side", "right": "_side",
+    **{f"reduce_{name}": "_reduce" for name in (*REDUCING, "argmin", "argmax")},
+    **dict.fromkeys(_STORES, "_store"),
+}  # fmt: skip
 
 
 def _value(step: Step, values: Mapping[int, Any], arguments: Sequence[Any], out: Any) -> Any:

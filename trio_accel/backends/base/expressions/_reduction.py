@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import attrs
 import numpy as np
 
-from ..contract.dtypes import DType, HostArray, Ints, Strs
+from ..contract.dtypes import DType, Strs
 from ..contract.foreign_names import instead_of
-from ..contract.values import by_way_of_int64
-from ._evaluate import Overflow, evaluate
+from ._builder import Builder
 from ._expression import Expression
 from ._parse import parse
-from ._typing import ArgumentType, TypedExpression, Weak, typed
+from ._steps import ArgumentType, Step, TypedExpression, Weak
+from ._typing import typed
+from ._unroll import unrolled
 
 __all__ = [
-    "REDUCTIONS", "WIDER", "Reduction", "TypedReduction", "evaluate_reduction", "reduced_groups",
-    "typed_reduction",
+    "REDUCTIONS", "WIDER", "Reduction", "TypedReduction", "typed_reduction",
 ]  # fmt: skip
 
 ReductionName: TypeAlias = Literal[
@@ -42,13 +40,7 @@ WIDER = {
     "complex64": DType.complex128,
 }
 _MOST_ROUNDS = 4
-COMBINED: dict[str, str] = {
-    "sum": "add", "prod": "multiply", "mean": "add", "min": "minimum", "max": "maximum", "nanmin": "fmin",
-    "nanmax": "fmax", "any": "logical_or", "all": "logical_and",
-}  # fmt: skip
-"""The function that combines two values, by the name of the reduction."""
-# Elements that are mapped at a time.
-_PIECE = 1 << 18
+_SIDES = {"a": "left", "b": "right"}
 
 
 @attrs.frozen
@@ -154,6 +146,37 @@ class TypedReduction:
     post: TypedExpression | None
     dtype: DType
 
+    @functools.cached_property
+    def program(self) -> TypedExpression:
+        """The reduction as a list of steps."""
+        builder = Builder(self.reduction.map.inputs)
+        return builder.finish(self.added_to(builder), self.map.elements)
+
+    def added_to(self, builder: Builder) -> int:
+        """Add the steps to a program, and return the number of the result."""
+        declared, dtype = self.reduction, self.accumulator
+        mapped = builder.copied(self.map, declared.map.inputs, builder.read)
+        value = builder.cast(mapped[self.map.outputs[0]], dtype)
+        if self.combine is not None and declared.combine is not None:
+            fold = builder.append(Step("fold", dtype, (value,)))
+            pair = {name: builder.append(Step(side, dtype, (fold,))) for name, side in _SIDES.items()}
+            both = builder.copied(
+                self.combine, declared.combine.inputs, lambda name, _: pair[name], is_apart=True
+            )
+            ends = fold, both[self.combine.outputs[0]]
+            value = builder.append(Step("folded", dtype, ends, declared.identity or 0))
+        else:
+            name = "sum" if declared.name == "mean" else declared.name
+            value = builder.step(
+                Step(f"reduce_{name}", DType.int64 if declared.is_index else dtype, (value,))
+            )
+        value = builder.cast(value, self.reduced)
+        if self.post is None:
+            return value
+        inputs = ("a",) if declared.post is None else declared.post.inputs
+        after = builder.copied(self.post, inputs, lambda name, _: value if name == "a" else builder.count())
+        return after[self.post.outputs[0]]
+
 
 @functools.lru_cache(1024)
 def typed_reduction(
@@ -183,7 +206,7 @@ def typed_reduction(
     if reduction.combine is not None:
         combine = _combined(reduction.combine, chosen, is_chosen=dtype is not None)
         (reduced,) = (accumulator,) = combine.dtypes
-    mapped = typed(reduction.map, arguments, (reduced,))
+    mapped = unrolled(typed(reduction.map, arguments, (reduced,)))
     final = DType.int64 if reduction.is_index else reduced
     after = None
     if reduction.post is not None or result is not None:
@@ -223,170 +246,3 @@ def _combined(combine: Expression, value: DType, *, is_chosen: bool) -> TypedExp
     raise TypeError(
         f"reduce: the result of {combine.text!r} is never of the type that it takes; give a dtype"
     )
-
-
-def evaluate_reduction(
-    reduction: TypedReduction,
-    arguments: Sequence[Any],
-    shape: Ints,
-    axes: Ints,
-    overflow: Overflow = "ignore",
-) -> HostArray:
-    """Compute a reduction by NumPy; the axes that are reduced go.
-
-    Args:
-        reduction: The typed reduction.
-        arguments: Arrays and NumPy scalars of its types, which broadcast to `shape`.
-        shape: Extents before the reduction.
-        axes: Which axes, from 0 on, in order.
-        overflow: What is done when a step over- or underflows.
-    """
-    with np.errstate(divide="ignore", invalid="ignore", over=overflow, under=overflow):
-        name = COMBINED.get(reduction.reduction.name)
-        if name is not None:
-            result = _by_ufunc(reduction, getattr(np, name), arguments, shape, axes, overflow)
-        else:
-            (values,) = evaluate(reduction.map, arguments)
-            result = _combine(reduction, np.broadcast_to(values, shape), axes)
-        kind = reduction.reduced.dtype
-        result = by_way_of_int64(result, kind).astype(kind)
-    if reduction.post is None:
-        return result
-    post = reduction.reduction.post
-    given = {"a": result, "n": np.int64(math.prod(shape[axis] for axis in axes))}
-    (finished,) = evaluate(reduction.post, [given[name] for name in (post.inputs if post else ("a",))])
-    return np.broadcast_to(finished, result.shape)
-
-
-def _by_ufunc(
-    reduction: TypedReduction,
-    ufunc: Any,
-    arguments: Sequence[Any],
-    shape: Ints,
-    axes: Ints,
-    overflow: Overflow,
-) -> HostArray:
-    """Reduce pieces that fit into the caches, in the order of NumPy for one array of all values."""
-    dtype = reduction.accumulator.dtype
-    step = reduction.map.steps[reduction.map.outputs[0]]
-    is_there = step.function == "argument" and step.dtype is reduction.accumulator
-    groups, order = reduced_groups(shape, axes, [np.asarray(each).strides for each in arguments])
-    # Others than sums of rows are made element behind element, also where other axes are between.
-    many = sum(is_reduced for _, is_reduced in groups)
-    is_simple = many == 1 or (many and groups[-1][1] and ufunc is np.add)
-    if math.prod(shape) <= _PIECE or is_there or not is_simple:
-        whole = _mapped(reduction, arguments, shape, overflow)
-        return np.asarray(ufunc.reduce(whole, axis=axes, dtype=dtype))
-    *outer, (extent, is_row) = groups
-    three = math.prod(extent for extent, _ in outer), extent, 1
-    if not is_row:
-        three = outer[0][0] if len(outer) > 1 else 1, outer[-1][0], extent
-    # Neighbours become one axis, for which an argument is copied only if it is broadcast along some of them.
-    given = [
-        np.broadcast_to(each, shape).transpose(order).reshape(three) if np.ndim(each) else each
-        for each in arguments
-    ]
-
-    def part(rows: slice, elements: slice) -> HostArray:
-        here = [each[rows, elements] if np.ndim(each) else each for each in given]
-        extents = rows.stop - rows.start, elements.stop - elements.start, three[2]
-        return _mapped(reduction, here, extents, overflow)
-
-    made = _in_pieces(part, ufunc, three)
-    if is_row:
-        made = made.reshape([extent for extent, _ in outer])
-        left = tuple(number for number, (_, is_reduced) in enumerate(outer) if is_reduced)
-        made = np.asarray(ufunc.reduce(made, axis=left, dtype=dtype)) if left else made
-    kept = [axis for axis in order if axis not in axes]
-    return made.reshape([shape[axis] for axis in kept]).transpose(np.argsort(kept))
-
-
-def reduced_groups(
-    shape: Ints, axes: Sequence[int], strides: Sequence[Ints]
-) -> tuple[list[tuple[int, bool]], list[int]]:
-    """Find in which order NumPy reduces an array that it made of others.
-
-    Args:
-        shape: Extents.
-        axes: Which are reduced.
-        strides: Those of the others; the first one with all axes counts.
-
-    Returns:
-        Extents of neighbouring axes that are all reduced, or all kept, and which; and the order of axes.
-    """
-    order = list(range(len(shape)))
-    steps = next((each for each in strides if len(each) == len(shape)), ())
-    if all(steps[axis] or shape[axis] == 1 for axis in order[: len(steps)]):
-        # NumPy's result lies as the arrays that it is made of.
-        order.sort(key=lambda axis: -abs(steps[axis]) if steps else 0)
-    groups = list[tuple[int, bool]]()
-    for axis in order:
-        if shape[axis] == 1:
-            continue
-        is_reduced = axis in axes
-        if groups and groups[-1][1] == is_reduced:
-            groups[-1] = groups[-1][0] * shape[axis], is_reduced
-        else:
-            groups.append((shape[axis], is_reduced))
-    return groups, order
-
-
-def _mapped(
-    reduction: TypedReduction, arguments: Sequence[Any], shape: Ints, overflow: Overflow
-) -> HostArray:
-    (values,) = evaluate(reduction.map, arguments, overflow=overflow)
-    return np.broadcast_to(values.astype(reduction.accumulator.dtype, copy=False), shape)
-
-
-def _in_pieces(
-    part: Callable[[slice, slice], HostArray], ufunc: Any, shape: tuple[int, int, int]
-) -> HostArray:
-    """Reduce the middle one of three axes of values, of which `part` makes some rows, and some elements."""
-    lead, count, tail = shape
-    many, step = max(_PIECE // (count * tail), 1), max(_PIECE // tail, 1)
-
-    def reduced(rows: slice, first: int, stop: int) -> Any:
-        if ufunc is np.add and tail == 1 and stop - first > _PIECE:
-            # Sums are those of halves.
-            middle = first + (stop - first) // 2 - (stop - first) // 2 % 8
-            return reduced(rows, first, middle) + reduced(rows, middle, stop)
-        found: HostArray | None = None
-        for start in range(first, stop, step):
-            values = part(rows, slice(start, min(start + step, stop)))
-            if found is not None:
-                values = np.concatenate([found, values], axis=1)
-            found = ufunc.reduce(values, axis=1, dtype=values.dtype, keepdims=True)
-        return found
-
-    return np.concatenate(
-        [reduced(slice(row, min(row + many, lead)), 0, count) for row in range(0, lead, many)]
-    )
-
-
-def _combine(reduction: TypedReduction, values: HostArray, axes: Ints) -> HostArray:
-    name = reduction.reduction.name
-    kept = [axis for axis in range(values.ndim) if axis not in axes]
-    ahead = values.transpose(*axes, *kept)
-    flat = ahead.reshape(
-        math.prod(values.shape[axis] for axis in axes), *(values.shape[each] for each in kept)
-    )
-    if name == "expression":
-        return _halved(reduction, flat)
-    find: Callable[..., Any] = np.argmin if name == "argmin" else np.argmax
-    return np.asarray(find(flat, axis=0))
-
-
-def _halved(reduction: TypedReduction, values: HostArray) -> HostArray:
-    """Combine along the first axis, pair by pair."""
-    assert reduction.combine is not None
-    if not len(values):
-        return np.full(values.shape[1:], np.asarray(reduction.reduction.identity).astype(values.dtype))
-    names = reduction.reduction.combine.inputs if reduction.reduction.combine else ()
-    while len(values) > 1:
-        half = len(values) // 2
-        pair = {"a": values[:half], "b": values[half : 2 * half]}
-        (made,) = evaluate(reduction.combine, [pair[name] for name in names])
-        made = np.broadcast_to(made, pair["a"].shape)
-        values = np.concatenate([made, values[2 * half :]]) if len(values) % 2 else made
-    result: HostArray = np.asarray(values[0])
-    return result

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import json
-import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
@@ -13,17 +12,21 @@ from typing import Any, cast
 import attrs
 import numpy as np
 
-from ..contract.dtypes import DType, HostArray, Ints, Strs
-from ._evaluate import Overflow, evaluate
+from ..contract.dtypes import DType, Strs
+from ..contract.ops import Reduce
+from ._builder import Builder
+from ._evaluate import scatter_program
 from ._expression import CONSTANTS, FUNCTIONS, Expression
 from ._parse import parse
-from ._reduction import REDUCTIONS, WIDER, Reduction, TypedReduction, evaluate_reduction, typed_reduction
-from ._typing import ArgumentType, TypedExpression, Weak, typed
+from ._reduction import REDUCTIONS, WIDER, Reduction, TypedReduction, typed_reduction
+from ._steps import ArgumentType, TypedExpression, Weak
+from ._typing import typed
+from ._unroll import unrolled
 
 __all__ = [
     "COUNT", "SCALAR_BYTES", "WIDE", "Argument", "RowExpression", "SpecializedExpression",
-    "SpecializedReduction", "SpecializedRows", "TypedRows", "evaluate_rows", "found", "pack_scalars",
-    "typed_rows", "unpack_scalars",
+    "SpecializedReduction", "SpecializedRows", "TypedRows", "found", "pack_scalars", "typed_rows",
+    "unpack_scalars",
 ]  # fmt: skip
 
 SCALAR_BYTES = 16
@@ -86,7 +89,7 @@ class SpecializedExpression:
     def typed(self) -> TypedExpression:
         """Its steps."""
         kinds = tuple(each.kind for each in self.arguments)
-        return typed(self.expression, kinds, self.dtypes, self.is_checked)
+        return unrolled(typed(self.expression, kinds, self.dtypes, self.is_checked))
 
     def encode(self) -> str:
         """It as a text; what is equal has equal texts."""
@@ -99,6 +102,12 @@ class SpecializedExpression:
         expression, kinds, names, is_checked = json.loads(text)
         arguments, dtypes = tuple(map(Argument.decode, kinds)), tuple(map(_dtype, names))
         return SpecializedExpression(_expression(expression), arguments, dtypes, is_checked)
+
+    @staticmethod
+    @functools.lru_cache(1024)
+    def decode_scatter(text: str, reduce: Reduce) -> TypedExpression:
+        """Decode a scatter, whose results are an element and a value, as a program that stores."""
+        return scatter_program(SpecializedExpression.decode(text).typed, reduce)
 
 
 @attrs.frozen
@@ -348,6 +357,24 @@ class TypedRows:
         return self.last.dtypes[0]
 
     @property
+    def program(self) -> TypedExpression:
+        """The expression as one list of steps, in which equal steps are made once."""
+        return self._built[0]
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The number in `program` of each step of `last`."""
+        return self._built[1]
+
+    @functools.cached_property
+    def _built(self) -> tuple[TypedExpression, Sequence[int]]:
+        builder = Builder(self.rows.inputs)
+        for number, stage in enumerate(self.stages):
+            builder.values[found(number)] = stage.added_to(builder)
+        numbers = builder.copied(self.last, self.rows.last.inputs, builder.read)
+        return builder.finish(numbers[self.last.outputs[0]], tuple(range(len(self.rows.inputs)))), numbers
+
+    @property
     def parts(self) -> list[tuple[TypedExpression, Strs]]:
         """Its expressions, and what each of them reads."""
         stages = [(stage.map, stage.reduction.map.inputs) for stage in self.stages]
@@ -372,7 +399,7 @@ def typed_rows(
     for number, stage in enumerate(rows.stages):
         stages.append(typed_reduction(stage, tuple(kinds[name] for name in stage.map.inputs)))
         kinds[found(number)] = stages[-1].dtype
-    last = typed(rows.last, tuple(kinds[name] for name in rows.last.inputs), (result,))
+    last = unrolled(typed(rows.last, tuple(kinds[name] for name in rows.last.inputs), (result,)))
     return TypedRows(rows, tuple(stages), last)
 
 
@@ -427,32 +454,3 @@ class SpecializedRows:
         rows = RowExpression.parse(statements, tuple(inputs))
         usual = None if other is None else RowExpression.parse(other, tuple(inputs))
         return SpecializedRows(rows, tuple(map(Argument.decode, kinds)), DType(result), usual)
-
-
-def evaluate_rows(
-    typed: TypedRows,
-    arguments: Sequence[Any],
-    shape: Ints,
-    axes: Ints,
-    overflow: Overflow = "ignore",
-) -> HostArray:
-    """Compute it by NumPy: the result broadcasts to `shape`, or to that with one element along the axes.
-
-    Args:
-        typed: The typed expression.
-        arguments: Arrays and NumPy scalars of its types, which broadcast to `shape`, but for the count.
-        shape: Extents before the reductions.
-        axes: Which axes are reduced, from 0 on, in order.
-        overflow: What is done when a step over- or underflows.
-
-    Raises:
-        FloatingPointError: A step does, and that is to be raised.
-    """
-    values = dict(zip(typed.rows.inputs, arguments, strict=True))
-    values[COUNT] = np.int64(math.prod(shape[axis] for axis in axes))
-    kept = [1 if axis in axes else extent for axis, extent in enumerate(shape)]
-    for number, stage in enumerate(typed.stages):
-        given = [values[name] for name in stage.reduction.map.inputs]
-        values[found(number)] = evaluate_reduction(stage, given, shape, axes, overflow).reshape(kept)
-    (result,) = evaluate(typed.last, [values[name] for name in typed.rows.last.inputs], overflow=overflow)
-    return result

@@ -13,7 +13,8 @@ import numpy as np
 
 from ..contract.dtypes import DType
 from ..contract.ops import identity_of
-from ._reduction import COMBINED, TypedReduction
+from ._pieces import REDUCING
+from ._reduction import TypedReduction
 from ._rows import COUNT, Argument, SpecializedReduction, SpecializedRows, found
 from ._source import (
     Access,
@@ -251,7 +252,7 @@ FUNCTION Partial combine(const Partial &a, const Partial &b)
 FUNCTION Partial element({register} value, i64) {{ return {{value}}; }}
 FUNCTION Partial combine(const Partial &a, const Partial &b)
 {{
-    return {{f_{COMBINED[reduction.reduction.name]}(a.value, b.value)}};
+    return {{f_{REDUCING[reduction.reduction.name]}(a.value, b.value)}};
 }}""")
     return "\n".join(lines)
 

@@ -16,7 +16,7 @@ from ..contract.ops import Reduce
 from ..contract.values import number_array
 from ._evaluate import places_of, word_of
 from ._rows import Argument
-from ._typing import Step, TypedExpression
+from ._steps import Step, TypedExpression
 
 Access: TypeAlias = Literal["dense", "same", "strided"]
 """How elements of an array follow each other: without gaps, one for all, or by strides."""
@@ -96,7 +96,7 @@ def body(expression: TypedExpression, arguments: Sequence[str]) -> tuple[str, li
 
 
 def loop_lines(number: int, steps: Sequence[Step]) -> list[str]:
-    """Return the C++ of a step of a loop (see `_typing`), and nothing for another one.
+    """Return the C++ of a step of a loop (see `_steps`), and nothing for another one.
 
     Args:
         number: Number of the step. A loop opens a block, and its end closes it.

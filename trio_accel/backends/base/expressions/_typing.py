@@ -1,179 +1,28 @@
-"""Types of an expression: NumPy's promotion (NEP 50), step by step.
-
-A typed expression is a list of steps. Each step has one dtype and works on earlier steps that have just the
-dtypes that it is computed in, so the backends need no rules of their own: conversions are steps, too.
-
-Loops are steps between the others (D187). The number of a step means the same in all of them, and what does
-not change in a loop stands ahead of it. These steps are of loops only:
-
-* ``carried`` (v): a variable whose first value is v, ahead of its loop; in it, the value that an iteration
-  begins with.
-* ``loop`` (a, b, c...): from here up to its ``end``, whose number is the `Step.value`, is the body. Its own
-  value is the index, from a on, below b. The others are the variables that it changes.
-* ``break`` (l, q, v...): where q holds, the variables of loop l become these values, and it ends.
-* ``end`` (l, v...): the variables of loop l become these values, all at once; then comes the next index.
-* ``result`` (c, e): the value of variable c behind the loop with the end e.
-"""
+"""Types of an expression: NumPy's promotion (NEP 50), step by step."""
 
 from __future__ import annotations
 
-import enum
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeAlias, cast
 
-import attrs
 import numpy as np
 
-from ..contract.dtypes import DType, Ints, Strs
+from ..contract.dtypes import DType, Ints
 from ..contract.errors import NotSupportedError
 from ..contract.ops import identity_of, real_of
 from . import _expression as nodes  # pyright: ignore[reportPrivateUsage]  # of this package
 from ._expression import FUNCTIONS, Apply, Function, Node, Place, assigned_in
+from ._steps import BY_PYTHON, ArgumentType, Step, TypedExpression, Weak, by_python, why_outside
 
-__all__ = ["ArgumentType", "Step", "TypedExpression", "Weak", "typed"]
+__all__ = ["typed"]
 
-
-class Weak(enum.Enum):
-    """Type of a Python number: its kind counts, and its size does not."""
-
-    int = "int"
-    float = "float"
-    complex = "complex"
-
-    @property
-    def carrier(self) -> DType:
-        """The type that it is computed in as long as it meets no array."""
-        return _CARRIERS[self]
-
-
-ArgumentType: TypeAlias = DType | Weak
-"""Type of an argument, or of a step: a Python number has a weak one."""
-
-_CARRIERS = {Weak.int: DType.int64, Weak.float: DType.float64, Weak.complex: DType.complex128}
 _RANKS = (Weak.int, Weak.float, Weak.complex)
 _PYTHON: dict[Weak, Any] = {Weak.int: int, Weak.float: float, Weak.complex: complex}
 _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 _INT64 = np.iinfo(np.int64)
-
-
-def _power(base: int, exponent: int) -> int:
-    """Return a power, or of one that has more than 64 bits some number that has."""
-    return base**exponent if exponent < 64 or abs(base) < 2 else 1 << 64
-
-
-# Python's own functions for whole numbers.
-_BY_PYTHON: Mapping[str, Callable[..., int]] = {
-    "add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__, "floor_divide": int.__floordiv__,
-    "remainder": int.__mod__, "power": _power, "negative": int.__neg__, "positive": int.__pos__,
-}  # fmt: skip
-
 # These functions take Python numbers alone; others take them as arrays of their own types.
-_WEAK_ARITHMETIC = ("divide", *_BY_PYTHON)
-
-
-@attrs.frozen
-class Step:
-    """One value of a typed expression.
-
-    Attributes:
-        function: ``"argument"``, ``"constant"``, ``"cast"``, ``"index"``, ``"load"``, a step of a loop (see
-            the module), or a name of `Function`.
-        dtype: Type of the value.
-        steps: Numbers of the steps that it is computed of.
-        value: Of a constant its value, of an argument and of a load the number of the argument, of an index
-            its axis, of a loop the number of its end.
-    """
-
-    function: str
-    dtype: DType
-    steps: tuple[int, ...] = ()
-    value: complex | int = 0
-
-
-@attrs.frozen
-class TypedExpression:
-    """An expression for arguments of certain types.
-
-    Attributes:
-        steps: The values, each computed of earlier ones.
-        outputs: Numbers of the steps that are the results.
-        bounds: Numbers of steps that are whole numbers, made of Python numbers alone, and dtypes that they
-            become: see `check_held`.
-        elements: Numbers of the arguments that are read element by element.
-        axes: The axes that indices are along, each once.
-        loads: Numbers of the arguments that elements are loaded from, and how many indices each takes.
-        checked: Names of the inputs where an index outside of an array fails the operation; empty where it is
-            the nearest one inside.
-    """
-
-    steps: tuple[Step, ...]
-    outputs: Ints
-    bounds: tuple[tuple[int, DType], ...] = ()
-    elements: Ints = ()
-    axes: Ints = ()
-    loads: tuple[tuple[int, int], ...] = ()
-    checked: Strs = ()
-
-    @property
-    def work(self) -> int:
-        """How many steps an element takes; a loop counts as many."""
-        return len(self.steps) + 1000 * any(step.function == "loop" for step in self.steps)
-
-    @property
-    def dtypes(self) -> tuple[DType, ...]:
-        """Dtypes of the results."""
-        return tuple(self.steps[number].dtype for number in self.outputs)
-
-    def check_held(self, arguments: Mapping[int, complex], names: Sequence[str]) -> None:
-        """Require that dtypes hold the whole numbers which are made of Python numbers alone.
-
-        Args:
-            arguments: The Python numbers, by the numbers of the arguments.
-            names: Names of the arguments.
-
-        Raises:
-            ValueError: One does not, or there is a division by zero.
-        """
-        found: dict[int, int] = {}
-        for number, dtype in self.bounds:
-            value, step = self._whole(number, arguments, found), self.steps[number]
-            found[number] = value
-            is_argument = step.function == "argument"
-            told = names[int(step.value.real)] if is_argument else "a number that is made of Python numbers,"
-            if reason := _outside(value, dtype):
-                raise ValueError(f"{told} {reason}")
-
-    def _whole(self, number: int, arguments: Mapping[int, complex], found: Mapping[int, int]) -> int:
-        """Compute a step by Python; what it is computed of has bounds, too, and so is found."""
-        step = self.steps[number]
-        if number in found:
-            return found[number]
-        if step.function == "argument":
-            return cast("int", arguments[int(step.value.real)])
-        if step.function == "constant":
-            return cast("int", step.value)
-        given = [self._whole(each, arguments, found) for each in step.steps]
-        return given[0] if step.function == "cast" else _by_python(step.function, given)
-
-
-def _by_python(function: str, given: Sequence[int]) -> int:
-    try:
-        return _BY_PYTHON[function](*given)
-    except ZeroDivisionError:
-        raise ValueError("a whole number is divided by zero") from None
-
-
-def _outside(value: int, dtype: DType) -> str:
-    """Tell why a dtype does not hold a whole number; empty if it does."""
-    limits = np.iinfo(dtype.dtype)
-    if limits.min <= value <= limits.max:
-        return ""
-    if value < 0 and dtype is DType.uint64:
-        return (
-            f"{value} is negative, which neither uint64 nor a power of whole numbers takes; use float64(...)"
-        )
-    return f"{value} is outside {limits.min} to {limits.max}, which {dtype} holds"
+_WEAK_ARITHMETIC = ("divide", *BY_PYTHON)
 
 
 @functools.lru_cache(4096)
@@ -501,7 +350,7 @@ class _Typist:
         given = [self._steps[number] for number in steps]
         if kind is Weak.int and all(step.function == "constant" for step in given):
             try:
-                value = _by_python(function.name, [cast("int", step.value) for step in given])
+                value = by_python(function.name, [cast("int", step.value) for step in given])
             except ValueError as error:
                 self._refuse(str(error), place)
             return self._whole_constant(value, place)
@@ -614,7 +463,7 @@ class _Typist:
         step = self._steps[number]
         if step.function != "constant":
             self._bound(number, dtype)
-        elif reason := _outside(cast("int", step.value), dtype):
+        elif reason := why_outside(cast("int", step.value), dtype):
             self._refuse(reason, place)
 
     def _cast(self, number: int, dtype: DType) -> int:

@@ -254,6 +254,16 @@ template <class T> FUNCTION bool f_logical_and(T a, T b) { return Cast<bool>::of
 template <class T> FUNCTION bool f_logical_or(T a, T b) { return Cast<bool>::of(a) || Cast<bool>::of(b); }
 template <class T> FUNCTION bool f_logical_xor(T a, T b) { return Cast<bool>::of(a) != Cast<bool>::of(b); }
 template <class T> FUNCTION T f_where(bool condition, T a, T b) { return condition ? a : b; }
+#ifdef PROCESSOR
+// Choose by bits, because g++ leaves the branches of some choices in a loop, and then makes no vectors of it.
+template <class Bits, class T> FUNCTION T where_of(bool condition, T a, T b)
+{
+    const Bits mask = 0 - (Bits)condition;
+    return bits_as<T>((Bits)((bits_as<Bits>(a) & mask) | (bits_as<Bits>(b) & ~mask)));
+}
+FUNCTION double f_where(bool condition, double a, double b) { return where_of<u64>(condition, a, b); }
+FUNCTION float f_where(bool condition, float a, float b) { return where_of<u32>(condition, a, b); }
+#endif
 
 // ---- floating numbers
 
@@ -289,10 +299,10 @@ template <class T> FUNCTION T quotient_of(T a, T b, T *rest)
     FUNCTION T f_square(T a) { return a * a; }                                                      \
     FUNCTION T f_reciprocal(T a) { return (T)1 / a; }                                               \
     /* Of zeros with different signs it is the second one, as NumPy's. */                           \
-    FUNCTION T f_maximum(T a, T b) { return a > b || a != a ? a : b; }                              \
-    FUNCTION T f_minimum(T a, T b) { return a < b || a != a ? a : b; }                              \
-    FUNCTION T f_fmax(T a, T b) { return a > b || b != b ? a : b; }                                 \
-    FUNCTION T f_fmin(T a, T b) { return a < b || b != b ? a : b; }                                 \
+    FUNCTION T f_maximum(T a, T b) { return f_where(a > b || a != a, a, b); }                       \
+    FUNCTION T f_minimum(T a, T b) { return f_where(a < b || a != a, a, b); }                       \
+    FUNCTION T f_fmax(T a, T b) { return f_where(a > b || b != b, a, b); }                          \
+    FUNCTION T f_fmin(T a, T b) { return f_where(a < b || b != b, a, b); }                          \
     FUNCTION bool f_isnan(T a) { return a != a; }                                                   \
     FUNCTION bool f_isinf(T a) { return a == a && a - a != 0; }                                     \
     FUNCTION bool f_isfinite(T a) { return a - a == 0; }                                            \

@@ -405,6 +405,24 @@ KERNEL(find, Arguments)
 #endif
 
 #if defined(SEARCHES) || defined(COUNTS)
+// Between integers of 64 bits and floating-point numbers, exactly. NaN is neither less nor greater.
+template <class T> FUNCTION int order_of(T a, double b)
+{
+    const double least = (T)-1 < (T)0 ? -9223372036854775808.0 : 0.0;
+    const double beyond = (T)-1 < (T)0 ? 9223372036854775808.0 : 18446744073709551616.0;
+    if (b != b || b >= beyond)
+        return b != b ? 0 : -1;
+    if (b < least)
+        return 1;
+    const T whole = (T)b;
+    const double rest = b - (double)whole;
+    return a != whole ? (a < whole ? -1 : 1) : rest > 0 ? -1 : rest < 0;
+}
+FUNCTION bool f_less(i64 a, double b) { return order_of(a, b) < 0; }
+FUNCTION bool f_less(u64 a, double b) { return order_of(a, b) < 0; }
+FUNCTION bool f_less(double a, i64 b) { return order_of(b, a) > 0; }
+FUNCTION bool f_less(double a, u64 b) { return order_of(b, a) > 0; }
+
 // Not a number is larger than every number.
 template <class A, class B> FUNCTION bool precedes(A a, B b) { return f_less(a, b) || (b != b && a == a); }
 #endif
@@ -451,7 +469,7 @@ struct Arguments {
     const char *edges, *x, *weights;
     char *out;
     int *fault;
-    i64 bins, count;
+    i64 bins, count, low, high;
 };
 
 // The bin of an element; -1 for none.
@@ -459,6 +477,10 @@ FUNCTION i64 bin_of(const Arguments &arguments, i64 i)
 {
 #if HAS_EDGES
     const auto value = FROM_X(X::load(arguments.x + i * X_SIZE));
+#if HAS_BOUNDS
+    if (value < (decltype(value))arguments.low || value > (decltype(value))arguments.high)
+        return -1;
+#endif
     i64 low = 0, high = arguments.bins + 1;
     while (low < high) {
         const i64 middle = low + (high - low) / 2;
@@ -467,10 +489,14 @@ FUNCTION i64 bin_of(const Arguments &arguments, i64 i)
         else
             high = middle;
     }
+#if HAS_BOUNDS
+    return low < 1 ? 0 : low > arguments.bins ? arguments.bins - 1 : low - 1;
+#endif
     if (low <= arguments.bins)
         return low - 1;
+    // It is at the last edge if neither is less than the other, and it is a number.
     const auto last = FROM_EDGE(Edge::load(arguments.edges + arguments.bins * EDGE_SIZE));
-    return f_equal(value, last) ? arguments.bins - 1 : -1;
+    return precedes(last, value) || value != value ? -1 : arguments.bins - 1;
 #else
     const auto value = X::load(arguments.x + i * X_SIZE);
     if (value >= 0 && (u64)value < (u64)arguments.bins)

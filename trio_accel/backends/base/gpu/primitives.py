@@ -436,7 +436,8 @@ class PrimitivesLibrary(CompiledLibrary):
     def plan_count(self, spec: ops.CountSpec, device: _Device) -> _Code:
         """Compile a count."""
         x = spec.x.dtype
-        named = {"HAS_EDGES": int(spec.edges is not None), "HAS_WEIGHTS": int(spec.weights is not None)}
+        more = {"EDGES": spec.edges, "WEIGHTS": spec.weights, "BOUNDS": spec.bounds or None}
+        named = {f"HAS_{key}": int(value is not None) for key, value in more.items()}
         edges = x if spec.edges is None else spec.edges.dtype
         return _compiled(self._device.kernels, "COUNTS", {**_compared(x, edges), **named})
 
@@ -447,7 +448,10 @@ class PrimitivesLibrary(CompiledLibrary):
             return
         call.stream.set_bytes(out, 0, spec.out.size * 8)
         edges, weights = (0 if one is None else call.packed(one) for one in (spec.edges, spec.weights))
-        values = edges, call.packed(spec.x), weights, out, fault, spec.out.size, spec.x.size
+        # The kernel has them in the dtype of the elements.
+        bounds = np.array(spec.bounds or (0, 0), spec.x.dtype.dtype if spec.bounds else None).view(np.int64)
+        extents = spec.out.size, spec.x.size, *bounds.tolist()
+        values = edges, call.packed(spec.x), weights, out, fault, *extents
         call.plan.launch("count", call, spec.x.size, *values)
 
     # ---- segments
@@ -505,12 +509,14 @@ def _address(call: _Call, array: DeviceArray) -> int:
 
 
 def _compared(x: DType, edges: DType) -> dict[str, str]:
-    """Define the types in which values are compared with edges: one, but for signed numbers among uint64."""
-    is_mixed = {x.kind, edges.kind} == {"int", "uint"} and DType.uint64 in (x, edges)
+    """Define the types in which values are compared with edges: one, unless that rounds integers."""
     wide = DType.of(np.result_type(x.dtype, edges.dtype))
-    types = [
-        (DType.uint64 if one is DType.uint64 else DType.int64) if is_mixed else wide for one in (x, edges)
-    ]
+    types = [wide, wide]
+    if wide.is_inexact and any(one in (DType.int64, DType.uint64) for one in (x, edges)):
+        types = [
+            DType.float64 if one.is_inexact else DType.uint64 if one is DType.uint64 else DType.int64
+            for one in (x, edges)
+        ]
     return {**_types(X=x, Edge=edges), "FROM_X": _cast(x, types[0]), "FROM_EDGE": _cast(edges, types[1])}
 
 
@@ -534,7 +540,9 @@ _KEYS: Mapping[type[Any], Callable[[Any], tuple[object, ...]]] = {
         spec.is_sorted, spec.x.dtype, spec.x.size < _NARROW, _needs_no_order(spec)
     ),
     ops.SearchSpec: lambda spec: (spec.x.dtype, spec.edges.dtype, _dtype(spec.sorter)),
-    ops.CountSpec: lambda spec: (spec.x.dtype, _dtype(spec.edges), _dtype(spec.weights)),
+    ops.CountSpec: lambda spec: (
+        spec.x.dtype, _dtype(spec.edges), _dtype(spec.weights), bool(spec.bounds)
+    ),
     ops.SegmentSpec: lambda spec: (spec.combine, spec.x.dtype, spec.out.dtype, spec.offsets.dtype),
 }  # fmt: skip
 

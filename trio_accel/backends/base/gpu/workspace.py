@@ -138,9 +138,9 @@ class Region:
     _stream: GpuStream
     _address: int
     _size: int
-    _used: int = attrs.field(default=0, init=False)
+    _used: int = 0
     # Pieces for which the area had no room.
-    _more: list[tuple[int, int]] = attrs.field(factory=list[tuple[int, int]], init=False)
+    _more: list[tuple[int, int]] = attrs.field(factory=list[tuple[int, int]])
 
     def take(self, nbytes: int) -> int:
         """Return the address of so many bytes; raises as `Arena.take` does."""

@@ -196,8 +196,8 @@ class CodeCache:
     folder: Path | None
     cap: int = attrs.field(default=_DEFAULT_CAP, kw_only=True)
     # Bytes until this object looks at the folder again; it looks before its first write.
-    _unseen: int = attrs.field(default=0, init=False)
-    _has_warned: bool = attrs.field(default=False, init=False)
+    _unseen: int = 0
+    _has_warned: bool = False
 
     def __attrs_post_init__(self) -> None:
         if self.cap < 1:

@@ -82,10 +82,10 @@ class LaunchCache(Generic[_VALUE]):
 
     _is_free: Callable[[Key, int], bool]
     _discard: Callable[[_VALUE], None]
-    most: int = attrs.field(default=0, init=False)
-    entries: dict[Key, CacheEntry[_VALUE]] = attrs.field(factory=dict[Key, CacheEntry[_VALUE]], init=False)
-    _counts: dict[Key, int] = attrs.field(factory=dict[Key, int], init=False)
-    _waits: int = attrs.field(default=0, init=False)
+    most: int = 0
+    entries: dict[Key, CacheEntry[_VALUE]] = attrs.field(factory=dict[Key, CacheEntry[_VALUE]])
+    _counts: dict[Key, int] = attrs.field(factory=dict[Key, int])
+    _waits: int = 0
 
     def is_due(self, key: Key) -> bool:
         """Count a key that is not cached; returns whether it is to be stored now, if there is room."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import gc
-import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 from weakref import ref
 
-_logger = logging.getLogger("trio_accel.backends")
+from ....actors import warn_untold
 
 Lent: TypeAlias = "ref[Any]"
 """Leads to what an array and all that is made of it have in common, as long as any of them is there."""
@@ -62,10 +61,10 @@ class Keepers:
                 "by it; keep a copy"
             )
         self._told.add(where)
-        _logger.warning(
+        warn_untold(
+            "trio_accel.backends",
             "%s keeps %s after its call, or a view: its memory becomes another array's, whose numbers are "
             "seen there; keep a copy",
             where,
             names,
-            extra={"is_untold": True},
         )

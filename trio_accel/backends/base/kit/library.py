@@ -232,7 +232,7 @@ class PlanCache:
     _is_busy: Callable[[Any], bool] | None = None
     _counts: CacheCounts = attrs.field(factory=CacheCounts)
     # The last one that was made, until a launch has used it.
-    _new: Any = attrs.field(default=None, init=False)
+    _new: Any = None
     _plans: OrderedDict[tuple[object, ...], Any] = attrs.field(
         factory=OrderedDict[tuple[object, ...], Any], init=False
     )

@@ -25,6 +25,7 @@ from ...base.expressions import (
     TypedExpression,
     TypedReduction,
     found,
+    needed_steps,
     reduced_groups,
 )
 from ...base.expressions import _rows_source as rows_source
@@ -274,10 +275,12 @@ def rows_text(rows: str, layout: Layout) -> str:
         at = f"[=](i64 i) {{ return Stage{number}::mapped(*whole, row, loaded, i); }}"
         # A reduction behind it may read the arrays again, where the result may lie: only the last one keeps.
         keeps = stage is typed.stages[-1] and layout.strides[-1][1] == decoded.result.itemsize
-        kept = _kept(decoded, stage, last) if keeps else None
+        kept = _kept(decoded) if keeps else None
         if kept is not None:
             # To compute it anew would take as long again: it is kept where the result will be.
-            last, there = _with_kept(last, kept), f"out + i * {decoded.result.itemsize}"
+            there, steps = f"out + i * {decoded.result.itemsize}", list(last.steps)
+            steps[kept] = Step("argument", decoded.result, (), len(texts))
+            last = attrs.evolve(last, steps=tuple(steps))
             texts.append(source.load(decoded.result, there))
             keep = (
                 f"{source.element_of(decoded.result)}::store({there}, {at.replace('[=]', '[&]')}(i).value);"
@@ -335,51 +338,25 @@ def _columns(decoded: SpecializedRows, names: _Names, layout: Layout) -> str:
     return _COLUMNS.replace("PASSES", "\n".join(("Row rows[WIDTH];", *passes)))
 
 
-def _kept(decoded: SpecializedRows, stage: TypedReduction, last: TypedExpression) -> int | None:
-    """Return the step of the result that makes what a reduction maps; None where that saves nothing."""
-    maps, inputs = stage.map, stage.reduction.map.inputs
-    mine, others = _trees(maps, inputs), _trees(last, decoded.rows.last.inputs)
-    made = mine[maps.outputs[0]]
-    if not called_by(maps) or maps.dtypes[0] is not decoded.result or stage.map.dtypes[0].itemsize < 4:
+def _kept(decoded: SpecializedRows) -> int | None:
+    """Return the step of the last expression that the last reduction reads, too; None if it saves nothing."""
+    typed, result = decoded.typed, decoded.result
+    program, last, names = typed.program, typed.last, decoded.rows.last.inputs
+    reduction = max(number for number, step in enumerate(program.steps) if step.is_reduction)
+    operands = program.passes[None].operands[reduction]
+    if len(operands) > 1 or operands[0] not in typed.numbers or not called_by(typed.stages[-1].map):
         return None
-    if made not in others:
+    at = typed.numbers.index(operands[0])
+    casts = [program.steps[number].function == "cast" for number in program.passes[reduction].numbers]
+    if last.steps[at].dtype is not result or result.itemsize < 4 or not all(casts):
         return None
-    at = others.index(made)
     # The result may lie where the arrays do: then they are not to be read again.
     arrays = {
         name for name, each in zip(decoded.rows.inputs, decoded.arguments, strict=True) if each.is_array
     }
-    left = _with_kept(last, at)
-    needed, todo = set[int](), list(left.outputs)
-    while todo:
-        number = todo.pop()
-        needed.add(number)
-        todo += left.steps[number].steps
-    read = {int(left.steps[n].value.real) for n in needed if left.steps[n].function == "argument"}
-    return (
-        None
-        if any(decoded.rows.last.inputs[n] in arrays for n in read if n < len(decoded.rows.last.inputs))
-        else at
-    )
-
-
-def _trees(typed: TypedExpression, inputs: Sequence[str]) -> list[object]:
-    """Return what each step is made of, all the way down."""
-    made = list[object]()
-    for step in typed.steps:
-        value: object = inputs[int(step.value.real)] if step.function == "argument" else step.value
-        made.append((step.function, step.dtype, value, tuple(made[number] for number in step.steps)))
-    return made
-
-
-def _with_kept(typed: TypedExpression, number: int) -> TypedExpression:
-    """Take a step for one more argument, which is last."""
-    steps, argument = (
-        list(typed.steps),
-        max((int(step.value.real) + 1 for step in typed.steps if step.function == "argument"), default=0),
-    )
-    steps[number] = Step("argument", steps[number].dtype, (), argument)
-    return attrs.evolve(typed, steps=tuple(steps))
+    left = [last.steps[number] for number in needed_steps(last.steps, last.outputs, (at,))]
+    is_read = any(step.function == "argument" and names[int(step.value.real)] in arrays for step in left)
+    return None if is_read else at
 
 
 _ROWS = """

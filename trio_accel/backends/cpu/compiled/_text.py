@@ -30,7 +30,6 @@ _ROUND_TRIP = '#pragma GCC optimize("trapping-math")\n'
 
 _SHIFTS = {"add": "f_add", "subtract": "f_subtract"}
 _STEPS = re.compile(r"\bt(\d+)")
-_OF_LOOPS = ("carried", "loop", "break", "end", "result")
 _BOUNDS = ("remainder", "minimum", "maximum")
 _WHOLE = {DType.int64: "", DType.int32: "2147483647"}
 
@@ -193,14 +192,10 @@ class Rows:
                 self._taken.append("")
             self._is_element.append(is_element and layout.access[array] != "same")
         self._depths = depths_of(typed.steps)
-        self._varies, self._is_of_indices = list[bool](), list[bool]()
+        self._varies = list[bool]()
         for number, step in enumerate(typed.steps):
             given = [self._varies[one] for one in step.steps if one < number]
             self._varies.append(self._begins_row(step) or any(given))
-            is_value = step.function in ("load", *_OF_LOOPS) or (
-                step.function == "argument" and self._varies[-1]
-            )
-            self._is_of_indices.append(not is_value and all(self._is_of_indices[one] for one in step.steps))
         # Whether a value is another one along the row; and whether it stands in the loop of the row.
         self._differs = self._find_differing()
         self._vary_loops()
@@ -360,8 +355,6 @@ struct Arguments {{
                 value = "k" if self._axis(step) == self._last else f"x{self._axis(step)}"
             elif step.function == "load":
                 value = self._load(number, step, before, where, is_inside=is_inside)
-            elif step.function == "where" and self._is_of_indices[step.steps[0]]:
-                value = f"chosen({', '.join(f't{one}' for one in step.steps)})"
             else:
                 value = source.value_of(step, self._taken, self._typed.steps)
             where.append(f"const {source.register_of(step.dtype)} t{number} = {value};")

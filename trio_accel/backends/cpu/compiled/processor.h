@@ -1,5 +1,9 @@
 // What a source for GPUs finds when a C++ compiler makes it for processors. There is no header of the C library, so
 // that it is compiled in a third of the time, and by no version of one.
+#ifdef __AVX512FP16__
+// With these instructions g++ 12 drops the conversions of neighbours to float16 and back, so that a step is not rounded.
+#pragma GCC target("no-avx512fp16")
+#endif
 #define PROCESSOR 1
 #define STAND_IN 1
 #define __device__ __attribute__((always_inline))
@@ -34,16 +38,6 @@ static inline i64 most(i64 a, i64 b) { return a > b ? a : b; }
 // Whether an index is outside of an array, where those below zero count from the end.
 static inline bool is_outside(i64 index, i64 extent) { return (u64)index + (u64)extent >= 2 * (u64)extent; }
 
-// A choice by bits: a condition that a compiler finds to be the same along a row keeps it from making vectors.
-template <class T> FUNCTION T chosen(bool condition, T a, T b) { return condition ? a : b; }
-template <class Bits, class T> FUNCTION T chosen_bits(bool condition, T a, T b)
-{
-    const Bits mask = 0 - (Bits)condition;
-    return bits_as<T>((Bits)((bits_as<Bits>(a) & mask) | (bits_as<Bits>(b) & ~mask)));
-}
-FUNCTION double chosen(bool condition, double a, double b) { return chosen_bits<u64>(condition, a, b); }
-FUNCTION float chosen(bool condition, float a, float b) { return chosen_bits<u32>(condition, a, b); }
-
 #ifdef __x86_64__
 // What is no number of the other type comes out as NumPy's: by the instruction that its C compiler takes, which makes
 // the least integer of all that it does not hold. C leaves this undefined, and a compiler that knows the number, as it
@@ -51,7 +45,7 @@ FUNCTION float chosen(bool condition, float a, float b) { return chosen_bits<u32
 template <class Whole, class T> FUNCTION Whole whole_of(T x)
 {
     const T end = (T)(1ull << (8 * sizeof(Whole) - 1));
-    return (Whole)chosen(x >= -end && x < end, x, -end);
+    return (Whole)f_where(x >= -end && x < end, x, -end);
 }
 #define BY_WAY_OF(To, Way)                                                        \
     template <> struct Cast<To> {                                                 \

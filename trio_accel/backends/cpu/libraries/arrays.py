@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Literal, cast
 
 import numpy as np
 
-from ...base import DType, HostArray, HostCall, Ints, by_way_of_int64, kernel, ops
+from ...base import HostArray, HostCall, Ints, by_way_of_int64, kernel, ops
 from ...base.expressions import (
     Argument,
-    Places,
     SpecializedExpression,
     SpecializedReduction,
     SpecializedRows,
-    check_places,
+    TypedRows,
     evaluate,
-    evaluate_reduction,
-    evaluate_rows,
-    places_of,
     unpack_scalars,
 )
 from ..compiled import _plans as compiled
@@ -32,8 +28,6 @@ from ._order import comparable, first_of, order_of, sort_to
 _PIECE = 1 << 18
 # Elements of a histogram whose bins are found at a time.
 _GUESSED = 1 << 14
-# The function for each `reduce`; "set" has none.
-_COMBINED: dict[str, Any] = {"add": np.add, "multiply": np.multiply, "min": np.minimum, "max": np.maximum}
 
 
 @kernel(ops.ElementwiseSpec, backend="cpu")
@@ -60,24 +54,16 @@ def scatter(spec: ops.ScatterSpec, call: HostCall) -> None:
     """Combine by compiled code, or pieces one after another."""
     if compiled.scatter(spec, call):
         return
-    out, combine = call.array(spec.out), _COMBINED.get(spec.reduce)
-    expression = SpecializedExpression.decode(spec.expression).typed
-    places = places_of(expression)
-    steps = [places.steps[number] for number in places.outputs[:-1]]
-    for _, given, here in _pieces(spec, call, []):
-        *indices, values = evaluate(places, given, here)
-        indices = check_places(expression, expression.outputs[0], indices, out.shape)
-        found = Places.of(out, indices, steps)
-        if combine is None:
-            found.array[found.index] = found.aligned(values)
-        else:
-            combine.at(found.array, found.index, found.aligned(values))
+    program = SpecializedExpression.decode_scatter(spec.expression, spec.reduce)
+    array = {number: call.array(spec.out) for number, _ in program.loads}
+    for piece, given, here in _pieces(spec, call, []):
+        evaluate(program, given, here, array, shape=piece[0].shape)
 
 
 def _pieces(
     spec: ops.ElementwiseSpec | ops.ScatterSpec, call: HostCall, results: list[HostArray]
 ) -> Iterator[tuple[Sequence[HostArray], list[Any], dict[int, HostArray]]]:
-    """Cut the elements of an expression into pieces: results, arguments, and indices by axes."""
+    """Cut the elements of an expression into pieces: all arrays, arguments, and indices by axes."""
     if 0 in spec.shape:
         return
     specialized = SpecializedExpression.decode(spec.expression)
@@ -95,12 +81,8 @@ def reduce(spec: ops.ReductionSpec, call: HostCall) -> None:
     """Reduce by compiled code, or pieces one after another."""
     if compiled_rows.reduce(spec, call):
         return
-    arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
     specialized = SpecializedReduction.decode(spec.reduction)
-    typed, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
-    given = _arguments(specialized.arguments, typed.map.elements, arrays, scalars)
-    made = evaluate_reduction(typed, list(given), spec.arrays[0].shape, spec.axes)
-    np.copyto(out, made.reshape(out.shape))
+    _reduce(spec, call, specialized, [(slice(None),) * len(spec.arrays[0].shape)])
 
 
 @kernel(ops.RowsSpec, backend="cpu")
@@ -108,25 +90,32 @@ def rows(spec: ops.RowsSpec, call: HostCall) -> None:
     """Compute by compiled code, or so many rows at a time that their temporary arrays fit into the caches."""
     if compiled_rows.rows(spec, call):
         return
+    specialized = SpecializedRows.decode(spec.rows)
+    parts = _row_pieces(spec.arrays[0].shape, spec.axes)
+    _reduce(spec, call, specialized, parts, specialized.typed_usual)
+
+
+def _reduce(
+    spec: ops.ReductionSpec | ops.RowsSpec,
+    call: HostCall,
+    specialized: SpecializedReduction | SpecializedRows,
+    parts: Iterable[tuple[slice, ...]],
+    usual: TypedRows | None = None,
+) -> None:
+    """Compute parts of the result as usual, and take the longer way only where a step over- or underflows."""
     arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
-    specialized, shape = SpecializedRows.decode(spec.rows), spec.arrays[0].shape
-    *scalars, _ = unpack_scalars(spec.scalars, [*_scalar_dtypes(specialized.arguments), DType.int64])
-    if not specialized.is_whole:
-        out = out.reshape([1 if axis in spec.axes else extent for axis, extent in enumerate(shape)])
-    if not out.size:
-        return
-    for piece in _row_pieces(shape, spec.axes):
-        here = [array[piece] for array in arrays]
-        given = _arguments(specialized.arguments, range(len(specialized.arguments)), here, scalars)
-        out[piece] = _evaluated(specialized, list(given), here[0].shape, spec.axes)
-
-
-def _evaluated(specialized: SpecializedRows, given: Sequence[Any], shape: Ints, axes: Ints) -> HostArray:
-    """Compute rows as usual, and in the way that takes longer only where a step over- or underflows."""
-    if specialized.typed_usual is not None:
-        with suppress(FloatingPointError):
-            return evaluate_rows(specialized.typed_usual, given, shape, axes, "raise")
-    return evaluate_rows(specialized.typed, given, shape, axes)
+    program, scalars = specialized.typed.program, _scalars(specialized.arguments, spec.scalars)
+    if out.shape != arrays[0].shape:
+        out = out.reshape([1 if axis in spec.axes else extent for axis, extent in enumerate(arrays[0].shape)])
+    for part in parts if out.size else ():
+        here = [array[part] for array in arrays]
+        given = list(_arguments(specialized.arguments, program.elements, here, scalars))
+        made: Sequence[HostArray] = ()
+        if usual is not None:
+            with suppress(FloatingPointError):
+                made = evaluate(usual.program, given, overflow="raise", shape=here[0].shape, axes=spec.axes)
+        made = made or evaluate(program, given, shape=here[0].shape, axes=spec.axes)
+        out[part] = made[0]
 
 
 def _row_pieces(shape: Ints, axes: Ints) -> Iterator[tuple[slice, ...]]:
@@ -142,12 +131,8 @@ def _row_pieces(shape: Ints, axes: Ints) -> Iterator[tuple[slice, ...]]:
         yield (*(slice(None),) * longest, slice(start, start + step))
 
 
-def _scalar_dtypes(arguments: Sequence[Argument]) -> list[DType]:
-    return [argument.dtype for argument in arguments if not argument.is_array]
-
-
 def _scalars(arguments: Sequence[Argument], data: bytes) -> list[Any]:
-    return unpack_scalars(data, _scalar_dtypes(arguments))
+    return unpack_scalars(data, [argument.dtype for argument in arguments if not argument.is_array])
 
 
 def _indices(axis: int, shape: Ints) -> HostArray:
@@ -259,13 +244,28 @@ def search(spec: ops.SearchSpec, call: HostCall) -> None:
 
 
 def _places(edges: HostArray, x: HostArray, side: Literal["left", "right"]) -> HostArray:
-    """Search; whole numbers with and without signs NumPy would compare as float64, which has fewer digits."""
-    if {edges.dtype.kind, x.dtype.kind} != {"i", "u"}:
+    """Search; integers that NumPy would compare as float64, which has fewer digits, are compared exactly."""
+    if not _is_rounded(edges, x):
         return np.searchsorted(edges, x, side)
+    # An edge is at most an integer if the next integer is, and below it if the integer before is.
+    if edges.dtype.kind == "f":
+        limits, edges = np.iinfo(x.dtype), edges.astype(np.float64)
+        first, last = np.searchsorted(edges, [float(limits.min), float(limits.max + 1)])
+        inside = (np.floor if side == "left" else np.ceil)(edges[first:last])
+        return cast("HostArray", first + np.searchsorted(inside.astype(x.dtype), x, side))
+    if x.dtype.kind == "f":
+        x = (np.ceil if side == "left" else np.floor)(x.astype(np.float64))
     limits = np.iinfo(edges.dtype)
-    below, above = x < limits.min, x > limits.max
+    below, above = x < limits.min, ~(x < limits.max + 1)
     found = np.searchsorted(edges, np.where(below | above, 0, x).astype(edges.dtype), side)
     return np.where(below, 0, np.where(above, len(edges), found))
+
+
+def _is_rounded(edges: HostArray, x: HostArray) -> bool:
+    """Return whether NumPy compares integers of 64 bits as floating-point numbers."""
+    kinds = {edges.dtype.kind, x.dtype.kind}
+    is_wide = any(one.dtype.kind in "iu" and one.itemsize == 8 for one in (edges, x))
+    return kinds == {"i", "u"} or ("f" in kinds and is_wide)
 
 
 @kernel(ops.CountSpec, backend="cpu")
@@ -277,7 +277,11 @@ def count(spec: ops.CountSpec, call: HostCall) -> None:
     if spec.edges is not None:
         total: HostArray = np.zeros(len(out) + 2, out.dtype)
         with np.errstate(all="ignore"):
-            for place, bins in _bins(comparable(call.array(spec.edges)), comparable(x)):
+            for place, found in _bins(comparable(call.array(spec.edges)), comparable(x)):
+                bins = found
+                if spec.bounds:
+                    low, high = spec.bounds
+                    bins = np.clip(found, 1, len(out)) * ((x[place] >= low) & (x[place] <= high))
                 total += np.bincount(bins, None if weights is None else weights[place], len(total))
         out[...] = total[1:-1]
     elif x.size and not 0 <= x.min() <= x.max() < len(out):
@@ -295,6 +299,8 @@ def _bins(edges: HostArray, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
     count, wide, factor = len(edges) - 1, np.result_type(edges, x), np.float64(np.inf)
     # Integers of both sorts have no common dtype, and two integers none in which a bin can be guessed.
     is_guessed = "f" in (edges.dtype.kind, x.dtype.kind) and wide.name in ("float32", "float64")
+    # Integers are rounded to edges that are as large as the first integer without a float64 of its own.
+    is_guessed &= not _is_rounded(edges, x) or max(abs(edges[0]), abs(edges[-1])) < 2**53
     if is_guessed and count <= _MOST_BINS:
         # Integer edges would make an integer of the factor.
         edges = edges.astype(wide, copy=False)
@@ -303,8 +309,10 @@ def _bins(edges: HostArray, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
         factor = wide.type(1 / width if width > 0 else np.inf)
         is_guessed = bool(np.isfinite(factor) and off.max() < width / 8)
     if not is_guessed or count > _MOST_BINS:
+        found = _places(edges, x, "right")
         # The last bin has its upper edge; of NaN nothing is at an edge.
-        yield slice(None), np.where(x == edges[-1], count, _places(edges, x, "right"))
+        is_last = (found > count) & (_places(edges[-1:], x, "left") == 0) & ~np.isnan(x)
+        yield slice(None), np.where(is_last, count, found)
         return
     below = np.append(edges[:-1], np.inf)
     for first in range(0, len(x), _GUESSED):

@@ -9,7 +9,6 @@ import ctypes
 import importlib
 import importlib.machinery
 import importlib.util
-import logging
 import math
 import os
 import sys
@@ -22,13 +21,12 @@ from typing import Any, ClassVar
 
 import attrs
 
+from ....actors import warn_untold
 from ...base import DType, Ints, LibraryError
 from ...base.contract.ops import ArraySpec, StatusArray
 from ...base.gpu.driver import Function, LoadedCode, with_axes
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream, capture_once
-
-_logger = logging.getLogger("trio_accel.backends")
 
 # Set where the stand-in driver is used.
 _STAND_IN = "TRIO_ACCEL_STAND_IN"
@@ -239,22 +237,15 @@ def front_end() -> ModuleType | None:
     if os.environ.get(_STAND_IN):
         # It would call a driver that is none.
         return None
+    reason = "nvidia-cudnn-frontend is of another version; pip install '.[cuda13]' in a checkout"
     try:
         module = sys.modules.get(_MODULE) or _load()
+        if hasattr(module, "pygraph") and hasattr(module.pygraph, "_execute_with_ptrs"):
+            return module
     except Exception as error:  # noqa: BLE001  # whatever is wrong with an installation, there is another way
-        _logger.warning(
-            "convolutions and attention go without cuDNN, which is slower: %s",
-            error,
-            extra={"is_untold": True},
-        )
-        return None
-    if hasattr(module, "pygraph") and hasattr(module.pygraph, "_execute_with_ptrs"):
-        return module
-    _logger.warning(
-        "convolutions and attention go without cuDNN, which is slower: nvidia-cudnn-frontend is of another "
-        "version; pip install '.[cuda13]' in a checkout",
-        extra={"is_untold": True},
-    )
+        reason = str(error)
+    text = "convolutions and attention go without cuDNN, which is slower: %s"
+    warn_untold("trio_accel.backends", text, reason)
     return None
 
 

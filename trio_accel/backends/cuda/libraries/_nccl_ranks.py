@@ -29,8 +29,8 @@ class Marks:
     """
 
     words: StatusWords
-    stream: int = attrs.field(default=0, init=False)
-    _pairs: dict[int, tuple[StatusWord, StatusWord]] = attrs.field(factory=dict[int, Any], init=False)
+    stream: int = 0
+    _pairs: dict[int, tuple[StatusWord, StatusWord]] = attrs.field(factory=dict[int, Any])
 
     @contextmanager
     def around(self, stream: int) -> Generator[None]:

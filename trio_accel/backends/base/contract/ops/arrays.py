@@ -152,6 +152,8 @@ class CountSpec(OperationSpec):
         x: Elements: whole numbers that are bins themselves, or numbers where there are edges.
         edges: Edges of the bins in ascending order, one more than there are bins. A bin has its lower edge,
             and the last one both. What is in none is not counted.
+        bounds: The least and the largest integer to count, in place of the outer edges, which are rounded.
+            Nothing for the edges themselves.
         weights: Numbers of float64 in the place of ones, of the shape of `x`.
         out: Counts of int64, or sums of float64.
         fault: One word: whether an element is no bin, where there are no edges.
@@ -159,6 +161,7 @@ class CountSpec(OperationSpec):
 
     x: ArraySpec = reads()
     edges: ArraySpec | None = reads(optional=True)
+    bounds: Ints = exact()
     weights: ArraySpec | None = reads(optional=True)
     out: ArraySpec = writes()
     fault: StatusArray = status()

@@ -1,0 +1,288 @@
+"""Steps of expressions: one list for elements, reductions, rows and scatters.
+
+Each step has one dtype, and reads earlier steps of exactly the dtypes that its function takes. Conversions
+are steps, so backends need no rules of types.
+
+Loops are steps in the same list (D187). A step has the same number in all loops, and loop invariants come
+before the loop. These steps belong to loops:
+
+* ``carried`` (v): a variable with the first value v; in the loop, its value at the begin of an iteration.
+* ``loop`` (a, b, c...): from here up to its ``end``, whose number is the `Step.value`, is the body. Its own
+  value is the index, from a on, below b. The others are the variables that it changes.
+* ``break`` (l, q, v...): where q holds, the variables of loop l become these values, and it ends.
+* ``end`` (l, v...): the variables of loop l become these values, all at once; then comes the next index.
+* ``result`` (c, e): the value of variable c after the loop with the end e.
+
+A program is a typed expression with these steps:
+
+* ``reduce_sum`` (v): the sum of v over all elements along the axes that the operation names, in the dtype of
+  the step; likewise ``prod``, ``min``, ``max``, ``nanmin``, ``nanmax``, ``any``, ``all``, ``argmin``,
+  ``argmax``. The value has one element along these axes, so it broadcasts against elements.
+* ``fold`` (v): a reduction by the steps up to its ``folded``, whose number is the `Step.value`.
+* ``left`` (f), ``right`` (f): the two values that fold f combines.
+* ``folded`` (f, w): the result of fold f, where w combines two values. It is the `Step.value` if there are no
+  elements.
+* ``count``: the number of elements along the axes.
+* ``store_set`` (v, index...): set an element of the argument `Step.value` to v; likewise ``add``,
+  ``multiply``, ``min``, ``max``.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import TypeAlias, cast
+
+import attrs
+import numpy as np
+
+from ..contract.dtypes import DType, Ints, Strs
+
+__all__ = [
+    "BY_PYTHON", "ArgumentType", "Pass", "Step", "TypedExpression", "Weak", "by_python", "needed_steps",
+    "why_outside",
+]  # fmt: skip
+
+
+class Weak(enum.Enum):
+    """Type of a Python number: its kind counts, and its size does not."""
+
+    int = "int"
+    float = "float"
+    complex = "complex"
+
+    @property
+    def carrier(self) -> DType:
+        """The type that it is computed in as long as it meets no array."""
+        return _CARRIERS[self]
+
+
+ArgumentType: TypeAlias = DType | Weak
+"""Type of an argument, or of a step: a Python number has a weak one."""
+
+_CARRIERS = {Weak.int: DType.int64, Weak.float: DType.float64, Weak.complex: DType.complex128}
+
+
+def _power(base: int, exponent: int) -> int:
+    """Return a power, or a smaller number of more than 64 bits in place of a larger power."""
+    return base**exponent if exponent < 64 or abs(base) < 2 else 1 << 64
+
+
+# Python's own functions for whole numbers.
+BY_PYTHON: Mapping[str, Callable[..., int]] = {
+    "add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__, "floor_divide": int.__floordiv__,
+    "remainder": int.__mod__, "power": _power, "negative": int.__neg__, "positive": int.__pos__,
+}  # fmt: skip
+
+
+@attrs.frozen
+class Step:
+    """One value of a typed expression.
+
+    Attributes:
+        function: ``"argument"``, ``"constant"``, ``"cast"``, ``"index"``, ``"load"``, another step that the
+            module lists, or a name of `Function`.
+        dtype: Type of the value.
+        steps: Numbers of the steps that it is computed of.
+        value: Of a constant its value, of an argument and of a load the number of the argument, of an index
+            its axis, of a loop the number of its end.
+    """
+
+    function: str
+    dtype: DType
+    steps: tuple[int, ...] = ()
+    value: complex | int = 0
+
+    @property
+    def indices(self) -> Ints:
+        """The indices of a load or of a store."""
+        return self.steps[1:] if self.function.startswith("store_") else self.steps
+
+    @property
+    def is_reduction(self) -> bool:
+        """Whether the step reads all elements along the axes."""
+        return self.function == "fold" or self.function.startswith("reduce_")
+
+
+@attrs.frozen(eq=False)
+class Pass:
+    """Steps that are computed together, once for all elements.
+
+    Attributes:
+        numbers: The steps, in order.
+        operands: The values that the pass of each reduction reads.
+        last_uses: The values that each step of this pass is the last to read.
+    """
+
+    numbers: Sequence[int]
+    operands: Mapping[int, Ints]
+    last_uses: Mapping[int, Sequence[int]]
+
+
+@attrs.frozen
+class TypedExpression:
+    """An expression for arguments of certain types.
+
+    Attributes:
+        steps: The values, each computed of earlier ones.
+        outputs: Numbers of the steps that are the results.
+        bounds: Numbers of steps that are whole numbers, made of Python numbers alone, and dtypes that they
+            become: see `check_held`.
+        elements: Numbers of the arguments that are read element by element.
+        axes: The axes that indices are along, each once.
+        loads: Numbers of the arguments that elements are loaded from, and how many indices each takes.
+        checked: Names of the inputs where an index outside of an array fails the operation; empty where it is
+            the nearest one inside.
+    """
+
+    steps: tuple[Step, ...]
+    outputs: Ints
+    bounds: tuple[tuple[int, DType], ...] = ()
+    elements: Ints = ()
+    axes: Ints = ()
+    loads: tuple[tuple[int, int], ...] = ()
+    checked: Strs = ()
+
+    @property
+    def work(self) -> int:
+        """How many steps an element takes; a loop counts as many."""
+        return len(self.steps) + 1000 * any(step.function == "loop" for step in self.steps)
+
+    @property
+    def dtypes(self) -> tuple[DType, ...]:
+        """Dtypes of the results."""
+        return tuple(self.steps[number].dtype for number in self.outputs)
+
+    @functools.cached_property
+    def passes(self) -> Mapping[int | None, Pass]:
+        """The pass of each reduction by its number, and the last pass by None.
+
+        The last pass makes the results, and all values with one element for each row. If it does not need the
+        value of a step, only passes of reductions contain the step, so they can compute it piece by piece.
+        """
+        last = _last_steps(self.steps, self.outputs)
+        reductions = [number for number in last if self.steps[number].is_reduction]
+        own = {
+            number: sorted(needed_steps(self.steps, self.steps[number].steps, last)) for number in reductions
+        }
+        operands = {number: _operands(self.steps, number, inside) for number, inside in own.items()}
+        found: dict[int | None, Pass] = {number: self._pass(inside, {}) for number, inside in own.items()}
+        return found | {None: self._pass(last, operands)}
+
+    def _pass(self, numbers: Sequence[int], operands: Mapping[int, Ints]) -> Pass:
+        """Find the last uses of values. A loop reads its operands in each iteration, so until its end."""
+        last = dict[int, int]()
+        loops: list[tuple[int, int]] = []
+        for number in numbers:
+            step = self.steps[number]
+            loops = [loop for loop in loops if loop[1] >= number]
+            if step.function in ("loop", "fold"):
+                loops.append((number, int(step.value.real)))
+            for used in operands.get(number, step.steps):
+                last[used] = next((end for begin, end in loops if used < begin), number)
+        found: dict[int, list[int]] = {}
+        for used, number in last.items():
+            # Each iteration needs the variables of a loop again.
+            if used not in self.outputs and self.steps[used].function not in ("loop", "carried"):
+                found.setdefault(number, []).append(used)
+        return Pass(numbers, operands, found)
+
+    def check_held(self, arguments: Mapping[int, complex], names: Sequence[str]) -> None:
+        """Require that dtypes hold the whole numbers which are made of Python numbers alone.
+
+        Args:
+            arguments: The Python numbers, by the numbers of the arguments.
+            names: Names of the arguments.
+
+        Raises:
+            ValueError: One does not, or there is a division by zero.
+        """
+        found: dict[int, int] = {}
+        for number, dtype in self.bounds:
+            value, step = self._whole(number, arguments, found), self.steps[number]
+            found[number] = value
+            is_argument = step.function == "argument"
+            told = names[int(step.value.real)] if is_argument else "a number that is made of Python numbers,"
+            if reason := why_outside(value, dtype):
+                raise ValueError(f"{told} {reason}")
+
+    def _whole(self, number: int, arguments: Mapping[int, complex], found: Mapping[int, int]) -> int:
+        """Compute a step by Python; what it is computed of has bounds, too, and so is found."""
+        step = self.steps[number]
+        if number in found:
+            return found[number]
+        if step.function == "argument":
+            return cast("int", arguments[int(step.value.real)])
+        if step.function == "constant":
+            return cast("int", step.value)
+        given = [self._whole(each, arguments, found) for each in step.steps]
+        return given[0] if step.function == "cast" else by_python(step.function, given)
+
+
+def _read_by(steps: Sequence[Step], number: int) -> Sequence[int]:
+    """Return the operands of a step; the end of a loop or fold reads all steps inside."""
+    step = steps[number]
+    return range(step.steps[0], number) if step.function in ("end", "folded") else step.steps
+
+
+def needed_steps(steps: Sequence[Step], numbers: Sequence[int], there: Container[int] = ()) -> set[int]:
+    """Return all steps that some steps need, except steps of `there`, and except operands of reductions."""
+    needed, todo = set[int](), list(numbers)
+    while todo:
+        number = todo.pop()
+        if number not in needed and number not in there:
+            needed.add(number)
+            todo += () if steps[number].is_reduction else (*steps[number].steps, *_read_by(steps, number))
+    return needed
+
+
+def _last_steps(steps: Sequence[Step], outputs: Sequence[int]) -> Sequence[int]:
+    """Return the steps of the last pass in order; see `TypedExpression.passes`."""
+    if not any(step.is_reduction for step in steps):
+        return range(len(steps))
+    is_varying = list[bool]()
+    for number, step in enumerate(steps):
+        given = any(is_varying[each] for each in step.steps) and not step.is_reduction
+        is_varying.append(given or step.function in ("argument", "index", "load"))
+        if step.function == "end":
+            # A loop runs in one pass, so all of its steps vary if one does.
+            whole = [*steps[step.steps[0]].steps[2:], *range(step.steps[0], number + 1)]
+            varies = any(is_varying[each] for each in whole)
+            for each in whole:
+                is_varying[each] = varies
+    stores = [number for number, step in enumerate(steps) if step.function.startswith("store_")]
+    last = needed_steps(steps, [*outputs, *stores])
+    return [
+        number
+        for number, step in enumerate(steps)
+        if number in last
+        or not is_varying[number]
+        or step.function == "argument"
+        or (step.function == "result" and step.steps[1] in last)
+    ]
+
+
+def _operands(steps: Sequence[Step], number: int, inside: Sequence[int]) -> Ints:
+    """Return the steps outside of the pass of a reduction that it reads, in order."""
+    read = {*steps[number].steps}.union(*[_read_by(steps, each) for each in inside])
+    return tuple(sorted(read.difference(inside)))
+
+
+def by_python(function: str, given: Sequence[int]) -> int:
+    try:
+        return BY_PYTHON[function](*given)
+    except ZeroDivisionError:
+        raise ValueError("a whole number is divided by zero") from None
+
+
+def why_outside(value: int, dtype: DType) -> str:
+    """Return why a dtype does not hold an integer, or an empty string if it does."""
+    limits = np.iinfo(dtype.dtype)
+    if limits.min <= value <= limits.max:
+        return ""
+    if value < 0 and dtype is DType.uint64:
+        return (
+            f"{value} is negative, which neither uint64 nor a power of whole numbers takes; use float64(...)"
+        )
+    return f"{value} is outside {limits.min} to {limits.max}, which {dtype} holds"
