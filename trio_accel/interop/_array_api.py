@@ -536,20 +536,24 @@ def array_api(device: Device) -> ArrayApi:
 
 
 def _unwrapped(argument: Any) -> Any:
-    match argument:
-        case Array():
-            return argument.ref
-        case np.generic():
-            # The standard makes them what Python's numbers are, without a dtype.
-            return argument.item()
-        case slice(start=start, stop=stop, step=step):
-            # Bounds that are arrays are waited for here, before the call.
-            return slice(
-                *[operator.index(one) if isinstance(one, Array) else one for one in (start, stop, step)]
-            )
-        case _:
-            pass
+    if isinstance(argument, Array):
+        return argument.ref
+    # The standard makes them what Python's numbers are, without a dtype.
+    if _is_number(argument):
+        return argument.item()
+    if _is_slice(argument):
+        # Bounds that are arrays are waited for here, before the call.
+        bounds = (argument.start, argument.stop, argument.step)
+        return slice(*(operator.index(bound) if isinstance(bound, Array) else bound for bound in bounds))
     return _each(_unwrapped, argument) if _is_several(argument) else argument
+
+
+def _is_number(argument: object) -> bool:
+    return isinstance(argument, np.generic)
+
+
+def _is_slice(argument: object) -> bool:
+    return isinstance(argument, slice)
 
 
 def _is_several(value: object) -> bool:

@@ -181,7 +181,7 @@ class BlockingDevice:
     ) -> ReplyT:
         if args if isinstance(awaited, Awaitable) else not callable(awaited):
             silence(awaited, *args)
-            got = f"{awaited!r} with arguments" if args else repr(awaited)
+            got = f"{awaited!r}{' with arguments' if args else ''}"
             raise TypeError(f"{name}: pass a call, or an async function and its arguments, got {got}")
         try:
             return ask(name, partial(_awaited, name, awaited, args))
