@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import wraps
 from types import TracebackType
@@ -34,7 +34,7 @@ def silence(*values: Any) -> None:
         values: The awaitables, and lists and tuples of them. Other objects stay as they are.
     """
     for value in values:
-        for each in value if isinstance(value, (list, tuple)) else (value,):
+        for each in cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else (value,):
             if isinstance(each, Silenced):
                 each.silence()
             elif inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:

@@ -541,12 +541,12 @@ def _unwrapped(argument: Any) -> Any:
             return argument.ref
         case np.generic():
             # The standard makes them what Python's numbers are, without a dtype.
-            return argument.item()
-        case slice(start=start, stop=stop, step=step):
+            return cast("Any", argument).item()
+        case slice():
             # Bounds that are arrays are waited for here, before the call.
-            return slice(
-                *[operator.index(one) if isinstance(one, Array) else one for one in (start, stop, step)]
-            )
+            given = cast("Any", argument)
+            bounds = [given.start, given.stop, given.step]
+            return slice(*[operator.index(one) if isinstance(one, Array) else one for one in bounds])
         case _:
             pass
     return _each(_unwrapped, argument) if _is_several(argument) else argument

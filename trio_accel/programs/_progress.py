@@ -91,6 +91,8 @@ def _forward(report: ProgressReport, value: Any) -> None:
             report(done, total)
         case str():
             report(0, note=value)
+        case _:
+            pass
 
 
 class Progress:
