@@ -28,7 +28,7 @@ async def test_a_table_of_a_device(device: ta.Device) -> None:
     assert table["state"] == "ready"
     assert (table["generation"], table["losses"]) == ("1", "0")
     assert table["isolation"] == device.isolation
-    assert table["requests"] == "0"
+    assert table["waiting requests"] == "0"
     await device.close()
     assert dict(cells(device._repr_html_()))["state"] == "closed"
 
@@ -36,7 +36,7 @@ async def test_a_table_of_a_device(device: ta.Device) -> None:
 async def test_a_table_of_a_group(system: ta.System) -> None:
     async with system.open_devices([NAME, NAME], options=INLINE) as group:
         head, *rows = cells(group._repr_html_())
-        assert head == ["device", "hardware", "state", "generation", "requests"]
+        assert head == ["device", "hardware", "state", "generation", "waiting requests"]
         assert [row[0] for row in rows] == [device.path for device in group]
         assert {row[2] for row in rows} == {"ready"}
         await group.devices[0].close()

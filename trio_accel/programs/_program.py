@@ -241,7 +241,7 @@ class OpenProgram:
         """Ask for a call of a method."""
         # Both are functions of C, and most asks have neither.
         if chosen_callback() is not None or chosen_listener() is not None:
-            ask = heard(self.name, partial(self._ask, given, args, kwargs))
+            ask = heard(self._method(given)[0].where, partial(self._ask, given, args, kwargs))
             if ask is not None:
                 return await ask
         if self._resets:
@@ -327,7 +327,7 @@ class OpenProgram:
     async def _item(self, given: object, bound: inspect.BoundArguments, item: tuple[int, int]) -> Any:
         """Ask for an item of a method that yields; `END` where there is none."""
         if chosen_callback() is not None or chosen_listener() is not None:
-            ask = heard(self.name, partial(self._item, given, bound, item))
+            ask = heard(self._method(given)[0].where, partial(self._item, given, bound, item))
             if ask is not None:
                 return await ask
         if self._resets:

@@ -131,7 +131,7 @@ def _ignore(done: float, total: float | None = None, note: str = "") -> None:
 def show_progress() -> Generator[None, None, None]:
     """Show bars on the terminal, or in the notebook, for long work that begins in the body.
 
-    Of the work that is over, the last eight bars stay.
+    Of the work that is over, the last eight bars stay. In a notebook, Rich needs the package ipywidgets.
     """
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn

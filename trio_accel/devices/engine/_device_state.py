@@ -114,8 +114,8 @@ class DeviceState:
         """
         if not self.is_own_run():
             raise RuntimeError(
-                f"{verb}: device {self.path} belongs to another thread or Trio run; from a thread that "
-                "the run has started, use trio.from_thread.run"
+                f"{verb}: device {self.path} belongs to another thread or Trio run; use get or wait of its "
+                "ta.blocking, or trio.from_thread.run in a thread that the run has started"
             )
 
     def is_own_run(self) -> bool:

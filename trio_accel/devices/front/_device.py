@@ -123,7 +123,7 @@ class OpenDevice(Device):
                 ("generation", self.generation),
                 ("losses", self.losses),
                 ("isolation", self.isolation),
-                ("requests", self.pending),
+                ("waiting requests", self.pending),
             ),
         )
 

@@ -262,7 +262,7 @@ class DeviceGroup:
     def _repr_html_(self) -> str:
         members = self._members.values()
         return html_table(
-            ("device", "hardware", "state", "generation", "requests"),
+            ("device", "hardware", "state", "generation", "waiting requests"),
             [(one.path, one.info.description, one.condition, one.generation, one.pending) for one in members],
         )
 
