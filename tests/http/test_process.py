@@ -238,7 +238,7 @@ def http_2() -> bytes:
 
 TWICE = post("/echo", b"", CHUNKED) + b"0\r\n\r\n" + get("/ping")
 ATTACKS: dict[str, Attack] = {
-    "nothing": lambda port: trio.sleep(3),
+    "nothing": lambda port: hold(port, []),
     "HTTP/2 with a path that is not ASCII": lambda port: in_turn(port, http_2(), 100),
     # At full speed, clients that do not wait would fill the queue of the kernel.
     "600 rude clients": lambda port: be_rude(port, 600, tasks=1),
