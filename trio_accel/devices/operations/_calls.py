@@ -382,7 +382,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     def close(self) -> None:
         """Let it end without being run."""
         self.__class__ = SpentCall  # pyright: ignore[reportAttributeAccessIssue]  # no warning at its end
-        _tell_no_more(self)
+        tell_no_more(self)
         if hasattr(self, "_running"):
             self._running.close()
 
@@ -412,7 +412,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             chain = Chain(self)
         except Exception:
             # What is refused here needs no warning besides.
-            _tell_no_more(self)
+            tell_no_more(self)
             raise
         if not chain.refs or (len(chain.steps) == 1 and (is_direct or chain.key is None)):
             return chain.run()
@@ -447,7 +447,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
                 self.ahead = chain.device.look_ahead(chain)
             except (TypeError, ValueError):
                 # The error is enough: what is wrong in itself needs no warning besides.
-                _tell_no_more(self)
+                tell_no_more(self)
                 raise
         return self.ahead
 
@@ -498,7 +498,7 @@ class Call(SpentCall[T_co]):
     def __del__(self) -> None:
         # Once for a chain; and not where it was refused to await it, or to make it.
         if hasattr(self, "ahead") and not hasattr(self, "is_told"):
-            _tell_no_more(self)
+            tell_no_more(self)
             told = f"{super().__repr__()} was never awaited: nothing of it has run"
             warnings.warn(told, RuntimeWarning, stacklevel=2)
 
@@ -731,7 +731,7 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
     try:
         chain = Chain(call)
     except Exception:
-        _tell_no_more(call)
+        tell_no_more(call)
         raise
     for step in chain.steps:
         name = step.function.name
@@ -802,7 +802,7 @@ def _takes_number(step: SpentCall[Any]) -> bool:
     return is_one and _SEVERAL.isdisjoint(map(type, step.args))
 
 
-def _tell_no_more(call: Any) -> None:
+def tell_no_more(call: Any) -> None:
     """Let a call, and those that it is made of, end without a warning."""
     stack = [call]
     while stack:
