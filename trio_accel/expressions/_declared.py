@@ -204,7 +204,9 @@ def rows(
     return declare
 
 
-def like(other: FunctionT, *texts: str, **options: str | None) -> Callable[[Callable[..., None]], FunctionT]:
+def like(
+    other: FunctionT, *texts: str, **options: str | Mapping[str, str] | None
+) -> Callable[[Callable[..., None]], FunctionT]:
     """Declare a function with the signature of another one, by the decorator that has declared that.
 
     The name and the docstring are those of a function without parameters but ``self`` in a class. Its body is

@@ -173,6 +173,15 @@ def _lengths(x: Any, axis: Any, keepdims: bool = False) -> Any:
     return arrays.sqrt(arrays.sum(x * x, axis=axis, keepdims=keepdims))
 
 
+def _softmax_grad(grad: Any, x: Any, axis: Any) -> Any:
+    made = arrays.softmax(x, axis=axis)
+    return made * (grad - arrays.sum(grad * made, axis=axis, keepdims=True))
+
+
+def _log_softmax_grad(grad: Any, x: Any, axis: Any) -> Any:
+    return grad - arrays.softmax(x, axis=axis) * arrays.sum(grad, axis=axis, keepdims=True)
+
+
 def _normalize(x: Any, axis: Any, eps: float) -> Any:
     return x / arrays.maximum(_lengths(x, axis, keepdims=True), eps)
 
@@ -203,6 +212,7 @@ RULES.update({
     "arrays.softmax": _first, "arrays.log_softmax": _first, "nn.prelu": _prelu,
     "nn.batch_norm": _batch_norm, "nn.cosine_embedding_loss": composition(_cosine_embedding),
     "nn.embedding": _embedding, "nn.group_norm": _group_norm, "nn.instance_norm": _group_norm,
+    "nn.softmax_grad": composition(_softmax_grad), "nn.log_softmax_grad": composition(_log_softmax_grad),
     "nn.linear": _linear, "nn.margin_ranking_loss": _ranking, "nn.normalize": composition(_normalize),
     "nn.pairwise_distance": composition(_distance), "nn.scaled_dot_product_attention": _attention,
     "nn.softmin": composition(lambda x, axis: arrays.softmax(-x, axis=axis)),

@@ -529,10 +529,16 @@ def _take(call: Any, g: Any) -> Iterator[Rule]:
     line = tuple(many if one == axis else 1 for one in range(len(x.shape)))
 
     def slope() -> Any:
-        places = arrays.broadcast_to(arrays.reshape(indices, line), flat)
+        places = _wide(indices.reshape(line), flat)
         return added_along(arrays.zeros_like(x), places, arrays.reshape(g, flat), axis)
 
     yield x, slope
+
+
+def _wide(indices: Any, shape: Sequence[int]) -> Any:
+    """Broadcast indices, which may be an array of the host."""
+    is_host = isinstance(indices, np.ndarray)
+    return np.broadcast_to(indices, shape).copy() if is_host else arrays.broadcast_to(indices, shape)
 
 
 def added_along(zeros: Any, places: Any, values: Any, axis: int) -> Any:
@@ -547,7 +553,7 @@ def _take_along_axis(call: Any, g: Any) -> Iterator[Rule]:
 
     def slope() -> Any:
         zeros = arrays.broadcast_to(arrays.zeros_like(x), wide).copy()
-        places = arrays.broadcast_to(indices, g.shape)
+        places = _wide(indices, g.shape)
         return summed_to(added_along(zeros, places, g, axis), x.shape)
 
     yield x, slope

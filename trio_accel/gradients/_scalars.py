@@ -56,7 +56,9 @@ OF_TWO: Mapping[str, tuple[str | None, str | None]] = {
     "remainder": ("g", "-g * floor(a / b)"), "fmod": ("g", "-g * trunc(a / b)"),
     "hypot": ("where(y == 0, 0, g * a / y)", "where(y == 0, 0, g * b / y)"),
     "arctan2": ("g * b / (a * a + b * b)", "-g * a / (a * a + b * b)"),
-    "logaddexp": ("where(a == b, 0.5 * g, g * exp(a - y))", "where(a == b, 0.5 * g, g * exp(b - y))"),
+    "logaddexp": (
+        "where(a == b, 0.5 * g, g / (1 + exp(b - a)))", "where(a == b, 0.5 * g, g / (1 + exp(a - b)))",
+    ),
     "copysign": ("where(signbit(a) == signbit(b), g, -g)", None), "nextafter": ("g", None),
 }  # fmt: skip
 """The derivatives of functions of two arguments by each of them; two equal arrays share that of an extremum."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from ..backends.base import AccelError, DType
 from ..devices import Function
 from ._backward import REASONS, RULES, STEP_NAMES
-from ._derive import gradient
 from ._elementwise import elementwise_of
 
-__all__ = ["ROOMS", "word_of", "words"]
+__all__ = ["ROOMS", "words"]
 
 ROOMS = (
     "arrays", "linalg", "fft", "nn", "signal", "ndimage", "sparse", "spatial", "tables", "random", "tensor",
@@ -41,9 +38,9 @@ _SEVERAL = "it has several results, and a call of a chain takes one"
 _LENGTH = "elements decide the length of the result"
 _IN_PLACE = "it works in place; use ta.linalg.matmul and operators"
 _ITERATES = "it iterates until it converges"
-_SPARSE = "a sparse matrix is no array of a chain; use ta.sparse.spmm of a dense product"
+_SPARSE = "the tape has arrays, and not sparse matrices; ta.sparse.spmm has a gradient by its dense factor"
 _UPDATES = "it changes parameters in place"
-_GRADIENT = "it is a gradient itself, of several results or by places"
+_GRADIENT = "it is a gradient itself, and second derivatives have no rule here"
 _NO_RULE = "nobody has written its rule"
 _REASONS: Mapping[str, Mapping[str, str]] = {
     "arrays": {
@@ -66,7 +63,29 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
     "nn": {
         "adadelta adagrad adam adamax adamw clip_grad_norm lion radam rmsprop sgd": _UPDATES,
         "batch_norm_training dropout": _SEVERAL,
+        "adaptive_avg_pool_grad avg_pool_grad batch_norm_training_grad binary_cross_entropy_grad "
+        "binary_cross_entropy_with_logits_grad conv_bias_grad conv_input_grad conv_weight_grad "
+        "cross_entropy_grad dropout_grad embedding_grad gaussian_nll_loss_grad gelu_grad glu_grad "
+        "group_norm_grad hinge_embedding_loss_grad huber_loss_grad instance_norm_grad kl_div_grad l1_loss_grad "
+        "layer_norm_grad linear_input_grad linear_weight_grad margin_ranking_loss_grad max_pool_grad "
+        "mse_loss_grad poisson_nll_loss_grad rms_norm_grad scaled_dot_product_attention_grad "
+        "smooth_l1_loss_grad soft_margin_loss_grad": _GRADIENT,
+        "lp_pool1d lp_pool2d lp_pool3d nll_loss paged_attention": _NO_RULE,
     },
+    "signal": {"cubic_spline": "it returns a spline, and not an array", "resample stft welch": _NO_RULE},
+    "ndimage": {
+        "affine_transform bilateral_filter map_coordinates maximum_filter maximum_filter1d median_filter "
+        "minimum_filter minimum_filter1d percentile_filter rank_filter rotate shift spline_filter "
+        "spline_filter1d zoom": _NO_RULE,
+    },
+    "sparse": {
+        "add bsr coo csc csr diagonal eliminate_zeros max min multiply norm precondition rows spgemm sum "
+        "sum_duplicates take_rows to_dense tobsr tocoo tocsc tocsr transpose tril triu": _SPARSE,
+        "bicgstab cg eigsh gmres minres": _ITERATES,
+        "sddmm spsolve spsolve_triangular": _NO_RULE,
+    },
+    "spatial": {"cell_list neighbours": _LENGTH},
+    "tensor": {"elementwise": _NO_RULE},
 }
 
 
@@ -80,3 +99,31 @@ def _listed(table: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str]]
 STEP_NAMES.update(f"{room}.{name}" for room, names in _STEPS.items() for name in names.split())
 STEP_NAMES.add("stop_gradient")
 REASONS.update(_listed(_REASONS))
+
+
+def words() -> dict[str, tuple[str, str]]:
+    """Return for each public function of arrays its word, and the reason of a refusal.
+
+    The words are ``"derived"``, from the function's expression; ``"rule"``, from a rule by hand; ``"step"``, the
+    gradient is 0; and ``"refused"``.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for room in ROOMS:
+        public: Any = import_module(f"trio_accel.{room}")
+        for base in public.__all__:
+            one = getattr(public, base)
+            if inspect.isfunction(one):
+                found[f"{room}.{base}"] = _word(f"{room}.{base}", one)
+    return found
+
+
+def _word(name: str, function: Any) -> tuple[str, str]:
+    if name in STEP_NAMES:
+        return "step", ""
+    if name in REASONS:
+        return "refused", REASONS[name]
+    if name in RULES:
+        return "rule", ""
+    asked = getattr(function, "asked", None)
+    is_expression = isinstance(asked, Function) and elementwise_of(asked) is not None
+    return ("derived", "") if is_expression else ("", "")
