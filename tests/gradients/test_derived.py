@@ -43,7 +43,6 @@ def trees(*leaves: str) -> st.SearchStrategy[str]:
     return st.recursive(st.sampled_from(leaves), more, max_leaves=5)
 
 
-
 def value(text: str, arrays: dict[str, Any], weights: Any, changed: dict[str, Any]) -> float:
     """Compute the weighted sum of an expression by NumPy."""
     made = arrays | changed
@@ -145,16 +144,23 @@ async def test_loops(device: ta.Device, name: str) -> None:
     rng = np.random.default_rng(3)
     hosts = {"x": rng.uniform(0.3, 0.9, SHAPE), "y": rng.uniform(-0.9, 0.9, (4,))}
     kernel = ta.jit.elementwise(LOOPS[name], inputs=["x", "y"], outputs=None)
-    for made, want, direction in zip(*await slopes(device, kernel, hosts, rng.uniform(-1, 1, SHAPE)), strict=True):
+    for made, want, direction in zip(
+        *await slopes(device, kernel, hosts, rng.uniform(-1, 1, SHAPE)), strict=True
+    ):
         np.testing.assert_allclose((made * direction).sum(), want, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", LOADS)
 async def test_loads(device: ta.Device, name: str) -> None:
     rng = np.random.default_rng(4)
-    hosts = {"x": rng.uniform(0.3, 0.9, SHAPE if "two loops" not in name else (4, 4)), "w": rng.uniform(-0.9, 0.9, SHAPE)}
+    hosts = {
+        "x": rng.uniform(0.3, 0.9, SHAPE if "two loops" not in name else (4, 4)),
+        "w": rng.uniform(-0.9, 0.9, SHAPE),
+    }
     kernel = ta.jit.elementwise(LOADS[name], inputs=["x", "w"])
-    for made, want, direction in zip(*await slopes(device, kernel, hosts, rng.uniform(-1, 1, SHAPE)), strict=True):
+    for made, want, direction in zip(
+        *await slopes(device, kernel, hosts, rng.uniform(-1, 1, SHAPE)), strict=True
+    ):
         np.testing.assert_allclose((made * direction).sum(), want, rtol=1e-6, atol=1e-9)
 
 
@@ -172,7 +178,9 @@ async def test_a_gather_by_indices_of_an_array(device: ta.Device) -> None:
 async def test_a_loop_whose_length_elements_decide_is_refused_for_loads(device: ta.Device) -> None:
     kernel = ta.jit.elementwise("sum(x[k] for k in range(0, n))", inputs=["x", "n"], name="partial")
     x, n = await device.put(np.arange(4.0)), await device.put(np.array([1, 3]))
-    with pytest.raises(ta.NotSupportedError, match=r"jit.partial has no gradient by x: elements or another loop"):
+    with pytest.raises(
+        ta.NotSupportedError, match=r"jit.partial has no gradient by x: elements or another loop"
+    ):
         await ta.grad(lambda x: a.sum(kernel(x, n)))(x)
 
 
@@ -228,5 +236,15 @@ def test_weak_numbers_are_no_arrays() -> None:
     """A bound that is a Python number has the gradient 0 where it is met."""
     program = typed(parse("maximum(x, b)", ("x", "b")), (F, Weak.float))
     made = gradient(program, 2, 0, frozenset({1}), has_result=False)
-    (slope,) = evaluate(typed(parse(text_of(made.steps, {"s": made.outputs[0]}, {0: "x", 1: "b", 2: "g"}, is_typed=True), ("x", "b", "g"), ("s",)), (F, Weak.float, F)), [np.array([0.0, 1.0]), 0.0, np.ones(2)])
+    (slope,) = evaluate(
+        typed(
+            parse(
+                text_of(made.steps, {"s": made.outputs[0]}, {0: "x", 1: "b", 2: "g"}, is_typed=True),
+                ("x", "b", "g"),
+                ("s",),
+            ),
+            (F, Weak.float, F),
+        ),
+        [np.array([0.0, 1.0]), 0.0, np.ones(2)],
+    )
     np.testing.assert_array_equal(slope, [0.0, 1.0])

@@ -122,7 +122,7 @@ WEIGHTS = np.array([0.5, -1.0, 2.0, 0.3, 0.7])
 
 def parts(z: Any) -> Any:
     """The real and imaginary parts of complex numbers, mixed by weights."""
-    return a.real(z * (0.7 - 1.3j)) if "complex" in z.dtype else z
+    return a.real(z * (0.7 - 1.3j)) if z.dtype.kind == "complex" else z
 
 
 CASES: dict[str, Case | list[Case]] = {
@@ -225,7 +225,7 @@ CASES: dict[str, Case | list[Case]] = {
     **{
         f"arrays.{name}": [
             Case(getattr(a, name)), Case(lambda x, f=getattr(a, name): f(x, axis=0)),
-            Case(lambda x, f=getattr(a, name): f(x, axis=(1, -2), keepdims=True), ((2, 3, 4),)),
+            Case(lambda x, f=getattr(a, name): f(x, axis=(0, -1), keepdims=True), ((2, 3, 4),)),
         ]
         for name in ("max", "min", "nanmax", "nanmin", "prod", "ptp")
     },
@@ -260,12 +260,11 @@ CASES: dict[str, Case | list[Case]] = {
     "arrays.percentile": Case(lambda x: a.percentile(x, 30.0, axis=(0, 1), keepdims=True)),
     # Other shapes and parts.
     "AccelRef.transpose": Case(lambda x: x.transpose((2, 0, 1)), ((2, 3, 4),)),
-    "arrays.asarray": Case(a.asarray),
     "arrays.clip": [
         Case(lambda x: a.clip(x, -1, 1)), Case(lambda x, y, z: a.clip(x, y, z), (X, (4,), (3, 1))),
         Case(lambda x: a.clip(x, max=0.5)),
     ],
-    "arrays.diag": [Case(lambda x: a.diag(x, k=1), ((3,),)), Case(lambda x: a.diag(x, k=-1))],
+    "arrays.diag": [Case(lambda x: a.diag(x, k=1), ((3,),)), Case(lambda x: a.diag(x, k=-1), ((2, 3),))],
     **{
         f"{room}.diagonal": [
             Case(f), Case(lambda x, f=f: f(x, offset=2)), Case(lambda x, f=f: f(x, offset=-1), ((2, 4, 3),)),
@@ -289,7 +288,7 @@ CASES: dict[str, Case | list[Case]] = {
         Case(lambda x: a.pad(x, 1)), Case(lambda x: a.pad(x, [(1, 2), (0, 3)], constant_values=2.0)),
         *[Case(lambda x, mode=mode: a.pad(x, [(1, 2), (0, 3)], mode=mode))
           for mode in ("edge", "reflect", "symmetric", "wrap")],
-        Case(lambda x: a.pad(x, [(4, 5)], mode="wrap"), ((3,),)),
+        Case(lambda x: a.pad(x, [(2, 3)], mode="wrap"), ((3,),)),
         Case(lambda x: a.pad(x, [(2, 0)], mode="edge"), ((1,),)),
     ],
     "arrays.tril": Case(lambda x: a.tril(x, k=-1)),
@@ -317,14 +316,13 @@ CASES: dict[str, Case | list[Case]] = {
     "arrays.segmented_reduce": Case(
         lambda x: a.segmented_reduce(x, np.array([0, 2, 2, 5])), ((5,),)
     ),
-    "arrays.bincount": Case(lambda w: a.bincount(LABELS, w, minlength=5), ((3,),)),
     "arrays.diff": [
         Case(a.diff), Case(lambda x, y: a.diff(x, axis=0, n=2, prepend=y), (X, (1, 4))),
     ],
     "arrays.trapezoid": [
         Case(lambda y: a.trapezoid(y, dx=0.5)), Case(lambda y, x: a.trapezoid(y, x, axis=0), (X, (3,))),
     ],
-    "arrays.nan_to_num": Case(lambda x: a.nan_to_num(a.where(NANS, np.inf, x))),
+    "arrays.nan_to_num": Case(lambda x: a.nan_to_num(a.where(NANS, np.nan, x))),
     "arrays.polyval": Case(a.polyval, ((4,), (3, 2))),
     "arrays.vander": [Case(a.vander, ((3,),)), Case(lambda x: a.vander(x, 4, increasing=True), ((3,),))],
     "arrays.select": Case(
@@ -336,10 +334,6 @@ CASES: dict[str, Case | list[Case]] = {
         Case(lambda x, b: l.solve(x + SHIFT, b), ((4, 4), (4, 2))),
         Case(lambda x, b: l.solve(x + SHIFT, b), ((4, 4), (4,))),
         Case(lambda x, b: l.solve(x + SHIFT, b), ((2, 4, 4), (2, 4, 3))),
-    ],
-    "linalg.solve_triangular": [
-        Case(lambda x, b: l.solve_triangular(x + SHIFT, b, lower=True), ((4, 4), (4, 2))),
-        Case(lambda x, b: l.solve_triangular(x + SHIFT, b, unit_diagonal=True), ((4, 4), (4,))),
     ],
     "linalg.solve_tridiagonal": [
         Case(lambda d, b: l.solve_tridiagonal(d * 0.3, d + 5.0, d * 0.2, b), ((5,), (5, 2))),
@@ -469,11 +463,13 @@ CASES: dict[str, Case | list[Case]] = {
     "nn.pairwise_distance": Case(n.pairwise_distance, (X, X)),
     "nn.softmin": Case(lambda x: n.softmin(x, axis=1)),
     "nn.cosine_embedding_loss": Case(
-        lambda x, y: n.cosine_embedding_loss(x, y, np.array([1, -1, 1]), margin=-0.5), (X, X)
+        lambda x, y: n.cosine_embedding_loss(x, y, np.array([1.0, -1.0, 1.0]), margin=-0.5), (X, X)
     ),
     "nn.triplet_margin_loss": Case(lambda x, y, z: n.triplet_margin_loss(x, y, z, margin=3.0), (X, X, X)),
     "nn.linear": [Case(n.linear, ((2, 3, 4), (5, 4), (5,))), Case(n.linear, ((3, 4), (5, 4)))],
 }  # fmt: skip
+# They take more than arrays, and have tests of their own below.
+ELSEWHERE = ("signal.evaluate_spline", "sparse.spmm", "sparse.spmv")
 NUMBERED = [
     (name, number)
     for name, cases in sorted(CASES.items())
@@ -483,7 +479,7 @@ NUMBERED = [
 
 def test_each_function_with_a_gradient_has_a_case() -> None:
     derived = [name for name, (word, _) in words().items() if word == "derived"]
-    assert sorted(CASES) == sorted({*RULES, *derived})
+    assert sorted(CASES) == sorted({*RULES, *derived} - set(ELSEWHERE))
 
 
 @pytest.mark.parametrize(("name", "number"), NUMBERED)

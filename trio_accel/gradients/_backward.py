@@ -35,7 +35,9 @@ def refuse(name: str, reason: str) -> NotSupportedError:
     return NotSupportedError(f"{name} has no gradient, because {reason}; {ADVICE}", operation=name)
 
 
-def backward(value: Any, leaves: Sequence[Any], seed: Any, made: list[Any]) -> list[Any]:
+def backward(
+    value: Any, leaves: Sequence[Any], seed: Any, made: list[Any], *, is_exact: bool = False
+) -> list[Any]:
     """Return the gradient of each leaf by the gradient of a value.
 
     Args:
@@ -43,8 +45,10 @@ def backward(value: Any, leaves: Sequence[Any], seed: Any, made: list[Any]) -> l
         leaves: The calls whose gradients are wanted.
         seed: The gradient of `value`.
         made: The calls that are made are added, so that they can end without a warning.
+        is_exact: Whether leaves are complex, so that dtypes are looked at.
     """
-    order, depends, is_exact = _order(value, leaves)
+    order, depends, is_complex = _order(value, leaves)
+    is_exact = is_exact or is_complex
     slopes: dict[int, Any] = {id(value): seed} if id(value) in depends else {}
     for call in reversed(order):
         if id(call) not in slopes:
@@ -61,8 +65,16 @@ def backward(value: Any, leaves: Sequence[Any], seed: Any, made: list[Any]) -> l
                 made.append(one if before is None else before + one)
                 slopes[id(operand)] = made[-1]
         if max(missing.values(), default=0) > 0:
-            raise refuse(call.function.name, "its rule leaves out one of the arguments that depend on yours")
+            raise _left_out(call, [one for one, count in missing.items() if count > 0])
     return [slopes[id(leaf)] if id(leaf) in slopes else arrays.zeros_like(leaf) for leaf in leaves]
+
+
+def _left_out(call: Any, operands: Sequence[int]) -> NotSupportedError:
+    """Return the error of a call with operands that its rule has no gradient for."""
+    name = call.function.name
+    given = bound(call).items() if not name.startswith("AccelRef.") else ()
+    names = ", ".join(parameter for parameter, one in given if id(one) in operands)
+    return NotSupportedError(f"{name} has no gradient by {names or 'an argument'}; {ADVICE}", operation=name)
 
 
 def _order(value: Any, leaves: Sequence[Any]) -> tuple[list[Any], set[int], bool]:
@@ -110,7 +122,8 @@ def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
     value = f(*leaves)
     # Only a part of it may be needed.
     tell_no_more(value)
-    return backward(value, leaves, g, [])
+    is_exact = any(one.dtype.kind == "complex" for one in leaves)
+    return backward(value, leaves, g, [], is_exact=is_exact)
 
 
 @functools.cache

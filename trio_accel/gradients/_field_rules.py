@@ -89,12 +89,9 @@ def _correlated(call: Any, g: Any) -> Iterator[Rule]:
         sizes = weights.shape
         zeros = [(size - 1, size - 1) for size in sizes]
         whole = ndimage.correlate(arrays.pad(g, zeros), np.flip(weights), mode="constant")
-        parts = [
-            slice(size // 2, size // 2 + n + size - 1) for size, n in zip(sizes, g.shape, strict=True)
-        ]
+        parts = [slice(size // 2, size // 2 + n + size - 1) for size, n in zip(sizes, g.shape, strict=True)]
         pairs = [
-            (size // 2 + one, size - 1 - size // 2 - one)
-            for size, one in zip(sizes, origins, strict=True)
+            (size // 2 + one, size - 1 - size // 2 - one) for size, one in zip(sizes, origins, strict=True)
         ]
         return _without_edges(whole[tuple(parts)], g.shape, pairs, at["mode"])
 
@@ -141,7 +138,12 @@ def _gaussian_laplace(call: Any, g: Any) -> Iterator[Rule]:
         total: Any = None
         for place in range(len(axes)):
             kernels = [
-                (gaussian_weights(sigma, 2 * (k == place), at["truncate"], at["radius"]), axis, modes[place], 0)
+                (
+                    gaussian_weights(sigma, 2 * (k == place), at["truncate"], at["radius"]),
+                    axis,
+                    modes[place],
+                    0,
+                )
                 for k, (axis, sigma) in enumerate(zip(axes, sigmas, strict=True))
             ]
             one = _separated(g, kernels)

@@ -61,23 +61,6 @@ def _solve(call: Any, g: Any) -> Iterator[Rule]:
     yield from _solved(call, g, a, b, cache(lambda: linalg.solve(_adjoint(a), g)))
 
 
-def _solve_triangular(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    a, b, lower = at["a"], at["b"], at["lower"]
-    if at["trans"] not in (0, "N"):
-        raise refuse(call.function.name, "trans has no rule; transpose the matrix")
-    how = {"lower": not lower, "unit_diagonal": at["unit_diagonal"]}
-    slope = cache(lambda: linalg.solve_triangular(_adjoint(a), g, **how))
-    part = arrays.tril if lower else arrays.triu
-    k = int(at["unit_diagonal"])
-    for one, make in _solved(call, g, a, b, slope):
-        yield one, partial(_triangle, part, make, -k if lower else k) if one is a else make
-
-
-def _triangle(part: Any, make: Any, k: int) -> Any:
-    return part(make(), k=k)
-
-
 def _inv(call: Any, g: Any) -> Iterator[Rule]:
     yield bound(call)["a"], lambda: -(_adjoint(call) @ g @ _adjoint(call))
 
@@ -400,11 +383,13 @@ def _ihfft(a: Any, n: int | None, axis: int, norm: Any) -> Any:
     return arrays.conj(fft.rfft(a, n, axis, _OTHER[norm]))
 
 
-def _cosine_factors(length: int, norm: Any, is_sine: bool) -> Any:
-    """Return the factors by which a transform of type 2 is larger than the orthogonal one."""
+def _cosine_factors(length: int, kind: int, norm: Any, *, is_sine: bool) -> Any:
+    """Return the factors of a transform: of type 2 behind the orthogonal one, and of type 3 ahead of it."""
+    if norm == "ortho":
+        return np.ones(length)
     factors = np.full(length, np.sqrt(2.0 * length))
-    factors[-1 if is_sine else 0] = np.sqrt(4.0 * length)
-    return {"ortho": factors * 0 + 1, "forward": factors / (2 * length)}.get(norm, factors)
+    factors[-1 if is_sine else 0] = np.sqrt((4.0 if kind == 2 else 1.0) * length)
+    return factors / (2 * length) if norm == "forward" else factors
 
 
 def _cosines(call: Any, g: Any) -> Iterator[Rule]:
@@ -427,18 +412,10 @@ def _cosines(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _cosine_back(g: Any, axis: int, kind: int, norm: Any, is_sine: bool) -> Any:
-    transform = fft.dst if is_sine else fft.dct
-    length = g.shape[axis]
+    transform = partial(fft.dst if is_sine else fft.dct, axis=axis, norm="ortho")
     line = [-1 if one == axis else 1 for one in range(len(g.shape))]
-    factors = _cosine_factors(length, norm, is_sine).reshape(line)
-    if kind == 2:
-        return transform(g * factors, 3, axis=axis, norm="ortho")
-    # A transform of type 3 is the orthogonal one of other factors, which come first.
-    if norm == "ortho":
-        return transform(g, 2, axis=axis, norm="ortho")
-    whole = {"forward": 1 / (2 * length)}.get(norm, 1.0)
-    before = (_cosine_factors(length, None, is_sine) * whole).reshape(line)
-    return transform(g, 2, axis=axis, norm="ortho") * before
+    factors = _cosine_factors(g.shape[axis], kind, norm, is_sine=is_sine).reshape(line).astype(g.dtype.dtype)
+    return transform(g * factors, 3) if kind == 2 else transform(g, 2) * factors
 
 
 def _shifted(call: Any, g: Any) -> Iterator[Rule]:
@@ -487,7 +464,7 @@ RULES.update({
     "linalg.kron": composition(_kron), "linalg.matmul": _matmul,
     "linalg.matrix_norm": composition(_matrix_norm), "linalg.matrix_power": composition(_matrix_power),
     "linalg.outer": composition(_outer), "linalg.pinv": _pinv, "linalg.solve": _solve,
-    "linalg.solve_triangular": _solve_triangular, "linalg.solve_tridiagonal": _solve_tridiagonal,
+    "linalg.solve_tridiagonal": _solve_tridiagonal,
     "linalg.svdvals": _svdvals, "linalg.tensordot": composition(_tensordot),
     "linalg.trace": composition(_trace), "linalg.vecdot": composition(_vecdot),
     "linalg.vector_norm": composition(_norm), "tensor.einsum": _einsum,

@@ -345,11 +345,7 @@ def _diagonal(call: Any, g: Any) -> Iterator[Rule]:
 
 def _diag(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
-    x, k = at["x"], at["k"]
-    if len(x.shape) == 1:
-        yield x, lambda: arrays.diagonal(g, offset=k)
-    else:
-        yield x, lambda: pulled(lambda one: arrays.diagonal(one, offset=k), [x], g)[0]
+    yield at["x"], lambda: arrays.diagonal(g, offset=at["k"])
 
 
 def _windows(call: Any, g: Any) -> Iterator[Rule]:
@@ -480,7 +476,7 @@ def _cumulative_extreme(call: Any, g: Any) -> Iterator[Rule]:
     def slope() -> Any:
         length = g.shape[axis]
         places = np.arange(length).reshape([-1 if one == axis else 1 for one in range(count)])
-        at_first = arrays.where(x == call, arrays.broadcast_to(places, g.shape), 0)
+        at_first = arrays.where(x == call, places, 0)
         source = arrays.cumulative_max(at_first, axis=axis)
         return added_along(arrays.zeros_like(x), source, g, axis)
 
@@ -577,7 +573,8 @@ def _segments(call: Any, g: Any) -> Iterator[Rule]:
 
     def slope() -> Any:
         places = np.arange(x.shape[0])
-        segment = arrays.searchsorted(offsets, arrays.asarray(places), side="right") - 1
+        find = np.searchsorted if isinstance(offsets, np.ndarray) else arrays.searchsorted
+        segment = find(offsets, places, side="right") - 1
         return arrays.take(g, segment, axis=0)
 
     yield x, slope
@@ -655,9 +652,10 @@ def _select(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
     taken: Any = None
     for condition, choice in zip(at["conditions"], at["choices"], strict=True):
-        here = condition if taken is None else arrays.logical_and(condition, arrays.logical_not(taken))
+        # Conditions may be arrays of the host.
+        here = condition if taken is None else condition & ~taken
         yield choice, partial(_chosen, here, g, np.shape(choice))
-        taken = condition if taken is None else arrays.logical_or(taken, condition)
+        taken = condition if taken is None else taken | condition
     yield at["default"], lambda: summed_to(arrays.where(taken, 0, g), np.shape(at["default"]))
 
 
@@ -700,11 +698,6 @@ def _percentile(**at: Any) -> Any:
     return _quantile(**at, scale=0.01)
 
 
-def _bincount(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    yield at["weights"], lambda: arrays.take(g, at["x"], axis=0)
-
-
 _TURNED = (
     "AccelRef.T", "AccelRef.mT", "AccelRef.transpose", "arrays.matrix_transpose", "linalg.matrix_transpose",
     "arrays.permute_dims", "arrays.moveaxis", "arrays.swapaxes",
@@ -712,7 +705,7 @@ _TURNED = (
 _EXTREMA = ("max", "min", "nanmax", "nanmin")
 RULES.update({
     "AccelRef.__getitem__": _taken, "AccelRef.copy": _cast, "AccelRef.reshape": _reshaped,
-    "arrays.asarray": _cast, "arrays.average": composition(_average), "arrays.bincount": _bincount,
+    "arrays.average": composition(_average),
     "arrays.broadcast_to": _broadcast, "arrays.clip": composition(_clip), "arrays.concat": _concat,
     "arrays.corrcoef": composition(_corrcoef), "arrays.cosine_similarity": composition(_cosine),
     "arrays.cov": composition(_cov), "arrays.cumulative_logsumexp": _cumulative_logsumexp,

@@ -21,7 +21,7 @@ ROOMS = (
 # The results of these do not change with small changes of an argument, or are made of none.
 _STEPS = {
     "arrays": (
-        "all allclose any arange argmax argmin argsort argwhere array_equal bitwise_and bitwise_invert "
+        "all allclose any arange asarray argmax argmin argsort argwhere array_equal bitwise_and bitwise_invert "
         "bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor ceil count_nonzero digitize empty "
         "empty_like equal eye floor floor_divide full full_like gcd geomspace greater greater_equal isclose "
         "isfinite isin isinf isnan lcm less less_equal lexsort linspace logical_and logical_not logical_or "
@@ -45,7 +45,7 @@ _NO_RULE = "nobody has written its rule"
 _REASONS: Mapping[str, Mapping[str, str]] = {
     "arrays": {
         "broadcast_arrays meshgrid split unstack partition run_lengths top_k": _SEVERAL,
-        "compress intersect1d setdiff1d setxor1d union1d unique_all unique_counts unique_inverse "
+        "bincount compress intersect1d setdiff1d setxor1d union1d unique_all unique_counts unique_inverse "
         "unique_values": _LENGTH,
         "put put_along_axis scatter scatter_nd": "it changes an array in place",
         "angle imag": "it takes complex numbers",
@@ -57,6 +57,7 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
         "fused_matmul fused_matmul_grad fused_matmul_sums": "it is a fused step; use ta.nn.linear or ta.linalg.matmul",
         "eigvals": "the eigenvalues are complex",
         "null_space orth": _LENGTH,
+        "solve_triangular": "the layout of its result is known once it has run; use ta.linalg.solve",
         "cho_solve cond lu_solve multi_dot solve_banded solve_toeplitz solveh_banded sqrtm": _NO_RULE,
     },
     "fft": {"czt hilbert zoom_fft hfft2 hfftn ihfft2 ihfftn fused": _NO_RULE},
