@@ -118,7 +118,7 @@ class Elementwise(Generic[ReplyT]):
         text: str,
         *,
         inputs: Sequence[str] | None = None,
-        outputs: Sequence[str] | None = None,
+        outputs: Sequence[str] | str | None = None,
         dtypes: DTypeLike | Mapping[str, DTypeLike] | None = None,
         operation: str,
         library: str = ARRAYS,
@@ -128,7 +128,8 @@ class Elementwise(Generic[ReplyT]):
         precision: str | None = None,
         slopes: Mapping[str, str] | None = None,
     ) -> None:
-        chosen = None if outputs is None else tuple(outputs)
+        is_single = outputs is None or isinstance(outputs, str)
+        chosen = (outputs,) if isinstance(outputs, str) else None if outputs is None else tuple(outputs)
         self._expression = expression = parse(text, None if inputs is None else tuple(inputs), chosen)
         if chosen is None and len(expression.outputs) > 1:
             names = ", ".join(map(repr, expression.outputs))
@@ -142,9 +143,9 @@ class Elementwise(Generic[ReplyT]):
         self.dtypes: tuple[DType | None, ...]
         self.dtypes = tuple(found.get(output) for output in expression.outputs)
         self.slopes: Mapping[str, str] = _checked_slopes(expression, slopes)
-        self._is_single = chosen is None
+        self._is_single = is_single
         # The names of the results in errors: the text has a name of its own for a single one.
-        self._told = ("out",) if chosen is None else expression.outputs
+        self._told = ("out",) if is_single else expression.outputs
         self._is_checked = is_checked
         self._message = served_by(ComputeElementwise, library)
         self._promoted, self._truths = tuple(promoted), tuple(truths)
@@ -443,8 +444,8 @@ class Scatter:
             the array fails the operation with an `OutOfRangeError`.
         reduce: How the value is combined with it.
         inputs: Names of the array and of the indices, in order. The values come last.
-        value: Statements that assign `place` and `value`; then there is no argument for the values, and
-            `place` is empty.
+        body: Statements before these, which assign names that `place` and `value` read.
+        value: The value, an expression of the inputs and these names; None for values that are the last argument.
         operation: Name of the operation, such as ``"arrays.put"``.
         library: Import path of the library actor that serves it.
 
@@ -462,12 +463,13 @@ class Scatter:
         inputs: Sequence[str],
         operation: str,
         library: str = ARRAYS,
+        body: str = "",
         value: str | None = None,
     ) -> None:
         if reduce not in get_args(Reduce):
             refuse_value(operation, "reduce", get_args(Reduce), reduce)
         outputs = "place", "value"
-        text = f"place = {place}; value = values" if value is None else value
+        text = f"{body}\nplace = {place}\nvalue = {value or 'values'}"
         names = tuple(inputs) if value is not None else (*inputs, "values")
         self._expression = parse(text, names, outputs)
         self._has_values = value is None

@@ -45,9 +45,10 @@ class Program:
         """Numbers of the arguments that elements are loaded from."""
         return frozenset(_number(step) for step in self.steps if step.function == "load")
 
-    @property
-    def has_loops(self) -> bool:
-        return any(step.function == "loop" for step in self.steps)
+    def only(self, *outputs: int) -> Program:
+        """Return the program of some of its steps."""
+        steps, numbers = without_unchanged(self.steps, outputs)
+        return Program(tuple(steps), tuple(numbers))
 
 
 @attrs.frozen
@@ -176,8 +177,7 @@ class _Gradient(Builder):
         return adjoints
 
     def program(self, *outputs: int) -> Program:
-        steps, numbers = without_unchanged(self.steps, outputs)
-        return Program(tuple(steps), tuple(numbers))
+        return Program(tuple(self.steps), ()).only(*outputs)
 
     def _find_active(self) -> list[bool]:
         """Return for each step whether its value changes smoothly with the argument."""

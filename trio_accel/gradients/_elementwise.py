@@ -194,6 +194,7 @@ def _elementwise(own: Elementwise[Any], program: Program, inputs: int, *, is_exa
     return Elementwise[Any](
         text_of(program.steps, {"slope": program.outputs[0]}, arguments, is_typed=is_exact),
         inputs=[arguments[n] for n in program.reads],
+        outputs="slope",
         operation=f"{own.operation}.slope",
         precision=None if is_exact else own.precision,
     )
@@ -206,48 +207,73 @@ def _names(inputs: int) -> dict[int, str]:
 # Gradients of arrays that elements are loaded from.
 
 
+@attrs.frozen(eq=False)
+class _Scattered:
+    """An addition, as expressions.
+
+    Attributes:
+        addition: The addition.
+        made: For its value and each of its indices an expression, and what it reads; None for one that the
+            scatter computes itself.
+        scatter: The scatter. It cannot load from other arrays than the one that it changes.
+        reads: The arguments that it reads besides.
+    """
+
+    addition: Addition
+    made: tuple[tuple[Elementwise[Any], tuple[int, ...]] | None, ...]
+    scatter: Scatter
+    reads: tuple[int, ...]
+
+
 @functools.lru_cache(1024)
 def _additions(
     own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int
-) -> tuple[tuple[Addition, Scatter], ...]:
+) -> tuple[_Scattered, ...]:
     found = additions(own.typed(kinds), len(kinds), place, _numbers(kinds), has_result=_has_result(own))
-    return tuple((one, _scatter(own, one, len(kinds))) for one in found)
+    return tuple(_scattered(own, one, len(kinds)) for one in found)
 
 
-def _scatter(own: Elementwise[Any], addition: Addition, inputs: int) -> Scatter:
-    """Return the scatter that adds a value to the elements of a gradient; an index outside is the nearest one."""
-    arguments, program = _names(inputs), addition.program
-    value, *indices = program.outputs
-    names = {"value": value} | {f"j{axis}": index for axis, index in enumerate(indices)}
-    text = text_of(program.steps, names, arguments, is_typed=True)
-    nearest = ", ".join(f"minimum(maximum(j{axis}, -n{axis}), n{axis} - 1)" for axis in range(len(indices)))
-    return Scatter(
-        "",
-        "add",
-        inputs=[
-            "made",
-            *[arguments[n] for n in program.reads],
-            *[f"n{axis}" for axis in range(len(indices))],
-        ],
-        operation=f"{own.operation}.slope",
-        value=f"{text}\nplace = made[{nearest}]",
+def _scattered(own: Elementwise[Any], addition: Addition, inputs: int) -> _Scattered:
+    program, arguments = addition.program, _names(inputs)
+    parts = [program.only(number) for number in program.outputs]
+    names = ["value", *[f"j{axis}" for axis in range(len(parts) - 1)]]
+    made = tuple(
+        (_elementwise(own, part, inputs, is_exact=True), part.reads) if part.loads else None for part in parts
     )
+    apart = [name for name, one in zip(names, made, strict=True) if one is not None]
+    inlined = {
+        name: number
+        for name, number in zip(names, program.outputs, strict=True)
+        if name not in apart
+    }
+    rest = program.only(*inlined.values())
+    text = text_of(rest.steps, dict(zip(inlined, rest.outputs, strict=True)), arguments, is_typed=True)
+    # An index outside is the nearest one.
+    nearest = ", ".join(f"minimum(maximum({name}, -n_{name}), n_{name} - 1)" for name in names[1:])
+    scatter = Scatter(
+        f"made[{nearest}]",
+        "add",
+        inputs=["made", *[arguments[n] for n in rest.reads], *apart, *[f"n_{name}" for name in names[1:]]],
+        operation=f"{own.operation}.slope",
+        body=text,
+        value="value",
+    )
+    return _Scattered(addition, made, scatter, rest.reads)
 
 
 def _added(own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, given: Sequence[Any]) -> Any:
     """Return the gradient of an array that elements are loaded from."""
     x, g = given[place], given[-2]
     made = arrays.zeros_like(x)
-    for addition, scatter in _additions(own, kinds, place):
-        loops = tuple(_iterations(one, kinds, given) for one in addition.counts)
-        if 0 in loops:
-            continue
-        loads = addition.program.loads
-        read = [
-            given[n] if n in loads or not loops else _behind(given[n], len(loops))
-            for n in addition.program.reads
-        ]
-        made = scatter(made, *read, *x.shape, shape=(*g.shape, *loops))
+    for one in _additions(own, kinds, place):
+        loops = tuple(_iterations(count, kinds, given) for count in one.addition.counts)
+        if 0 not in loops:
+            shape, loads = (*g.shape, *loops), one.addition.program.loads
+            wide = [
+                each if n in loads or not loops else _behind(each, len(loops)) for n, each in enumerate(given)
+            ]
+            apart = [part[0](*[wide[n] for n in part[1]], shape=shape) for part in one.made if part]
+            made = one.scatter(made, *[wide[n] for n in one.reads], *apart, *x.shape, shape=shape)
     return made
 
 
