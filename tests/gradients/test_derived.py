@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import trio_accel as ta
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.expressions import Weak, evaluate, parse, typed
+from trio_accel.gradients import _elementwise, _nn_rules, _scatter
 from trio_accel.gradients._derive import gradient
 from trio_accel.gradients._steps import text_of
 
@@ -248,3 +249,38 @@ def test_weak_numbers_are_no_arrays() -> None:
         [np.array([0.0, 1.0]), 0.0, np.ones(2)],
     )
     np.testing.assert_array_equal(slope, [0.0, 1.0])
+
+
+@pytest.mark.parametrize("name", ["neighbours", "a range", "in a loop that changes", "far outside"])
+async def test_a_gpu_adds_by_sorted_places(
+    device: ta.Device, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Atomic additions would have other bits in each run."""
+    rng = np.random.default_rng(4)
+    hosts = {"x": rng.uniform(0.3, 0.9, SHAPE), "w": rng.uniform(-0.9, 0.9, SHAPE)}
+    kernel = ta.jit.elementwise(LOADS[name], inputs=["x", "w"])
+    weights = rng.uniform(-1, 1, SHAPE)
+    by_scatter, _, _ = await slopes(device, kernel, hosts, weights)
+    for module in (_scatter, _elementwise, _nn_rules):
+        monkeypatch.setattr(module, "is_ordered", lambda g: False)
+    by_sort, _, _ = await slopes(device, kernel, hosts, weights)
+    for one, other in zip(by_scatter, by_sort, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-13)
+
+
+async def test_rules_of_gathers_by_sorted_places(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = await device.put(np.random.default_rng(1).uniform(-1, 1, (4, 3)))
+    w = await device.put(np.random.default_rng(2).uniform(-1, 1, (2, 2, 3)))
+    rows = np.array([[3, 0], [0, -1]])
+    on = await device.put(rows % 4)
+    functions = [
+        lambda x: a.sum(a.take(x, rows, axis=0) * w),
+        lambda x: a.sum(a.take_along_axis(x, np.array([[2, 0, 2], [1, -1, 1], [0, 0, 0]]), axis=0) ** 2),
+        lambda x: a.sum(a.gather_nd(x, (on,)) * w), lambda x: a.sum(ta.nn.embedding(on, x, 3) * w),
+        lambda x: a.sum(a.gather_nd(x, (on, on % 3)) ** 3),
+    ]  # fmt: skip
+    before = [await (await ta.grad(f)(x)).to_host() for f in functions]
+    for module in (_scatter, _elementwise, _nn_rules):
+        monkeypatch.setattr(module, "is_ordered", lambda g: False)
+    for f, want in zip(functions, before, strict=True):
+        np.testing.assert_allclose(await (await ta.grad(f)(x)).to_host(), want, rtol=1e-13)

@@ -17,6 +17,7 @@ from ..backends.base.expressions import ArgumentType, TypedExpression, Weak, eva
 from ..devices import AccelRef, Call, Function
 from ..expressions import DECLARED, Elementwise, Scatter
 from ._derive import Addition, Program, additions, gradient
+from ._scatter import is_ordered, sorted_sums
 from ._steps import text_of
 
 __all__ = ["ADVICE", "Rule", "elementwise_of", "slopes_of", "summed_to"]
@@ -226,9 +227,7 @@ class _Scattered:
 
 
 @functools.lru_cache(1024)
-def _additions(
-    own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int
-) -> tuple[_Scattered, ...]:
+def _additions(own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int) -> tuple[_Scattered, ...]:
     found = additions(own.typed(kinds), len(kinds), place, _numbers(kinds), has_result=_has_result(own))
     return tuple(_scattered(own, one, len(kinds)) for one in found)
 
@@ -241,11 +240,7 @@ def _scattered(own: Elementwise[Any], addition: Addition, inputs: int) -> _Scatt
         (_elementwise(own, part, inputs, is_exact=True), part.reads) if part.loads else None for part in parts
     )
     apart = [name for name, one in zip(names, made, strict=True) if one is not None]
-    inlined = {
-        name: number
-        for name, number in zip(names, program.outputs, strict=True)
-        if name not in apart
-    }
+    inlined = {name: number for name, number in zip(names, program.outputs, strict=True) if name not in apart}
     rest = program.only(*inlined.values())
     text = text_of(rest.steps, dict(zip(inlined, rest.outputs, strict=True)), arguments, is_typed=True)
     # An index outside is the nearest one.
@@ -261,6 +256,31 @@ def _scattered(own: Elementwise[Any], addition: Addition, inputs: int) -> _Scatt
     return _Scattered(addition, made, scatter, rest.reads)
 
 
+@functools.lru_cache(1024)
+def _sorted(
+    own: Elementwise[Any], addition: Addition, inputs: int
+) -> tuple[tuple[Elementwise[Any], tuple[int, ...]], tuple[Elementwise[Any], tuple[int, ...]]]:
+    """Return the place of an addition, in C order, and its value."""
+    value, *indices = addition.program.outputs
+    program, arguments = addition.program.only(*indices), _names(inputs)
+    names = {f"j{axis}": number for axis, number in enumerate(program.outputs)}
+    # An operand says where it is computed.
+    reads = tuple(sorted({*program.reads, inputs}))
+    lines = [text_of(program.steps, names, arguments, is_typed=True), "place = where(g == g, 0, 0)"]
+    for name in names:
+        # An index outside is the nearest one, and a negative one counts from the end.
+        lines += [f"{name} = minimum(maximum({name}, -n_{name}), n_{name} - 1)"]
+        lines += [f"place = place * n_{name} + where({name} < 0, {name} + n_{name}, {name})"]
+    place = Elementwise[Any](
+        "\n".join(lines),
+        inputs=[*[arguments[n] for n in reads], *[f"n_{name}" for name in names]],
+        outputs="place",
+        operation=f"{own.operation}.slope",
+    )
+    whole = addition.program.only(value)
+    return (place, reads), (_elementwise(own, whole, inputs, is_exact=True), whole.reads)
+
+
 def _added(own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, given: Sequence[Any]) -> Any:
     """Return the gradient of an array that elements are loaded from."""
     x, g = given[place], given[-2]
@@ -272,6 +292,15 @@ def _added(own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, g
             wide = [
                 each if n in loads or not loops else _behind(each, len(loops)) for n, each in enumerate(given)
             ]
+            if not is_ordered(g):
+                flat, value = _sorted(own, one.addition, len(kinds))
+                places, values = (
+                    arrays.reshape(part(*[wide[n] for n in reads], *more, shape=shape), (-1,))
+                    for (part, reads), more in ((flat, x.shape), (value, ()))
+                )
+                total = sorted_sums(places, values, x.shape)
+                made = made + total
+                continue
             apart = [part[0](*[wide[n] for n in part[1]], shape=shape) for part in one.made if part]
             made = one.scatter(made, *[wide[n] for n in one.reads], *apart, *x.shape, shape=shape)
     return made

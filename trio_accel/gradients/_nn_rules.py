@@ -15,6 +15,7 @@ from ..devices import AccelRef, Function, called
 from ._backward import RULES, bound, refuse
 from ._elementwise import Rule, summed_to
 from ._rules import composition
+from ._scatter import added_at, is_ordered
 
 # The types of functions tell what calls become when they are awaited.
 arrays: Any = _arrays
@@ -165,8 +166,15 @@ def _ranking(call: Any, g: Any) -> Iterator[Rule]:
 
 def _embedding(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
-    weight = at["weight"]
-    yield weight, lambda: nn.embedding_grad(g, at["indices"], weight.shape[0], at["padding_idx"])
+    weight, indices, padding = at["weight"], at["indices"], at["padding_idx"]
+
+    def slope() -> Any:
+        if is_ordered(g):
+            return nn.embedding_grad(g, indices, weight.shape[0], padding)
+        kept = g if padding is None else arrays.where(arrays.expand_dims(indices == padding, axis=-1), 0, g)
+        return added_at(arrays.zeros_like(weight), [indices], kept)
+
+    yield weight, slope
 
 
 def _lengths(x: Any, axis: Any, keepdims: bool = False) -> Any:

@@ -13,6 +13,7 @@ from .. import arrays as _arrays
 from ..backends.base import NotSupportedError
 from ._backward import RULES, Make, bound, is_operand, pulled, refuse
 from ._elementwise import ADVICE, Rule, summed_to
+from ._scatter import added_along, added_at
 
 __all__ = ["axes_of", "composition", "conjugate", "spread"]
 
@@ -537,11 +538,6 @@ def _wide(indices: Any, shape: Sequence[int]) -> Any:
     return np.broadcast_to(indices, shape).copy() if is_host else arrays.broadcast_to(indices, shape)
 
 
-def added_along(zeros: Any, places: Any, values: Any, axis: int) -> Any:
-    """Add values to elements along an axis."""
-    return arrays.put_along_axis(zeros, places, values, axis, reduce="add")
-
-
 def _take_along_axis(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
     x, indices, axis = at["x"], at["indices"], at["axis"] % len(at["x"].shape)
@@ -557,7 +553,7 @@ def _take_along_axis(call: Any, g: Any) -> Iterator[Rule]:
 
 def _gather_nd(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
-    yield at["x"], lambda: arrays.scatter_nd(arrays.zeros_like(at["x"]), at["indices"], g, reduce="add")
+    yield at["x"], lambda: added_at(arrays.zeros_like(at["x"]), at["indices"], g)
 
 
 def _compressed(call: Any, g: Any) -> Iterator[Rule]:
