@@ -165,8 +165,8 @@ if _typing.TYPE_CHECKING:
 # Ctrl-C waits for the end of such an import: in a callback of the import system it would be printed and lost.
 _LATER = frozenset(
     (
-        "cluster", "collectives", "fft", "gradients", "graphs", "http", "interop", "jit", "linalg", "ndimage", "nn",
-        "patterns", "programs", "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor",
+        "cluster", "collectives", "fft", "gradients", "graphs", "http", "interop", "jit", "linalg", "ndimage",
+        "nn", "patterns", "programs", "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor",
         "testing", "train", "weights",
     )
 )  # fmt: skip

@@ -445,7 +445,8 @@ class Scatter:
         reduce: How the value is combined with it.
         inputs: Names of the array and of the indices, in order. The values come last.
         body: Statements before these, which assign names that `place` and `value` read.
-        value: The value, an expression of the inputs and these names; None for values that are the last argument.
+        value: The value, an expression of the inputs and these names; None for values that are the last
+            argument.
         operation: Name of the operation, such as ``"arrays.put"``.
         library: Import path of the library actor that serves it.
 

@@ -1,15 +1,15 @@
 """The gradient of a program is a program: reverse mode over the steps of a typed expression.
 
-A program has steps of elements, loads and loops. Its gradient by an argument that is read element by element is
-a program with one result. Its gradient by an argument that elements are loaded from is a list of additions: a
-value that is added to an element of the gradient, at the indices of the load.
+A program has steps of elements, loads and loops. Its gradient by an argument that is read element by element
+is a program with one result. Its gradient by an argument that elements are loaded from is a list of
+additions: a value that is added to an element of the gradient, at the indices of the load.
 
-A loop is run backwards. The gradient of an iteration needs the values that the iteration began with, so the loop
-runs again up to it: nothing is kept, and n iterations take n * n / 2. Steps that nobody needs are dropped, so a
-sum over a range takes n.
+A loop is run backwards. The gradient of an iteration needs the values that the iteration began with, so the
+loop runs again up to it: nothing is kept, and n iterations take n * n / 2. Steps that nobody needs are
+dropped, so a sum over a range takes n.
 
-An addition in a loop has axes of its own, one for each loop around it: the index along such an axis is the number
-of the iteration whose value is added.
+An addition in a loop has axes of its own, one for each loop around it: the index along such an axis is the
+number of the iteration whose value is added.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Addition", "Program", "additions", "gradient"]
 
 @attrs.frozen
 class Program:
-    """Steps, and the numbers of the results. The last two arguments are the gradient of the result, and the result."""
+    """Steps, and the numbers of the results; the last arguments are the gradient and the result."""
 
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
@@ -392,7 +392,7 @@ class _Gradient(Builder):
         variables: Mapping[int, int],
         here: Mapping[int, int],
     ) -> dict[int, int]:
-        """Return the gradients of the values that an iteration leaves, by the break that ended it or by its end."""
+        """Return the gradients of the values that an iteration leaves, at a break or at its end."""
         mine = dict[int, int]()
         goes_on: int | None = None
         for n in breaks:
@@ -425,7 +425,7 @@ class _Gradient(Builder):
     def _copied(
         self, loop: int, end: int, at: Mapping[int, int], stop: int, *, is_counted: bool = False
     ) -> list[int]:
-        """Run a loop again up to an index; returns the values that it carries then, and the number of iterations."""
+        """Run a loop again up to an index; returns what it carries then, and the iterations."""
         start, _, *carried = self._old[loop].steps
         zero, one = self.constant(0, DType.int64), self.constant(1, DType.int64)
         made = {n: self.new("carried", self._old[n].dtype, (at[self._old[n].steps[0]],)) for n in carried}

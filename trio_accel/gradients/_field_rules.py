@@ -1,7 +1,7 @@
 """Gradients of filters of images and signals, of tensors, and of products with sparse matrices.
 
-A filter is linear: its gradient is its adjoint. The gradient of a padded image is the full convolution with the
-weights, and each element gets what the elements that repeat it beyond the edge have.
+A filter is linear: its gradient is its adjoint. The gradient of a padded image is the full convolution with
+the weights, and each element gets what the elements that repeat it beyond the edge have.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _det(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _cholesky(call: Any, g: Any) -> Iterator[Rule]:
-    """The gradient is symmetric, as the matrix is: Murray, Differentiation of the Cholesky decomposition (2016)."""
+    """Murray, Differentiation of the Cholesky decomposition (2016): the gradient is symmetric."""
     at = bound(call)
     lower, grad = (_adjoint(call), _adjoint(g)) if at["upper"] else (call, g)
 
@@ -90,7 +90,7 @@ def _matrix_power(x: Any, n: int) -> Any:
     if n == 0:
         return x * 0 + np.eye(x.shape[-1], dtype=x.dtype.dtype)
     total: Any = None
-    for bit in bin(abs(n))[2:]:
+    for bit in f"{abs(n):b}":
         total = total @ total if total is not None else None
         if bit == "1":
             total = base if total is None else total @ base
@@ -236,9 +236,7 @@ def _matrix_norm(x: Any, keepdims: bool, ord: Any) -> Any:  # noqa: A002  # the 
         made = (arrays.max if ord > 0 else arrays.min)(sums, axis=other, keepdims=True)
     else:
         values = linalg.svdvals(x)
-        made = {
-            "nuc": lambda: arrays.sum(values, axis=-1), 2: lambda: values[..., 0], -2: lambda: values[..., -1],
-        }[ord]()  # fmt: skip
+        made = arrays.sum(values, axis=-1) if ord == "nuc" else values[..., 0 if ord == 2 else -1]
         made = arrays.reshape(made, (*x.shape[:-2], 1, 1))
     return made if keepdims else arrays.reshape(made, x.shape[:-2])
 
@@ -458,7 +456,8 @@ def _convolved(call: Any, g: Any) -> Iterator[Rule]:
 
 RULES.update({
     "linalg.cholesky": _cholesky, "linalg.cross": composition(_cross), "linalg.det": _det,
-    "linalg.dot": composition(lambda x, y: arrays.sum(x * y)), "linalg.asum": composition(lambda x: arrays.sum(arrays.abs(x))),
+    "linalg.dot": composition(lambda x, y: arrays.sum(x * y)),
+    "linalg.asum": composition(lambda x: arrays.sum(arrays.abs(x))),
     "linalg.nrm2": composition(lambda x: _norm(x, None, False, 2)),
     "linalg.eigvalsh": _eigvalsh, "linalg.einsum": _einsum, "linalg.expm": _expm, "linalg.inv": _inv,
     "linalg.kron": composition(_kron), "linalg.matmul": _matmul,

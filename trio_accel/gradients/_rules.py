@@ -13,9 +13,8 @@ from .. import arrays as _arrays
 from ..backends.base import NotSupportedError
 from ._backward import RULES, Make, bound, is_operand, pulled, refuse
 from ._elementwise import ADVICE, Rule, summed_to
-from ._scatter import added_along, added_at
 
-__all__ = ["axes_of", "composition", "conjugate", "spread"]
+__all__ = ["axes_of", "composition", "conjugate", "part", "spread", "unpadded"]
 
 # The types of functions tell what calls become when they are awaited.
 arrays: Any = _arrays
@@ -249,7 +248,7 @@ def _broadcast(call: Any, g: Any) -> Iterator[Rule]:
     yield call.args[0], lambda: summed_to(g, call.args[0].shape)
 
 
-def _part(g: Any, axis: int, key: object) -> Any:
+def part(g: Any, axis: int, key: object) -> Any:
     return g[(slice(None),) * axis + (key,)]
 
 
@@ -258,8 +257,8 @@ def _concat(call: Any, g: Any) -> Iterator[Rule]:
     axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
     for one in at["arrays"]:
         stop = first + (math.prod(one.shape) if at["axis"] is None else one.shape[axis])
-        part = partial(_part, g, axis, slice(first, stop))
-        yield one, part if at["axis"] is not None else partial(_as_shape, part, one.shape)
+        own = partial(part, g, axis, slice(first, stop))
+        yield one, own if at["axis"] is not None else partial(_as_shape, own, one.shape)
         first = stop
 
 
@@ -270,7 +269,7 @@ def _as_shape(make: Callable[[], Any], shape: Sequence[int]) -> Any:
 def _stack(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
     for number, one in enumerate(at["arrays"]):
-        yield one, partial(_part, g, at["axis"] % len(g.shape), number)
+        yield one, partial(part, g, at["axis"] % len(g.shape), number)
 
 
 def _cast(call: Any, g: Any) -> Iterator[Rule]:
@@ -383,7 +382,7 @@ def _pad(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def unpadded(g: Any, shape: Sequence[int], pairs: Sequence[Sequence[int]], mode: str) -> Any:
-    """Return the gradient of an array by that of the padded one: each element gets it from where it was repeated.
+    """Return the gradient of an array by the gradient of the padded array, which repeats elements.
 
     Args:
         g: The gradient of the padded array.
@@ -399,7 +398,7 @@ def unpadded(g: Any, shape: Sequence[int], pairs: Sequence[Sequence[int]], mode:
         total: Any = None
         for start, stop in _runs(places):
             first, last = int(places[start]), int(places[stop - 1])
-            block = _part(g, axis, slice(start, stop))
+            block = part(g, axis, slice(start, stop))
             if last < first:
                 block, first, last = arrays.flip(block, axis=axis), last, first
             elif last == first and stop - start > 1:
@@ -415,283 +414,18 @@ def unpadded(g: Any, shape: Sequence[int], pairs: Sequence[Sequence[int]], mode:
 def _runs(places: Any) -> Iterator[tuple[int, int]]:
     """Yield parts of indices that rise by one, fall by one, or stay."""
     start = 0
-    for stop in range(1, len(places) + 1):
-        steps = np.diff(places[start:stop])
-        if stop == len(places) or (len(steps) and np.any(np.diff(places[start : stop + 1]) != steps[0])):
-            yield start, stop
-            start = stop
-        elif stop - start == 1 and abs(int(places[stop]) - int(places[start])) > 1:
-            yield start, stop
-            start = stop
+    while start < len(places):
+        steps = np.diff(places[start:])
+        is_run = bool(len(steps)) and abs(int(steps[0])) <= 1
+        others = np.flatnonzero(steps != steps[0]) if is_run else [0]
+        stop = start + 1 + (int(others[0]) if len(others) else len(steps))
+        yield start, stop
+        start = stop
 
 
 def _triangle(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
     yield at["x"], lambda: getattr(arrays, call.function.name.partition(".")[2])(g, k=at["k"])
-
-
-# Scans and orders.
-
-
-def _cumulative_sum(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
-
-    def slope() -> Any:
-        of_sums = _part(g, axis, slice(1, None)) if at["include_initial"] else g
-        return arrays.flip(arrays.cumulative_sum(arrays.flip(of_sums, axis=axis), axis=axis), axis=axis)
-
-    yield at["x"], slope
-
-
-def _cumulative_prod(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x = at["x"]
-    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
-    if at["include_initial"]:
-        raise refuse(call.function.name, "include_initial adds a product of nothing; concat a one")
-
-    def slope() -> Any:
-        # The first zero along the axis takes the product of the others, and those behind it have none.
-        is_zero = x == 0
-        seen = arrays.cumulative_sum(arrays.where(is_zero, 1, 0), axis=axis)
-        patched = arrays.where(arrays.logical_and(is_zero, seen == 1), 1, x)
-        without = arrays.cumulative_prod(patched, axis=axis)
-        back = lambda one: arrays.flip(  # noqa: E731
-            arrays.cumulative_sum(arrays.flip(one, axis=axis), axis=axis), axis=axis
-        )
-        of_zero = back(g * arrays.where(seen == 1, without, 0))
-        of_other = back(g * call) / arrays.where(is_zero, 1, x)
-        return arrays.where(is_zero, arrays.where(seen == 1, of_zero, 0), of_other)
-
-    yield x, slope
-
-
-def _cumulative_extreme(call: Any, g: Any) -> Iterator[Rule]:
-    """The element that became the extremum gets the gradients of all results up to the next one."""
-    at = bound(call)
-    x = at["x"]
-    count = len(g.shape)
-    axis = 0 if at["axis"] is None else at["axis"] % count
-
-    def slope() -> Any:
-        length = g.shape[axis]
-        places = np.arange(length).reshape([-1 if one == axis else 1 for one in range(count)])
-        at_first = arrays.where(x == call, places, 0)
-        source = arrays.cumulative_max(at_first, axis=axis)
-        return added_along(arrays.zeros_like(x), source, g, axis)
-
-    yield x, slope
-
-
-def _cumulative_logsumexp(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x = at["x"]
-    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
-
-    def slope() -> Any:
-        # Results rise along the axis, so that no exponential overflows: exp(x - result) is at most 1.
-        total: Any = None
-        length = g.shape[axis]
-        for offset in range(length):
-            widths = [(0, 0)] * len(g.shape)
-            widths[axis] = 0, offset
-            later = _part(g, axis, slice(offset, None)) * arrays.exp(
-                _part(x, axis, slice(0, length - offset)) - _part(call, axis, slice(offset, None))
-            )
-            one = arrays.pad(later, widths)
-            total = one if total is None else total + one
-        return total
-
-    yield x, slope
-
-
-def _sort(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, axis = at["x"], at["axis"]
-
-    def slope() -> Any:
-        order = arrays.argsort(x, axis=axis, descending=at["descending"], stable=True)
-        return arrays.take_along_axis(g, arrays.argsort(order, axis=axis), axis=axis)
-
-    yield x, slope
-
-
-def _take(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, indices = at["x"], at["indices"]
-    axis = 0 if at["axis"] is None else at["axis"] % len(x.shape)
-    many = math.prod(np.shape(indices))
-    flat = (*x.shape[:axis], many, *x.shape[axis + 1 :])
-    line = tuple(many if one == axis else 1 for one in range(len(x.shape)))
-
-    def slope() -> Any:
-        places = _wide(indices.reshape(line), flat)
-        return added_along(arrays.zeros_like(x), places, arrays.reshape(g, flat), axis)
-
-    yield x, slope
-
-
-def _wide(indices: Any, shape: Sequence[int]) -> Any:
-    """Broadcast indices, which may be an array of the host."""
-    is_host = isinstance(indices, np.ndarray)
-    return np.broadcast_to(indices, shape).copy() if is_host else arrays.broadcast_to(indices, shape)
-
-
-def _take_along_axis(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, indices, axis = at["x"], at["indices"], at["axis"] % len(at["x"].shape)
-    wide = (*g.shape[:axis], x.shape[axis], *g.shape[axis + 1 :])
-
-    def slope() -> Any:
-        zeros = arrays.broadcast_to(arrays.zeros_like(x), wide).copy()
-        places = _wide(indices, g.shape)
-        return summed_to(added_along(zeros, places, g, axis), x.shape)
-
-    yield x, slope
-
-
-def _gather_nd(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    yield at["x"], lambda: added_at(arrays.zeros_like(at["x"]), at["indices"], g)
-
-
-def _compressed(call: Any, g: Any) -> Iterator[Rule]:
-    raise refuse(call.function.name, "elements decide the length of the result")
-    yield
-
-
-def _segments(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, offsets = at["x"], at["offsets"]
-    if at["op"] != "sum":
-        raise refuse(call.function.name, f"op={at['op']!r} has no rule; op='sum' has one")
-
-    def slope() -> Any:
-        places = np.arange(x.shape[0])
-        find = np.searchsorted if isinstance(offsets, np.ndarray) else arrays.searchsorted
-        segment = find(offsets, places, side="right") - 1
-        return arrays.take(g, segment, axis=0)
-
-    yield x, slope
-
-
-# Compositions.
-
-
-def _diff(x: Any, axis: int, n: int, prepend: Any, append: Any) -> Any:
-    axis %= len(x.shape)
-    parts = [one for one in (prepend, x, append) if one is not None]
-    whole = arrays.concat(parts, axis=axis) if len(parts) > 1 else x
-    for _ in range(n):
-        whole = _part(whole, axis, slice(1, None)) - _part(whole, axis, slice(0, -1))
-    return whole
-
-
-def _trapezoid(y: Any, x: Any, dx: float, axis: int, keepdims: bool) -> Any:
-    count = len(y.shape)
-    axis %= count
-    pairs = _part(y, axis, slice(1, None)) + _part(y, axis, slice(0, -1))
-    if x is None:
-        return arrays.sum(pairs, axis=axis, keepdims=keepdims) * (0.5 * dx)
-    along = axis if len(x.shape) == count else 0
-    steps = _part(x, along, slice(1, None)) - _part(x, along, slice(0, -1))
-    if len(x.shape) != count:
-        steps = arrays.reshape(steps, tuple(-1 if one == axis else 1 for one in range(count)))
-    return arrays.sum(pairs * steps, axis=axis, keepdims=keepdims) * 0.5
-
-
-def _average(x: Any, axis: Any, weights: Any, keepdims: bool) -> Any:
-    if weights is None:
-        return arrays.mean(x, axis=axis, keepdims=keepdims)
-    if len(weights.shape) != len(x.shape):
-        line = tuple(-1 if one == axis % len(x.shape) else 1 for one in range(len(x.shape)))
-        weights = arrays.reshape(weights, line)
-    whole = arrays.broadcast_to(weights, x.shape)
-    total = arrays.sum(x * weights, axis=axis, keepdims=keepdims)
-    return total / arrays.sum(whole, axis=axis, keepdims=keepdims)
-
-
-def _cov(x: Any, correction: int) -> Any:
-    rows = x if len(x.shape) == 2 else arrays.reshape(x, (1, -1))
-    off = rows - arrays.mean(rows, axis=1, keepdims=True)
-    made = (off @ off.mT) * (1 / (rows.shape[1] - correction))
-    return made if len(x.shape) == 2 else arrays.reshape(made, ())
-
-
-def _corrcoef(x: Any) -> Any:
-    made = _cov(x, 1)
-    if not made.shape:
-        return made / made
-    roots = arrays.sqrt(arrays.diagonal(made))
-    return made / (arrays.expand_dims(roots, axis=1) * arrays.expand_dims(roots, axis=0))
-
-
-def _nan_to_num(x: Any, **named: Any) -> Any:
-    return arrays.where(arrays.isfinite(x), x, 0)
-
-
-def _polyval(p: Any, x: Any) -> Any:
-    total: Any = p[0] + 0 * x
-    for number in range(1, p.shape[0]):
-        total = total * x + p[number]
-    return total
-
-
-def _vander(x: Any, n: int | None, increasing: bool) -> Any:
-    count = x.shape[0] if n is None else n
-    powers = range(count) if increasing else range(count - 1, -1, -1)
-    return arrays.stack([x**power if power else arrays.ones_like(x) + 0 * x for power in powers], axis=-1)
-
-
-def _select(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    taken: Any = None
-    for condition, choice in zip(at["conditions"], at["choices"], strict=True):
-        # Conditions may be arrays of the host.
-        here = condition if taken is None else condition & ~taken
-        yield choice, partial(_chosen, here, g, np.shape(choice))
-        taken = condition if taken is None else taken | condition
-    yield at["default"], lambda: summed_to(arrays.where(taken, 0, g), np.shape(at["default"]))
-
-
-def _chosen(condition: Any, g: Any, shape: Sequence[int]) -> Any:
-    return summed_to(arrays.where(condition, g, 0), shape)
-
-
-def _clip(x: Any, min: Any, max: Any) -> Any:  # noqa: A002  # the names of the arguments
-    low = x if min is None else arrays.maximum(x, min)
-    return low if max is None else arrays.minimum(low, max)
-
-
-def _quantile(x: Any, q: Any, axis: Any, method: str, keepdims: bool, scale: float = 1.0) -> Any:
-    if method != "linear":
-        raise refuse("arrays.quantile", f"method={method!r} has no rule; method='linear' has one")
-    count = len(x.shape)
-    axes = list(range(count)) if axis is None else [int(one) % count for one in np.atleast_1d(axis)]
-    others = [one for one in range(count) if one not in axes]
-    kept = tuple(x.shape[one] for one in others)
-    flat = arrays.reshape(arrays.permute_dims(x, (*others, *axes)), (*kept, -1))
-    ordered = arrays.sort(flat, axis=-1)
-    made: list[Any] = []
-    for one in np.atleast_1d(np.asarray(q, float) * scale):
-        place = float(one) * (flat.shape[-1] - 1)
-        low = int(np.floor(place))
-        high, part = min(low + 1, flat.shape[-1] - 1), place - low
-        made.append(ordered[..., low] * (1 - part) + ordered[..., high] * part)
-    if keepdims:
-        made = [
-            arrays.reshape(one, tuple(1 if k in axes else n for k, n in enumerate(x.shape))) for one in made
-        ]
-    return arrays.stack(made, axis=0) if np.ndim(q) else made[0]
-
-
-def _median(x: Any, axis: Any, keepdims: bool) -> Any:
-    return _quantile(x, 0.5, axis, "linear", keepdims)
-
-
-def _percentile(**at: Any) -> Any:
-    return _quantile(**at, scale=0.01)
 
 
 _TURNED = (
@@ -701,26 +435,16 @@ _TURNED = (
 _EXTREMA = ("max", "min", "nanmax", "nanmin")
 RULES.update({
     "AccelRef.__getitem__": _taken, "AccelRef.copy": _cast, "AccelRef.reshape": _reshaped,
-    "arrays.average": composition(_average),
-    "arrays.broadcast_to": _broadcast, "arrays.clip": composition(_clip), "arrays.concat": _concat,
-    "arrays.corrcoef": composition(_corrcoef), "arrays.cosine_similarity": composition(_cosine),
-    "arrays.cov": composition(_cov), "arrays.cumulative_logsumexp": _cumulative_logsumexp,
-    "arrays.cumulative_max": _cumulative_extreme, "arrays.cumulative_min": _cumulative_extreme,
-    "arrays.cumulative_prod": _cumulative_prod, "arrays.cumulative_sum": _cumulative_sum,
-    "arrays.diag": _diag, "arrays.diagonal": _diagonal, "linalg.diagonal": _diagonal,
-    "arrays.diff": composition(_diff), "arrays.expand_dims": _reshaped, "arrays.flip": _flip,
-    "arrays.gather_nd": _gather_nd, "arrays.kurtosis": _moment(4), "arrays.layer_norm": _normed,
-    "arrays.logsumexp": _logsumexp, "arrays.mean": _mean, "arrays.median": composition(_median),
-    "arrays.nan_to_num": composition(_nan_to_num), "arrays.pad": _pad,
-    "arrays.percentile": composition(_percentile), "arrays.polyval": composition(_polyval),
-    "arrays.prod": _prod, "arrays.ptp": composition(_ptp), "arrays.quantile": composition(_quantile),
-    "arrays.repeat": _repeat, "arrays.reshape": _reshaped, "arrays.rms_norm": _normed, "arrays.roll": _roll,
-    "arrays.rot90": _rot90, "arrays.segmented_reduce": _segments, "arrays.select": _select,
-    "arrays.skew": _moment(3), "arrays.sliding_window_view": _windows, "arrays.sort": _sort,
-    "arrays.squeeze": _reshaped, "arrays.stack": _stack, "arrays.std": _std, "arrays.sum": _sum,
-    "arrays.take": _take, "arrays.take_along_axis": _take_along_axis, "arrays.tile": _tile,
-    "arrays.trapezoid": composition(_trapezoid), "arrays.tril": _triangle, "arrays.triu": _triangle,
-    "arrays.unwrap": _same, "arrays.vander": composition(_vander), "arrays.var": _var,
+    "arrays.broadcast_to": _broadcast, "arrays.concat": _concat,
+    "arrays.cosine_similarity": composition(_cosine), "arrays.diag": _diag, "arrays.diagonal": _diagonal,
+    "linalg.diagonal": _diagonal, "arrays.expand_dims": _reshaped, "arrays.flip": _flip,
+    "arrays.kurtosis": _moment(4), "arrays.layer_norm": _normed, "arrays.logsumexp": _logsumexp,
+    "arrays.mean": _mean, "arrays.pad": _pad, "arrays.prod": _prod, "arrays.ptp": composition(_ptp),
+    "arrays.repeat": _repeat, "arrays.reshape": _reshaped, "arrays.rms_norm": _normed,
+    "arrays.roll": _roll, "arrays.rot90": _rot90, "arrays.skew": _moment(3),
+    "arrays.sliding_window_view": _windows, "arrays.squeeze": _reshaped, "arrays.stack": _stack,
+    "arrays.std": _std, "arrays.sum": _sum, "arrays.tile": _tile, "arrays.tril": _triangle,
+    "arrays.triu": _triangle, "arrays.unwrap": _same, "arrays.var": _var,
     "arrays.zscore": composition(_zscore),
     **dict.fromkeys(_TURNED, _turned),
     **{f"arrays.{name}": _extreme for name in _EXTREMA},

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 
 __all__ = ["BOUNDS", "NOT_HOLOMORPHIC", "OF_ONE", "OF_TWO", "STEPS"]
 
-# The digamma function by its asymptotic series, after recurrences up to 10 and the reflection of negative numbers.
+# The digamma function by its asymptotic series, after recurrences up to 10 and the reflection of negative
+# numbers.
 _DIGAMMA = (
     "r = where(a < 0.5, 1 - a, a); s = 0 * r; z = r\n"
     "for k in range(10):\n"
@@ -22,8 +23,8 @@ _DIGAMMA = (
 )
 
 OF_ONE: Mapping[str, str] = {
-    "absolute": "g * sign(a)", "fabs": "g * sign(a)", "negative": "-g", "positive": "g", "conjugate": "conj(g)",
-    "real": "g", "imag": "g * 1j", "square": "2 * g * a", "reciprocal": "-g * y * y", "sqrt": "0.5 * g / y",
+    "absolute": "g * sign(a)", "fabs": "g * sign(a)", "negative": "-g", "positive": "g",
+    "conjugate": "conj(g)", "real": "g", "imag": "g * 1j", "square": "2 * g * a", "reciprocal": "-g * y * y", "sqrt": "0.5 * g / y",
     "cbrt": "g / (3 * y * y)", "exp": "g * y", "exp2": "g * y * 0.6931471805599453", "expm1": "g * (y + 1)",
     "log": "g / a", "log1p": "g / (1 + a)", "log2": "g / (a * 0.6931471805599453)",
     "log10": "g / (a * 2.302585092994046)", "sin": "g * cos(a)", "cos": "-g * sin(a)",
@@ -61,16 +62,18 @@ OF_TWO: Mapping[str, tuple[str | None, str | None]] = {
     ),
     "copysign": ("where(signbit(a) == signbit(b), g, -g)", None), "nextafter": ("g", None),
 }  # fmt: skip
-"""The derivatives of functions of two arguments by each of them; two equal arrays share that of an extremum."""
+"""The derivatives of functions of two arguments by each of them; two equal arrays share that of an
+extremum."""
 
 BOUNDS: Mapping[str, str] = {"maximum": "where({0} > {1}, g, 0)", "minimum": "where({0} < {1}, g, 0)"}
 """The derivatives by an array whose bound is a number: 0 at the bound."""
 
-STEPS = frozenset(
-    "floor ceil trunc rint sign signbit floor_divide equal not_equal less less_equal greater greater_equal "
-    "logical_and logical_or logical_xor logical_not isnan isinf isfinite bitwise_and bitwise_or bitwise_xor "
-    "invert left_shift right_shift gcd lcm constant index stop_gradient".split()
-)
+STEPS = frozenset((
+    "floor", "ceil", "trunc", "rint", "sign", "signbit", "floor_divide", "equal", "not_equal", "less",
+    "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor", "logical_not",
+    "isnan", "isinf", "isfinite", "bitwise_and", "bitwise_or", "bitwise_xor", "invert", "left_shift",
+    "right_shift", "gcd", "lcm", "constant", "index", "stop_gradient",
+))  # fmt: skip
 """The functions whose derivative is 0, because a small change of an argument does not change the result."""
 
 NOT_HOLOMORPHIC = frozenset(

@@ -1,8 +1,8 @@
 """Additions to elements of an array, in one order on each backend.
 
-A scatter of a GPU adds by atomic operations, whose order changes from run to run, and so do the last bits of sums of
-floating numbers. Work that is done again after a lost context must have the same bits, so a GPU sorts the values by
-their places, and adds up the segments. The CPU adds in the order of the elements.
+A scatter of a GPU adds by atomic operations, whose order changes from run to run, and so do the last bits of
+sums of floating numbers. Work that is done again after a lost context must have the same bits, so a GPU
+sorts the values by their places, and adds up the segments. The CPU adds in the order of the elements.
 """
 
 from __future__ import annotations

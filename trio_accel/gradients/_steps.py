@@ -86,10 +86,9 @@ class Builder:
             for one, other in ((0, 1), (1, 0)):
                 if given[one].function == "constant" and given[one].value == 1:
                     return steps[other]
-        if function in _FOLDED and dtype in (DType.float64, DType.int64):
-            if all(step.function == "constant" for step in given):
-                value = _FOLDED[function](*[step.value for step in given])
-                return self.constant(value, dtype)
+        is_constant = all(step.function == "constant" for step in given)
+        if is_constant and function in _FOLDED and dtype in (DType.float64, DType.int64):
+            return self.constant(_FOLDED[function](*[step.value for step in given]), dtype)
         return None
 
 
@@ -121,39 +120,42 @@ def alive(steps: Sequence[Step], outputs: Sequence[int]) -> tuple[list[Step], li
 def without_unchanged(steps: Sequence[Step], outputs: Sequence[int]) -> tuple[list[Step], list[int]]:
     """Drop the variables of loops that no iteration changes, and the steps that nothing needs."""
     made, numbers = alive(steps, outputs)
-    while True:
-        same = dict[int, int]()
-        drop = dict[int, set[int]]()
-        for n, step in enumerate(made):
-            if step.function == "loop":
-                ways = [one.steps[1 + (one.function == "break") :] for one in made
-                        if one.function in ("break", "end") and one.steps[0] == n]  # fmt: skip
-                for place, carried in enumerate(step.steps[2:]):
-                    if all(way[place] == carried for way in ways):
-                        drop.setdefault(n, set()).add(place)
-                        same[carried] = made[carried].steps[0]
-        if not same:
-            return made, numbers
-        for n, step in enumerate(made):
-            if step.function == "result" and step.steps[0] in same:
-                same[n] = same[step.steps[0]]
+    while same := _unchanged(made):
+        changed = [_less(step, number, made, same) for number, step in enumerate(made)]
+        made, numbers = alive(changed, [_first(number, same) for number in numbers])
+    return made, numbers
 
-        def at(n: int) -> int:
-            while n in same:
-                n = same[n]
-            return n
 
-        changed: list[Step] = []
-        for n, step in enumerate(made):
-            given = list(step.steps)
-            loop = (
-                n if step.function == "loop" else step.steps[0] if step.function in ("break", "end") else -1
-            )
-            if gone := drop.get(loop):
-                first = {"loop": 2, "break": 2, "end": 1}[step.function]
-                given = [*given[:first], *(one for k, one in enumerate(given[first:]) if k not in gone)]
-            changed.append(attrs.evolve(step, steps=tuple(map(at, given))))
-        made, numbers = alive(changed, [at(n) for n in numbers])
+def _unchanged(steps: Sequence[Step]) -> dict[int, int]:
+    """Return for each variable that its loop does not change, and for its result, the first value."""
+    kept = {carried for step in steps if step.function == "loop" for carried in step.steps[2:]}
+    for step in steps:
+        if step.function in ("break", "end"):
+            variables = steps[step.steps[0]].steps[2:]
+            values = step.steps[1 + (step.function == "break") :]
+            kept -= {carried for carried, value in zip(variables, values, strict=True) if value != carried}
+    same = {carried: steps[carried].steps[0] for carried in kept}
+    ends = [
+        number for number, step in enumerate(steps) if step.function == "result" and step.steps[0] in same
+    ]
+    return same | {number: same[steps[number].steps[0]] for number in ends}
+
+
+def _first(number: int, same: Mapping[int, int]) -> int:
+    while number in same:
+        number = same[number]
+    return number
+
+
+def _less(step: Step, number: int, steps: Sequence[Step], same: Mapping[int, int]) -> Step:
+    """Return a step without the variables that are the same as their first values."""
+    given = list(step.steps)
+    if step.function in ("loop", "break", "end"):
+        first = 1 if step.function == "end" else 2
+        loop = number if step.function == "loop" else given[0]
+        values = zip(given[first:], steps[loop].steps[2:], strict=True)
+        given = [*given[:first], *(value for value, carried in values if carried not in same)]
+    return attrs.evolve(step, steps=tuple(_first(one, same) for one in given))
 
 
 def text_of(
@@ -219,22 +221,18 @@ class _Text:
             self._line(f"t{variable} = u{loop}_{place}")
 
     def _value(self, step: Step, given: Sequence[str]) -> str:
-        match step.function:
-            case "argument":
-                return self.arguments[int(step.value.real)]
-            case "constant":
-                return self._constant(step)
-            case "index":
-                return f"i({step.value})"
-            case "load":
-                return f"{self.arguments[int(step.value.real)]}[{', '.join(given)}]"
-            case "carried" | "result":
-                return given[0]
-            case "cast":
-                is_told = self.is_typed or step.dtype.kind != "float"
-                return f"{step.dtype.value}({given[0]})" if is_told else given[0]
-            case _:
-                return f"{step.function}({', '.join(given)})"
+        name, inside = step.function, ", ".join(given)
+        if name in ("argument", "load"):
+            argument = self.arguments[int(step.value.real)]
+            return argument if name == "argument" else f"{argument}[{inside}]"
+        if name == "constant":
+            return self._constant(step)
+        if name == "index":
+            return f"i({step.value})"
+        if name == "cast":
+            is_told = self.is_typed or step.dtype.kind != "float"
+            return f"{step.dtype.value}({inside})" if is_told else inside
+        return given[0] if name in ("carried", "result") else f"{name}({inside})"
 
     def _constant(self, step: Step) -> str:
         value: Any = step.value

@@ -11,7 +11,7 @@ from .. import arrays as _arrays
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Call, Function, called
 from ..devices.operations._calls import tell_no_more
-from . import _field_rules, _matrix_rules, _nn_rules, _rules, _words  # noqa: F401  # they add rules
+from . import _field_rules, _matrix_rules, _nn_rules, _order_rules, _words  # noqa: F401  # they add rules
 from ._backward import OWN, backward
 from ._elementwise import Rule
 
@@ -30,7 +30,7 @@ Gradients: TypeAlias = Any
 def value_and_grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, *, scale: float = 1.0
 ) -> Callable[..., Awaitable[tuple[AccelRef, Gradients]]]:
-    """Make a function of the value and the gradients of a function of own operations, as `jax.value_and_grad`.
+    """Make a function of the value and the gradients of a function, as `jax.value_and_grad`.
 
     `f` is called once. It composes calls, awaits none, and returns one without axes. Value and gradients are
     computed as one request. Arguments that the value does not depend on get zeros.
@@ -42,9 +42,9 @@ def value_and_grad(
         scale: Factor of the gradients; the value is not scaled.
 
     Returns:
-        A function with the arguments of `f`. Await it for the value, an array without axes, and the gradients,
-        nested as the argument is; for several `argnums` a tuple of these. All are views of one array. With calls
-        in place of arrays it returns calls, so `f` may contain gradients itself.
+        A function with the arguments of `f`. Await it for the value, an array without axes, and the
+        gradients, nested as the argument is; for several `argnums` a tuple of these. All are views of one
+        array. With calls in place of arrays it returns calls, so `f` may contain gradients itself.
 
     Raises:
         NotSupportedError: `f` has asked for an operation that has no gradient: nothing was launched.
@@ -78,16 +78,16 @@ def grad(
 
 
 async def vjp(f: Callable[..., Any], *args: Nested) -> tuple[AccelRef, Callable[[Any], Awaitable[Any]]]:
-    """Compute a function of own operations, and make the function of its vector-Jacobian products, as `jax.vjp`.
+    """Compute a function, and make the function of its vector-Jacobian products, as `jax.vjp`.
 
     Args:
         f: Composes calls, awaits none, and returns one, with or without axes.
         *args: Its arguments: floating arrays on a device, or dicts and lists of these.
 
     Returns:
-        The value, and an async function of the gradient of the value: an array of its shape. That function returns
-        a tuple of the gradients of the arguments. It may be called several times. Nothing is kept between: each
-        call runs `f` again, in one request with the gradients.
+        The value, and an async function of the gradient of the value: an array of its shape. That function
+        returns a tuple of the gradients of the arguments. It may be called several times. Nothing is kept
+        between: each call runs `f` again, in one request with the gradients.
 
     Raises:
         NotSupportedError: `f` has asked for an operation that has no gradient.
@@ -111,9 +111,9 @@ def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable
 
     Args:
         f: A function of arrays that returns one call, or a `jit.Kernel` with one result.
-        rule: ``rule(g, result, *args, **named)`` composes the gradients of the arguments of `f` by `g`, the gradient
-            of its result: a call for each, or None for an argument without one; for a single argument the call
-            alone. It is called once for each call of `f` that gradients reach.
+        rule: ``rule(g, result, *args, **named)`` composes the gradients of the arguments of `f` by `g`, the
+            gradient of its result: a call for each, or None for an argument without one; for a single
+            argument the call alone. It is called once for each call of `f` that gradients reach.
 
     Returns:
         A function with the arguments of `f`.
@@ -136,7 +136,7 @@ def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable
 
 
 def stop_gradient(x: Any) -> Call[AccelRef]:
-    """Return an array that gradients take for a constant, as `jax.lax.stop_gradient`; the bits are those of `x`."""
+    """Return an array that gradients take for a constant, as `jax.lax.stop_gradient` does."""
     return _stopped(x)
 
 
@@ -231,8 +231,8 @@ class _Tape:
                 )
             if one.dtype.kind != "float":
                 raise TypeError(
-                    f"{name}: arguments with gradients must be floating, got {one.dtype}; cast it, or choose others "
-                    "by argnums"
+                    f"{name}: arguments with gradients must be floating, got {one.dtype}; cast it, or "
+                    "choose others by argnums"
                 )
         self.is_nested = any(isinstance(one, Call) for one in self._refs)
         self.leaves: list[Any] = []
@@ -241,7 +241,8 @@ class _Tape:
     def run(self) -> Any:
         """Call the function; returns its call."""
         for ref in self._refs:
-            # A view of an array is an array, and would not be known as a part of it; a call may be an operand of others.
+            # A view of an array is an array, and would not be known as a part of it; a call may be an
+            # operand of others.
             leaf = ref if isinstance(ref, Call) else arrays.reshape(ref, ref.shape)
             self.leaves.append(leaf)
             self._made.append(leaf)
@@ -311,8 +312,8 @@ def _by_custom_rule(call: Any, g: Any, rule: Callable[..., Any]) -> Iterator[Rul
     several: list[Any] = list(made) if isinstance(made, (list, tuple)) else [made]
     if len(several) != len(args):
         raise ValueError(
-            f"{call.function.name}: the rule must return a gradient or None for each of {len(args)} arguments, got "
-            f"{len(several)}"
+            f"{call.function.name}: the rule must return a gradient or None for each of {len(args)} arguments, "
+            f"got {len(several)}"
         )
     for place, (one, slope) in enumerate(zip(args, several, strict=True)):
         if slope is not None and isinstance(one, (Call, AccelRef)):
