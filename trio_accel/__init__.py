@@ -166,8 +166,8 @@ if _typing.TYPE_CHECKING:
 _LATER = frozenset(
     (
         "cluster", "collectives", "fft", "gradients", "graphs", "http", "interop", "jit", "linalg", "ndimage",
-        "nn", "patterns", "programs", "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor",
-        "testing", "train", "weights",
+        "nn", "patterns", "programs", "random", "signal", "sparse", "spatial", "tables", "telemetry",
+        "tensor", "testing", "train", "weights",
     )
 )  # fmt: skip
 _NAMES_OF_LATER = {

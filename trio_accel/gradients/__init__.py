@@ -2,5 +2,6 @@
 
 from .._names import export as _export
 from ._tape import *
+from ._words import words as words
 
 _export(__name__)

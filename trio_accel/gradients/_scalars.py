@@ -24,7 +24,8 @@ _DIGAMMA = (
 
 OF_ONE: Mapping[str, str] = {
     "absolute": "g * sign(a)", "fabs": "g * sign(a)", "negative": "-g", "positive": "g",
-    "conjugate": "conj(g)", "real": "g", "imag": "g * 1j", "square": "2 * g * a", "reciprocal": "-g * y * y", "sqrt": "0.5 * g / y",
+    "conjugate": "conj(g)", "real": "g", "imag": "g * 1j", "square": "2 * g * a",
+    "reciprocal": "-g * y * y", "sqrt": "0.5 * g / y",
     "cbrt": "g / (3 * y * y)", "exp": "g * y", "exp2": "g * y * 0.6931471805599453", "expm1": "g * (y + 1)",
     "log": "g / a", "log1p": "g / (1 + a)", "log2": "g / (a * 0.6931471805599453)",
     "log10": "g / (a * 2.302585092994046)", "sin": "g * cos(a)", "cos": "-g * sin(a)",

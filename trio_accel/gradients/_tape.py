@@ -312,8 +312,8 @@ def _by_custom_rule(call: Any, g: Any, rule: Callable[..., Any]) -> Iterator[Rul
     several: list[Any] = list(made) if isinstance(made, (list, tuple)) else [made]
     if len(several) != len(args):
         raise ValueError(
-            f"{call.function.name}: the rule must return a gradient or None for each of {len(args)} arguments, "
-            f"got {len(several)}"
+            f"{call.function.name}: the rule must return a gradient or None for each of {len(args)} "
+            f"arguments, got {len(several)}"
         )
     for place, (one, slope) in enumerate(zip(args, several, strict=True)):
         if slope is not None and isinstance(one, (Call, AccelRef)):
