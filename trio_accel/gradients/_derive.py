@@ -148,7 +148,7 @@ class _Gradient(Builder):
         self._inputs, self._wrt, self._numbers = inputs, wrt, numbers
         self._has_result, self._probe, self._depth = has_result, probe, depth
         self._active = self._find_active()
-        # For each open loop backwards: whether this is the iteration that is probed, and how many there are.
+        # The loops that run backwards: whether this iteration is probed, and the number of iterations.
         self._open: list[tuple[int, int]] = []
         self.found: list[list[int]] = []
         self.captured: list[int] = []

@@ -18,6 +18,7 @@ from ..devices import AccelRef, Call, Function
 from ..expressions import DECLARED, Elementwise, Scatter
 from ._derive import Addition, Program, additions, gradient
 from ._scatter import is_ordered, sorted_sums
+from ._shifts import Shift, gather_text, shifts_of
 from ._steps import text_of
 
 __all__ = ["ADVICE", "Rule", "elementwise_of", "slopes_of", "summed_to"]
@@ -218,12 +219,14 @@ class _Scattered:
             scatter computes itself.
         scatter: The scatter. It cannot load from other arrays than the one that it changes.
         reads: The arguments that it reads besides.
+        shifts: The shifts of the indices, if all are shifts.
     """
 
     addition: Addition
     made: tuple[tuple[Elementwise[Any], tuple[int, ...]] | None, ...]
     scatter: Scatter
     reads: tuple[int, ...]
+    shifts: tuple[Shift, ...] | None
 
 
 @functools.lru_cache(1024)
@@ -253,7 +256,8 @@ def _scattered(own: Elementwise[Any], addition: Addition, inputs: int) -> _Scatt
         body=text,
         value="value",
     )
-    return _Scattered(addition, made, scatter, rest.reads)
+    shifts = None if addition.counts else shifts_of(program)
+    return _Scattered(addition, made, scatter, rest.reads, shifts)
 
 
 @functools.lru_cache(1024)
@@ -284,26 +288,91 @@ def _sorted(
 def _added(own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, given: Sequence[Any]) -> Any:
     """Return the gradient of an array that elements are loaded from."""
     x, g = given[place], given[-2]
-    made = arrays.zeros_like(x)
-    for one in _additions(own, kinds, place):
+    found = _additions(own, kinds, place)
+    shifted = [one for one in found if _is_shifted(one, x, given)]
+    made = _gathered(own, shifted, kinds, given, x.shape) if shifted else None
+    for one in found:
         loops = tuple(_iterations(count, kinds, given) for count in one.addition.counts)
-        if 0 not in loops:
-            shape, loads = (*g.shape, *loops), one.addition.program.loads
-            wide = [
-                each if n in loads or not loops else _behind(each, len(loops)) for n, each in enumerate(given)
-            ]
-            if not is_ordered(g):
-                flat, value = _sorted(own, one.addition, len(kinds))
-                places, values = (
-                    arrays.reshape(part(*[wide[n] for n in reads], *more, shape=shape), (-1,))
-                    for (part, reads), more in ((flat, x.shape), (value, ()))
-                )
-                total = sorted_sums(places, values, x.shape)
-                made = made + total
-                continue
-            apart = [part[0](*[wide[n] for n in part[1]], shape=shape) for part in one.made if part]
-            made = one.scatter(made, *[wide[n] for n in one.reads], *apart, *x.shape, shape=shape)
-    return made
+        if one not in shifted and 0 not in loops:
+            made = _scatter_one(own, one, given, loops, x, made)
+    return arrays.zeros_like(x) if made is None else made
+
+
+def _is_shifted(one: _Scattered, x: Any, given: Sequence[Any]) -> bool:
+    shifts = one.shifts
+    if shifts is None or x.shape != given[-2].shape:
+        return False
+    return all(shift.fits(extent, given) for shift, extent in zip(shifts, x.shape, strict=True))
+
+
+def _gathered(
+    own: Elementwise[Any],
+    loads: Sequence[_Scattered],
+    kinds: tuple[ArgumentType, ...],
+    given: Sequence[Any],
+    shape: tuple[int, ...],
+) -> Any:
+    """Return the sum of the gradients of loads with shifted indices."""
+    values: dict[Program, Any] = {}
+    for one in loads:
+        part = one.addition.program.only(one.addition.program.outputs[0])
+        if part not in values:
+            is_same = len(part.steps) == 1 and part.reads == (len(kinds),)
+            made = _whole(own, part, len(kinds))
+            values[part] = given[-2] if is_same else made(*[given[n] for n in part.reads], shape=shape)
+    names = {part: f"v{number}" for number, part in enumerate(values)}
+    terms = tuple(
+        (names[one.addition.program.only(one.addition.program.outputs[0])], one.shifts or ()) for one in loads
+    )
+    gather, extents = _gather(own.operation, terms, len(shape))
+    return gather(*values.values(), *[shape[axis] for axis in extents], shape=shape)
+
+
+@functools.lru_cache(1024)
+def _whole(own: Elementwise[Any], part: Program, inputs: int) -> Elementwise[Any]:
+    return _elementwise(own, part, inputs, is_exact=True)
+
+
+@functools.lru_cache(1024)
+def _gather(
+    operation: str, terms: tuple[tuple[str, tuple[Shift, ...]], ...], ndim: int
+) -> tuple[Elementwise[Any], tuple[int, ...]]:
+    """Return the expression of a gather, and the axes whose extents it reads."""
+    text = gather_text(terms)
+    extents = tuple(axis for axis in range(ndim) if f"n{axis}" in text)
+    names = dict.fromkeys(name for name, _ in terms)
+    made = Elementwise[Any](
+        text,
+        inputs=[*names, *[f"n{axis}" for axis in extents]],
+        outputs="slope",
+        operation=f"{operation}.slope",
+    )
+    return made, extents
+
+
+def _scatter_one(
+    own: Elementwise[Any],
+    one: _Scattered,
+    given: Sequence[Any],
+    loops: tuple[int, ...],
+    x: Any,
+    made: Any,
+) -> Any:
+    """Add an addition by a scatter."""
+    g, loads = given[-2], one.addition.program.loads
+    shape = (*g.shape, *loops)
+    wide = [each if n in loads or not loops else _behind(each, len(loops)) for n, each in enumerate(given)]
+    if is_ordered(g):
+        apart = [part[0](*[wide[n] for n in part[1]], shape=shape) for part in one.made if part]
+        zeros = arrays.zeros_like(x) if made is None else made
+        return one.scatter(zeros, *[wide[n] for n in one.reads], *apart, *x.shape, shape=shape)
+    flat, value = _sorted(own, one.addition, len(given) - 2)
+    places, values = (
+        arrays.reshape(part(*[wide[n] for n in reads], *more, shape=shape), (-1,))
+        for (part, reads), more in ((flat, x.shape), (value, ()))
+    )
+    total = sorted_sums(places, values, x.shape)
+    return total if made is None else made + total
 
 
 def _behind(one: Any, loops: int) -> Any:

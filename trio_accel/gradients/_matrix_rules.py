@@ -152,7 +152,7 @@ def _contract(
     own: str, shape: Sequence[int], out: str, g: Any, names: Sequence[str], others: Sequence[Any]
 ) -> Any:
     known = set("".join([out, *names]))
-    # What was summed away alone is the same along its axis.
+    # An axis that only this operand has was summed, so the gradient is the same along it.
     there = "".join(one for one in own if one in known)
     made = linalg.einsum(f"{','.join([out, *names])}->{there}", g, *others)
     if there == own:
