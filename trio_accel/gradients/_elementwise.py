@@ -220,6 +220,7 @@ class _Scattered:
         scatter: The scatter. It cannot load from other arrays than the one that it changes.
         reads: The arguments that it reads besides.
         shifts: The shifts of the indices, if all are shifts.
+        value: The program of the value.
     """
 
     addition: Addition
@@ -227,6 +228,7 @@ class _Scattered:
     scatter: Scatter
     reads: tuple[int, ...]
     shifts: tuple[Shift, ...] | None
+    value: Program
 
 
 @functools.lru_cache(1024)
@@ -257,7 +259,7 @@ def _scattered(own: Elementwise[Any], addition: Addition, inputs: int) -> _Scatt
         value="value",
     )
     shifts = None if addition.counts else shifts_of(program)
-    return _Scattered(addition, made, scatter, rest.reads, shifts)
+    return _Scattered(addition, made, scatter, rest.reads, shifts, parts[0])
 
 
 @functools.lru_cache(1024)
@@ -315,15 +317,13 @@ def _gathered(
     """Return the sum of the gradients of loads with shifted indices."""
     values: dict[Program, Any] = {}
     for one in loads:
-        part = one.addition.program.only(one.addition.program.outputs[0])
+        part = one.value
         if part not in values:
             is_same = len(part.steps) == 1 and part.reads == (len(kinds),)
             made = _whole(own, part, len(kinds))
             values[part] = given[-2] if is_same else made(*[given[n] for n in part.reads], shape=shape)
     names = {part: f"v{number}" for number, part in enumerate(values)}
-    terms = tuple(
-        (names[one.addition.program.only(one.addition.program.outputs[0])], one.shifts or ()) for one in loads
-    )
+    terms = tuple((names[one.value], one.shifts or ()) for one in loads)
     gather, extents = _gather(own.operation, terms, len(shape))
     return gather(*values.values(), *[shape[axis] for axis in extents], shape=shape)
 
