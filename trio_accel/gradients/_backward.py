@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 from .. import arrays as _arrays
 from ..backends.base import DType, NotSupportedError
 from ..devices import AccelRef, Call, Chain, Function, arguments_of
-from ..devices.operations._calls import tell_no_more
 from ._elementwise import ADVICE, Rule, slopes_of
 
 __all__ = ["RULES", "Make", "backward", "bound", "pulled", "refuse"]
@@ -121,7 +120,7 @@ def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
     leaves = [one if isinstance(one, Call) else arrays.reshape(one, one.shape) for one in operands]
     value = f(*leaves)
     # Only a part of it may be needed.
-    tell_no_more(value)
+    value.silence()
     is_exact = any(one.dtype.kind == "complex" for one in leaves)
     return backward(value, leaves, g, [], is_exact=is_exact)
 

@@ -10,7 +10,6 @@ import numpy as np
 from .. import arrays as _arrays
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Call, Function, called
-from ..devices.operations._calls import tell_no_more
 from . import _field_rules, _matrix_rules, _nn_rules, _order_rules, _words  # noqa: F401  # they add rules
 from ._backward import OWN, backward
 from ._elementwise import Rule
@@ -57,7 +56,7 @@ def value_and_grad(
         tape = _Tape(f, "value_and_grad", places, args, named)
         if tape.is_nested:
             value = tape.run()
-            tell_no_more(value)
+            value.silence()
             return value, tape.nested(iter(tape.parts(_seed(value, scale))))
         return _value_and_grad(tape, scale)
 
