@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -124,7 +124,8 @@ class Arguments:
             if isinstance(value, Computed):
                 return await _awaited(value.make(device, dtype))
             if isinstance(value, (list, tuple)):
-                return type(value)([await made(each) for each in value])
+                values = cast("Any", value)
+                return type(values)([await made(each) for each in values])
             return value
 
         positional = [await made(value) for value in self.positional]

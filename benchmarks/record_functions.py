@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -119,14 +119,15 @@ async def outcome(
 async def described(made: Any) -> str:
     """Return dtypes, shapes and hashes of the bits of a result."""
     if isinstance(made, ta.AccelRef):
-        array = np.ascontiguousarray(await made.to_host())
+        array: Any = np.ascontiguousarray(await made.to_host())
         if array.dtype.kind not in "biu":
             array = array.copy()
             parts = array.view(array.real.dtype) if array.dtype.kind == "c" else array
             parts[np.isnan(parts.astype(float))] = np.nan
         return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
     if isinstance(made, (list, tuple)):
-        return "[" + " ".join([await described(one) for one in made]) + "]"
+        each = cast("Any", made)
+        return "[" + " ".join([await described(one) for one in each]) + "]"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(made))[:80]
 
 
@@ -201,7 +202,7 @@ def _print_differences(what: str, before: dict[str, Any], after: dict[str, Any])
 def main() -> None:
     """Record or compare."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.record_functions", description=__doc__.splitlines()[0]
+        prog="python -m benchmarks.record_functions", description=str(__doc__).splitlines()[0]
     )
     parser.add_argument("folder", nargs="?", type=Path, help="where the recording is written")
     parser.add_argument(

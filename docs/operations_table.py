@@ -112,12 +112,31 @@ def tables() -> Iterator[str]:
         for capability, title in CAPABILITIES.items():
             rows = rows_of(capability, record)
             shown = [str(dtype) for dtype in ta.DType if _passes(rows, str(dtype))]
-            lines = [f"| | {' | '.join(f'`{dtype}`' for dtype in shown)} |", "|---" * (len(shown) + 1) + "|"]
+            heads = [*(f"`{dtype}`" for dtype in shown), "gradient"]
+            lines = [f"| | {' | '.join(heads)} |", "|---" * (len(heads) + 1) + "|"]
             for name, cells in rows.items():
                 function = name.partition(".")[2]
-                lines.append(f"| `{function}` | {' | '.join(cells[dtype] for dtype in shown)} |")
+                told = [*(cells[dtype] for dtype in shown), _gradient(name)]
+                lines.append(f"| `{function}` | {' | '.join(told)} |")
             yield f"### {title} on {backend.upper()}"
             yield "\n".join(lines)
+    yield from refusals()
+
+
+def _gradient(name: str) -> str:
+    """The word that says whether a function has a gradient; nothing for methods of generators."""
+    return ta.gradients.words().get(name, ("", ""))[0]
+
+
+def refusals() -> Iterator[str]:
+    """The functions without a gradient, by the reasons, as a table of Markdown."""
+    yield "## Functions without a gradient"
+    reasons: dict[str, list[str]] = {}
+    for name, (_, reason) in ta.gradients.words().items():
+        if reason:
+            reasons.setdefault(reason, []).append(f"`{name}`")
+    lines = [f"| {reason} | {', '.join(names)} |" for reason, names in reasons.items()]
+    yield "\n".join(["| reason | functions |", "|---|---|", *lines])
 
 
 def _passes(rows: Mapping[str, Mapping[str, str]], dtype: str) -> bool:

@@ -117,6 +117,39 @@ async def test_extreme_arguments_end_no_actor(system: ta.System, package: str, s
     assert not wrong, "\n".join([f"{len(wrong)} errors:", *wrong])
 
 
+def _arrays(name: str) -> list[str]:
+    """Return the parameters whose sample is an array, but for `out`."""
+    samples = SAMPLES | own_samples(name)
+    given = {one: samples.get(one) for one in inspect.signature(FUNCTIONS[name]).parameters if one != "out"}
+    others = ("DEVICE", "GENERATOR", "SOBOL")
+    return [key for key, one in given.items() if isinstance(one, str) and one.isupper() and one not in others]
+
+
+@pytest.mark.parametrize(
+    "share", [pytest.param(1, marks=pytest.mark.slow, id="all"), pytest.param(9, id="some")]
+)
+@pytest.mark.parametrize("kind", ["number", "no axes"])
+async def test_numbers_in_place_of_all_arrays_end_no_actor(system: ta.System, kind: str, share: int) -> None:
+    """An array to write to says which device it is, so each function may be given numbers alone."""
+    wrong: list[str] = []
+    options = ta.DeviceOptions(isolation="inline", memory_limit=1 << 27)
+    async with system.open_device(BACKEND, name="numbers", options=options) as device:
+        given: Any = 3.0 if kind == "number" else await device.put(np.array(3.0))
+        for name in sorted(set(FUNCTIONS) - WITHOUT_SAMPLES):
+            has_out = "out" in inspect.signature(FUNCTIONS[name]).parameters
+            if not has_out or zlib.crc32(name.encode()) % share:
+                continue
+            for out in (np.zeros(()), np.zeros((4, 4))):
+                changed = dict.fromkeys(_arrays(name), given) | {"out": await device.put(out)}
+                try:
+                    await call(name, Surroundings(device), **changed)
+                except REFUSALS as error:
+                    if "crashed" in str(error) or "out of range" in str(error):
+                        wrong.append(f"{name}: {type(error).__name__}: {error}"[:300])
+        assert device.generation == 1
+    assert not wrong, "\n".join([f"{len(wrong)} errors:", *wrong])
+
+
 def _integers(name: str) -> list[str]:
     """Return the parameters whose sample is an integer."""
     samples = SAMPLES | own_samples(name)

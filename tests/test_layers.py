@@ -71,9 +71,14 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     # A blueprint: entities of nodes are actors, with the devices of their nodes.
     # Arrays of saves are files of weights (D199).
     "cluster": ("_version", "actors", "backends", "backends.base", "devices", "weights"),
+    # Rules are calls of public functions.
+    "gradients": (
+        *("backends.base", "devices", "expressions"),
+        *("arrays", "fft", "linalg", "ndimage", "nn", "signal", "sparse"),
+    ),
     "train": (
         *("actors", "backends.base", "devices"),
-        *("arrays", "collectives", "nn", "programs", "weights"),
+        *("arrays", "collectives", "gradients", "nn", "programs", "weights"),
     ),
 }
 VENDORS = ("cpu", "cuda", "opencl")

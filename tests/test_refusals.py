@@ -223,16 +223,20 @@ def _wrong(name: str) -> Iterator[tuple[str, str, Any]]:
             yield from ((one.name, word, value) for word, value in values.items())
 
 
-async def call(name: str, there: Surroundings, changed: str = "", value: object = None) -> Any:
-    """Call a function with samples of all that it needs, and one argument changed; return its result."""
+async def call(
+    name: str, there: Surroundings, changed: str = "", value: object = None, **more: object
+) -> Any:
+    """Call a function with samples of all that it needs, and arguments changed; return its result."""
     function, own = FUNCTIONS[name], own_samples(name)
+    changes = {changed: value, **more}
     given: list[Any] = []
     named: dict[str, Any] = {}
     for one in inspect.signature(function).parameters.values():
         if one.name == "self":
             function = getattr(await there("SOBOL" if "Sobol" in name else "GENERATOR"), function.__name__)
-        elif one.name == changed or one.name in own or one.default is one.empty:
-            argument = value if one.name == changed else await there((SAMPLES | own)[one.name])
+        elif one.name in changes or one.name in own or one.default is one.empty:
+            is_changed = one.name in changes
+            argument = changes[one.name] if is_changed else await there((SAMPLES | own)[one.name])
             if one.kind is one.VAR_POSITIONAL:
                 given += argument if isinstance(argument, list) else [argument]
             elif one.kind is one.POSITIONAL_ONLY:

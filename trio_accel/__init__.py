@@ -125,6 +125,7 @@ if _typing.TYPE_CHECKING:
         cluster as cluster,
         collectives as collectives,
         fft as fft,
+        gradients as gradients,
         graphs as graphs,
         http as http,
         interop as interop,
@@ -146,6 +147,13 @@ if _typing.TYPE_CHECKING:
         weights as weights,
     )
     from .collectives import open_world as open_world
+    from .gradients import (
+        custom_gradient as custom_gradient,
+        grad as grad,
+        stop_gradient as stop_gradient,
+        value_and_grad as value_and_grad,
+        vjp as vjp,
+    )
     from .interop import blocking as blocking
     from .programs import (
         open_program as open_program,
@@ -157,17 +165,22 @@ if _typing.TYPE_CHECKING:
 # Ctrl-C waits for the end of such an import: in a callback of the import system it would be printed and lost.
 _LATER = frozenset(
     (
-        "cluster", "collectives", "fft", "graphs", "http", "interop", "jit", "linalg", "ndimage", "nn",
-        "patterns", "programs", "random", "signal", "sparse", "spatial", "tables", "telemetry", "tensor",
-        "testing", "train", "weights",
+        "cluster", "collectives", "fft", "gradients", "graphs", "http", "interop", "jit", "linalg", "ndimage",
+        "nn", "patterns", "programs", "random", "signal", "sparse", "spatial", "tables", "telemetry",
+        "tensor", "testing", "train", "weights",
     )
 )  # fmt: skip
 _NAMES_OF_LATER = {
     "blocking": "interop",
+    "custom_gradient": "gradients",
+    "grad": "gradients",
     "open_dashboard": "telemetry",
     "open_program": "programs",
     "open_world": "collectives",
     "run": "programs",
+    "stop_gradient": "gradients",
+    "value_and_grad": "gradients",
+    "vjp": "gradients",
 }
 
 

@@ -128,3 +128,25 @@ async def test_an_argument_that_is_none(
 
     with pytest.raises(error, match=rf"arrays\.{name}: {text}"):
         await _asked(name, *map(made, given), **{key: made(one) for key, one in named.items()})
+
+
+ALONG_AXES = (
+    "sum", "prod", "max", "min", "any", "all", "mean", "argmax", "count_nonzero", "nanmax", "nansum", "var",
+    "std", "nanvar", "logsumexp", "softmax", "log_softmax", "nanargmax", "nanargmin",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("isolation", ["inline", "process"])
+async def test_a_number_alone_has_no_axes(system: ta.System, isolation: ta.Isolation) -> None:
+    """The device is that of `out`, and the actor survives."""
+    options = ta.DeviceOptions(isolation=isolation)
+    async with system.open_device(name="numbers", options=options) as device:
+        out = await device.zeros(())
+        for name in ALONG_AXES:
+            for number in (3.0, 3, True, 1j, np.float32(2)):
+                with pytest.raises(
+                    TypeError, match=f"^arrays.{name}: at least one argument must be an array"
+                ):
+                    await getattr(arrays, name)(number, out=out)
+        assert await out.item() == 0.0
+        assert device.generation == 1

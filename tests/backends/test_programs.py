@@ -225,3 +225,16 @@ def test_stores_of_a_loop_are_those_of_a_plain_loop(has_break: bool, varies: boo
             want[k] += each * k
     evaluate(program, [many, v], {}, {2: got}, shape=(4,))
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("text", [SOFTMAX, "a = sum(x); y = x * sum(abs(a - x))"])
+def test_pieces_are_combined_in_the_order_of_the_whole(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.random.default_rng(3).standard_normal((290, 7))
+    program = rows_of(text, DType.float64)
+    for array in (x, np.asfortranarray(x), x[::-1], np.ascontiguousarray(x.T).T[:, ::-1]):
+        for axes in ((0,), (1,), (0, 1)):
+            monkeypatch.setattr(_pieces, "_PIECE", 1 << 18)
+            (whole,) = evaluate(program, [array], shape=array.shape, axes=axes)
+            monkeypatch.setattr(_pieces, "_PIECE", 150)
+            (pieces,) = evaluate(program, [array], shape=array.shape, axes=axes)
+            np.testing.assert_array_equal(pieces, whole)

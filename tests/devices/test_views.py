@@ -70,6 +70,12 @@ OTHER_INDICES: list[tuple[Any, type[Exception], str]] = [
     (2**63, IndexError, "out of bounds"),
     ((0, -(2**70)), IndexError, "out of bounds"),
     ((0, 0, 0), IndexError, "too many indices"),
+    (np.array(3), IndexError, "index 3 is out of bounds"),
+    (np.array(2**64 - 1, np.uint64), IndexError, "out of bounds"),
+    (10**5000, IndexError, "index a number of 16610 bits is out of bounds"),
+    ([10**5000], TypeError, "an object of list would make a copy"),
+    (np.array(1.0), TypeError, "would make a copy"),
+    (np.array(True), TypeError, "would make a copy"),
 ]
 
 
@@ -78,6 +84,39 @@ async def test_other_indices_are_refused(device: ta.Device) -> None:
     for index, error, text in OTHER_INDICES:
         with pytest.raises(error, match=text):
             ref[index]
+
+
+WHOLE = [make(number) for make in (int, np.int8, np.uint64, np.array) for number in (0, 1)]
+WHOLE += [np.array(2, np.uint8), np.array(-1, np.int8), np.int64(-3)]
+
+
+@pytest.mark.parametrize("whole", WHOLE, ids=lambda one: f"{type(one).__name__} {one!r}")
+async def test_an_integer_of_any_type_is_an_index(device: ta.Device, whole: Any) -> None:
+    """NumPy copies by an integer in an array, so a view that is read off its copy is elsewhere."""
+    host, number = _numbers((3, 4, 5)), int(whole)
+    ref = await device.put(host)
+    for index, plain in (
+        (whole, number),
+        ((whole, whole), (number, number)),
+        ((..., whole), (..., number)),
+        ((slice(None), whole, None), (slice(None), number, None)),
+        (slice(whole, None), slice(number, None)),
+    ):
+        np.testing.assert_array_equal(await ref[index].to_host(), host[plain])
+        np.testing.assert_array_equal(await ref[::-1][index].to_host(), host[::-1][plain])
+        np.testing.assert_array_equal(await (ref + ref)[index].to_host(), (host + host)[plain])
+
+
+HUGE = 10**5000
+
+
+@pytest.mark.parametrize("size", [-1, True, 1.0, 2**63, 2**64, HUGE, -HUGE], ids=map(str, range(7)))
+async def test_sizes_that_do_not_exist_are_refused(device: ta.Device, size: Any) -> None:
+    for shape in ((size,), [2, size], (0, size)):
+        for make in (device.zeros, device.empty, lambda given: device.full(given, 1)):
+            with pytest.raises(ValueError, match=r"shape must hold sizes from 0 to 2\*\*63 - 1, got "):
+                await make(shape)
+    assert device.generation == 1
 
 
 async def test_a_view_is_changed_in_place_and_leaves_the_rest(device: ta.Device) -> None:

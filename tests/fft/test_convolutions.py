@@ -261,3 +261,11 @@ async def test_refused_before_anything_is_launched(device: ta.Device, case: str)
     with pytest.raises(error, match=match):
         await call(x, device)
     assert (await device.statistics()).launched == before
+
+
+@pytest.mark.parametrize("name", ["fftconvolve", "oaconvolve", "convolve", "correlate"])
+async def test_arrays_without_axes_are_multiplied(device: ta.Device, name: str) -> None:
+    one, two = np.array(1 + 2j), np.array(3 - 1j)
+    for mode in ("full", "same", "valid"):
+        found = await getattr(fft, name)(await device.put(one), two, mode)
+        np.testing.assert_allclose(await found.to_host(), getattr(scipy.signal, name)(one, two, mode))

@@ -182,10 +182,10 @@ async def test_bodies_together_have_a_limit(app: Any, seen: Seen) -> None:
 async def test_clients_that_do_not_read_are_disconnected(app: Any, seen: Seen) -> None:
     async with serving(app, limits=Limits(stall=0.2)) as port:
         deaf = [await connect(port, get("/big")) for _ in range(20)]
-        await seen.until(lambda them: them.running == 20)
         assert await status(port, get("/ping")) == 200
-        await seen.until(lambda them: them.running == 0)
-        assert seen.cancelled == 20
+        # On a busy machine the first ones are disconnected before the last ones are served.
+        await seen.until(lambda them: them.cancelled == 20)
+        assert (seen.running, seen.served) == (0, 0)
         for stream in deaf:
             await stream.aclose()
 

@@ -27,14 +27,14 @@ class Silenced:
         """Let it end without a warning."""
 
 
-def silence(*values: object) -> None:
+def silence(*values: Any) -> None:
     """Let awaitables end without the warning that nobody awaited them, because an error has refused them.
 
     Args:
         values: The awaitables, and lists and tuples of them. Other objects stay as they are.
     """
     for value in values:
-        for each in cast("Sequence[object]", value) if isinstance(value, (list, tuple)) else (value,):
+        for each in cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else (value,):
             if isinstance(each, Silenced):
                 each.silence()
             elif inspect.iscoroutine(each) and inspect.getcoroutinestate(each) == inspect.CORO_CREATED:

@@ -115,6 +115,7 @@ def lcm() -> None:
     "d = x2 - x1; y = where(weight == 0 or x1 == x2, x1, where(weight == 1, x2, where(isfinite(d),"
     " where(weight < 0.5, x1 + weight * d, x2 - (1 - weight) * d), x1 * (1 - weight) + x2 * weight)))",
     precision="float32",
+    slopes={"x1": "s = g * (1 - weight)", "x2": "s = g * weight", "weight": "s = g * (x2 - x1)"},
 )
 async def lerp(
     x1: ExpressionArgument, x2: ExpressionArgument, weight: ExpressionArgument, *, out: Out = None
@@ -126,6 +127,10 @@ async def lerp(
 @like(
     heaviside,
     "y = where(x1 == x2, x1 + 1, maximum(x1, x2) + log1p(exp2(-abs(x1 - x2))) * 1.4426950408889634)",
+    slopes={
+        "x1": "s = where(x1 == x2, 0.5 * g, g / (1 + exp2(x2 - x1)))",
+        "x2": "s = where(x1 == x2, 0.5 * g, g / (1 + exp2(x1 - x2)))",
+    },
 )
 def logaddexp2() -> None:
     """Compute log2(2**x1 + 2**x2), where the powers may be too large themselves."""
@@ -142,7 +147,15 @@ async def rsqrt(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     ...
 
 
-@like(rsqrt, "p = pi * where(x == 0, 1e-20, x); y = sin(p) / p")
+@like(
+    rsqrt,
+    "p = pi * where(x == 0, 1e-20, x); y = sin(p) / p",
+    # Near 0 the difference has lost its digits, and a series has them.
+    slopes={
+        "x": "p = pi * x; q = p * p; r = -p / 3 * (1 - q / 10 * (1 - q / 28 * (1 - q / 54)));"
+        "s = g * pi * where(abs(p) < 0.1, r, (cos(p) - sin(p) / p) / p)"
+    },
+)
 def sinc() -> None:
     """Compute sin(pi * x) / (pi * x), and 1 at 0; whole numbers become float64."""
 
@@ -172,7 +185,9 @@ async def digamma(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     ...
 
 
-@_expression("y = where(x > 0, -x * log(x), where(x < 0, -inf, 0 * x))")
+@_expression(
+    "y = where(x > 0, -x * log(x), where(x < 0, -inf, 0 * x))", slopes={"x": "s = -g * (log(x) + 1)"}
+)
 async def entr(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute ``-x * log(x)``, a term of an entropy: 0 at 0, and minus infinity below."""
     ...
@@ -203,7 +218,11 @@ def erfinv() -> None:
     """Compute the inverse of `erf`: infinite at -1 and 1, NaN beyond."""
 
 
-@like(entr, "e = exp(-abs(x)); y = where(x >= 0, 1, e) / (1 + e)")
+@like(
+    entr,
+    "e = exp(-abs(x)); y = where(x >= 0, 1, e) / (1 + e)",
+    slopes={"x": "e = exp(-abs(x)); s = g * (e / ((1 + e) * (1 + e)))"},
+)
 def expit() -> None:
     """Compute ``1 / (1 + exp(-x))``, the logistic function: `ta.nn.sigmoid` is the same."""
 
@@ -229,7 +248,11 @@ def i1() -> None:
     """Compute the modified Bessel function of the first kind of order 1: infinite at infinities."""
 
 
-@like(entr, "y = minimum(x, 0) - log1p(exp(-abs(x)))")
+@like(
+    entr,
+    "y = minimum(x, 0) - log1p(exp(-abs(x)))",
+    slopes={"x": "e = exp(-abs(x)); s = g * (where(x >= 0, e, 1) / (1 + e))"},
+)
 def log_expit() -> None:
     """Compute the logarithm of `expit`, where that is too small for its dtype as well."""
 
@@ -262,7 +285,8 @@ def ndtri() -> None:
     "r = x1 / x2; k = (r > 1e-30) and (r < 1e30);"
     "l = where((r > 0.5) and (r < 2), log1p((x1 - x2) / x2), log(where(k, r, x1)) - log(where(k, 1, x2)));"
     "y = where((x1 > 0) and (x2 > 0), x1 * l,"
-    " where((x1 == 0) and (x2 >= 0), 0, where((x1 == x1) and (x2 == x2), inf, x1 + x2)))"
+    " where((x1 == 0) and (x2 >= 0), 0, where((x1 == x1) and (x2 == x2), inf, x1 + x2)))",
+    slopes={"x1": "s = g * (log(x1) - log(x2) + 1)", "x2": "s = -g * x1 / x2"},
 )
 async def rel_entr(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute ``x1 * log(x1 / x2)``, a term of a relative entropy: 0 where `x1` is 0.
@@ -272,11 +296,19 @@ async def rel_entr(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out =
     ...
 
 
-@like(rel_entr, "y = where((x1 == 0) and (x2 == x2), 0, x1 * log1p(x2))")
+@like(
+    rel_entr,
+    "y = where((x1 == 0) and (x2 == x2), 0, x1 * log1p(x2))",
+    slopes={"x1": "s = where((x1 == 0) and (x2 <= -1), 0, g * log1p(x2))", "x2": "s = g * x1 / (x2 + 1)"},
+)
 def xlog1py() -> None:
     """Compute ``x1 * log1p(x2)``, and 0 where `x1` is 0 and `x2` is not NaN."""
 
 
-@like(rel_entr, "y = where((x1 == 0) and (x2 == x2), 0, x1 * log(x2))")
+@like(
+    rel_entr,
+    "y = where((x1 == 0) and (x2 == x2), 0, x1 * log(x2))",
+    slopes={"x1": "s = where((x1 == 0) and (x2 <= 0), 0, g * log(x2))", "x2": "s = g * x1 / x2"},
+)
 def xlogy() -> None:
     """Compute ``x1 * log(x2)``, and 0 where `x1` is 0 and `x2` is not NaN."""

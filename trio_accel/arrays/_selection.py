@@ -371,7 +371,7 @@ class Count(Operation[ArraysActor, AccelRef]):
         edges: Edges of the bins; None where the elements are bins.
         weights: Weights; None for ones.
         bins: How many bins there are.
-        ends: The first and the last edge as they were before they were rounded; None for the edges.
+        ends: The first and the last edge before they are rounded; zeros for the edges themselves.
     """
 
     library: ClassVar[str] = ARRAYS
@@ -380,7 +380,7 @@ class Count(Operation[ArraysActor, AccelRef]):
     edges: Operand | None
     weights: Operand | None
     bins: int
-    ends: tuple[float, float] | None = None
+    ends: tuple[float, float] = (0, 0)
 
     @property
     def operation(self) -> str:
@@ -395,7 +395,8 @@ class Count(Operation[ArraysActor, AccelRef]):
         weights = None if self.weights is None else self._weights(planner, x)
         out = planner.output((self.bins,), DType.int64 if weights is None else DType.float64)
         bounds: Ints = ()
-        if self.ends is not None and x.dtype in (DType.int64, DType.uint64):
+        # Smaller ends are edges as they are.
+        if x.dtype in (DType.int64, DType.uint64) and max(map(abs, self.ends)) > 2**53:
             limits = np.iinfo(x.dtype.dtype)
             low, high = max(math.ceil(self.ends[0]), limits.min), min(math.floor(self.ends[1]), limits.max)
             bounds = (int(low), int(high)) if low <= high else (1, 0)
@@ -476,7 +477,8 @@ async def histogram(
             is not finite, or `weights` has another shape.
     """
     name = "arrays.histogram"
-    device, ends = device_of(name, x, bins if isinstance(bins, AccelRef) else None, weights), None
+    device = device_of(name, x, bins if isinstance(bins, AccelRef) else None, weights)
+    ends: tuple[float, float] = (0, 0)
     if DType.of(x.dtype).kind == "complex":
         raise TypeError(f"{name}: x must not be complex, which has no order; got {x.dtype}")
     if isinstance(bins, np.ndarray):

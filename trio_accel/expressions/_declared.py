@@ -65,6 +65,7 @@ def expression(
     promoted: Sequence[str] | None = None,
     truths: Sequence[str] = (),
     precision: str | None = None,
+    slopes: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredExpression[ParametersP]]:
     """Declare a function that computes an expression for each element.
 
@@ -79,6 +80,7 @@ def expression(
             but those with ``float`` by default.
         truths: The inputs that must be truth values.
         precision: See `Elementwise`.
+        slopes: See `Elementwise`.
 
     Raises:
         TypeError: The expression contradicts the function. The message begins with file and line.
@@ -100,6 +102,7 @@ def expression(
                 promoted=[name for name in names if name not in numbers] if promoted is None else promoted,
                 truths=truths,
                 precision=precision,
+                slopes=slopes,
             )
         except (TypeError, ValueError) as error:
             place = f"{code.co_filename}:{code.co_firstlineno}"
@@ -201,7 +204,9 @@ def rows(
     return declare
 
 
-def like(other: FunctionT, *texts: str, **options: str | None) -> Callable[[Callable[..., None]], FunctionT]:
+def like(
+    other: FunctionT, *texts: str, **options: str | Mapping[str, str] | None
+) -> Callable[[Callable[..., None]], FunctionT]:
     """Declare a function with the signature of another one, by the decorator that has declared that.
 
     The name and the docstring are those of a function without parameters but ``self`` in a class. Its body is

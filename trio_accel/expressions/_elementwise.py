@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast, get_args
 
 import attrs
@@ -20,6 +21,7 @@ from ..backends.base.expressions import (
     TypedExpression,
     Weak,
     parse,
+    typed,
 )
 from ..devices import AccelRef, Call, Function, Operation, Planned, Planner
 from ..devices.operations._plan_source import refuse_value, written
@@ -45,6 +47,9 @@ __all__ = [
 ReplyT = TypeVar("ReplyT")
 
 _RESERVED = ("out", "shape")
+_NO_SLOPES: Mapping[str, str] = MappingProxyType({})
+# The gradient of the result, in the text of a slope.
+_GRADIENT = "g"
 _OTHERWISE = "; or take jit.elementwise, which promotes as NumPy does"
 
 
@@ -88,6 +93,8 @@ class Elementwise(Generic[ReplyT]):
             Each result is rounded once, to the dtype that it would have without. Whole numbers become
             float64. The text has assignments then. What elements are loaded from stays as it is. None for the
             dtypes of the arguments.
+        slopes: By the name of an input the text of its gradient, which reads `g`, the gradient of the result,
+            the inputs, and the result by its name. Other inputs have the derived gradient.
 
     Raises:
         ValueError: The expression has something that is not allowed; the message shows where. Or results
@@ -97,11 +104,13 @@ class Elementwise(Generic[ReplyT]):
     Attributes:
         operation: Name of the operation.
         precision: The least that arrays are computed in.
+        dtypes: Types that the results are converted to; None for no conversion.
+        slopes: The texts of gradients, by the names of inputs.
     """
 
     __slots__ = (
-        "_asked", "_dtypes", "_expression", "_is_checked", "_is_single", "_known", "_message", "_promoted",
-        "_told", "_truths", "_wide", "operation", "precision",
+        "_asked", "_expression", "_is_checked", "_is_single", "_known", "_message", "_promoted", "_told",
+        "_truths", "_wide", "dtypes", "operation", "precision", "slopes",
     )  # fmt: skip
 
     def __init__(
@@ -109,7 +118,7 @@ class Elementwise(Generic[ReplyT]):
         text: str,
         *,
         inputs: Sequence[str] | None = None,
-        outputs: Sequence[str] | None = None,
+        outputs: Sequence[str] | str | None = None,
         dtypes: DTypeLike | Mapping[str, DTypeLike] | None = None,
         operation: str,
         library: str = ARRAYS,
@@ -117,8 +126,10 @@ class Elementwise(Generic[ReplyT]):
         truths: Sequence[str] = (),
         is_checked: bool = False,
         precision: str | None = None,
+        slopes: Mapping[str, str] | None = None,
     ) -> None:
-        chosen = None if outputs is None else tuple(outputs)
+        is_single = outputs is None or isinstance(outputs, str)
+        chosen = (outputs,) if isinstance(outputs, str) else None if outputs is None else tuple(outputs)
         self._expression = expression = parse(text, None if inputs is None else tuple(inputs), chosen)
         if chosen is None and len(expression.outputs) > 1:
             names = ", ".join(map(repr, expression.outputs))
@@ -129,10 +140,12 @@ class Elementwise(Generic[ReplyT]):
         if reserved:
             raise ValueError(f"an input cannot have the name {reserved[0]}: that is an argument of each call")
         found = _dtypes(expression, dtypes)
-        self._dtypes = tuple(found.get(output) for output in expression.outputs)
-        self._is_single = chosen is None
+        self.dtypes: tuple[DType | None, ...]
+        self.dtypes = tuple(found.get(output) for output in expression.outputs)
+        self.slopes: Mapping[str, str] = _checked_slopes(expression, slopes)
+        self._is_single = is_single
         # The names of the results in errors: the text has a name of its own for a single one.
-        self._told = ("out",) if chosen is None else expression.outputs
+        self._told = ("out",) if is_single else expression.outputs
         self._is_checked = is_checked
         self._message = served_by(ComputeElementwise, library)
         self._promoted, self._truths = tuple(promoted), tuple(truths)
@@ -160,6 +173,11 @@ class Elementwise(Generic[ReplyT]):
     def outputs(self) -> tuple[str, ...]:
         """Names of its results, in order."""
         return self._expression.outputs
+
+    def typed(self, kinds: tuple[ArgumentType, ...]) -> TypedExpression:
+        """Return its steps for arguments of certain types, widened as `precision` says."""
+        expression, _ = self._widened(dict(zip(self.inputs, kinds, strict=True)))
+        return typed(expression, kinds, self.dtypes, self._is_checked)
 
     def is_loaded(self, name: str) -> bool:
         """Tell whether elements of an input are loaded by indices."""
@@ -295,12 +313,12 @@ class Elementwise(Generic[ReplyT]):
         ]
 
         def of(arguments: tuple[Argument, ...]) -> TypedExpression:
-            return SpecializedExpression(self._expression, arguments, self._dtypes, self._is_checked).typed
+            return SpecializedExpression(self._expression, arguments, self.dtypes, self._is_checked).typed
 
         found = find_types(operation, of, given, plain).dtypes
         dtypes = tuple(
             result_dtype(operation, name, dtype, declared, None if each is None else DType(each))
-            for name, dtype, declared, each in zip(self._told, found, self._dtypes, out, strict=True)
+            for name, dtype, declared, each in zip(self._told, found, self.dtypes, out, strict=True)
         )
         if casts:
             dtypes = tuple(dtype or plain for dtype, plain in zip(dtypes, found, strict=True))
@@ -383,6 +401,38 @@ def _dtypes(expression: Expression, dtypes: DTypeLike | Mapping[str, DTypeLike] 
     return {name: DType.of(dtype) for name, dtype in dtypes.items()}
 
 
+def _checked_slopes(expression: Expression, slopes: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return the texts of gradients.
+
+    Raises:
+        TypeError: `slopes` is not a dict of texts.
+        ValueError: A name of no input, an input with a name that slopes have, several results, or a text
+            that is not allowed.
+    """
+    if slopes is None:
+        return _NO_SLOPES
+    if not isinstance(cast("object", slopes), Mapping):
+        raise TypeError(f"slopes must be a dict of texts by the names of inputs, got {slopes!r}")
+    if len(expression.outputs) > 1:
+        raise ValueError(f"slopes need an expression with one result, got {', '.join(expression.outputs)}")
+    if _GRADIENT in expression.inputs:
+        raise ValueError(f"slopes: rename the input {_GRADIENT}, because slopes call the gradient so")
+    known = (_GRADIENT, *expression.inputs, *expression.outputs)
+    for name, text in slopes.items():
+        if name not in expression.inputs or name in expression.loads:
+            read = ", ".join(one for one in expression.inputs if one not in expression.loads)
+            raise ValueError(f"slopes: {name!r} is not an input that is read element by element: {read}")
+        try:
+            found = parse(text)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"slopes[{name!r}]: {error}") from None
+        unknown = [one for one in found.inputs if one not in known]
+        if unknown or len(found.outputs) > 1:
+            told = f"reads {', '.join(unknown)}" if unknown else "has several results"
+            raise ValueError(f"slopes[{name!r}] {told}; it may read {', '.join(known)}, and has one result")
+    return dict(slopes)
+
+
 _RANKS = {"bool": 0, "int": 1, "uint": 1, "float": 2, "complex": 3}
 
 
@@ -394,6 +444,9 @@ class Scatter:
             the array fails the operation with an `OutOfRangeError`.
         reduce: How the value is combined with it.
         inputs: Names of the array and of the indices, in order. The values come last.
+        body: Statements before these, which assign names that `place` and `value` read.
+        value: The value, an expression of the inputs and these names; None for values that are the last
+            argument.
         operation: Name of the operation, such as ``"arrays.put"``.
         library: Import path of the library actor that serves it.
 
@@ -401,15 +454,26 @@ class Scatter:
         operation: Name of the operation.
     """
 
-    __slots__ = ("_asked", "_expression", "_known", "_message", "_reduce", "operation")
+    __slots__ = ("_asked", "_expression", "_has_values", "_known", "_message", "_reduce", "operation")
 
     def __init__(
-        self, place: str, reduce: Reduce, *, inputs: Sequence[str], operation: str, library: str = ARRAYS
+        self,
+        place: str,
+        reduce: Reduce,
+        *,
+        inputs: Sequence[str],
+        operation: str,
+        library: str = ARRAYS,
+        body: str = "",
+        value: str | None = None,
     ) -> None:
         if reduce not in get_args(Reduce):
             refuse_value(operation, "reduce", get_args(Reduce), reduce)
         outputs = "place", "value"
-        self._expression = parse(f"place = {place}; value = values", (*inputs, "values"), outputs)
+        text = f"{body}\nplace = {place}\nvalue = {value or 'values'}"
+        names = tuple(inputs) if value is not None else (*inputs, "values")
+        self._expression = parse(text, names, outputs)
+        self._has_values = value is None
         self._reduce: Reduce = reduce
         self._message = served_by(ComputeScatter, library)
         self.operation: str = operation
@@ -456,7 +520,7 @@ class Scatter:
     def _find_types(self, signature: Strs) -> tuple[str, TypedExpression]:
         operation, arguments = self.operation, tuple(map(Argument.decode, signature))
         dtype, kind = arguments[0].dtype, arguments[-1].kind
-        if not _becomes(kind, dtype):
+        if self._has_values and not _becomes(kind, dtype):
             told = f"a Python {kind.value}" if isinstance(kind, Weak) else f"of {kind}"
             how = f"np.{dtype}(...)" if isinstance(kind, Weak) else f'await values.cast("{dtype}")'
             raise TypeError(
@@ -467,7 +531,7 @@ class Scatter:
         given = dict(zip(self._expression.inputs, arguments, strict=True))
         specialized = SpecializedExpression(self._expression, arguments, (None, dtype), is_checked=True)
         typed = find_types(operation, lambda each: attrs.evolve(specialized, arguments=each).typed, given)
-        if kind is Weak.int and dtype.kind in ("int", "uint"):
+        if self._has_values and kind is Weak.int and dtype.kind in ("int", "uint"):
             # A result is converted as an array is, which would wrap around.
             last = len(arguments) - 1
             [step] = [

@@ -19,6 +19,7 @@ from ..backends.base.expressions import (
     COUNT,
     WIDE,
     Argument,
+    Expression,
     RowExpression,
     SpecializedReduction,
     SpecializedRows,
@@ -33,6 +34,7 @@ from ..devices.operations._plan_source import written
 from ._arguments import (
     ARRAYS,
     ExpressionArgument,
+    Taken,
     argument_of,
     axes_of,
     bind,
@@ -95,6 +97,18 @@ class AlongAxes(ABC):
         given = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
         check_reduced(self.operation, keepdims, out)
         return self._message(self, given, axis, keepdims, out)
+
+
+def _take(planner: Planner, expression: Expression | RowExpression, message: ComputeReduction) -> Taken:
+    """Take the arguments, of which one must be an array.
+
+    Raises:
+        TypeError: All are numbers, which have no axes.
+    """
+    taken = take(planner, expression, message.arguments)
+    if not taken.arrays:
+        raise TypeError(f"{planner.name}: at least one argument must be an array")
+    return taken
 
 
 class Reduction(AlongAxes):
@@ -190,9 +204,7 @@ class Reduction(AlongAxes):
     def plan(self, planner: Planner, message: ComputeReduction) -> Planned[AccelRef]:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
         name = planner.name
-        taken = take(planner, self._reduction.map, message.arguments)
-        if not taken.arrays:
-            raise TypeError(f"{name}: at least one argument must be an array")
+        taken = _take(planner, self._reduction.map, message)
         axes = axes_of(name, taken.shape, message.axis, is_one=self._reduction.is_index)
         specialized, text = self._known(
             taken.signature, None if message.out is None else message.out.dtype.value
@@ -381,7 +393,7 @@ class Rowwise(AlongAxes):
     def plan(self, planner: Planner, message: ComputeReduction) -> Planned[AccelRef]:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
         name, out = planner.name, message.out
-        taken = take(planner, self._rows, message.arguments)
+        taken = _take(planner, self._rows, message)
         axes = axes_of(name, taken.shape, message.axis, is_one=self._is_index)
         specialized, text = self.specialize(taken.signature, None if out is None else out.dtype)
         count = math.prod(taken.shape[axis] for axis in axes)

@@ -421,13 +421,15 @@ class _Convolution:
 
     async def by_blocks(self, out: Out) -> AccelRef:
         """Cut the longer array along the axis where that saves most, and add where results overlap."""
+        if not self.wide:
+            return await self.by_transforms(out)
         ratios = [self.in1.shape[axis] / self.in2.shape[axis] for axis in self.wide]
-        place = int(np.argmax([max(ratio, 1 / ratio) for ratio in ratios])) if ratios else 0
-        axis = self.wide[place] if ratios else 0
-        long, short = (self.in1, self.in2) if not ratios or ratios[place] > 1 else (self.in2, self.in1)
+        place = int(np.argmax([max(ratio, 1 / ratio) for ratio in ratios]))
+        axis = self.wide[place]
+        long, short = (self.in1, self.in2) if ratios[place] > 1 else (self.in2, self.in1)
         is_complex, width = DType.of(long.dtype).kind == "complex", short.shape[axis]
         length = next_fast_len(_BLOCK * width, real=not is_complex)
-        if not ratios or length >= self.full[axis]:
+        if length >= self.full[axis]:
             return await self.by_transforms(out)
         step = length - width + 1
         count = -(-long.shape[axis] // step)

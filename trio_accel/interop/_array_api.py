@@ -536,24 +536,20 @@ def array_api(device: Device) -> ArrayApi:
 
 
 def _unwrapped(argument: Any) -> Any:
-    if isinstance(argument, Array):
-        return argument.ref
-    # The standard makes them what Python's numbers are, without a dtype.
-    if _is_number(argument):
-        return argument.item()
-    if _is_slice(argument):
-        # Bounds that are arrays are waited for here, before the call.
-        bounds = (argument.start, argument.stop, argument.step)
-        return slice(*(operator.index(bound) if isinstance(bound, Array) else bound for bound in bounds))
+    match argument:
+        case Array():
+            return argument.ref
+        case np.generic():
+            # The standard makes them what Python's numbers are, without a dtype.
+            return cast("Any", argument).item()
+        case slice():
+            # Bounds that are arrays are waited for here, before the call.
+            given = cast("Any", argument)
+            bounds = [given.start, given.stop, given.step]
+            return slice(*[operator.index(one) if isinstance(one, Array) else one for one in bounds])
+        case _:
+            pass
     return _each(_unwrapped, argument) if _is_several(argument) else argument
-
-
-def _is_number(argument: object) -> bool:
-    return isinstance(argument, np.generic)
-
-
-def _is_slice(argument: object) -> bool:
-    return isinstance(argument, slice)
 
 
 def _is_several(value: object) -> bool:

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, NoReturn, Self, TypeAlias, TypeVar
+from typing import Any, NoReturn, Self, TypeAlias, TypeVar, cast
 
 import trio
 
@@ -181,7 +181,7 @@ class BlockingDevice:
     ) -> ReplyT:
         if args if isinstance(awaited, Awaitable) else not callable(awaited):
             silence(awaited, *args)
-            got = f"{awaited!r}{' with arguments' if args else ''}"
+            got = f"{awaited!r} with arguments" if args else repr(cast("Any", awaited))
             raise TypeError(f"{name}: pass a call, or an async function and its arguments, got {got}")
         try:
             return ask(name, partial(_awaited, name, awaited, args))

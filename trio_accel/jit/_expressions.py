@@ -20,6 +20,7 @@ class _Options(TypedDict, total=False):
     inputs: Sequence[str] | None
     dtypes: DTypeLike | Mapping[str, DTypeLike] | None
     name: str
+    slopes: Mapping[str, str] | None
 
 
 @overload
@@ -35,6 +36,7 @@ def elementwise(
     outputs: Sequence[str] | None = None,
     dtypes: DTypeLike | Mapping[str, DTypeLike] | None = None,
     name: str = "elementwise",
+    slopes: Mapping[str, str] | None = None,
 ) -> Elementwise[AccelRef] | Elementwise[tuple[AccelRef, ...]]:
     """Make a function of arrays out of an expression, as `cupy.ElementwiseKernel` does.
 
@@ -65,14 +67,23 @@ def elementwise(
             the name that is assigned and not read later.
         dtypes: Types that the results are converted to: one for all, or by their names; by default NumPy's.
         name: Name of the operation, for statistics, traces and errors.
+        slopes: Gradients that are written by hand, by the names of inputs: texts that read `g`, the gradient
+            of the result, the inputs, and the result by its name, such as ``{"x": "g * y"}``. `grad` derives
+            the gradients of other inputs.
 
     Raises:
         ValueError: The expression has something that is not allowed; the message shows where. Or results are
-            not named by `outputs`.
-        TypeError: There is no such dtype.
+            not named by `outputs`. Or `slopes` names something else than an input, or an input is called `g`.
+        TypeError: There is no such dtype, or `slopes` is not a dict of texts.
     """
     made: Elementwise[Any] = Elementwise(
-        text, inputs=inputs, outputs=outputs, dtypes=dtypes, operation=_operation(name), library=_LIBRARY
+        text,
+        inputs=inputs,
+        outputs=outputs,
+        dtypes=dtypes,
+        operation=_operation(name),
+        library=_LIBRARY,
+        slopes=slopes,
     )
     return made
 

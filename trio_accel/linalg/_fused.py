@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack, cast, overload
 
 import numpy as np
 
@@ -127,7 +127,7 @@ def _factors(
         if not isinstance(scale, (AccelRef, np.ndarray)):
             _check_scale(name, argument, scale)
             if argument != "scale_out":
-                product *= scale  # type: ignore[assignment]  # a call was awaited
+                product *= cast("float", scale)  # a call was awaited
                 continue
             # That one comes behind the activation, so it is no part of alpha.
             scale = np.array(scale, np.float32)

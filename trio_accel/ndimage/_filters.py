@@ -150,7 +150,7 @@ def convolve1d() -> None:
     """
 
 
-def _gaussian(sigma: float, order: int, truncate: float, radius: int | None) -> Any:
+def gaussian_weights(sigma: float, order: int, truncate: float, radius: int | None) -> Any:
     """Have SciPy make the weights: its filter of an impulse has them in reverse. None where it is 0."""
     import scipy.ndimage
 
@@ -236,7 +236,7 @@ async def gaussian_filter(
     """
     given, count = {"sigma": sigma, "order": order, "radius": radius}, len(w.axes_of(input, axes))
     rows = zip(*[w.each(key, value, count) for key, value in given.items()], strict=True)
-    kernels = [_gaussian(one, nth, truncate, reached) for one, nth, reached in rows]
+    kernels = [gaussian_weights(one, nth, truncate, reached) for one, nth, reached in rows]
     return await _separable(input, output, mode, cval, axes, [kernels])
 
 
@@ -330,7 +330,7 @@ async def gaussian_laplace(
     """
     sigmas = w.each("sigma", sigma, len(w.axes_of(input, axes)))
     sums = [
-        [_gaussian(one, 2 * (n == place), truncate, radius) for n, one in enumerate(sigmas)]
+        [gaussian_weights(one, 2 * (n == place), truncate, radius) for n, one in enumerate(sigmas)]
         for place in range(len(sigmas))
     ]
     return await _separable(input, output, mode, cval, axes, sums)

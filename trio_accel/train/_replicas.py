@@ -16,9 +16,9 @@ from .. import arrays, nn
 from ..backends.base import NotSupportedError
 from ..collectives import World
 from ..devices import AccelRef, run_together
+from ..gradients import value_and_grad
 from ..programs import Program, open_program
 from ._config import LEAST_SCALE, Config
-from ._grad import value_and_scaled_grad
 from ._layout import Batch, Layout, Work
 from ._mesh import Mesh
 from ._module import Beginning, Module, Told
@@ -253,7 +253,7 @@ class CallReplicas(Replicas[CallModule]):
             samples = {name: await device.put(array) for name, array in part.items()}
             # In the backward pass a small gradient of float16 is kept by its scale, as far as float16 has it.
             within = min(max(factor * work.scale, LEAST_SCALE), _LARGEST_WITHIN)
-            value, slopes = await value_and_scaled_grad(self._model.loss, within, views, samples)
+            value, slopes = await value_and_grad(self._model.loss, scale=within)(views, samples)
             loss += factor * float(await value.to_host())
             joined = arrays.concat([*[slopes[name] for name in layout.names], end], axis=None)
             scaled = joined * (factor * work.scale / within)

@@ -241,7 +241,11 @@ def shown(value: object) -> str:
     if isinstance(value, int) and value.bit_length() > 64:
         # Python writes no number of thousands of digits.
         return f"a number of {value.bit_length()} bits"
-    text = value.__name__ if isinstance(value, type) else repr(given)
+    try:
+        text = value.__name__ if isinstance(value, type) else repr(given)
+    except ValueError:
+        # A sequence may hold such a number.
+        return f"an object of {type(given).__name__}"
     return text if len(text) <= 100 and " at 0x" not in text else f"an object of {type(given).__name__}"
 
 

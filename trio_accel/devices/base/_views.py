@@ -6,7 +6,7 @@ import operator
 import sys
 from collections.abc import Callable, Sequence
 from types import EllipsisType
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -30,8 +30,8 @@ def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
         TypeError: An index of another kind, which would need a copy.
         IndexError: An index that is out of range, or too many of them.
     """
-    parts = index if isinstance(index, tuple) else (index,)
-    for part in parts:
+    parts: list[Any] = list(index) if isinstance(index, tuple) else [index]
+    for place, part in enumerate(parts):
         if part is None or part is Ellipsis or isinstance(part, slice):
             continue
         if not _is_whole(part):
@@ -39,12 +39,14 @@ def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
                 f"index: whole numbers, slices, ... and None make a view; {shown(part)} would make a copy: "
                 "await ta.arrays.take(x, indices) of elements, await ta.arrays.compress(mask, x) by a mask"
             )
-        if abs(operator.index(part)) > sys.maxsize:  # pyright: ignore[reportArgumentType]
-            raise IndexError(f"index {part} is out of bounds for shape {spec.shape}")
+        # With an integer in an array, NumPy would make a copy.
+        parts[place] = operator.index(part)
+        if abs(parts[place]) > sys.maxsize:
+            raise IndexError(f"index {shown(part)} is out of bounds for shape {spec.shape}")
     if not any(part is Ellipsis for part in parts):
         # Without it, NumPy would read an element where nothing but whole numbers are given.
-        parts = (*parts, ...)
-    return seen(spec, lambda shadow: shadow[parts])
+        parts.append(...)
+    return seen(spec, lambda shadow: shadow[tuple(parts)])
 
 
 def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:

@@ -629,7 +629,7 @@ def _check_host(host: object) -> None:
         raise TypeError(f"put: host must be an array, got {type(host).__name__}{what_to_do(host)}")
     if host is None or isinstance(host, (dict, set)):
         told = "" if host is None else "; put each of its arrays by itself"
-        raise TypeError(f"put: host must be an array, got {shown(host)}{told}")
+        raise TypeError(f"put: host must be an array, got {shown(cast('Any', host))}{told}")
 
 
 def _check_lasting(host: object) -> HostArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
@@ -222,8 +223,10 @@ class Empty(_OfMemory[AccelRef]):
     def plan(self, planner: Planner) -> Planned[AccelRef]:
         """Refuse negative sizes and values that the dtype cannot hold."""
         for extent in self.shape:
-            if isinstance(extent, bool) or not isinstance(extent, (int, np.integer)) or extent < 0:
-                raise ValueError(f"{planner.name}: shape must hold sizes of at least 0, got {self.shape}")
+            is_size = isinstance(extent, (int, np.integer)) and not isinstance(extent, bool)
+            if not is_size or not 0 <= extent <= sys.maxsize:
+                told = f"sizes from 0 to 2**63 - 1, got {shown(self.shape)}"
+                raise ValueError(f"{planner.name}: shape must hold {told}")
         shape = tuple(int(extent) for extent in self.shape)
         out = planner.output(shape, self.dtype)
         return Planned(FillSpec(element(planner.name, "value", self.value, self.dtype), out.spec), out)

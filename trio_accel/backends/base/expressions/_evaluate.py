@@ -373,11 +373,8 @@ class _Evaluation:
                 number = int(step.value.real)
             elif step.function == "break" and active is not None:
                 active.end(values[step.steps[1]], step.steps[2:])
-            elif step.function in _SPECIAL:
-                values[number] = getattr(self, _SPECIAL[step.function])(number, step, values)
             else:
-                is_last = self.out is not None and number == self.expression.outputs[0]
-                values[number] = _value(step, values, self.arguments, self.out if is_last else None)
+                values[number] = self._value(number, step, values)
             for used in self._last_uses.get(number, ()):
                 # Large temporaries make way for the next ones.
                 values.pop(used, None)
@@ -429,8 +426,36 @@ class _Evaluation:
         taken[number] = flat(values[step.steps[0]])
         return _Active(carried, taken, np.arange(taken[number].size), found), shape
 
-    def _index(self, number: int, step: Step, values: Mapping[int, Any]) -> Any:
-        return self.indices[int(step.value.real)]
+    def _value(self, number: int, step: Step, values: Mapping[int, Any]) -> Any:
+        match step.function:
+            case "argument":
+                made: Any = np.asarray(self.arguments[int(step.value.real)], step.dtype.dtype)
+            case "constant":
+                made = number_array(step.value, step.dtype)
+            case "index":
+                made = self.indices[int(step.value.real)]
+            case "count":
+                made = np.int64(math.prod(self.shape[axis] for axis in self.axes))
+            case "carried" | "result":
+                made = values[step.steps[0]]
+            case "left" | "right":
+                made = values[step.steps[0]][step.function == "right"]
+            case name if name in _METHODS:
+                made = getattr(self, _METHODS[name])(number, step, values)
+            case _:
+                made = self._call(number, step, [values[each] for each in step.steps])
+        return made
+
+    def _call(self, number: int, step: Step, given: Sequence[Any]) -> Any:
+        dtype = step.dtype.dtype
+        if step.function == "cast":
+            return by_way_of_int64(given[0], dtype).astype(dtype, copy=False)
+        other = _OTHERS.get(step.function)
+        if other is not None:
+            return other(*given)
+        # Large arrays are not written twice.
+        is_fit = self.out is not None and number == self.expression.outputs[0] and self.out.dtype == dtype
+        return _UFUNCS[step.function](*given, out=self.out if is_fit else None)
 
     def _places(self, number: int, step: Step, values: Mapping[int, Any], shape: Ints) -> list[Any]:
         """Return indices inside of an array. An index outside is refused or becomes the nearest one."""
@@ -463,12 +488,6 @@ class _Evaluation:
             target[index] = value
         else:
             combine.at(target, index, value)
-
-    def _side(self, number: int, step: Step, values: Mapping[int, Any]) -> Any:
-        return values[step.steps[0]][step.function == "right"]
-
-    def _count(self, number: int, step: Step, values: Mapping[int, Any]) -> Any:
-        return np.int64(math.prod(self.shape[axis] for axis in self.axes))
 
     def _mapped(self, number: int, step: Step, operands: Mapping[int, Any], shape: Ints) -> HostArray:
         """Run the pass of a reduction for its operands, or for a piece of them."""
@@ -527,27 +546,8 @@ _STORES = {
 }  # fmt: skip
 
 # Methods for steps that need more than the values of their operands.
-_SPECIAL = {
-    "index": "_index", "load": "_load", "count": "_count", "left": "_side", "right": "_side",
+_METHODS = {
+    "load": "_load",
     **{f"reduce_{name}": "_reduce" for name in (*REDUCING, "argmin", "argmax")},
     **dict.fromkeys(_STORES, "_store"),
-}  # fmt: skip
-
-
-def _value(step: Step, values: Mapping[int, Any], arguments: Sequence[Any], out: Any) -> Any:
-    dtype = step.dtype.dtype
-    if step.function == "argument":
-        return np.asarray(arguments[int(step.value.real)], dtype)
-    if step.function == "constant":
-        return number_array(step.value, step.dtype)
-    if step.function in ("carried", "result"):
-        return values[step.steps[0]]
-    given = [values[number] for number in step.steps]
-    if step.function == "cast":
-        return by_way_of_int64(given[0], dtype).astype(dtype, copy=False)
-    other = _OTHERS.get(step.function)
-    if other is not None:
-        return other(*given)
-    # Large arrays are not written twice.
-    is_fit = out is not None and out.dtype == dtype
-    return _UFUNCS[step.function](*given, out=out if is_fit else None)
+}

@@ -89,6 +89,8 @@ FUNCTIONS: Mapping[str, Function] = {
     "complex": Function("complex128", 1, "cast"),
     # SciPy's, which is imported when one is computed. Types are as of any function of floating numbers.
     **{name: Function(name, 1, "ufunc", np.exp, _FLOATS) for name in SPECIAL},
+    # The value as it is: gradients take it for a constant.
+    "stop_gradient": Function("stop_gradient", 1, "ufunc", np.positive),
     "where": Function("where", 3, "where"),
     "clip": Function("clip", 3, "clip"),
     "real": Function("real", 1, "part"),

@@ -42,7 +42,7 @@ _CHOICES = ("maximum", "minimum", "fmax", "fmin")
 _EXACT = frozenset(
     {
         *("where", "minimum", "maximum", "fmin", "fmax", "negative", "positive", "absolute", "fabs", "floor"),
-        *("ceil", "trunc", "rint", "sign", "copysign", "conjugate"),
+        *("ceil", "trunc", "rint", "sign", "copysign", "conjugate", "stop_gradient"),
     }
 )
 

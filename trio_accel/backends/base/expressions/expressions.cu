@@ -137,6 +137,7 @@ template <class T> FUNCTION T f_subtract(T a, T b) { return (T)((u64)a - (u64)b)
 template <class T> FUNCTION T f_multiply(T a, T b) { return (T)((u64)a * (u64)b); }
 template <class T> FUNCTION T f_negative(T a) { return (T)(0 - (u64)a); }
 template <class T> FUNCTION T f_positive(T a) { return a; }
+template <class T> FUNCTION T f_stop_gradient(T a) { return a; }
 template <class T> FUNCTION T f_conjugate(T a) { return a; }
 template <class T> FUNCTION T f_absolute(T a) { return a < (T)0 ? f_negative(a) : a; }
 template <class T> FUNCTION T f_sign(T a) { return (T)((a > (T)0) - (a < (T)0)); }

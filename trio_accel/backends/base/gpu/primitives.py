@@ -51,7 +51,7 @@ _PARTS = {
     "SORTS": (("encode", "lead", "rows", "gather", "unify"), "<5Q5q"),
     "GROUPS_PUT": (("group", "lengths"), "<9Qq"),
     "SEARCHES": (("search",), "<5Q3q"),
-    "COUNTS": (("count",), "<5Q2q"),
+    "COUNTS": (("count",), "<5Q4q"),
     "SEGMENTS": (("segment",), "<4Q2q"),
 }
 

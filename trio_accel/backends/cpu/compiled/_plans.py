@@ -44,8 +44,8 @@ _PASSES = struct.pack("=q", 0), struct.pack("=q", 1)
 # These have NumPy's bits, and the others of real numbers only.
 _EXACT = frozenset([
     "argument", "constant", "index", "load", "cast", "where", "carried", "loop", "break", "end", "result",
-    "negative", "positive", "conjugate", "real", "imag", "add", "subtract", "equal", "not_equal",
-    "logical_not", "logical_and", "logical_or", "logical_xor", "isnan", "isinf", "isfinite",
+    "negative", "positive", "stop_gradient", "conjugate", "real", "imag", "add", "subtract", "equal",
+    "not_equal", "logical_not", "logical_and", "logical_or", "logical_xor", "isnan", "isinf", "isfinite",
 ])  # fmt: skip
 _EXACT_REAL = frozenset([
     "multiply", "divide", "sqrt", "absolute", "fabs", "sign", "floor", "ceil", "trunc", "rint", "maximum",

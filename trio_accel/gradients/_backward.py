@@ -1,0 +1,146 @@
+"""Calls backwards: from the gradient of a value to the gradients of what it was made of."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from .. import arrays as _arrays
+from ..backends.base import DType, NotSupportedError
+from ..devices import AccelRef, Call, Chain, Function, arguments_of
+from ._elementwise import ADVICE, Rule, slopes_of
+
+__all__ = ["RULES", "Make", "backward", "bound", "pulled", "refuse"]
+
+# The types of functions tell what calls become when they are awaited.
+arrays: Any = _arrays
+
+Make: TypeAlias = Callable[[Any, Any], Iterator[Rule]]
+"""A rule: yields arguments of a call with their gradients, by the gradient of its result."""
+
+RULES: dict[str, Make] = {}
+"""Rules by the names of functions: the modules of rules add them."""
+
+# Rooms of functions that make complex numbers of real ones.
+_COMPLEX = ("fft.", "signal.")
+
+
+def refuse(name: str, reason: str) -> NotSupportedError:
+    """Return the error of a function that has no gradient."""
+    return NotSupportedError(f"{name} has no gradient, because {reason}; {ADVICE}", operation=name)
+
+
+def backward(
+    value: Any, leaves: Sequence[Any], seed: Any, made: list[Any], *, is_exact: bool = False
+) -> list[Any]:
+    """Return the gradient of each leaf by the gradient of a value.
+
+    Args:
+        value: A call.
+        leaves: The calls whose gradients are wanted.
+        seed: The gradient of `value`.
+        made: The calls that are made are added, so that they can end without a warning.
+        is_exact: Whether leaves are complex, so that dtypes are looked at.
+    """
+    order, depends, is_complex = _order(value, leaves)
+    is_exact = is_exact or is_complex
+    slopes: dict[int, Any] = {id(value): seed} if id(value) in depends else {}
+    for call in reversed(order):
+        if id(call) not in slopes:
+            # Only what has no gradient uses it.
+            continue
+        # An operand may be there twice.
+        missing = Counter([id(one) for one in arguments_of(call) if id(one) in depends])
+        for operand, make in _gradients(call, slopes.pop(id(call)), is_exact=is_exact):
+            missing[id(operand)] -= 1
+            if id(operand) in depends and (one := make()) is not None:
+                if is_exact and operand.dtype.kind != "complex" and one.dtype.kind == "complex":
+                    one = arrays.real(one)
+                before = slopes.get(id(operand))
+                made.append(one if before is None else before + one)
+                slopes[id(operand)] = made[-1]
+        if max(missing.values(), default=0) > 0:
+            raise _left_out(call, [one for one, count in missing.items() if count > 0])
+    return [slopes[id(leaf)] if id(leaf) in slopes else arrays.zeros_like(leaf) for leaf in leaves]
+
+
+def _left_out(call: Any, operands: Sequence[int]) -> NotSupportedError:
+    """Return the error of a call with operands that its rule has no gradient for."""
+    name = call.function.name
+    given = bound(call).items() if not name.startswith("AccelRef.") else ()
+    names = ", ".join(parameter for parameter, one in given if id(one) in operands)
+    return NotSupportedError(f"{name} has no gradient by {names or 'an argument'}; {ADVICE}", operation=name)
+
+
+def _order(value: Any, leaves: Sequence[Any]) -> tuple[list[Any], set[int], bool]:
+    """Return the calls that depend on leaves, in order; what depends; and whether numbers may be complex."""
+    depends, order = set(map(id, leaves)), list[Any]()
+    if id(value) in depends:
+        return order, depends, False
+    chain = Chain(value, is_spent=False, ends=list(depends))
+    # Comprehensions make no calls of their own.
+    dtypes = [one.spec.dtype for one in chain.refs]
+    is_complex = DType.complex64 in dtypes or DType.complex128 in dtypes
+    is_complex = is_complex or "c" in [one.dtype.kind for one in chain.hosts]
+    for call in chain.steps:
+        name = call.function.name
+        is_complex = is_complex or name.startswith(_COMPLEX)
+        if name not in STEP_NAMES and not depends.isdisjoint(map(id, arguments_of(call))):
+            depends.add(id(call))
+            order.append(call)
+    return order, depends, is_complex
+
+
+def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
+    """Return the arguments of a call with their gradients, by the gradient of its result."""
+    name = call.function.name
+    rule = RULES.get(name) or OWN.get(call.function)
+    if rule is not None:
+        return rule(call, g)
+    found = None if name in REASONS else slopes_of(call, g, is_exact=is_exact)
+    if found is None:
+        raise refuse(name, REASONS.get(name, "it has no rule"))
+    return found
+
+
+OWN: dict[Function, Make] = {}
+"""Rules of functions that programs have given."""
+REASONS: dict[str, str] = {}
+"""The functions without a gradient, and why; `_words` adds them."""
+STEP_NAMES: set[str] = set()
+"""The functions whose results do not change with small changes of their arguments; `_words` adds them."""
+
+
+def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
+    """Return the gradients of operands through a composition of calls that makes the same as another call."""
+    leaves = [one if isinstance(one, Call) else arrays.reshape(one, one.shape) for one in operands]
+    value = f(*leaves)
+    # Only a part of it may be needed.
+    value.silence()
+    is_exact = any(one.dtype.kind == "complex" for one in leaves)
+    return backward(value, leaves, g, [], is_exact=is_exact)
+
+
+@functools.cache
+def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
+    room, _, base = name.partition(".")
+    return inspect.signature(getattr(import_module(f"trio_accel.{room}"), base)).parameters
+
+
+def bound(call: Any) -> dict[str, Any]:
+    """Return the arguments of a call by their names, with their defaults, but for `out`."""
+    parameters = _parameters(call.function.name)
+    at: dict[str, Any] = {name: one.default for name, one in parameters.items()}
+    # An operation that is declared has all of its arguments by their places.
+    at |= dict(zip(parameters, call.args, strict=False)) | dict(call.named or {})
+    at.pop("out", None)
+    return at
+
+
+def is_operand(one: Any) -> bool:
+    """Tell whether an argument may have a gradient."""
+    return isinstance(one, (Call, AccelRef)) and one.dtype.kind in ("float", "complex")

@@ -1,0 +1,444 @@
+"""The gradient of a program is a program: reverse mode over the steps of a typed expression.
+
+A program has steps of elements, loads and loops. Its gradient by an argument that is read element by element
+is a program with one result. Its gradient by an argument that elements are loaded from is a list of
+additions: a value that is added to an element of the gradient, at the indices of the load.
+
+A loop is run backwards. The gradient of an iteration needs the values that the iteration began with, so the
+loop runs again up to it: nothing is kept, and n iterations take n * n / 2. Steps that nobody needs are
+dropped, so a sum over a range takes n.
+
+An addition in a loop has axes of its own, one for each loop around it: the index along such an axis is the
+number of the iteration whose value is added.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import attrs
+
+from ..backends.base import DType, NotSupportedError
+from ..backends.base.contract.ops import real_of
+from ..backends.base.expressions import Step, TypedExpression, parse, typed
+from ._scalars import BOUNDS, NOT_HOLOMORPHIC, OF_ONE, OF_TWO, STEPS
+from ._steps import Builder, without_unchanged
+
+__all__ = ["Addition", "Program", "additions", "gradient"]
+
+
+@attrs.frozen
+class Program:
+    """Steps, and the numbers of the results; the last arguments are the gradient and the result."""
+
+    steps: tuple[Step, ...]
+    outputs: tuple[int, ...]
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """Numbers of the arguments that are read or loaded from."""
+        return tuple(sorted({_number(step) for step in self.steps if step.function in ("argument", "load")}))
+
+    @property
+    def loads(self) -> frozenset[int]:
+        """Numbers of the arguments that elements are loaded from."""
+        return frozenset(_number(step) for step in self.steps if step.function == "load")
+
+    def only(self, *outputs: int) -> Program:
+        """Return the program of some of its steps."""
+        steps, numbers = without_unchanged(self.steps, outputs)
+        return Program(tuple(steps), tuple(numbers))
+
+
+@attrs.frozen
+class Addition:
+    """A value that is added to an element of the gradient of an argument.
+
+    Attributes:
+        program: Its results are the value, and then the indices.
+        counts: For each loop around the load the program of the number of its iterations.
+    """
+
+    program: Program
+    counts: tuple[Program, ...]
+
+
+def gradient(
+    program: TypedExpression,
+    inputs: int,
+    wrt: int,
+    numbers: frozenset[int] = frozenset(),
+    *,
+    has_result: bool,
+) -> Program:
+    """Make the program of the gradient by an argument that is read element by element.
+
+    Args:
+        program: An expression with one result.
+        inputs: The number of its arguments.
+        wrt: The argument.
+        numbers: The arguments that are numbers: where a bound is one, its tie has the gradient 0.
+        has_result: Whether the gradient may read the result in place of computing it again.
+
+    Raises:
+        NotSupportedError: A function has no derivative.
+    """
+    made = _Gradient(program, inputs, wrt, numbers, has_result=has_result)
+    adjoints = made.run()
+    arguments = [
+        n for n, step in enumerate(program.steps) if step.function == "argument" and step.value == wrt
+    ]
+    dtype = program.steps[program.outputs[0]].dtype
+    found = adjoints.get(arguments[0]) if arguments else None
+    return made.program(made.constant(0.0, dtype) if found is None else found)
+
+
+def additions(
+    program: TypedExpression,
+    inputs: int,
+    wrt: int,
+    numbers: frozenset[int] = frozenset(),
+    *,
+    has_result: bool,
+) -> tuple[Addition, ...]:
+    """Make the additions to the gradient of an argument that elements are loaded from; see `gradient`."""
+    whole = _Gradient(program, inputs, wrt, numbers, has_result=has_result)
+    whole.run()
+    made: list[Addition] = []
+    for number, loops in enumerate(whole.found):
+        probe = _Gradient(
+            program, inputs, wrt, numbers, has_result=has_result, probe=number, depth=len(loops)
+        )
+        probe.run()
+        made.append(Addition(probe.program(*probe.captured), tuple(map(whole.program, loops))))
+    return tuple(made)
+
+
+def _number(step: Step) -> int:
+    return int(step.value.real)
+
+
+@functools.cache
+def _rule(text: str, kinds: tuple[DType, ...], dtype: DType) -> TypedExpression:
+    return typed(parse(text), kinds, (dtype,))
+
+
+class _Gradient(Builder):
+    """The steps of a program, and then those of its gradient.
+
+    Attributes:
+        found: For each addition the numbers of iterations of the loops around it, from the outermost one in.
+        captured: The value and the indices of the addition that is probed.
+    """
+
+    def __init__(
+        self,
+        program: TypedExpression,
+        inputs: int,
+        wrt: int,
+        numbers: frozenset[int],
+        *,
+        has_result: bool,
+        probe: int = -1,
+        depth: int = 0,
+    ) -> None:
+        super().__init__()
+        self._old, self._out = program.steps, program.outputs[0]
+        self._inputs, self._wrt, self._numbers = inputs, wrt, numbers
+        self._has_result, self._probe, self._depth = has_result, probe, depth
+        self._active = self._find_active()
+        # The loops that run backwards: whether this iteration is probed, and the number of iterations.
+        self._open: list[tuple[int, int]] = []
+        self.found: list[list[int]] = []
+        self.captured: list[int] = []
+
+    def run(self) -> dict[int, int]:
+        """Make all steps; returns the gradients of the steps of the program."""
+        at = dict[int, int]()
+        if self._depth:
+            # Axes from the end have the axes of loops behind them.
+            self._old = tuple(
+                attrs.evolve(step, value=step.value.real - self._depth)
+                if step.function == "index" and step.value.real < 0
+                else step
+                for step in self._old
+            )
+        out = self._old[self._out]
+        self.take(self._old, range(len(self._old)), at)
+        if self._has_result and out.steps:
+            at[self._out] = self.step("argument", out.dtype, (), self._inputs + 1)
+        if not self._active[self._out]:
+            return {}
+        if self._probe >= 0:
+            self._begin_capture()
+        adjoints = {self._out: self.step("argument", out.dtype, (), self._inputs)}
+        self._back(range(len(self._old)), at, adjoints)
+        return adjoints
+
+    def program(self, *outputs: int) -> Program:
+        return Program(tuple(self.steps), ()).only(*outputs)
+
+    def _find_active(self) -> list[bool]:
+        """Return for each step whether its value changes smoothly with the argument."""
+        found, before = [False] * len(self._old), list[bool]()
+        while found != before:
+            before = list(found)
+            for number, step in enumerate(self._old):
+                if step.function in ("argument", "load"):
+                    found[number] = _number(step) == self._wrt and step.dtype.kind in ("float", "complex")
+                elif step.function in ("end", "break"):
+                    carried = self._old[step.steps[0]].steps[2:]
+                    values = step.steps[1 + (step.function == "break") :]
+                    for one, value in zip(carried, values, strict=True):
+                        found[one] |= found[value]
+                elif step.function == "result":
+                    found[number] = found[step.steps[0]]
+                elif step.function == "where":
+                    found[number] = any(found[one] for one in step.steps[1:])
+                elif step.function != "loop" and step.function not in STEPS:
+                    is_smooth = step.dtype.kind in ("float", "complex")
+                    found[number] |= is_smooth and any(found[one] for one in step.steps)
+        return found
+
+    def _is_number(self, number: int) -> bool:
+        step = self.steps[number]
+        while step.function == "cast":
+            step = self.steps[step.steps[0]]
+        return step.function == "constant" or (step.function == "argument" and _number(step) in self._numbers)
+
+    def _contribute(self, adjoints: dict[int, int], old: int, new: int) -> None:
+        if self._active[old]:
+            before = adjoints.get(old)
+            dtype = self._old[old].dtype
+            adjoints[old] = new if before is None else self.step("add", dtype, (before, new))
+
+    def _apply(self, text: str, given: Mapping[str, int], dtype: DType) -> int:
+        names = parse(text).inputs
+        made = _rule(text, tuple(self.steps[given[name]].dtype for name in names), dtype)
+        numbers = [n for n, step in enumerate(made.steps) if step.function == "argument"]
+        at = {n: given[names[_number(made.steps[n])]] for n in numbers}
+        self.take(made.steps, range(len(made.steps)), at)
+        return at[made.outputs[0]]
+
+    # Backwards.
+
+    def _back(self, numbers: range, at: Mapping[int, int], adjoints: dict[int, int]) -> None:
+        number = numbers.stop - 1
+        while number >= numbers.start:
+            step = self._old[number]
+            if step.function == "end":
+                self._back_loop(step.steps[0], number, at, adjoints)
+                number = step.steps[0]
+            elif number in adjoints and step.function not in ("argument", "carried", "result"):
+                self._back_step(number, step, at, adjoints)
+            number -= 1
+
+    def _back_step(self, number: int, step: Step, at: Mapping[int, int], adjoints: dict[int, int]) -> None:
+        g, dtype, name = adjoints[number], step.dtype, step.function
+        given = [at[one] for one in step.steps]
+        if name == "load":
+            self._add(g, given)
+        elif name == "where":
+            zero = self.constant(0.0, dtype)
+            self._contribute(adjoints, step.steps[1], self.step("where", dtype, (given[0], g, zero)))
+            self._contribute(adjoints, step.steps[2], self.step("where", dtype, (given[0], zero, g)))
+        elif name == "cast":
+            self._contribute(adjoints, step.steps[0], self._as(g, self._old[step.steps[0]].dtype))
+        else:
+            self._back_function(number, given, at[number], adjoints)
+
+    def _back_function(self, number: int, given: Sequence[int], y: int, adjoints: dict[int, int]) -> None:
+        step, g = self._old[number], adjoints[number]
+        texts = self._texts(step.function, given)
+        operand = self._old[step.steps[0]].dtype
+        if operand.kind == "complex" and step.function not in NOT_HOLOMORPHIC:
+            # The gradient of a complex number z is that of its real part, plus i times that of its imaginary
+            # part: g times the conjugate of the derivative, which is the derivative at the conjugate.
+            given = [self._conjugate(one) for one in given]
+            y = self._conjugate(y)
+        operands = dict(zip("ab", given, strict=False)) | {"g": g, "y": y}
+        for one, text in zip(step.steps, texts, strict=True):
+            if text is not None and self._active[one]:
+                made = self._apply(text, operands, self._old[one].dtype)
+                self._contribute(adjoints, one, made)
+
+    def _conjugate(self, number: int) -> int:
+        dtype = self.steps[number].dtype
+        return self.step("conjugate", dtype, (number,)) if dtype.kind == "complex" else number
+
+    def _as(self, number: int, dtype: DType) -> int:
+        """Return a gradient in the dtype of its value: of a real number it is real."""
+        if self.steps[number].dtype.kind == "complex" and dtype.kind != "complex":
+            number = self.step("real", real_of(self.steps[number].dtype), (number,))
+        return self.cast(number, dtype)
+
+    def _texts(self, name: str, given: Sequence[int]) -> Sequence[str | None]:
+        """Return the derivatives of a function by each of its arguments."""
+        if name in OF_ONE:
+            return [OF_ONE[name]]
+        if name not in OF_TWO:
+            raise NotSupportedError(f"{name} has no gradient")
+        if name in BOUNDS and any(map(self._is_number, given)):
+            return [BOUNDS[name].format(*order) for order in ("ab", "ba")]
+        by_base, by_exponent = OF_TWO[name]
+        exponent = self.steps[given[1]]
+        if name == "power" and exponent.function == "constant" and exponent.value:
+            by_base = "2 * g * a" if exponent.value == 2 else "g * b * a ** (b - 1)"
+        return by_base, by_exponent
+
+    def _add(self, g: int, indices: Sequence[int]) -> None:
+        """Add a gradient to the element that a load has read, or capture it where it is probed."""
+        number = len(self.found)
+        self.found.append([count for _, count in self._open])
+        if number != self._probe:
+            return
+        values = [g, *indices]
+        for is_here, _ in self._open:
+            values = [
+                self.step("where", self.steps[value].dtype, (is_here, value, before))
+                for value, before in zip(values, self.captured, strict=True)
+            ]
+        self.captured = values
+
+    def _begin_capture(self) -> None:
+        load = self._load_of_probe()
+        zero = self.constant(0, DType.int64)
+        self.captured = [self.constant(0.0, load.dtype), *[zero] * len(load.steps)]
+
+    def _load_of_probe(self) -> Step:
+        # All loads of an argument have one dtype, and take as many indices.
+        return next(step for step in self._old if step.function == "load" and _number(step) == self._wrt)
+
+    def _back_loop(self, loop: int, end: int, at: Mapping[int, int], adjoints: dict[int, int]) -> None:
+        """Run a loop backwards; its values are computed again for each iteration."""
+        start, stop, *carried = self._old[loop].steps
+        results = {
+            step.steps[0]: n
+            for n, step in enumerate(self._old)
+            if step.function == "result" and step.steps[1] == end
+        }
+        wanted = [one for one in carried if self._active[one]]
+        if not any(results.get(one) in adjoints for one in wanted):
+            return
+        body = range(loop + 1, end)
+        breaks = [n for n in body if self._old[n].function == "break" and self._old[n].steps[0] == loop]
+        read = self._read_from_outside(loop, end, carried)
+        one, zero = self.constant(1, DType.int64), self.constant(0, DType.int64)
+        first = at[start]
+        count = limit = self.step("subtract", DType.int64, (at[stop], first))
+        if breaks:
+            count = self._copied(loop, end, at, at[stop], is_counted=True)[-1]
+        variables = [self._carried(n, adjoints.get(results.get(n, -1))) for n in wanted]
+        sums = [self._carried(n, None) for n in read]
+        captured = [self.new("carried", self.steps[n].dtype, (n,)) for n in self.captured]
+        back = self.new("loop", DType.int64, (zero, count, *variables, *sums, *captured))
+        left = self.step("subtract", DType.int64, (self.step("subtract", DType.int64, (count, one)), back))
+        here = self._values_at(loop, end, at, self.step("add", DType.int64, (first, left)))
+        mine = self._seeds(breaks, end, carried, dict(zip(wanted, variables, strict=True)), here)
+        place = self.step("index", DType.int64, (), len(self._open) - max(self._depth, len(self._open) + 1))
+        self._open.append((self.step("equal", DType.bool, (left, place)), limit))
+        self.captured = captured
+        self._back(body, here, mine)
+        self._open.pop()
+        last = [mine[n] if n in mine else self.constant(0.0, self._old[n].dtype) for n in wanted]
+        totals = [
+            self.step("add", self._old[n].dtype, (total, mine[n])) if n in mine else total
+            for n, total in zip(read, sums, strict=True)
+        ]
+        ended = self.new("end", DType.int64, (back, *last, *totals, *self.captured))
+        for n, variable in zip(wanted, variables, strict=True):
+            self._contribute(adjoints, self._old[n].steps[0], self._result(variable, ended))
+        for n, total in zip(read, sums, strict=True):
+            self._contribute(adjoints, n, self._result(total, ended))
+        self.captured = [self._result(n, ended) for n in captured]
+
+    def _carried(self, old: int, first: int | None) -> int:
+        dtype = self._old[old].dtype
+        return self.new("carried", dtype, (self.constant(0.0, dtype) if first is None else first,))
+
+    def _result(self, variable: int, ended: int) -> int:
+        return self.new("result", self.steps[variable].dtype, (variable, ended))
+
+    def _read_from_outside(self, loop: int, end: int, carried: Sequence[int]) -> list[int]:
+        """Return the steps before a loop that its iterations read, and that need a gradient."""
+        found = {
+            one
+            for n in range(loop + 1, end + 1)
+            for one in self._old[n].steps
+            if one < loop and one not in carried and self._active[one]
+        }
+        return sorted(found)
+
+    def _values_at(self, loop: int, end: int, at: Mapping[int, int], index: int) -> dict[int, int]:
+        """Compute the steps of the iteration with an index."""
+        carried = self._old[loop].steps[2:]
+        values = self._copied(loop, end, at, index)
+        here = {n: number for n, number in at.items() if not loop <= n <= end}
+        here |= dict(zip(carried, values, strict=True)) | {loop: index}
+        body = [n for n in range(loop + 1, end) if not self._ends(n, loop)]
+        self.take(self._old, body, here)
+        return here
+
+    def _ends(self, number: int, loop: int) -> bool:
+        step = self._old[number]
+        return step.function == "break" and step.steps[0] == loop
+
+    def _seeds(
+        self,
+        breaks: Sequence[int],
+        end: int,
+        carried: Sequence[int],
+        variables: Mapping[int, int],
+        here: Mapping[int, int],
+    ) -> dict[int, int]:
+        """Return the gradients of the values that an iteration leaves, at a break or at its end."""
+        mine = dict[int, int]()
+        goes_on: int | None = None
+        for n in breaks:
+            ends = here[self._old[n].steps[1]]
+            stays = self.step("logical_not", DType.bool, (ends,))
+            if goes_on is None:
+                taken, goes_on = ends, stays
+            else:
+                taken = self.step("logical_and", DType.bool, (goes_on, ends))
+                goes_on = self.step("logical_and", DType.bool, (goes_on, stays))
+            self._seed(mine, dict(zip(carried, self._old[n].steps[2:], strict=True)), variables, taken)
+        self._seed(mine, dict(zip(carried, self._old[end].steps[1:], strict=True)), variables, goes_on)
+        return mine
+
+    def _seed(
+        self,
+        mine: dict[int, int],
+        values: Mapping[int, int],
+        variables: Mapping[int, int],
+        condition: int | None,
+    ) -> None:
+        for n, variable in variables.items():
+            if self._active[values[n]]:
+                dtype, g = self._old[n].dtype, variable
+                if condition is not None:
+                    # A product with 0 would make NaN of an infinite gradient.
+                    g = self.step("where", dtype, (condition, g, self.constant(0.0, dtype)))
+                self._contribute(mine, values[n], g)
+
+    def _copied(
+        self, loop: int, end: int, at: Mapping[int, int], stop: int, *, is_counted: bool = False
+    ) -> list[int]:
+        """Run a loop again up to an index; returns what it carries then, and the iterations."""
+        start, _, *carried = self._old[loop].steps
+        zero, one = self.constant(0, DType.int64), self.constant(1, DType.int64)
+        made = {n: self.new("carried", self._old[n].dtype, (at[self._old[n].steps[0]],)) for n in carried}
+        counter = [self.new("carried", DType.int64, (zero,))] if is_counted else []
+        here = {n: number for n, number in at.items() if not loop <= n <= end} | made
+        here[loop] = self.new("loop", DType.int64, (at[start], stop, *made.values(), *counter))
+        following = [self.step("add", DType.int64, (counter[0], one))] if is_counted else []
+        for n in range(loop + 1, end):
+            if not self._ends(n, loop):
+                self.take(self._old, [n], here)
+            elif is_counted:
+                condition, *values = [here[each] for each in self._old[n].steps[1:]]
+                self.new("break", DType.bool, (here[loop], condition, *values, *following))
+        left = [here[each] for each in self._old[end].steps[1:]]
+        ended = self.new("end", DType.int64, (here[loop], *left, *following))
+        return [self._result(variable, ended) for variable in (*made.values(), *counter)]

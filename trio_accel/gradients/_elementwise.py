@@ -1,0 +1,410 @@
+"""Gradients of expressions of each element: the package's own, and the user's."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import attrs
+import numpy as np
+
+from .. import arrays as _arrays
+from ..backends.base import AccelError, DType, NotSupportedError
+from ..backends.base.expressions import ArgumentType, TypedExpression, Weak, evaluate, parse
+from ..devices import AccelRef, Call, Function
+from ..expressions import DECLARED, Elementwise, Scatter
+from ._derive import Addition, Program, additions, gradient
+from ._scatter import is_ordered, sorted_sums
+from ._shifts import Shift, gather_text, shifts_of
+from ._steps import text_of
+
+__all__ = ["ADVICE", "Rule", "elementwise_of", "slopes_of", "summed_to"]
+
+arrays: Any = _arrays
+
+Rule: TypeAlias = "tuple[Any, Callable[[], Any]]"
+"""An argument of a call, and a function that makes its gradient: nothing is made that nobody wants."""
+
+ADVICE = "give one by ta.custom_gradient"
+_NUMBERS = (int, float, complex)
+_WEAK: dict[type, Weak] = {int: Weak.int, float: Weak.float, complex: Weak.complex, bool: Weak.int}
+
+
+def summed_to(g: Any, shape: Sequence[int]) -> Any:
+    """Sum over the axes along which an array of a shape was broadcast."""
+    if g.shape == tuple(shape):
+        return g
+    ahead = len(g.shape) - len(shape)
+    axes = [axis for axis in range(len(g.shape)) if axis < ahead or shape[axis - ahead] < g.shape[axis]]
+    return arrays.reshape(arrays.sum(g, axis=tuple(axes)), tuple(shape)) if axes else g
+
+
+@attrs.frozen(eq=False)
+class _Expression:
+    """An expression, and the arguments of its function.
+
+    Attributes:
+        elementwise: The expression.
+        names: The parameters of the function that are inputs, in order.
+        defaults: The values of inputs that may be left out.
+        is_plain: Whether its gradient follows the dtypes of the arguments by NumPy's promotion, so that it is
+            one for all of them.
+    """
+
+    elementwise: Elementwise[Any]
+    defaults: dict[str, Any]
+    is_plain: bool
+
+    def arguments(self, call: Any) -> list[Any]:
+        named = call.named
+        if named is None and len(call.args) == len(self.elementwise.inputs):
+            return list(call.args)
+        given = (
+            self.defaults | dict(zip(self.elementwise.inputs, call.args, strict=False)) | dict(named or {})
+        )
+        return [given[name] for name in self.elementwise.inputs]
+
+
+@functools.lru_cache(2048)
+def elementwise_of(function: Function) -> _Expression | None:
+    """Return the expression that a function computes for each element; None for other functions."""
+    declared = DECLARED.get(function)
+    if declared is None:
+        own = getattr(function.make, "__self__", None)
+        return _Expression(own, {}, _is_plain(own)) if isinstance(own, Elementwise) else None
+    own = getattr(declared, "elementwise", None)
+    if own is None:
+        return None
+    parameters = inspect.signature(declared).parameters
+    defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}
+    return _Expression(own, defaults, _is_plain(own))
+
+
+def _is_plain(elementwise: Elementwise[Any]) -> bool:
+    """Tell whether an expression computes in the dtype of its arguments alone."""
+    if any(elementwise.is_loaded(name) for name in elementwise.inputs) or any(elementwise.dtypes):
+        return False
+    if elementwise.precision is not None:
+        # Its steps are widened, and so are those of the gradient.
+        return True
+    try:
+        steps = elementwise.typed((DType.float64,) * len(elementwise.inputs)).steps
+    except (TypeError, ValueError, AccelError):
+        return False
+    return all(step.function != "cast" and step.dtype in (DType.float64, DType.bool) for step in steps)
+
+
+def slopes_of(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule] | None:
+    """Yield the arguments of a call of an expression, with their gradients.
+
+    Args:
+        call: The call.
+        g: The gradient of its result.
+        is_exact: Whether dtypes are looked at, because there may be complex numbers.
+
+    Returns:
+        None for another function.
+    """
+    found = elementwise_of(call.function)
+    return None if found is None else _slopes(found, call, g, is_exact=is_exact)
+
+
+def _slopes(found: _Expression, call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
+    if len(found.elementwise.outputs) > 1:
+        raise NotSupportedError(
+            f"{call.function.name} has no gradient, because it has several results; {ADVICE}"
+        )
+    arguments = found.arguments(call)
+    for place, one in enumerate(arguments):
+        if isinstance(one, (Call, AccelRef)):
+            yield one, partial(_slope, found, call, arguments, place, g, is_exact=is_exact)
+
+
+def _kind(one: Any, *, is_exact: bool) -> ArgumentType:
+    weak = _WEAK.get(type(one))
+    if weak is not None:
+        return DType.bool if type(one) is bool else weak
+    if is_exact or type(one) is np.ndarray or isinstance(one, np.generic):
+        # An array of the host is there, so that its dtype is known at once.
+        dtype = DType.of(one.dtype)
+        return dtype if is_exact or dtype.kind not in ("float", "complex") else DType.float64
+    return DType.float64
+
+
+def _slope(found: _Expression, call: Any, arguments: list[Any], place: int, g: Any, *, is_exact: bool) -> Any:
+    own = found.elementwise
+    is_exact = is_exact or not found.is_plain
+    kinds = tuple([_kind(one, is_exact=is_exact) for one in arguments])
+    given = [*arguments, g, call]
+    try:
+        if own.is_loaded(own.inputs[place]):
+            return _added(own, kinds, place, given)
+        made, reads = _derived(own, kinds, place, is_exact)
+    except NotSupportedError as error:
+        told = f"{call.function.name} has no gradient by {own.inputs[place]}: {error}; {ADVICE}"
+        raise NotSupportedError(told, operation=call.function.name) from None
+    if made is None and not reads:
+        return arrays.zeros_like(arguments[place])
+    slope = g if made is None else made(*[given[n] for n in reads])
+    is_alone = sum(not isinstance(one, _NUMBERS) for one in arguments) == 1 and not _has_shape(call)
+    return slope if is_alone else summed_to(slope, np.shape(arguments[place]))
+
+
+def _has_shape(call: Any) -> bool:
+    return call.named is not None and call.named.get("shape") is not None
+
+
+def _numbers(kinds: Sequence[ArgumentType]) -> frozenset[int]:
+    return frozenset(n for n, kind in enumerate(kinds) if isinstance(kind, Weak))
+
+
+@functools.lru_cache(4096)
+def _derived(
+    own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, is_exact: bool
+) -> tuple[Elementwise[Any] | None, tuple[int, ...]]:
+    """Return the gradient by an argument, and which of the arguments, the gradient and the result it reads.
+
+    It is None where it is 0, which reads nothing, and where it is the gradient of the result itself.
+    """
+    name = own.inputs[place]
+    if name in own.slopes:
+        return _by_hand(own, own.slopes[name])
+    program = gradient(own.typed(kinds), len(kinds), place, _numbers(kinds), has_result=_has_result(own))
+    if len(program.steps) == 1 and program.reads in ((), (len(kinds),)):
+        return None, program.reads
+    return _elementwise(own, program, len(kinds), is_exact=is_exact), program.reads
+
+
+def _has_result(own: Elementwise[Any]) -> bool:
+    """Tell whether the result has the digits that it was computed with."""
+    return own.precision is None and not any(own.dtypes)
+
+
+def _by_hand(own: Elementwise[Any], text: str) -> tuple[Elementwise[Any], tuple[int, ...]]:
+    names = (*own.inputs, "g", *own.outputs)
+    inputs = parse(text).inputs
+    made = Elementwise[Any](text, inputs=inputs, operation=f"{own.operation}.slope", precision=own.precision)
+    return made, tuple(names.index(one) for one in inputs)
+
+
+def _elementwise(own: Elementwise[Any], program: Program, inputs: int, *, is_exact: bool) -> Elementwise[Any]:
+    """Return a program as an expression of the arguments that it reads."""
+    arguments = _names(inputs)
+    return Elementwise[Any](
+        text_of(program.steps, {"slope": program.outputs[0]}, arguments, is_typed=is_exact),
+        inputs=[arguments[n] for n in program.reads],
+        outputs="slope",
+        operation=f"{own.operation}.slope",
+        precision=None if is_exact else own.precision,
+    )
+
+
+def _names(inputs: int) -> dict[int, str]:
+    return {**{n: f"a{n}" for n in range(inputs)}, inputs: "g", inputs + 1: "y"}
+
+
+# Gradients of arrays that elements are loaded from.
+
+
+@attrs.frozen(eq=False)
+class _Scattered:
+    """An addition, as expressions.
+
+    Attributes:
+        addition: The addition.
+        made: For its value and each of its indices an expression, and what it reads; None for one that the
+            scatter computes itself.
+        scatter: The scatter. It cannot load from other arrays than the one that it changes.
+        reads: The arguments that it reads besides.
+        shifts: The shifts of the indices, if all are shifts.
+        value: The program of the value.
+    """
+
+    addition: Addition
+    made: tuple[tuple[Elementwise[Any], tuple[int, ...]] | None, ...]
+    scatter: Scatter
+    reads: tuple[int, ...]
+    shifts: tuple[Shift, ...] | None
+    value: Program
+
+
+@functools.lru_cache(1024)
+def _additions(own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int) -> tuple[_Scattered, ...]:
+    found = additions(own.typed(kinds), len(kinds), place, _numbers(kinds), has_result=_has_result(own))
+    return tuple(_scattered(own, one, len(kinds)) for one in found)
+
+
+def _scattered(own: Elementwise[Any], addition: Addition, inputs: int) -> _Scattered:
+    program, arguments = addition.program, _names(inputs)
+    parts = [program.only(number) for number in program.outputs]
+    names = ["value", *[f"j{axis}" for axis in range(len(parts) - 1)]]
+    made = tuple(
+        (_elementwise(own, part, inputs, is_exact=True), part.reads) if part.loads else None for part in parts
+    )
+    apart = [name for name, one in zip(names, made, strict=True) if one is not None]
+    inlined = {name: number for name, number in zip(names, program.outputs, strict=True) if name not in apart}
+    rest = program.only(*inlined.values())
+    text = text_of(rest.steps, dict(zip(inlined, rest.outputs, strict=True)), arguments, is_typed=True)
+    # An index outside is the nearest one.
+    nearest = ", ".join(f"minimum(maximum({name}, -n_{name}), n_{name} - 1)" for name in names[1:])
+    scatter = Scatter(
+        f"made[{nearest}]",
+        "add",
+        inputs=["made", *[arguments[n] for n in rest.reads], *apart, *[f"n_{name}" for name in names[1:]]],
+        operation=f"{own.operation}.slope",
+        body=text,
+        value="value",
+    )
+    shifts = None if addition.counts else shifts_of(program)
+    return _Scattered(addition, made, scatter, rest.reads, shifts, parts[0])
+
+
+@functools.lru_cache(1024)
+def _sorted(
+    own: Elementwise[Any], addition: Addition, inputs: int
+) -> tuple[tuple[Elementwise[Any], tuple[int, ...]], tuple[Elementwise[Any], tuple[int, ...]]]:
+    """Return the place of an addition, in C order, and its value."""
+    value, *indices = addition.program.outputs
+    program, arguments = addition.program.only(*indices), _names(inputs)
+    names = {f"j{axis}": number for axis, number in enumerate(program.outputs)}
+    # An operand says where it is computed.
+    reads = tuple(sorted({*program.reads, inputs}))
+    lines = [text_of(program.steps, names, arguments, is_typed=True), "place = where(g == g, 0, 0)"]
+    for name in names:
+        # An index outside is the nearest one, and a negative one counts from the end.
+        lines += [f"{name} = minimum(maximum({name}, -n_{name}), n_{name} - 1)"]
+        lines += [f"place = place * n_{name} + where({name} < 0, {name} + n_{name}, {name})"]
+    place = Elementwise[Any](
+        "\n".join(lines),
+        inputs=[*[arguments[n] for n in reads], *[f"n_{name}" for name in names]],
+        outputs="place",
+        operation=f"{own.operation}.slope",
+    )
+    whole = addition.program.only(value)
+    return (place, reads), (_elementwise(own, whole, inputs, is_exact=True), whole.reads)
+
+
+def _added(own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, given: Sequence[Any]) -> Any:
+    """Return the gradient of an array that elements are loaded from."""
+    x, g = given[place], given[-2]
+    found = _additions(own, kinds, place)
+    shifted = [one for one in found if _is_shifted(one, x, given)]
+    made = _gathered(own, shifted, kinds, given, x.shape) if shifted else None
+    for one in found:
+        loops = tuple(_iterations(count, kinds, given) for count in one.addition.counts)
+        if one not in shifted and 0 not in loops:
+            made = _scatter_one(own, one, given, loops, x, made)
+    return arrays.zeros_like(x) if made is None else made
+
+
+def _is_shifted(one: _Scattered, x: Any, given: Sequence[Any]) -> bool:
+    shifts = one.shifts
+    if shifts is None or x.shape != given[-2].shape:
+        return False
+    return all(shift.fits(extent, given) for shift, extent in zip(shifts, x.shape, strict=True))
+
+
+def _gathered(
+    own: Elementwise[Any],
+    loads: Sequence[_Scattered],
+    kinds: tuple[ArgumentType, ...],
+    given: Sequence[Any],
+    shape: tuple[int, ...],
+) -> Any:
+    """Return the sum of the gradients of loads with shifted indices."""
+    values: dict[Program, Any] = {}
+    for one in loads:
+        part = one.value
+        if part not in values:
+            is_same = len(part.steps) == 1 and part.reads == (len(kinds),)
+            made = _whole(own, part, len(kinds))
+            values[part] = given[-2] if is_same else made(*[given[n] for n in part.reads], shape=shape)
+    names = {part: f"v{number}" for number, part in enumerate(values)}
+    terms = tuple((names[one.value], one.shifts or ()) for one in loads)
+    gather, extents = _gather(own.operation, terms, len(shape))
+    return gather(*values.values(), *[shape[axis] for axis in extents], shape=shape)
+
+
+@functools.lru_cache(1024)
+def _whole(own: Elementwise[Any], part: Program, inputs: int) -> Elementwise[Any]:
+    return _elementwise(own, part, inputs, is_exact=True)
+
+
+@functools.lru_cache(1024)
+def _gather(
+    operation: str, terms: tuple[tuple[str, tuple[Shift, ...]], ...], ndim: int
+) -> tuple[Elementwise[Any], tuple[int, ...]]:
+    """Return the expression of a gather, and the axes whose extents it reads."""
+    text = gather_text(terms)
+    extents = tuple(axis for axis in range(ndim) if f"n{axis}" in text)
+    names = dict.fromkeys(name for name, _ in terms)
+    made = Elementwise[Any](
+        text,
+        inputs=[*names, *[f"n{axis}" for axis in extents]],
+        outputs="slope",
+        operation=f"{operation}.slope",
+    )
+    return made, extents
+
+
+def _scatter_one(
+    own: Elementwise[Any],
+    one: _Scattered,
+    given: Sequence[Any],
+    loops: tuple[int, ...],
+    x: Any,
+    made: Any,
+) -> Any:
+    """Add an addition by a scatter."""
+    g, loads = given[-2], one.addition.program.loads
+    shape = (*g.shape, *loops)
+    wide = [each if n in loads or not loops else _behind(each, len(loops)) for n, each in enumerate(given)]
+    if is_ordered(g):
+        apart = [part[0](*[wide[n] for n in part[1]], shape=shape) for part in one.made if part]
+        zeros = arrays.zeros_like(x) if made is None else made
+        return one.scatter(zeros, *[wide[n] for n in one.reads], *apart, *x.shape, shape=shape)
+    flat, value = _sorted(own, one.addition, len(given) - 2)
+    places, values = (
+        arrays.reshape(part(*[wide[n] for n in reads], *more, shape=shape), (-1,))
+        for (part, reads), more in ((flat, x.shape), (value, ()))
+    )
+    total = sorted_sums(places, values, x.shape)
+    return total if made is None else made + total
+
+
+def _behind(one: Any, loops: int) -> Any:
+    """Return an array with an axis for each loop behind its own."""
+    if isinstance(one, _NUMBERS) or not np.shape(one):
+        return one
+    return arrays.reshape(one, (*np.shape(one), *(1,) * loops))
+
+
+def _iterations(program: Program, kinds: Sequence[ArgumentType], given: Sequence[Any]) -> int:
+    """Return the most iterations that a loop of any element has.
+
+    Raises:
+        NotSupportedError: Elements, or another loop, decide it.
+    """
+    steps = program.steps
+    if any(
+        step.function in ("load", "loop")
+        or (step.function == "argument" and not isinstance(kinds[int(step.value.real)], Weak))
+        for step in steps
+    ):
+        raise NotSupportedError("elements or another loop decide how often the loop runs")
+    shape = given[-2].shape
+    axes = sorted({int(step.value.real) for step in steps if step.function == "index"})
+    indices = {axis: _indices(shape, axis) for axis in axes}
+    typed = TypedExpression(steps, program.outputs, axes=tuple(axes))
+    arguments = [np.asarray(one)[()] if isinstance(one, _NUMBERS) else None for one in given[:-2]]
+    (count,) = evaluate(typed, arguments, indices)
+    return max(0, int(np.max(count, initial=0)))
+
+
+def _indices(shape: Sequence[int], axis: int) -> Any:
+    """Return the indices along an axis of a shape."""
+    at = axis % len(shape)
+    return np.arange(shape[at]).reshape([-1 if k == at else 1 for k in range(len(shape))])

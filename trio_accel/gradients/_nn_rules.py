@@ -1,0 +1,230 @@
+"""Gradients of layers, losses, norms and pools: most of them are functions of `nn`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from .. import arrays as _arrays
+from .. import nn as _nn
+from ..devices import AccelRef, Function, called
+from ._backward import RULES, bound, refuse
+from ._elementwise import Rule, summed_to
+from ._rules import composition
+from ._scatter import added_at, is_ordered
+
+# The types of functions tell what calls become when they are awaited.
+arrays: Any = _arrays
+nn: Any = _nn
+
+# Functions whose gradient `nn` has, for the first argument.
+_OF_FIRST = (
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu", "cross_entropy", "elu",
+    "gaussian_nll_loss", "gelu", "glu", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss",
+    "log_sigmoid", "mish", "mse_loss", "poisson_nll_loss", "selu", "sigmoid", "silu", "smooth_l1_loss",
+    "soft_margin_loss", "softplus", "softshrink", "softsign",
+)  # fmt: skip
+
+
+def _bound(call: Any) -> tuple[str, dict[str, Any]]:
+    """Return the name of a function of `nn`, and its arguments with their defaults, but for `out`."""
+    return call.function.name.removeprefix("nn."), bound(call)
+
+
+def _first(call: Any, g: Any) -> Iterator[Rule]:
+    """The gradient of the first argument is a function of `nn`, of the same arguments."""
+    name = call.function.name.partition(".")[2]
+    named = dict(call.named or {})
+    named.pop("out", None)
+    yield call.args[0], partial(getattr(nn, f"{name}_grad"), g, *call.args, **named)
+
+
+def _prelu(call: Any, g: Any) -> Iterator[Rule]:
+    x, weight = call.args[:2]
+    yield x, lambda: summed_to(nn.prelu_grad(g, x, weight), np.shape(x))
+    yield weight, lambda: summed_to(arrays.where(x < 0, g * x, 0), np.shape(weight))
+
+
+def _linear(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, weight, bias = at["x"], at["weight"], at["bias"]
+    if at["activation"] is not None:
+        raise refuse("nn.linear", "an activation has no rule; call it apart")
+    flat = cache(lambda: arrays.reshape(g, (-1, weight.shape[0])))
+    yield x, lambda: g @ weight
+    yield weight, lambda: flat().mT @ arrays.reshape(x, (-1, weight.shape[1]))
+    yield bias, lambda: arrays.sum(flat(), axis=0)
+
+
+async def _make_slopes(name: str, g: Any, *args: Any, **named: Any) -> Any:
+    """Make all gradients of an attention or a norm, each flat, behind one another."""
+    if "attention" in name:
+        args += await getattr(nn, name)(*args, **named, return_lse=True)
+    made = await getattr(nn, f"{name}_grad")(g, *args, **named)
+    return await arrays.concat([arrays.reshape(one, (-1,)) for one in made])
+
+
+async def _make_slope_of_maxima(name: str, g: Any, x: AccelRef, **named: Any) -> Any:
+    """Make the gradient of maxima of windows, which are found again, with their places."""
+    made = await getattr(nn, name)(x, **named | {"return_indices": True})
+    return await nn.max_pool_grad(g, made.indices, x.shape)
+
+
+_slopes = called(Function("train.slopes", _make_slopes, "awaitable"))
+_slope_of_maxima = called(Function("train.slope_of_maxima", _make_slope_of_maxima, "awaitable"))
+
+
+def _split(
+    flat: Callable[[], Any], wanted: Sequence[Any], shapes: Sequence[tuple[int, ...]]
+) -> Iterator[Rule]:
+    """Yield arguments with their gradients, which lie behind one another in one array."""
+    stop = 0
+    for one, shape in zip(wanted, shapes, strict=True):
+        first, stop = stop, stop + math.prod(shape)
+        yield one, partial(_shaped, flat, slice(first, stop), shape)
+
+
+def _shaped(flat: Callable[[], Any], part: slice, shape: tuple[int, ...]) -> Any:
+    return arrays.reshape(flat()[part], shape)
+
+
+def _group_norm(call: Any, g: Any) -> Iterator[Rule]:
+    name, at = _bound(call)
+    x, weight, bias = at.pop("x"), at.pop("weight"), at.pop("bias")
+    groups = [at.pop("num_groups")] if "num_groups" in at else []
+    shapes = x.shape, (x.shape[1],), (x.shape[1],)
+    flat = cache(lambda: _slopes(name, g, x, *groups, weight, **at))
+    yield from _split(flat, (x, weight, bias), shapes)
+
+
+def _attention(call: Any, g: Any) -> Iterator[Rule]:
+    name, at = _bound(call)
+    given = [at.pop(one) for one in ("query", "key", "value")]
+    del at["dropout_p"], at["return_lse"]
+    flat = cache(lambda: _slopes(name, g, *given, **at))
+    yield from _split(flat, given, [one.shape for one in given])
+
+
+def _convolution(call: Any, g: Any) -> Iterator[Rule]:
+    name, at = _bound(call)
+    x, weight = at["input"], at["weight"]
+    how = {one: at[one] for one in ("stride", "padding", "dilation", "groups")}
+    if "transpose" in name:
+        yield x, partial(getattr(nn, name.replace("_transpose", "")), g, weight, **how)
+        x, g_of_weight = g, x
+    else:
+        yield x, partial(nn.conv_input_grad, x.shape, weight, g, **how)
+        g_of_weight = g
+    yield weight, partial(nn.conv_weight_grad, x, weight.shape, g_of_weight, **how)
+    yield at["bias"], lambda: nn.conv_bias_grad(_images(name, g))
+
+
+def _images(name: str, array: Any) -> Any:
+    """Return an array as several images of so many axes as a function has in its name."""
+    return arrays.reshape(array, (1, *array.shape)[-2 - int(name[-2]) :])
+
+
+def _pool(call: Any, g: Any) -> Iterator[Rule]:
+    name, at = _bound(call)
+    x = at.pop("input")
+    shape = (1, *x.shape)[-2 - int(name[-2]) :]
+
+    def slope() -> Any:
+        if "max" in name:
+            return _slope_of_maxima(name, _images(name, g), arrays.reshape(x, shape), **at)
+        if "adaptive" in name:
+            return nn.adaptive_avg_pool_grad(_images(name, g), shape)
+        return nn.avg_pool_grad(_images(name, g), shape, **at)
+
+    yield x, lambda: arrays.reshape(slope(), x.shape)
+
+
+def _batch_norm(call: Any, g: Any) -> Iterator[Rule]:
+    """Gradients of a norm by numbers that were found before: those of the numbers are not there."""
+    at = _bound(call)[1]
+    x, mean, var, weight = (at[name] for name in ("x", "running_mean", "running_var", "weight"))
+
+    def spread(one: Any) -> Any:
+        return one.reshape(-1, *(1,) * (len(x.shape) - 2)) if np.shape(one) else one
+
+    root = cache(lambda: (spread(var) + at["eps"]) ** -0.5)
+    others = tuple(axis for axis in range(len(x.shape)) if axis != 1)
+    yield x, lambda: g * (root() * spread(weight))
+    yield weight, lambda: arrays.sum(g * (x - spread(mean)) * root(), axis=others)
+    yield at["bias"], lambda: arrays.sum(g, axis=others)
+
+
+def _ranking(call: Any, g: Any) -> Iterator[Rule]:
+    at = _bound(call)[1]
+    yield at["x1"], lambda: nn.margin_ranking_loss_grad(g, **at)
+    yield at["x2"], lambda: -nn.margin_ranking_loss_grad(g, **at)
+
+
+def _embedding(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    weight, indices, padding = at["weight"], at["indices"], at["padding_idx"]
+
+    def slope() -> Any:
+        if is_ordered(g):
+            return nn.embedding_grad(g, indices, weight.shape[0], padding)
+        kept = g if padding is None else arrays.where(arrays.expand_dims(indices == padding, axis=-1), 0, g)
+        return added_at(arrays.zeros_like(weight), [indices], kept)
+
+    yield weight, slope
+
+
+def _lengths(x: Any, axis: Any, keepdims: bool = False) -> Any:
+    return arrays.sqrt(arrays.sum(x * x, axis=axis, keepdims=keepdims))
+
+
+def _softmax_grad(grad: Any, x: Any, axis: Any) -> Any:
+    made = arrays.softmax(x, axis=axis)
+    return made * (grad - arrays.sum(grad * made, axis=axis, keepdims=True))
+
+
+def _log_softmax_grad(grad: Any, x: Any, axis: Any) -> Any:
+    return grad - arrays.softmax(x, axis=axis) * arrays.sum(grad, axis=axis, keepdims=True)
+
+
+def _normalize(x: Any, axis: Any, eps: float) -> Any:
+    return x / arrays.maximum(_lengths(x, axis, keepdims=True), eps)
+
+
+def _distance(x1: Any, x2: Any, axis: Any, eps: float, keepdims: bool) -> Any:
+    return _lengths(x1 - x2 + eps, axis, keepdims)
+
+
+def _reduced(values: Any, reduction: str) -> Any:
+    return values if reduction == "none" else getattr(arrays, reduction)(values)
+
+
+def _cosine_embedding(x1: Any, x2: Any, target: Any, margin: float, reduction: str) -> Any:
+    products = arrays.sum(x1 * x2, axis=-1)
+    norms = arrays.sqrt((arrays.sum(x1 * x1, axis=-1) + 1e-12) * (arrays.sum(x2 * x2, axis=-1) + 1e-12))
+    cosine = products / norms
+    return _reduced(arrays.where(target == 1, 1 - cosine, arrays.maximum(cosine - margin, 0)), reduction)
+
+
+def _triplet(anchor: Any, positive: Any, negative: Any, margin: float, eps: float, reduction: str) -> Any:
+    near, far = (_distance(anchor, one, -1, eps, False) for one in (positive, negative))
+    return _reduced(arrays.maximum(near - far + margin, 0), reduction)
+
+
+_POOLS = ("adaptive_avg", "adaptive_max", "avg", "max")
+RULES.update({
+    **{f"nn.{name}": _first for name in _OF_FIRST},
+    "arrays.softmax": _first, "arrays.log_softmax": _first, "nn.prelu": _prelu,
+    "nn.batch_norm": _batch_norm, "nn.cosine_embedding_loss": composition(_cosine_embedding),
+    "nn.embedding": _embedding, "nn.group_norm": _group_norm, "nn.instance_norm": _group_norm,
+    "nn.softmax_grad": composition(_softmax_grad), "nn.log_softmax_grad": composition(_log_softmax_grad),
+    "nn.linear": _linear, "nn.margin_ranking_loss": _ranking, "nn.normalize": composition(_normalize),
+    "nn.pairwise_distance": composition(_distance), "nn.scaled_dot_product_attention": _attention,
+    "nn.softmin": composition(lambda x, axis: arrays.softmax(-x, axis=axis)),
+    "nn.triplet_margin_loss": composition(_triplet),
+    **{f"nn.conv{kind}{n}d": _convolution for kind in ("", "_transpose") for n in (1, 2, 3)},
+    **{f"nn.{kind}_pool{n}d": _pool for kind in _POOLS for n in (1, 2, 3)},
+})  # fmt: skip

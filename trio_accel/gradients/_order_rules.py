@@ -1,0 +1,288 @@
+"""Gradients of scans, orders, gathers, and of functions that are compositions of others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import arrays as _arrays
+from ._backward import RULES, bound, refuse
+from ._elementwise import Rule, summed_to
+from ._rules import composition, part
+from ._scatter import added_along, added_at
+
+# The types of functions tell what calls become when they are awaited.
+arrays: Any = _arrays
+
+
+def _cumulative_sum(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
+
+    def slope() -> Any:
+        of_sums = part(g, axis, slice(1, None)) if at["include_initial"] else g
+        return _sums_from_the_end(of_sums, axis)
+
+    yield at["x"], slope
+
+
+def _sums_from_the_end(x: Any, axis: int) -> Any:
+    return arrays.flip(arrays.cumulative_sum(arrays.flip(x, axis=axis), axis=axis), axis=axis)
+
+
+def _cumulative_prod(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x = at["x"]
+    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
+    if at["include_initial"]:
+        raise refuse(call.function.name, "include_initial adds a product of nothing; concat a one")
+
+    def slope() -> Any:
+        # The first zero along the axis takes the product of the others, and those behind it have none.
+        is_zero = x == 0
+        seen = arrays.cumulative_sum(arrays.where(is_zero, 1, 0), axis=axis)
+        patched = arrays.where(arrays.logical_and(is_zero, seen == 1), 1, x)
+        without = arrays.cumulative_prod(patched, axis=axis)
+        of_zero = _sums_from_the_end(g * arrays.where(seen == 1, without, 0), axis)
+        of_other = _sums_from_the_end(g * call, axis) / arrays.where(is_zero, 1, x)
+        return arrays.where(is_zero, arrays.where(seen == 1, of_zero, 0), of_other)
+
+    yield x, slope
+
+
+def _cumulative_extreme(call: Any, g: Any) -> Iterator[Rule]:
+    """The element that became the extremum gets the gradients of all results up to the next one."""
+    at = bound(call)
+    x = at["x"]
+    count = len(g.shape)
+    axis = 0 if at["axis"] is None else at["axis"] % count
+
+    def slope() -> Any:
+        length = g.shape[axis]
+        places = np.arange(length).reshape([-1 if one == axis else 1 for one in range(count)])
+        at_first = arrays.where(x == call, places, 0)
+        source = arrays.cumulative_max(at_first, axis=axis)
+        return added_along(arrays.zeros_like(x), source, g, axis)
+
+    yield x, slope
+
+
+def _cumulative_logsumexp(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x = at["x"]
+    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
+
+    def slope() -> Any:
+        # Results rise along the axis, so that no exponential overflows: exp(x - result) is at most 1.
+        total: Any = None
+        length = g.shape[axis]
+        for offset in range(length):
+            widths = [(0, 0)] * len(g.shape)
+            widths[axis] = 0, offset
+            later = part(g, axis, slice(offset, None)) * arrays.exp(
+                part(x, axis, slice(0, length - offset)) - part(call, axis, slice(offset, None))
+            )
+            one = arrays.pad(later, widths)
+            total = one if total is None else total + one
+        return total
+
+    yield x, slope
+
+
+def _sort(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, axis = at["x"], at["axis"]
+
+    def slope() -> Any:
+        order = arrays.argsort(x, axis=axis, descending=at["descending"], stable=True)
+        return arrays.take_along_axis(g, arrays.argsort(order, axis=axis), axis=axis)
+
+    yield x, slope
+
+
+def _take(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, indices = at["x"], at["indices"]
+    axis = 0 if at["axis"] is None else at["axis"] % len(x.shape)
+    many = math.prod(np.shape(indices))
+    flat = (*x.shape[:axis], many, *x.shape[axis + 1 :])
+    line = tuple(many if one == axis else 1 for one in range(len(x.shape)))
+
+    def slope() -> Any:
+        places = _wide(indices.reshape(line), flat)
+        return added_along(arrays.zeros_like(x), places, arrays.reshape(g, flat), axis)
+
+    yield x, slope
+
+
+def _wide(indices: Any, shape: Sequence[int]) -> Any:
+    """Broadcast indices, which may be an array of the host."""
+    is_host = isinstance(indices, np.ndarray)
+    return np.broadcast_to(indices, shape).copy() if is_host else arrays.broadcast_to(indices, shape)
+
+
+def _take_along_axis(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, indices, axis = at["x"], at["indices"], at["axis"] % len(at["x"].shape)
+    wide = (*g.shape[:axis], x.shape[axis], *g.shape[axis + 1 :])
+
+    def slope() -> Any:
+        zeros = arrays.broadcast_to(arrays.zeros_like(x), wide).copy()
+        places = _wide(indices, g.shape)
+        return summed_to(added_along(zeros, places, g, axis), x.shape)
+
+    yield x, slope
+
+
+def _gather_nd(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    yield at["x"], lambda: added_at(arrays.zeros_like(at["x"]), at["indices"], g)
+
+
+def _segments(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, offsets = at["x"], at["offsets"]
+    if at["op"] != "sum":
+        raise refuse(call.function.name, f"op={at['op']!r} has no rule; op='sum' has one")
+
+    def slope() -> Any:
+        places = np.arange(x.shape[0])
+        find = np.searchsorted if isinstance(offsets, np.ndarray) else arrays.searchsorted
+        segment = find(offsets, places, side="right") - 1
+        return arrays.take(g, segment, axis=0)
+
+    yield x, slope
+
+
+def _diff(x: Any, axis: int, n: int, prepend: Any, append: Any) -> Any:
+    axis %= len(x.shape)
+    parts = [one for one in (prepend, x, append) if one is not None]
+    whole = arrays.concat(parts, axis=axis) if len(parts) > 1 else x
+    for _ in range(n):
+        whole = part(whole, axis, slice(1, None)) - part(whole, axis, slice(0, -1))
+    return whole
+
+
+def _trapezoid(y: Any, x: Any, dx: float, axis: int, keepdims: bool) -> Any:
+    count = len(y.shape)
+    axis %= count
+    pairs = part(y, axis, slice(1, None)) + part(y, axis, slice(0, -1))
+    if x is None:
+        return arrays.sum(pairs, axis=axis, keepdims=keepdims) * (0.5 * dx)
+    along = axis if len(x.shape) == count else 0
+    steps = part(x, along, slice(1, None)) - part(x, along, slice(0, -1))
+    if len(x.shape) != count:
+        steps = arrays.reshape(steps, tuple(-1 if one == axis else 1 for one in range(count)))
+    return arrays.sum(pairs * steps, axis=axis, keepdims=keepdims) * 0.5
+
+
+def _average(x: Any, axis: Any, weights: Any, keepdims: bool) -> Any:
+    if weights is None:
+        return arrays.mean(x, axis=axis, keepdims=keepdims)
+    if len(weights.shape) != len(x.shape):
+        line = tuple(-1 if one == axis % len(x.shape) else 1 for one in range(len(x.shape)))
+        weights = arrays.reshape(weights, line)
+    whole = arrays.broadcast_to(weights, x.shape)
+    total = arrays.sum(x * weights, axis=axis, keepdims=keepdims)
+    return total / arrays.sum(whole, axis=axis, keepdims=keepdims)
+
+
+def _cov(x: Any, correction: int) -> Any:
+    rows = x if len(x.shape) == 2 else arrays.reshape(x, (1, -1))
+    off = rows - arrays.mean(rows, axis=1, keepdims=True)
+    made = (off @ off.mT) * (1 / (rows.shape[1] - correction))
+    return made if len(x.shape) == 2 else arrays.reshape(made, ())
+
+
+def _corrcoef(x: Any) -> Any:
+    made = _cov(x, 1)
+    if not made.shape:
+        return made / made
+    roots = arrays.sqrt(arrays.diagonal(made))
+    return made / (arrays.expand_dims(roots, axis=1) * arrays.expand_dims(roots, axis=0))
+
+
+def _nan_to_num(x: Any, **named: Any) -> Any:
+    return arrays.where(arrays.isfinite(x), x, 0)
+
+
+def _polyval(p: Any, x: Any) -> Any:
+    total: Any = p[0] + 0 * x
+    for number in range(1, p.shape[0]):
+        total = total * x + p[number]
+    return total
+
+
+def _vander(x: Any, n: int | None, increasing: bool) -> Any:
+    count = x.shape[0] if n is None else n
+    powers = range(count) if increasing else range(count - 1, -1, -1)
+    return arrays.stack([x**power if power else arrays.ones_like(x) + 0 * x for power in powers], axis=-1)
+
+
+def _select(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    taken: Any = None
+    for condition, choice in zip(at["conditions"], at["choices"], strict=True):
+        # Conditions may be arrays of the host.
+        here = condition if taken is None else condition & ~taken
+        yield choice, partial(_chosen, here, g, np.shape(choice))
+        taken = condition if taken is None else taken | condition
+    yield at["default"], lambda: summed_to(arrays.where(taken, 0, g), np.shape(at["default"]))
+
+
+def _chosen(condition: Any, g: Any, shape: Sequence[int]) -> Any:
+    return summed_to(arrays.where(condition, g, 0), shape)
+
+
+def _clip(x: Any, min: Any, max: Any) -> Any:  # noqa: A002  # the names of the arguments
+    low = x if min is None else arrays.maximum(x, min)
+    return low if max is None else arrays.minimum(low, max)
+
+
+def _quantile(x: Any, q: Any, axis: Any, method: str, keepdims: bool, scale: float = 1.0) -> Any:
+    if method != "linear":
+        raise refuse("arrays.quantile", f"method={method!r} has no rule; method='linear' has one")
+    count = len(x.shape)
+    axes = list(range(count)) if axis is None else [int(one) % count for one in np.atleast_1d(axis)]
+    others = [one for one in range(count) if one not in axes]
+    kept = tuple(x.shape[one] for one in others)
+    flat = arrays.reshape(arrays.permute_dims(x, (*others, *axes)), (*kept, -1))
+    ordered = arrays.sort(flat, axis=-1)
+    made: list[Any] = []
+    for one in np.atleast_1d(np.asarray(q, float) * scale):
+        place = float(one) * (flat.shape[-1] - 1)
+        low = int(np.floor(place))
+        high, part = min(low + 1, flat.shape[-1] - 1), place - low
+        made.append(ordered[..., low] * (1 - part) + ordered[..., high] * part)
+    if keepdims:
+        made = [
+            arrays.reshape(one, tuple(1 if k in axes else n for k, n in enumerate(x.shape))) for one in made
+        ]
+    return arrays.stack(made, axis=0) if np.ndim(q) else made[0]
+
+
+def _median(x: Any, axis: Any, keepdims: bool) -> Any:
+    return _quantile(x, 0.5, axis, "linear", keepdims)
+
+
+def _percentile(**at: Any) -> Any:
+    return _quantile(**at, scale=0.01)
+
+
+RULES.update({
+    "arrays.average": composition(_average), "arrays.clip": composition(_clip),
+    "arrays.corrcoef": composition(_corrcoef), "arrays.cov": composition(_cov),
+    "arrays.cumulative_logsumexp": _cumulative_logsumexp, "arrays.cumulative_max": _cumulative_extreme,
+    "arrays.cumulative_min": _cumulative_extreme, "arrays.cumulative_prod": _cumulative_prod,
+    "arrays.cumulative_sum": _cumulative_sum, "arrays.diff": composition(_diff),
+    "arrays.gather_nd": _gather_nd, "arrays.median": composition(_median),
+    "arrays.nan_to_num": composition(_nan_to_num), "arrays.percentile": composition(_percentile),
+    "arrays.polyval": composition(_polyval), "arrays.quantile": composition(_quantile),
+    "arrays.segmented_reduce": _segments, "arrays.select": _select, "arrays.sort": _sort,
+    "arrays.take": _take, "arrays.take_along_axis": _take_along_axis,
+    "arrays.trapezoid": composition(_trapezoid), "arrays.vander": composition(_vander),
+})  # fmt: skip

@@ -1,0 +1,452 @@
+"""Gradients of functions of arrays that are no expressions of each element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from .. import arrays as _arrays
+from ..backends.base import NotSupportedError
+from ._backward import RULES, Make, bound, is_operand, pulled, refuse
+from ._elementwise import ADVICE, Rule, summed_to
+
+__all__ = ["axes_of", "composition", "conjugate", "part", "spread", "unpadded"]
+
+# The types of functions tell what calls become when they are awaited.
+arrays: Any = _arrays
+
+
+def axes_of(at: dict[str, Any], x: Any) -> tuple[int, ...]:
+    """Return the axes that a reduction takes away."""
+    axis, count = at["axis"], len(x.shape)
+    return tuple(range(count)) if axis is None else tuple(int(one) % count for one in np.atleast_1d(axis))
+
+
+def spread(g: Any, x: Any, axes: Sequence[int]) -> Any:
+    """Return the gradient of a reduction in the shape of its argument."""
+    kept = tuple(1 if axis in axes else extent for axis, extent in enumerate(x.shape))
+    return arrays.broadcast_to(arrays.reshape(g, kept), x.shape)
+
+
+def conjugate(x: Any) -> Any:
+    """Return the conjugate of complex numbers, and others as they are."""
+    return arrays.conj(x) if x.dtype.kind in ("complex", "c") else x
+
+
+def composition(f: Callable[..., Any]) -> Make:
+    """Make a rule of a composition of calls that computes the same as a function, by its arguments."""
+
+    def rule(call: Any, g: Any) -> Iterator[Rule]:
+        at = bound(call)
+        names = [name for name, one in at.items() if is_operand(one)]
+        operands = [at[name] for name in names]
+        slopes = cache(
+            lambda: pulled(lambda *leaves: f(**at | dict(zip(names, leaves, strict=True))), operands, g)
+        )
+        for place, one in enumerate(operands):
+            yield one, lambda place=place: slopes()[place]
+
+    return rule
+
+
+# Reductions.
+
+
+def _sum(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    yield at["x"], lambda: spread(g, at["x"], axes_of(at, at["x"]))
+
+
+def _count(x: Any, axes: Sequence[int]) -> int:
+    return math.prod(x.shape[axis] for axis in axes)
+
+
+def _mean(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    axes = axes_of(at, at["x"])
+    yield at["x"], lambda: spread(g, at["x"], axes) * (1 / _count(at["x"], axes))
+
+
+def _extreme(call: Any, g: Any) -> Iterator[Rule]:
+    """Equal elements share the gradient."""
+    at = bound(call)
+    x, axes = at["x"], axes_of(at, at["x"])
+
+    def slope() -> Any:
+        same = arrays.where(x == spread(call, x, axes), 1.0, 0.0)
+        many = arrays.sum(same, axis=axes)
+        return arrays.where(same > 0, spread(arrays.reshape(g, many.shape) / many, x, axes), 0)
+
+    yield x, slope
+
+
+def _prod(call: Any, g: Any) -> Iterator[Rule]:
+    """The derivative of a product with one factor of 0 is the product of the others."""
+    at = bound(call)
+    x, axes = at["x"], axes_of(at, at["x"])
+
+    def slope() -> Any:
+        is_zero = x == 0
+        zeros = spread(arrays.sum(arrays.where(is_zero, 1.0, 0.0), axis=axes), x, axes)
+        others = spread(arrays.prod(arrays.where(is_zero, 1, x), axis=axes), x, axes)
+        of_zero = arrays.where(zeros == 1, others, 0)
+        of_other = arrays.where(zeros == 0, others / arrays.where(is_zero, 1, x), 0)
+        return spread(g, x, axes) * arrays.where(is_zero, of_zero, of_other)
+
+    yield x, slope
+
+
+def _var(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, axes = at["x"], axes_of(at, at["x"])
+
+    def slope() -> Any:
+        off = x - arrays.mean(x, axis=axes, keepdims=True)
+        return spread(g, x, axes) * off * (2 / (_count(x, axes) - at["correction"]))
+
+    yield x, slope
+
+
+def _std(call: Any, g: Any) -> Iterator[Rule]:
+    yield from _var(call, 0.5 * g / call)
+
+
+def _logsumexp(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    axes = axes_of(at, at["x"])
+    yield at["x"], lambda: spread(g, at["x"], axes) * arrays.softmax(at["x"], axis=axes)
+
+
+def _without_nan(name: str) -> Make:
+    """Make a rule of a reduction that leaves NaN out, by one that does not."""
+
+    def compose(x: Any, axis: Any, keepdims: bool = False, **more: Any) -> Any:
+        is_nan = arrays.isnan(x)
+        kept = arrays.where(is_nan, 0.0, 1.0)
+        how = {"axis": axis, "keepdims": keepdims}
+        if name == "prod":
+            return arrays.prod(arrays.where(is_nan, 1, x), **how)
+        values = arrays.where(is_nan, 0, x)
+        if name == "sum":
+            return arrays.sum(values, **how)
+        many = arrays.sum(kept, axis=axis, keepdims=True)
+        mean = arrays.sum(values, axis=axis, keepdims=True) / many
+        if name == "mean":
+            return arrays.sum(values, **how) / arrays.sum(kept, **how)
+        off = arrays.where(is_nan, 0, x - mean)
+        square = arrays.sum(off * off, **how) / (arrays.sum(kept, **how) - more["correction"])
+        return square if name == "var" else arrays.sqrt(square)
+
+    return composition(compose)
+
+
+def _ptp(x: Any, axis: Any, keepdims: bool) -> Any:
+    how = {"axis": axis, "keepdims": keepdims}
+    return arrays.max(x, **how) - arrays.min(x, **how)
+
+
+def _zscore(x: Any, axis: Any, correction: float) -> Any:
+    return (x - arrays.mean(x, axis=axis, keepdims=True)) / arrays.std(
+        x, axis=axis, correction=correction, keepdims=True
+    )
+
+
+def _moment(power: int) -> Make:
+    def compose(x: Any, axis: Any, keepdims: bool) -> Any:
+        off = x - arrays.mean(x, axis=axis, keepdims=True)
+        square = arrays.mean(off * off, axis=axis, keepdims=keepdims)
+        high = arrays.mean(off**power, axis=axis, keepdims=keepdims)
+        return high / square ** (power / 2) - (3.0 if power == 4 else 0.0)
+
+    return composition(compose)
+
+
+def _cosine(x1: Any, x2: Any, axis: Any, eps: float, keepdims: bool) -> Any:
+    how = {"axis": axis, "keepdims": keepdims}
+    norms = [arrays.maximum(arrays.sqrt(arrays.sum(one * one, **how)), eps) for one in (x1, x2)]
+    return arrays.sum(x1 * x2, **how) / (norms[0] * norms[1])
+
+
+def _normed(call: Any, g: Any) -> Iterator[Rule]:
+    """Gradients of a layer norm, or of an RMS norm, which takes no mean away and has no bias."""
+    is_centred, at = call.function.name == "arrays.layer_norm", bound(call)
+    x, weight, bias = at["x"], at["weight"], at.get("bias")
+    mean = partial(arrays.mean, axis=at["axis"], keepdims=True)
+    off = cache(lambda: x - mean(x) if is_centred else x)
+    root = cache(lambda: arrays.rsqrt(mean(off() * off()) + at["eps"]))
+    normal, scaled = cache(lambda: off() * root()), cache(lambda: g * weight)
+    less = cache(lambda: scaled() - normal() * mean(scaled() * normal()))
+    yield x, lambda: root() * (less() - mean(scaled()) if is_centred else less())
+    yield weight, lambda: summed_to(g * normal(), np.shape(weight))
+    yield bias, lambda: summed_to(g, np.shape(bias))
+
+
+# Other shapes, and parts.
+
+
+def _reshaped(call: Any, g: Any) -> Iterator[Rule]:
+    yield call.args[0], lambda: arrays.reshape(g, call.args[0].shape)
+
+
+def _turned(call: Any, g: Any) -> Iterator[Rule]:
+    """Gradients of what turns axes about: where each of them has gone, NumPy tells."""
+    x, name = call.args[0], call.function.name.rpartition(".")[2]
+    tags = np.empty(tuple(range(2, 2 + len(x.shape))), np.int8)
+    if name in ("T", "mT"):
+        turned = getattr(tags, name)
+    elif name == "transpose":
+        turned = tags.transpose(*call.args[1:])
+    else:
+        turned = getattr(np, name)(tags, *call.args[1:], **dict(call.named or {}))
+    yield x, lambda: arrays.permute_dims(g, tuple(turned.shape.index(extent) for extent in tags.shape))
+
+
+def _taken(call: Any, g: Any) -> Iterator[Rule]:
+    """Gradients of a part by numbers and slices: zeros around, and between."""
+    x, key = call.args
+    keys: list[Any] = [one for one in np.index_exp[key] if one is not None]
+    if Ellipsis in keys:
+        place = keys.index(Ellipsis)
+        keys[place : place + 1] = [slice(None)] * (len(x.shape) - len(keys) + 1)
+    keys += [slice(None)] * (len(x.shape) - len(keys))
+    spans: list[range] = []
+    for one, extent in zip(keys, x.shape, strict=False):
+        if not isinstance(one, (int, slice)):
+            raise NotSupportedError(f"only parts by numbers and slices have gradients; {ADVICE}")
+        spans.append(range(extent)[one if isinstance(one, slice) else slice(one % extent, one % extent + 1)])
+    yield x, lambda: _placed(arrays.reshape(g, tuple(map(len, spans))), x.shape, spans)
+
+
+def _placed(g: Any, shape: Sequence[int], spans: Sequence[range]) -> Any:
+    """Return zeros of a shape, with values at the indices of spans."""
+    backwards = [axis for axis, span in enumerate(spans) if span.step < 0]
+    if backwards:
+        g = arrays.flip(g, axis=tuple(backwards))
+        spans = [span[::-1] if span.step < 0 else span for span in spans]
+    for axis, span in enumerate(spans):
+        if span.step > 1 and len(span) > 1:
+            # Zeros follow each element, but the last.
+            more = [(0, 0)] * (axis + 1) + [(0, span.step - 1)] + [(0, 0)] * (len(shape) - axis - 1)
+            apart = (*g.shape[: axis + 1], 1, *g.shape[axis + 1 :])
+            wide = arrays.pad(arrays.reshape(g, apart), more)
+            whole = (*g.shape[:axis], len(span) * span.step, *g.shape[axis + 1 :])
+            last = (len(span) - 1) * span.step + 1
+            g = arrays.reshape(wide, whole)[(slice(None),) * axis + (slice(0, last),)]
+    # An empty part has its zeros anywhere.
+    starts = [span.start if len(span) else 0 for span in spans]
+    ends = [span[-1] + 1 if len(span) else 0 for span in spans]
+    return arrays.pad(
+        g, [(start, extent - end) for start, end, extent in zip(starts, ends, shape, strict=True)]
+    )
+
+
+def _broadcast(call: Any, g: Any) -> Iterator[Rule]:
+    yield call.args[0], lambda: summed_to(g, call.args[0].shape)
+
+
+def part(g: Any, axis: int, key: object) -> Any:
+    return g[(slice(None),) * axis + (key,)]
+
+
+def _concat(call: Any, g: Any) -> Iterator[Rule]:
+    at, first = bound(call), 0
+    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
+    for one in at["arrays"]:
+        stop = first + (math.prod(one.shape) if at["axis"] is None else one.shape[axis])
+        own = partial(part, g, axis, slice(first, stop))
+        yield one, own if at["axis"] is not None else partial(_as_shape, own, one.shape)
+        first = stop
+
+
+def _as_shape(make: Callable[[], Any], shape: Sequence[int]) -> Any:
+    return arrays.reshape(make(), tuple(shape))
+
+
+def _stack(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    for number, one in enumerate(at["arrays"]):
+        yield one, partial(part, g, at["axis"] % len(g.shape), number)
+
+
+def _cast(call: Any, g: Any) -> Iterator[Rule]:
+    x = call.args[0]
+    yield x, lambda: g if x.dtype == g.dtype else (arrays.real(g) if _narrows(g, x) else g).cast(x.dtype)
+
+
+def _narrows(g: Any, x: Any) -> bool:
+    return g.dtype.kind == "complex" and x.dtype.kind != "complex"
+
+
+def _same(call: Any, g: Any) -> Iterator[Rule]:
+    yield call.args[0], lambda: g
+
+
+def _flip(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    yield at["x"], lambda: arrays.flip(g, axis=at["axis"])
+
+
+def _roll(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    shift = at["shift"]
+    back = tuple(-one for one in shift) if isinstance(shift, (tuple, list)) else -shift
+    yield at["x"], lambda: arrays.roll(g, back, axis=at["axis"])
+
+
+def _rot90(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    yield at["x"], lambda: arrays.rot90(g, -at["k"], axes=at["axes"])
+
+
+def _tile(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, many = at["x"], [int(one) for one in np.atleast_1d(at["repetitions"])]
+    count = max(len(many), len(x.shape))
+    many = [1] * (count - len(many)) + many
+    shape = (1,) * (count - len(x.shape)) + tuple(x.shape)
+    apart = tuple(extent for pair in zip(many, shape, strict=True) for extent in pair)
+    each = tuple(range(0, 2 * count, 2))
+    yield x, lambda: arrays.reshape(arrays.sum(arrays.reshape(g, apart), axis=each), x.shape)
+
+
+def _repeat(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, many, axis = at["x"], at["repeats"], at["axis"]
+    if not isinstance(many, int):
+        raise refuse(call.function.name, "an array of repeats decides the length of the result")
+    shape = (math.prod(x.shape),) if axis is None else tuple(x.shape)
+    place = 0 if axis is None else axis % len(shape)
+    apart = (*shape[: place + 1], many, *shape[place + 1 :])
+    yield x, lambda: arrays.reshape(arrays.sum(arrays.reshape(g, apart), axis=place + 1), x.shape)
+
+
+def _diagonal(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, offset = at["x"], at["offset"]
+    rows, columns = x.shape[-2:]
+
+    def slope() -> Any:
+        first = np.arange(rows)[:, None] + offset == np.arange(columns)
+        wide = (*x.shape[:-2], rows if offset >= 0 else columns)
+        kept = g.shape[-1]
+        # The element of row i is that of the diagonal, from its beginning.
+        if offset >= 0:
+            aligned = arrays.pad(g, [(0, 0)] * (len(wide) - 1) + [(0, rows - kept)])
+            return arrays.where(first, arrays.expand_dims(aligned, axis=-1), 0)
+        aligned = arrays.pad(g, [(0, 0)] * (len(wide) - 1) + [(0, columns - kept)])
+        return arrays.where(first, arrays.expand_dims(aligned, axis=-2), 0)
+
+    yield x, slope
+
+
+def _diag(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    yield at["x"], lambda: arrays.diagonal(g, offset=at["k"])
+
+
+def _windows(call: Any, g: Any) -> Iterator[Rule]:
+    """Each element of a window gives its gradient to the element that it shows."""
+    at = bound(call)
+    x, axis, window = at["x"], at["axis"], at["window_shape"]
+    sizes = [int(one) for one in np.atleast_1d(window)]
+    count = len(x.shape)
+    axes = list(range(count)) if axis is None else [int(one) % count for one in np.atleast_1d(axis)]
+
+    def slope() -> Any:
+        total: Any = None
+        for offsets in np.ndindex(*sizes):
+            widths = [(0, 0)] * count
+            for place, offset, size in zip(axes, offsets, sizes, strict=True):
+                before, after = widths[place]
+                widths[place] = before + offset, after + size - 1 - offset
+            one = arrays.pad(g[(..., *offsets)], widths)
+            total = one if total is None else total + one
+        return total
+
+    yield x, slope
+
+
+def _pad(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, mode = at["x"], at["mode"]
+    pairs = np.broadcast_to(np.asarray(at["pad_width"]), (len(x.shape), 2)).tolist()
+    inside = [slice(before, before + extent) for (before, _), extent in zip(pairs, x.shape, strict=True)]
+    if mode == "constant":
+        yield x, lambda: g[tuple(inside)]
+    else:
+        yield x, lambda: unpadded(g, x.shape, pairs, mode)
+
+
+def unpadded(g: Any, shape: Sequence[int], pairs: Sequence[Sequence[int]], mode: str) -> Any:
+    """Return the gradient of an array by the gradient of the padded array, which repeats elements.
+
+    Args:
+        g: The gradient of the padded array.
+        shape: Shape of the array.
+        pairs: How many elements were added before and after, for each axis.
+        mode: A mode of `numpy.pad` that repeats elements.
+    """
+    for axis, ((before, after), extent) in enumerate(zip(pairs, shape, strict=True)):
+        if not before and not after:
+            continue
+        places = np.pad(np.arange(extent), (before, after), mode=mode)
+        # The blocks of neighbours that were repeated in order, or in reverse order.
+        total: Any = None
+        for start, stop in _runs(places):
+            first, last = int(places[start]), int(places[stop - 1])
+            block = part(g, axis, slice(start, stop))
+            if last < first:
+                block, first, last = arrays.flip(block, axis=axis), last, first
+            elif last == first and stop - start > 1:
+                block = arrays.sum(block, axis=axis, keepdims=True)
+            widths = [(0, 0)] * len(shape)
+            widths[axis] = first, extent - last - 1
+            one = arrays.pad(block, widths)
+            total = one if total is None else total + one
+        g = total
+    return g
+
+
+def _runs(places: Any) -> Iterator[tuple[int, int]]:
+    """Yield parts of indices that rise by one, fall by one, or stay."""
+    start = 0
+    while start < len(places):
+        steps = np.diff(places[start:])
+        is_run = bool(len(steps)) and abs(int(steps[0])) <= 1
+        others = np.flatnonzero(steps != steps[0]) if is_run else [0]
+        stop = start + 1 + (int(others[0]) if len(others) else len(steps))
+        yield start, stop
+        start = stop
+
+
+def _triangle(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    yield at["x"], lambda: getattr(arrays, call.function.name.partition(".")[2])(g, k=at["k"])
+
+
+_TURNED = (
+    "AccelRef.T", "AccelRef.mT", "AccelRef.transpose", "arrays.matrix_transpose", "linalg.matrix_transpose",
+    "arrays.permute_dims", "arrays.moveaxis", "arrays.swapaxes",
+)  # fmt: skip
+_EXTREMA = ("max", "min", "nanmax", "nanmin")
+RULES.update({
+    "AccelRef.__getitem__": _taken, "AccelRef.copy": _cast, "AccelRef.reshape": _reshaped,
+    "arrays.broadcast_to": _broadcast, "arrays.concat": _concat,
+    "arrays.cosine_similarity": composition(_cosine), "arrays.diag": _diag, "arrays.diagonal": _diagonal,
+    "linalg.diagonal": _diagonal, "arrays.expand_dims": _reshaped, "arrays.flip": _flip,
+    "arrays.kurtosis": _moment(4), "arrays.layer_norm": _normed, "arrays.logsumexp": _logsumexp,
+    "arrays.mean": _mean, "arrays.pad": _pad, "arrays.prod": _prod, "arrays.ptp": composition(_ptp),
+    "arrays.repeat": _repeat, "arrays.reshape": _reshaped, "arrays.rms_norm": _normed,
+    "arrays.roll": _roll, "arrays.rot90": _rot90, "arrays.skew": _moment(3),
+    "arrays.sliding_window_view": _windows, "arrays.squeeze": _reshaped, "arrays.stack": _stack,
+    "arrays.std": _std, "arrays.sum": _sum, "arrays.tile": _tile, "arrays.tril": _triangle,
+    "arrays.triu": _triangle, "arrays.unwrap": _same, "arrays.var": _var,
+    "arrays.zscore": composition(_zscore),
+    **dict.fromkeys(_TURNED, _turned),
+    **{f"arrays.{name}": _extreme for name in _EXTREMA},
+    **{f"arrays.nan{name}": _without_nan(name) for name in ("sum", "mean", "prod", "var", "std")},
+})  # fmt: skip

@@ -1,0 +1,85 @@
+"""Additions to elements of an array, in one order on each backend.
+
+A scatter of a GPU adds by atomic operations, whose order changes from run to run, and so do the last bits of
+sums of floating numbers. Work that is done again after a lost context must have the same bits, so a GPU
+sorts the values by their places, and adds up the segments. The CPU adds in the order of the elements.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import arrays as _arrays
+from ..devices import Chain
+
+__all__ = ["added_along", "added_at", "is_ordered", "sorted_sums"]
+
+# The types of functions tell what calls become when they are awaited.
+arrays: Any = _arrays
+
+
+def is_ordered(g: Any) -> bool:
+    """Tell whether a scatter adds in the order of the elements on the device of an array."""
+    device: Any = Chain(g, is_spent=False).device
+    return bool(device.info.backend == "cpu")
+
+
+def sorted_sums(places: Any, values: Any, shape: Sequence[int]) -> Any:
+    """Return an array of sums: of the values, by their places in C order.
+
+    Args:
+        places: A vector of whole numbers from 0.
+        values: A vector of as many floating numbers.
+        shape: Shape of the result.
+    """
+    order = arrays.argsort(places, stable=True)
+    bounds = np.arange(math.prod(shape) + 1)
+    offsets = arrays.searchsorted(arrays.take(places, order), bounds)
+    sums = arrays.segmented_reduce(arrays.take(values, order), offsets)
+    return arrays.reshape(sums, tuple(shape))
+
+
+def added_along(zeros: Any, places: Any, values: Any, axis: int) -> Any:
+    """Add values to elements along an axis.
+
+    Args:
+        zeros: The array, of zeros.
+        places: Indices along the axis, an array of the shape of `values`; negative ones count from the end.
+        values: The values.
+        axis: The axis.
+    """
+    if is_ordered(values):
+        return arrays.put_along_axis(zeros, places, values, axis, reduce="add")
+    shape = zeros.shape
+    grid = [np.arange(extent).reshape([-1 if one == k else 1 for one in range(len(shape))])
+            for k, extent in enumerate(values.shape)]  # fmt: skip
+    indices: list[Any] = list(grid)
+    indices[axis] = places
+    return _by_sort(indices, values, shape)
+
+
+def added_at(zeros: Any, indices: Sequence[Any], values: Any) -> Any:
+    """Add values to elements of an array of zeros, by an index along each of its first axes."""
+    if is_ordered(values):
+        return arrays.scatter_nd(zeros, tuple(indices), values, reduce="add")
+    shape = zeros.shape
+    rest = len(shape) - len(indices)
+    count = len(values.shape)
+    whole = [one.reshape((*np.shape(one), *(1,) * rest)) for one in indices]
+    for axis in range(rest):
+        line = [-1 if one == count - rest + axis else 1 for one in range(count)]
+        whole.append(np.arange(values.shape[count - rest + axis]).reshape(line))
+    return _by_sort(whole, values, shape)
+
+
+def _by_sort(indices: Sequence[Any], values: Any, shape: Sequence[int]) -> Any:
+    flat: Any = 0
+    for index, extent in zip(indices, shape, strict=True):
+        flat = flat * extent + (index % extent)
+    # Indices of the host go to the device with the values.
+    places = arrays.full_like(values, 0, dtype="int64") + flat
+    return sorted_sums(arrays.reshape(places, (-1,)), arrays.reshape(values, (-1,)), shape)

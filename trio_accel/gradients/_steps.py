@@ -1,0 +1,246 @@
+"""Programs of steps that are made one step at a time, and their texts in the expression language."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ..backends.base import DType
+from ..backends.base.expressions import Step
+
+__all__ = ["Builder", "alive", "text_of"]
+
+# A step of a loop is unlike all others.
+OF_LOOPS = frozenset({"carried", "loop", "break", "end", "result"})
+_FOLDED: Mapping[str, Callable[..., Any]] = {
+    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "negative": operator.neg,
+}  # fmt: skip
+
+
+class Builder:
+    """Makes the steps of a program; equal steps are made once, in the loop of their text or one around it.
+
+    Attributes:
+        steps: The steps so far. A `loop` has the number of its end as its value.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._found: list[dict[tuple[object, ...], int]] = [{}]
+
+    def step(self, function: str, dtype: DType, steps: Sequence[int] = (), value: Any = 0) -> int:
+        """Return the number of a step that is made unless an equal one is there."""
+        simple = self._simple(function, dtype, steps)
+        if simple is not None:
+            return simple
+        # Zeros of both signs are different values.
+        key = (function, dtype, tuple(steps), repr(value))
+        for scope in self._found:
+            if key in scope:
+                return scope[key]
+        number = self.new(function, dtype, steps, value)
+        self._found[-1][key] = number
+        return number
+
+    def new(self, function: str, dtype: DType, steps: Sequence[int] = (), value: Any = 0) -> int:
+        """Make a step that is unlike all others: a loop opens a scope, and its end closes it."""
+        self.steps.append(Step(function, dtype, tuple(steps), value))
+        number = len(self.steps) - 1
+        if function == "loop":
+            self._found.append({})
+        elif function == "end":
+            self._found.pop()
+            self.steps[steps[0]] = attrs.evolve(self.steps[steps[0]], value=number)
+        return number
+
+    def constant(self, value: complex, dtype: DType) -> int:
+        return self.step("constant", dtype, (), value)
+
+    def cast(self, number: int, dtype: DType) -> int:
+        return number if self.steps[number].dtype is dtype else self.step("cast", dtype, (number,))
+
+    def take(self, steps: Sequence[Step], numbers: Iterable[int], made: dict[int, int]) -> None:
+        """Copy steps.
+
+        Args:
+            steps: The program that they are of.
+            numbers: The steps that are copied, in order.
+            made: The steps that are here already; the copies are added.
+        """
+        for number in numbers:
+            if number not in made:
+                step = steps[number]
+                make = self.new if step.function in OF_LOOPS else self.step
+                made[number] = make(step.function, step.dtype, [made[n] for n in step.steps], step.value)
+
+    def _simple(self, function: str, dtype: DType, steps: Sequence[int]) -> int | None:
+        """Return a step with the same value as a step that need not be made."""
+        given = [self.steps[number] for number in steps]
+        if function == "where" and steps[1] == steps[2]:
+            return steps[1]
+        if function == "multiply" and dtype.kind == "float":
+            for one, other in ((0, 1), (1, 0)):
+                if given[one].function == "constant" and given[one].value == 1:
+                    return steps[other]
+        is_constant = all(step.function == "constant" for step in given)
+        if is_constant and function in _FOLDED and dtype in (DType.float64, DType.int64):
+            return self.constant(_FOLDED[function](*[step.value for step in given]), dtype)
+        return None
+
+
+def alive(steps: Sequence[Step], outputs: Sequence[int]) -> tuple[list[Step], list[int]]:
+    """Return the steps that results need, and the new numbers of the results."""
+    ends = {step.steps[0]: n for n, step in enumerate(steps) if step.function == "end"}
+    breaks: dict[int, list[int]] = {}
+    for n, step in enumerate(steps):
+        if step.function == "break":
+            breaks.setdefault(step.steps[0], []).append(n)
+    left, live = list(outputs), set[int]()
+    while left:
+        n = left.pop()
+        if n not in live:
+            live.add(n)
+            left += [*steps[n].steps, *breaks.get(n, ())]
+            if n in ends:
+                left.append(ends[n])
+    order = sorted(live)
+    new = {n: place for place, n in enumerate(order)}
+    kept: list[Step] = []
+    for n in order:
+        step = steps[n]
+        value = new[ends[n]] if step.function == "loop" else step.value
+        kept.append(Step(step.function, step.dtype, tuple(new[one] for one in step.steps), value))
+    return kept, [new[n] for n in outputs]
+
+
+def without_unchanged(steps: Sequence[Step], outputs: Sequence[int]) -> tuple[list[Step], list[int]]:
+    """Drop the variables of loops that no iteration changes, and the steps that nothing needs."""
+    made, numbers = alive(steps, outputs)
+    while same := _unchanged(made):
+        changed = [_less(step, number, made, same) for number, step in enumerate(made)]
+        made, numbers = alive(changed, [_first(number, same) for number in numbers])
+    return made, numbers
+
+
+def _unchanged(steps: Sequence[Step]) -> dict[int, int]:
+    """Return for each variable that its loop does not change, and for its result, the first value."""
+    kept = {carried for step in steps if step.function == "loop" for carried in step.steps[2:]}
+    for step in steps:
+        if step.function in ("break", "end"):
+            variables = steps[step.steps[0]].steps[2:]
+            values = step.steps[1 + (step.function == "break") :]
+            kept -= {carried for carried, value in zip(variables, values, strict=True) if value != carried}
+    same = {carried: steps[carried].steps[0] for carried in kept}
+    ends = [
+        number for number, step in enumerate(steps) if step.function == "result" and step.steps[0] in same
+    ]
+    return same | {number: same[steps[number].steps[0]] for number in ends}
+
+
+def _first(number: int, same: Mapping[int, int]) -> int:
+    while number in same:
+        number = same[number]
+    return number
+
+
+def _less(step: Step, number: int, steps: Sequence[Step], same: Mapping[int, int]) -> Step:
+    """Return a step without the variables that are the same as their first values."""
+    given = list(step.steps)
+    if step.function in ("loop", "break", "end"):
+        first = 1 if step.function == "end" else 2
+        loop = number if step.function == "loop" else given[0]
+        values = zip(given[first:], steps[loop].steps[2:], strict=True)
+        given = [*given[:first], *(value for value, carried in values if carried not in same)]
+    return attrs.evolve(step, steps=tuple(_first(one, same) for one in given))
+
+
+def text_of(
+    steps: Sequence[Step], outputs: Mapping[str, int], arguments: Mapping[int, str], *, is_typed: bool
+) -> str:
+    """Write steps in the expression language, a line for each.
+
+    Args:
+        steps: The steps.
+        outputs: Names of the results, and their steps.
+        arguments: Names of the arguments, by their numbers.
+        is_typed: Whether constants and casts name their dtypes. Otherwise all follow the arguments, by
+            NumPy's promotion.
+    """
+    return _Text(steps, arguments, is_typed).lines(outputs)
+
+
+@attrs.define(eq=False)
+class _Text:
+    steps: Sequence[Step]
+    arguments: Mapping[int, str]
+    is_typed: bool
+    made: list[str] = attrs.field(factory=list[str])
+    depth: int = 0
+
+    def lines(self, outputs: Mapping[str, int]) -> str:
+        for number, step in enumerate(self.steps):
+            self._write(number, step)
+        for name, number in outputs.items():
+            # A result needs a name of its own.
+            self._line(f"{name} = t{number}")
+        return "\n".join(self.made)
+
+    def _line(self, text: str) -> None:
+        self.made.append("    " * self.depth + text)
+
+    def _write(self, number: int, step: Step) -> None:
+        given = [f"t{one}" for one in step.steps]
+        match step.function:
+            case "loop":
+                self._line(f"for t{number} in range({given[0]}, {given[1]}):")
+                self.depth += 1
+            case "end":
+                self._assign(step.steps[0], given[1:])
+                self.depth -= 1
+            case "break":
+                carried = self.steps[step.steps[0]].steps[2:]
+                values = [f"where({given[1]}, {v}, t{c})" for v, c in zip(given[2:], carried, strict=True)]
+                self._assign(step.steps[0], values)
+                self._line(f"if {given[1]}: break")
+            case _:
+                self._line(f"t{number} = {self._value(step, given)}")
+
+    def _assign(self, loop: int, values: Sequence[str]) -> None:
+        """Give the variables of a loop their values, all at once."""
+        carried = self.steps[loop].steps[2:]
+        if not carried:
+            # A loop has at least one statement.
+            self._line(f"u{loop} = 0")
+        for place, value in enumerate(values):
+            self._line(f"u{loop}_{place} = {value}")
+        for place, variable in enumerate(carried):
+            self._line(f"t{variable} = u{loop}_{place}")
+
+    def _value(self, step: Step, given: Sequence[str]) -> str:
+        name, inside = step.function, ", ".join(given)
+        if name in ("argument", "load"):
+            argument = self.arguments[int(step.value.real)]
+            return argument if name == "argument" else f"{argument}[{inside}]"
+        if name == "constant":
+            return self._constant(step)
+        if name == "index":
+            return f"i({step.value})"
+        if name == "cast":
+            is_told = self.is_typed or step.dtype.kind != "float"
+            return f"{step.dtype.value}({inside})" if is_told else inside
+        return given[0] if name in ("carried", "result") else f"{name}({inside})"
+
+    def _constant(self, step: Step) -> str:
+        value: Any = step.value
+        if step.dtype is DType.bool:
+            return repr(bool(value))
+        if step.dtype.kind == "float":
+            number = float(value)
+            text = "nan" if math.isnan(number) else repr(number) if math.isfinite(number) else str(number)
+            return f"{step.dtype.value}({text})" if self.is_typed else text
+        is_plain = step.dtype is DType.int64 or not self.is_typed
+        return repr(int(value)) if is_plain else f"{step.dtype.value}({int(value)})"

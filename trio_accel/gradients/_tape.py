@@ -1,0 +1,329 @@
+"""Gradients of functions of own operations: the calls that a function makes are its tape."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from .. import arrays as _arrays
+from ..backends.base import NotSupportedError
+from ..devices import AccelRef, Call, Function, called
+from . import _field_rules, _matrix_rules, _nn_rules, _order_rules, _words  # noqa: F401  # they add rules
+from ._backward import OWN, backward
+from ._elementwise import Rule
+
+__all__ = ["custom_gradient", "grad", "stop_gradient", "value_and_grad", "vjp"]
+
+# The types of functions tell what calls become when they are awaited.
+arrays: Any = _arrays
+
+T = TypeVar("T")
+Nested: TypeAlias = "AccelRef | Mapping[str, Nested] | Sequence[Nested]"
+"""An array, or a dict or list of these."""
+Gradients: TypeAlias = Any
+"""Gradients, nested as the arguments are."""
+
+
+def value_and_grad(
+    f: Callable[..., Any], argnums: int | Sequence[int] = 0, *, scale: float = 1.0
+) -> Callable[..., Awaitable[tuple[AccelRef, Gradients]]]:
+    """Make a function of the value and the gradients of a function, as `jax.value_and_grad`.
+
+    `f` is called once. It composes calls, awaits none, and returns one without axes. Value and gradients are
+    computed as one request. Arguments that the value does not depend on get zeros.
+
+    Args:
+        f: Called with the arguments. Those that `argnums` names are floating arrays on a device, or dicts and
+            lists of these; in `f` they are calls, so views of them are, too.
+        argnums: Places of the arguments that get gradients.
+        scale: Factor of the gradients; the value is not scaled.
+
+    Returns:
+        A function with the arguments of `f`. Await it for the value, an array without axes, and the
+        gradients, nested as the argument is; for several `argnums` a tuple of these. All are views of one
+        array. With calls in place of arrays it returns calls, so `f` may contain gradients itself.
+
+    Raises:
+        NotSupportedError: `f` has asked for an operation that has no gradient: nothing was launched.
+        ValueError: The value has axes, or `argnums` names an argument that is not there.
+        TypeError: `f` returns no call, or an argument is not floating.
+    """
+    places = _places(argnums)
+
+    def run(*args: Any, **named: Any) -> Any:
+        tape = _Tape(f, "value_and_grad", places, args, named)
+        if tape.is_nested:
+            value = tape.run()
+            value.silence()
+            return value, tape.nested(iter(tape.parts(_seed(value, scale))))
+        return _value_and_grad(tape, scale)
+
+    return run
+
+
+def grad(
+    f: Callable[..., Any], argnums: int | Sequence[int] = 0, *, scale: float = 1.0
+) -> Callable[..., Awaitable[Gradients]]:
+    """Make a function of the gradients alone, as `jax.grad`; see `value_and_grad`."""
+    both = value_and_grad(f, argnums, scale=scale)
+
+    def run(*args: Any, **named: Any) -> Any:
+        made: Any = both(*args, **named)
+        return made[1] if isinstance(made, tuple) else _second(made)
+
+    return run
+
+
+async def vjp(f: Callable[..., Any], *args: Nested) -> tuple[AccelRef, Callable[[Any], Awaitable[Any]]]:
+    """Compute a function, and make the function of its vector-Jacobian products, as `jax.vjp`.
+
+    Args:
+        f: Composes calls, awaits none, and returns one, with or without axes.
+        *args: Its arguments: floating arrays on a device, or dicts and lists of these.
+
+    Returns:
+        The value, and an async function of the gradient of the value: an array of its shape. That function
+        returns a tuple of the gradients of the arguments. It may be called several times. Nothing is kept
+        between: each call runs `f` again, in one request with the gradients.
+
+    Raises:
+        NotSupportedError: `f` has asked for an operation that has no gradient.
+        TypeError: `f` returns no call, or an argument is not floating.
+    """
+    places = tuple(range(len(args)))
+    tape = _Tape(f, "vjp", places, args, {})
+    value = await tape.alone()
+
+    async def pull(g: Any) -> Any:
+        if np.shape(g) != value.shape:
+            raise ValueError(f"vjp: the gradient must have shape {value.shape}, got {np.shape(g)}")
+        again = _Tape(f, "vjp", places, args, {})
+        return (await _joined(again, lambda made: g, has_value=False))[1]
+
+    return value, pull
+
+
+def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable[..., Call[AccelRef]]:
+    """Give a function a gradient of your own, as `jax.custom_vjp`.
+
+    Args:
+        f: A function of arrays that returns one call, or a `jit.Kernel` with one result.
+        rule: ``rule(g, result, *args, **named)`` composes the gradients of the arguments of `f` by `g`, the
+            gradient of its result: a call for each, or None for an argument without one; for a single
+            argument the call alone. It is called once for each call of `f` that gradients reach.
+
+    Returns:
+        A function with the arguments of `f`.
+
+    Raises:
+        TypeError: `f` or `rule` is not a function.
+    """
+    for name, one in (("f", f), ("rule", rule)):
+        if not callable(cast("object", one)):
+            raise TypeError(f"custom_gradient: {name} must be a function, got {type(one).__name__}")
+    operation = getattr(f, "operation", None) or getattr(f, "__qualname__", type(f).__name__)
+    function = Function(f"custom_gradient({operation})", _only, "value")
+
+    def call(*args: Any, **named: Any) -> Call[AccelRef]:
+        # The arguments are operands, so that the tape finds them.
+        return Call(function, (f(*args, **named), list(args), list(named.items())))
+
+    OWN[function] = lambda made, g: _by_custom_rule(made, g, rule)
+    return call
+
+
+def stop_gradient(x: Any) -> Call[AccelRef]:
+    """Return an array that gradients take for a constant, as `jax.lax.stop_gradient` does."""
+    return _stopped(x)
+
+
+def _only(result: Any, args: object, named: object) -> Any:
+    """Return the result of a function with a gradient of its own."""
+    if isinstance(result, (tuple, list)):
+        several = cast("Sequence[Any]", result)
+        if len(several) != 1:
+            raise NotSupportedError(
+                f"custom_gradient: the function must have one result, got {len(several)}; make one for each"
+            )
+        return several[0]
+    return result
+
+
+_stopped = called(Function("stop_gradient", lambda x: x, "value"))
+
+
+async def _second(both: Awaitable[tuple[Any, T]]) -> T:
+    return (await both)[1]
+
+
+async def _value_and_grad(tape: _Tape, scale: float) -> tuple[AccelRef, Gradients]:
+    return await _joined(tape, lambda value: _seed(value, scale), has_value=True)
+
+
+def _seed(value: Any, scale: float) -> Any:
+    if value.shape:
+        raise ValueError(f"value_and_grad: the value must have no axes, got shape {value.shape}")
+    return arrays.full_like(value, scale)
+
+
+async def _joined(tape: _Tape, seed: Callable[[Any], Any], *, has_value: bool) -> tuple[Any, Gradients]:
+    """Compute a value and all gradients as one request: each is flat, and one follows the other."""
+    try:
+        value = tape.run()
+        parts = tape.parts(seed(value))
+        # One array has one dtype.
+        narrow = [part if part.dtype == value.dtype else part.cast(value.dtype) for part in parts]
+        out: AccelRef = await arrays.concat([value, *narrow] if has_value else narrow, axis=None)
+    finally:
+        tape.close()
+    place = 1 if has_value else 0
+    shapes = [leaf.shape for leaf in tape.leaves]
+
+    def taken() -> Iterator[AccelRef]:
+        stop = place
+        for shape in shapes:
+            start, stop = stop, stop + int(np.prod(shape, dtype=int))
+            yield out[start:stop].reshape(shape)
+
+    return out[:1].reshape(()) if has_value else None, tape.nested(taken())
+
+
+def _places(argnums: int | Sequence[int]) -> int | tuple[int, ...]:
+    given: Any = argnums
+    if isinstance(given, (list, tuple)) and all(type(one) is int for one in cast("list[object]", given)):
+        return tuple(cast("list[int]", given))
+    if type(given) is not int:
+        raise TypeError(f"argnums must be an integer or a list of integers, got {argnums!r}")
+    return int(given)
+
+
+class _Tape:
+    """A call of a function, and the calls of its gradients.
+
+    Attributes:
+        leaves: The arrays that get gradients, as calls.
+        is_nested: Whether the arguments are calls, so that the gradients are operands of an outer function.
+    """
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        name: str,
+        places: int | tuple[int, ...],
+        args: tuple[Any, ...],
+        named: Mapping[str, Any],
+    ) -> None:
+        self._f, self._name, self._places, self._named = f, name, places, named
+        self._args = list(args)
+        self._refs: list[Any] = []
+        for place in (places,) if isinstance(places, int) else places:
+            if not -len(args) <= place < len(args):
+                raise ValueError(f"{name}: argnums: there is no argument {place}, got {len(args)} arguments")
+            _each(args[place], self._refs.append)
+        for one in self._refs:
+            if not isinstance(one, (AccelRef, Call)):
+                raise TypeError(
+                    f"{name}: arguments with gradients must be arrays on a device, in dicts and lists, got "
+                    f"{type(one).__name__}"
+                )
+            if one.dtype.kind != "float":
+                raise TypeError(
+                    f"{name}: arguments with gradients must be floating, got {one.dtype}; cast it, or "
+                    "choose others by argnums"
+                )
+        self.is_nested = any(isinstance(one, Call) for one in self._refs)
+        self.leaves: list[Any] = []
+        self._made: list[Any] = []
+
+    def run(self) -> Any:
+        """Call the function; returns its call."""
+        for ref in self._refs:
+            # A view of an array is an array, and would not be known as a part of it; a call may be an
+            # operand of others.
+            leaf = ref if isinstance(ref, Call) else arrays.reshape(ref, ref.shape)
+            self.leaves.append(leaf)
+            self._made.append(leaf)
+        left = iter(self.leaves)
+        args = list(self._args)
+        for place in self._all_places():
+            args[place] = _with(args[place], left)
+        value: Any = self._f(*args, **self._named)
+        self._made.append(value)
+        if not isinstance(value, Call):
+            raise TypeError(f"{self._name}: the function must return a call, got {type(value).__name__}")
+        return cast("Any", value)
+
+    async def alone(self) -> AccelRef:
+        """Compute the value."""
+        try:
+            value: AccelRef = await self.run()
+            return value
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Let calls that were not awaited end without a warning: an error is enough."""
+        for call in self._made:
+            if type(call) is Call:
+                call.close()
+
+    def nested(self, parts: Iterator[Any]) -> Gradients:
+        """Return gradients nested as the arguments are."""
+        made = [_with(self._args[place], parts) for place in self._all_places()]
+        return made[0] if isinstance(self._places, int) else tuple(made)
+
+    def _all_places(self) -> tuple[int, ...]:
+        return (self._places,) if isinstance(self._places, int) else self._places
+
+    def parts(self, seed: Any) -> list[Any]:
+        """Return the gradient of each leaf by that of the value."""
+        value = self._made[-1]
+        self._made.append(seed)
+        return backward(value, self.leaves, seed, self._made)
+
+
+def _each(nested: Any, see: Callable[[Any], object]) -> None:
+    """Call a function with each of nested arrays."""
+    if isinstance(nested, (Mapping, list, tuple)):
+        values = cast("Mapping[str, Any]", nested).values() if isinstance(nested, Mapping) else nested
+        for one in cast("Sequence[Any]", values):
+            _each(one, see)
+    else:
+        see(nested)
+
+
+def _with(nested: Any, parts: Iterator[Any]) -> Any:
+    """Return nested arrays with each of them replaced by the next part."""
+    if isinstance(nested, Mapping):
+        return {name: _with(one, parts) for name, one in cast("Mapping[str, Any]", nested).items()}
+    if isinstance(nested, (list, tuple)):
+        return [_with(one, parts) for one in cast("list[Any]", nested)]
+    return next(parts)
+
+
+def _by_custom_rule(call: Any, g: Any, rule: Callable[..., Any]) -> Iterator[Rule]:
+    inner, args, named = call.args
+    # The arguments get their gradients by the rule, and not by the calls of the function.
+    yield inner, lambda: None
+    made: Any = rule(g, call, *args, **dict(named))
+    several: list[Any] = list(made) if isinstance(made, (list, tuple)) else [made]
+    if len(several) != len(args):
+        raise ValueError(
+            f"{call.function.name}: the rule must return a gradient or None for each of {len(args)} "
+            f"arguments, got {len(several)}"
+        )
+    for place, (one, slope) in enumerate(zip(args, several, strict=True)):
+        if slope is not None and isinstance(one, (Call, AccelRef)):
+            _check_slope(f"{call.function.name}: the rule's gradient of argument {place}", one, slope)
+        yield one, lambda slope=slope: slope
+
+
+def _check_slope(what: str, one: Any, slope: Any) -> None:
+    if not isinstance(slope, (Call, AccelRef)):
+        raise TypeError(f"{what} must be a call, an array or None, got {type(slope).__name__}")
+    if slope.shape != one.shape:
+        raise ValueError(f"{what} must have shape {one.shape}, got {slope.shape}")
+    if slope.dtype != one.dtype:
+        raise TypeError(f"{what} must be of {one.dtype}, got {slope.dtype}")

@@ -1,0 +1,131 @@
+"""Whether each public function has a gradient: one of four words."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+from ..devices import Function
+from ._backward import REASONS, RULES, STEP_NAMES
+from ._elementwise import elementwise_of
+
+__all__ = ["ROOMS", "words"]
+
+ROOMS = (
+    "arrays", "linalg", "fft", "nn", "signal", "ndimage", "sparse", "spatial", "tables", "random", "tensor",
+)  # fmt: skip
+"""The packages whose functions have a word."""
+
+# The results of these do not change with small changes of an argument, or are made of none.
+_STEPS = {
+    "arrays": (
+        "all allclose any arange asarray argmax argmin argsort argwhere array_equal bitwise_and "
+        "bitwise_invert bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor ceil "
+        "count_nonzero digitize empty empty_like equal eye floor floor_divide full full_like gcd "
+        "geomspace greater greater_equal isclose isfinite isin isinf isnan lcm less less_equal "
+        "lexsort linspace logical_and logical_not logical_or logical_xor logspace nanargmax nanargmin "
+        "nonzero not_equal one_hot ones ones_like round searchsorted sign signbit tri trunc "
+        "unravel_index zeros zeros_like histogram"
+    ),
+    "linalg": "iamax matrix_rank",
+    "fft": "fftfreq next_fast_len rfftfreq",
+    "ndimage": "binary_dilation binary_erosion label distance_transform_edt",
+    "sparse": "ic0 ilu0",
+    "tensor": "contract_path",
+}
+_SEVERAL = "it has several results, and a call of a chain takes one"
+_LENGTH = "elements decide the length of the result"
+_IN_PLACE = "it works in place; use ta.linalg.matmul and operators"
+_ITERATES = "it iterates until it converges"
+_SPARSE = "the tape has arrays, and not sparse matrices; ta.sparse.spmm has a gradient by its dense factor"
+_UPDATES = "it changes parameters in place"
+_GRADIENT = "it is a gradient itself, and second derivatives have no rule here"
+_NO_RULE = "nobody has written its rule"
+_REASONS: Mapping[str, Mapping[str, str]] = {
+    "arrays": {
+        "broadcast_arrays meshgrid split unstack partition run_lengths top_k": _SEVERAL,
+        "bincount compress intersect1d setdiff1d setxor1d union1d unique_all unique_counts "
+        "unique_inverse unique_values": _LENGTH,
+        "put put_along_axis scatter scatter_nd": "it changes an array in place",
+        "angle imag": "it takes complex numbers",
+        "gradient interp linear_recurrence nanmedian nanpercentile nanquantile scan": _NO_RULE,
+    },
+    "linalg": {
+        "axpy gemm gemv ger rot scal swap symm symv syr syr2 syr2k syrk trmm trmv trsm trsv": _IN_PLACE,
+        "eig eigh hessenberg ldl lu lstsq polar qr schur slogdet svd": _SEVERAL,
+        "fused_matmul fused_matmul_grad fused_matmul_sums": "it is a fused step; use ta.nn.linear",
+        "eigvals": "the eigenvalues are complex",
+        "null_space orth": _LENGTH,
+        "solve_triangular": "the layout of its result is known once it has run; use ta.linalg.solve",
+        "cho_solve cond lu_solve multi_dot solve_banded solve_toeplitz solveh_banded sqrtm": _NO_RULE,
+    },
+    "fft": {"czt hilbert zoom_fft hfft2 hfftn ihfft2 ihfftn fused": _NO_RULE},
+    "nn": {
+        "adadelta adagrad adam adamax adamw clip_grad_norm lion radam rmsprop sgd": _UPDATES,
+        "batch_norm_training dropout": _SEVERAL,
+        "adaptive_avg_pool_grad avg_pool_grad batch_norm_training_grad binary_cross_entropy_grad "
+        "binary_cross_entropy_with_logits_grad conv_bias_grad conv_input_grad conv_weight_grad "
+        "cross_entropy_grad dropout_grad embedding_grad gaussian_nll_loss_grad gelu_grad glu_grad "
+        "group_norm_grad hinge_embedding_loss_grad huber_loss_grad instance_norm_grad kl_div_grad "
+        "l1_loss_grad layer_norm_grad linear_input_grad linear_weight_grad margin_ranking_loss_grad "
+        "max_pool_grad mse_loss_grad poisson_nll_loss_grad rms_norm_grad "
+        "scaled_dot_product_attention_grad smooth_l1_loss_grad soft_margin_loss_grad": _GRADIENT,
+        "lp_pool1d lp_pool2d lp_pool3d nll_loss paged_attention": _NO_RULE,
+    },
+    "signal": {"cubic_spline": "it returns a spline, and not an array", "resample stft welch": _NO_RULE},
+    "ndimage": {
+        "affine_transform bilateral_filter map_coordinates maximum_filter maximum_filter1d "
+        "median_filter minimum_filter minimum_filter1d percentile_filter rank_filter rotate shift "
+        "spline_filter spline_filter1d zoom": _NO_RULE,
+    },
+    "sparse": {
+        "add bsr coo csc csr diagonal eliminate_zeros max min multiply norm precondition rows spgemm "
+        "sum sum_duplicates take_rows to_dense tobsr tocoo tocsc tocsr transpose tril triu": _SPARSE,
+        "bicgstab cg eigsh gmres minres": _ITERATES,
+        "sddmm spsolve spsolve_triangular": _NO_RULE,
+    },
+    "spatial": {"cell_list neighbours": _LENGTH},
+    "tensor": {"elementwise": _NO_RULE},
+}
+
+
+def _listed(table: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str]]:
+    for room, reasons in table.items():
+        for names, reason in reasons.items():
+            for name in names.split():
+                yield f"{room}.{name}", reason
+
+
+STEP_NAMES.update(f"{room}.{name}" for room, names in _STEPS.items() for name in names.split())
+STEP_NAMES.add("stop_gradient")
+REASONS.update(_listed(_REASONS))
+
+
+def words() -> dict[str, tuple[str, str]]:
+    """Return for each public function of arrays its word, and the reason of a refusal.
+
+    The words are ``"derived"``, from the function's expression; ``"rule"``, from a rule by hand; ``"step"``,
+    the gradient is 0; and ``"refused"``.
+    """
+    found: dict[str, tuple[str, str]] = {}
+    for room in ROOMS:
+        public: Any = import_module(f"trio_accel.{room}")
+        for base in public.__all__:
+            one = getattr(public, base)
+            if inspect.isfunction(one):
+                found[f"{room}.{base}"] = _word(f"{room}.{base}", one)
+    return found
+
+
+def _word(name: str, function: Any) -> tuple[str, str]:
+    if name in STEP_NAMES:
+        return "step", ""
+    if name in REASONS:
+        return "refused", REASONS[name]
+    if name in RULES:
+        return "rule", ""
+    asked = getattr(function, "asked", None)
+    is_expression = isinstance(asked, Function) and elementwise_of(asked) is not None
+    return ("derived", "") if is_expression else ("", "")
