@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import io
 import os
 import re
@@ -310,7 +311,11 @@ async def test_a_listener_that_fails_ends_a_transfer_which_leaves_nothing(device
     out[:] = -1.0
     await device.synchronize()
     assert (out == -1.0).all()
-    assert (await device.statistics()).memory.used == used
+    # Pieces in flight keep the memory of an array that was given up until they have ended.
+    with trio.fail_after(10):
+        while (await device.statistics()).memory.used != used:
+            gc.collect()
+            await device.synchronize()
 
 
 @pytest.mark.usefixtures("pieces")
