@@ -86,6 +86,32 @@ def test_other_bytes_are_refused_or_have_the_end_that_h11_finds(data: bytes, pla
             return
 
 
+@given(st.lists(requests(), min_size=2, max_size=2), st.integers(0, 600), st.sampled_from([b"\n", b"\r\n"]))
+def test_a_blank_line_before_a_request_is_ignored(asked: list[bytes], place: int, blank: bytes) -> None:
+    *found, rest = take_all(Framing(), cut(b"".join(blank + request for request in asked), [place]))
+    assert (found, rest) == (asked, b"")
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        (b"http://a/x?y=1", b"/x?y=1"),
+        (b"HTTPS://b:80/http://c/", b"/http://c/"),
+        (b"http://a", b"/"),
+        (b"http://a?y", b"/?y"),
+        (b"http:///x", b"/x"),
+        (b"/http://a/x", b"/http://a/x"),
+        (b"*", b"*"),
+        (b"ftp://a/x", b"ftp://a/x"),
+        (b"http:/a/x", b"http:/a/x"),
+    ],
+)
+def test_the_host_of_a_target_is_removed(target: bytes, path: bytes) -> None:
+    found, rest = take_all(Framing(), [b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % target])
+    assert (found, rest) == (b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % path, b"")
+    body_by_h11(found)
+
+
 @pytest.mark.parametrize(
     ("lines", "status"),
     [

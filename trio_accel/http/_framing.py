@@ -37,6 +37,8 @@ _OFFER = re.compile(rb"(?i)\n(?:upgrade|http2-settings):")
 _WEBSOCKET = re.compile(rb"(?i)\nupgrade:[^\n]*websocket")
 _OF_OFFERS = re.compile(rb"(?i)\n(upgrade|http2-settings|connection):([^\n]*)")
 _OFFER_TOKENS = {b"upgrade", b"http2-settings", b""}
+# An absolute target has the path that a proxy or an old client asks for (RFC 9112, section 3.2.2).
+_ORIGIN = re.compile(rb"(?i)([^ \n]+ )https?://[^/?# \n]*(/?)")
 _LENGTH = re.compile(rb"(?i)\n(content-length|transfer-encoding):([^\n]*)")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n]*)?\r\n")
 
@@ -92,8 +94,8 @@ class Framing:
         """Remove and return the checked bytes of one request, or of a part of it.
 
         Returns:
-            Bytes up to the end of the request at most, without offers of other protocols; ``b""`` if more
-            bytes must be fed first.
+            Bytes up to the end of the request at most, without offers of other protocols, blank lines before
+            the request, and the host of its target; ``b""`` if more bytes must be fed first.
 
         Raises:
             RefusedError: The headers, the trailers or a chunk are refused. Nothing else may be taken then.
@@ -108,9 +110,13 @@ class Framing:
     def _take_part(self) -> bytes:
         match self._part:
             case _Part.HEAD:
-                head = self._take_lines()
+                # Some clients send a blank line after a body (RFC 9112, section 2.2).
+                if _BLANK_LINE.fullmatch(head := self._take_lines()):
+                    head = self._take_lines()
                 if head:
                     self._begin(head)
+                    if origin := _ORIGIN.match(head):
+                        head = origin[1] + b"/" + head[origin.end() :]
                 return _without_offers(head) if _OFFER.search(head) else head
             case _Part.TRAILERS:
                 lines = self._take_lines()

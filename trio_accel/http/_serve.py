@@ -60,7 +60,8 @@ async def serve(
 
     A signal closes the listeners and lets open requests end. `serve` cuts the rest so early that the program
     ends within `Limits.grace` seconds of the signal: 1 s before, or a quarter of a grace below 4 s. The
-    lifespan gets half of that time. Two things take more: a device whose operation is still running closes
+    lifespan gets half of that time. While the application starts, a signal cancels its start, and `serve`
+    then returns. Two things take more: a device whose operation is still running closes
     after `DeviceOptions.close_grace` seconds and about one more, and a handler in a thread, such as a ``def``
     of FastAPI, cannot be cancelled. Further signals change nothing.
 
@@ -102,7 +103,9 @@ async def serve(
         async with trio.open_nursery() as living:
             if wanted := tuple(signals):
                 await living.start(_receive_signals, wanted, ending)
-            await living.start(lifespan.run)
+            with trio.CancelScope() as starting:
+                living.start_soon(_cancel_at, ending, starting)
+                await living.start(lifespan.run)
             server = partial(hypercorn.serve, edge, lifespan.state)
             async with trio.open_nursery() as connections:
                 try:
@@ -189,6 +192,11 @@ async def _receive_signals(
             ending.set()
 
 
+async def _cancel_at(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel(reason="a signal ends the service")
+
+
 async def _accept_until(
     ending: trio.Event,
     listeners: Iterable[trio.SocketListener],
@@ -200,7 +208,8 @@ async def _accept_until(
     """Accept connections, and then close the listeners."""
     names: list[Any] = [listener.socket.getsockname() for listener in listeners]
     async with trio.open_nursery() as accepting:
-        for listener in listeners:
+        # A signal may have cancelled the start of the application, which then cannot serve.
+        for listener in () if ending.is_set() else listeners:
             accepting.start_soon(_accept, listener, edge, server, connections)
         _logger.info("serving at %s", names)
         # The name of a Unix socket is its path.

@@ -196,21 +196,17 @@ class DeviceCalls(RunCalls):
             function: The function.
 
         Raises:
-            RuntimeError: In Trio's thread, in a forked process, of another run, or without the device.
+            RuntimeError: In Trio's thread, in a forked process, or without the device.
             trio.Cancelled: The task that waits for the worker thread is cancelled.
             KeyboardInterrupt: Ctrl-C, which has cancelled the function.
         """
-        if _is_trios_thread():
+        if self.is_waited_for():
             self.check_place(name)
             # It runs in the task that waits for this thread: its cancellation and context count.
             return trio.from_thread.run(self._call, name, function)
         return self.wait(name, lambda: self._call(name, function))
 
     async def _call(self, name: str, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
-        if trio.lowlevel.current_trio_token() is not self._run:
-            raise RuntimeError(
-                f"the device {self._device.path} belongs to another Trio run than this worker thread"
-            )
         try:
             return await function()
         except DeviceLostError as error:
@@ -270,11 +266,3 @@ def _this_run(maker: str) -> trio.lowlevel.TrioToken:
         raise RuntimeError(
             f"{maker} must be called in the Trio run of the device, or in a worker thread of it"
         ) from error
-
-
-def _is_trios_thread() -> bool:
-    try:
-        trio.from_thread.check_cancelled()
-    except RuntimeError:
-        return False
-    return True
