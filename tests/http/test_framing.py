@@ -93,23 +93,40 @@ def test_a_blank_line_before_a_request_is_ignored(asked: list[bytes], place: int
 
 
 @pytest.mark.parametrize(
-    ("target", "path"),
+    ("target", "path", "host"),
     [
-        (b"http://a/x?y=1", b"/x?y=1"),
-        (b"HTTPS://b:80/http://c/", b"/http://c/"),
-        (b"http://a", b"/"),
-        (b"http://a?y", b"/?y"),
-        (b"http:///x", b"/x"),
-        (b"/http://a/x", b"/http://a/x"),
-        (b"*", b"*"),
-        (b"ftp://a/x", b"ftp://a/x"),
-        (b"http:/a/x", b"http:/a/x"),
+        (b"http://b/x?y=1", b"/x?y=1", b"b"),
+        (b"HTTPS://b:80/http://c/", b"/http://c/", b"b:80"),
+        (b"http://b", b"/", b"b"),
+        (b"http://b?y", b"/?y", b"b"),
+        (b"http://b\\1/", b"/", b"b\\1"),
+        (b"http:///x", b"/x", b""),
+        (b"/http://b/x", b"/http://b/x", b"a"),
+        (b"*", b"*", b"a"),
+        (b"ftp://b/x", b"ftp://b/x", b"a"),
+        (b"http:/b/x", b"http:/b/x", b"a"),
     ],
 )
-def test_the_host_of_a_target_is_removed(target: bytes, path: bytes) -> None:
-    found, rest = take_all(Framing(), [b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % target])
-    assert (found, rest) == (b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n" % path, b"")
-    body_by_h11(found)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_the_host_of_a_target_is_the_host(target: bytes, path: bytes, host: bytes, end: bytes) -> None:
+    found, rest = take_all(
+        Framing(), [end.join([b"GET %b HTTP/1.1" % target, b"hOst: a", b"X: host: a", b"", b""])]
+    )
+    assert rest == b""
+    assert body_by_h11(found) == b""
+    connection = h11.Connection(h11.SERVER)
+    connection.receive_data(found)
+    request = connection.next_event()
+    assert isinstance(request, h11.Request)
+    assert (request.target, list(request.headers)) == (path, [(b"host", host), (b"x", b"host: a")])
+
+
+def test_the_host_of_a_target_does_not_grow_the_headers() -> None:
+    asked = b"GET http://" + b"a" * 8000 + b"/ HTTP/1.1\r\n" + b"Host:\r\n" * 1000 + b"\r\n"
+    found, _ = take_all(Framing(), [asked])
+    assert len(found) <= len(asked)
+    with pytest.raises(h11.RemoteProtocolError, match="multiple Host"):
+        body_by_h11(found)
 
 
 @pytest.mark.parametrize(

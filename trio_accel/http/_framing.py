@@ -38,7 +38,8 @@ _WEBSOCKET = re.compile(rb"(?i)\nupgrade:[^\n]*websocket")
 _OF_OFFERS = re.compile(rb"(?i)\n(upgrade|http2-settings|connection):([^\n]*)")
 _OFFER_TOKENS = {b"upgrade", b"http2-settings", b""}
 # An absolute target has the path that a proxy or an old client asks for (RFC 9112, section 3.2.2).
-_ORIGIN = re.compile(rb"(?i)([^ \n]+ )https?://[^/?# \n]*(/?)")
+_ABSOLUTE = re.compile(rb"(?i)([^ \n]+ )https?://([^/?# \n]*)(/?)")
+_HOST = re.compile(rb"(?i)\nhost:[^\n]*")
 _LENGTH = re.compile(rb"(?i)\n(content-length|transfer-encoding):([^\n]*)")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n]*)?\r\n")
 
@@ -115,8 +116,8 @@ class Framing:
                     head = self._take_lines()
                 if head:
                     self._begin(head)
-                    if origin := _ORIGIN.match(head):
-                        head = origin[1] + b"/" + head[origin.end() :]
+                    if absolute := _ABSOLUTE.match(head):
+                        head = _with_origin(head, absolute)
                 return _without_offers(head) if _OFFER.search(head) else head
             case _Part.TRAILERS:
                 lines = self._take_lines()
@@ -193,6 +194,12 @@ class Framing:
         # The line break after the chunk belongs to it.
         self._part, self._left = (_Part.CHUNK, size + 2) if size else (_Part.TRAILERS, 0)
         return line
+
+
+def _with_origin(head: bytes, absolute: re.Match[bytes]) -> bytes:
+    """Remove the host from the target of headers. It replaces the value of the first ``Host``."""
+    host = b"\nHost: %b\r" % absolute[2]
+    return absolute[1] + b"/" + _HOST.sub(lambda _: host, head[absolute.end() :], count=1)
 
 
 def _without_offers(head: bytes) -> bytes:
