@@ -450,6 +450,14 @@ def test_limits_are_checked(options: dict[str, Any], error: type[Exception], tol
         ({"port": "80"}, ValueError, "port must be"),
         ({"limits": {}}, TypeError, "limits must be Limits"),
         ({"ports": 1}, TypeError, "ports"),
+        ({"host": None}, TypeError, "host must be a name or an address, got None"),
+        ({"host": "a..b"}, ValueError, r"host must be a name or an address, got 'a\.\.b'"),
+        ({"host": "a" * 70}, ValueError, "host must be"),
+        ({"listeners": ()}, TypeError, r"listeners must be one or more trio.SocketListener, got \(\)"),
+        ({"listeners": [3]}, TypeError, "listeners must be"),
+        ({"listeners": 3}, TypeError, "listeners must be"),
+        ({"system": 3}, TypeError, "system must be an open system, got 3"),
+        ({"recorder": 3}, TypeError, "recorder must be a Recorder, got 3"),
     ],
 )
 async def test_arguments_are_checked(options: dict[str, Any], error: type[Exception], told: str) -> None:

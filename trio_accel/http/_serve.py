@@ -91,7 +91,8 @@ async def serve(
 
     If this is cancelled, all connections are cut at once.
     """
-    _check(app, port, limits)
+    _check(app=app, host=host, listeners=listeners, system=system, recorder=recorder, limits=limits)
+    _check_port(port)
     hypercorn = _Hypercorn(limits)
     if listeners is None:
         listeners = await _listen(host, port)
@@ -161,13 +162,33 @@ class _Hypercorn:
             await edge.wait_empty()
 
 
-def _check(app: object, port: object, limits: object) -> None:
-    if not callable(app):
-        raise TypeError(f"serve: app must be an ASGI application, got {app!r}")
+_ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "app": (callable, "an ASGI application"),
+    "host": (lambda host: isinstance(host, str), "a name or an address"),
+    "listeners": (lambda found: found is None or _are_listeners(found), "one or more trio.SocketListener"),
+    "system": (lambda system: system is None or isinstance(system, System), "an open system"),
+    "recorder": (lambda recorder: recorder is None or hasattr(recorder, "exposition"), "a Recorder"),
+    "limits": (lambda limits: isinstance(limits, Limits), "Limits(...)"),
+}
+"""What each argument must be."""
+
+
+def _check(**arguments: object) -> None:
+    for name, value in arguments.items():
+        is_right, kind = _ARGUMENTS[name]
+        if not is_right(value):
+            raise TypeError(f"serve: {name} must be {kind}, got {value!r}")
+
+
+def _check_port(port: object) -> None:
     if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
         raise ValueError(f"serve: port must be an integer from 0 to 65535, got {port!r}")
-    if not isinstance(limits, Limits):
-        raise TypeError(f"serve: limits must be Limits(...), got {limits!r}")
+
+
+def _are_listeners(found: object) -> bool:
+    if not isinstance(found, Sequence):
+        return False
+    return len(found) > 0 and all(isinstance(each, trio.SocketListener) for each in found)
 
 
 async def _listen(host: str, port: int) -> Sequence[trio.SocketListener]:
@@ -175,6 +196,8 @@ async def _listen(host: str, port: int) -> Sequence[trio.SocketListener]:
         return await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
     except OSError as error:
         raise OSError(error.errno, f"cannot listen at port {port} of {host}: {error.strerror}") from error
+    except UnicodeError as error:
+        raise ValueError(f"serve: host must be a name or an address, got {host!r:.80}") from error
 
 
 def _close(listeners: Iterable[trio.SocketListener]) -> None:
