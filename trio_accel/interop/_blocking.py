@@ -12,6 +12,7 @@ import concurrent.futures
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from threading import Event
@@ -163,6 +164,10 @@ class RunCalls:
             raise self._ended(name) from self.failure
 
 
+class _OtherRunError(Exception):
+    """The worker thread belongs to another Trio run than the device, so it waits as any thread."""
+
+
 class DeviceCalls(RunCalls):
     """Async functions that other threads have the Trio run of a device call.
 
@@ -200,13 +205,16 @@ class DeviceCalls(RunCalls):
             trio.Cancelled: The task that waits for the worker thread is cancelled.
             KeyboardInterrupt: Ctrl-C, which has cancelled the function.
         """
-        if self.is_waited_for():
+        if _is_trios_thread():
             self.check_place(name)
             # It runs in the task that waits for this thread: its cancellation and context count.
-            return trio.from_thread.run(self._call, name, function)
+            with suppress(_OtherRunError):
+                return trio.from_thread.run(self._call, name, function)
         return self.wait(name, lambda: self._call(name, function))
 
     async def _call(self, name: str, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
+        if trio.lowlevel.current_trio_token() is not self._run:
+            raise _OtherRunError
         try:
             return await function()
         except DeviceLostError as error:
@@ -266,3 +274,11 @@ def _this_run(maker: str) -> trio.lowlevel.TrioToken:
         raise RuntimeError(
             f"{maker} must be called in the Trio run of the device, or in a worker thread of it"
         ) from error
+
+
+def _is_trios_thread() -> bool:
+    try:
+        trio.from_thread.check_cancelled()
+    except RuntimeError:
+        return False
+    return True
