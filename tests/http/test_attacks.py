@@ -182,7 +182,8 @@ async def test_bodies_together_have_a_limit(app: Any, seen: Seen) -> None:
 async def test_clients_that_do_not_read_are_disconnected(app: Any, seen: Seen) -> None:
     async with serving(app, limits=Limits(stall=0.2)) as port:
         deaf = [await connect(port, get("/big")) for _ in range(20)]
-        await seen.until(lambda them: them.running == 20)
+        # On a slow machine, the first clients are disconnected before the last ones begin.
+        await seen.until(lambda them: them.running + them.cancelled == 20)
         assert await status(port, get("/ping")) == 200
         await seen.until(lambda them: them.running == 0)
         assert seen.cancelled == 20
