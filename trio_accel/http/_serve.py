@@ -10,7 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import trio
 
@@ -186,9 +186,8 @@ def _check_port(port: object) -> None:
 
 
 def _are_listeners(found: object) -> bool:
-    if not isinstance(found, Sequence):
-        return False
-    return len(found) > 0 and all(isinstance(each, trio.SocketListener) for each in found)
+    listeners = cast("Sequence[object]", found) if isinstance(found, Sequence) else ()
+    return bool(listeners) and all(isinstance(each, trio.SocketListener) for each in listeners)
 
 
 async def _listen(host: str, port: int) -> Sequence[trio.SocketListener]:
