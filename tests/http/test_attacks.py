@@ -433,6 +433,19 @@ async def test_rude_clients_leave_nothing_behind(
         await until_files(before)
 
 
+@pytest.mark.parametrize("size", [1 << 30, 1000])
+async def test_a_client_that_ends_during_a_refusal_is_no_error(
+    app: Any, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(app, limits=Limits(body=100)) as port:
+        for _ in range(20):
+            stream = await connect(port, post("/echo", b"")[:-2].replace(b" 0", b" %d" % size) + b"\r\n")
+            await stream.send_eof()
+            await read_all(stream)
+        assert await status(port, get("/ping")) == 200
+    assert caplog.records == []
+
+
 async def test_an_application_that_does_not_answer_is_a_500() -> None:
     async def silent(scope: Any, receive: Any, send: Any) -> None:
         assert scope["type"] == "http"

@@ -86,6 +86,49 @@ def test_other_bytes_are_refused_or_have_the_end_that_h11_finds(data: bytes, pla
             return
 
 
+@given(st.lists(requests(), min_size=2, max_size=2), st.integers(0, 600), st.sampled_from([b"\n", b"\r\n"]))
+def test_a_blank_line_before_a_request_is_ignored(asked: list[bytes], place: int, blank: bytes) -> None:
+    *found, rest = take_all(Framing(), cut(b"".join(blank + request for request in asked), [place]))
+    assert (found, rest) == (asked, b"")
+
+
+@pytest.mark.parametrize(
+    ("target", "path", "host"),
+    [
+        (b"http://b/x?y=1", b"/x?y=1", b"b"),
+        (b"HTTPS://b:80/http://c/", b"/http://c/", b"b:80"),
+        (b"http://b", b"/", b"b"),
+        (b"http://b?y", b"/?y", b"b"),
+        (b"http://b\\1/", b"/", b"b\\1"),
+        (b"http:///x", b"/x", b""),
+        (b"/http://b/x", b"/http://b/x", b"a"),
+        (b"*", b"*", b"a"),
+        (b"ftp://b/x", b"ftp://b/x", b"a"),
+        (b"http:/b/x", b"http:/b/x", b"a"),
+    ],
+)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_the_host_of_a_target_is_the_host(target: bytes, path: bytes, host: bytes, end: bytes) -> None:
+    found, rest = take_all(
+        Framing(), [end.join([b"GET %b HTTP/1.1" % target, b"hOst: a", b"X: host: a", b"", b""])]
+    )
+    assert rest == b""
+    assert body_by_h11(found) == b""
+    connection = h11.Connection(h11.SERVER)
+    connection.receive_data(found)
+    request = connection.next_event()
+    assert isinstance(request, h11.Request)
+    assert (request.target, list(request.headers)) == (path, [(b"host", host), (b"x", b"host: a")])
+
+
+def test_the_host_of_a_target_does_not_grow_the_headers() -> None:
+    asked = b"GET http://" + b"a" * 8000 + b"/ HTTP/1.1\r\n" + b"Host:\r\n" * 1000 + b"\r\n"
+    found, _ = take_all(Framing(), [asked])
+    assert len(found) <= len(asked)
+    with pytest.raises(h11.RemoteProtocolError, match="multiple Host"):
+        body_by_h11(found)
+
+
 @pytest.mark.parametrize(
     ("lines", "status"),
     [

@@ -20,7 +20,7 @@ import httpx2
 import numpy as np
 import pytest
 import trio
-from attacked import KINDS, Handlers, Seen, ask, connect, get, make, post, read_all, serving, status
+from attacked import KINDS, Handlers, Seen, Work, ask, connect, get, make, post, read_all, serving, status
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -226,6 +226,34 @@ async def test_a_lifespan_that_reports_a_failure_is_an_error() -> None:
         await serve(app, port=0)
 
 
+async def test_a_signal_cancels_a_start_that_does_not_end(seen: Seen) -> None:
+    requests, begun = 0, trio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal requests
+        if scope["type"] == "http":
+            requests += 1
+        with Work(seen):
+            begun.set()
+            await trio.sleep_forever()
+
+    async def stop() -> None:
+        await begun.wait()
+        # This client is in the queue of the listener. Nobody may serve it.
+        nursery.start_soon(ask, listeners[0].socket.getsockname()[1], get("/"))
+        await wait_all_tasks_blocked()
+        signal.raise_signal(STOP[0])
+
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    with trio.fail_after(5.0):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop)
+            # The program goes on as if the signal had come after the start.
+            port = await nursery.start(partial(serve, app, listeners=listeners, signals=STOP))
+            assert port > 0
+    assert (seen.cancelled, seen.running, requests) == (1, 0, 0)
+
+
 class Doubler:
     def __init__(self, factor: float) -> None:
         self.factor = factor
@@ -422,6 +450,14 @@ def test_limits_are_checked(options: dict[str, Any], error: type[Exception], tol
         ({"port": "80"}, ValueError, "port must be"),
         ({"limits": {}}, TypeError, "limits must be Limits"),
         ({"ports": 1}, TypeError, "ports"),
+        ({"host": None}, TypeError, "host must be a name or an address, got None"),
+        ({"host": "a..b"}, ValueError, r"host must be a name or an address, got 'a\.\.b'"),
+        ({"host": "a" * 70}, ValueError, "host must be"),
+        ({"listeners": ()}, TypeError, r"listeners must be one or more trio.SocketListener, got \(\)"),
+        ({"listeners": [3]}, TypeError, "listeners must be"),
+        ({"listeners": 3}, TypeError, "listeners must be"),
+        ({"system": 3}, TypeError, "system must be an open system, got 3"),
+        ({"recorder": 3}, TypeError, "recorder must be a Recorder, got 3"),
     ],
 )
 async def test_arguments_are_checked(options: dict[str, Any], error: type[Exception], told: str) -> None:

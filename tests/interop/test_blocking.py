@@ -415,6 +415,13 @@ def test_in_a_worker_thread_of_its_own_run(b: BlockingDevice, x: ta.AccelRef) ->
     assert b.get(x).shape == (3, 3)
 
 
+def test_in_a_worker_thread_of_another_run(b: BlockingDevice, x: ta.AccelRef) -> None:
+    async def other() -> tuple[float, tuple[int, ...]]:
+        return await trio.to_thread.run_sync(lambda: (float(b.xp.sum(b.xp.ones(3))), b.get(x).shape))
+
+    assert trio.run(other) == (3.0, (3, 3))
+
+
 def test_the_array_of_another_device(b: BlockingDevice, own: BlockingDevice, x: ta.AccelRef) -> None:
     theirs = b.xp.asarray([1.0])
     for ask in (

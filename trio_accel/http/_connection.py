@@ -58,8 +58,8 @@ class Connection:
     on_leave: Callable[[], None] = attrs.field(default=ignore, init=False)
     is_holding: bool = attrs.field(default=False, init=False)
     _framing: Framing = attrs.field(factory=Framing, init=False)
-    # Set at the end of the send in flight. Hypercorn sends one part at a time.
-    _sent: trio.Event | None = attrs.field(default=None, init=False)
+    # Held by the send in flight. Hypercorn may close the connection, or answer 400, during another answer.
+    _sending: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _receiving: trio.CancelScope | None = attrs.field(default=None, init=False)
     # Parts of the answer since `is_holding` was set.
     _held: list[bytes] = attrs.field(factory=list[bytes], init=False)
@@ -138,16 +138,13 @@ class Connection:
         if self.is_holding:
             self._held.append(data)
             return
-        self._sent = trio.Event()
-        try:
+        async with self._sending:
             for begin in range(0, len(data), _SENT_BYTES):
                 with trio.move_on_after(self.stall) as sending:
                     await self.stream.send_all(memoryview(data)[begin : begin + _SENT_BYTES])
                 if sending.cancelled_caught:
                     self.cut("the client does not read")
                     break
-        finally:
-            self._sent.set()
 
     async def flush(self) -> None:
         """Send the held data, and hold no more."""
@@ -171,10 +168,9 @@ class Connection:
         if self._receiving is not None:
             self._receiving.cancel()
         await self.flush()
-        if self._sent is not None:
-            await self._sent.wait()
         with suppress(*BROKEN):
-            await self.stream.send_eof()
+            async with self._sending:
+                await self.stream.send_eof()
         self.end_if_over()
 
     async def linger(self) -> None:

@@ -37,6 +37,9 @@ _OFFER = re.compile(rb"(?i)\n(?:upgrade|http2-settings):")
 _WEBSOCKET = re.compile(rb"(?i)\nupgrade:[^\n]*websocket")
 _OF_OFFERS = re.compile(rb"(?i)\n(upgrade|http2-settings|connection):([^\n]*)")
 _OFFER_TOKENS = {b"upgrade", b"http2-settings", b""}
+# An absolute target has the path that a proxy or an old client asks for (RFC 9112, section 3.2.2).
+_ABSOLUTE = re.compile(rb"(?i)([^ \n]+ )https?://([^/?# \n]*)(/?)")
+_HOST = re.compile(rb"(?i)\nhost:[^\n]*")
 _LENGTH = re.compile(rb"(?i)\n(content-length|transfer-encoding):([^\n]*)")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[^\r\n]*)?\r\n")
 
@@ -92,8 +95,8 @@ class Framing:
         """Remove and return the checked bytes of one request, or of a part of it.
 
         Returns:
-            Bytes up to the end of the request at most, without offers of other protocols; ``b""`` if more
-            bytes must be fed first.
+            Bytes up to the end of the request at most, without offers of other protocols, blank lines before
+            the request, and the host of its target; ``b""`` if more bytes must be fed first.
 
         Raises:
             RefusedError: The headers, the trailers or a chunk are refused. Nothing else may be taken then.
@@ -108,9 +111,13 @@ class Framing:
     def _take_part(self) -> bytes:
         match self._part:
             case _Part.HEAD:
-                head = self._take_lines()
+                # Some clients send a blank line after a body (RFC 9112, section 2.2).
+                if _BLANK_LINE.fullmatch(head := self._take_lines()):
+                    head = self._take_lines()
                 if head:
                     self._begin(head)
+                    if absolute := _ABSOLUTE.match(head):
+                        head = _with_origin(head, absolute)
                 return _without_offers(head) if _OFFER.search(head) else head
             case _Part.TRAILERS:
                 lines = self._take_lines()
@@ -187,6 +194,12 @@ class Framing:
         # The line break after the chunk belongs to it.
         self._part, self._left = (_Part.CHUNK, size + 2) if size else (_Part.TRAILERS, 0)
         return line
+
+
+def _with_origin(head: bytes, absolute: re.Match[bytes]) -> bytes:
+    """Remove the host from the target of headers. It replaces the value of the first ``Host``."""
+    host = b"\nHost: %b\r" % absolute[2]
+    return absolute[1] + b"/" + _HOST.sub(lambda _: host, head[absolute.end() :], count=1)
 
 
 def _without_offers(head: bytes) -> bytes:

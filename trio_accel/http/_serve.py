@@ -10,7 +10,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import trio
 
@@ -60,7 +60,8 @@ async def serve(
 
     A signal closes the listeners and lets open requests end. `serve` cuts the rest so early that the program
     ends within `Limits.grace` seconds of the signal: 1 s before, or a quarter of a grace below 4 s. The
-    lifespan gets half of that time. Two things take more: a device whose operation is still running closes
+    lifespan gets half of that time. While the application starts, a signal cancels its start, and `serve`
+    then returns. Two things take more: a device whose operation is still running closes
     after `DeviceOptions.close_grace` seconds and about one more, and a handler in a thread, such as a ``def``
     of FastAPI, cannot be cancelled. Further signals change nothing.
 
@@ -90,7 +91,8 @@ async def serve(
 
     If this is cancelled, all connections are cut at once.
     """
-    _check(app, port, limits)
+    _check(app=app, host=host, listeners=listeners, system=system, recorder=recorder, limits=limits)
+    _check_port(port)
     hypercorn = _Hypercorn(limits)
     if listeners is None:
         listeners = await _listen(host, port)
@@ -102,7 +104,9 @@ async def serve(
         async with trio.open_nursery() as living:
             if wanted := tuple(signals):
                 await living.start(_receive_signals, wanted, ending)
-            await living.start(lifespan.run)
+            with trio.CancelScope() as starting:
+                living.start_soon(_cancel_at, ending, starting)
+                await living.start(lifespan.run)
             server = partial(hypercorn.serve, edge, lifespan.state)
             async with trio.open_nursery() as connections:
                 try:
@@ -158,13 +162,32 @@ class _Hypercorn:
             await edge.wait_empty()
 
 
-def _check(app: object, port: object, limits: object) -> None:
-    if not callable(app):
-        raise TypeError(f"serve: app must be an ASGI application, got {app!r}")
+_ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "app": (callable, "an ASGI application"),
+    "host": (lambda host: isinstance(host, str), "a name or an address"),
+    "listeners": (lambda found: found is None or _are_listeners(found), "one or more trio.SocketListener"),
+    "system": (lambda system: system is None or isinstance(system, System), "an open system"),
+    "recorder": (lambda recorder: recorder is None or hasattr(recorder, "exposition"), "a Recorder"),
+    "limits": (lambda limits: isinstance(limits, Limits), "Limits(...)"),
+}
+"""What each argument must be."""
+
+
+def _check(**arguments: object) -> None:
+    for name, value in arguments.items():
+        is_right, kind = _ARGUMENTS[name]
+        if not is_right(value):
+            raise TypeError(f"serve: {name} must be {kind}, got {value!r}")
+
+
+def _check_port(port: object) -> None:
     if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
         raise ValueError(f"serve: port must be an integer from 0 to 65535, got {port!r}")
-    if not isinstance(limits, Limits):
-        raise TypeError(f"serve: limits must be Limits(...), got {limits!r}")
+
+
+def _are_listeners(found: object) -> bool:
+    listeners = cast("Sequence[object]", found) if isinstance(found, Sequence) else ()
+    return bool(listeners) and all(isinstance(each, trio.SocketListener) for each in listeners)
 
 
 async def _listen(host: str, port: int) -> Sequence[trio.SocketListener]:
@@ -172,6 +195,8 @@ async def _listen(host: str, port: int) -> Sequence[trio.SocketListener]:
         return await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
     except OSError as error:
         raise OSError(error.errno, f"cannot listen at port {port} of {host}: {error.strerror}") from error
+    except UnicodeError as error:
+        raise ValueError(f"serve: host must be a name or an address, got {host!r:.80}") from error
 
 
 def _close(listeners: Iterable[trio.SocketListener]) -> None:
@@ -189,6 +214,11 @@ async def _receive_signals(
             ending.set()
 
 
+async def _cancel_at(event: trio.Event, scope: trio.CancelScope) -> None:
+    await event.wait()
+    scope.cancel(reason="a signal ends the service")
+
+
 async def _accept_until(
     ending: trio.Event,
     listeners: Iterable[trio.SocketListener],
@@ -200,7 +230,8 @@ async def _accept_until(
     """Accept connections, and then close the listeners."""
     names: list[Any] = [listener.socket.getsockname() for listener in listeners]
     async with trio.open_nursery() as accepting:
-        for listener in listeners:
+        # A signal may have cancelled the start of the application, which then cannot serve.
+        for listener in () if ending.is_set() else listeners:
             accepting.start_soon(_accept, listener, edge, server, connections)
         _logger.info("serving at %s", names)
         # The name of a Unix socket is its path.

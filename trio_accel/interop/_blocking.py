@@ -12,6 +12,7 @@ import concurrent.futures
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from threading import Event
@@ -163,6 +164,10 @@ class RunCalls:
             raise self._ended(name) from self.failure
 
 
+class _OtherRunError(Exception):
+    """The worker thread belongs to another Trio run than the device, so it waits as any thread."""
+
+
 class DeviceCalls(RunCalls):
     """Async functions that other threads have the Trio run of a device call.
 
@@ -196,21 +201,20 @@ class DeviceCalls(RunCalls):
             function: The function.
 
         Raises:
-            RuntimeError: In Trio's thread, in a forked process, of another run, or without the device.
+            RuntimeError: In Trio's thread, in a forked process, or without the device.
             trio.Cancelled: The task that waits for the worker thread is cancelled.
             KeyboardInterrupt: Ctrl-C, which has cancelled the function.
         """
         if _is_trios_thread():
             self.check_place(name)
             # It runs in the task that waits for this thread: its cancellation and context count.
-            return trio.from_thread.run(self._call, name, function)
+            with suppress(_OtherRunError):
+                return trio.from_thread.run(self._call, name, function)
         return self.wait(name, lambda: self._call(name, function))
 
     async def _call(self, name: str, function: Callable[[], Awaitable[ResultT]]) -> ResultT:
         if trio.lowlevel.current_trio_token() is not self._run:
-            raise RuntimeError(
-                f"the device {self._device.path} belongs to another Trio run than this worker thread"
-            )
+            raise _OtherRunError
         try:
             return await function()
         except DeviceLostError as error:
