@@ -31,11 +31,11 @@ class Log(ta.Actor):
 
 @functools.cache
 def keys_in_the_package() -> dict[str, str]:
-    """The keys of all `extra` of records, each with a file that has it."""
+    """The keys of all `extra` of records, those of `warn_untold` too, each with a file that has it."""
     found: dict[str, str] = {}
     for path in sorted((ROOT / "trio_accel").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)) if "extra" in text else ():
+        for node in ast.walk(ast.parse(text)) if "extra" in text or "warn_untold" in text else ():
             dicts: list[ast.expr] = []
             if isinstance(node, ast.keyword) and node.arg == "extra":
                 dicts.append(node.value)
@@ -43,6 +43,9 @@ def keys_in_the_package() -> dict[str, str]:
                 dicts += node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
             elif isinstance(node, ast.FunctionDef) and node.name == "_extra":
                 dicts += [one.value for one in ast.walk(node) if isinstance(one, ast.Return) and one.value]
+            elif isinstance(node, ast.Call) and ast.unparse(node.func) == "warn_untold":
+                more = [one.arg for one in node.keywords if one.arg not in {None, "level"}]
+                found |= dict.fromkeys(map(str, more), path.name)
             for one in dicts:
                 if isinstance(one, ast.Dict):
                     found |= {str(ast.literal_eval(key)): path.name for key in one.keys if key is not None}
