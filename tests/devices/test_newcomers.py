@@ -78,7 +78,11 @@ MISTAKES: dict[str, tuple[Callable[[Given], Any], type[Exception], str]] = {
         TypeError,
         r"^an AccelRef is not iterable: .*; use await ref\.to_host\(\)$",
     ),
-    "async for over a call": (lambda g: _async_for(g.x + 1), TypeError, UNPACKED),
+    "async for over a call": (
+        lambda g: _async_for(g.x + 1),
+        TypeError,
+        r"^a Call is not iterable: its elements are on the device; use await call\.to_host\(\)$",
+    ),
     "async for over a stream": (
         lambda g: _async_for(ta.stream(g.device, [g.host])),
         TypeError,
@@ -109,17 +113,20 @@ MISTAKES: dict[str, tuple[Callable[[Given], Any], type[Exception], str]] = {
     "start_soon of a call": (
         lambda g: _in_nursery("start_soon", g.x + 1),
         TypeError,
-        r"(?s)^Trio was expecting .*<Call arrays\.add, not run>.*start_soon\(arrays\.add, \.\.\.\)",
+        r"(?s)^Trio was expecting .*<Call arrays\.add>.*start_soon\(arrays\.add, \.\.\.\)",
     ),
     "start of a call": (
         lambda g: _in_nursery("start", g.x + 1),
         TypeError,
-        r"^<Call arrays\.add> is not an async function; .*: nursery\.start_soon\(ta\.arrays\.add, \.\.\.\)$",
+        (
+            r"^<Call arrays\.add, not run> is not an async function;"
+            r" .*: nursery\.start_soon\(ta\.arrays\.add, \.\.\.\)$"
+        ),
     ),
     "a call that is called": (
         lambda g: (g.x + 1)(2),
         TypeError,
-        r"^<Call arrays\.add> is not an async function;",
+        r"^<Call arrays\.add, not run> is not an async function;",
     ),
     "a nested list of arrays": (
         lambda g: arrays.stack([[g.x, g.x]]),
