@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -152,7 +153,7 @@ def _only(result: Any, args: object, named: object) -> Any:
     return result
 
 
-_stopped = called(Function("stop_gradient", lambda x: x, "value"))
+_stopped = called(Function("stop_gradient", partial(_only, args=None, named=None), "value"))
 
 
 async def _second(both: Awaitable[tuple[Any, T]]) -> T:
@@ -310,6 +311,10 @@ def _by_custom_rule(call: Any, g: Any, rule: Callable[..., Any]) -> Iterator[Rul
     yield inner, lambda: None
     made: Any = rule(g, call, *args, **dict(named))
     several: list[Any] = list(made) if isinstance(made, (list, tuple)) else [made]
+    for one in several:
+        # It may be the gradient of an argument that needs none.
+        if isinstance(one, Call):
+            tell_no_more(one)
     if len(several) != len(args):
         raise ValueError(
             f"{call.function.name}: the rule must return a gradient or None for each of {len(args)} "
@@ -318,7 +323,11 @@ def _by_custom_rule(call: Any, g: Any, rule: Callable[..., Any]) -> Iterator[Rul
     for place, (one, slope) in enumerate(zip(args, several, strict=True)):
         if slope is not None and isinstance(one, (Call, AccelRef)):
             _check_slope(f"{call.function.name}: the rule's gradient of argument {place}", one, slope)
-        yield one, lambda slope=slope: slope
+        yield one, partial(_itself, slope)
+
+
+def _itself(one: Any) -> Any:
+    return one
 
 
 def _check_slope(what: str, one: Any, slope: Any) -> None:
