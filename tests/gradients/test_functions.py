@@ -528,6 +528,7 @@ async def test_products_with_sparse_matrices(device: ta.Device) -> None:
     """The matrix is no array of the tape; the dense factor is."""
     dense = np.array([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0]])
     matrix = await ta.sparse.csr(device, scipy.sparse.csr_array(dense))
+    weights = numbers((2, 4))
     x, v = await device.put(numbers((3, 4))), await device.put(numbers((3,)))
     found = await ta.grad(lambda x: a.sum(ta.sparse.spmm(matrix, x, alpha=2.0) * weights))(x)
     np.testing.assert_allclose(await found.to_host(), 2 * dense.T @ weights)
