@@ -12,7 +12,8 @@ import trio_accel as ta
 n: Any = ta.nn
 a: Any = ta.arrays
 POINTS = np.array([
-    0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 3.0, -3.0, 6.0, -6.0, 20.0, -20.0, 1e-30, -1e-30, 1e30, -1e30, np.inf, -np.inf,
+    0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 3.0, -3.0, 6.0, -6.0, 20.0, -20.0, 1e-30, -1e-30,
+    1e30, -1e30, np.inf, -np.inf,
 ])  # fmt: skip
 SMOOTH = (
     "celu", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_sigmoid",
