@@ -144,7 +144,8 @@ def _slope(found: _Expression, call: Any, arguments: list[Any], place: int, g: A
         if own.is_loaded(own.inputs[place]):
             return _added(own, kinds, place, given)
         made, reads = _derived(own, kinds, place, is_exact)
-    except NotSupportedError as error:
+    except (NotSupportedError, ValueError) as error:
+        # A derived text may be longer, or have more loops in each other, than an expression may.
         told = f"{call.function.name} has no gradient by {own.inputs[place]}: {error}; {ADVICE}"
         raise NotSupportedError(told, operation=call.function.name) from None
     if made is None and not reads:
@@ -290,7 +291,7 @@ def _sorted(
 
 def _added(own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, given: Sequence[Any]) -> Any:
     """Return the gradient of an array that elements are loaded from."""
-    x, g = given[place], given[-2]
+    x = given[place]
     found = _additions(own, kinds, place)
     shifted = [one for one in found if _is_shifted(one, x, given)]
     made = _gathered(own, shifted, kinds, given, x.shape) if shifted else None
