@@ -137,7 +137,7 @@ def _kind(one: Any, *, is_exact: bool) -> ArgumentType:
 def _slope(found: _Expression, call: Any, arguments: list[Any], place: int, g: Any, *, is_exact: bool) -> Any:
     own = found.elementwise
     # A number of NumPy's has a dtype, which would decide that of a part of the gradient.
-    is_exact = is_exact or not found.is_plain or any(isinstance(one, np.generic) for one in arguments)
+    is_exact = is_exact or not found.is_plain or True in [isinstance(one, np.generic) for one in arguments]
     kinds = tuple([_kind(one, is_exact=is_exact) for one in arguments])
     given = [*arguments, g, call]
     try:
@@ -151,7 +151,7 @@ def _slope(found: _Expression, call: Any, arguments: list[Any], place: int, g: A
     if made is None and not reads:
         return arrays.zeros_like(arguments[place])
     slope = g if made is None else made(*[given[n] for n in reads])
-    is_alone = sum(not isinstance(one, _NUMBERS) for one in arguments) == 1 and not _has_shape(call)
+    is_alone = [isinstance(one, _NUMBERS) for one in arguments].count(False) == 1 and not _has_shape(call)
     return slope if is_alone else summed_to(slope, np.shape(arguments[place]))
 
 

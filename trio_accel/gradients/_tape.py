@@ -288,7 +288,7 @@ class _Tape:
 
 def _each(nested: Any, see: Callable[[Any], object]) -> None:
     """Call a function with each of nested arrays."""
-    if isinstance(nested, (Mapping, list, tuple)):
+    if not isinstance(nested, (AccelRef, Call)) and isinstance(nested, (Mapping, list, tuple)):
         values = cast("Mapping[str, Any]", nested).values() if isinstance(nested, Mapping) else nested
         for one in cast("Sequence[Any]", values):
             _each(one, see)
@@ -298,6 +298,8 @@ def _each(nested: Any, see: Callable[[Any], object]) -> None:
 
 def _with(nested: Any, parts: Iterator[Any]) -> Any:
     """Return nested arrays with each of them replaced by the next part."""
+    if isinstance(nested, (AccelRef, Call)):
+        return next(parts)
     if isinstance(nested, Mapping):
         return {name: _with(one, parts) for name, one in cast("Mapping[str, Any]", nested).items()}
     if isinstance(nested, (list, tuple)):
