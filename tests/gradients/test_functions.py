@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+import scipy.sparse
 
 import trio_accel as ta
 
@@ -117,6 +118,7 @@ def pools(kind: str, f: Any, axes: int) -> list[Case]:
 NANS = np.array([[True, False, False, False], [False, False, True, False], [False] * 4])
 SHIFT = np.diag([5.0, 6.0, 7.0, 8.0])
 NORMS = (None, "ortho", "forward")
+NORM_ORDERS = (1, 2, 3, np.inf, -np.inf)
 MODES = ("reflect", "mirror", "nearest", "wrap", "constant")
 WEIGHTS = np.array([0.5, -1.0, 2.0, 0.3, 0.7])
 
@@ -375,7 +377,7 @@ CASES: dict[str, Case | list[Case]] = {
     "linalg.vecdot": Case(lambda x, y: l.vecdot(x, y, axis=0), (X, X)),
     "linalg.vector_norm": [
         Case(l.vector_norm),
-        *[Case(lambda x, k=k: l.vector_norm(x, axis=1, ord=k, keepdims=True)) for k in (1, 2, 3, np.inf, -np.inf)],
+        *[Case(lambda x, k=k: l.vector_norm(x, axis=1, ord=k, keepdims=True)) for k in NORM_ORDERS],
     ],
     "linalg.matrix_norm": [
         Case(lambda x, k=k: l.matrix_norm(x, ord=k), ((2, 3, 4),))
@@ -522,6 +524,27 @@ async def total(device: ta.Device, case: Case, values: list[Any], weights: Any) 
     return float((await made.to_host() * weights).sum())
 
 
+async def test_products_with_sparse_matrices(device: ta.Device) -> None:
+    """The matrix is no array of the tape; the dense factor is."""
+    dense = np.array([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0]])
+    matrix = await ta.sparse.csr(device, scipy.sparse.csr_array(dense))
+    weights = numbers((2, 4))
+    x, v = await device.put(numbers((3, 4))), await device.put(numbers((3,)))
+    found = await ta.grad(lambda x: a.sum(ta.sparse.spmm(matrix, x, alpha=2.0) * weights))(x)
+    np.testing.assert_allclose(await found.to_host(), 2 * dense.T @ weights)
+    found = await ta.grad(lambda v: a.sum(ta.sparse.spmv(matrix, v) * weights[:, 0]))(v)
+    np.testing.assert_allclose(await found.to_host(), dense.T @ weights[:, 0])
+
+
+async def test_a_spline_has_the_derivative_of_its_pieces(device: ta.Device) -> None:
+    knots = np.linspace(0.0, 3.0, 8)
+    spline = await ta.signal.cubic_spline(knots, await device.put(np.sin(knots)))
+    x = await device.put(np.array([0.3, 1.1, 2.6]))
+    found = await ta.grad(lambda x: a.sum(ta.signal.evaluate_spline(spline, x)))(x)
+    want = await ta.signal.evaluate_spline(spline, x, 1)
+    np.testing.assert_allclose(await found.to_host(), await want.to_host())
+
+
 async def test_parameters_in_dicts_and_lists_that_are_used_twice_or_never(device: ta.Device) -> None:
     given = {
         "w": [await device.put(numbers((3,))), await device.put(numbers((3,), 1))],
@@ -626,29 +649,10 @@ async def test_nothing_is_left_of_calls_that_nobody_else_has_made(device: ta.Dev
     ):
         assert (await ta.grad(f)(given)).shape == given.shape
     refused: list[Callable[[Any], Any]] = [
-        lambda p: a.sum(a.exp(a.sort(p * 2.0) + p)), lambda p: a.sum(a.exp(p[::2] * 2.0)),
-        lambda p: n.mse_loss(p * 2.0, p + 1.0), lambda p: a.exp(p) * 2.0, lambda p: a.sum(a.sign(p) * 2.0),
+        lambda p: a.sum(a.exp(ta.ndimage.median_filter(p * 2.0, 3) + p)),
+        lambda p: n.mse_loss(p * 2.0, p + 1.0), lambda p: a.exp(p) * 2.0,
     ]  # fmt: skip
     for f in refused:
         with pytest.raises((ta.NotSupportedError, ValueError)):
             await ta.value_and_grad(f)(x)
     gc.collect()
-
-
-async def test_what_has_no_gradient_is_refused(device: ta.Device) -> None:
-    x = await device.put(Y)
-    for f, kind, says in (
-        (lambda p: a.sum(a.sort(p)), ta.NotSupportedError, "arrays.sort has no gradient here"),
-        (lambda p: a.sum(p[::2]), ta.NotSupportedError, "slices of step 1"),
-        (lambda p: n.mse_loss(p, p), ta.NotSupportedError, "mse_loss has no gradient for an argument"),
-        (lambda p: p * 2, ValueError, r"the value must have no axes, got shape \(3, 4\)"),
-        (lambda p: a.sum(x * 2), ValueError, "the value depends on no parameter"),
-        (lambda p: a.sum(a.sign(p)), ValueError, "the value depends on no parameter"),
-        (lambda p: 3.0, TypeError, "the function must return a call, got float"),
-    ):
-        with pytest.raises(kind, match=says):
-            await ta.value_and_grad(f)(x)
-    with pytest.raises(
-        TypeError, match="parameters must be arrays on a device, in dicts and lists, got ndarray"
-    ):
-        await ta.value_and_grad(a.sum)(Y)

@@ -171,7 +171,8 @@ _DIGAMMA = (
     f"s = where(a < 10, {' + '.join(f'1 / (a + {k})' for k in range(10))}, 0);"
     "p = log(z) - 0.5 / z - s - w * (1 / 12 - w * (1 / 120 - w * (1 / 252 - w * (1 / 240 - w * (1 / 132"
     " - w * (691 / 32760 - w / 12))))));"
-    "t = x - round(x); y = where(x > 0, p, where(x == 0, -1 / x, where(t == 0, nan, p - pi / tan(pi * t))))"
+    "t = x - round(x); u = where(t == 0, 0.5, t);"
+    "y = where(x > 0, p, where(x == 0, -1 / x, where(t == 0, nan, p - pi / tan(pi * u))))"
 )
 
 
@@ -260,6 +261,7 @@ def log_expit() -> None:
 @like(
     digamma,
     f"{_TO_ERF} y = where(x < -1, log(erfcx(maximum(t, 0)) / 2) - t * t, log1p(erfc(-t) / -2))",
+    slopes={"x": "s = g * 0.7978845608028654 / erfcx(x * -0.7071067811865476)"},
 )
 def log_ndtr() -> None:
     """Compute the logarithm of `ndtr`, where that is too small for its dtype as well."""

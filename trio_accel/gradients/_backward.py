@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TypeAlias
@@ -54,17 +53,18 @@ def backward(
             # Only what has no gradient uses it.
             continue
         # An operand may be there twice.
-        missing = Counter([id(one) for one in arguments_of(call) if id(one) in depends])
+        missing = [id(one) for one in arguments_of(call) if id(one) in depends]
         for operand, make in _gradients(call, slopes.pop(id(call)), is_exact=is_exact):
-            missing[id(operand)] -= 1
+            if id(operand) in missing:
+                missing.remove(id(operand))
             if id(operand) in depends and (one := make()) is not None:
                 if is_exact and operand.dtype.kind != "complex" and one.dtype.kind == "complex":
                     one = arrays.real(one)
                 before = slopes.get(id(operand))
                 made.append(one if before is None else before + one)
                 slopes[id(operand)] = made[-1]
-        if max(missing.values(), default=0) > 0:
-            raise _left_out(call, [one for one, count in missing.items() if count > 0])
+        if missing:
+            raise _left_out(call, missing)
     return [slopes[id(leaf)] if id(leaf) in slopes else arrays.zeros_like(leaf) for leaf in leaves]
 
 

@@ -136,20 +136,22 @@ def _kind(one: Any, *, is_exact: bool) -> ArgumentType:
 
 def _slope(found: _Expression, call: Any, arguments: list[Any], place: int, g: Any, *, is_exact: bool) -> Any:
     own = found.elementwise
-    is_exact = is_exact or not found.is_plain
+    # A number of NumPy's has a dtype, which would decide that of a part of the gradient.
+    is_exact = is_exact or not found.is_plain or True in [isinstance(one, np.generic) for one in arguments]
     kinds = tuple([_kind(one, is_exact=is_exact) for one in arguments])
     given = [*arguments, g, call]
     try:
         if own.is_loaded(own.inputs[place]):
             return _added(own, kinds, place, given)
         made, reads = _derived(own, kinds, place, is_exact)
-    except NotSupportedError as error:
+    except (NotSupportedError, ValueError) as error:
+        # A derived text may be longer, or have more loops in each other, than an expression may.
         told = f"{call.function.name} has no gradient by {own.inputs[place]}: {error}; {ADVICE}"
         raise NotSupportedError(told, operation=call.function.name) from None
     if made is None and not reads:
         return arrays.zeros_like(arguments[place])
     slope = g if made is None else made(*[given[n] for n in reads])
-    is_alone = sum(not isinstance(one, _NUMBERS) for one in arguments) == 1 and not _has_shape(call)
+    is_alone = [isinstance(one, _NUMBERS) for one in arguments].count(False) == 1 and not _has_shape(call)
     return slope if is_alone else summed_to(slope, np.shape(arguments[place]))
 
 
@@ -289,7 +291,7 @@ def _sorted(
 
 def _added(own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, given: Sequence[Any]) -> Any:
     """Return the gradient of an array that elements are loaded from."""
-    x, g = given[place], given[-2]
+    x = given[place]
     found = _additions(own, kinds, place)
     shifted = [one for one in found if _is_shifted(one, x, given)]
     made = _gathered(own, shifted, kinds, given, x.shape) if shifted else None
@@ -361,14 +363,18 @@ def _scatter_one(
     """Add an addition by a scatter."""
     g, loads = given[-2], one.addition.program.loads
     shape = (*g.shape, *loops)
-    wide = [each if n in loads or not loops else _behind(each, len(loops)) for n, each in enumerate(given)]
+
+    @functools.cache
+    def wide(number: int) -> Any:
+        return given[number] if number in loads or not loops else _behind(given[number], len(loops))
+
     if is_ordered(g):
-        apart = [part[0](*[wide[n] for n in part[1]], shape=shape) for part in one.made if part]
+        apart = [part[0](*map(wide, part[1]), shape=shape) for part in one.made if part]
         zeros = arrays.zeros_like(x) if made is None else made
-        return one.scatter(zeros, *[wide[n] for n in one.reads], *apart, *x.shape, shape=shape)
+        return one.scatter(zeros, *map(wide, one.reads), *apart, *x.shape, shape=shape)
     flat, value = _sorted(own, one.addition, len(given) - 2)
     places, values = (
-        arrays.reshape(part(*[wide[n] for n in reads], *more, shape=shape), (-1,))
+        arrays.reshape(part(*map(wide, reads), *more, shape=shape), (-1,))
         for (part, reads), more in ((flat, x.shape), (value, ()))
     )
     total = sorted_sums(places, values, x.shape)

@@ -207,7 +207,7 @@ def _recursive(call: Any, g: Any) -> Iterator[Rule]:
 
 def _spline(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
-    if len(at["spline"].coefficients.shape) > 2:
+    if len(at["spline"].c.shape) > 2:
         raise refuse(call.function.name, "only a spline of numbers has a rule")
     yield at["x"], lambda: g * signal.evaluate_spline(at["spline"], at["x"], at["nu"] + 1)
 
@@ -232,7 +232,7 @@ def _sparse_product(call: Any, g: Any) -> Iterator[Rule]:
     matrix, alpha = at["matrix"], at.get("alpha", 1.0)
     if at.get("beta", 0.0) or at.get("transpose", "N") != "N":
         raise refuse(call.function.name, "beta and transpose have no rule")
-    dense = at.get("b", at.get("x"))
+    dense: Any = at.get("b", at.get("x"))
     columns = g.shape if len(g.shape) == 2 else (math.prod(g.shape), 1)
     back = partial(sparse.spmm, matrix, alpha=alpha, transpose="T")
     yield dense, lambda: arrays.reshape(back(arrays.reshape(g, columns)), dense.shape)

@@ -435,7 +435,6 @@ def _convolved(call: Any, g: Any) -> Iterator[Rule]:
               for wide, kept, n, m in zip(full, g.shape, a.shape, b.shape, strict=True)]  # fmt: skip
     widths = [(start, wide - start - kept) for start, wide, kept in zip(starts, full, g.shape, strict=True)]
     axes = tuple(range(count))
-    other = (lambda: arrays.flip(conjugate(b), axis=axes)) if is_correlation else (lambda: b)
     whole = cache(lambda: arrays.pad(g, widths))
 
     def by(one: Any, extent: Sequence[int]) -> Any:
@@ -445,7 +444,7 @@ def _convolved(call: Any, g: Any) -> Iterator[Rule]:
         first = [n - 1 for n in one.shape]
         return made[tuple(slice(start, start + n) for start, n in zip(first, extent, strict=True))]
 
-    yield a, lambda: by(other(), a.shape)
+    yield a, lambda: by(arrays.flip(conjugate(b), axis=axes) if is_correlation else b, a.shape)
 
     def of_second() -> Any:
         made = by(a, b.shape)

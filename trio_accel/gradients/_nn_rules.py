@@ -172,7 +172,7 @@ def _embedding(call: Any, g: Any) -> Iterator[Rule]:
         if is_ordered(g):
             return nn.embedding_grad(g, indices, weight.shape[0], padding)
         kept = g if padding is None else arrays.where(arrays.expand_dims(indices == padding, axis=-1), 0, g)
-        return added_at(arrays.zeros_like(weight), [indices], kept)
+        return added_at(weight, [indices], kept)
 
     yield weight, slope
 

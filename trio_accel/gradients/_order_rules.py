@@ -66,7 +66,7 @@ def _cumulative_extreme(call: Any, g: Any) -> Iterator[Rule]:
         places = np.arange(length).reshape([-1 if one == axis else 1 for one in range(count)])
         at_first = arrays.where(x == call, places, 0)
         source = arrays.cumulative_max(at_first, axis=axis)
-        return added_along(arrays.zeros_like(x), source, g, axis)
+        return added_along(partial(arrays.zeros_like, x), x.shape, source, g, axis)
 
     yield x, slope
 
@@ -114,7 +114,8 @@ def _take(call: Any, g: Any) -> Iterator[Rule]:
 
     def slope() -> Any:
         places = _wide(indices.reshape(line), flat)
-        return added_along(arrays.zeros_like(x), places, arrays.reshape(g, flat), axis)
+        zeros = partial(arrays.zeros_like, x)
+        return added_along(zeros, x.shape, places, arrays.reshape(g, flat), axis)
 
     yield x, slope
 
@@ -131,16 +132,18 @@ def _take_along_axis(call: Any, g: Any) -> Iterator[Rule]:
     wide = (*g.shape[:axis], x.shape[axis], *g.shape[axis + 1 :])
 
     def slope() -> Any:
-        zeros = arrays.broadcast_to(arrays.zeros_like(x), wide).copy()
+        def zeros() -> Any:
+            return arrays.broadcast_to(arrays.zeros_like(x), wide).copy()
+
         places = _wide(indices, g.shape)
-        return summed_to(added_along(zeros, places, g, axis), x.shape)
+        return summed_to(added_along(zeros, wide, places, g, axis), x.shape)
 
     yield x, slope
 
 
 def _gather_nd(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
-    yield at["x"], lambda: added_at(arrays.zeros_like(at["x"]), at["indices"], g)
+    yield at["x"], lambda: added_at(at["x"], at["indices"], g)
 
 
 def _segments(call: Any, g: Any) -> Iterator[Rule]:

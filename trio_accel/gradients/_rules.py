@@ -44,13 +44,19 @@ def composition(f: Callable[..., Any]) -> Make:
         at = bound(call)
         names = [name for name, one in at.items() if is_operand(one)]
         operands = [at[name] for name in names]
-        slopes = cache(
-            lambda: pulled(lambda *leaves: f(**at | dict(zip(names, leaves, strict=True))), operands, g)
-        )
+
+        def again(*leaves: Any) -> Any:
+            return f(**at | dict(zip(names, leaves, strict=True)))
+
+        slopes = cache(lambda: pulled(again, operands, g))
         for place, one in enumerate(operands):
-            yield one, lambda place=place: slopes()[place]
+            yield one, partial(_nth, slopes, place)
 
     return rule
+
+
+def _nth(make: Callable[[], Sequence[Any]], place: int) -> Any:
+    return make()[place]
 
 
 # Reductions.
@@ -126,18 +132,17 @@ def _without_nan(name: str) -> Make:
 
     def compose(x: Any, axis: Any, keepdims: bool = False, **more: Any) -> Any:
         is_nan = arrays.isnan(x)
-        kept = arrays.where(is_nan, 0.0, 1.0)
         how = {"axis": axis, "keepdims": keepdims}
         if name == "prod":
             return arrays.prod(arrays.where(is_nan, 1, x), **how)
         values = arrays.where(is_nan, 0, x)
         if name == "sum":
             return arrays.sum(values, **how)
-        many = arrays.sum(kept, axis=axis, keepdims=True)
-        mean = arrays.sum(values, axis=axis, keepdims=True) / many
+        kept = arrays.where(is_nan, 0.0, 1.0)
         if name == "mean":
             return arrays.sum(values, **how) / arrays.sum(kept, **how)
-        off = arrays.where(is_nan, 0, x - mean)
+        many = arrays.sum(kept, axis=axis, keepdims=True)
+        off = arrays.where(is_nan, 0, x - arrays.sum(values, axis=axis, keepdims=True) / many)
         square = arrays.sum(off * off, **how) / (arrays.sum(kept, **how) - more["correction"])
         return square if name == "var" else arrays.sqrt(square)
 
@@ -174,7 +179,7 @@ def _cosine(x1: Any, x2: Any, axis: Any, eps: float, keepdims: bool) -> Any:
 def _normed(call: Any, g: Any) -> Iterator[Rule]:
     """Gradients of a layer norm, or of an RMS norm, which takes no mean away and has no bias."""
     is_centred, at = call.function.name == "arrays.layer_norm", bound(call)
-    x, weight, bias = at["x"], at["weight"], at.get("bias")
+    x, weight, bias = at["x"], at["weight"], at.get("bias", 0)
     mean = partial(arrays.mean, axis=at["axis"], keepdims=True)
     off = cache(lambda: x - mean(x) if is_centred else x)
     root = cache(lambda: arrays.rsqrt(mean(off() * off()) + at["eps"]))
@@ -278,7 +283,7 @@ def _cast(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _narrows(g: Any, x: Any) -> bool:
-    return g.dtype.kind == "complex" and x.dtype.kind != "complex"
+    return bool(g.dtype.kind == "complex" and x.dtype.kind != "complex")
 
 
 def _same(call: Any, g: Any) -> Iterator[Rule]:
@@ -393,7 +398,8 @@ def unpadded(g: Any, shape: Sequence[int], pairs: Sequence[Sequence[int]], mode:
     for axis, ((before, after), extent) in enumerate(zip(pairs, shape, strict=True)):
         if not before and not after:
             continue
-        places = np.pad(np.arange(extent), (before, after), mode=mode)
+        fill: Any = np.pad
+        places = fill(np.arange(extent), (before, after), mode=mode)
         # The blocks of neighbours that were repeated in order, or in reverse order.
         total: Any = None
         for start, stop in _runs(places):

@@ -19,7 +19,7 @@ _DIGAMMA = (
     "w = 1 / (z * z)\n"
     "d = log(z) - 0.5 / z - s - w * (1 / 12 - w * (1 / 120 - w * (1 / 252 - w * (1 / 240 - w * (1 / 132 -"
     " w * (691 / 32760 - w / 12))))))\n"
-    "d = d - where(a < 0.5, pi / tan(pi * (a - floor(a))), 0)\n"
+    "d = d - where(a < 0.5, pi / tan(pi * where(a < 0.5, a - floor(a), 0.5)), 0)\n"
 )
 
 OF_ONE: Mapping[str, str] = {

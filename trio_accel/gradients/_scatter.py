@@ -8,7 +8,7 @@ sorts the values by their places, and adds up the segments. The CPU adds in the 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,18 +43,18 @@ def sorted_sums(places: Any, values: Any, shape: Sequence[int]) -> Any:
     return arrays.reshape(sums, tuple(shape))
 
 
-def added_along(zeros: Any, places: Any, values: Any, axis: int) -> Any:
-    """Add values to elements along an axis.
+def added_along(zeros: Callable[[], Any], shape: Sequence[int], places: Any, values: Any, axis: int) -> Any:
+    """Return zeros with values added to elements along an axis.
 
     Args:
-        zeros: The array, of zeros.
+        zeros: Makes the zeros.
+        shape: Their shape.
         places: Indices along the axis, an array of the shape of `values`; negative ones count from the end.
         values: The values.
         axis: The axis.
     """
     if is_ordered(values):
-        return arrays.put_along_axis(zeros, places, values, axis, reduce="add")
-    shape = zeros.shape
+        return arrays.put_along_axis(zeros(), places, values, axis, reduce="add")
     grid = [np.arange(extent).reshape([-1 if one == k else 1 for one in range(len(shape))])
             for k, extent in enumerate(values.shape)]  # fmt: skip
     indices: list[Any] = list(grid)
@@ -62,11 +62,11 @@ def added_along(zeros: Any, places: Any, values: Any, axis: int) -> Any:
     return _by_sort(indices, values, shape)
 
 
-def added_at(zeros: Any, indices: Sequence[Any], values: Any) -> Any:
-    """Add values to elements of an array of zeros, by an index along each of its first axes."""
+def added_at(x: Any, indices: Sequence[Any], values: Any) -> Any:
+    """Return zeros like an array, with values added to elements by an index along each of its first axes."""
     if is_ordered(values):
-        return arrays.scatter_nd(zeros, tuple(indices), values, reduce="add")
-    shape = zeros.shape
+        return arrays.scatter_nd(arrays.zeros_like(x), tuple(indices), values, reduce="add")
+    shape = x.shape
     rest = len(shape) - len(indices)
     count = len(values.shape)
     whole = [one.reshape((*np.shape(one), *(1,) * rest)) for one in indices]

@@ -1,8 +1,8 @@
 """Gradients of loads by gathers: where the index along each axis is that of the element, plus a constant.
 
-A load ``x[i(0) + 1]`` adds its gradient to the element behind, so the gradient of an element is that of the load
-before it. A gather adds in one order on each backend, and is several times as fast as a scatter. At the edges an
-index is the nearest one, counts from the end, or wraps around by ``%``.
+A load ``x[i(0) + 1]`` adds its gradient to the element behind, so the gradient of an element is that of the
+load before it. A gather adds in one order on each backend, and is several times as fast as a scatter. At the
+edges an index is the nearest one, counts from the end, or wraps around by ``%``.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Shift:
         by: The constant.
         wraps: Whether an index outside wraps around.
         is_low: Whether a negative one is 0, and does not count from the end.
-        bounds: The numbers that the text takes for the extent, with what is added to them: the kind, the value,
-            and the difference.
+        bounds: The numbers that the text takes for the extent, with what is added to them: the kind, the
+            value, and the difference.
     """
 
     by: int
@@ -45,7 +45,8 @@ class Shift:
     def fits(self, extent: int, given: Sequence[Any]) -> bool:
         """Tell whether the numbers of a call are those of an extent."""
         values = [(value if kind == "constant" else given[value], more) for kind, value, more in self.bounds]
-        return abs(self.by) <= extent and all(value == extent + more for value, more in values)
+        is_known = all(type(value) is int and value == extent + more for value, more in values)
+        return is_known and abs(self.by) <= extent
 
     def terms(self, axis: int) -> list[Term]:
         """Return the loads that have read an element."""
@@ -63,7 +64,7 @@ class Shift:
 
 
 def shifts_of(program: Program) -> tuple[Shift, ...] | None:
-    """Return the shifts of the indices of an addition, one for each axis; None where one is something else."""
+    """Return the shift of the index along each axis; None where one of them is not a shift."""
     found: list[Shift] = []
     for axis, number in enumerate(program.outputs[1:]):
         shift = _shift(program.steps, number, axis)
@@ -83,19 +84,27 @@ def _shift(steps: Sequence[Step], number: int, axis: int) -> Shift | None:
     if step.function in ("add", "maximum", "minimum") and steps[first].function == "constant":
         first, second = second, first
     inner, other = _shift(steps, first, axis), _number(steps, second)
-    if inner is None or other.function not in ("constant", "argument"):
-        return None
-    value = int(other.value.real)
-    if step.function == "remainder":
-        is_plain = not inner.wraps and not inner.is_low
-        return attrs.evolve(inner, wraps=True, bounds=((other.function, value, 0),)) if is_plain else None
-    if step.function == "minimum" and inner.by >= 0 and not inner.wraps:
-        return attrs.evolve(inner, bounds=(*inner.bounds, (other.function, value, -1)))
-    if other.function != "constant" or inner.wraps or inner.is_low or inner.bounds:
-        return None
-    if step.function == "maximum":
-        return attrs.evolve(inner, is_low=True) if value == 0 else None
-    return attrs.evolve(inner, by=inner.by + (value if step.function == "add" else -value))
+    is_known = inner is not None and other.function in ("constant", "argument")
+    return _changed(inner, step.function, other) if inner is not None and is_known else None
+
+
+def _changed(inner: Shift, function: str, other: Step) -> Shift | None:
+    """Return a shift behind a function of it and a number."""
+    value, is_constant = int(other.value.real), other.function == "constant"
+    made: Shift | None = None
+    if function == "remainder":
+        if not inner.wraps and not inner.is_low:
+            made = attrs.evolve(inner, wraps=True, bounds=((other.function, value, 0),))
+    elif function == "minimum":
+        # The number must be the last index, which is the nearest one anyway.
+        if inner.by >= 0 and not inner.wraps:
+            made = attrs.evolve(inner, bounds=(*inner.bounds, (other.function, value, -1)))
+    elif is_constant and inner == Shift(inner.by):
+        if function == "maximum":
+            made = attrs.evolve(inner, is_low=True) if value == 0 else None
+        else:
+            made = Shift(inner.by + (value if function == "add" else -value))
+    return made
 
 
 def _number(steps: Sequence[Step], number: int) -> Step:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
@@ -151,7 +152,7 @@ def _only(result: Any, args: object, named: object) -> Any:
     return result
 
 
-_stopped = called(Function("stop_gradient", lambda x: x, "value"))
+_stopped = called(Function("stop_gradient", partial(_only, args=None, named=None), "value"))
 
 
 async def _second(both: Awaitable[tuple[Any, T]]) -> T:
@@ -286,7 +287,7 @@ class _Tape:
 
 def _each(nested: Any, see: Callable[[Any], object]) -> None:
     """Call a function with each of nested arrays."""
-    if isinstance(nested, (Mapping, list, tuple)):
+    if not isinstance(nested, (AccelRef, Call)) and isinstance(nested, (Mapping, list, tuple)):
         values = cast("Mapping[str, Any]", nested).values() if isinstance(nested, Mapping) else nested
         for one in cast("Sequence[Any]", values):
             _each(one, see)
@@ -296,6 +297,8 @@ def _each(nested: Any, see: Callable[[Any], object]) -> None:
 
 def _with(nested: Any, parts: Iterator[Any]) -> Any:
     """Return nested arrays with each of them replaced by the next part."""
+    if isinstance(nested, (AccelRef, Call)):
+        return next(parts)
     if isinstance(nested, Mapping):
         return {name: _with(one, parts) for name, one in cast("Mapping[str, Any]", nested).items()}
     if isinstance(nested, (list, tuple)):
@@ -309,6 +312,10 @@ def _by_custom_rule(call: Any, g: Any, rule: Callable[..., Any]) -> Iterator[Rul
     yield inner, lambda: None
     made: Any = rule(g, call, *args, **dict(named))
     several: list[Any] = list(made) if isinstance(made, (list, tuple)) else [made]
+    for one in several:
+        # It may be the gradient of an argument that needs none.
+        if isinstance(one, Call):
+            tell_no_more(one)
     if len(several) != len(args):
         raise ValueError(
             f"{call.function.name}: the rule must return a gradient or None for each of {len(args)} "
@@ -317,7 +324,11 @@ def _by_custom_rule(call: Any, g: Any, rule: Callable[..., Any]) -> Iterator[Rul
     for place, (one, slope) in enumerate(zip(args, several, strict=True)):
         if slope is not None and isinstance(one, (Call, AccelRef)):
             _check_slope(f"{call.function.name}: the rule's gradient of argument {place}", one, slope)
-        yield one, lambda slope=slope: slope
+        yield one, partial(_itself, slope)
+
+
+def _itself(one: Any) -> Any:
+    return one
 
 
 def _check_slope(what: str, one: Any, slope: Any) -> None:

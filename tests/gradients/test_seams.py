@@ -1,0 +1,85 @@
+"""Gradients of activations at 0, at their bounds, at infinities and at NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import trio_accel as ta
+
+n: Any = ta.nn
+a: Any = ta.arrays
+POINTS = np.array([
+    0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 3.0, -3.0, 6.0, -6.0, 20.0, -20.0, 1e-30, -1e-30,
+    1e30, -1e30, np.inf, -np.inf,
+])  # fmt: skip
+SMOOTH = (
+    "celu", "elu", "gelu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log_sigmoid",
+    "mish", "relu", "relu6", "selu", "sigmoid", "silu", "softplus", "softshrink", "softsign", "tanhshrink",
+)  # fmt: skip
+# The limits of slopes that are not 0 or 1 at 0.
+AT_ZERO = {
+    "sigmoid": 0.25, "log_sigmoid": 0.5, "softplus": 0.5, "gelu": 0.5, "silu": 0.5, "mish": 0.6, "selu": None,
+    "relu": 0.0, "relu6": 0.0, "hardsigmoid": 1 / 6, "hardswish": 0.5, "tanhshrink": 0.0,
+}  # fmt: skip
+
+
+async def slope(device: ta.Device, f: Any, points: Any) -> Any:
+    return await (await ta.grad(lambda x: a.sum(f(x)))(await device.put(points))).to_host()
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+async def test_derived_slopes_are_those_by_hand(device: ta.Device, name: str) -> None:
+    """The derived gradient is the function `nn` has for it, also where a branch of the expression ends."""
+    found = await slope(device, getattr(n, name), POINTS)
+    x = await device.put(POINTS)
+    want = await (await getattr(n, f"{name}_grad")(await device.put(np.ones_like(POINTS)), x)).to_host()
+    np.testing.assert_allclose(found, want, rtol=1e-12, atol=1e-30)
+    assert np.isfinite(found).all()
+    expected = AT_ZERO.get(name)
+    if expected is not None:
+        np.testing.assert_allclose(found[:2], expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+async def test_slopes_between_the_bounds_are_those_of_differences(device: ta.Device, name: str) -> None:
+    """A slope is between the differences on both sides of each point."""
+    points = POINTS[:12]
+    f = getattr(n, name)
+    found = await slope(device, f, points)
+    values = [await (await f(await device.put(points + h))).to_host() for h in (-1e-6, 0.0, 1e-6)]
+    left, right = (values[1] - values[0]) / 1e-6, (values[2] - values[1]) / 1e-6
+    low, high = np.minimum(left, right) - 1e-5, np.maximum(left, right) + 1e-5
+    assert ((low <= found) & (found <= high)).all(), (points, found, left, right)
+
+
+@pytest.mark.parametrize(
+    "name", ["expit", "log_expit", "sinc", "logaddexp2", "lerp", "xlogy", "entr", "logaddexp"]
+)
+async def test_slopes_of_functions_with_branches(device: ta.Device, name: str) -> None:
+    """Where the branches of an expression meet, the slope is that of the function."""
+    points = np.array([0.0, 1e-8, -1e-8, 0.05, 1.0, -1.0, 30.0, -700.0])
+    functions: dict[str, tuple[Any, Any]] = {
+        "expit": (a.expit, 1 / (2 + 2 * np.cosh(points))),
+        "log_expit": (a.log_expit, 1 / (1 + np.exp(points))),
+        "sinc": (
+            a.sinc,
+            [0.0, -(np.pi**2) / 3 * 1e-8, np.pi**2 / 3 * 1e-8, -0.164087893, -1.0, 1.0, 1 / 30, -1 / 700],
+        ),
+        "logaddexp2": (lambda x: a.logaddexp2(x, x * 1.0), np.ones(8)),
+        "logaddexp": (lambda x: a.logaddexp(x, x * 1.0), np.ones(8)),
+        "lerp": (lambda x: a.lerp(x * 0.0 + 1.0, x * 0.0 + 3.0, x), 2 * np.ones(8)),
+        "xlogy": (lambda x: a.xlogy(x, 2.0), np.log(2.0) * np.ones(8)),
+        "entr": (lambda x: a.entr(a.abs(x) + 1.0), -np.sign(points) * (np.log(np.abs(points) + 1.0) + 1.0)),
+    }
+    f, want = functions[name]
+    np.testing.assert_allclose(await slope(device, f, points), want, rtol=1e-8 if name == "sinc" else 1e-12)
+
+
+async def test_nan_stays_nan_or_has_no_slope(device: ta.Device) -> None:
+    """The slope of NaN is NaN, or that of the branch which a comparison with a bound chooses."""
+    for name in SMOOTH:
+        found = await slope(device, getattr(n, name), np.array([np.nan]))
+        assert np.isnan(found[0]) or 0 <= found[0] <= 1, (name, found)
