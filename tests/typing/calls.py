@@ -73,4 +73,4 @@ async def mistakes(x: ta.AccelRef, plain: list[float]) -> None:
     ta.gather([x, x])  # type: ignore[call-overload]
     ta.gather(x, x, return_exceptions=True)  # type: ignore[call-overload]
     print((await ta.gather(x, x))[2])  # type: ignore[misc]
-    assert ref  # pyright: ignore[reportGeneralTypeIssues]  # its truth is refused
+    assert ref

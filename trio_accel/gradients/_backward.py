@@ -1,5 +1,8 @@
 """Calls backwards: from the gradient of a value to the gradients of what it was made of."""
 
+# Operands are calls and arrays, whose results are known when they are awaited.
+# pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import functools

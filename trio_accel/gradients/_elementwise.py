@@ -1,5 +1,8 @@
 """Gradients of expressions of each element: the package's own, and the user's."""
 
+# Operands are calls and arrays, whose results are known when they are awaited.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import functools

@@ -4,6 +4,9 @@ A filter is linear: its gradient is its adjoint. The gradient of a padded image 
 the weights, and each element gets what the elements that repeat it beyond the edge have.
 """
 
+# Operands are calls and arrays, whose results are known when they are awaited.
+# pyright: reportUnknownArgumentType=false
+
 from __future__ import annotations
 
 import math

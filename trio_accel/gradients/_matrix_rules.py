@@ -1,5 +1,8 @@
 """Gradients of functions of matrices, and of transforms."""
 
+# Operands are calls and arrays, whose results are known when they are awaited.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import math

@@ -1,5 +1,8 @@
 """Gradients of layers, losses, norms and pools: most of them are functions of `nn`."""
 
+# Operands are calls and arrays, whose results are known when they are awaited.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
 from __future__ import annotations
 
 import math

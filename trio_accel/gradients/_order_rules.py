@@ -1,5 +1,8 @@
 """Gradients of scans, orders, gathers, and of functions that are compositions of others."""
 
+# Operands are calls and arrays, whose results are known when they are awaited.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import math

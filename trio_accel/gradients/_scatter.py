@@ -5,6 +5,9 @@ sums of floating numbers. Work that is done again after a lost context must have
 sorts the values by their places, and adds up the segments. The CPU adds in the order of the elements.
 """
 
+# Operands are calls and arrays, whose results are known when they are awaited.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+
 from __future__ import annotations
 
 import math
