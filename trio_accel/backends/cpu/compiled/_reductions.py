@@ -344,7 +344,7 @@ def _kept(decoded: SpecializedRows) -> int | None:
     program, last, names = typed.program, typed.last, decoded.rows.last.inputs
     reduction = max(number for number, step in enumerate(program.steps) if step.is_reduction)
     operands = program.passes[None].operands[reduction]
-    if len(operands) > 1 or operands[0] not in typed.numbers or not called_by(typed.stages[-1].map):
+    if len(operands) != 1 or operands[0] not in typed.numbers or not called_by(typed.stages[-1].map):
         return None
     at = typed.numbers.index(operands[0])
     casts = [program.steps[number].function == "cast" for number in program.passes[reduction].numbers]
