@@ -86,6 +86,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "clamped integer is_several real refuse_dtypes said shown what_to_do whole wholes"
     ),
     "trio_accel.programs": _names("ProgramActor"),
+    "trio_accel.train": _names("grad value_and_grad"),  # of `gradients`
     "trio_accel.backends.base": _names(
         "BackendReport BlockMemory ChunkAllocator ChunkSource CopyFromForeignSpec DeviceReport ForeignArray "
         "Hold Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits scalar Refused "

@@ -208,6 +208,10 @@ async def entered_now(manager: Any) -> None:
         await trio.lowlevel.checkpoint()
 
 
+def squared(x: Any) -> Any:
+    return ta.arrays.sum(x * x)
+
+
 async def tracked(total: Any) -> None:
     with ta.track_progress("work", total=total) as report:
         report(1)
@@ -434,6 +438,8 @@ CALLS: dict[str, Use] = {
     "devices.cancel_grace": lambda at, given: cancel_graced(at, **given),
     "actors.handles": lambda at, given: ta.handles(Wait, group="a", **given),
     "devices.measure_bandwidth": measured,
+    "gradients.grad": lambda at, given: ta.grad(squared, **given)(at.vector),
+    "gradients.value_and_grad": lambda at, given: ta.value_and_grad(squared, **given)(at.vector),
     "devices.track_progress": lambda at, given: tracked(**given),
     "http.Limits": lambda at, given: http.Limits(**given),
     "http.serve": lambda at, given: http.serve(None, signals=(), **given),  # type: ignore[arg-type]
@@ -714,7 +720,7 @@ _REASONS: dict[str, str] = {
         "patterns.DecodingStatistics patterns.FairStatistics "
         "patterns.HotSwapStatistics patterns.MoeStatistics patterns.PageTable patterns.PagesStatistics "
         "patterns.ParameterServerStatistics patterns.ParameterState patterns.Parameters "
-        "patterns.Passed patterns.WaitingStatistics "
+        "patterns.PartStream patterns.Passed patterns.WaitingStatistics "
         "patterns.PipelineStageStatistics patterns.PipelineStatistics patterns.ReplicaPoolStatistics "
         "patterns.ReplicaStatistics patterns.Routed patterns.RouterStatistics patterns.RoutingStatistics "
         "patterns.Score patterns.StageStatistics patterns.Swapped "
@@ -733,7 +739,8 @@ _REASONS: dict[str, str] = {
         "expressions.diagonal_of expressions.permuted expressions.reduced "
     ),
     "a worker asks for it, with what the user's class has defined": "Module.between Module.start",
-    "it compares the number alone": "Trainer.steps",
+    "it compares the number alone": "Trainer.steps Cluster.wait_epoch Router.wait_epoch",
+    "nodes call it, with the time of their own options": "Cluster.settle Router.settle",
     "test_options.py tries its types": "actors.SystemOptions",
     "it counts devices that are open": "Parallel.meshes",
     "a method or a function that is tried makes it": (

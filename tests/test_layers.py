@@ -85,8 +85,8 @@ VENDORS = ("cpu", "cuda", "opencl")
 VENDOR_MAY = ("actors", "backends.base")  # never one another
 # Stand beside the package, and see its public names only; no wheel has them.
 BESIDE = ("benchmarks", "examples")
-# But a program there may be made of what the command line is made of.
-BESIDE_TOO = {"benchmarks": "trio_accel.cli."}
+# But a program there may be made of what the command line is made of, and record what compilers are given.
+BESIDE_TOO = {"benchmarks": ("trio_accel.cli.", "trio_accel.backends.")}
 BELOW = "_names"  # says what of a part is public; all parts have it but those of the top
 FACADE = ""  # the package itself; it and the tools for tests see everything below the top
 TOOLS = ("testing",)
