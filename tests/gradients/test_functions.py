@@ -12,6 +12,7 @@ import attrs
 import numpy as np
 import pytest
 import scipy.sparse
+from chosen import BACKEND
 
 import trio_accel as ta
 
@@ -497,8 +498,13 @@ async def test_gradients_are_those_of_differences(device: ta.Device, name: str, 
     cases = CASES[name]
     case = cases[number] if isinstance(cases, list) else cases
     values = case.values()
-    # Views of arrays are arrays, which are no calls.
-    shape = (await (case.f(*[await device.put(one) for one in values]) * 1.0)).shape
+    try:
+        # Views of arrays are arrays, which are no calls.
+        shape = (await (case.f(*[await device.put(one) for one in values]) * 1.0)).shape
+    except ta.NotSupportedError as error:
+        if BACKEND == "cpu":
+            raise
+        pytest.skip(str(error))
     weights = numbers(shape, 99)
 
     def f(parameters: Any) -> Any:

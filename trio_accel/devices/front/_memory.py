@@ -450,7 +450,10 @@ async def _ask_in_pieces(message: ToHost) -> HostArray:
         pieces = [device.submit(ToHost(source[part], cast("Any", host)[(*part, ...)])) for part in parts]
     except (AccelError, TypeError, ValueError):
         # The queue is full, or the whole message says better what is wrong.
-        return await device.ask(message)
+        with track_progress(f"copy from {device.name}", total=source.nbytes, unit="B") as report:
+            host = await device.ask(message)
+            report(source.nbytes)
+            return host
     done = 0
     try:
         with track_progress(f"copy from {device.name}", total=source.nbytes, unit="B") as report:
