@@ -105,7 +105,7 @@ async def serve(
             if wanted := tuple(signals):
                 await living.start(_receive_signals, wanted, ending)
             with trio.CancelScope() as starting:
-                living.start_soon(_cancel_at, ending, starting)
+                living.start_soon(_cancel_at, ending, starting)  # noqa: ASYNC111  # to cancel it later changes nothing
                 await living.start(lifespan.run)
             server = partial(hypercorn.serve, edge, lifespan.state)
             async with trio.open_nursery() as connections:
