@@ -349,7 +349,10 @@ async def test_a_full_queue_makes_it_one_operation(system: ta.System) -> None:
         with ta.watch_progress(events.append):
             np.testing.assert_array_equal(await x.to_host(), host)
             np.testing.assert_array_equal(await (await device.put(host)).to_host(), host)
-    assert {event.name for event in events} == {f"copy to {device.name}"}
+    read = [event for event in events if event.name == f"copy from {device.name}"]
+    # Two operations, of one report and one end each.
+    assert parts(read) == [(host.nbytes, host.nbytes)] * 4
+    assert {event.name for event in events if event not in read} == {f"copy to {device.name}"}
 
 
 @pytest.mark.usefixtures("pieces")
