@@ -247,7 +247,8 @@ def busy_loops(count: int) -> Generator[None, None, None]:
     """Keep processors busy."""
     with ExitStack() as stack:
         for _ in range(count):
-            stack.callback(subprocess.Popen((sys.executable, "-c", "while True: pass")).kill)
+            busy = stack.enter_context(subprocess.Popen((sys.executable, "-c", "while True: pass")))
+            stack.callback(busy.kill)
         yield
 
 
