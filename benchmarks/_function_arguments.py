@@ -123,7 +123,8 @@ class Arguments:
                 return await value.put(device, dtype, layout, next(seeds))
             if isinstance(value, Computed):
                 return await _awaited(value.make(device, dtype))
-            if isinstance(value, (list, tuple)):
+            # Type checkers do not know the items of a list that they narrow `Any` to.
+            if type(value) in (list, tuple):
                 return type(value)([await made(each) for each in value])
             return value
 
