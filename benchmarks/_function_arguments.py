@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import attrs
 import numpy as np
@@ -123,9 +123,9 @@ class Arguments:
                 return await value.put(device, dtype, layout, next(seeds))
             if isinstance(value, Computed):
                 return await _awaited(value.make(device, dtype))
-            if isinstance(value, (list, tuple)):
-                values = cast("Any", value)
-                return type(values)([await made(each) for each in values])
+            # Type checkers do not know the items of a list that they narrow `Any` to.
+            if type(value) in (list, tuple):
+                return type(value)([await made(each) for each in value])
             return value
 
         positional = [await made(value) for value in self.positional]

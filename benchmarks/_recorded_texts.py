@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from trio_accel.backends.base.contract.ops import DESCRIPTORS
 from trio_accel.backends.base.expressions import _source, compiled
 from trio_accel.backends.cpu.compiled import _plans, _reductions, _text
 
@@ -65,14 +64,14 @@ class RecordedTexts:
     def add(self, spec: Any) -> None:
         """Store the sources of an operation: for GPUs, and for the processor where it is compiled."""
         self.names.append(self.store(compiled.make_kernel(spec, "cuda").text, ".cu", _source.prelude()))
-        plan = _plans._plans[DESCRIPTORS[type(spec)].plan_key(spec)]  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+        plan = _plans.find_plan(spec)
         if plan.text is not None:
             language = (Path(_text.__file__).parent / "processor.h").read_text(encoding="utf-8")
             self.names.append(self.store(plan.text(), ".cpp", language.partition("//PRELUDE\n")[2]))
 
 
 @contextmanager
-def recorded_texts(folder: Path) -> Generator[RecordedTexts, None, None]:
+def recorded_texts(folder: Path) -> Generator[RecordedTexts]:
     """Store the sources of all expressions that the CPU backend runs meanwhile."""
     texts = RecordedTexts(folder)
     executors: list[Executor] = [getattr(module, name) for module, name in _EXECUTORS]

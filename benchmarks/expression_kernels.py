@@ -160,7 +160,7 @@ async def measure(name: str, ask: Ask, taken: Taken, folder: Path, beside: Path 
     entries = {"now": taken.entry}
     if other is not None and other.exists():
         found = _compiler.compile_text(other.read_text(encoding="utf-8"))
-        assert found is not None, other
+        assert found is not None, f"{other} does not compile"
         entries = {"before": found, "now": taken.entry}
     bits, times = list[list[bytes]](), dict.fromkeys(entries, math.inf)
     for entry in entries.values():

@@ -119,15 +119,14 @@ async def outcome(
 async def described(made: Any) -> str:
     """Return dtypes, shapes and hashes of the bits of a result."""
     if isinstance(made, ta.AccelRef):
-        array: Any = np.ascontiguousarray(await made.to_host())
+        array = np.ascontiguousarray(await made.to_host())
         if array.dtype.kind not in "biu":
             array = array.copy()
-            parts = array.view(array.real.dtype) if array.dtype.kind == "c" else array
+            parts: Any = array.view(f"f{array.itemsize // 2}") if array.dtype.kind == "c" else array
             parts[np.isnan(parts.astype(float))] = np.nan
         return f"{array.dtype}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
     if isinstance(made, (list, tuple)):
-        each = cast("Any", made)
-        return "[" + " ".join([await described(one) for one in each]) + "]"
+        return "[" + " ".join([await described(one) for one in cast("Sequence[Any]", made)]) + "]"
     return re.sub(r" at 0x[0-9a-f]+", "", repr(made))[:80]
 
 
@@ -202,7 +201,7 @@ def _print_differences(what: str, before: dict[str, Any], after: dict[str, Any])
 def main() -> None:
     """Record or compare."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.record_functions", description=str(__doc__).splitlines()[0]
+        prog="python -m benchmarks.record_functions", description="Record what functions return."
     )
     parser.add_argument("folder", nargs="?", type=Path, help="where the recording is written")
     parser.add_argument(
