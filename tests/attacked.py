@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -181,21 +181,30 @@ def post(path: str, body: bytes, *lines: str) -> bytes:
 
 
 async def connect(port: int, data: bytes = b"") -> trio.SocketStream:
+    """Open a connection and send bytes; it is closed if the server refuses them."""
     stream = await trio.open_tcp_stream("127.0.0.1", port)
-    await stream.send_all(data)
+    try:
+        await stream.send_all(data)
+    except BaseException:
+        await trio.aclose_forcefully(stream)
+        raise
     return stream
+
+
+@asynccontextmanager
+async def connections(port: int, *data: bytes) -> AsyncGenerator[list[trio.SocketStream]]:
+    """Open a connection for each bytes and send these; all are closed behind the body, whatever happened."""
+    async with AsyncExitStack() as opened:
+        yield [await opened.enter_async_context(await connect(port, each)) for each in data]
 
 
 async def read_all(stream: trio.SocketStream, seconds: float = 10.0) -> bytes:
     """Read until the server ends the connection; a reset ends it, too."""
     found = b""
-    with trio.fail_after(seconds):
-        try:
+    async with stream:
+        with trio.fail_after(seconds), suppress(trio.BrokenResourceError):
             async for part in stream:
                 found += part
-        except trio.BrokenResourceError:
-            pass
-    await stream.aclose()
     return found
 
 

@@ -20,7 +20,7 @@ import h2.connection
 import httpx2
 import pytest
 import trio
-from attacked import connect, get, post, read_all
+from attacked import connect, connections, get, post, read_all
 
 from benchmarks.bombs import busy_loops
 
@@ -71,20 +71,18 @@ BUSY = {
 async def test_the_process_ends_within_the_grace(kind: str, busy: str) -> None:
     paths, least, most = BUSY[busy]
     with process(kind, 6.0) as (served, port):
-        streams = [await connect(port, get(path)) for path in paths]
-        await trio.sleep(0.5)
-        served.send_signal(signal.SIGTERM)
-        began = time.monotonic()
-        if busy == "streams":
-            short, long = [await read_all(stream, 20) for stream in streams]
-            assert short.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")  # whole
-            assert not long.endswith(b"0\r\n\r\n")  # told
-        seconds = await exited(served) - began
-        assert served.returncode == 0
-        print(f"{kind}, {busy}: exit after {seconds:.2f} s")
-        assert least <= seconds <= most
-        for stream in streams:
-            await stream.aclose()
+        async with connections(port, *map(get, paths)) as streams:
+            await trio.sleep(0.5)
+            served.send_signal(signal.SIGTERM)
+            began = time.monotonic()
+            if busy == "streams":
+                short, long = [await read_all(stream, 20) for stream in streams]
+                assert short.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")  # whole
+                assert not long.endswith(b"0\r\n\r\n")  # told
+            seconds = await exited(served) - began
+            assert served.returncode == 0
+            print(f"{kind}, {busy}: exit after {seconds:.2f} s")
+            assert least <= seconds <= most
 
 
 async def reset(stream: trio.SocketStream) -> None:
@@ -188,22 +186,18 @@ async def in_turn(port: int, data: bytes, count: int) -> None:
 
 async def drip(port: int, begin: bytes, part: bytes, count: int) -> None:
     """Have clients send a request slowly."""
-    streams = [await connect(port, begin) for _ in range(count)]
-    for _ in range(15):
-        for stream in streams:
-            with suppress(trio.BrokenResourceError):
-                await stream.send_all(part)
-        await trio.sleep(0.2)
-    for stream in streams:
-        await stream.aclose()
+    async with connections(port, *[begin] * count) as streams:
+        for _ in range(15):
+            for stream in streams:
+                with suppress(trio.BrokenResourceError):
+                    await stream.send_all(part)
+            await trio.sleep(0.2)
 
 
 async def hold(port: int, paths: list[str]) -> None:
     """Have clients ask, read nothing, and leave after three seconds."""
-    streams = [await connect(port, get(path)) for path in paths]
-    await trio.sleep(3)
-    for stream in streams:
-        await stream.aclose()
+    async with connections(port, *map(get, paths)):
+        await trio.sleep(3)
 
 
 async def pool(port: int) -> None:
