@@ -55,7 +55,8 @@ def value_and_grad(
     Returns:
         A function with the arguments of `f`. Await it for the value, an array without axes, and the
         gradients, nested as the argument is; for several `argnums` a tuple of these. All are views of one
-        array, so they have the dtype of the value. With calls in place of arrays it returns calls, so `f` may contain gradients itself.
+        array, so they have the dtype of the value. With calls in place of arrays it returns calls, so `f`
+        may contain gradients itself.
 
     Raises:
         NotSupportedError: `f` has asked for an operation that has no gradient: nothing was launched.
