@@ -56,8 +56,9 @@ def life() -> tuple[Any, Function, Function]:
 
 def boltzmann() -> tuple[Any, Function, Function]:
     """Make a step of a flow on a lattice, streaming and collision, likewise."""
-    lines = [f"g{k} = f{k}[(i(0) - {a}) % {LATTICE}, (i(1) - {b}) % {LATTICE}]"
-             for k, (a, b) in enumerate(_STEPS)]  # fmt: skip
+    lines = [
+        f"g{k} = f{k}[(i(0) - {a}) % {LATTICE}, (i(1) - {b}) % {LATTICE}]" for k, (a, b) in enumerate(_STEPS)
+    ]
     lines += ["rho = " + " + ".join(f"g{k}" for k in range(9))]
     lines += ["u = (" + " + ".join(f"{a}*g{k}" for k, (a, _) in enumerate(_STEPS) if a) + ") / rho"]
     lines += ["v = (" + " + ".join(f"{b}*g{k}" for k, (_, b) in enumerate(_STEPS) if b) + ") / rho"]
@@ -205,9 +206,13 @@ def _compiled(loop: Function | None) -> Function | None:
 
 
 async def _row(
-    name: str, ask: Function, by_numpy: Function | None, loop: Function | None, arrays: Sequence[Numbers],
+    name: str,
+    ask: Function,
+    by_numpy: Function | None,
+    loop: Function | None,
+    arrays: Sequence[Numbers],
     steps: int = 1,
-) -> None:  # fmt: skip
+) -> None:
     """Measure by turns of so many steps, and compare the results."""
     refs = await _listed(ask)
     found = [await ref.to_host() for ref in refs]

@@ -221,9 +221,12 @@ async def _compare(module: _Module, encoder: Any, sentences: list[Tokens], name:
         "  share of PyTorch's loop: "
         + ", ".join(f"{side} {rate[side] / rate['PyTorch loop']:.2f}" for side in list(ours)[:2])
         + f"; host to host {rate['host to host'] / rate['PyTorch host to host']:.2f}"
-        + (f"; {_ASKERS} askers of PyTorch's graph {rate[f'{_ASKERS} askers'] / rate['PyTorch graph']:.2f}"
-           if "PyTorch graph" in rate else "")
-    )  # fmt: skip
+        + (
+            f"; {_ASKERS} askers of PyTorch's graph {rate[f'{_ASKERS} askers'] / rate['PyTorch graph']:.2f}"
+            if "PyTorch graph" in rate
+            else ""
+        )
+    )
 
 
 async def faults(seconds: float) -> None:

@@ -200,9 +200,20 @@ class _CuPy:
             cudss.set_stream(handle, cupy.cuda.get_current_stream().ptr)
             config, state = cudss.config_create(), cudss.data_create(handle)
             a = cudss.matrix_create_csr(
-                rows, rows, matrix.nnz, indptr.data.ptr, 0, indices.data.ptr, data.data.ptr, index, index,
-                kind, general, cudss.MatrixViewType.FULL, cudss.IndexBase.ZERO,
-            )  # fmt: skip
+                rows,
+                rows,
+                matrix.nnz,
+                indptr.data.ptr,
+                0,
+                indices.data.ptr,
+                data.data.ptr,
+                index,
+                index,
+                kind,
+                general,
+                cudss.MatrixViewType.FULL,
+                cudss.IndexBase.ZERO,
+            )
             sides = [
                 cudss.matrix_create_dn(rows, 1, rows, array.data.ptr, kind, cudss.Layout.COL_MAJOR)
                 for array in (x, side)

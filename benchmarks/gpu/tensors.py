@@ -109,9 +109,20 @@ def _bare(subscripts: str, a: Any, b: Any, out: Any) -> Callable[[], object]:
     ]
     (of_a, of_b, of_out), (at_a, at_b, at_out) = terms, tensors
     contraction = cutensor.create_contraction(
-        handle, at_a, of_a, 1, at_b, of_b, 1, at_out, of_out, 1, at_out, of_out,
+        handle,
+        at_a,
+        of_a,
+        1,
+        at_b,
+        of_b,
+        1,
+        at_out,
+        of_out,
+        1,
+        at_out,
+        of_out,
         cutensor.ComputeDesc.COMPUTE_32F(),
-    )  # fmt: skip
+    )
     preference = cutensor.create_plan_preference(handle, cutensor.Algo.DEFAULT, cutensor.JitMode.NONE)
     wanted = cutensor.estimate_workspace_size(handle, contraction, preference, 2)
     plan = cutensor.create_plan(handle, contraction, preference, wanted)

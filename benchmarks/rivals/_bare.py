@@ -113,9 +113,26 @@ class Bare:
         def call() -> None:
             # cuBLAS sees the transpose of a matrix whose rows lie one after the other.
             cublas.gemm_ex_64(
-                self._blas, _TRANSPOSE, 0, rows, rows, columns, one, a, _F32, columns, a, _F32, columns,
-                zero, c, _F32, rows, _SUM, _ALGORITHM,
-            )  # fmt: skip
+                self._blas,
+                _TRANSPOSE,
+                0,
+                rows,
+                rows,
+                columns,
+                one,
+                a,
+                _F32,
+                columns,
+                a,
+                _F32,
+                columns,
+                zero,
+                c,
+                _F32,
+                rows,
+                _SUM,
+                _ALGORITHM,
+            )
 
         return call
 
@@ -162,9 +179,26 @@ class Bare:
 
         def call() -> None:
             cublas.gemm_ex_64(
-                self._blas, 0, 0, size, size, size, one, a, code, size, b, code, size,
-                zero, c, code, size, _SUM, _ALGORITHM,
-            )  # fmt: skip
+                self._blas,
+                0,
+                0,
+                size,
+                size,
+                size,
+                one,
+                a,
+                code,
+                size,
+                b,
+                code,
+                size,
+                zero,
+                c,
+                code,
+                size,
+                _SUM,
+                _ALGORITHM,
+            )
 
         return call
 
@@ -203,9 +237,23 @@ class Bare:
         self._ways.append(found)
         one, zero, way = self._one.ctypes.data, self._zero.ctypes.data, found.ctypes.data
         return lambda: cublasLt.matmul(
-            self._lt, description, one, a, of_a, b, of_a, zero, c, of_c, c, of_c, way, workspace, _WORKSPACE,
+            self._lt,
+            description,
+            one,
+            a,
+            of_a,
+            b,
+            of_a,
+            zero,
+            c,
+            of_c,
+            c,
+            of_c,
+            way,
+            workspace,
+            _WORKSPACE,
             self._stream,
-        )  # fmt: skip
+        )
 
     def _make_fft(self, size: int) -> Callable[[], None]:
         source, out = self._memory(8 * size), self._memory(8 * size)
@@ -219,9 +267,17 @@ class Bare:
         x, out = self._upload(np.ones(rows, np.float32)), self._memory(4 * rows)
         one, zero = self._one.ctypes.data, self._zero.ctypes.data
         matrix = cusparse.create_csr(
-            rows, rows, len(arrays[1]), indptr, indices, data, _INDICES_32, _INDICES_32,
-            cusparse.IndexBase.ZERO, _F32,
-        )  # fmt: skip
+            rows,
+            rows,
+            len(arrays[1]),
+            indptr,
+            indices,
+            data,
+            _INDICES_32,
+            _INDICES_32,
+            cusparse.IndexBase.ZERO,
+            _F32,
+        )
         vectors = cusparse.create_dn_vec(rows, x, _F32), cusparse.create_dn_vec(rows, out, _F32)
         way = cusparse.Operation.NON_TRANSPOSE, cusparse.SpMVAlg.DEFAULT
         size = cusparse.sp_mv_buffer_size(

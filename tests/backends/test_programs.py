@@ -190,6 +190,17 @@ def test_each_element_stores_also_where_all_have_the_same_place_and_value() -> N
     np.testing.assert_array_equal(x, [6, 6, 6])
 
 
+@pytest.mark.parametrize("reduce", ["add", "set", "max"])
+def test_values_that_vary_where_their_place_does_not_are_all_stored(reduce: Any) -> None:
+    """Element (i, k) is stored at k, and its value is that of i."""
+    parsed = parse("place = x[i(1)]; value = v", ("x", "v"), ("place", "value"))
+    made = typed(parsed, (DType.float64, DType.float64), (), True)
+    x, v = np.zeros(4), np.array([[1.0], [2.0], [3.0]])
+    program = scatter_program(made, reduce)
+    evaluate(program, [None, v], {1: np.arange(2)[None]}, {0: x}, shape=(3, 2))
+    np.testing.assert_array_equal(x, [6, 6, 0, 0] if reduce == "add" else [3, 3, 0, 0])
+
+
 def test_a_wrong_index_of_a_store_is_told_by_its_name() -> None:
     parsed = parse("place = x[0, j]; value = v", ("x", "j", "v"), ("place", "value"))
     made = typed(parsed, (DType.float64, DType.int64, DType.float64), (), True)

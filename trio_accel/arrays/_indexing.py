@@ -332,9 +332,11 @@ def _unravelled(ndim: int) -> Elementwise[tuple[AccelRef, ...]]:
     steps, extents = ([f"{name}{axis}" for axis in range(ndim)] for name in "se")
     places = [f"y{axis} = int64(x) // s{axis}" + f" % e{axis}" * (axis > 0) for axis in range(ndim)]
     return Elementwise(
-        "; ".join(places), inputs=("x", *steps, *extents[1:]), outputs=[f"y{axis}" for axis in range(ndim)],
+        "; ".join(places),
+        inputs=("x", *steps, *extents[1:]),
+        outputs=[f"y{axis}" for axis in range(ndim)],
         operation="arrays.unravel_index",
-    )  # fmt: skip
+    )
 
 
 def _spread(indices: Operand, count: int) -> Operand:

@@ -420,17 +420,22 @@ def nanpercentile() -> None:
 
 # A load behind the last element takes the last one, which is another one then.
 _FOUND = Elementwise[AccelRef](
-    "(x2[at] == x1) != others", inputs=("x2", "at", "x1", "others"),
+    "(x2[at] == x1) != others",
+    inputs=("x2", "at", "x1", "others"),
     operation="arrays.isin",
-)  # fmt: skip
+)
 _EQUAL = Reduction(
-    "x1 == x2 or equal_nan and x1 != x1 and x2 != x2", "all", inputs=("x1", "x2", "equal_nan"),
+    "x1 == x2 or equal_nan and x1 != x1 and x2 != x2",
+    "all",
+    inputs=("x1", "x2", "equal_nan"),
     operation="arrays.array_equal",
-)  # fmt: skip
+)
 _ALL_CLOSE = Rowwise(
-    f"{CLOSE}; z = all(y)", ("x1", "x2", "rtol", "atol", "equal_nan"), precision="float32",
+    f"{CLOSE}; z = all(y)",
+    ("x1", "x2", "rtol", "atol", "equal_nan"),
+    precision="float32",
     operation="arrays.allclose",
-)  # fmt: skip
+)
 
 
 @composed

@@ -134,9 +134,11 @@ class Reduction(AlongAxes):
     Attributes:
         operation: Name of the operation.
         inputs: Names of its arguments, in order.
+        declared: Its expressions, parsed.
+        dtype: Type that values are converted to before they are combined.
     """
 
-    __slots__ = ("_asked", "_dtype", "_known", "_reduction")
+    __slots__ = ("_asked", "_known", "declared", "dtype")
 
     def __init__(
         self,
@@ -150,14 +152,14 @@ class Reduction(AlongAxes):
         operation: str,
         library: str = ARRAYS,
     ) -> None:
-        self._reduction = base.Reduction.parse(
+        self.declared: base.Reduction = base.Reduction.parse(
             text, reduce, identity=identity, post=post, inputs=None if inputs is None else tuple(inputs)
         )
-        self.inputs: Strs = self._reduction.map.inputs
+        self.inputs: Strs = self.declared.map.inputs
         reserved = [name for name in self.inputs if name in _RESERVED]
         if reserved:
             raise ValueError(f"an input cannot have the name {reserved[0]}: that is an argument of each call")
-        self._dtype = None if dtype is None else DType.of(dtype)
+        self.dtype: DType | None = None if dtype is None else DType.of(dtype)
         self._message = served_by(ComputeReduction, library)
         self.operation: str = operation
         self._asked = Function(operation, self.compute)
@@ -165,8 +167,8 @@ class Reduction(AlongAxes):
         self._known = functools.lru_cache(256)(self._find_types)
 
     def __repr__(self) -> str:
-        how = self._reduction.name if self._reduction.combine is None else self._reduction.combine.text
-        values = self._reduction.map.text.strip()
+        how = self.declared.name if self.declared.combine is None else self.declared.combine.text
+        values = self.declared.map.text.strip()
         return f"<Reduction {self.operation}({', '.join(self.inputs)}): {how} of {values}>"
 
     def __call__(
@@ -204,13 +206,13 @@ class Reduction(AlongAxes):
     def plan(self, planner: Planner, message: ComputeReduction) -> Planned[AccelRef]:
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
         name = planner.name
-        taken = _take(planner, self._reduction.map, message)
-        axes = axes_of(name, taken.shape, message.axis, is_one=self._reduction.is_index)
+        taken = _take(planner, self.declared.map, message)
+        axes = axes_of(name, taken.shape, message.axis, is_one=self.declared.is_index)
         specialized, text = self._known(
             taken.signature, None if message.out is None else message.out.dtype.value
         )
         taken.check_held(name, specialized.typed.map)
-        if not self._reduction.takes_nothing and any(taken.shape[axis] == 0 for axis in axes):
+        if not self.declared.takes_nothing and any(taken.shape[axis] == 0 for axis in axes):
             raise ValueError(f"{name}: there are no elements along axes {axes}, and it has no identity")
         shape = reduced(taken.shape, axes, keepdims=message.keepdims)
         out = planner.output(shape, specialized.typed.dtype, message.out)
@@ -222,14 +224,14 @@ class Reduction(AlongAxes):
         given = dict(zip(self.inputs, map(Argument.decode, signature), strict=True))
 
         def of(arguments: tuple[Argument, ...]) -> TypedReduction:
-            return SpecializedReduction(self._reduction, arguments, self._dtype, None).typed
+            return SpecializedReduction(self.declared, arguments, self.dtype, None).typed
 
         found = find_types(self.operation, of, given)
-        if self._reduction.identity is not None:
-            element(self.operation, "identity", self._reduction.identity, found.accumulator)
+        if self.declared.identity is not None:
+            element(self.operation, "identity", self.declared.identity, found.accumulator)
         wanted = None if out is None else DType(out)
         result = result_dtype(self.operation, "the result", found.dtype, None, wanted)
-        specialized = SpecializedReduction(self._reduction, tuple(given.values()), self._dtype, result)
+        specialized = SpecializedReduction(self.declared, tuple(given.values()), self.dtype, result)
         return specialized, specialized.encode()
 
 

@@ -326,9 +326,7 @@ async def _chirped(name: str, x: Operand, axis: int, m: int, chirp: _Chirp, out:
     factors, device = _factors(place, dtype.value), device_of(name, x, out)
     opposite, behind = (_Chirp(0, rate, chirp.period) for rate in (-chirp.rate, chirp.rate))
     with intermediates() as made:
-        kernel = made(await device.ask(
-            _KERNEL.compute(*opposite.arguments, n - 1, n + m - 1, shape=length)
-        ))  # fmt: skip
+        kernel = made(await device.ask(_KERNEL.compute(*opposite.arguments, n - 1, n + m - 1, shape=length)))
         transformed = made(await fft(kernel))
         ready = made(await device.ask(factors.compute(x, *chirp.arguments)))
         spectrum = made(await fft(ready, length, axis))

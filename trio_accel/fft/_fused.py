@@ -174,11 +174,25 @@ class ComputeFused(Operation[Any, AccelRef]):
         has_prolog = ahead.text != "x" or taken.arrays[0].dtype is not dtype
         has_epilog = behind.text != "y" or result.dtype is not made
         spec = FusedFftSpec(
-            transform.kind, transform.direction, lengths, axes, self.norm or "backward",
-            dtype.value, taken.shape,
-            known.expression, int(has_prolog), taken.arrays, taken.loaded, taken.scalars,
-            last.expression, int(has_epilog), more.arrays[1:], more.loaded, more.scalars, result.spec,
-        )  # fmt: skip
+            transform.kind,
+            transform.direction,
+            lengths,
+            axes,
+            self.norm or "backward",
+            dtype.value,
+            taken.shape,
+            known.expression,
+            int(has_prolog),
+            taken.arrays,
+            taken.loaded,
+            taken.scalars,
+            last.expression,
+            int(has_epilog),
+            more.arrays[1:],
+            more.loaded,
+            more.scalars,
+            result.spec,
+        )
         return Planned(spec, result, is_checked=True)
 
 

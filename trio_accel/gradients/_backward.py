@@ -74,7 +74,9 @@ def backward(
 def _left_out(call: Any, operands: Sequence[int]) -> NotSupportedError:
     """Return the error of a call with operands that its rule has no gradient for."""
     name = call.function.name
-    given = bound(call).items() if not name.startswith("AccelRef.") else ()
+    given = _given(call).items() if not name.startswith("AccelRef.") else ()
+    if any(parameter == "out" and id(one) in operands for parameter, one in given):
+        return refuse(name, "it writes to an array that the value depends on; leave out= away")
     names = ", ".join(parameter for parameter, one in given if id(one) in operands)
     return NotSupportedError(f"{name} has no gradient by {names or 'an argument'}; {ADVICE}", operation=name)
 
@@ -105,11 +107,15 @@ def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
     if rule is not None:
         return rule(call, g)
     found = None if name in REASONS else slopes_of(call, g, is_exact=is_exact)
+    for make in () if found is not None or name in REASONS else KINDS:
+        found = make(call, g)
     if found is None:
         raise refuse(name, REASONS.get(name, "it has no rule"))
     return found
 
 
+KINDS: list[Callable[[Any, Any], Iterator[Rule] | None]] = []
+"""Rules of kinds of functions, which return None for others: `_reductions` adds its own."""
 OWN: dict[Function, Make] = {}
 """Rules of functions that programs have given."""
 REASONS: dict[str, str] = {}
@@ -137,11 +143,16 @@ def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
 def bound(call: Any) -> dict[str, Any]:
     """Return the arguments of a call by their names, with their defaults, but for `out`."""
     parameters = _parameters(call.function.name)
-    at: dict[str, Any] = {name: one.default for name, one in parameters.items()}
-    # An operation that is declared has all of its arguments by their places.
-    at |= dict(zip(parameters, call.args, strict=False)) | dict(call.named or {})
+    at = {name: one.default for name, one in parameters.items()} | _given(call)
     at.pop("out", None)
     return at
+
+
+def _given(call: Any) -> dict[str, Any]:
+    """Return the given arguments of a call by their names."""
+    # An operation that is declared has all of its arguments by their places.
+    by_place = zip(_parameters(call.function.name), call.args, strict=False) if call.args else ()
+    return dict(by_place) | dict(call.named or {})
 
 
 def is_operand(one: Any) -> bool:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, TypeVar, cast
@@ -14,7 +15,14 @@ import numpy as np
 from .. import arrays as _arrays
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Call, Function, called
-from . import _field_rules, _matrix_rules, _nn_rules, _order_rules, _words  # noqa: F401  # they add rules
+from . import (  # noqa: F401  # they add rules
+    _field_rules,
+    _matrix_rules,
+    _nn_rules,
+    _order_rules,
+    _reductions,
+    _words,
+)
 from ._backward import OWN, backward
 from ._elementwise import Rule
 
@@ -47,7 +55,8 @@ def value_and_grad(
     Returns:
         A function with the arguments of `f`. Await it for the value, an array without axes, and the
         gradients, nested as the argument is; for several `argnums` a tuple of these. All are views of one
-        array. With calls in place of arrays it returns calls, so `f` may contain gradients itself.
+        array, so they have the dtype of the value. With calls in place of arrays it returns calls, so `f`
+        may contain gradients itself.
 
     Raises:
         NotSupportedError: `f` has asked for an operation that has no gradient: nothing was launched.
@@ -254,6 +263,9 @@ class _Tape:
         for place in self._all_places():
             args[place] = _with(args[place], left)
         value: Any = self._f(*args, **self._named)
+        if inspect.iscoroutine(value):
+            value.close()
+            raise TypeError(f"{self._name}: the function must not be async, because it awaits nothing")
         self._made.append(value)
         if not isinstance(value, Call):
             raise TypeError(f"{self._name}: the function must return a call, got {type(value).__name__}")

@@ -22,10 +22,16 @@ _INPUTS = "x", "high", "low", "deviation", "bins"
 
 @composed
 async def bilateral_filter(
-    image: Operand, win_size: int | None = None, sigma_color: float | None = None, sigma_spatial: float = 1,
-    bins: int = 10000, mode: Literal["constant", "edge", "symmetric", "reflect", "wrap"] = "constant",
-    cval: float = 0, *, channel_axis: int | None = None,
-) -> AccelRef:  # fmt: skip
+    image: Operand,
+    win_size: int | None = None,
+    sigma_color: float | None = None,
+    sigma_spatial: float = 1,
+    bins: int = 10000,
+    mode: Literal["constant", "edge", "symmetric", "reflect", "wrap"] = "constant",
+    cval: float = 0,
+    *,
+    channel_axis: int | None = None,
+) -> AccelRef:
     """Smooth an image and keep its edges, as `skimage.restoration.denoise_bilateral` does of grey images.
 
     Weights are Gaussians of the distance and of the difference. (scikit-image 0.26 looks distances up in the

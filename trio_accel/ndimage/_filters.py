@@ -64,9 +64,15 @@ async def line(
 
 
 async def _correlate(
-    is_convolved: bool, input: Any, weights: Any, output: Output, mode: Any, cval: complex, origin: Any,
+    is_convolved: bool,
+    input: Any,
+    weights: Any,
+    output: Output,
+    mode: Any,
+    cval: complex,
+    origin: Any,
     axes: object,
-) -> AccelRef:  # fmt: skip
+) -> AccelRef:
     """Correlate, or convolve: then weights are in reverse, and not conjugated."""
     x, is_on_device = input, isinstance(weights, AccelRef)
     along, filled = w.axes_of(x, axes), w.modes_of((mode,), 1)
@@ -90,9 +96,15 @@ async def _correlate(
 
 @composed
 async def correlate(
-    input: Operand, weights: Weights, output: Output = None, mode: Mode = "reflect", cval: complex = 0.0,
-    origin: Numbers = 0, *, axes: Numbers | None = None,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    weights: Weights,
+    output: Output = None,
+    mode: Mode = "reflect",
+    cval: complex = 0.0,
+    origin: Numbers = 0,
+    *,
+    axes: Numbers | None = None,
+) -> AccelRef:
     """Correlate an image with weights, as `scipy.ndimage.correlate` does.
 
     Args:
@@ -132,9 +144,14 @@ async def _convolve1d(axis: int, **given: Any) -> AccelRef:
 
 @composed
 async def correlate1d(
-    input: Operand, weights: Weights, axis: int = -1, output: Output = None, mode: Mode = "reflect",
-    cval: complex = 0.0, origin: int = 0,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    weights: Weights,
+    axis: int = -1,
+    output: Output = None,
+    mode: Mode = "reflect",
+    cval: complex = 0.0,
+    origin: int = 0,
+) -> AccelRef:
     """Correlate lines along an axis with a vector of weights, as `scipy.ndimage.correlate1d` does.
 
     Arguments, result and errors are those of `correlate`, with one `axis`.
@@ -184,9 +201,17 @@ async def _separable(
 
 @composed
 async def gaussian_filter1d(
-    input: Operand, sigma: float, axis: int = -1, order: int = 0, output: Output = None,
-    mode: Mode = "reflect", cval: complex = 0.0, truncate: float = 4.0, *, radius: int | None = None,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    sigma: float,
+    axis: int = -1,
+    order: int = 0,
+    output: Output = None,
+    mode: Mode = "reflect",
+    cval: complex = 0.0,
+    truncate: float = 4.0,
+    *,
+    radius: int | None = None,
+) -> AccelRef:
     """Smooth lines along an axis, or compute derivatives, as `scipy.ndimage.gaussian_filter1d` does.
 
     Args:
@@ -212,9 +237,17 @@ async def gaussian_filter1d(
 
 @composed
 async def gaussian_filter(
-    input: Operand, sigma: Floats, order: Numbers = 0, output: Output = None, mode: Modes = "reflect",
-    cval: complex = 0.0, truncate: float = 4.0, *, radius: Numbers | None = None, axes: Numbers | None = None,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    sigma: Floats,
+    order: Numbers = 0,
+    output: Output = None,
+    mode: Modes = "reflect",
+    cval: complex = 0.0,
+    truncate: float = 4.0,
+    *,
+    radius: Numbers | None = None,
+    axes: Numbers | None = None,
+) -> AccelRef:
     """Smooth an image by a Gaussian, or compute its derivatives, as `scipy.ndimage.gaussian_filter` does.
 
     Args:
@@ -282,9 +315,13 @@ def prewitt() -> None:
 
 @composed
 async def laplace(
-    input: Operand, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0,
-    *, axes: Numbers | None = None,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    output: Output = None,
+    mode: Modes = "reflect",
+    cval: complex = 0.0,
+    *,
+    axes: Numbers | None = None,
+) -> AccelRef:
     """Add up second differences along axes, as `scipy.ndimage.laplace` does.
 
     Args:
@@ -307,9 +344,16 @@ async def laplace(
 
 @composed
 async def gaussian_laplace(
-    input: Operand, sigma: Floats, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0,
-    *, axes: Numbers | None = None, truncate: float = 4.0, radius: int | None = None,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    sigma: Floats,
+    output: Output = None,
+    mode: Modes = "reflect",
+    cval: complex = 0.0,
+    *,
+    axes: Numbers | None = None,
+    truncate: float = 4.0,
+    radius: int | None = None,
+) -> AccelRef:
     """Add up second derivatives of a smoothed image, as `scipy.ndimage.gaussian_laplace` does.
 
     Args:

@@ -74,9 +74,16 @@ async def _filtered(x: AccelRef, order: int, mode: str, axes: Sequence[int]) -> 
 
 
 async def _sampled(
-    x: Any, coordinates: Mapping[int, str], given: Mapping[str, Any], shape: Sequence[int],
-    output: Output, order: int, mode: str, cval: complex, prefilter: bool,
-) -> AccelRef:  # fmt: skip
+    x: Any,
+    coordinates: Mapping[int, str],
+    given: Mapping[str, Any],
+    shape: Sequence[int],
+    output: Output,
+    order: int,
+    mode: str,
+    cval: complex,
+    prefilter: bool,
+) -> AccelRef:
     """Interpolate an image at coordinates `c`, whose steps are by its axes; along others it stays."""
     axes, (order, mode) = list(coordinates), _checked(order, mode)
     dtype = w.dtype_of(x, output, shape)
@@ -109,9 +116,15 @@ def _checked(order: object, mode: object, least: int = 0) -> tuple[int, str]:
 
 @functools.cache
 def _interpolated(
-    coordinates: tuple[tuple[int, str], ...], ndim: int, order: int, mode: str, ahead: int, margin: int,
-    wide: str, dtype: DType,
-) -> Any:  # fmt: skip
+    coordinates: tuple[tuple[int, str], ...],
+    ndim: int,
+    order: int,
+    mode: str,
+    ahead: int,
+    margin: int,
+    wide: str,
+    dtype: DType,
+) -> Any:
     lines, places = list[str](), [[f"i({axis})"] for axis in range(ndim)]
     middle = "" if order % 2 else " + 0.5"
     for axis, text in coordinates:
@@ -223,9 +236,14 @@ async def spline_filter(
 
 @composed
 async def map_coordinates(
-    input: Operand, coordinates: Operand, output: Output = None, order: int = 3, mode: Mode = "constant",
-    cval: complex = 0.0, prefilter: bool = True,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    coordinates: Operand,
+    output: Output = None,
+    order: int = 3,
+    mode: Mode = "constant",
+    cval: complex = 0.0,
+    prefilter: bool = True,
+) -> AccelRef:
     """Interpolate an image at coordinates by splines, as `scipy.ndimage.map_coordinates` does.
 
     Args:
@@ -259,10 +277,16 @@ async def map_coordinates(
 
 @composed
 async def affine_transform(
-    input: Operand, matrix: npt.ArrayLike, offset: Floats = 0.0, output_shape: Sequence[int] | None = None,
-    output: Output = None, order: int = 3, mode: Mode = "constant", cval: complex = 0.0,
+    input: Operand,
+    matrix: npt.ArrayLike,
+    offset: Floats = 0.0,
+    output_shape: Sequence[int] | None = None,
+    output: Output = None,
+    order: int = 3,
+    mode: Mode = "constant",
+    cval: complex = 0.0,
     prefilter: bool = True,
-) -> AccelRef:  # fmt: skip
+) -> AccelRef:
     """Interpolate an image at ``matrix @ place + offset``, as `scipy.ndimage.affine_transform` does.
 
     Args:
@@ -349,9 +373,14 @@ async def _turned(
 
 @composed
 async def shift(
-    input: Operand, shift: Floats, output: Output = None, order: int = 3, mode: Mode = "constant",
-    cval: complex = 0.0, prefilter: bool = True,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    shift: Floats,
+    output: Output = None,
+    order: int = 3,
+    mode: Mode = "constant",
+    cval: complex = 0.0,
+    prefilter: bool = True,
+) -> AccelRef:
     """Move an image, as `scipy.ndimage.shift` does.
 
     Args:
@@ -376,9 +405,16 @@ async def shift(
 
 @composed
 async def zoom(
-    input: Operand, zoom: Floats, output: Output = None, order: int = 3, mode: Mode = "constant",
-    cval: complex = 0.0, prefilter: bool = True, *, grid_mode: bool = False,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    zoom: Floats,
+    output: Output = None,
+    order: int = 3,
+    mode: Mode = "constant",
+    cval: complex = 0.0,
+    prefilter: bool = True,
+    *,
+    grid_mode: bool = False,
+) -> AccelRef:
     """Make an image larger or smaller, as `scipy.ndimage.zoom` does.
 
     Args:
@@ -412,9 +448,16 @@ async def zoom(
 
 @composed
 async def rotate(
-    input: Operand, angle: float, axes: Sequence[int] = (1, 0), reshape: bool = True, output: Output = None,
-    order: int = 3, mode: Mode = "constant", cval: complex = 0.0, prefilter: bool = True,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    angle: float,
+    axes: Sequence[int] = (1, 0),
+    reshape: bool = True,
+    output: Output = None,
+    order: int = 3,
+    mode: Mode = "constant",
+    cval: complex = 0.0,
+    prefilter: bool = True,
+) -> AccelRef:
     """Rotate an image in the plane of two axes, as `scipy.ndimage.rotate` does.
 
     Args:

@@ -34,9 +34,11 @@ _HOOKED = Scatter("labels[places]", "min", inputs=("labels", "places"), operatio
 _FOUND = w.compute("label", "x[k]", ("x", "k"))
 _TOUCHING = w.several("label", "one = x[k]; other = x[k + step]", ("x", "k", "step"), ("one", "other"))
 _ENDS = w.several(
-    "label", "p = x[k]; q = x[m]; least = minimum(p, q); largest = maximum(p, q)", ("x", "k", "m"),
+    "label",
+    "p = x[k]; q = x[m]; least = minimum(p, q); largest = maximum(p, q)",
+    ("x", "k", "m"),
     ("least", "largest"),
-)  # fmt: skip
+)
 
 
 def _structure(structure: object, ndim: int) -> npt.NDArray[np.bool_]:
@@ -53,9 +55,17 @@ async def _differ(x: AccelRef, y: AccelRef) -> bool:
 
 
 async def _eroded(
-    is_dilated: bool, input: Any, structure: Any, iterations: object, mask: Any, output: Output,
-    border_value: Any, origin: Any, brute_force: object, axes: object,
-) -> AccelRef:  # fmt: skip
+    is_dilated: bool,
+    input: Any,
+    structure: Any,
+    iterations: object,
+    mask: Any,
+    output: Output,
+    border_value: Any,
+    origin: Any,
+    brute_force: object,
+    axes: object,
+) -> AccelRef:
     """Erode, or dilate: then an element is looked for on the structure's opposite side."""
     x: Any = input
     # A truth value is a number here, as in SciPy.
@@ -92,10 +102,17 @@ async def _eroded(
 
 @composed
 async def binary_erosion(
-    input: Operand, structure: npt.ArrayLike | None = None, iterations: int = 1,
-    mask: Operand | None = None, output: Output = None, border_value: int = 0, origin: Numbers = 0,
-    brute_force: bool = False, *, axes: Numbers | None = None,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    structure: npt.ArrayLike | None = None,
+    iterations: int = 1,
+    mask: Operand | None = None,
+    output: Output = None,
+    border_value: int = 0,
+    origin: Numbers = 0,
+    brute_force: bool = False,
+    *,
+    axes: Numbers | None = None,
+) -> AccelRef:
     """Erode a binary image, as `scipy.ndimage.binary_erosion` does.
 
     Args:

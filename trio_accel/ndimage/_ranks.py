@@ -71,9 +71,14 @@ async def _filter1d(kind: str, axis: int, **given: Any) -> AccelRef:
 
 @composed
 async def uniform_filter1d(
-    input: Operand, size: int, axis: int = -1, output: Output = None, mode: Mode = "reflect",
-    cval: complex = 0.0, origin: int = 0,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    size: int,
+    axis: int = -1,
+    output: Output = None,
+    mode: Mode = "reflect",
+    cval: complex = 0.0,
+    origin: int = 0,
+) -> AccelRef:
     """Compute means of windows along an axis, as `scipy.ndimage.uniform_filter1d` does.
 
     Args:
@@ -111,9 +116,15 @@ def minimum_filter1d() -> None:
 
 @composed
 async def uniform_filter(
-    input: Operand, size: Numbers = 3, output: Output = None, mode: Modes = "reflect", cval: complex = 0.0,
-    origin: Numbers = 0, *, axes: Numbers | None = None,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    size: Numbers = 3,
+    output: Output = None,
+    mode: Modes = "reflect",
+    cval: complex = 0.0,
+    origin: Numbers = 0,
+    *,
+    axes: Numbers | None = None,
+) -> AccelRef:
     """Compute means of windows, as `scipy.ndimage.uniform_filter` does.
 
     Args:
@@ -146,9 +157,17 @@ def _nth(kind: str, rank: Any, count: int) -> int:
 
 
 async def _ranked(
-    kind: str, input: Any, rank: Any, size: Any, footprint: Any, output: Output, mode: Any, cval: Any,
-    origin: Any, axes: object,
-) -> AccelRef:  # fmt: skip
+    kind: str,
+    input: Any,
+    rank: Any,
+    size: Any,
+    footprint: Any,
+    output: Output,
+    mode: Any,
+    cval: Any,
+    origin: Any,
+    axes: object,
+) -> AccelRef:
     """Find an element of each window by its order, or the mean."""
     made, along = input, w.axes_of(input, axes)
     sizes = [w.integer("size", one) for one in w.each("size", 0 if size is None else size, len(along))]
@@ -228,10 +247,16 @@ async def _sorted(views: Sequence[AccelRef], nth: int) -> AccelRef:
 
 @composed
 async def median_filter(
-    input: Operand, size: Numbers | None = None, footprint: npt.ArrayLike | None = None,
-    output: Output = None, mode: Modes = "reflect", cval: float = 0.0, origin: Numbers = 0,
-    *, axes: Numbers | None = None,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    size: Numbers | None = None,
+    footprint: npt.ArrayLike | None = None,
+    output: Output = None,
+    mode: Modes = "reflect",
+    cval: float = 0.0,
+    origin: Numbers = 0,
+    *,
+    axes: Numbers | None = None,
+) -> AccelRef:
     """Find the median of windows, as `scipy.ndimage.median_filter` does: of an even count the larger one.
 
     A window with NaN has NaN.
@@ -274,10 +299,17 @@ def minimum_filter() -> None:
 
 @composed
 async def rank_filter(
-    input: Operand, rank: int, size: Numbers | None = None, footprint: npt.ArrayLike | None = None,
-    output: Output = None, mode: Modes = "reflect", cval: float = 0.0, origin: Numbers = 0,
-    *, axes: Numbers | None = None,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    rank: int,
+    size: Numbers | None = None,
+    footprint: npt.ArrayLike | None = None,
+    output: Output = None,
+    mode: Modes = "reflect",
+    cval: float = 0.0,
+    origin: Numbers = 0,
+    *,
+    axes: Numbers | None = None,
+) -> AccelRef:
     """Find the element of windows at place `rank` of their order, as `scipy.ndimage.rank_filter` does.
 
     A negative `rank` counts from the end. All else is as of `median_filter`.
@@ -287,10 +319,17 @@ async def rank_filter(
 
 @composed
 async def percentile_filter(
-    input: Operand, percentile: float, size: Numbers | None = None, footprint: npt.ArrayLike | None = None,
-    output: Output = None, mode: Modes = "reflect", cval: float = 0.0, origin: Numbers = 0,
-    *, axes: Numbers | None = None,
-) -> AccelRef:  # fmt: skip
+    input: Operand,
+    percentile: float,
+    size: Numbers | None = None,
+    footprint: npt.ArrayLike | None = None,
+    output: Output = None,
+    mode: Modes = "reflect",
+    cval: float = 0.0,
+    origin: Numbers = 0,
+    *,
+    axes: Numbers | None = None,
+) -> AccelRef:
     """Find a percentile of windows, as `scipy.ndimage.percentile_filter` does: an element, never between two.
 
     A negative `percentile` is 100 more. All else is as of `median_filter`.

@@ -222,9 +222,13 @@ def view(x: AccelRef, shape: Sequence[int], offset: Sequence[int]) -> AccelRef:
 
 
 async def windows(
-    x: AccelRef, axes: Sequence[int], window: HostArray, origins: Sequence[int],
-    modes: Sequence[str], cval: complex,
-) -> list[AccelRef]:  # fmt: skip
+    x: AccelRef,
+    axes: Sequence[int],
+    window: HostArray,
+    origins: Sequence[int],
+    modes: Sequence[str],
+    cval: complex,
+) -> list[AccelRef]:
     """Pad an image, and view it once for each element of a window that is true, in C order."""
     widths = [reach(n, one) for n, one in zip(window.shape, origins, strict=True)]
     wider = await padded(x, spread(x, axes, widths, (0, 0)), spread(x, axes, modes, "nearest"), cval)

@@ -27,9 +27,17 @@ _POWER = Elementwise[AccelRef]("abs(x) ** 2 * weights", inputs=("x", "weights"),
 
 
 async def _segments(
-    name: str, x: AccelRef, fs: float, window: Window, axis: int,
-    lengths: tuple[int | None, int | None, int | None], scaling: str, *, is_padded: bool, is_detrended: bool,
-) -> tuple[HostArray, HostArray, AccelRef, HostArray, int]:  # fmt: skip
+    name: str,
+    x: AccelRef,
+    fs: float,
+    window: Window,
+    axis: int,
+    lengths: tuple[int | None, int | None, int | None],
+    scaling: str,
+    *,
+    is_padded: bool,
+    is_detrended: bool,
+) -> tuple[HostArray, HostArray, AccelRef, HostArray, int]:
     """Transform the segments of a signal.
 
     Args:
@@ -90,10 +98,17 @@ async def _segments(
 
 @composed
 async def welch(
-    x: AccelRef, fs: float = 1.0, window: Window = "hann", nperseg: int | None = None,
-    noverlap: int | None = None, nfft: int | None = None, detrend: Literal["constant", False] = "constant", *,
-    scaling: SpectrumScaling = "density", axis: int = -1,
-) -> tuple[npt.NDArray[Any], AccelRef]:  # fmt: skip
+    x: AccelRef,
+    fs: float = 1.0,
+    window: Window = "hann",
+    nperseg: int | None = None,
+    noverlap: int | None = None,
+    nfft: int | None = None,
+    detrend: Literal["constant", False] = "constant",
+    *,
+    scaling: SpectrumScaling = "density",
+    axis: int = -1,
+) -> tuple[npt.NDArray[Any], AccelRef]:
     """Estimate the power spectrum by the mean of those of segments, as `scipy.signal.welch`.
 
     Source: P. Welch, "The use of the fast Fourier transform for the estimation of power spectra", 1967.
@@ -121,18 +136,31 @@ async def welch(
     if detrend not in ("constant", False):
         raise ValueError(f"welch: detrend must be 'constant' or False, got {detrend!r}")
     frequencies, _, spectra, weights, place = await _segments(
-        "welch", x, fs, window, axis, (nperseg, noverlap, nfft), scaling, is_padded=False,
+        "welch",
+        x,
+        fs,
+        window,
+        axis,
+        (nperseg, noverlap, nfft),
+        scaling,
+        is_padded=False,
         is_detrended=bool(detrend),
-    )  # fmt: skip
+    )
     return frequencies, moveaxis(await mean(_POWER(spectra, weights), axis=-2), -1, place)
 
 
 @composed
 async def stft(
-    x: AccelRef, fs: float = 1.0, window: Window = "hann", nperseg: int | None = None,
-    noverlap: int | None = None, nfft: int | None = None, *, axis: int = -1,
+    x: AccelRef,
+    fs: float = 1.0,
+    window: Window = "hann",
+    nperseg: int | None = None,
+    noverlap: int | None = None,
+    nfft: int | None = None,
+    *,
+    axis: int = -1,
     scaling: SpectrumScaling = "spectrum",
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any], AccelRef]:  # fmt: skip
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], AccelRef]:
     """Compute the short-time Fourier transform, as `scipy.signal.stft` with zeros at the ends.
 
     Args:

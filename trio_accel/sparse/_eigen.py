@@ -328,8 +328,11 @@ async def _find(lanczos: _Lanczos, problem: Problem, k: int, most: int, wanted: 
             residual = float(off[best[:k]].max())
             raise ConvergenceError(
                 f"eigsh: a residual is {residual:.3g} after {rounds} rounds; give a larger ncv",
-                library="sparse", code="not_converged", iterations=rounds, residual=residual,
-            )  # fmt: skip
+                library="sparse",
+                code="not_converged",
+                iterations=rounds,
+                residual=residual,
+            )
         await lanczos.restart(values[rest], vectors[:, rest], left, count)
 
 
@@ -409,6 +412,9 @@ async def _checked(
     if not largest <= (wanted + 32 * epsilon * math.sqrt(n)) * scale:
         raise ConvergenceError(
             f"eigsh: the largest residual is {largest:.3g}; A is not Hermitian, or inaccurate",
-            library="sparse", code="not_converged", iterations=0, residual=largest,
-        )  # fmt: skip
+            library="sparse",
+            code="not_converged",
+            iterations=0,
+            residual=largest,
+        )
     return out.T

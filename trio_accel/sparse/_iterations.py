@@ -425,8 +425,12 @@ def _not_converged(best: _Best, iterations: int, unit: float, why: str, x: Accel
     return ConvergenceError(
         f"{problem.name}: the residual is {residual:.3g} at best after {iterations} steps, and "
         f"{problem.wanted * unit:.3g} was asked for: {why}",
-        library="sparse", code="not_converged", iterations=iterations, residual=residual, x=x,
-    )  # fmt: skip
+        library="sparse",
+        code="not_converged",
+        iterations=iterations,
+        residual=residual,
+        x=x,
+    )
 
 
 async def _given(method: Method, unit: float) -> AccelRef:

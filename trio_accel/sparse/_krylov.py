@@ -124,9 +124,18 @@ async def cg(
         LibraryError: A wrong structure.
     """
     return await _solve(
-        _Cg, "cg", A, b, x0, M,
-        rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, check_every=check_every,
-    )  # fmt: skip
+        _Cg,
+        "cg",
+        A,
+        b,
+        x0,
+        M,
+        rtol=rtol,
+        atol=atol,
+        maxiter=maxiter,
+        callback=callback,
+        check_every=check_every,
+    )
 
 
 _BI_TURN = make(
@@ -156,10 +165,16 @@ class _BiCgStab(Method):
         if self._p is not None:
             p = await problem.ask(
                 _BI_TURN.compute(
-                    least=problem.least, r=r, rho0=self._rho, omega=self._omega, rho=rho, alpha=self._alpha,
-                    p=self._p, v=self._v,
+                    least=problem.least,
+                    r=r,
+                    rho0=self._rho,
+                    omega=self._omega,
+                    rho=rho,
+                    alpha=self._alpha,
+                    p=self._p,
+                    v=self._v,
                 )
-            )  # fmt: skip
+            )
         towards = await problem.precondition(p)
         v = await problem.multiply(towards)
         alpha = await problem.ask(
@@ -395,9 +410,15 @@ async def gmres(
     steps = min(check_bound("gmres", "restart", restart, is_whole=True), max(len(problem.b), 1))
     made = await problem.device.zeros((), real_of(problem.dtype))
     return await run(
-        problem, functools.partial(_Gmres, steps, made),
-        x0=x0, rtol=rtol, atol=atol, maxiter=maxiter, callback=callback, check_every=1,
-    )  # fmt: skip
+        problem,
+        functools.partial(_Gmres, steps, made),
+        x0=x0,
+        rtol=rtol,
+        atol=atol,
+        maxiter=maxiter,
+        callback=callback,
+        check_every=1,
+    )
 
 
 LeastResidual: Final = _least_residual.message

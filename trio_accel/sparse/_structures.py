@@ -129,8 +129,9 @@ def _plan(
             # It was not made: `size` is wrong, or the operands were changed after they were counted.
             raise LibraryError(
                 f"{planner.name}: size is {size}, but the result has {stored} values; count them again",
-                library="sparse", code="invalid_value",
-            )  # fmt: skip
+                library="sparse",
+                code="invalid_value",
+            )
         return made(
             shape, indptr, *([indices, data] if stored == size else [indices[:stored], data[:stored]])
         )
@@ -161,9 +162,15 @@ def _plan_to_bsr(message: Any, planner: Planner) -> Planned[Any]:
         raise ValueError(f"{planner.name}: blocks of shape {block} do not fit into shape {matrix.shape}")
     numbers = (*matrix.shape, rows, columns)
     return _plan(
-        planner, "csr_to_bsr", numbers, arrays, made=BsrMatrix, shape=matrix.shape, size=message.size,
+        planner,
+        "csr_to_bsr",
+        numbers,
+        arrays,
+        made=BsrMatrix,
+        shape=matrix.shape,
+        size=message.size,
         block=(rows, columns),
-    )  # fmt: skip
+    )
 
 
 def _plan_two(message: Any, planner: Planner) -> Planned[Any]:

@@ -30,9 +30,13 @@ _MOST = (1 << 31) - 2
 _SCALARS = {"n": "int64", "axes": "int32", "radius": "float64", "lists": "bool", "total": "int64"}
 _READ = {"points": "float64", "order": "int64", "starts": "int64", "grid": "float64", "begins": "int64"}
 _kernel = functools.partial(
-    Kernel, code=Path(__file__).with_name("points.cu").read_text(encoding="utf-8"),
-    grid=lambda n: cdiv(n, 128), block=128, skip_empty=True, options=CompileOptions(fma=False),
-)  # fmt: skip
+    Kernel,
+    code=Path(__file__).with_name("points.cu").read_text(encoding="utf-8"),
+    grid=lambda n: cdiv(n, 128),
+    block=128,
+    skip_empty=True,
+    options=CompileOptions(fma=False),
+)
 # No host looks at it, so a graph may have it.
 _count = {
     dtype: _kernel(
@@ -43,12 +47,14 @@ _count = {
     for dtype, c_type in (("uint16", "unsigned short"), ("int32", "int"))
 }  # fmt: skip
 _near = _kernel(
-    "neighbours", cpu=f"{__name__}:by_tree", parameters={
+    "neighbours",
+    cpu=f"{__name__}:by_tree",
+    parameters={
         **{name: scalar(dtype) for name, dtype in _SCALARS.items()},
         **{name: reads(dtype) for name, dtype in _READ.items()},
         "out": writes("int64", shape=lambda total: total),
     },
-)  # fmt: skip
+)
 
 
 class CellList(NamedTuple):

@@ -59,14 +59,17 @@ class _Contents:
 
 _stamped = Elementwise[AccelRef](
     "where(s[i(0), 1] >= first, new[maximum(s[i(0), 1], first) - first], old)",
-    inputs=("s", "new", "old", "first"), operation=_NAME,
-)  # fmt: skip
+    inputs=("s", "new", "old", "first"),
+    operation=_NAME,
+)
 
 
 _looked_up = Elementwise[tuple[AccelRef, AccelRef]](
     "found = place >= 0; values = where(found, v[place], default)",
-    inputs=("place", "v", "default"), outputs=("values", "found"), operation=_NAME,
-)  # fmt: skip
+    inputs=("place", "v", "default"),
+    outputs=("values", "found"),
+    operation=_NAME,
+)
 
 
 class HashMap:

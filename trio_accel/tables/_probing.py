@@ -17,23 +17,35 @@ EMPTY = -(1 << 63)
 """The key of free slots, and their stamp. As a key of the program's it has the last slot for itself."""
 
 _kernel = partial(
-    Kernel, code=Path(__file__).with_name("probing.cu").read_text(encoding="utf-8"),
-    grid=lambda n: cdiv(n, 256), block=256, skip_empty=True,
-)  # fmt: skip
+    Kernel,
+    code=Path(__file__).with_name("probing.cu").read_text(encoding="utf-8"),
+    grid=lambda n: cdiv(n, 256),
+    block=256,
+    skip_empty=True,
+)
 _SIZES, _KEYS = {"n": scalar("int64"), "mask": scalar("int64")}, reads("int64", layout="packed")
 FIND = _kernel(
-    "hash_find", cpu=f"{__name__}:hash_find", parameters={
-        **_SIZES, "slots": reads("int64"), "keys": _KEYS,
+    "hash_find",
+    cpu=f"{__name__}:hash_find",
+    parameters={
+        **_SIZES,
+        "slots": reads("int64"),
+        "keys": _KEYS,
         "places": writes("int64", shape=lambda keys: keys.shape),
     },
-)  # fmt: skip
+)
 """Find the slots of keys, -1 for keys that are not there."""
 # A copy of the slots is changed: a launch that is lost changes nothing, and runs again.
 STAMP = _kernel(
-    "hash_stamp", cpu=f"{__name__}:hash_stamp", parameters={
-        **_SIZES, "slots": updates("int64", copy=True), "keys": _KEYS, "first": scalar("int64"),
+    "hash_stamp",
+    cpu=f"{__name__}:hash_stamp",
+    parameters={
+        **_SIZES,
+        "slots": updates("int64", copy=True),
+        "keys": _KEYS,
+        "first": scalar("int64"),
     },
-)  # fmt: skip
+)
 """Insert keys, which get the stamps from `first` on; with 0 erase them."""
 
 

@@ -87,9 +87,19 @@ class ArrayKernels:
         flags = (scale != 1.0) | conjugate << 1 | is_single << 2 | is_plain << 3
         count = math.prod(shape)
         self._convert.run(
-            stream.handle, count, with_axes(_CONVERT, 3, len(shape)), *addresses, count, scale,
-            *(_TYPES[dtype] for dtype in types), flags, len(shape), *shape, *ins, *outs,
-        )  # fmt: skip
+            stream.handle,
+            count,
+            with_axes(_CONVERT, 3, len(shape)),
+            *addresses,
+            count,
+            scale,
+            *(_TYPES[dtype] for dtype in types),
+            flags,
+            len(shape),
+            *shape,
+            *ins,
+            *outs,
+        )
 
     def _transposed(
         self,
@@ -128,10 +138,21 @@ class ArrayKernels:
         if count >= 1 << 31:
             return False
         kernel.run(
-            stream.handle, count * threads, with_axes(_TRANSPOSE, 3, len(others)), *addresses, count,
-            rows, columns, ins[along_out], outs[along_source], size, side, len(others),
-            *(row[axis] for row in (shape, ins, outs) for axis in others), threads=_SQUARE_THREADS,
-        )  # fmt: skip
+            stream.handle,
+            count * threads,
+            with_axes(_TRANSPOSE, 3, len(others)),
+            *addresses,
+            count,
+            rows,
+            columns,
+            ins[along_out],
+            outs[along_source],
+            size,
+            side,
+            len(others),
+            *(row[axis] for row in (shape, ins, outs) for axis in others),
+            threads=_SQUARE_THREADS,
+        )
         return True
 
     def fill(self, stream: GpuStream, out: DeviceArray, value: complex) -> None:

@@ -57,8 +57,11 @@ def _plan_gemm(spec: Any, device: object) -> _Run:
 @kernel("linalg.gemm", backend="cpu", dtypes=INEXACT, plan=_plan_gemm, is_quick=True)
 @kernel(
     *("linalg.symm", "linalg.syrk", "linalg.syr2k", "linalg.trmm", "linalg.trsm"),
-    backend="cpu", dtypes=NATIVE, plan=_plan_blas, is_quick=True,
-)  # fmt: skip
+    backend="cpu",
+    dtypes=NATIVE,
+    plan=_plan_blas,
+    is_quick=True,
+)
 def by_blas(spec: Any, call: HostCall[_Run]) -> None:
     """Run an operation on matrices as its plan says."""
     # Each extent is in two of the three matrices, of all these routines: the root is their product.

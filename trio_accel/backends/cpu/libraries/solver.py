@@ -257,9 +257,20 @@ def eig(spec: Any, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | No
     values = [np.empty(a.shape[:-1], a.dtype) for _ in range(1 if lapack.is_complex else 2)]
     real = (np.empty(2 * n, lapack.real),) * lapack.is_complex
     lapack.with_workspace(
-        "geev", b"N", b"N" if v is None else b"V", n, each(packed), n, *(each(part, 1) for part in values),
-        _NONE, 1, each(vectors), n, each(spec.info, 0), more=real,
-    )  # fmt: skip
+        "geev",
+        b"N",
+        b"N" if v is None else b"V",
+        n,
+        each(packed),
+        n,
+        *(each(part, 1) for part in values),
+        _NONE,
+        1,
+        each(vectors),
+        n,
+        each(spec.info, 0),
+        more=real,
+    )
     np.copyto(w, values[0] if lapack.is_complex else values[0] + 1j * values[1])
     if v is not None:
         columns = vectors.swapaxes(-1, -2)

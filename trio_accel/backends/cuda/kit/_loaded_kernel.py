@@ -157,11 +157,16 @@ class LoadedKernel(UserKernel):
         start = -room.ctypes.data % MAP_BYTES
         # The driver counts axes from the last one.
         code = self._encode(
-            room.ctypes.data + start, kind, rank, address,
-            (_U64 * rank)(*array.shape[::-1]), (_U64 * rank)(*tensor_map.strides(array)[::-1]),
+            room.ctypes.data + start,
+            kind,
+            rank,
+            address,
+            (_U64 * rank)(*array.shape[::-1]),
+            (_U64 * rank)(*tensor_map.strides(array)[::-1]),
             (_U32 * rank)(*tensor_map.box[::-1]),
-            (_U32 * rank)(*(tensor_map.element_strides or (1,) * rank)[::-1]), *choices,
-        )  # fmt: skip
+            (_U32 * rank)(*(tensor_map.element_strides or (1,) * rank)[::-1]),
+            *choices,
+        )
         self._context.check((driver.CUresult(code),))
         return room[start : start + MAP_BYTES].tobytes()
 

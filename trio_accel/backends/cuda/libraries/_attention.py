@@ -403,10 +403,28 @@ class Attention:
         op_a, op_b = ["NT".index(one) for one in letters]
         (first, lda, step_a), (second, ldb, step_b), (out, ldc, step_c) = a, b, c
         cublas.gemm_strided_batched_ex_64(
-            blas.handle, op_a, op_b, *extents, blas.factors.alpha, first, kind.code, lda, step_a, second,
-            kind.code, ldb, step_b, blas.factors.beta, out, kind.code, ldc, step_c, self.sizes.batches,
-            kind.compute, DEFAULT,
-        )  # fmt: skip
+            blas.handle,
+            op_a,
+            op_b,
+            *extents,
+            blas.factors.alpha,
+            first,
+            kind.code,
+            lda,
+            step_a,
+            second,
+            kind.code,
+            ldb,
+            step_b,
+            blas.factors.beta,
+            out,
+            kind.code,
+            ldc,
+            step_c,
+            self.sizes.batches,
+            kind.compute,
+            DEFAULT,
+        )
 
     def launch(self, name: str, scores: int, slopes: int, means: int, logs: int, piece: _Piece) -> None:
         """Launch a kernel over the rows of a piece."""
@@ -415,12 +433,35 @@ class Attention:
         kind = 0 if mask is None else 1 if mask.dtype is DType.bool else _ADDED
         rows, shape = sizes.batches * piece.count, (*sizes.stack, sizes.heads)
         self._kernels.launch(
-            name, self._call, rows * LANES, scores, slopes, means, logs, 0 if mask is None else mask.address,
-            lengths.query, lengths.key, rows, piece.count, piece.first, sizes.rows, sizes.columns,
-            sizes.heads // sizes.served, sizes.served, spec.left, spec.right, *strides[-2:], spec.scale,
-            self.wide is DType.float64, spec.alignment == "lower_right", kind, len(shape), *shape,
-            *strides[:-2], layout=with_axes(SCORES, 2, len(shape)),
-        )  # fmt: skip
+            name,
+            self._call,
+            rows * LANES,
+            scores,
+            slopes,
+            means,
+            logs,
+            0 if mask is None else mask.address,
+            lengths.query,
+            lengths.key,
+            rows,
+            piece.count,
+            piece.first,
+            sizes.rows,
+            sizes.columns,
+            sizes.heads // sizes.served,
+            sizes.served,
+            spec.left,
+            spec.right,
+            *strides[-2:],
+            spec.scale,
+            self.wide is DType.float64,
+            spec.alignment == "lower_right",
+            kind,
+            len(shape),
+            *shape,
+            *strides[:-2],
+            layout=with_axes(SCORES, 2, len(shape)),
+        )
 
 
 def _judge(mosts: tuple[int, int, int], words: StatusArray) -> None:

@@ -191,9 +191,26 @@ class Cublas:
 
             def multiply(_: object = None) -> None:
                 cublas.gemm_ex_64(
-                    self.handle, 0, 0, 64, 64, 64, plain.alpha, source, code, 64, source, code, 64,
-                    plain.beta, out, code, 64, kind.compute, DEFAULT,
-                )  # fmt: skip
+                    self.handle,
+                    0,
+                    0,
+                    64,
+                    64,
+                    64,
+                    plain.alpha,
+                    source,
+                    code,
+                    64,
+                    source,
+                    code,
+                    64,
+                    plain.beta,
+                    out,
+                    code,
+                    64,
+                    kind.compute,
+                    DEFAULT,
+                )
 
             multiply()
             if has_vectors:
@@ -222,18 +239,55 @@ class Cublas:
         op_a, op_b, m, n, k, lda, ldb, ldc = product.call
         if product.is_single:
             cublas.gemm_ex_64(
-                handle, op_a, op_b, m, n, k, factors.alpha, first, code, lda, second, code, ldb,
-                factors.beta, c, code, ldc, compute, DEFAULT,
-            )  # fmt: skip
+                handle,
+                op_a,
+                op_b,
+                m,
+                n,
+                k,
+                factors.alpha,
+                first,
+                code,
+                lda,
+                second,
+                code,
+                ldb,
+                factors.beta,
+                c,
+                code,
+                ldc,
+                compute,
+                DEFAULT,
+            )
             return
         step_a, step_b, step_c = product.steps
         for group in product.groups:
             from_a, from_b = (group.b, group.a) if product.is_swapped else (group.a, group.b)
             cublas.gemm_strided_batched_ex_64(
-                handle, op_a, op_b, m, n, k, factors.alpha, first + from_a, code, lda, step_a,
-                second + from_b, code, ldb, step_b, factors.beta, c + group.c, code, ldc, step_c,
-                product.batches, compute, DEFAULT,
-            )  # fmt: skip
+                handle,
+                op_a,
+                op_b,
+                m,
+                n,
+                k,
+                factors.alpha,
+                first + from_a,
+                code,
+                lda,
+                step_a,
+                second + from_b,
+                code,
+                ldb,
+                step_b,
+                factors.beta,
+                c + group.c,
+                code,
+                ldc,
+                step_c,
+                product.batches,
+                compute,
+                DEFAULT,
+            )
 
     def scale(
         self, stream: CudaStream, kind: Kind, factor: complex, size: int, place: int, step: int = 1

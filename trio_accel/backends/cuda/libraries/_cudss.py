@@ -141,9 +141,20 @@ class Cudss:
             undo.callback(cudss.data_destroy, self._handle, data)
             indptr, indices, values = system.matrix
             a: int = cudss.matrix_create_csr(
-                rows, rows, system.stored, indptr, 0, indices, values, index, index, kind,
-                cudss.MatrixType.GENERAL, cudss.MatrixViewType.FULL, cudss.IndexBase.ZERO,
-            )  # fmt: skip
+                rows,
+                rows,
+                system.stored,
+                indptr,
+                0,
+                indices,
+                values,
+                index,
+                index,
+                kind,
+                cudss.MatrixType.GENERAL,
+                cudss.MatrixViewType.FULL,
+                cudss.IndexBase.ZERO,
+            )
             undo.callback(cudss.matrix_destroy, a)
             dense = list[int]()
             for address in (system.x, system.b):
@@ -174,9 +185,18 @@ class Cudss:
         sizes = call.workspace(nbytes)
         call.stream.set_bytes(sizes, 0, nbytes)
         self._residuals.run(
-            call.handle, system.rows * system.sides, _ARGUMENTS, *system.matrix, system.b, system.x, sizes,
-            system.rows, system.sides, TYPES[system.dtype], system.index is DType.int64,
-        )  # fmt: skip
+            call.handle,
+            system.rows * system.sides,
+            _ARGUMENTS,
+            *system.matrix,
+            system.b,
+            system.x,
+            sizes,
+            system.rows,
+            system.sides,
+            TYPES[system.dtype],
+            system.index is DType.int64,
+        )
         return sizes
 
     def _allocate(self, _context: int, place: Any, nbytes: int, _stream: int) -> int:

@@ -200,9 +200,15 @@ class SolverKernels:
         """Enqueue something for each element of matrices without gaps, or for each matrix."""
         count = matrices.size if name in _OF_ELEMENTS else stacked(matrices)
         self._launch(
-            stream, name, count, a=matrices.address, status=status, shape=matrices.shape[-2:],
-            code=_TYPES[matrices.dtype], mode=_TRIANGLES[triangle],
-        )  # fmt: skip
+            stream,
+            name,
+            count,
+            a=matrices.address,
+            status=status,
+            shape=matrices.shape[-2:],
+            code=_TYPES[matrices.dtype],
+            mode=_TRIANGLES[triangle],
+        )
 
     def merge(self, stream: int, said: int, status: int, count: int) -> None:
         """Take over what a routine says of those matrices that have no status yet."""
@@ -213,9 +219,17 @@ class SolverKernels:
     ) -> None:
         """Write three complex128 of each matrix that LU has factored; see solver.cu."""
         self._launch(
-            stream, "determinants", stacked(factors), a=factors.address, b=out, c=pivots.address,
-            status=status, shape=factors.shape[-2:], code=_TYPES[factors.dtype], mode=pivots.dtype.itemsize,
-        )  # fmt: skip
+            stream,
+            "determinants",
+            stacked(factors),
+            a=factors.address,
+            b=out,
+            c=pivots.address,
+            status=status,
+            shape=factors.shape[-2:],
+            code=_TYPES[factors.dtype],
+            mode=pivots.dtype.itemsize,
+        )
 
     def move_pivots(
         self, stream: int, source: DeviceArray, out: DeviceArray, step: int, status: int = 0
@@ -230,25 +244,49 @@ class SolverKernels:
             status: With status words, pivots are checked to be rows of square matrices.
         """
         self._launch(
-            stream, "move_pivots", source.size, a=source.address, b=out.address, status=status, step=step,
-            shape=(source.shape[-1],) * 2, code=source.dtype.itemsize + 16 * out.dtype.itemsize,
-        )  # fmt: skip
+            stream,
+            "move_pivots",
+            source.size,
+            a=source.address,
+            b=out.address,
+            status=status,
+            step=step,
+            shape=(source.shape[-1],) * 2,
+            code=source.dtype.itemsize + 16 * out.dtype.itemsize,
+        )
 
     def join_pairs(self, stream: int, columns: DeviceArray, values: int, out: int) -> None:
         """Make complex vectors by columns of real ones, as LAPACK keeps those of two conjugate values."""
         self._launch(
-            stream, "join_pairs", columns.size, a=columns.address, b=out, c=values,
-            shape=columns.shape[-2:], code=_TYPES[columns.dtype],
-        )  # fmt: skip
+            stream,
+            "join_pairs",
+            columns.size,
+            a=columns.address,
+            b=out,
+            c=values,
+            shape=columns.shape[-2:],
+            code=_TYPES[columns.dtype],
+        )
 
     def list_matrices(self, stream: int, first: int, nbytes: int, count: int, out: int) -> None:
         """Write the addresses of matrices that follow one another, as batched routines want them."""
         self._launch(stream, "list_matrices", count, a=first, b=out, step=nbytes)
 
     def _launch(
-        self, stream: int, name: str, count: int, *, a: int = 0, b: int = 0, c: int = 0, status: int = 0,
-        step: int = 0, shape: Ints = (1, 1), code: int = 0, mode: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        stream: int,
+        name: str,
+        count: int,
+        *,
+        a: int = 0,
+        b: int = 0,
+        c: int = 0,
+        status: int = 0,
+        step: int = 0,
+        shape: Ints = (1, 1),
+        code: int = 0,
+        mode: int = 0,
+    ) -> None:
         values = a, b, c, status, count, step, *shape, code, mode
         self._functions[name].run(stream, count, _ARGUMENTS, *values)
 

@@ -91,9 +91,18 @@ class RoutineLibrary(CudaLibrary):
         blas.select(call.stream, HOST)
         blas.factors.put(kind, alpha)
         cublas.axpy_ex_64(
-            blas.handle, spec.y.size, blas.factors.alpha, kind.factor, x, kind.code, x_step, y, kind.code,
-            y_step, kind.factor,
-        )  # fmt: skip
+            blas.handle,
+            spec.y.size,
+            blas.factors.alpha,
+            kind.factor,
+            x,
+            kind.code,
+            x_step,
+            y,
+            kind.code,
+            y_step,
+            kind.factor,
+        )
 
     @kernel("linalg.scal", backend="cuda", dtypes=INEXACT, plan=_plan_vectors, is_quick=True)
     def _scal(self, spec: Any, call: KernelCall) -> None:
@@ -120,9 +129,18 @@ class RoutineLibrary(CudaLibrary):
         x, x_step, y, y_step = self._vectors(call, [spec.x, spec.y])
         self._blas.select(call.stream, DEVICE)
         cublas.dot_ex_64(
-            self._blas.handle, spec.x.size, x, kind.code, x_step, y, kind.code, y_step, call.at(spec.out),
-            kind.code, kind.factor,
-        )  # fmt: skip
+            self._blas.handle,
+            spec.x.size,
+            x,
+            kind.code,
+            x_step,
+            y,
+            kind.code,
+            y_step,
+            call.at(spec.out),
+            kind.code,
+            kind.factor,
+        )
 
     @kernel("linalg.nrm2", backend="cuda", dtypes=INEXACT, plan=_plan_norm, is_quick=True)
     def _nrm2(self, spec: Any, call: KernelCall) -> None:
@@ -399,10 +417,24 @@ class BlasLibrary(RoutineLibrary):
         a, b, out = call.array(spec.a), call.array(spec.b), call.array(spec.out)
         batch, left, right = broadcast_operands((a.shape, b.shape), (a.strides, b.strides))
         multiply.run(
-            call.handle, out.size, with_axes(_INTEGER_PRODUCT, 3, len(batch)), a.address, b.address,
-            out.address, out.size, left.shape[0], right.shape[1], left.shape[1], *left.strides,
-            *right.strides, a.dtype.itemsize, len(batch), *batch, *left.batch_strides, *right.batch_strides,
-        )  # fmt: skip
+            call.handle,
+            out.size,
+            with_axes(_INTEGER_PRODUCT, 3, len(batch)),
+            a.address,
+            b.address,
+            out.address,
+            out.size,
+            left.shape[0],
+            right.shape[1],
+            left.shape[1],
+            *left.strides,
+            *right.strides,
+            a.dtype.itemsize,
+            len(batch),
+            *batch,
+            *left.batch_strides,
+            *right.batch_strides,
+        )
 
     def _plan_gemm(self, spec: Any, device: LibraryDevice) -> _Multiply:
         dtype = spec.c.dtype

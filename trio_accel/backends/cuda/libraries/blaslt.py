@@ -157,9 +157,14 @@ class Routine:
             with suppress(cublasLt.cuBLASLtError):
                 # It fails if there is none.
                 cublasLt.matmul_algo_get_heuristic(
-                    self._handle, self._desc, *self._layouts, preference, len(self._found),
-                    self._found.ctypes.data, count.ctypes.data,
-                )  # fmt: skip
+                    self._handle,
+                    self._desc,
+                    *self._layouts,
+                    preference,
+                    len(self._found),
+                    self._found.ctypes.data,
+                    count.ctypes.data,
+                )
         finally:
             cublasLt.matmul_preference_destroy(preference)
         return int(count[0])
@@ -193,9 +198,23 @@ class Routine:
         b, a, c, out = places
         of_b, of_a, of_c, of_out = self._layouts
         cublasLt.matmul(
-            self._handle, self._desc, self._alpha, b, of_b, a, of_a, self._alpha + self._factors.itemsize, c,
-            of_c, out, of_out, self._way, workspace, self.workspace, stream,
-        )  # fmt: skip
+            self._handle,
+            self._desc,
+            self._alpha,
+            b,
+            of_b,
+            a,
+            of_a,
+            self._alpha + self._factors.itemsize,
+            c,
+            of_c,
+            out,
+            of_out,
+            self._way,
+            workspace,
+            self.workspace,
+            stream,
+        )
 
 
 def _set(kind: str, descriptor: int, attribute: int, value: int) -> None:

@@ -191,9 +191,14 @@ def _behind(spec: _Spec, roles: _Roles) -> Ints:
     """Return how many zeros the last window has behind the images, or how many elements are left over."""
     axes = len(spec.stride)
     each = zip(
-        roles.images.shape[-axes:], roles.weight.shape[2:], roles.windows.shape[-axes:], spec.stride,
-        spec.padding, spec.dilation, strict=True,
-    )  # fmt: skip
+        roles.images.shape[-axes:],
+        roles.weight.shape[2:],
+        roles.windows.shape[-axes:],
+        spec.stride,
+        spec.padding,
+        spec.dilation,
+        strict=True,
+    )
     return tuple(
         [
             (count - 1) * stride + dilation * (width - 1) + 1 - extent - before

@@ -58,9 +58,13 @@ class TensorPlan:
             for term, array in zip(spec.terms, arrays, strict=True):
                 axes = [axis for axis in zip(term, array.shape, array.strides, strict=True) if axis[1] > 1]
                 tensor = cutensor.create_tensor_descriptor(
-                    handle, len(axes), [extent for _, extent, _ in axes], [step // size for *_, step in axes],
-                    kind.code, math.gcd(array.offset, _ALIGNMENT),
-                )  # fmt: skip
+                    handle,
+                    len(axes),
+                    [extent for _, extent, _ in axes],
+                    [step // size for *_, step in axes],
+                    kind.code,
+                    math.gcd(array.offset, _ALIGNMENT),
+                )
                 held.callback(cutensor.destroy_tensor_descriptor, tensor)
                 operands.append((tensor, [ord(letter) for letter, *_ in axes], _IDENTITY))
             a, b, out = operands
@@ -112,9 +116,18 @@ class TensorPlan:
     def run(self, factors: Factors, a: int, b: int, out: int, workspace: int, stream: int) -> None:
         """Enqueue ``out = alpha * a * b + beta * out``; without `beta`, `out` is not read."""
         cutensor.contract(
-            self._handle, self._plan, factors.alpha, a, b, factors.beta, out, out, workspace, self.workspace,
+            self._handle,
+            self._plan,
+            factors.alpha,
+            a,
+            b,
+            factors.beta,
+            out,
+            out,
+            workspace,
+            self.workspace,
             stream,
-        )  # fmt: skip
+        )
 
     def close(self) -> None:
         """Give the plan back."""
