@@ -86,7 +86,7 @@ TEXTS = {
     "deviation": ("d = x - mean(x); y = sqrt(sum(d * d) / n)", ("x",)),
     "place": ("y = argmax(x) * n + argmin(x)", ("x",)),
     "loops": (
-        "m = mean(x); q = sum(m / k for k in range(1, 40)); p = sum(x * k for k in range(40)); y = p / max(q)",
+        "m = mean(x); q = sum(m / k for k in range(1, 40)); p = sum(x * k for k in range(40)); p / max(q)",
         ("x",),
     ),
     "weighted": ("y = (x - min(x)) * weight + any(x > 2) * scale", ("x", "weight", "scale")),
