@@ -224,7 +224,7 @@ def test_stores_may_be_in_loops_and_of_several_arrays(tmp_path: Path) -> None:
     arguments = [Argument(dtype, True) for dtype in (DType.float64, DType.float64, DType.float32)]
     x, count = data(DType.float64, 50, 3), 50
     sums, largest = np.zeros(count), np.full(1, -np.inf, np.float32)
-    wanted = [sums.copy(), largest.copy()]
+    wanted: list[npt.NDArray[Any]] = [sums.copy(), largest.copy()]
     evaluate(program, [x], {0: np.arange(count)}, dict(enumerate(wanted, 1)), shape=(count,))
     source = elementwise_source(program, arguments, Layouts(1, ("dense",)))
     library = compiled_library(source, tmp_path)

@@ -36,7 +36,7 @@ from ._steps import Step, TypedExpression, needed_steps
 ROW_THREADS = 256
 """Threads of a block, which combine what they found in shared memory."""
 
-_NO_INDEX = "0x7fffffffffffffffll"
+_SIDES = {"left": "a.value", "right": "b.value"}
 
 
 @attrs.frozen
@@ -128,85 +128,81 @@ class _Rows:
 
     Attributes:
         taken: The arguments.
-        stages: The value of each reduction, in order.
+        stages: The reductions by the steps that have their values, in order.
         kept: The values of a row that its elements or the last statements read, after reductions.
         work: How many steps the elements take in all passes; a loop counts as many.
     """
 
     def __init__(self, program: TypedExpression, arguments: Sequence[Argument]) -> None:
         self.taken = Taken.of(program, arguments)
-        self._program, self._steps = program, program.steps
-        self.stages = [
-            int(step.value.real) if step.function == "fold" else number
-            for number, step in enumerate(program.steps)
+        self._program, steps = program, program.steps
+        # The last step of a fold has its value.
+        self.stages = {
+            int(step.value.real) if step.function == "fold" else number: number
+            for number, step in enumerate(steps)
             if step.is_reduction
-        ]
+        }
+        arrays = {number for number, each in enumerate(arguments) if each.is_array}
         elements = _reached(
-            program.steps,
-            [
-                number
-                for number, step in enumerate(program.steps)
-                if step.function == "argument" and arguments[int(step.value.real)].is_array
-            ],
+            steps,
+            [n for n, step in enumerate(steps) if step.function == "argument" and step.value in arrays],
         )
-        read = {*program.outputs}.union(
-            *[
-                step.steps
-                for number, step in enumerate(program.steps)
-                if number in elements or step.is_reduction
-            ]
-        )
-        self.kept = sorted((_reached(program.steps, self.stages) - elements) & read)
-        passes = [needed_steps(program.steps, self._operand(made), self.kept) for made in self.stages]
-        passes.append(needed_steps(program.steps, program.outputs, self.kept) & elements)
-        used = [program.steps[number] for numbers in passes for number in numbers]
+        reading = [step.steps for n, step in enumerate(steps) if n in elements or step.is_reduction]
+        read = {*program.outputs}.union(*reading)
+        self.kept = sorted((_reached(steps, self.stages) - elements) & read)
+        passes = [needed_steps(steps, steps[number].steps, self.kept) for number in self.stages.values()]
+        passes.append(needed_steps(steps, program.outputs, self.kept) & elements)
+        used = [steps[number] for numbers in passes for number in numbers]
         self.work = len(used) + 1000 * any(step.function == "loop" for step in used)
 
-    def _reduction(self, made: int) -> int:
-        """Return the step of the reduction whose value a step is."""
-        step = self._steps[made]
-        return step.steps[0] if step.function == "folded" else made
-
-    def _operand(self, made: int) -> tuple[int, ...]:
-        return self._steps[self._reduction(made)].steps
-
     def lines(self, outputs: Iterable[int], there: Mapping[int, str], kept: Container[int] = ()) -> list[str]:
-        """Return the statements that compute some values.
-
-        Args:
-            outputs: Numbers of their steps.
-            there: C++ of steps that are computed elsewhere.
-            kept: Steps whose values become fields of ``row``.
-        """
-        outputs = tuple(outputs)
-        numbers = needed_steps(self._steps, outputs, there)
-        read = {*outputs}.union(*[self._steps[number].steps for number in numbers])
-        lines = list[str]()
-        for number in sorted(numbers | (read & there.keys())):
-            lines += lines_of(number, self._program, self.taken.texts, there)
-            if number in kept:
-                lines.append(f"row.t{number} = t{number};")
-        return lines
+        """Return the statements that compute some values; see `_statements`."""
+        return _statements(self._program, outputs, there, self.taken.texts, kept)
 
     def structure(self, kept: Sequence[int]) -> str:
         """C++ of the values of a row that later passes read."""
-        fields = [f" {register_of(self._steps[number].dtype)} t{number};" for number in kept]
+        fields = [f" {register_of(self._program.steps[number].dtype)} t{number};" for number in kept]
         return f"struct Row {{{''.join(fields)} }};"
 
-    def stage(self, number: int) -> str:
+    def stage(self, place: int, made: int) -> str:
         """Write a structure of functions: how one reduction combines, and what it finds."""
-        made = self.stages[number]
-        (operand,) = self._operand(made)
-        reduction = self._reduction(made)
-        value = "index" if self._steps[reduction].function.startswith("reduce_arg") else "value"
+        number, steps = self.stages[made], self._program.steps
+        (operand,) = steps[number].steps
+        is_place = steps[number].function.startswith("reduce_arg")
         return _STAGE.format(
-            number=number,
-            combination=indented(combination_of(self._program, reduction), 4),
+            number=place,
+            combination=indented(combination_of(self._program, number), 4),
             lines=indented("\n".join(self.lines([operand], {each: f"row.t{each}" for each in self.kept}))),
             operand=operand,
-            register=register_of(self._steps[made].dtype),
-            value=value,
+            register=register_of(steps[made].dtype),
+            value="index" if is_place else "value",
         )
+
+
+def _statements(
+    program: TypedExpression,
+    outputs: Iterable[int],
+    there: Mapping[int, str],
+    arguments: Sequence[str] = (),
+    kept: Container[int] = (),
+) -> list[str]:
+    """Return the statements that compute some values.
+
+    Args:
+        program: The program.
+        outputs: Numbers of their steps.
+        there: C++ of steps that are computed elsewhere.
+        arguments: C++ of the arguments.
+        kept: Steps whose values become fields of ``row``.
+    """
+    wanted, lines = {*outputs}, list[str]()
+    numbers = needed_steps(program.steps, [*wanted], there)
+    read = wanted.union(*[program.steps[number].steps for number in numbers])
+    for number in sorted(numbers | (read & there.keys())):
+        lines += lines_of(number, program, arguments, there)
+        if number in kept:
+            lines.append(f"row.t{number} = t{number};")
+    return lines
 
 
 def _reached(steps: Sequence[Step], sources: Iterable[int]) -> set[int]:
@@ -235,7 +231,7 @@ def _passes(rows: _Rows, layouts: RowLayouts, own: str, kept: Sequence[int], lay
     """
     # C++ has no arrays of no elements.
     axes, reduced, dtypes = max(layouts.kept, 1), max(layouts.reduced, 1), rows.taken.arrays
-    stages = [rows.stage(number) for number in range(len(rows.stages))]
+    stages = [rows.stage(place, made) for place, made in enumerate(rows.stages)]
     return f"""{prelude()}
 typedef {"u64" if layouts.is_wide else "u32"} Index;
 constexpr int THREADS = {ROW_THREADS};
@@ -293,16 +289,16 @@ def combination_of(program: TypedExpression, number: int) -> str:
     parts = {"register": register_of(dtype), "identity": _identity(program, number)}
     if name == "fold":
         end = int(step.value.real)
-        inside = range(number + 1, end)
-        sides = {"left": "a.value", "right": "b.value"}
-        pair = {each: sides[at.function] for each in inside if (at := program.steps[each]).function in sides}
+        pair = {
+            each: _SIDES[program.steps[each].function]
+            for each in range(number, end)
+            if program.steps[each].function in _SIDES
+        }
         made = program.steps[end].steps[1]
-        numbers = needed_steps(program.steps, [made], pair)
-        numbers |= pair.keys() & {made}.union(*[program.steps[each].steps for each in numbers])
-        lines = [line for each in sorted(numbers) for line in lines_of(each, program, (), pair)]
+        lines = _statements(program, [made], pair)
         return _FOLD.format(**parts, lines=indented("\n".join(lines), 4), made=made)
     if name.startswith("arg"):
-        return _PLACE.format(**parts, nowhere=_NO_INDEX, less="<" if name == "argmin" else ">")
+        return _PLACE.format(**parts, less="<" if name == "argmin" else ">")
     return _COMBINED.format(**parts, function=REDUCING[name])
 
 
@@ -420,7 +416,7 @@ FUNCTION Partial combine(const Partial &a, const Partial &b)
 
 # A value that is not a number comes first, and the first of equal ones.
 _PLACE = """struct Partial {{ {register} value; i64 index; }};
-FUNCTION Partial nothing() {{ return {{{identity}, {nowhere}}}; }}
+FUNCTION Partial nothing() {{ return {{{identity}, 0x7fffffffffffffffll}}; }}
 FUNCTION Partial element({register} value, i64 index) {{ return {{value, index}}; }}
 FUNCTION bool precedes({register} x, {register} y) {{ return x {less} y || (x != x && y == y); }}
 FUNCTION Partial combine(const Partial &a, const Partial &b)
