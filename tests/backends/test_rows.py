@@ -85,6 +85,10 @@ TEXTS = {
     "softmax": ("e = exp(x - max(x)); y = e / sum(e)", ("x",)),
     "deviation": ("d = x - mean(x); y = sqrt(sum(d * d) / n)", ("x",)),
     "place": ("y = argmax(x) * n + argmin(x)", ("x",)),
+    "loops": (
+        "m = mean(x); q = sum(m / k for k in range(1, 40)); p = sum(x * k for k in range(40)); p / max(q)",
+        ("x",),
+    ),
     "weighted": ("y = (x - min(x)) * weight + any(x > 2) * scale", ("x", "weight", "scale")),
 }
 # Shapes and axes, and by how many threads a row is made: as neighbours, or side by side.

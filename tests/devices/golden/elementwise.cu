@@ -10,7 +10,6 @@ struct Arguments {
 enum { EACH = 4 };
 struct Loaded { float x0; float x1; };
 struct Made { float x0; float x1; };
-
 FUNCTION Loaded load_at(const Arguments &arguments, Index i)
 {
     return {Element<float>::load(arguments.in[0] + (i64)i * 4), F16::load(arguments.in[1] + (i64)i * 2)};

@@ -19,7 +19,7 @@ struct Arguments {
 };
 constexpr int EACH = 4;
 struct Loaded { float x0; float x1; };
-struct Row { float found_0; };
+struct Row { };
 struct Bases { const char *in0; const char *in1; };
 FUNCTION Bases bases_at(const Arguments &arguments, Index output)
 {
@@ -43,13 +43,10 @@ struct Stage0 {
         const float t1 = loaded.x1;
         const float t2 = Cast<float>::of(t1);
         const float t3 = f_multiply(t0, t2);
-        return element(Cast<double>::of(t3), (i64)i);
+        const double t4 = Cast<double>::of(t3);
+        return element(t4, (i64)i);
     }
-    FUNCTION float result(const Arguments &arguments, const Partial &found)
-    {
-        const float result = Cast<float>::of(found.value);
-        return result;
-    }
+    FUNCTION double value(const Partial &found) { return found.value; }
 };
 
 #define EACH_OF_ROW(first, step, statement)                                                          \
@@ -105,8 +102,9 @@ typedef Stage0::Partial Partial;
 
 FUNCTION void finish(const Arguments &arguments, i64 output, const Partial &found)
 {
-    const auto result = Stage0::result(arguments, found);
-    Element<float>::store(arguments.out + output * 4, result);
+    const double t5 = Stage0::value(found);
+    const float t6 = Cast<float>::of(t5);
+    Element<float>::store(arguments.out + output * 4, t6);
 }
 
 KERNEL(reduce, Arguments)

@@ -18,7 +18,7 @@ struct Arguments {
 };
 constexpr int EACH = 4;
 struct Loaded { float x0; };
-struct Row { float found_0; float found_1; };
+struct Row { float t1; float t6; };
 struct Bases { const char *in0; };
 FUNCTION Bases bases_at(const Arguments &arguments, Index output)
 {
@@ -41,11 +41,7 @@ struct Stage0 {
         const float t0 = loaded.x0;
         return element(t0, (i64)i);
     }
-    FUNCTION float result(const Arguments &arguments, const Partial &found)
-    {
-        const float result = found.value;
-        return result;
-    }
+    FUNCTION float value(const Partial &found) { return found.value; }
 };
 struct Stage1 {
     struct Partial { double value; };
@@ -58,16 +54,13 @@ struct Stage1 {
     FUNCTION Partial mapped(const Arguments &arguments, const Row &row, const Loaded &loaded, Index i)
     {
         const float t0 = loaded.x0;
-        const float t1 = row.found_0;
+        const float t1 = row.t1;
         const float t2 = f_subtract(t0, t1);
         const float t3 = f_exp(t2);
-        return element(Cast<double>::of(t3), (i64)i);
+        const double t4 = Cast<double>::of(t3);
+        return element(t4, (i64)i);
     }
-    FUNCTION float result(const Arguments &arguments, const Partial &found)
-    {
-        const float result = Cast<float>::of(found.value);
-        return result;
-    }
+    FUNCTION double value(const Partial &found) { return found.value; }
 };
 
 #define EACH_OF_ROW(first, step, statement)                                                          \
@@ -122,12 +115,12 @@ FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded 
     char *out, Index i)
 {
     const float t0 = loaded.x0;
-    const float t1 = row.found_0;
-    const float t2 = row.found_1;
-    const float t3 = f_subtract(t0, t1);
-    const float t4 = f_exp(t3);
-    const float t5 = f_divide(t4, t2);
-    Element<float>::store(out + (i64)i * 4, t5);
+    const float t1 = row.t1;
+    const float t2 = f_subtract(t0, t1);
+    const float t3 = f_exp(t2);
+    const float t6 = row.t6;
+    const float t7 = f_divide(t3, t6);
+    Element<float>::store(out + (i64)i * 4, t7);
 }
 FUNCTION void finish(const Arguments &arguments, const Bases &bases, const Row &row,
     Index output, Index lane, Index count)
@@ -146,8 +139,11 @@ KERNEL(rows, Arguments)
         const Index count = is_there ? (Index)arguments.count : 0;
         const Bases bases = bases_at(arguments, (Index)(is_there ? output : 0));
         Row row;
-        row.found_0 = Stage0::result(arguments, in_group<Stage0, GROUP>(accumulate<Stage0>(arguments, bases, row, lane, GROUP, count)));
-        row.found_1 = Stage1::result(arguments, in_group<Stage1, GROUP>(accumulate<Stage1>(arguments, bases, row, lane, GROUP, count)));
+        const float t1 = Stage0::value(in_group<Stage0, GROUP>(accumulate<Stage0>(arguments, bases, row, lane, GROUP, count)));
+        row.t1 = t1;
+        const double t5 = Stage1::value(in_group<Stage1, GROUP>(accumulate<Stage1>(arguments, bases, row, lane, GROUP, count)));
+        const float t6 = Cast<float>::of(t5);
+        row.t6 = t6;
         if (is_there)
             finish(arguments, bases, row, (Index)output, lane, count);
     }

@@ -23,6 +23,7 @@ from trio_accel.backends.base.contract.device_array import merged
 from trio_accel.backends.base.expressions import (
     FUNCTIONS,
     Argument,
+    Step,
     TypedExpression,
     evaluate,
     pack_scalars,
@@ -79,17 +80,22 @@ def compile_and_run(kernels: Sequence[Kernel], folder: Path) -> None:
         + "\n}"
         for number, kernel in enumerate(kernels)
     ]
-    source, library = folder / "kernels.cpp", folder / "kernels.so"
-    source.write_text("\n".join([prelude(), *parts]))
-    flags = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-ffp-contract=off"]
-    command = ["g++", *flags, "-include", str(HEADER), str(source), "-o", str(library)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[:3000]
-    loaded = ctypes.CDLL(str(library))
+    loaded = compiled_library("\n".join([prelude(), *parts]), folder)
     for number, kernel in enumerate(kernels):
         buffer = ctypes.create_string_buffer(_arguments(kernel))
         pointers = (ctypes.c_void_p * 1)(ctypes.addressof(buffer))
         getattr(loaded, f"stand_in_k{number}")(pointers, (ctypes.c_uint * 6)(2, 1, 1, 7, 1, 1))
+
+
+def compiled_library(text: str, folder: Path) -> ctypes.CDLL:
+    """Compile a source, and load it."""
+    source, library = folder / "kernels.cpp", folder / "kernels.so"
+    source.write_text(text)
+    flags = ["-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-ffp-contract=off"]
+    command = ["g++", *flags, "-include", str(HEADER), str(source), "-o", str(library)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[:3000]
+    return ctypes.CDLL(str(library))
 
 
 def _arguments(kernel: Kernel) -> bytes:
@@ -198,3 +204,37 @@ def test_axes_are_merged_as_far_as_they_can_be() -> None:
     assert merged((1, 3, 1), ((0, 8, 0),)) == ((3,), ((8,),))
     assert merged((), ((),)) == ((), ((),))
     assert merged((2, 3), ((-24, -8),)) == ((6,), ((-8,),))
+
+
+def test_stores_may_be_in_loops_and_of_several_arrays(tmp_path: Path) -> None:
+    steps = (
+        Step("argument", DType.float64),
+        Step("index", DType.int64),
+        Step("constant", DType.int64, (), 0),
+        Step("constant", DType.int64, (), 3),
+        Step("loop", DType.int64, (2, 3), 7),
+        Step("add", DType.int64, (1, 4)),
+        Step("store_add", DType.float64, (0, 5), 1),
+        Step("end", DType.int64, (4,)),
+        Step("cast", DType.float32, (0,)),
+        Step("subtract", DType.int64, (1, 1)),
+        Step("store_max", DType.float32, (8, 9), 2),
+    )
+    program = TypedExpression(steps, (), elements=(0,), axes=(0,), loads=((1, 1), (2, 1)))
+    arguments = [Argument(dtype, True) for dtype in (DType.float64, DType.float64, DType.float32)]
+    x, count = data(DType.float64, 50, 3), 50
+    sums, largest = np.zeros(count), np.full(1, -np.inf, np.float32)
+    wanted: list[npt.NDArray[Any]] = [sums.copy(), largest.copy()]
+    evaluate(program, [x], {0: np.arange(count)}, dict(enumerate(wanted, 1)), shape=(count,))
+    source = elementwise_source(program, arguments, Layouts(1, ("dense",)))
+    library = compiled_library(source, tmp_path)
+    addresses = [array.ctypes.data for array in (sums, largest)]
+    numbers = [count, 0, *addresses, 1, count, count, 8, 1, 4]
+    buffer = ctypes.create_string_buffer(
+        struct.pack("<qQQ16s2q2Q6q", count, 0, x.ctypes.data, bytes(16), *numbers)
+    )
+    library.stand_in_elementwise(
+        (ctypes.c_void_p * 1)(ctypes.addressof(buffer)), (ctypes.c_uint * 6)(2, 1, 1, 7, 1, 1)
+    )
+    np.testing.assert_allclose(sums, wanted[0], rtol=1e-14)
+    np.testing.assert_array_equal(largest, wanted[1])

@@ -1,4 +1,4 @@
-"""C++ of reductions and of expressions of rows: threads pass over a row for each reduction.
+"""C++ of programs with reductions: threads pass over a row for each reduction.
 
 A row is what is reduced to one element. A reduction alone is made in parts where there are few rows, and a
 second kernel combines these. An expression of rows passes over a row once more, for its result.
@@ -6,7 +6,7 @@ second kernel combines these. An expression of rows passes over a row once more,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -15,25 +15,28 @@ from ..contract.dtypes import DType
 from ..contract.ops import identity_of
 from ._pieces import REDUCING
 from ._reduction import TypedReduction
-from ._rows import COUNT, Argument, SpecializedReduction, SpecializedRows, found
+from ._rows import COUNT, Argument, found
 from ._source import (
     Access,
+    Taken,
     body,
     cast_of,
     element_of,
     elements_of_thread,
     indented,
+    lines_of,
     literal_of,
     load,
     prelude,
     register_of,
     structure,
 )
+from ._steps import Step, TypedExpression, needed_steps
 
 ROW_THREADS = 256
 """Threads of a block, which combine what they found in shared memory."""
 
-_NO_INDEX = "0x7fffffffffffffffll"
+_SIDES = {"left": "a.value", "right": "b.value"}
 
 
 @attrs.frozen
@@ -58,79 +61,177 @@ class RowLayouts:
     is_across: bool = False
 
 
-def partial_bytes(reduction: TypedReduction) -> int:
+def partial_bytes(program: TypedExpression) -> int:
     """Return the bytes of what one thread hands on to the second kernel."""
-    dtype = reduction.accumulator
+    reduction = next(step for step in program.steps if step.is_reduction)
+    dtype = program.steps[reduction.steps[0]].dtype
     size = 4 if dtype in (DType.float16, DType.bfloat16) else dtype.itemsize
     return -(-size // 8) * 8 + 8 if _has_index(reduction) else size
 
 
-def _has_index(reduction: TypedReduction) -> bool:
-    return reduction.reduction.is_index or reduction.combine is not None
+def _has_index(reduction: Step) -> bool:
+    return reduction.function in ("fold", "reduce_argmin", "reduce_argmax")
 
 
-def reduction_source(specialized: SpecializedReduction, layouts: RowLayouts) -> str:
+def reduction_source(program: TypedExpression, arguments: Sequence[Argument], layouts: RowLayouts) -> str:
     """Write the source of the kernels ``reduce``, ``finish_block`` and ``finish_serial``.
 
     Args:
-        specialized: The reduction, and how it gets its arguments.
+        program: A program with one reduction, and with one result, which reads no elements.
+        arguments: The form in which it gets its arguments.
         layouts: Layouts of the arrays.
     """
-    typed = specialized.typed
-    names = Names(typed.reduction.map.inputs, specialized.arguments)
+    rows, (output,) = _Rows(program, arguments), program.outputs
+    lines = rows.lines([output], dict.fromkeys(rows.stages, "Stage0::value(found)"))
+    dtype = program.steps[output].dtype
     own = "i64 outputs, count, parts;\n    i64 partial_step, output_step;\n    char *out, *partial;"
-    store = f"{element_of(typed.dtype)}::store(arguments.out + output * {typed.dtype.itemsize}, result);"
-    return "\n".join(
-        (
-            _passes([typed], names, layouts, own, len(names.arrays), typed.map.work),
-            _REDUCE.replace("STORE", store),
-        )
-    )
+    store = f"{element_of(dtype)}::store(arguments.out + output * {dtype.itemsize}, t{output});"
+    kernels = _REDUCE.replace("RESULT", indented("\n".join((*lines, store)), 4).strip())
+    return "\n".join((_passes(rows, layouts, own, (), len(rows.taken.arrays)), kernels))
 
 
-def rows_source(specialized: SpecializedRows, layouts: RowLayouts) -> str:
+def rows_source(
+    program: TypedExpression, arguments: Sequence[Argument], layouts: RowLayouts, *, is_whole: bool
+) -> str:
     """Write the source of the kernel ``rows``.
 
     Args:
-        specialized: The expression, and how it gets its arguments.
-        layouts: Layouts of the arrays.
+        program: A program with one result.
+        arguments: The form in which it gets its arguments.
+        layouts: Layouts of the arrays, and of the result.
+        is_whole: Whether the result is of the shape of the arrays.
     """
-    typed = specialized.typed
-    names = Names(specialized.rows.inputs, specialized.arguments, len(typed.stages))
-    steps = sum(stage.map.work for stage in typed.stages) + typed.last.work
-    results = [
-        f"row.{found(number)} = Stage{number}::result(arguments, in_group<Stage{number}, GROUP>("
-        f"accumulate<Stage{number}>(arguments, bases, row, lane, GROUP, count)));"
-        for number in range(len(typed.stages))
-    ]
+    rows, (output,) = _Rows(program, arguments), program.outputs
+    kept = rows.kept
+    row, at, dtype = {number: f"row.t{number}" for number in kept}, len(rows.taken.arrays), program.dtypes[0]
+    calls = {
+        made: f"Stage{number}::value(in_group<Stage{number}, GROUP>("
+        f"accumulate<Stage{number}>(arguments, bases, row, lane, GROUP, count)))"
+        for number, made in enumerate(rows.stages)
+    }
+    results = rows.lines(kept, calls, kept)
+    last, store = rows.lines([output], row), f"{element_of(dtype)}::store"
+    begin = f"arguments.out{_row_offset(layouts.kept, at)}"
+    if is_whole:
+        place = f"out + {_step_in_row(layouts.reduced, layouts.access, at, dtype)}"
+        finish = _WHOLE.replace("BEGIN", begin)
+    else:
+        place, finish = begin, _ONE
+    finish = finish.replace("STORE", indented("\n".join((*last, f"{store}({place}, t{output});")), 4).strip())
     own = "i64 outputs, count;\n    char *out;"
-    return "\n".join(
-        (
-            _passes(typed.stages, names, layouts, own, len(names.arrays) + 1, steps),
-            _last(specialized, names, layouts),
-            _ROWS.replace("RESULTS", indented("\n".join(results)).strip()),
+    kernel = _ROWS.replace("RESULTS", indented("\n".join(results)).strip())
+    return "\n".join((_passes(rows, layouts, own, kept, at + 1), finish, kernel))
+
+
+class _Rows:
+    """The statements of a program with reductions.
+
+    Attributes:
+        taken: The arguments.
+        stages: The reductions by the steps that have their values, in order.
+        kept: The values of a row that its elements or the last statements read, after reductions.
+        work: How many steps the elements take in all passes; a loop counts as many.
+    """
+
+    def __init__(self, program: TypedExpression, arguments: Sequence[Argument]) -> None:
+        self.taken = Taken.of(program, arguments)
+        self._program, steps = program, program.steps
+        # The last step of a fold has its value.
+        self.stages = {
+            int(step.value.real) if step.function == "fold" else number: number
+            for number, step in enumerate(steps)
+            if step.is_reduction
+        }
+        arrays = {number for number, each in enumerate(arguments) if each.is_array}
+        elements = _reached(
+            steps,
+            [n for n, step in enumerate(steps) if step.function == "argument" and step.value in arrays],
         )
-    )
+        reading = [step.steps for n, step in enumerate(steps) if n in elements or step.is_reduction]
+        read = {*program.outputs}.union(*reading)
+        self.kept = sorted((_reached(steps, self.stages) - elements) & read)
+        passes = [needed_steps(steps, steps[number].steps, self.kept) for number in self.stages.values()]
+        passes.append(needed_steps(steps, program.outputs, self.kept) & elements)
+        used = [steps[number] for numbers in passes for number in numbers]
+        self.work = len(used) + 1000 * any(step.function == "loop" for step in used)
+
+    def lines(self, outputs: Iterable[int], there: Mapping[int, str], kept: Container[int] = ()) -> list[str]:
+        """Return the statements that compute some values; see `_statements`."""
+        return _statements(self._program, outputs, there, self.taken.texts, kept)
+
+    def structure(self, kept: Sequence[int]) -> str:
+        """C++ of the values of a row that later passes read."""
+        fields = [f" {register_of(self._program.steps[number].dtype)} t{number};" for number in kept]
+        return f"struct Row {{{''.join(fields)} }};"
+
+    def stage(self, place: int, made: int) -> str:
+        """Write a structure of functions: how one reduction combines, and what it finds."""
+        number, steps = self.stages[made], self._program.steps
+        (operand,) = steps[number].steps
+        is_place = steps[number].function.startswith("reduce_arg")
+        return _STAGE.format(
+            number=place,
+            combination=indented(combination_of(self._program, number), 4),
+            lines=indented("\n".join(self.lines([operand], {each: f"row.t{each}" for each in self.kept}))),
+            operand=operand,
+            register=register_of(steps[made].dtype),
+            value="index" if is_place else "value",
+        )
 
 
-def _passes(
-    stages: Sequence[TypedReduction], names: Names, layouts: RowLayouts, own: str, layers: int, steps: int
-) -> str:
+def _statements(
+    program: TypedExpression,
+    outputs: Iterable[int],
+    there: Mapping[int, str],
+    arguments: Sequence[str] = (),
+    kept: Container[int] = (),
+) -> list[str]:
+    """Return the statements that compute some values.
+
+    Args:
+        program: The program.
+        outputs: Numbers of their steps.
+        there: C++ of steps that are computed elsewhere.
+        arguments: C++ of the arguments.
+        kept: Steps whose values become fields of ``row``.
+    """
+    wanted, lines = {*outputs}, list[str]()
+    numbers = needed_steps(program.steps, [*wanted], there)
+    read = wanted.union(*[program.steps[number].steps for number in numbers])
+    for number in sorted(numbers | (read & there.keys())):
+        lines += lines_of(number, program, arguments, there)
+        if number in kept:
+            lines.append(f"row.t{number} = t{number};")
+    return lines
+
+
+def _reached(steps: Sequence[Step], sources: Iterable[int]) -> set[int]:
+    """Return the steps that values of some steps reach, but by no reduction; all of a loop if any of it."""
+    reached = set(sources)
+    for number, step in enumerate(steps):
+        if not step.is_reduction and not reached.isdisjoint(step.steps):
+            reached.add(number)
+        if step.function == "end":
+            loop = step.steps[0]
+            whole = {*steps[loop].steps[2:], *range(loop, number + 1)}
+            if not reached.isdisjoint(whole):
+                reached |= whole
+    return reached
+
+
+def _passes(rows: _Rows, layouts: RowLayouts, own: str, kept: Sequence[int], layers: int) -> str:
     """Write how threads pass over a row, and combine what they find.
 
     Args:
-        stages: The reductions, each of which may use what the ones before have found.
-        names: What these read.
+        rows: The statements.
         layouts: Layouts of the arrays.
         own: The arguments of the kernel ahead of arrays, numbers and layouts.
+        kept: The values of a row that later passes read.
         layers: The number of arrays whose strides are among the arguments.
-        steps: The number of steps of all expressions.
     """
     # C++ has no arrays of no elements.
-    kept, reduced = max(layouts.kept, 1), max(layouts.reduced, 1)
-    dtypes = list(names.arrays.values())
-    registers = [f" {register_of(stage.dtype)} {found(number)};" for number, stage in enumerate(stages)]
-    written = [stage_text(number, stage, names) for number, stage in enumerate(stages)]
+    axes, reduced, dtypes = max(layouts.kept, 1), max(layouts.reduced, 1), rows.taken.arrays
+    stages = [rows.stage(place, made) for place, made in enumerate(rows.stages)]
     return f"""{prelude()}
 typedef {"u64" if layouts.is_wide else "u32"} Index;
 constexpr int THREADS = {ROW_THREADS};
@@ -145,16 +246,94 @@ constexpr int ROWS = THREADS / GROUP;
 struct Arguments {{
     {own}
     const char *in[{len(dtypes)}];
-    Scalar scalars[{max(len(names.scalars), 1)}];
-    i64 kept_shape[{kept}], reduced_shape[{reduced}];
-    i64 kept_strides[{layers}][{kept}], reduced_strides[{layers}][{reduced}];
+    Scalar scalars[{max(rows.taken.scalars, 1)}];
+    i64 kept_shape[{axes}], reduced_shape[{reduced}];
+    i64 kept_strides[{layers}][{axes}], reduced_strides[{layers}][{reduced}];
 }};
-constexpr int EACH = {elements_of_thread(dtypes, steps)};
+constexpr int EACH = {elements_of_thread(dtypes, rows.work)};
 {structure("Loaded", dtypes)}
-struct Row {{{"".join(registers)} }};
-{_addresses(names, layouts)}
-{chr(10).join(written)}
+{rows.structure(kept)}
+{_addresses(dtypes, layouts)}
+{chr(10).join(stages)}
 {_PASSES}"""
+
+
+def _addresses(dtypes: Sequence[DType], layouts: RowLayouts) -> str:
+    """Write where a row begins in each array, and how one of its elements is loaded."""
+    begins, loads = list[str](), list[str]()
+    for number, dtype in enumerate(dtypes):
+        begins.append(f"arguments.in[{number}]{_row_offset(layouts.kept, number)}")
+        step = _step_in_row(layouts.reduced, layouts.access, number, dtype)
+        loads.append(load(dtype, f"bases.in{number} + {step}"))
+    fields = "".join(f" const char *in{number};" for number in range(len(begins)))
+    return f"""struct Bases {{{fields} }};
+FUNCTION Bases bases_at(const Arguments &arguments, Index output)
+{{
+    return {{{", ".join(begins)}}};
+}}
+FUNCTION Loaded load_at(const Arguments &arguments, const Bases &bases, Index i)
+{{
+    return {{{", ".join(loads)}}};
+}}"""
+
+
+def combination_of(program: TypedExpression, number: int) -> str:
+    """Write the values that threads combine, and the combination.
+
+    Args:
+        program: The program.
+        number: Number of the reduction.
+    """
+    step = program.steps[number]
+    dtype, name = program.steps[step.steps[0]].dtype, step.function.removeprefix("reduce_")
+    parts = {"register": register_of(dtype), "identity": _identity(program, number)}
+    if name == "fold":
+        end = int(step.value.real)
+        pair = {
+            each: _SIDES[program.steps[each].function]
+            for each in range(number, end)
+            if program.steps[each].function in _SIDES
+        }
+        made = program.steps[end].steps[1]
+        lines = _statements(program, [made], pair)
+        return _FOLD.format(**parts, lines=indented("\n".join(lines), 4), made=made)
+    if name.startswith("arg"):
+        return _PLACE.format(**parts, less="<" if name == "argmin" else ">")
+    return _COMBINED.format(**parts, function=REDUCING[name])
+
+
+def _identity(program: TypedExpression, number: int) -> str:
+    """C++ of what changes nothing."""
+    step = program.steps[number]
+    dtype, name = program.steps[step.steps[0]].dtype, step.function.removeprefix("reduce_")
+    if name == "fold":
+        return literal_of(program.steps[int(step.value.real)].value, dtype)
+    ordered = name[-3:]
+    if ordered in ("min", "max"):
+        if name.startswith("nan") and dtype.kind == "float":
+            return literal_of(-np.nan if ordered == "max" else np.nan, dtype)
+        return literal_of(identity_of(ordered, dtype), dtype)
+    return literal_of(1 if name in ("prod", "all") else 0, dtype)
+
+
+def _row_offset(kept: int, array: int) -> str:
+    """C++ of what is added to the address of an array for the row that makes an output."""
+    return (
+        f" + offset_of<{kept}>(output, arguments.kept_shape, arguments.kept_strides[{array}])" if kept else ""
+    )
+
+
+def _step_in_row(reduced: int, access: Sequence[Access], array: int, dtype: DType) -> str:
+    """C++ of the bytes from the beginning of a row to its element ``i``."""
+    if reduced > 1:
+        return f"offset_of<{reduced}>(i, arguments.reduced_shape, arguments.reduced_strides[{array}])"
+    if not reduced or access[array] == "same":
+        return "0"
+    is_dense = access[array] == "dense"
+    return f"(i64)i * {dtype.itemsize if is_dense else f'arguments.reduced_strides[{array}][0]'}"
+
+
+# The executor of processors reads these.
 
 
 class Names:
@@ -175,33 +354,13 @@ class Names:
         return [self.named[name] for name in names]
 
 
-def _addresses(names: Names, layouts: RowLayouts) -> str:
-    """Write where a row begins in each array, and how one of its elements is loaded."""
-    begins, loads = list[str](), list[str]()
-    for number, dtype in enumerate(names.arrays.values()):
-        begins.append(f"arguments.in[{number}]{_row_offset(layouts.kept, number)}")
-        loads.append(
-            load(dtype, f"bases.in{number} + {_step_in_row(layouts.reduced, layouts.access, number, dtype)}")
-        )
-    fields = "".join(f" const char *in{number};" for number in range(len(begins)))
-    return f"""struct Bases {{{fields} }};
-FUNCTION Bases bases_at(const Arguments &arguments, Index output)
-{{
-    return {{{", ".join(begins)}}};
-}}
-FUNCTION Loaded load_at(const Arguments &arguments, const Bases &bases, Index i)
-{{
-    return {{{", ".join(loads)}}};
-}}"""
-
-
 def stage_text(number: int, stage: TypedReduction, names: Names) -> str:
     """Write a structure of functions: how one reduction combines, and what it finds."""
     statements, (value,) = body(stage.map, names.texts(stage.reduction.map.inputs))
     value = cast_of(value, stage.map.dtypes[0], stage.accumulator)
     last, result = _finished(stage)
     return f"""struct Stage{number} {{
-{indented(_combination(stage), 4)}
+{indented(combination_of(stage.program, _number(stage)), 4)}
     FUNCTION Partial mapped(const Arguments &arguments, const Row &row, const Loaded &loaded, Index i)
     {{
 {indented(statements)}
@@ -215,59 +374,8 @@ def stage_text(number: int, stage: TypedReduction, names: Names) -> str:
 }};"""
 
 
-def _combination(reduction: TypedReduction) -> str:
-    """Write the values that threads combine, and the combination."""
-    register = register_of(reduction.accumulator)
-    index = " i64 index;" if _has_index(reduction) else ""
-    lines = [f"struct Partial {{ {register} value;{index} }};"]
-    if reduction.combine is not None:
-        assert reduction.reduction.combine is not None
-        given = [f"{name}.value" for name in reduction.reduction.combine.inputs]
-        statements, (result,) = body(reduction.combine, given)
-        lines.append(f"""FUNCTION Partial nothing() {{ return {{{_identity(reduction)}, 0}}; }}
-FUNCTION Partial element({register} value, i64) {{ return {{value, 1}}; }}
-FUNCTION Partial combine(const Partial &a, const Partial &b)
-{{
-    if (!a.index)
-        return b;
-    if (!b.index)
-        return a;
-{indented(statements, 4)}
-    return {{{result}, 1}};
-}}""")
-    elif reduction.reduction.is_index:
-        less = "<" if reduction.reduction.name == "argmin" else ">"
-        # A value that is not a number comes first, and the first of equal ones.
-        lines.append(f"""FUNCTION Partial nothing() {{ return {{{_identity(reduction)}, {_NO_INDEX}}}; }}
-FUNCTION Partial element({register} value, i64 index) {{ return {{value, index}}; }}
-FUNCTION bool precedes({register} x, {register} y) {{ return x {less} y || (x != x && y == y); }}
-FUNCTION Partial combine(const Partial &a, const Partial &b)
-{{
-    if (precedes(b.value, a.value))
-        return b;
-    return precedes(a.value, b.value) || a.index < b.index ? a : b;
-}}""")
-    else:
-        lines.append(f"""FUNCTION Partial nothing() {{ return {{{_identity(reduction)}}}; }}
-FUNCTION Partial element({register} value, i64) {{ return {{value}}; }}
-FUNCTION Partial combine(const Partial &a, const Partial &b)
-{{
-    return {{f_{REDUCING[reduction.reduction.name]}(a.value, b.value)}};
-}}""")
-    return "\n".join(lines)
-
-
-def _identity(reduction: TypedReduction) -> str:
-    """C++ of what changes nothing."""
-    dtype, name = reduction.accumulator, reduction.reduction.name
-    if name == "expression":
-        return literal_of(reduction.reduction.identity or 0, dtype)
-    ordered = name[-3:]
-    if ordered in ("min", "max"):
-        if name.startswith("nan") and dtype.kind == "float":
-            return literal_of(-np.nan if ordered == "max" else np.nan, dtype)
-        return literal_of(identity_of(ordered, dtype), dtype)
-    return literal_of(1 if name in ("prod", "all") else 0, dtype)
+def _number(stage: TypedReduction) -> int:
+    return next(number for number, step in enumerate(stage.program.steps) if step.is_reduction)
 
 
 def _finished(reduction: TypedReduction) -> tuple[str, str]:
@@ -288,50 +396,68 @@ def _finished(reduction: TypedReduction) -> tuple[str, str]:
     return "\n".join(lines), name
 
 
-def _row_offset(kept: int, array: int) -> str:
-    """C++ of what is added to the address of an array for the row that makes an output."""
-    return (
-        f" + offset_of<{kept}>(output, arguments.kept_shape, arguments.kept_strides[{array}])" if kept else ""
-    )
+_STAGE = """struct Stage{number} {{
+{combination}
+    FUNCTION Partial mapped(const Arguments &arguments, const Row &row, const Loaded &loaded, Index i)
+    {{
+{lines}
+        return element(t{operand}, (i64)i);
+    }}
+    FUNCTION {register} value(const Partial &found) {{ return found.{value}; }}
+}};"""
 
-
-def _step_in_row(reduced: int, access: Sequence[Access], array: int, dtype: DType) -> str:
-    """C++ of the bytes from the beginning of a row to its element ``i``."""
-    if reduced > 1:
-        return f"offset_of<{reduced}>(i, arguments.reduced_shape, arguments.reduced_strides[{array}])"
-    if not reduced or access[array] == "same":
-        return "0"
-    is_dense = access[array] == "dense"
-    return f"(i64)i * {dtype.itemsize if is_dense else f'arguments.reduced_strides[{array}][0]'}"
-
-
-def _last(specialized: SpecializedRows, names: Names, layouts: RowLayouts) -> str:
-    """Write the function that stores the result of a row."""
-    last = specialized.typed.last
-    statements, (result,) = body(last, names.texts(specialized.rows.last.inputs))
-    at, store = len(names.arrays), f"{element_of(specialized.result)}::store"
-    if not specialized.is_whole:
-        return f"""FUNCTION void finish(const Arguments &arguments, const Bases &, const Row &row,
-    Index output, Index lane, Index)
+_COMBINED = """struct Partial {{ {register} value; }};
+FUNCTION Partial nothing() {{ return {{{identity}}}; }}
+FUNCTION Partial element({register} value, i64) {{ return {{value}}; }}
+FUNCTION Partial combine(const Partial &a, const Partial &b)
 {{
-    if (lane)
-        return;
-{indented(statements, 4)}
-    {store}(arguments.out{_row_offset(layouts.kept, at)}, {result});
+    return {{f_{function}(a.value, b.value)}};
 }}"""
-    return f"""FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded &loaded,
-    char *out, Index i)
+
+# A value that is not a number comes first, and the first of equal ones.
+_PLACE = """struct Partial {{ {register} value; i64 index; }};
+FUNCTION Partial nothing() {{ return {{{identity}, 0x7fffffffffffffffll}}; }}
+FUNCTION Partial element({register} value, i64 index) {{ return {{value, index}}; }}
+FUNCTION bool precedes({register} x, {register} y) {{ return x {less} y || (x != x && y == y); }}
+FUNCTION Partial combine(const Partial &a, const Partial &b)
 {{
-{indented(statements, 4)}
-    {store}(out + {_step_in_row(layouts.reduced, layouts.access, at, specialized.result)}, {result});
-}}
+    if (precedes(b.value, a.value))
+        return b;
+    return precedes(a.value, b.value) || a.index < b.index ? a : b;
+}}"""
+
+_FOLD = """struct Partial {{ {register} value; i64 index; }};
+FUNCTION Partial nothing() {{ return {{{identity}, 0}}; }}
+FUNCTION Partial element({register} value, i64) {{ return {{value, 1}}; }}
+FUNCTION Partial combine(const Partial &a, const Partial &b)
+{{
+    if (!a.index)
+        return b;
+    if (!b.index)
+        return a;
+{lines}
+    return {{t{made}, 1}};
+}}"""
+
+_WHOLE = """FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded &loaded,
+    char *out, Index i)
+{
+    STORE
+}
 FUNCTION void finish(const Arguments &arguments, const Bases &bases, const Row &row,
     Index output, Index lane, Index count)
-{{
-    char *const out = arguments.out{_row_offset(layouts.kept, at)};
+{
+    char *const out = BEGIN;
     EACH_OF_ROW(lane, GROUP, store_at(arguments, row, loaded, out, i));
-}}"""
+}"""
 
+_ONE = """FUNCTION void finish(const Arguments &arguments, const Bases &, const Row &row,
+    Index output, Index lane, Index)
+{
+    if (lane)
+        return;
+    STORE
+}"""
 
 # A thread loads several elements before it computes: memory is slow, and wide.
 _PASSES = """
@@ -389,8 +515,7 @@ typedef Stage0::Partial Partial;
 
 FUNCTION void finish(const Arguments &arguments, i64 output, const Partial &found)
 {
-    const auto result = Stage0::result(arguments, found);
-    STORE
+    RESULT
 }
 
 KERNEL(reduce, Arguments)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 import attrs
@@ -12,9 +14,8 @@ import numpy as np
 
 from ..contract.dtypes import DType
 from ..contract.errors import NotSupportedError
-from ..contract.ops import Reduce
 from ..contract.values import number_array
-from ._evaluate import places_of, word_of
+from ._evaluate import word_of
 from ._rows import Argument
 from ._steps import Step, TypedExpression
 
@@ -47,6 +48,7 @@ _EXACT = frozenset(
 )
 
 
+_NOTHING: Mapping[int, str] = MappingProxyType({})
 _MASK = (1 << 64) - 1
 # Bytes of an element of which a thread takes more.
 _SHORT = 2
@@ -77,22 +79,42 @@ def body(expression: TypedExpression, arguments: Sequence[str]) -> tuple[str, li
         expression: The expression.
         arguments: C++ of the arguments.
     """
-    lines: list[str] = []
-    for number, step in enumerate(expression.steps):
-        if of_loop := loop_lines(number, expression.steps):
-            lines += of_loop
-            continue
-        if step.function == "index":
-            value = _index(step, expression)
-        elif step.function == "load":
-            indices = [f"t{index}" for index in step.steps]
-            if expression.checked:
-                lines += [f"{check};" for check in checks_of(number, expression, indices)]
-            value = load(step.dtype, place_of(step, expression, indices))
-        else:
-            value = value_of(step, arguments, expression.steps)
-        lines.append(f"const {register_of(step.dtype)} t{number} = {value};")
+    lines = [
+        line for number in range(len(expression.steps)) for line in lines_of(number, expression, arguments)
+    ]
     return "\n".join(lines), [f"t{number}" for number in expression.outputs]
+
+
+def lines_of(
+    number: int, program: TypedExpression, arguments: Sequence[str], there: Mapping[int, str] = _NOTHING
+) -> list[str]:
+    """Return the statements of a step. Its value gets the name ``t`` with its number.
+
+    Args:
+        number: Number of the step: any but a reduction, which `there` has.
+        program: The program.
+        arguments: C++ of the arguments.
+        there: C++ of steps that are computed elsewhere.
+    """
+    step, checks = program.steps[number], list[str]()
+    given = [f"t{each}" for each in step.steps]
+    if number in there:
+        value = there[number]
+    elif of_loop := loop_lines(number, program.steps):
+        return of_loop
+    elif step.function.startswith("store_"):
+        return [_store(number, program, given)]
+    elif step.function == "index":
+        value = _index(step, program)
+    elif step.function == "count":
+        value = "arguments.count"
+    elif step.function == "load":
+        if program.checked:
+            checks = [f"{check};" for check in checks_of(number, program, given)]
+        value = load(step.dtype, place_of(step, program, given))
+    else:
+        value = value_of(step, arguments, program.steps)
+    return [*checks, f"const {register_of(step.dtype)} t{number} = {value};"]
 
 
 def loop_lines(number: int, steps: Sequence[Step]) -> list[str]:
@@ -129,7 +151,7 @@ def place_of(step: Step, expression: TypedExpression, indices: Sequence[str]) ->
     """C++ of the address of an element.
 
     Args:
-        step: The step that loads it.
+        step: The step that loads or stores it.
         expression: The expression.
         indices: C++ of its indices.
     """
@@ -142,10 +164,10 @@ def place_of(step: Step, expression: TypedExpression, indices: Sequence[str]) ->
 
 
 def checks_of(number: int, expression: TypedExpression, indices: Sequence[str]) -> list[str]:
-    """C++ conditions that the indices of a load are inside; each notes one that is not.
+    """C++ conditions that the indices of an element are inside; each notes one that is not.
 
     Args:
-        number: Number of the step that loads.
+        number: Number of the step that loads or stores.
         expression: The expression.
         indices: C++ of its indices. Those that are ``i(axis)`` need no check.
     """
@@ -154,18 +176,18 @@ def checks_of(number: int, expression: TypedExpression, indices: Sequence[str]) 
     return [
         f"is_inside({index}, arguments.extents[{at + 2 * axis}], arguments.status, {word_of(number, axis)})"
         for axis, index in enumerate(indices)
-        if expression.steps[step.steps[axis]].function != "index"
+        if expression.steps[step.indices[axis]].function != "index"
     ]
 
 
 def _source_of(step: Step, expression: TypedExpression) -> tuple[int, int]:
-    """Return which of the arrays a step loads from, and where its extents are."""
+    """Return which array a step loads from or stores to, and where the extents of the array are."""
     array = [number for number, _ in expression.loads].index(int(step.value.real))
     return array, 2 * (len(expression.axes) + sum(count for _, count in expression.loads[:array]))
 
 
 def value_of(step: Step, arguments: Sequence[str], steps: Sequence[Step]) -> str:
-    """C++ of a step that neither loads nor is of a loop.
+    """C++ of an argument, a constant, a conversion or a function.
 
     Args:
         step: The step.
@@ -245,82 +267,106 @@ def load(dtype: DType, address: str) -> str:
     return f"{element_of(dtype)}::load({address})"
 
 
+@attrs.frozen
+class Taken:
+    """The arguments of a program in a kernel.
+
+    Attributes:
+        texts: C++ of each; empty for an array that is not read element by element.
+        arrays: Dtypes of the arrays that are read element by element, which are fields of ``loaded``.
+        scalars: How many numbers come with the launch.
+    """
+
+    texts: Sequence[str]
+    arrays: Sequence[DType]
+    scalars: int
+
+    @staticmethod
+    def of(program: TypedExpression, arguments: Sequence[Argument]) -> Taken:
+        """Find how a program gets its arguments."""
+        texts, arrays, scalars = list[str](), list[DType](), 0
+        for number, argument in enumerate(arguments):
+            if not argument.is_array:
+                texts.append(load(argument.dtype, f"at_scalar(arguments.scalars[{scalars}])"))
+                scalars += 1
+            elif number not in program.elements:
+                texts.append("")
+            else:
+                texts.append(f"loaded.x{len(arrays)}")
+                arrays.append(argument.dtype)
+        return Taken(texts, arrays, scalars)
+
+
 def elementwise_source(
-    expression: TypedExpression, arguments: Sequence[Argument], layouts: Layouts, kernel: str = ""
+    program: TypedExpression, arguments: Sequence[Argument], layouts: Layouts, kernel: str = ""
 ) -> str:
-    """Write the source of a kernel ``elementwise`` that computes every element.
+    """Write the source of a kernel ``elementwise`` that computes every element of results, and stores others.
 
     Args:
-        expression: The typed expression.
+        program: The program, without reductions.
         arguments: The form in which it gets its arguments.
-        layouts: Layouts of the arrays that are read element by element.
+        layouts: Layouts of the arrays that are written and read element by element.
         kernel: C++ in place of the kernel. It calls ``load_at``, ``compute`` and ``store_at``.
+
+    Raises:
+        NotSupportedError: An element is too long for many threads to change it.
     """
-    results = expression.dtypes
-    places = _place(layouts, [dtype.itemsize for dtype in results])
+    taken, results = Taken.of(program, arguments), program.dtypes
+    dtypes = (*results, *taken.arrays)
+    places = _place(layouts, [dtype.itemsize for dtype in dtypes])
+    loads = [
+        load(dtype, f"arguments.in[{number}] + {place}")
+        for number, (dtype, place) in enumerate(zip(taken.arrays, places[len(results) :], strict=True))
+    ]
+    last = _last_stores(program)
+    combining = [
+        _combine(number, step)
+        for number, step in enumerate(program.steps)
+        if step.function.startswith("store_")
+    ]
+    # Stores outside of loops follow all loads, so that no load waits for them.
+    made = [*program.outputs, *[each for number in last for each in program.steps[number].steps]]
+    lines = [
+        line
+        for number in range(len(program.steps))
+        if number not in last
+        for line in lines_of(number, program, taken.texts)
+    ]
     stores = [
         f"{element_of(dtype)}::store(arguments.out[{number}] + {place}, made.x{number});"
         for number, (dtype, place) in enumerate(zip(results, places, strict=False))
     ]
-    written = "\n".join(stores)
-    return kernel_source(expression, arguments, layouts, written, len(results), kernel=kernel)
+    fields = map("made.x{}".format, range(len(results), len(made)))
+    stores += [
+        _store(number, program, list(islice(fields, len(program.steps[number].steps)))) for number in last
+    ]
+    return "\n".join(
+        (
+            prelude(),
+            _arguments(program, len(results), len(taken.arrays), taken.scalars, layouts),
+            f"enum {{ EACH = {elements_of_thread(dtypes, program.work)} }};",
+            structure("Loaded", taken.arrays),
+            structure("Made", [program.steps[number].dtype for number in made]),
+            *combining,
+            _FUNCTIONS.format(
+                loads=", ".join(loads),
+                lines=indented("\n".join(lines), 4),
+                names=", ".join(f"t{number}" for number in made),
+                stores=indented("\n".join(stores), 4),
+            ),
+            kernel or _ELEMENTWISE,
+        )
+    )
 
 
-def kernel_source(
-    expression: TypedExpression,
-    arguments: Sequence[Argument],
-    layouts: Layouts,
-    store: str,
-    results: int,
-    functions: str = "",
-    kernel: str = "",
-) -> str:
-    """Write the source of a kernel that computes an expression for each element, and then what it is told.
-
-    Args:
-        expression: The typed expression.
-        arguments: The form in which it gets its arguments.
-        layouts: Layouts of the arrays that are written and read element by element.
-        store: C++ of what is done with the results ``made.x0``, ``made.x1`` of element ``i``.
-        results: How many arrays are written element by element.
-        functions: C++ of functions that `store` calls.
-        kernel: C++ in place of the kernel; see `elementwise_source`.
-    """
-    arrays = [each.dtype for n, each in enumerate(arguments) if each.is_array and n in expression.elements]
-    written = expression.dtypes[:results]
-    places = _place(layouts, [dtype.itemsize for dtype in (*written, *arrays)])
-    loads, taken, scalars = list[str](), list[str](), 0
-    for number, argument in enumerate(arguments):
-        if not argument.is_array:
-            taken.append(load(argument.dtype, f"at_scalar(arguments.scalars[{scalars}])"))
-            scalars += 1
-        elif number not in expression.elements:
-            taken.append("")
-        else:
-            array = len(loads)
-            loads.append(load(argument.dtype, f"arguments.in[{array}] + {places[results + array]}"))
-            taken.append(f"loaded.x{array}")
-    statements, names = body(expression, taken)
-    return f"""{prelude()}
-{_arguments(expression, results, len(arrays), scalars, layouts)}
-enum {{ EACH = {elements_of_thread((*written, *arrays), expression.work)} }};
-{structure("Loaded", arrays)}
-{structure("Made", expression.dtypes)}
-{functions}
-FUNCTION Loaded load_at(const Arguments &arguments, Index i)
-{{
-    return {{{", ".join(loads)}}};
-}}
-FUNCTION Made compute(const Arguments &arguments, Index i, const Loaded &loaded)
-{{
-{indented(statements, 4)}
-    return {{{", ".join(names)}}};
-}}
-FUNCTION void store_at(const Arguments &arguments, Index i, const Made &made)
-{{
-{indented(store, 4)}
-}}
-{kernel or _ELEMENTWISE}"""
+def _last_stores(program: TypedExpression) -> list[int]:
+    """Return the stores that are in no loop."""
+    found, depth = list[int](), 0
+    for number, step in enumerate(program.steps):
+        depth += (step.function == "loop") - (step.function == "end")
+        if step.function.startswith("store_") and not depth:
+            found.append(number)
+    return found
 
 
 def elements_of_thread(dtypes: Sequence[DType], work: int) -> int:
@@ -340,6 +386,20 @@ def structure(name: str, dtypes: Sequence[DType]) -> str:
     fields = "".join(f" {register_of(dtype)} x{number};" for number, dtype in enumerate(dtypes))
     return f"struct {name} {{{fields} }};"
 
+
+_FUNCTIONS = """FUNCTION Loaded load_at(const Arguments &arguments, Index i)
+{{
+    return {{{loads}}};
+}}
+FUNCTION Made compute(const Arguments &arguments, Index i, const Loaded &loaded)
+{{
+{lines}
+    return {{{names}}};
+}}
+FUNCTION void store_at(const Arguments &arguments, Index i, const Made &made)
+{{
+{stores}
+}}"""
 
 _ELEMENTWISE = """
 KERNEL(elementwise, Arguments)
@@ -437,32 +497,23 @@ _BITS = {
 }
 
 
-def scatter_source(
-    expression: TypedExpression, arguments: Sequence[Argument], layouts: Layouts, reduce: Reduce
-) -> str:
-    """Write the source of a kernel ``elementwise`` that stores values at computed places.
+def _store(number: int, program: TypedExpression, given: Sequence[str]) -> str:
+    """C++ of a step that stores.
 
     Args:
-        expression: Its first result is an element at a place, and the second one the value.
-        arguments: The form in which it gets its arguments.
-        layouts: Layouts of the arrays that are read element by element.
-        reduce: How a value is combined with the element that is there.
-
-    Raises:
-        NotSupportedError: An element is too long for that.
+        number: Number of the step.
+        program: The program.
+        given: C++ of the value, and of the indices.
     """
-    load, value = expression.outputs
-    step = expression.steps[load]
-    indices = [f"made.x{number}" for number in range(len(step.steps))]
-    inside = " & ".join(checks_of(load, expression, indices)) or "true"
-    place = place_of(step, expression, indices)
-    store = f"if ({inside})\n    combine((char *)({place}), made.x{len(indices)});"
-    functions = _combine(expression.steps[value].dtype, reduce)
-    return kernel_source(places_of(expression), arguments, layouts, store, 0, functions)
+    value, *indices = given
+    stored = f"combine_{number}((char *)({place_of(program.steps[number], program, indices)}), {value});"
+    checks = checks_of(number, program, indices) if program.checked else ()
+    return f"if ({' & '.join(checks)})\n    {stored}" if checks else stored
 
 
-def _combine(dtype: DType, reduce: Reduce) -> str:
-    """C++ of a function that many threads may call for one element."""
+def _combine(number: int, step: Step) -> str:
+    """C++ of the function of a store, which many threads may call for one element."""
+    dtype, reduce = step.dtype, step.function.removeprefix("store_")
     register = register_of(dtype)
     if reduce == "set":
         lines = [f"{element_of(dtype)}::store(at, value);"]
@@ -477,20 +528,20 @@ def _combine(dtype: DType, reduce: Reduce) -> str:
         decode, encode = _BITS.get(dtype, (f"bits_as<{register}>(bits)", "bits_as<Bits>({})"))
         made = encode.format(call_of(COMBINING[reduce], dtype, (decode, "value")))
         return _SWAPPED.format(
+            number=number,
             bits=f"u{8 * dtype.itemsize}",
             word=f"u{8 * max(dtype.itemsize, 4)}",
             register=register,
             made=made,
         )
-    return f"FUNCTION void combine(char *at, {register} value) {{ {' '.join(lines)} }}"
+    return f"FUNCTION void combine_{number}(char *at, {register} value) {{ {' '.join(lines)} }}"
 
 
 # A short element is changed with the word around it.
-_SWAPPED = """
-typedef {bits} Bits;
-typedef {word} Word;
-FUNCTION void combine(char *at, {register} value)
+_SWAPPED = """FUNCTION void combine_{number}(char *at, {register} value)
 {{
+    typedef {bits} Bits;
+    typedef {word} Word;
     const int shift = sizeof(Bits) < sizeof(Word) ? 8 * (int)((u64)at % sizeof(Word)) : 0;
     Word *word = (Word *)(at - shift / 8), old, seen = *word;
     do {{

@@ -20,11 +20,12 @@ from ..contract.errors import NotSupportedError
 from ..contract.ops import ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
 from ._rows import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction, SpecializedRows
 from ._rows_source import ROW_THREADS, RowLayouts, partial_bytes, reduction_source, rows_source
-from ._source import Access, Layouts, elements_of_thread, elementwise_source, extents_of, scatter_source
+from ._source import Access, Layouts, elements_of_thread, elementwise_source, extents_of
+from ._steps import TypedExpression
 
 __all__ = [
     "MOST_BLOCKS", "ROW_THREADS", "ExpressionSpec", "KernelSource", "ReductionLaunch",
-    "elementwise_arguments", "make_functions", "make_kernel", "plan_key", "reduction_launch",
+    "elementwise_arguments", "lowered", "make_functions", "make_kernel", "plan_key", "reduction_launch",
     "rows_arguments",
 ]  # fmt: skip
 
@@ -128,6 +129,21 @@ def plan_key(spec: ExpressionSpec) -> tuple[object, ...]:
     return ReductionSpec, spec.reduction, _reduced(spec).layouts
 
 
+def lowered(spec: ExpressionSpec) -> tuple[TypedExpression, Sequence[Argument]]:
+    """Return the program of an operation, and how it gets its arguments."""
+    if isinstance(spec, ScatterSpec):
+        program = SpecializedExpression.decode_scatter(spec.expression, spec.reduce)
+        return program, SpecializedExpression.decode(spec.expression).arguments
+    if isinstance(spec, ElementwiseSpec):
+        expression = SpecializedExpression.decode(spec.expression)
+        return expression.typed, expression.arguments
+    if isinstance(spec, RowsSpec):
+        rows = SpecializedRows.decode(spec.rows)
+        return rows.typed.program, rows.arguments
+    reduction = SpecializedReduction.decode(spec.reduction)
+    return reduction.typed.program, reduction.arguments
+
+
 def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
     """Make the source of the kernels of an operation.
 
@@ -158,24 +174,19 @@ def make_functions(spec: ElementwiseSpec | ScatterSpec, kernel: str = "") -> Ker
         spec: The expression and its arrays.
         kernel: C++ that calls ``load_at``, ``compute`` and ``store_at``.
     """
-    specialized, layouts = SpecializedExpression.decode(spec.expression), _elements(spec).layouts
-    arguments, scalars = specialized.arguments, sum(not each.is_array for each in specialized.arguments)
+    (program, arguments), layouts = lowered(spec), _elements(spec).layouts
+    scalars = sum(not each.is_array for each in arguments)
     count = len(spec.arrays) + len(spec.results)
     form = f"q{max(len(spec.results), 1)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(scalars)}s"
     form += f"{layouts.axes or 1}q{count * (layouts.axes or 1)}q"
-    form += f"{len(spec.loaded)}Q{extents_of(specialized.typed)}q{'Q' * specialized.is_checked}"
-    dtypes = [array.dtype for array in (*spec.results, *spec.arrays)]
-    if isinstance(spec, ScatterSpec):
-        text = scatter_source(specialized.typed, arguments, layouts, spec.reduce)
-    else:
-        text = elementwise_source(specialized.typed, arguments, layouts, kernel)
+    form += f"{len(spec.loaded)}Q{extents_of(program)}q{'Q' * bool(program.checked)}"
     return KernelSource(
-        text,
+        elementwise_source(program, arguments, layouts, kernel),
         ("elementwise",),
         struct.Struct(f"<{form}"),
-        each=elements_of_thread(dtypes, specialized.typed.work),
-        axes=specialized.typed.axes,
-        is_checked=specialized.is_checked,
+        each=elements_of_thread([array.dtype for array in (*spec.results, *spec.arrays)], program.work),
+        axes=program.axes,
+        is_checked=bool(program.checked),
     )
 
 
@@ -194,12 +205,12 @@ def elementwise_arguments(
 
 
 def _reduction_kernel(spec: ReductionSpec) -> KernelSource:
-    specialized, layouts = SpecializedReduction.decode(spec.reduction), _reduced(spec).layouts
+    (program, arguments), layouts = lowered(spec), _reduced(spec).layouts
     return KernelSource(
-        reduction_source(specialized, layouts),
+        reduction_source(program, arguments, layouts),
         ("reduce", "finish_block", "finish_serial"),
-        _row_structure("5q2Q", specialized.arguments, layouts, len(spec.arrays)),
-        partial=partial_bytes(specialized.typed),
+        _row_structure("5q2Q", arguments, layouts, len(spec.arrays)),
+        partial=partial_bytes(program),
     )
 
 
@@ -239,9 +250,9 @@ def reduction_launch(spec: ReductionSpec, source: KernelSource, most_blocks: int
 
 
 def _rows_kernel(spec: RowsSpec) -> KernelSource:
-    specialized, layouts = SpecializedRows.decode(spec.rows), _row_layouts(_rows(spec))
-    arguments = _row_structure("2qQ", specialized.arguments, layouts, len(spec.arrays) + 1)
-    return KernelSource(rows_source(specialized, layouts), ("rows",), arguments)
+    (program, arguments), layouts = lowered(spec), _row_layouts(_rows(spec))
+    source = rows_source(program, arguments, layouts, is_whole=SpecializedRows.decode(spec.rows).is_whole)
+    return KernelSource(source, ("rows",), _row_structure("2qQ", arguments, layouts, len(spec.arrays) + 1))
 
 
 def _row_structure(

@@ -307,9 +307,9 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
         """Compute each element of the results, or each value and its place."""
         more: tuple[int, ...] = ()
         if call.plan.source.is_checked and math.prod(spec.shape):
-            typed = SpecializedExpression.decode(spec.expression).typed
+            program, _ = compiled.lowered(spec)
             shapes = [array.shape for array in spec.loaded]
-            more = (call.words(CHECK_WORDS, partial(check_words, typed, shapes)),)
+            more = (call.words(CHECK_WORDS, partial(check_words, program, shapes)),)
         call.plan.elementwise(spec, call, call.device.address, *more)
 
     def reduce(self, spec: ops.ReductionSpec, call: _Call) -> None:
