@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -41,6 +42,15 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Async generator:ResourceWarning",
     "ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning",
 )
+
+
+async def test_services_of_one_program_register_one_function_for_its_end(app: Any) -> None:
+    registered = list[int]()
+    for _ in range(3):
+        async with serving(app, signals=STOP):
+            signal.raise_signal(STOP[0])
+        registered.append(atexit._ncallbacks())  # pyright: ignore[reportPrivateUsage]
+    assert registered == registered[:1] * 3
 
 
 async def test_a_signal_lets_open_requests_end_and_cuts_the_rest(
