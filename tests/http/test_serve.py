@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -22,6 +23,7 @@ import pytest
 import trio
 from attacked import KINDS, Handlers, Seen, Work, ask, connect, get, make, post, read_all, serving, status
 from fastapi import FastAPI
+from pydantic import FiniteFloat
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -40,6 +42,15 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:Async generator:ResourceWarning",
     "ignore:Exception ignored in. <async_generator:pytest.PytestUnraisableExceptionWarning",
 )
+
+
+async def test_services_of_one_program_register_one_function_for_its_end(app: Any) -> None:
+    registered = list[int]()
+    for _ in range(3):
+        async with serving(app, signals=STOP):
+            signal.raise_signal(STOP[0])
+        registered.append(atexit._ncallbacks())  # pyright: ignore[reportPrivateUsage]
+    assert registered == registered[:1] * 3
 
 
 async def test_a_signal_lets_open_requests_end_and_cuts_the_rest(
@@ -405,6 +416,36 @@ async def test_errors_become_answers(kind: str) -> None:
     }
     assert answers["lost"].json() == {"error": "try again"}
     assert answers["value"].json()["error"] == "bad ?" + "x" * 195
+
+
+@pytest.mark.parametrize("refused", [(), (ValueError,)])
+@pytest.mark.parametrize(
+    ("body", "field", "message", "value"),
+    [
+        ("[1e400, 2]", 0, "Input should be a finite number", "Infinity"),
+        ("[1, -1e400]", 1, "Input should be a finite number", "-Infinity"),
+        ("[1, NaN]", 1, "Input should be a finite number", "NaN"),
+        ("[Infinity, 2]", 0, "Input should be a finite number", "Infinity"),
+        ("[1, 1" + "0" * 400 + "]", 1, "Input should be a valid number", 10**400),
+        ('["one", 2]', 0, "Input should be a valid number, unable to parse string as a number", "one"),
+        ("[1]", 1, "Field required", [1]),
+    ],
+)
+async def test_the_answer_names_a_number_that_is_not_finite(
+    refused: tuple[type[Exception], ...], body: str, field: int, message: str, value: object
+) -> None:
+    app = FastAPI(exception_handlers=errors(*refused))
+    app.add_api_route("/", take_point, methods=["POST"])
+    async with serving(app) as port, httpx2.AsyncClient(trust_env=False) as client:
+        headers = {"content-type": "application/json"}
+        found = await client.post(f"http://127.0.0.1:{port}/", content=body, headers=headers)
+    assert found.status_code == 422
+    [told] = found.json()["detail"]
+    assert (told["loc"], told["msg"], told["input"]) == (["body", field], message, value)
+
+
+async def take_point(point: tuple[FiniteFloat, FiniteFloat]) -> None:
+    pass
 
 
 def test_errors_are_classes() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import attrs
@@ -37,6 +38,22 @@ class Worker(ta.Actor):
     @ta.handles(Fail)
     async def fail(self, message: Fail) -> None:
         raise LookupError(message.text)
+
+
+@attrs.frozen
+class PassOn(ta.Message["Parent"]):
+    message: Fail
+
+
+class Parent(Worker):
+    @asynccontextmanager
+    async def lifespan(self, context: ta.ActorContext) -> AsyncGenerator[None]:
+        self.child = await context.spawn(Worker, name="worker")
+        yield
+
+    @ta.handles(PassOn)
+    async def pass_on(self, message: PassOn) -> None:
+        await self.child.tell(message.message)
 
 
 def browse(url: str, visit: Callable[[Page], T], **options: Any) -> T:
@@ -249,3 +266,61 @@ async def test_processes_and_a_held_loop_are_shown(system: ta.System) -> None:
     assert processes.split("\t")[:2] == ["test", str(os.getpid())]
     assert re.search(r"\t[0-9.]+ [MG]iB\t", processes)
     assert "3.00 s" in totals
+
+
+async def test_short_waits_have_a_mean_with_digits(system: ta.System) -> None:
+    def visit(page: Page) -> list[list[str]]:
+        page.wait_for_selector("#readings tbody tr:nth-child(4)")
+        rows = page.locator("#readings tbody tr").all()
+        return [[cell.inner_text() for cell in row.locator("td").all()] for row in rows]
+
+    async with open_dashboard(system) as dashboard:
+        recorder = dashboard.recorder
+        waits = recorder.histogram("queue_wait_seconds", bounds=(0.001, 1.0))
+        for _ in range(4000):
+            waits.observe(0.000_25)
+        recorder.histogram("error_ratio", bounds=(0.1, 1.0)).observe(0.0042)
+        recorder.counter("busy_seconds").add(0.0125)
+        recorder.counter("read_bytes").add(3 << 20)
+        found = await trio.to_thread.run_sync(browse, dashboard.url, visit)
+    assert [[row[0], *row[2:]] for row in found] == [
+        ["queue_wait_seconds", "4000", "250 µs"],
+        ["error_ratio", "1", "0.0042"],
+        ["busy_seconds", "12.5 ms", ""],
+        ["read_bytes", "3.0 MiB", ""],
+    ]
+
+
+async def test_counts_say_since_when(system: ta.System) -> None:
+    """Counts of actors begin again with their supervisor; counts of messages do not."""
+    parent = await system.spawn(Parent, name="parent")
+
+    async def wait_for(failed: int) -> None:
+        with trio.fail_after(5):
+            # There is no worker while the parent restarts.
+            while ("test/parent/worker", failed) not in [
+                (one.path, one.failed) for one in system.tree().walk()
+            ]:
+                await trio.lowlevel.checkpoint()
+
+    def visit(page: Page) -> list[str]:
+        page.locator("#operations td[title='test/parent/worker']").wait_for()
+        message = page.locator("#operations tr", has=page.locator("td[title='test/parent/worker']"))
+        actor = page.locator("#tree tr", has=page.locator("td[title='test/parent/worker']"))
+        return [
+            page.inner_text("#of-tree ~ .note"),
+            page.inner_text("#of-operations ~ .note"),
+            actor.locator("td").nth(8).inner_text(),
+            message.locator("td").nth(6).inner_text(),
+        ]
+
+    async with open_dashboard(system) as dashboard:
+        for _ in range(2):
+            await parent.tell(PassOn(Fail("it broke")))
+        await wait_for(2)
+        await parent.tell(Fail("it broke, too"))
+        await wait_for(0)
+        found = await trio.to_thread.run_sync(browse, dashboard.url, visit)
+    assert "if its supervisor restarts, a new actor begins at 0" in found[0]
+    assert "outlast every restart" in found[1]
+    assert found[2:] == ["0", "2"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
+import sys
 from collections.abc import Awaitable, Callable, Coroutine
 from importlib import import_module
 from pathlib import Path
@@ -28,7 +30,8 @@ def errors(*refused: type[Exception]) -> dict[Any, Callable[[Any, Any], Coroutin
     """Return exception handlers for Starlette or FastAPI: ``FastAPI(exception_handlers=errors(ValueError))``.
 
     Errors of devices and actors become 503 with ``Retry-After``, because another try may succeed:
-    `AccelError`, `ActorError` and `NotExecutedError`. The bodies are JSON: ``{"error": "..."}``.
+    `AccelError`, `ActorError` and `NotExecutedError`. The bodies are JSON: ``{"error": "..."}``. For FastAPI,
+    a 422 names the wrong field also if its value is infinite or NaN, which JSON cannot hold.
 
     Args:
         refused: Kinds of errors that the client has caused. They become 400 with their text, also if they
@@ -53,8 +56,15 @@ def errors(*refused: type[Exception]) -> dict[Any, Callable[[Any, Any], Coroutin
         text = str(error)[:_MESSAGE_CHARACTERS].encode("utf-8", "replace").decode()
         return answer({"error": text}, 400)
 
+    async def explain(request: Any, error: Any) -> Any:
+        # FastAPI's own handler raises a ValueError for such an input. As a text, it can be sent.
+        detail = json.dumps({"detail": sys.modules["fastapi.encoders"].jsonable_encoder(error.errors())})
+        return answer(json.loads(detail, parse_constant=str), 422)
+
     kinds = (AccelError, ActorError, NotExecutedError)
-    return {**dict.fromkeys(kinds, lost), **dict.fromkeys(refused, refuse)}
+    fastapi = sys.modules.get("fastapi.exceptions")
+    invalid = {} if fastapi is None else {fastapi.RequestValidationError: explain}
+    return {**dict.fromkeys(kinds, lost), **invalid, **dict.fromkeys(refused, refuse)}
 
 
 def on_host(program: Program[Any], method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:

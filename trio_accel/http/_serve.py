@@ -8,7 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from math import inf
 from typing import Any, cast
 
@@ -111,9 +111,7 @@ async def serve(
             async with trio.open_nursery() as connections:
                 try:
                     await _accept_until(ending, listeners, edge, server, connections, task_status)
-                    # An interpreter that ends looks through all objects, which takes up to a second and frees
-                    # nothing that the end of the process does not free.
-                    atexit.register(gc.freeze)
+                    _end_interpreter_quickly()
                     end = trio.current_time() + limits.grace
                     await hypercorn.end(edge, end - closing)
                 finally:
@@ -162,6 +160,7 @@ class _Hypercorn:
             await edge.wait_empty()
 
 
+# For each argument a check, and the words of the error if it fails.
 _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "app": (callable, "an ASGI application"),
     "host": (lambda host: isinstance(host, str), "a name or an address"),
@@ -170,7 +169,6 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "recorder": (lambda recorder: recorder is None or hasattr(recorder, "exposition"), "a Recorder"),
     "limits": (lambda limits: isinstance(limits, Limits), "Limits(...)"),
 }
-"""What each argument must be."""
 
 
 def _check(**arguments: object) -> None:
@@ -197,6 +195,13 @@ async def _listen(host: str, port: int) -> Sequence[trio.SocketListener]:
         raise OSError(error.errno, f"cannot listen at port {port} of {host}: {error.strerror}") from error
     except UnicodeError as error:
         raise ValueError(f"serve: host must be a name or an address, got {host!r:.80}") from error
+
+
+@cache
+def _end_interpreter_quickly() -> None:
+    # An interpreter that ends looks through all objects, which takes up to a second and frees nothing that
+    # the end of the process does not free. One registration is enough, however often a program serves.
+    atexit.register(gc.freeze)
 
 
 def _close(listeners: Iterable[trio.SocketListener]) -> None:

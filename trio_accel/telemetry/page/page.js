@@ -24,6 +24,7 @@ function number(value) {
   if (value === null || value === undefined) return "–";
   if (value >= 1e6) return (value / 1e6).toFixed(1) + " M";
   if (value >= 1e4) return (value / 1e3).toFixed(1) + " k";
+  if (value && Math.abs(value) < 0.1) return value.toPrecision(2);
   return Number.isInteger(value) ? String(value) : value.toFixed(value < 10 ? 1 : 0);
 }
 
@@ -39,6 +40,11 @@ function bytes(value) {
   let unit = 0;
   while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
   return (unit && value < 100 ? value.toFixed(1) : Math.round(value)) + " " + units[unit];
+}
+
+// A figure in the unit that its name ends with.
+function figure(name, value) {
+  return (name.endsWith("_seconds") ? seconds : name.endsWith("_bytes") ? bytes : number)(value);
 }
 
 function lasted(value) {
@@ -213,8 +219,8 @@ function readings(snapshot) {
   keyed($("readings").tBodies[0], found, (one) => `${one.path} ${name(one)}`, () => row(["", "wide", "n", "n"]),
     (element, one) => {
       const count = one.counts.reduce((all, some) => all + some, 0);
-      cells(element, [name(one), one.path, number(one.kind === "histogram" ? count : one.value),
-        count ? number(one.value / count) : ""]);
+      cells(element, [name(one), one.path, one.kind === "histogram" ? number(count) : figure(one.name, one.value),
+        count ? figure(one.name, one.value / count) : ""]);
     });
 }
 
