@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.expressions import evaluate, parse, typed
+from trio_accel.backends.base.expressions import evaluate, parse, typed, unrolled
 from trio_accel.gradients._derive import gradient
 
 a: Any = ta.arrays
@@ -116,6 +116,22 @@ LOADS = {
     ),
     "an index from the end": "out = w * x[i(0), -1 - i(1)]",
     "the last axis": "out = w * x[i(-2), i(-1)] + sum(x[i(-2), k] for k in range(i(-1)))",
+    "a column": "out = w * x[i(0), 0] * x[i(0), i(1)]",
+    "one element": "out = w * x[2, 1]",
+}  # fmt: skip
+# Loads whose gradients are gathers. `n` and `m` are the extents.
+WRAPS = {
+    "by numbers": "out = w * x[(i(0) + 1) % 3, (i(1) - 1) % 4] * x[(1 + i(0)) % 3, i(1)]",
+    "by arguments": "out = w * x[(i(0) - (-1)) % n, (i(1) - (2)) % m] ** 2",
+    "by the extent before": "out = w * x[(i(0) + n - 1) % n, (m - 1 + i(1)) % m] * x[(i(0) + 2) % 3, i(1)]",
+    "axes from the end": "out = w * x[(i(-2) + 1) % 3, (i(-1) + 1) % m]",
+    "more than the extent": "out = w * x[(i(0) + 7) % n, (i(1) - 10) % m]",
+    "clipped": "out = w * x[clip(i(0) + 1, 0, n - 1), clip(i(1) - 2, 0, m - 1)] ** 2",
+    "in a loop": (
+        "out = -x[i(0), i(1)]\nfor a in range(-1, 2):\n    for b in range(-1, 2):\n"
+        "        out = out + w * sin(x[(i(0) + a) % 3, (i(1) + b) % m])"
+    ),
+    "in a range": "out = w * sum(x[(i(0) + a) % n, i(1)] for a in range(-1, 2))",
 }  # fmt: skip
 
 
@@ -164,6 +180,62 @@ async def test_loads(device: ta.Device, name: str) -> None:
         *await slopes(device, kernel, hosts, rng.uniform(-1, 1, SHAPE)), strict=True
     ):
         np.testing.assert_allclose((made * direction).sum(), want, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", WRAPS)
+async def test_gradients_of_shifted_loads_are_gathers(
+    device: ta.Device, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gather adds in one order on each backend, so that a run after a loss has the same bits."""
+    scattered: list[Any] = []
+    monkeypatch.setattr("trio_accel.gradients._elementwise.is_ordered", scattered.append)
+    rng = np.random.default_rng(4)
+    hosts = {"x": rng.uniform(0.3, 0.9, SHAPE), "w": rng.uniform(-0.9, 0.9, SHAPE)}
+    # Each input must be read.
+    text = f"{WRAPS[name]}\nout = out + 0 * n * m"
+    made = ta.jit.elementwise(text, inputs=["x", "w", "n", "m"], outputs="out")
+
+    def kernel(x: Any, w: Any) -> Any:
+        return made(x, w, *SHAPE)
+
+    for slope, want, direction in zip(
+        *await slopes(device, kernel, hosts, rng.uniform(-1, 1, SHAPE)), strict=True
+    ):
+        np.testing.assert_allclose((slope * direction).sum(), want, rtol=1e-6, atol=1e-9)
+    assert not scattered
+
+
+@pytest.mark.parametrize(
+    "index", ["minimum(i(0) + 1, n - 1) % n", "(i(0) + 1) % (n + 1)", "i(0) + n - 1", "int64(i(0) + 1.5)"]
+)
+async def test_indices_that_are_no_shifts(device: ta.Device, index: str) -> None:
+    """They look like shifts, and have other values at an edge."""
+    rng = np.random.default_rng(4)
+    hosts = {"x": rng.uniform(0.3, 0.9, 5), "w": rng.uniform(-0.9, 0.9, 5)}
+    made = ta.jit.elementwise(f"x[{index}] * w + 0 * n", inputs=["x", "w", "n"])
+
+    def kernel(x: Any, w: Any) -> Any:
+        return made(x, w, 5)
+
+    for slope, want, direction in zip(
+        *await slopes(device, kernel, hosts, rng.uniform(-1, 1, 5)), strict=True
+    ):
+        np.testing.assert_allclose((slope * direction).sum(), want, rtol=1e-6, atol=1e-9)
+
+
+def test_stores_in_a_loop_are_not_merged() -> None:
+    """Each store changes an element again, and a load after it has another value."""
+    text = "t = w\nfor k in range(3):\n    t = t + x[0 * k] + x[0 * k + 1]\nout = t"
+    loop = typed(parse(text, ("x", "w")), (F, F))
+    first, second = [number for number, step in enumerate(loop.steps) if step.function == "load"]
+    index = loop.steps[second].steps
+    store = attrs.evolve(loop.steps[second], function="store_add", steps=(first, *index))
+    steps = tuple(store if number == second else step for number, step in enumerate(loop.steps))
+    for program, stores in ((loop, 0), (attrs.evolve(loop, steps=steps), 3)):
+        made = [step.function for step in unrolled(program).steps]
+        assert "loop" not in made
+        assert made.count("store_add") == stores
+        assert made.count("load") == (3 if stores else 2)
 
 
 async def test_a_gather_by_indices_of_an_array(device: ta.Device) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from .. import arrays as _arrays
 from ..backends.base import AccelError, DType, NotSupportedError
-from ..backends.base.expressions import ArgumentType, TypedExpression, Weak, evaluate, parse
+from ..backends.base.expressions import ArgumentType, TypedExpression, Weak, evaluate, parse, unrolled
 from ..devices import AccelRef, Call, Function
 from ..expressions import DECLARED, Elementwise, Scatter
 from ._derive import Addition, Program, additions, gradient
@@ -33,6 +33,8 @@ Rule: TypeAlias = "tuple[Any, Callable[[], Any]]"
 
 ADVICE = "give one by ta.custom_gradient"
 _NUMBERS = (int, float, complex)
+# The arrays that one kernel may read: a loop is written out for so many loads at most.
+_MAX_LOADS = 32
 _WEAK: dict[type, Weak] = {int: Weak.int, float: Weak.float, complex: Weak.complex, bool: Weak.int}
 
 
@@ -238,7 +240,28 @@ class _Scattered:
 
 @functools.lru_cache(1024)
 def _additions(own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int) -> tuple[_Scattered, ...]:
-    found = additions(own.typed(kinds), len(kinds), place, _numbers(kinds), has_result=_has_result(own))
+    return _all_scattered(own, own.typed(kinds), kinds, place)
+
+
+@functools.lru_cache(1024)
+def _written_out(
+    own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int
+) -> tuple[_Scattered, ...]:
+    """Return the additions of an expression whose short loops are written out; none if nothing is gained."""
+    program = own.typed(kinds)
+    if not any(step.function == "loop" for step in program.steps):
+        return ()
+    program = unrolled(program)
+    loads = [step for step in program.steps if step.function == "load" and step.value == place]
+    if len(loads) > _MAX_LOADS or any(step.function == "loop" for step in program.steps):
+        return ()
+    return _all_scattered(own, program, kinds, place)
+
+
+def _all_scattered(
+    own: Elementwise[Any], program: TypedExpression, kinds: tuple[ArgumentType, ...], place: int
+) -> tuple[_Scattered, ...]:
+    found = additions(program, len(kinds), place, _numbers(kinds), has_result=_has_result(own))
     return tuple(_scattered(own, one, len(kinds)) for one in found)
 
 
@@ -295,7 +318,9 @@ def _sorted(
 def _added(own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, given: Sequence[Any]) -> Any:
     """Return the gradient of an array that elements are loaded from."""
     x = given[place]
-    found = _additions(own, kinds, place)
+    found = _written_out(own, kinds, place)
+    if not found or not all(_is_shifted(one, x, given) for one in found):
+        found = _additions(own, kinds, place)
     shifted = [one for one in found if _is_shifted(one, x, given)]
     made = _gathered(own, shifted, kinds, given, x.shape) if shifted else None
     for one in found:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
+from ..backends.base import DType
 from ..backends.base.expressions import Step
 from ._derive import Program
 
@@ -33,6 +34,8 @@ class Shift:
         by: The constant.
         wraps: Whether an index outside wraps around.
         is_low: Whether a negative one is 0, and does not count from the end.
+        is_high: Whether one behind the end is the last one.
+        is_around: Whether extents are added, which only an index that wraps around may have.
         bounds: The numbers that the text takes for the extent, with what is added to them: the kind, the
             value, and the difference.
     """
@@ -40,13 +43,20 @@ class Shift:
     by: int
     wraps: bool = False
     is_low: bool = False
+    is_high: bool = False
+    is_around: bool = False
     bounds: tuple[tuple[str, int, int], ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether few loads have read an element."""
+        return self.wraps or (not self.is_around and abs(self.by) <= _MAX_SHIFT)
 
     def fits(self, extent: int, given: Sequence[Any]) -> bool:
         """Tell whether the numbers of a call are those of an extent."""
         values = [(value if kind == "constant" else given[value], more) for kind, value, more in self.bounds]
         is_known = all(type(value) is int and value == extent + more for value, more in values)
-        return is_known and abs(self.by) <= extent
+        return is_known and (self.wraps or abs(self.by) <= extent)
 
     def terms(self, axis: int) -> list[Term]:
         """Return the loads that have read an element."""
@@ -66,51 +76,74 @@ class Shift:
 def shifts_of(program: Program) -> tuple[Shift, ...] | None:
     """Return the shift of the index along each axis; None where one of them is not a shift."""
     found: list[Shift] = []
+    axes = len(program.outputs) - 1
     for axis, number in enumerate(program.outputs[1:]):
-        shift = _shift(program.steps, number, axis)
-        if shift is None or abs(shift.by) > _MAX_SHIFT:
+        shift = _shift(program.steps, number, (axis, axis - axes))
+        if shift is None or not shift.is_complete:
             return None
         found.append(shift)
     return tuple(found)
 
 
-def _shift(steps: Sequence[Step], number: int, axis: int) -> Shift | None:
+def _shift(steps: Sequence[Step], number: int, axis: tuple[int, int]) -> Shift | None:
+    """Return the shift of a step, by the number of its axis from the first one and from the last one."""
     step = steps[number]
     if step.function == "index":
-        return Shift(0) if int(step.value.real) == axis else None
+        return Shift(0) if int(step.value.real) in axis else None
     if step.function not in ("add", "subtract", "remainder", "maximum", "minimum"):
         return None
     first, second = step.steps
-    if step.function in ("add", "maximum", "minimum") and steps[first].function == "constant":
+    if step.function in ("add", "maximum", "minimum") and _number(steps, first) is not None:
         first, second = second, first
     inner, other = _shift(steps, first, axis), _number(steps, second)
-    is_known = inner is not None and other.function in ("constant", "argument")
-    return _changed(inner, step.function, other) if inner is not None and is_known else None
+    return _changed(inner, step.function, *other) if inner is not None and other is not None else None
 
 
-def _changed(inner: Shift, function: str, other: Step) -> Shift | None:
-    """Return a shift behind a function of it and a number."""
-    value, is_constant = int(other.value.real), other.function == "constant"
+def _changed(inner: Shift, function: str, number: Step, more: int) -> Shift | None:
+    """Return a shift behind a function of it and a number, to which a constant is added."""
+    value, is_constant = int(number.value.real), number.function == "constant"
+    is_inside = inner.is_low or inner.is_high
     made: Shift | None = None
     if function == "remainder":
-        if not inner.wraps and not inner.is_low:
-            made = attrs.evolve(inner, wraps=True, bounds=((other.function, value, 0),))
+        if not inner.wraps and not is_inside:
+            made = attrs.evolve(inner, wraps=True, bounds=(*inner.bounds, (number.function, value, -more)))
     elif function == "minimum":
         # The number must be the last index, which is the nearest one anyway.
-        if inner.by >= 0 and not inner.wraps:
-            made = attrs.evolve(inner, bounds=(*inner.bounds, (other.function, value, -1)))
-    elif is_constant and inner == Shift(inner.by):
-        if function == "maximum":
-            made = attrs.evolve(inner, is_low=True) if value == 0 else None
+        if not inner.wraps and not inner.is_around:
+            bound = (number.function, value, -1 - more)
+            made = attrs.evolve(inner, is_high=True, bounds=(*inner.bounds, bound))
+    elif function == "maximum":
+        if not inner.wraps and not inner.is_around and is_constant and value == 0:
+            made = attrs.evolve(inner, is_low=True)
+    elif not inner.wraps and not is_inside:
+        if is_constant:
+            made = attrs.evolve(inner, by=inner.by + (value if function == "add" else -value))
         else:
-            made = Shift(inner.by + (value if function == "add" else -value))
+            bounds = (*inner.bounds, (number.function, value, 0))
+            by = inner.by + (more if function == "add" else -more)
+            made = attrs.evolve(inner, by=by, is_around=True, bounds=bounds)
     return made
 
 
-def _number(steps: Sequence[Step], number: int) -> Step:
-    """Return the step that a cast converts."""
+def _number(steps: Sequence[Step], number: int) -> tuple[Step, int] | None:
+    """Return the constant or the argument that a step is the sum of, and the constant that is added."""
     step = steps[number]
-    return steps[step.steps[0]] if step.function == "cast" else step
+    found: tuple[Step, int] | None = None
+    if step.dtype is not DType.int64:
+        return None
+    if step.function in ("constant", "argument"):
+        found = step, 0
+    elif step.function == "cast":
+        found = _number(steps, step.steps[0])
+    elif step.function in ("add", "subtract"):
+        first, second = (_number(steps, operand) for operand in step.steps)
+        if first is not None and second is not None:
+            if second[0].function == "constant":
+                value = int(second[0].value.real)
+                found = first[0], first[1] + (value if step.function == "add" else -value)
+            elif step.function == "add" and first[0].function == "constant":
+                found = second[0], second[1] + int(first[0].value.real)
+    return found
 
 
 def gather_text(loads: Sequence[tuple[str, Sequence[Shift]]]) -> str:

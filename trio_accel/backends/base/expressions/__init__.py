@@ -9,5 +9,6 @@ from ._reduction import *
 from ._rows import *
 from ._steps import *
 from ._typing import *
+from ._unroll import *
 
 _export(__name__)

@@ -476,7 +476,7 @@ class _Evaluation:
         array, value = self.loaded[int(step.value.real)], values[step.steps[0]]
         at = self._places(number, step, values, array.shape)
         shape = self.shape if self._active is None else self._active.at.shape
-        if math.prod(np.broadcast_shapes(*map(np.shape, at))) < math.prod(shape):
+        if np.broadcast_shapes(*map(np.shape, at)) != shape:
             # Each element stores, even if several have the same place.
             value, *at = (np.broadcast_to(each, shape) for each in (value, *at))
         places = Places(array, tuple(at), tuple(range(len(shape))))

@@ -2,6 +2,7 @@
 
 A C++ compiler makes vectors of the loop over elements only if no other loop is inside. The index of a loop
 becomes a constant, so that ``x[(i(0) + k) % n]`` is read in order. Equal steps of iterations are made once.
+Stores are not, because each of them has an effect, and neither are loads of elements that stores change.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class _Unroller:
         self._found: dict[object, int] = {}
         self._cost = 0
         self._is_unrolling = False
+        self._stored = {step.value for step in steps if step.function.startswith("store_")}
 
     def copy(self, numbers: range) -> None:
         """Copy steps, with their loops as they are or written out.
@@ -122,7 +124,7 @@ class _Unroller:
 
     def _add(self, step: Step) -> int:
         moved = self._moved(step)
-        if moved.function in _OF_LOOPS:
+        if moved.function in _OF_LOOPS or self._has_effects(moved):
             return self._new(moved)
         given = [self.steps[each] for each in moved.steps]
         is_integer = all(each.dtype is DType.int64 for each in (moved, *given))
@@ -135,6 +137,11 @@ class _Unroller:
         if key not in self._found:
             self._found[key] = self._new(moved)
         return self._found[key]
+
+    def _has_effects(self, step: Step) -> bool:
+        """Return whether a step changes elements, or loads elements that another step changes."""
+        is_stored = step.function == "load" and step.value in self._stored
+        return is_stored or step.function.startswith("store_")
 
     def _new(self, step: Step) -> int:
         self.steps.append(step)
