@@ -83,3 +83,11 @@ async def test_nan_stays_nan_or_has_no_slope(device: ta.Device) -> None:
     for name in SMOOTH:
         found = await slope(device, getattr(n, name), np.array([np.nan]))
         assert np.isnan(found[0]) or 0 <= found[0] <= 1, (name, found)
+
+
+async def test_equal_elements_have_a_deviation_without_slope(device: ta.Device) -> None:
+    """As in PyTorch: the quotient by the deviation would be NaN."""
+    x = await device.put(np.array([[2.0, 2.0, 2.0], [1.0, 2.0, 3.0]]))
+    found = await (await ta.grad(lambda x: a.sum(a.std(x, axis=1)))(x)).to_host()
+    np.testing.assert_allclose(found[0], 0.0)
+    np.testing.assert_allclose(found[1], np.array([-1.0, 0.0, 1.0]) / np.sqrt(6.0))

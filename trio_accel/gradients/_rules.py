@@ -121,7 +121,8 @@ def _var(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _std(call: Any, g: Any) -> Iterator[Rule]:
-    yield from _var(call, 0.5 * g / call)
+    # Equal elements have the gradient 0, as in PyTorch.
+    yield from _var(call, 0.5 * g / arrays.where(call == 0, math.inf, call))
 
 
 def _logsumexp(call: Any, g: Any) -> Iterator[Rule]:
