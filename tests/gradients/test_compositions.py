@@ -38,7 +38,7 @@ OF_ONE: list[Callable[[Any], Any]] = [
     lambda x: a.pad(x[:, 1:], [(0, 0), (1, 0)]),
     lambda x: a.stack([x[:, 0], x[:, 2], x[:, 2], x[:, 1]], axis=1),
     lambda x: l.inv(x @ x.mT + 5 * np.eye(3)) @ x,
-    lambda x: l.expm(0.1 * (x @ x.mT)) @ x * 0.2,
+    lambda x: l.expm(0.1 * a.tanh(x @ x.mT)) @ x,
     lambda x: a.logsumexp(x, axis=1, keepdims=True) * x,
     lambda x: a.real(ta.fft.ifft(ta.fft.fft(x, axis=1) * (1 + 0.5j), axis=1)),
     lambda x: a.sqrt(1 + a.var(x, axis=1, keepdims=True)) * x,
