@@ -204,6 +204,19 @@ CASES_OF_ELEMENTS: dict[str, Case | list[Case]] = {
     "nn.threshold_grad": Case(lambda g, x: n.threshold_grad(g, x, 0.1, 2.0), (X, X), 0.5),
     "nn.softmax_grad": Case(lambda g, x: n.softmax_grad(g, x, axis=1), (X, X)),
     "nn.log_softmax_grad": Case(lambda g, x: n.log_softmax_grad(g, x, axis=0), (X, X)),
+    **{
+        f"nn.lp_pool{k}d": [
+            Case(lambda x, f=n.__dict__[f"lp_pool{k}d"]: f(x, 3, 2), ((2, 3, *IMAGE[:k]),)),
+            Case(lambda x, f=n.__dict__[f"lp_pool{k}d"]: f(x, 2.0, 3, 2, padding=1), ((3, *IMAGE[:k]),)),
+        ]
+        for k in (1, 2, 3)
+    },
+    "nn.nll_loss": [
+        Case(lambda x: n.nll_loss(x, LABELS)),
+        Case(lambda x: n.nll_loss(x, np.asarray(2), reduction="sum"), ((4,),)),
+        Case(lambda x: n.nll_loss(x, np.array([[0, 9], [2, 1]]), Y[0], ignore_index=9), ((2, 4, 2),)),
+        Case(lambda x: n.nll_loss(x, LABELS, Y[0], ignore_index=3, reduction="none")),
+    ],
     "nn.normalize": Case(lambda x: n.normalize(x, axis=0)),
     "nn.pairwise_distance": Case(n.pairwise_distance, (X, X)),
     "nn.softmin": Case(lambda x: n.softmin(x, axis=1)),

@@ -10,6 +10,7 @@ from gradient_cases import LABELS, ROWS, Case, X, Y
 import trio_accel as ta
 
 a: Any = ta.arrays
+KNOTS = np.linspace(-2.0, 2.0, 9)
 NANS = np.array([[True, False, False, False], [False, False, True, False], [False] * 4])
 
 CASES_OF_ARRAYS: dict[str, Case | list[Case]] = {
@@ -122,5 +123,23 @@ CASES_OF_ARRAYS: dict[str, Case | list[Case]] = {
     "arrays.select": Case(
         lambda x, y, z: a.select([Y > 0.7, Y > 0.4], [x, y], z), (X, (4,), (3, 1))
     ),
+    "arrays.interp": [
+        Case(lambda x: a.interp(x, KNOTS, np.cos(KNOTS)), (X,), -1.9),
+        Case(lambda x, xp, fp: a.interp(x, a.cumulative_sum(a.exp(xp)), fp), ((7,), (5,), (5,)), 0.1, 2.0),
+        Case(lambda x, fp: a.interp(x, KNOTS[:5] + 0.5, fp, left=3.0, right=-1.0), (X, (5,))),
+    ],
+    "arrays.gradient": [
+        Case(lambda x: a.gradient(x, 0.5, axis=1)), Case(a.gradient, ((6,),)),
+        Case(lambda x, at: a.gradient(x, a.cumulative_sum(a.exp(at)), axis=0), ((5, 2), (5,))),
+    ],
+    "arrays.linear_recurrence": [
+        Case(lambda x, b: a.linear_recurrence(x, b, axis=1), (X, X)),
+        Case(lambda x, b, i: a.linear_recurrence(x, b, axis=0, initial=i), ((3, 1), X, (1, 4))),
+        Case(lambda b: a.linear_recurrence(0.7, b, initial=0.3), ((6,),)),
+    ],
+    "arrays.scan": [
+        Case(lambda x: a.scan("a * b", x, axis=1)), Case(lambda x: a.scan("a + b + a * b", x), ((7,),)),
+        Case(lambda x: a.scan("hypot(a, b)", x, axis=0)),
+    ],
     "arrays.unwrap": Case(lambda x: a.unwrap(x * 3.0)),
 }  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gradient_cases import IMAGE, Case, X
+from gradient_cases import IMAGE, Case, X, numbers
 
 import trio_accel as ta
 
@@ -15,10 +15,16 @@ x_: Any = ta.fft
 i_: Any = ta.ndimage
 
 SHIFT = np.diag([5.0, 6.0, 7.0, 8.0])
+FIRST = np.array([9.0, 0.0, 0.0, 0.0])
+BAND = np.array([[0.0], [9.0], [0.0], [0.0]])
+BANDS = [np.array([[0.0], [0.0], [9.0]]), np.array([[9.0], [0.0], [0.0]])]
 NORMS = (None, "ortho", "forward")
 NORM_ORDERS = (1, 2, 3, np.inf, -np.inf)
 MODES = ("reflect", "mirror", "nearest", "wrap", "constant")
 WEIGHTS = np.array([0.5, -1.0, 2.0, 0.3, 0.7])
+
+CROSS = np.array([[False, True, False], [True, True, True], [False, True, False]])
+PLACES = numbers((2, 7), 5, -0.6, 5.3)
 
 
 def parts(z: Any) -> Any:
@@ -76,6 +82,24 @@ CASES_OF_LIBRARIES: dict[str, Case | list[Case]] = {
         Case(lambda x, k=k: l.matrix_norm(x, ord=k), ((2, 3, 4),))
         for k in ("fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf)
     ],
+    "linalg.sqrtm": Case(lambda x: parts(l.sqrtm(x @ x.mT + SHIFT)), ((4, 4),)),
+    "linalg.cond": [Case(lambda x, p=p: l.cond(x + SHIFT, p), ((2, 4, 4),)) for p in (None, -2, 1, "fro")],
+    "linalg.multi_dot": [
+        Case(lambda *xs: l.multi_dot(xs), ((3, 4), (4, 2), (2, 5))),
+        Case(lambda *xs: l.multi_dot(xs), ((4,), (4, 2), (2,))),
+    ],
+    "linalg.solve_toeplitz": [
+        Case(lambda c, b: l.solve_toeplitz(c + FIRST, b), ((4,), (4, 2))),
+        Case(lambda c, r, b: l.solve_toeplitz((c + FIRST, r), b), ((4,), (4,), (4,))),
+    ],
+    "linalg.solve_banded": [
+        Case(lambda ab, b: l.solve_banded((2, 1), ab + BAND, b), ((4, 6), (6, 2))),
+        Case(lambda ab, b: l.solve_banded((0, 1), ab + BAND[:2], b), ((2, 6), (6,))),
+    ],
+    "linalg.solveh_banded": [
+        Case(lambda ab, b, k=k: l.solveh_banded(ab + BANDS[k], b, bool(k)), ((3, 6), (6, 2)))
+        for k in (0, 1)
+    ],
     "linalg.dot": Case(l.dot, ((4,), (4,))),
     "linalg.asum": Case(l.asum, ((4,),)),
     "linalg.nrm2": Case(l.nrm2, ((4,),)),
@@ -120,6 +144,30 @@ CASES_OF_LIBRARIES: dict[str, Case | list[Case]] = {
         f"fft.{name}": Case(lambda x, f=x_.__dict__[name]: f(x, 2, norm="forward"), ((2, 3, 4),))
         for name in ("dctn", "idctn", "dstn", "idstn")
     },
+    **{
+        f"fft.hfft{k}": [
+            Case(lambda x, y, f=x_.__dict__[f"hfft{k}"]: f(x + 1j * y), ((2, 3, 4), (2, 3, 4))),
+            Case(lambda x, y, f=x_.__dict__[f"hfft{k}"]: f(x + 1j * y, (2, 5), (2, 0), "ortho"),
+                (IMAGE, IMAGE)),
+        ]
+        for k in ("2", "n")
+    },
+    **{
+        f"fft.ihfft{k}": [
+            Case(lambda x, f=x_.__dict__[f"ihfft{k}"]: parts(f(x)), ((2, 3, 4),)),
+            Case(lambda x, f=x_.__dict__[f"ihfft{k}"]: parts(f(x, (2, 5), (2, 0), "forward")), ((2, 3, 4),)),
+        ]
+        for k in ("2", "n")
+    },
+    "fft.hilbert": [Case(lambda x: parts(x_.hilbert(x))), Case(lambda x: parts(x_.hilbert(x, 5, axis=0)))],
+    "fft.czt": [
+        Case(lambda x: parts(x_.czt(x))),
+        Case(lambda x, y: parts(x_.czt(x + 1j * y, 5, 0.9 + 0.1j, 1.1j, axis=0)), (X, X)),
+    ],
+    "fft.zoom_fft": [
+        Case(lambda x: parts(x_.zoom_fft(x, 0.4))),
+        Case(lambda x: parts(x_.zoom_fft(x, [0.2, 0.7], 6, fs=3, endpoint=True, axis=0))),
+    ],
     "fft.fftshift": [Case(x_.fftshift, ((3, 5),)), Case(lambda x: x_.fftshift(x, axes=1), ((3, 5),))],
     "fft.ifftshift": Case(x_.ifftshift, ((3, 5),)),
     **{
@@ -156,10 +204,56 @@ CASES_OF_LIBRARIES: dict[str, Case | list[Case]] = {
         ((6, 2),)),
     "ndimage.gaussian_laplace": Case(lambda x: i_.gaussian_laplace(x, 0.8), ((6, 7),)),
     "ndimage.laplace": Case(lambda x: i_.laplace(x, mode="wrap"), ((6, 7),)),
+    **{
+        f"ndimage.{name}_filter1d": [
+            Case(lambda x, f=i_.__dict__[f"{name}_filter1d"], m=mode: f(x, 3, axis=0, mode=m), ((6, 2),))
+            for mode in MODES
+        ]
+        for name in ("maximum", "minimum")
+    },
+    **{
+        f"ndimage.{name}_filter": [
+            Case(lambda x, f=i_.__dict__[f"{name}_filter"]: f(x, (3, 2), mode=["wrap", "nearest"]),
+                ((5, 6),)),
+            Case(lambda x, f=i_.__dict__[f"{name}_filter"]: f(x, footprint=CROSS, origin=1), ((5, 6),)),
+        ]
+        for name in ("maximum", "minimum", "median")
+    },
+    "ndimage.rank_filter": [Case(lambda x, k=k: i_.rank_filter(x, k, 3), ((5, 6),)) for k in (1, -3)],
+    "ndimage.percentile_filter": [
+        Case(lambda x, k=k: i_.percentile_filter(x, k, footprint=CROSS, mode="mirror"), ((5, 6),))
+        for k in (0, 30, -20, 100)
+    ],
+    "ndimage.zoom": [
+        Case(lambda x, k=k, mode=mode: i_.zoom(x, (1.7, 0.6), order=k, mode=mode), ((5, 6),))
+        for k, mode in ((0, "constant"), (1, "nearest"), (3, "mirror"), (3, "reflect"))
+    ] + [Case(lambda x: i_.zoom(x, 1.5, mode="grid-constant", grid_mode=True, cval=2.0), ((5, 6),))],
+    "ndimage.shift": [
+        Case(lambda x, k=k, mode=mode: i_.shift(x, (0.4, -1.3), order=k, mode=mode, cval=3.0), ((5, 6),))
+        for k in (1, 3) for mode in MODES
+    ],
+    "ndimage.spline_filter": [
+        Case(lambda x, k=k, mode=mode: i_.spline_filter(x, k, mode=mode), ((5, 6),))
+        for k, mode in ((2, "mirror"), (3, "reflect"), (5, "wrap"))
+    ],
+    "ndimage.spline_filter1d": [Case(lambda x, k=k: i_.spline_filter1d(x, k, 0), ((5, 2),)) for k in (1, 3)],
+    "ndimage.map_coordinates": [
+        Case(lambda x, k=k, mode=mode: i_.map_coordinates(x, PLACES, order=k, mode=mode, cval=3.0), ((5, 6),))
+        for k in (0, 1) for mode in ("constant", "nearest")
+    ] + [Case(lambda x, at: i_.map_coordinates(x, 2.1 + at, order=1), ((5, 6), (2, 7)))],
+    "ndimage.affine_transform": [
+        Case(lambda x: i_.affine_transform(x, [[0.9, 0.2], [-0.1, 1.1]], (0.3, 0.1), order=1), ((5, 6),)),
+        Case(lambda x: i_.affine_transform(x, [0.5, 1.2], 0.25, (4, 3), order=1, mode="nearest"), ((5, 6),)),
+        Case(lambda x: i_.affine_transform(x, [[1.0, 0.1, 0.3], [0.2, 1.0, 0.1]], order=0), ((5, 6),)),
+    ],
     "ndimage.sobel": Case(lambda x: i_.sobel(x, axis=0), ((6, 7),)),
     "ndimage.prewitt": Case(lambda x: i_.prewitt(x, mode="constant"), ((6, 7),)),
     "ndimage.uniform_filter": Case(lambda x: i_.uniform_filter(x, (3, 4)), ((6, 7),)),
     "ndimage.uniform_filter1d": Case(lambda x: i_.uniform_filter1d(x, 4, axis=0), ((6, 2),)),
+    "signal.resample": [
+        Case(lambda x, k=k, axis=axis: ta.signal.resample(x, k, axis=axis), ((6, 5),))
+        for k, axis in ((4, 0), (9, 0), (8, 0), (6, 0), (4, 1))
+    ],
     "signal.lfilter": Case(lambda x: ta.signal.lfilter([1.0, 0.5], [1.0, -0.3, 0.2], x, axis=0), ((6, 2),)),
     "signal.sosfilt": Case(lambda x: ta.signal.sosfilt([[1.0, 0.5, 0.2, 1.0, -0.3, 0.1]], x), ((2, 6),)),
 }  # fmt: skip

@@ -14,7 +14,15 @@ import numpy as np
 from .. import arrays as _arrays
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Call, Function, called
-from . import _field_rules, _matrix_rules, _nn_rules, _order_rules, _words  # noqa: F401  # they add rules
+from . import (  # noqa: F401  # they add rules
+    _field_rules,
+    _image_rules,
+    _matrix_rules,
+    _nn_rules,
+    _order_rules,
+    _transform_rules,
+    _words,
+)
 from ._backward import OWN, backward
 from ._elementwise import Rule
 
