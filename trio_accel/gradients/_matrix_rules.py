@@ -300,7 +300,8 @@ def _solve_tridiagonal(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _solve_toeplitz(c_or_cr: Any, b: Any) -> Any:
-    column, row = c_or_cr if type(c_or_cr) is list else (c_or_cr, conjugate(c_or_cr))
+    pair: Any = c_or_cr if isinstance(c_or_cr, list) else (c_or_cr, conjugate(c_or_cr))
+    column, row = pair
     n = column.shape[-1]
     diagonals = arrays.concat([arrays.flip(row[..., 1:], axis=-1), column], axis=-1)
     places = np.arange(n)[:, None] - np.arange(n) + n - 1
