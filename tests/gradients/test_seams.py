@@ -83,3 +83,22 @@ async def test_nan_stays_nan_or_has_no_slope(device: ta.Device) -> None:
     for name in SMOOTH:
         found = await slope(device, getattr(n, name), np.array([np.nan]))
         assert np.isnan(found[0]) or 0 <= found[0] <= 1, (name, found)
+
+
+async def test_equal_elements_have_a_deviation_without_slope(device: ta.Device) -> None:
+    """As in PyTorch: the quotient by the deviation would be NaN."""
+    x = await device.put(np.array([[2.0, 2.0, 2.0], [1.0, 2.0, 3.0]]))
+    found = await (await ta.grad(lambda x: a.sum(a.std(x, axis=1)))(x)).to_host()
+    np.testing.assert_allclose(found[0], 0.0)
+    np.testing.assert_allclose(found[1], np.array([-1.0, 0.0, 1.0]) / np.sqrt(6.0))
+
+
+async def test_a_second_where_keeps_nan_out_of_the_gradient(device: ta.Device) -> None:
+    """The branch that was not chosen has the gradient 0 * inf, unless its argument is another one."""
+    x = np.array([0.0, 4.0])
+
+    def good(x: Any) -> Any:
+        return a.where(x > 0, a.sqrt(a.where(x > 0, x, 1)), 0)
+
+    np.testing.assert_array_equal(await slope(device, good, x), [0.0, 0.25])
+    assert np.isnan(await slope(device, lambda x: a.where(x > 0, a.sqrt(x), 0), x)).tolist() == [True, False]

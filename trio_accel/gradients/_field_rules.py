@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays as _arrays
+from .. import fft as _fft
 from .. import linalg as _linalg
 from .. import ndimage as _ndimage
 from .. import signal as _signal
@@ -26,15 +27,18 @@ from ._backward import RULES, bound, is_operand, refuse
 from ._elementwise import Rule
 from ._rules import composition, unpadded
 
+__all__ = ["PAD_MODES", "axes_of_filter", "checked", "each"]
+
 # The types of functions tell what calls become when they are awaited.
 arrays: Any = _arrays
+fft: Any = _fft
 linalg: Any = _linalg
 ndimage: Any = _ndimage
 signal: Any = _signal
 sparse: Any = _sparse
 
 # The modes of NumPy's `pad`.
-_MODES = {
+PAD_MODES = {
     "reflect": "symmetric", "grid-mirror": "symmetric", "mirror": "reflect", "nearest": "edge",
     "wrap": "wrap", "grid-wrap": "wrap", "constant": "constant", "grid-constant": "constant",
 }  # fmt: skip
@@ -52,13 +56,13 @@ def _back_along(g: Any, weights: Any, axis: int, mode: str, origin: int) -> Any:
 
 
 def _without_edges(whole: Any, shape: Sequence[int], pairs: Sequence[tuple[int, int]], mode: str) -> Any:
-    if _MODES[mode] == "constant":
+    if PAD_MODES[mode] == "constant":
         inside = [slice(first, first + extent) for (first, _), extent in zip(pairs, shape, strict=True)]
         return whole[tuple(inside)]
-    return unpadded(whole, shape, pairs, _MODES[mode])
+    return unpadded(whole, shape, pairs, PAD_MODES[mode])
 
 
-def _checked(call: Any, *others: str) -> dict[str, Any]:
+def checked(call: Any, *others: str) -> dict[str, Any]:
     """Return the arguments of a filter."""
     at = bound(call)
     if at["output"] is not None:
@@ -70,7 +74,7 @@ def _checked(call: Any, *others: str) -> dict[str, Any]:
 
 
 def _correlated_along(call: Any, g: Any) -> Iterator[Rule]:
-    at = _checked(call, "weights")
+    at = checked(call, "weights")
     x, weights, origin = at["input"], np.asarray(at["weights"]), at["origin"]
     if "convolve" in call.function.name:
         weights, origin = weights[::-1], -origin - (1 - len(weights) % 2)
@@ -78,7 +82,7 @@ def _correlated_along(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _correlated(call: Any, g: Any) -> Iterator[Rule]:
-    at = _checked(call, "weights")
+    at = checked(call, "weights")
     x, weights = at["input"], np.asarray(at["weights"])
     if at["axes"] is not None:
         raise refuse(call.function.name, "axes have no rule")
@@ -101,12 +105,12 @@ def _correlated(call: Any, g: Any) -> Iterator[Rule]:
     yield x, slope
 
 
-def _each(value: Any, count: int) -> list[Any]:
+def each(value: Any, count: int) -> list[Any]:
     """Return a value for each axis."""
     return list(value) if isinstance(value, (list, tuple)) else [value] * count
 
 
-def _axes(at: dict[str, Any], count: int) -> list[int]:
+def axes_of_filter(at: dict[str, Any], count: int) -> list[int]:
     axes = at.get("axes")
     return list(range(count)) if axes is None else [int(one) % count for one in np.atleast_1d(axes)]
 
@@ -120,10 +124,10 @@ def _separated(g: Any, kernels: Sequence[tuple[Any, int, str, int]]) -> Any:
 
 
 def _gaussian(call: Any, g: Any) -> Iterator[Rule]:
-    at = _checked(call)
+    at = checked(call)
     x = at["input"]
-    axes = [at["axis"] % len(x.shape)] if "axis" in at else _axes(at, len(x.shape))
-    rows = [_each(at[name], len(axes)) for name in ("sigma", "order", "radius", "mode")]
+    axes = [at["axis"] % len(x.shape)] if "axis" in at else axes_of_filter(at, len(x.shape))
+    rows = [each(at[name], len(axes)) for name in ("sigma", "order", "radius", "mode")]
     kernels = [
         (gaussian_weights(sigma, order, at["truncate"], radius), axis, mode, 0)
         for axis, sigma, order, radius, mode in zip(axes, *rows, strict=True)
@@ -132,10 +136,10 @@ def _gaussian(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _gaussian_laplace(call: Any, g: Any) -> Iterator[Rule]:
-    at = _checked(call)
+    at = checked(call)
     x = at["input"]
-    axes = _axes(at, len(x.shape))
-    sigmas, modes = _each(at["sigma"], len(axes)), _each(at["mode"], len(axes))
+    axes = axes_of_filter(at, len(x.shape))
+    sigmas, modes = each(at["sigma"], len(axes)), each(at["mode"], len(axes))
 
     def slope() -> Any:
         total: Any = None
@@ -157,10 +161,10 @@ def _gaussian_laplace(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _uniform(call: Any, g: Any) -> Iterator[Rule]:
-    at = _checked(call)
+    at = checked(call)
     x = at["input"]
-    axes = [at["axis"] % len(x.shape)] if "axis" in at else _axes(at, len(x.shape))
-    rows = [_each(at[name], len(axes)) for name in ("size", "mode", "origin")]
+    axes = [at["axis"] % len(x.shape)] if "axis" in at else axes_of_filter(at, len(x.shape))
+    rows = [each(at[name], len(axes)) for name in ("size", "mode", "origin")]
     kernels = [
         (np.full(size, 1 / size), axis, mode, origin)
         for axis, size, mode, origin in zip(axes, *rows, strict=True)
@@ -169,11 +173,11 @@ def _uniform(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _differences(call: Any, g: Any) -> Iterator[Rule]:
-    at = _checked(call)
+    at = checked(call)
     x = at["input"]
     count = len(x.shape)
     middle = 2.0 if "sobel" in call.function.name else 1.0
-    modes, axis = _each(at["mode"], count), at["axis"] % count
+    modes, axis = each(at["mode"], count), at["axis"] % count
     kernels = [
         (np.array([-1.0, 0.0, 1.0] if one == axis else [1.0, middle, 1.0]), one, modes[one], 0)
         for one in (axis, *[one for one in range(count) if one != axis])
@@ -182,10 +186,10 @@ def _differences(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _laplace(call: Any, g: Any) -> Iterator[Rule]:
-    at = _checked(call)
+    at = checked(call)
     x = at["input"]
-    axes = _axes(at, len(x.shape))
-    modes = _each(at["mode"], len(axes))
+    axes = axes_of_filter(at, len(x.shape))
+    modes = each(at["mode"], len(axes))
 
     def slope() -> Any:
         total: Any = None
@@ -241,7 +245,28 @@ def _sparse_product(call: Any, g: Any) -> Iterator[Rule]:
     yield dense, lambda: arrays.reshape(back(arrays.reshape(g, columns)), dense.shape)
 
 
+def _sparse_solution(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    matrix, b = at["matrix"], at["b"]
+    if b.dtype.kind == "complex":
+        raise refuse(call.function.name, "complex systems have no rule")
+    how = {"unit_diagonal": at["unit_diagonal"], "trans": "T" if at["trans"] == "N" else "N"}
+    yield b, lambda: sparse.spsolve_triangular(matrix, g, at["lower"], **how)
+
+
+def _resample(x: Any, num: int, axis: int) -> Any:
+    count, axis = x.shape[axis], axis % len(x.shape)
+    weights = np.full(count // 2 + 1, num / count)
+    # The highest frequency of the smaller length is its own opposite there, and one of two in the other.
+    if min(num, count) % 2 == 0 and num != count:
+        weights[min(num, count) // 2] *= 2 if num < count else 0.5
+    weights = weights.reshape([-1 if one == axis else 1 for one in range(len(x.shape))])
+    return fft.irfft(fft.rfft(x, axis=axis) * weights.astype(x.dtype.dtype), num, axis=axis)
+
+
 RULES.update({
+    "signal.resample": composition(_resample),
+    "sparse.spsolve_triangular": _sparse_solution,
     **{f"ndimage.{name}1d": _correlated_along for name in ("correlate", "convolve")},
     **{f"ndimage.{name}": _correlated for name in ("correlate", "convolve")},
     **dict.fromkeys(("ndimage.gaussian_filter", "ndimage.gaussian_filter1d"), _gaussian),

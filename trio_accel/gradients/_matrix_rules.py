@@ -1,10 +1,11 @@
-"""Gradients of functions of matrices, and of transforms."""
+"""Gradients of functions of matrices."""
 
 # Operands are calls and arrays, whose results are known when they are awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
@@ -114,16 +115,17 @@ def _pinv(call: Any, g: Any) -> Iterator[Rule]:
     yield x, slope
 
 
-def _expm(call: Any, g: Any) -> Iterator[Rule]:
-    """The gradient is a block of the exponential of a matrix twice as large."""
-    x = bound(call)["x"]
+def _block(call: Any, g: Any) -> Iterator[Rule]:
+    """The gradient of a function of matrices is a block of that function of a matrix twice as large."""
+    f, x = getattr(linalg, call.function.name.partition(".")[2]), call.args[0]
     n = x.shape[-1]
 
     def slope() -> Any:
-        back = _adjoint(x)
+        back = _adjoint(x) + arrays.zeros_like(g)
         above = arrays.concat([back, g], axis=-1)
         below = arrays.concat([arrays.zeros_like(back), back], axis=-1)
-        return linalg.expm(arrays.concat([above, below], axis=-2))[..., :n, n:]
+        made = f(arrays.concat([above, below], axis=-2))[..., :n, n:]
+        return arrays.real(made) if x.dtype.kind == "float" and made.dtype.kind == "complex" else made
 
     yield x, slope
 
@@ -297,163 +299,65 @@ def _solve_tridiagonal(call: Any, g: Any) -> Iterator[Rule]:
     yield up, lambda: product(-1)
 
 
-# Transforms. The adjoint of a transform is its inverse without a factor: by the other norm.
-_OTHER = {None: "forward", "backward": "forward", "forward": "backward", "ortho": "ortho"}
+def _solve_toeplitz(c_or_cr: Any, b: Any) -> Any:
+    pair: Any = c_or_cr if isinstance(c_or_cr, list) else (c_or_cr, conjugate(c_or_cr))
+    column, row = pair
+    n = column.shape[-1]
+    diagonals = arrays.concat([arrays.flip(row[..., 1:], axis=-1), column], axis=-1)
+    places = np.arange(n)[:, None] - np.arange(n) + n - 1
+    return linalg.solve(arrays.take(diagonals, places, axis=-1), b)
 
 
-def _fitted(g: Any, extent: int, axis: int) -> Any:
-    """Return a gradient that is cut, or has zeros behind it, along an axis."""
-    there = g.shape[axis]
-    if there > extent:
-        return g[(slice(None),) * axis + (slice(0, extent),)]
-    widths = [(0, extent - there if one == axis else 0) for one in range(len(g.shape))]
-    return arrays.pad(g, widths) if there < extent else g
+def _moved(x: Any, by: int) -> Any:
+    return arrays.roll(x, -by, axis=-1) if by else x
 
 
-def _complex_transforms(call: Any, g: Any) -> Iterator[Rule]:
+def _rows(ab: Any) -> list[Any]:
+    return [ab[..., row, :] for row in range(ab.shape[-2])]
+
+
+def _solve_banded(call: Any, g: Any) -> Iterator[Rule]:
+    """A row is a diagonal: transposing moves it along, and elements beyond its ends are not read."""
     at = bound(call)
-    x, name = at["a"], call.function.name.partition(".")[2]
-    is_inverse = name.startswith("i")
-    back = fft.fft if is_inverse else fft.ifft
+    (low, up), ab, b = at["l_and_u"], at["ab"], at["b"]
+    is_vector = len(b.shape) == len(ab.shape) - 1
+    count, n = low + up + 1, ab.shape[-1]
 
     def slope() -> Any:
-        made = g
-        for axis in _axes(at, x):
-            made = _fitted(back(made, axis=axis, norm=_OTHER[at["norm"]]), x.shape[axis], axis)
-        return made
+        turned = [_moved(row, place - low) for place, row in enumerate(_rows(conjugate(ab))[::-1])]
+        return linalg.solve_banded((up, low), arrays.stack(turned, axis=-2), g)
 
-    yield x, slope
+    solved = cache(slope)
 
+    def of_matrix() -> Any:
+        z, x = (one if is_vector else one.mT for one in (solved(), conjugate(call)))
+        products = [_moved(z, place - up) * x for place in range(count)]
+        made = products if is_vector else [arrays.sum(one, axis=-2) for one in products]
+        ends = np.arange(n) + np.arange(count)[:, None] - up
+        return arrays.where((ends >= 0) & (ends < n), -arrays.stack(made, axis=-2), 0)
 
-def _axes(at: dict[str, Any], x: Any) -> list[int]:
-    count = len(x.shape)
-    if "axis" in at:
-        return [at["axis"] % count]
-    axes, sizes = at["axes"], at["s"]
-    if axes is None:
-        axes = range(count) if sizes is None else range(count - len(np.atleast_1d(sizes)), count)
-    return [int(one) % count for one in np.atleast_1d(axes)]
+    yield b, solved
+    yield ab, of_matrix
 
 
-def _rfft_back(g: Any, length: int, axis: int, norm: Any) -> Any:
-    wide = _fitted(g, length, axis)
-    return fft.ifft(wide, axis=axis, norm=_OTHER[norm])
+def _solveh_banded(ab: Any, b: Any, lower: bool) -> Any:
+    rows, wide = _rows(ab), ab.shape[-2] - 1
+    below = rows[1:] if lower else [_moved(conjugate(rows[wide - k]), k) for k in range(1, wide + 1)]
+    above = [_moved(conjugate(rows[k]), -k) for k in range(wide, 0, -1)] if lower else rows[:-1]
+    whole = arrays.stack([*above, rows[0 if lower else -1], *below], axis=-2)
+    return linalg.solve_banded((wide, wide), whole, b)
 
 
-def _irfft_back(g: Any, length: int, axis: int, norm: Any) -> Any:
-    """The middle frequencies stand for two of the whole spectrum."""
-    half = length // 2 + 1
-    weights = np.full(half, 2.0)
-    weights[0] = 1.0
-    if length % 2 == 0:
-        weights[-1] = 1.0
-    line = weights.reshape([-1 if one == axis else 1 for one in range(len(g.shape))])
-    return fft.rfft(g, axis=axis, norm=_OTHER[norm]) * line.astype(
-        np.float32 if g.dtype == "float32" else float
-    )
+def _multi_dot(arrays: Sequence[Any]) -> Any:
+    return functools.reduce(linalg.matmul, arrays)
 
 
-def _real_transforms(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, name, norm = at["a"], call.function.name.partition(".")[2], at["norm"]
-    *others, last = _axes(at, x)
-    sizes = at.get("s") if "axis" not in at else None
-    own = at.get("n") if "axis" in at else None if sizes is None else int(np.atleast_1d(sizes)[-1])
-
-    def forwards() -> Any:
-        made = g
-        for axis in others:
-            made = _fitted(fft.ifft(made, axis=axis, norm=_OTHER[norm]), x.shape[axis], axis)
-        length = x.shape[last] if own is None else own
-        return _fitted(arrays.real(_rfft_back(made, length, last, norm)), x.shape[last], last)
-
-    def inverse() -> Any:
-        made = _fitted(_irfft_back(g, g.shape[last], last, norm), x.shape[last], last)
-        for axis in others:
-            made = _fitted(fft.fft(made, axis=axis, norm=_OTHER[norm]), x.shape[axis], axis)
-        return made
-
-    yield x, inverse if name.startswith("i") else forwards
-
-
-def _hfft(a: Any, n: int | None, axis: int, norm: Any) -> Any:
-    return fft.irfft(arrays.conj(a), n, axis, _OTHER[norm])
-
-
-def _ihfft(a: Any, n: int | None, axis: int, norm: Any) -> Any:
-    return arrays.conj(fft.rfft(a, n, axis, _OTHER[norm]))
-
-
-def _cosine_factors(length: int, kind: int, norm: Any, *, is_sine: bool) -> Any:
-    """Return the factors of a transform: of type 2 behind the orthogonal one, and of type 3 ahead of it."""
-    if norm == "ortho":
-        return np.ones(length)
-    factors = np.full(length, np.sqrt(2.0 * length))
-    factors[-1 if is_sine else 0] = np.sqrt((4.0 if kind == 2 else 1.0) * length)
-    return factors / (2 * length) if norm == "forward" else factors
-
-
-def _cosines(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    x, name, norm = at["a"], call.function.name.partition(".")[2], at["norm"]
-    kind = {2: 3, 3: 2}.get(at["type"], at["type"]) if name.startswith("i") else at["type"]
-    if kind not in (2, 3) or at["orthogonalize"] is not None:
-        raise refuse(call.function.name, "only the types 2 and 3 without orthogonalize have rules")
-    if name.startswith("i"):
-        norm = _OTHER[norm]
-    is_sine = "s" in name.removeprefix("i")[:2]
-
-    def slope() -> Any:
-        made = g
-        for axis in _axes(at, x):
-            made = _fitted(_cosine_back(made, axis, kind, norm, is_sine), x.shape[axis], axis)
-        return made
-
-    yield x, slope
-
-
-def _cosine_back(g: Any, axis: int, kind: int, norm: Any, is_sine: bool) -> Any:
-    transform = partial(fft.dst if is_sine else fft.dct, axis=axis, norm="ortho")
-    line = [-1 if one == axis else 1 for one in range(len(g.shape))]
-    factors = _cosine_factors(g.shape[axis], kind, norm, is_sine=is_sine).reshape(line).astype(g.dtype.dtype)
-    return transform(g * factors, 3) if kind == 2 else transform(g, 2) * factors
-
-
-def _shifted(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    back = fft.fftshift if "ifft" in call.function.name else fft.ifftshift
-    yield at["x"], lambda: back(g, axes=at["axes"])
-
-
-def _convolved(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    a, b, mode = at["in1"], at["in2"], at["mode"]
-    name = call.function.name.partition(".")[2]
-    if at.get("axes") is not None:
-        raise refuse(call.function.name, "axes have no rule")
-    is_correlation = name == "correlate"
-    count = len(a.shape)
-    full = [n + m - 1 for n, m in zip(a.shape, b.shape, strict=True)]
-    starts = [0 if mode == "full" else (wide - kept) // 2 if mode == "same" else min(n, m) - 1
-              for wide, kept, n, m in zip(full, g.shape, a.shape, b.shape, strict=True)]  # fmt: skip
-    widths = [(start, wide - start - kept) for start, wide, kept in zip(starts, full, g.shape, strict=True)]
-    axes = tuple(range(count))
-    whole = cache(lambda: arrays.pad(g, widths))
-
-    def by(one: Any, extent: Sequence[int]) -> Any:
-        # A correlation with the other factor: what is left of it in the middle.
-        turned = arrays.flip(conjugate(one), axis=axes)
-        made = fft.fftconvolve(whole(), turned)
-        first = [n - 1 for n in one.shape]
-        return made[tuple(slice(start, start + n) for start, n in zip(first, extent, strict=True))]
-
-    yield a, lambda: by(arrays.flip(conjugate(b), axis=axes) if is_correlation else b, a.shape)
-
-    def of_second() -> Any:
-        made = by(a, b.shape)
-        return conjugate(arrays.flip(made, axis=axes)) if is_correlation else made
-
-    yield b, of_second
+def _cond(x: Any, p: Any) -> Any:
+    if p in (None, 2, -2):
+        values = linalg.svdvals(x)
+        first, last = (-1, 0) if p == -2 else (0, -1)
+        return values[..., first] / values[..., last]
+    return _matrix_norm(x, False, p) * _matrix_norm(linalg.inv(x), False, p)
 
 
 RULES.update({
@@ -461,7 +365,8 @@ RULES.update({
     "linalg.dot": composition(lambda x, y: arrays.sum(x * y)),
     "linalg.asum": composition(lambda x: arrays.sum(arrays.abs(x))),
     "linalg.nrm2": composition(lambda x: _norm(x, None, False, 2)),
-    "linalg.eigvalsh": _eigvalsh, "linalg.einsum": _einsum, "linalg.expm": _expm, "linalg.inv": _inv,
+    "linalg.eigvalsh": _eigvalsh, "linalg.einsum": _einsum, "linalg.expm": _block,
+    "linalg.sqrtm": _block, "linalg.inv": _inv,
     "linalg.kron": composition(_kron), "linalg.matmul": _matmul,
     "linalg.matrix_norm": composition(_matrix_norm), "linalg.matrix_power": composition(_matrix_power),
     "linalg.outer": composition(_outer), "linalg.pinv": _pinv, "linalg.solve": _solve,
@@ -469,10 +374,8 @@ RULES.update({
     "linalg.svdvals": _svdvals, "linalg.tensordot": composition(_tensordot),
     "linalg.trace": composition(_trace), "linalg.vecdot": composition(_vecdot),
     "linalg.vector_norm": composition(_norm), "tensor.einsum": _einsum,
-    **{f"fft.{back}fft{kind}": _complex_transforms for back in ("", "i") for kind in ("", "2", "n")},
-    **{f"fft.{back}rfft{kind}": _real_transforms for back in ("", "i") for kind in ("", "2", "n")},
-    "fft.hfft": composition(_hfft), "fft.ihfft": composition(_ihfft),
-    **{f"fft.{name}": _cosines for name in ("dct", "dctn", "idct", "idctn", "dst", "dstn", "idst", "idstn")},
-    "fft.fftshift": _shifted, "fft.ifftshift": _shifted,
-    **{f"fft.{name}": _convolved for name in ("convolve", "correlate", "fftconvolve", "oaconvolve")},
+    "linalg.cond": composition(_cond),
+    "linalg.multi_dot": composition(_multi_dot), "linalg.solve_banded": _solve_banded,
+    "linalg.solveh_banded": composition(_solveh_banded),
+    "linalg.solve_toeplitz": composition(_solve_toeplitz),
 })  # fmt: skip

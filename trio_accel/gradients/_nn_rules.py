@@ -15,9 +15,9 @@ import numpy as np
 from .. import arrays as _arrays
 from .. import nn as _nn
 from ..devices import AccelRef, Function, called
-from ._backward import RULES, bound, refuse
+from ._backward import RULES, Make, bound, refuse
 from ._elementwise import Rule, summed_to
-from ._rules import composition
+from ._rules import composition, part
 from ._scatter import added_at, is_ordered
 
 # The types of functions tell what calls become when they are awaited.
@@ -217,6 +217,30 @@ def _triplet(anchor: Any, positive: Any, negative: Any, margin: float, eps: floa
     return _reduced(arrays.maximum(near - far + margin, 0), reduction)
 
 
+def _nll_loss(log_probs: Any, labels: Any, weight: Any, ignore_index: int, reduction: str) -> Any:
+    lib: Any = np if isinstance(labels, np.ndarray) else arrays
+    axis = 1 if len(log_probs.shape) > 1 else 0
+    is_used = labels != ignore_index
+    places = lib.where(is_used, labels, 0)
+    factors: Any = arrays.ones_like(part(log_probs, axis, 0))
+    if weight is not None:
+        take: Any = np.take if lib is np and isinstance(weight, np.ndarray) else arrays.take
+        factors = factors * take(weight, places)
+    factors = arrays.where(is_used, factors, 0)
+    taken = arrays.take_along_axis(log_probs, lib.expand_dims(places, axis=axis), axis=axis)
+    values = -factors * arrays.squeeze(taken, axis=axis)
+    return arrays.sum(values) / arrays.sum(factors) if reduction == "mean" else _reduced(values, reduction)
+
+
+def _lp_pool(name: str) -> Make:
+    def compose(input: Any, norm_type: float, ceil_mode: bool, **at: Any) -> Any:  # noqa: A002  # PyTorch's
+        pool = getattr(nn, name.replace("lp", "avg"))
+        sums = pool(arrays.abs(input) ** norm_type, ceil_mode=ceil_mode, divisor_override=1, **at)
+        return sums ** (1 / norm_type)
+
+    return composition(compose)
+
+
 _POOLS = ("adaptive_avg", "adaptive_max", "avg", "max")
 RULES.update({
     **{f"nn.{name}": _first for name in _OF_FIRST},
@@ -224,6 +248,8 @@ RULES.update({
     "nn.batch_norm": _batch_norm, "nn.cosine_embedding_loss": composition(_cosine_embedding),
     "nn.embedding": _embedding, "nn.group_norm": _group_norm, "nn.instance_norm": _group_norm,
     "nn.softmax_grad": composition(_softmax_grad), "nn.log_softmax_grad": composition(_log_softmax_grad),
+    **{f"nn.lp_pool{n}d": _lp_pool(f"lp_pool{n}d") for n in (1, 2, 3)},
+    "nn.nll_loss": composition(_nll_loss),
     "nn.linear": _linear, "nn.margin_ranking_loss": _ranking, "nn.normalize": composition(_normalize),
     "nn.pairwise_distance": composition(_distance), "nn.scaled_dot_product_attention": _attention,
     "nn.softmin": composition(lambda x, axis: arrays.softmax(-x, axis=axis)),

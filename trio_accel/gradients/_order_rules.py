@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from .. import arrays as _arrays
-from ._backward import RULES, bound, refuse
+from ..expressions import Elementwise
+from ._backward import RULES, bound, pulled, refuse
 from ._elementwise import Rule, summed_to
 from ._rules import composition, part
 from ._scatter import added_along, added_at
@@ -271,6 +272,76 @@ def _quantile(x: Any, q: Any, axis: Any, method: str, keepdims: bool, scale: flo
     return arrays.stack(made, axis=0) if np.ndim(q) else made[0]
 
 
+def _interp(x: Any, xp: Any, fp: Any, left: Any, right: Any) -> Any:
+    count = xp.shape[0]
+    place = arrays.clip(arrays.searchsorted(xp, x, side="right") - 1, 0, max(count - 2, 0))
+    x0, y0 = arrays.take(xp, place), arrays.take(fp, place)
+    after = arrays.clip(place + 1, 0, count - 1)
+    made = y0 + (x - x0) * ((arrays.take(fp, after) - y0) / (arrays.take(xp, after) - x0))
+    made = arrays.where(x > xp[-1], fp[-1] if right is None else right, made)
+    return arrays.where(x < xp[0], fp[0] if left is None else left, made)
+
+
+def _gradient(x: Any, spacing: Any, axis: Any) -> Any:
+    """Differences of both neighbours, weighted by the distances."""
+    axes = range(len(x.shape)) if axis is None else np.atleast_1d(axis)
+    if len(axes) != 1:
+        raise refuse("arrays.gradient", "several axes have several results; give one axis in each call")
+    at = int(axes[0]) % len(x.shape)
+    rises = part(x, at, slice(1, None)) - part(x, at, slice(0, -1))
+    if len(np.shape(spacing)) == 1:
+        widths = spacing[1:] - spacing[:-1]
+        widths = widths.reshape([-1 if one == at else 1 for one in range(len(x.shape))])
+        near, far = part(widths, at, slice(0, -1)), part(widths, at, slice(1, None))
+        share = far / (near + far)
+    else:
+        widths, share = spacing, 0.5
+    slopes = rises / widths
+    middle = part(slopes, at, slice(0, -1)) * share + part(slopes, at, slice(1, None)) * (1 - share)
+    ends = [part(slopes, at, one) for one in (slice(0, 1), slice(-1, None))]
+    return arrays.concat([ends[0], middle, ends[1]], axis=at)
+
+
+def _from_the_end(factors: Any, g: Any, axis: int) -> Any:
+    """Return ``z[k] = g[k] + factors[k + 1] * z[k + 1]``; the first factor is not read."""
+    turned = arrays.flip(arrays.roll(factors, -1, axis=axis), axis=axis)
+    return arrays.flip(arrays.linear_recurrence(turned, arrays.flip(g, axis=axis), axis=axis), axis=axis)
+
+
+def _linear_recurrence(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    a, b, initial = at["a"], at["b"], at["initial"]
+    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
+    wide = cache(lambda: arrays.zeros_like(g) + a)
+    slope = cache(lambda: _from_the_end(wide(), g, axis))
+
+    def of_factors() -> Any:
+        start = part(arrays.zeros_like(g), axis, slice(0, 1)) + initial
+        before = arrays.concat([start, part(call, axis, slice(0, -1))], axis=axis)
+        return summed_to(slope() * before, np.shape(a))
+
+    yield b, lambda: summed_to(slope(), np.shape(b))
+    yield a, of_factors
+    yield initial, lambda: summed_to(part(wide() * slope(), axis, slice(0, 1)), np.shape(initial))
+
+
+def _scan(call: Any, g: Any) -> Iterator[Rule]:
+    """The gradients of results are a recurrence, whose factors are derivatives by the result before."""
+    at = bound(call)
+    x = at["x"]
+    axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)
+
+    def slope() -> Any:
+        combine: Any = Elementwise(at["text"], inputs=("a", "b"), operation="gradients.scan")
+        pairs = [part(call, axis, slice(0, -1)), part(x, axis, slice(1, None))]
+        of_result, of_element = pulled(combine, pairs, arrays.ones_like(pairs[0]))
+        first = part(arrays.ones_like(g), axis, slice(0, 1))
+        made = _from_the_end(arrays.concat([first, of_result], axis=axis), g, axis)
+        return made * arrays.concat([first, of_element], axis=axis)
+
+    yield x, slope
+
+
 def _median(x: Any, axis: Any, keepdims: bool) -> Any:
     return _quantile(x, 0.5, axis, "linear", keepdims)
 
@@ -285,7 +356,9 @@ RULES.update({
     "arrays.cumulative_logsumexp": _cumulative_logsumexp, "arrays.cumulative_max": _cumulative_extreme,
     "arrays.cumulative_min": _cumulative_extreme, "arrays.cumulative_prod": _cumulative_prod,
     "arrays.cumulative_sum": _cumulative_sum, "arrays.diff": composition(_diff),
-    "arrays.gather_nd": _gather_nd, "arrays.median": composition(_median),
+    "arrays.gather_nd": _gather_nd, "arrays.gradient": composition(_gradient),
+    "arrays.interp": composition(_interp), "arrays.linear_recurrence": _linear_recurrence,
+    "arrays.scan": _scan, "arrays.median": composition(_median),
     "arrays.nan_to_num": composition(_nan_to_num), "arrays.percentile": composition(_percentile),
     "arrays.polyval": composition(_polyval), "arrays.quantile": composition(_quantile),
     "arrays.segmented_reduce": _segments, "arrays.select": _select, "arrays.sort": _sort,

@@ -37,7 +37,9 @@ def spread(g: Any, x: Any, axes: Sequence[int]) -> Any:
 
 def conjugate(x: Any) -> Any:
     """Return the conjugate of complex numbers, and others as they are."""
-    return arrays.conj(x) if x.dtype.kind in ("complex", "c") else x
+    if x.dtype.kind not in ("complex", "c"):
+        return x
+    return x.conj() if isinstance(x, np.ndarray) else arrays.conj(x)
 
 
 def composition(f: Callable[..., Any]) -> Make:
@@ -45,17 +47,33 @@ def composition(f: Callable[..., Any]) -> Make:
 
     def rule(call: Any, g: Any) -> Iterator[Rule]:
         at = bound(call)
-        names = [name for name, one in at.items() if is_operand(one)]
-        operands = [at[name] for name in names]
+        operands = list(_operands(list(at.values())))
 
         def again(*leaves: Any) -> Any:
-            return f(**at | dict(zip(names, leaves, strict=True)))
+            left = iter(leaves)
+            return f(**{name: _replaced(one, left) for name, one in at.items()})
 
         slopes = cache(lambda: pulled(again, operands, g))
         for place, one in enumerate(operands):
             yield one, partial(_nth, slopes, place)
 
     return rule
+
+
+def _operands(one: Any) -> Iterator[Any]:
+    """Yield the operands of an argument, which may be a list or tuple of them."""
+    if isinstance(one, (list, tuple)):
+        for part_of_it in one:
+            yield from _operands(part_of_it)
+    elif is_operand(one):
+        yield one
+
+
+def _replaced(one: Any, left: Iterator[Any]) -> Any:
+    """Return an argument with each operand replaced by the next leaf."""
+    if isinstance(one, (list, tuple)):
+        return [_replaced(part_of_it, left) for part_of_it in one]
+    return next(left) if is_operand(one) else one
 
 
 def _nth(make: Callable[[], Sequence[Any]], place: int) -> Any:
@@ -121,7 +139,8 @@ def _var(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _std(call: Any, g: Any) -> Iterator[Rule]:
-    yield from _var(call, 0.5 * g / call)
+    # Equal elements have the gradient 0, as in PyTorch.
+    yield from _var(call, 0.5 * g / arrays.where(call == 0, math.inf, call))
 
 
 def _logsumexp(call: Any, g: Any) -> Iterator[Rule]:

@@ -17,10 +17,12 @@ from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Call, Function, called
 from . import (  # noqa: F401  # they add rules
     _field_rules,
+    _image_rules,
     _matrix_rules,
     _nn_rules,
     _order_rules,
     _reductions,
+    _transform_rules,
     _words,
 )
 from ._backward import OWN, backward

@@ -35,22 +35,26 @@ _STEPS = {
     "sparse": "ic0 ilu0",
     "tensor": "contract_path",
 }
-_SEVERAL = "it has several results, and a call of a chain takes one"
+_SEVERAL = "it has several results, and an operand of a chain is one"
 _LENGTH = "elements decide the length of the result"
 _IN_PLACE = "it works in place; use ta.linalg.matmul and operators"
 _ITERATES = "it iterates until it converges"
 _SPARSE = "the tape has arrays, and not sparse matrices; ta.sparse.spmm has a gradient by its dense factor"
 _UPDATES = "it changes parameters in place"
 _GRADIENT = "it is a gradient itself, and second derivatives have no rule here"
-_NO_RULE = "nobody has written its rule"
+_SPECTRA = "it has several results; use ta.fft.rfft of ta.arrays.sliding_window_view"
 _REASONS: Mapping[str, Mapping[str, str]] = {
     "arrays": {
-        "broadcast_arrays meshgrid split unstack partition run_lengths top_k": _SEVERAL,
+        "broadcast_arrays meshgrid": f"{_SEVERAL}; use ta.arrays.broadcast_to",
+        "split unstack": f"{_SEVERAL}; take parts by x[...]",
+        "top_k": f"{_SEVERAL}; use ta.arrays.sort",
+        "partition run_lengths": _LENGTH,
         "bincount compress intersect1d setdiff1d setxor1d union1d unique_all unique_counts "
         "unique_inverse unique_values": _LENGTH,
         "put put_along_axis scatter scatter_nd": "it changes an array in place",
         "angle imag": "it takes complex numbers",
-        "gradient interp linear_recurrence nanmedian nanpercentile nanquantile scan": _NO_RULE,
+        "nanmedian nanpercentile nanquantile": "NaNs decide which elements it takes; use "
+        "ta.arrays.quantile of the others",
     },
     "linalg": {
         "axpy gemm gemv ger rot scal swap symm symv syr syr2 syr2k syrk trmm trmv trsm trsv": _IN_PLACE,
@@ -59,9 +63,10 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
         "eigvals": "the eigenvalues are complex",
         "null_space orth": _LENGTH,
         "solve_triangular": "the layout of its result is known once it has run; use ta.linalg.solve",
-        "cho_solve cond lu_solve multi_dot solve_banded solve_toeplitz solveh_banded sqrtm": _NO_RULE,
+        "cho_solve": "the layout of its result is known once it has run; use ta.linalg.solve",
+        "lu_solve": "its factors are those of lu, which has several results; use ta.linalg.solve",
     },
-    "fft": {"czt hilbert zoom_fft hfft2 hfftn ihfft2 ihfftn fused": _NO_RULE},
+    "fft": {"fused": "it is a fused step; use ta.fft and ta.arrays"},
     "nn": {
         "adadelta adagrad adam adamax adamw clip_grad_norm lion radam rmsprop sgd": _UPDATES,
         "batch_norm_training dropout": _SEVERAL,
@@ -72,22 +77,22 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
         "l1_loss_grad layer_norm_grad linear_input_grad linear_weight_grad margin_ranking_loss_grad "
         "max_pool_grad mse_loss_grad poisson_nll_loss_grad rms_norm_grad "
         "scaled_dot_product_attention_grad smooth_l1_loss_grad soft_margin_loss_grad": _GRADIENT,
-        "lp_pool1d lp_pool2d lp_pool3d nll_loss paged_attention": _NO_RULE,
+        "paged_attention": "it reads a cache of a generation; use ta.nn.scaled_dot_product_attention",
     },
-    "signal": {"cubic_spline": "it returns a spline, and not an array", "resample stft welch": _NO_RULE},
+    "signal": {"cubic_spline": "it returns a spline, and not an array", "stft welch": _SPECTRA},
     "ndimage": {
-        "affine_transform bilateral_filter map_coordinates maximum_filter maximum_filter1d "
-        "median_filter minimum_filter minimum_filter1d percentile_filter rank_filter rotate shift "
-        "spline_filter spline_filter1d zoom": _NO_RULE,
+        "bilateral_filter": "its weights depend on the image; compose it of ta.arrays.sliding_window_view",
+        "rotate": "nobody has written its rule; ta.ndimage.affine_transform of order 0 or 1 has one",
     },
     "sparse": {
         "add bsr coo csc csr diagonal eliminate_zeros max min multiply norm precondition rows spgemm "
         "sum sum_duplicates take_rows to_dense tobsr tocoo tocsc tocsr transpose tril triu": _SPARSE,
         "bicgstab cg eigsh gmres minres": _ITERATES,
-        "sddmm spsolve spsolve_triangular": _NO_RULE,
+        "spsolve": "its gradient solves with ta.sparse.transpose(matrix), which must be awaited before",
+        "sddmm": "its gradient is a product with a sparse matrix of values that are not known yet",
     },
     "spatial": {"cell_list neighbours": _LENGTH},
-    "tensor": {"elementwise": _NO_RULE},
+    "tensor": {"elementwise": "it names an operation of a library; use ta.arrays and operators"},
 }
 
 

@@ -1,0 +1,283 @@
+"""Gradients against those of PyTorch in float64, where it is installed and has the function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from gradient_cases import (
+    CASES_OF_ELEMENTS,
+    LABELS,
+    MASK,
+    MEANS,
+    ROWS,
+    SIGNS,
+    TARGETS,
+    VARIANCES,
+    Case,
+    X,
+    Y,
+    numbers,
+)
+from gradient_cases_of_arrays import CASES_OF_ARRAYS, NANS
+from gradient_cases_of_libraries import CASES_OF_LIBRARIES, NORM_ORDERS, NORMS, SHIFT
+
+import trio_accel as ta
+
+torch: Any = pytest.importorskip("torch", reason="PyTorch is not installed")
+a: Any = ta.arrays
+F: Any = torch.nn.functional
+T: Any = torch.linalg
+S: Any = torch.special
+R: Any = torch.fft
+t = torch.tensor
+CASES = CASES_OF_ELEMENTS | CASES_OF_ARRAYS | CASES_OF_LIBRARIES
+SHIFTS = t(SHIFT)
+
+# Functions with one name and one argument, or two, in both libraries.
+OF_ELEMENTS = (
+    "abs", "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "digamma", "erf", "erfc",
+    "erfinv", "exp", "exp2", "expm1", "frac", "i0", "log", "log10", "log1p", "log2", "logit",
+    "negative", "positive", "real", "reciprocal", "rsqrt", "sin", "sinc", "sinh", "sqrt", "square",
+    "tan", "tanh", "add", "atan2", "copysign", "divide", "fmax", "fmin", "hypot", "logaddexp", "logaddexp2",
+    "maximum", "minimum", "multiply", "pow", "remainder", "subtract", "xlogy", "fmod",
+)  # fmt: skip
+OTHER_NAMES = {
+    "degrees": torch.rad2deg, "radians": torch.deg2rad, "gammaln": torch.lgamma, "i1": S.i1, "entr": S.entr,
+    "erfcx": S.erfcx, "log_ndtr": S.log_ndtr, "ndtr": S.ndtr, "ndtri": S.ndtri, "xlog1py": S.xlog1py,
+    "log_expit": F.logsigmoid, "expit": torch.sigmoid,
+}  # fmt: skip
+ACTIVATIONS = (
+    "celu", "elu", "gelu", "glu", "hardshrink", "hardswish", "hardtanh", "leaky_relu", "mish",
+    "relu", "relu6", "selu", "sigmoid", "silu", "softplus", "softshrink", "softsign", "tanhshrink",
+)  # fmt: skip
+
+
+def of_target(name: str) -> Callable[..., Any]:
+    return lambda x: getattr(F, name)(x, t(TARGETS[name]))
+
+
+def spectrum(f: Any, **how: Any) -> Callable[..., Any]:
+    """A transform of real or complex numbers, with its parts mixed as in the cases."""
+
+    def run(x: Any, y: Any = None) -> Any:
+        z = f(x if y is None else torch.complex(x, y), **how)
+        return (z * (0.7 - 1.3j)).real if z.is_complex() else z
+
+    return run
+
+
+def with_nan(f: Any, **how: Any) -> Callable[..., Any]:
+    return lambda x: f(torch.where(t(NANS), np.nan, x), **how)
+
+
+def layer_norm(x: Any, weight: Any, bias: Any) -> Any:
+    return F.layer_norm(x, weight.shape, weight, bias)
+
+
+TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
+    **{f"arrays.{name}": getattr(torch, name) for name in OF_ELEMENTS},
+    **{f"arrays.{name}": f for name, f in OTHER_NAMES.items()},
+    **{f"nn.{name}": getattr(F, name) for name in ACTIVATIONS},
+    **{f"nn.{name}": of_target(name) for name in TARGETS if hasattr(F, name)},
+    "arrays.lerp": torch.lerp,
+    "nn.log_sigmoid": F.logsigmoid,
+    # PyTorch's own has 1/6 in float32.
+    "nn.hardsigmoid": lambda x: F.relu6(x + 3) / 6,
+    # PyTorch warns of its mean.
+    "nn.kl_div": lambda x: F.kl_div(x, t(Y), reduction="sum") / x.numel(),
+    "nn.threshold": lambda x: F.threshold(x, 0.3, 0.1),
+    "nn.gaussian_nll_loss": lambda x: F.gaussian_nll_loss(x, t(Y), torch.ones(X)),
+    "nn.hinge_embedding_loss": lambda x: F.hinge_embedding_loss(x, t(SIGNS)),
+    "nn.margin_ranking_loss": lambda x, y: F.margin_ranking_loss(x, y, t(SIGNS), margin=0.3),
+    "nn.cosine_embedding_loss": lambda x, y: F.cosine_embedding_loss(x, y, t([1, -1, 1]), margin=-0.5),
+    "nn.triplet_margin_loss": lambda x, y, z: F.triplet_margin_loss(x, y, z, margin=3.0),
+    "nn.pairwise_distance": F.pairwise_distance,
+    "nn.normalize": lambda x: F.normalize(x, dim=0),
+    "nn.softmin": lambda x: F.softmin(x, dim=1),
+    "nn.nll_loss": lambda x: F.nll_loss(x, t(LABELS)),
+    "nn.linear": [F.linear, F.linear],
+    "nn.embedding": lambda w: F.embedding(t(ROWS), w),
+    "nn.prelu": lambda x, w: F.prelu(x, w[:, 0]),
+    "nn.batch_norm": lambda x, w, b: F.batch_norm(x, t(MEANS), t(VARIANCES), w, b),
+    "nn.group_norm": lambda x, w, b: F.group_norm(x, 2, w, b),
+    "nn.instance_norm": lambda x, w, b: F.instance_norm(x, weight=w, bias=b),
+    "nn.scaled_dot_product_attention": [
+        F.scaled_dot_product_attention,
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.3),
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, t(MASK), enable_gqa=True),
+    ],
+    **{
+        f"nn.conv{k}d": [
+            getattr(F, f"conv{k}d"), partial(getattr(F, f"conv{k}d"), padding="same"),
+            partial(getattr(F, f"conv{k}d"), stride=2, padding=1, dilation=2, groups=2),
+        ]
+        for k in (1, 2, 3)
+    },
+    **{
+        f"nn.conv_transpose{k}d": [
+            getattr(F, f"conv_transpose{k}d"),
+            partial(getattr(F, f"conv_transpose{k}d"), stride=2, padding=1, output_padding=1, groups=2),
+        ]
+        for k in (1, 2, 3)
+    },
+    **{f"nn.{kind}_pool{k}d": [
+        partial(getattr(F, f"{kind}_pool{k}d"), kernel_size=2),
+        partial(getattr(F, f"{kind}_pool{k}d"), kernel_size=3, stride=2, padding=1, ceil_mode=True,
+                **({"count_include_pad": False} if kind == "avg" else {})),
+    ] for kind in ("max", "avg") for k in (1, 2, 3)},
+    **{f"nn.adaptive_{kind}_pool{k}d": partial(getattr(F, f"adaptive_{kind}_pool{k}d"), output_size=2)
+       for kind in ("max", "avg") for k in (1, 2, 3)},
+    # Reductions, shapes, parts and scans.
+    **{f"arrays.{name}": [torch.sum if name == "sum" else torch.mean, last]
+       for name, last in (("sum", lambda x: torch.sum(x, 0, keepdim=True)),
+                          ("mean", lambda x: torch.mean(x, -1, keepdim=True)))},
+    **{
+        f"arrays.{name}": [f, partial(f, dim=0), partial(f, dim=(0, -1), keepdim=True)]
+        for name, f in (("max", torch.amax), ("min", torch.amin))
+    },
+    "arrays.prod": [torch.prod, lambda x: torch.prod(x, 0)],
+    **{f"arrays.{name}": [lambda x, f=f: f(x, correction=0), lambda x, f=f: f(x, 0, correction=1)]
+       for name, f in (("var", torch.var), ("std", torch.std))},
+    "arrays.nansum": [with_nan(torch.nansum, dim=0), with_nan(torch.nansum, dim=-1, keepdim=True)],
+    "arrays.nanmean": [with_nan(torch.nanmean, dim=0), with_nan(torch.nanmean, dim=-1, keepdim=True)],
+    "arrays.nan_to_num": with_nan(torch.nan_to_num),
+    "arrays.logsumexp": [
+        lambda x: torch.logsumexp(x, 0), lambda x: torch.logsumexp(x, (0, 1), keepdim=True),
+    ],
+    "arrays.softmax": lambda x: torch.softmax(x, 1),
+    "arrays.log_softmax": lambda x: torch.log_softmax(x, 0),
+    "arrays.layer_norm": layer_norm,
+    "arrays.rms_norm": lambda x, w: F.rms_norm(x, (4,), w, 1e-6),
+    "arrays.cov": [torch.cov, lambda x: torch.cov(x, correction=0)],
+    "arrays.corrcoef": torch.corrcoef,
+    "arrays.cosine_similarity": lambda x, y: torch.cosine_similarity(x, y, dim=0),
+    "arrays.quantile": [
+        lambda x: torch.quantile(x, 0.3, dim=1),
+        lambda x: torch.quantile(x, torch.tensor([0.1, 0.9], dtype=torch.float64)),
+    ],
+    "arrays.where": lambda x, y: torch.where(t(Y > 0.5), x, y),
+    "arrays.broadcast_to": lambda x: torch.broadcast_to(x, (2, 3, 4)),
+    "arrays.concat": lambda x, y: torch.concat([x, 2 * y, x], 1),
+    "arrays.stack": lambda x, y: torch.stack([x, y * y, x], 1),
+    "arrays.clip": [
+        lambda x: torch.clip(x, -1, 1), torch.clip, lambda x: torch.clip(x, max=0.5),
+    ],
+    "arrays.diag": lambda x: torch.diag(x, 1),
+    "arrays.diagonal": [
+        torch.diagonal, lambda x: torch.diagonal(x, 2), lambda x: torch.diagonal(x, -1, -2, -1),
+    ],
+    "arrays.flip": [lambda x: torch.flip(x, (0, 1)), lambda x: torch.flip(x, (1,))],
+    "arrays.rot90": [torch.rot90, lambda x: torch.rot90(x, 3, (2, 0))],
+    "arrays.roll": [lambda x: torch.roll(x, 2), lambda x: torch.roll(x, (1, -2), (0, 1))],
+    "arrays.tile": [lambda x: torch.tile(x, (2,)), lambda x: torch.tile(x, (2, 1, 3))],
+    "arrays.repeat": [
+        lambda x: torch.repeat_interleave(x, 2), lambda x: torch.repeat_interleave(x, 3, 0),
+    ],
+    "arrays.pad": [
+        lambda x: F.pad(x, (1, 1, 1, 1)), lambda x: F.pad(x, (0, 3, 1, 2), value=2.0),
+        *[lambda x, mode=mode: F.pad(x[None], (0, 3, 1, 2), mode)[0] for mode in ("replicate", "reflect")],
+    ],
+    "arrays.tril": lambda x: torch.tril(x, -1),
+    "arrays.triu": lambda x: torch.triu(x, 1),
+    "arrays.cumulative_sum": lambda x: torch.cumsum(x, 0),
+    "arrays.cumulative_prod": [lambda x: torch.cumprod(x, 0), lambda x: torch.cumprod(x, 0)],
+    "arrays.cumulative_max": lambda x: torch.cummax(x, 1)[0],
+    "arrays.cumulative_min": lambda x: torch.cummin(x, 0)[0],
+    "arrays.cumulative_logsumexp": [
+        lambda x: torch.logcumsumexp(x, 0), lambda x: torch.logcumsumexp(x, 0),
+    ],
+    "arrays.sort": [lambda x: torch.sort(x)[0], lambda x: torch.sort(x, 0, descending=True)[0]],
+    "arrays.take": [lambda x: x[:, [2, 0, 0, -1]], lambda x: x[LABELS], lambda x: x[ROWS]],
+    "arrays.take_along_axis": lambda x: torch.take_along_dim(x, t([[3, 0], [1, 1], [0, 2]]), 1),
+    "arrays.diff": [torch.diff, lambda x, y: torch.diff(x, n=2, dim=0, prepend=y)],
+    "arrays.trapezoid": [
+        lambda y: torch.trapezoid(y, dx=0.5), lambda y, x: torch.trapezoid(y, x[:, None], dim=0),
+    ],
+    # Matrices.
+    "linalg.matmul": [torch.matmul] * 8,
+    "linalg.solve": [lambda x, b: T.solve(x + SHIFTS, b)] * 3,
+    "linalg.inv": lambda x: T.inv(x + SHIFTS),
+    "linalg.det": lambda x: T.det(x + SHIFTS),
+    "linalg.cholesky": [lambda x: T.cholesky(x @ x.mT + SHIFTS),
+                        lambda x: T.cholesky(x @ x.mT + SHIFTS, upper=True)],
+    "linalg.multi_dot": [lambda *xs: T.multi_dot(xs)] * 2,
+    "linalg.cond": [lambda x, p=p: T.cond(x + SHIFTS, p) for p in (None, -2)],
+    "arrays.gradient": lambda x: torch.gradient(x, spacing=0.5, dim=1)[0],
+    "linalg.expm": torch.matrix_exp,
+    "linalg.pinv": [T.pinv, T.pinv],
+    "linalg.matrix_power": [lambda x, k=k: T.matrix_power(x + SHIFTS, k) for k in (3, -2, 1)],
+    "linalg.svdvals": T.svdvals,
+    "linalg.eigvalsh": lambda x: T.eigvalsh(x + x.mT),
+    "linalg.einsum": [
+        lambda *xs, text=text: torch.einsum(text, *xs)
+        for text in ("ij,jk->ki", "bij,j->b", "ij->j", "ij,kj")
+    ],
+    "linalg.tensordot": [
+        lambda x, y: torch.tensordot(x, y, 1), lambda x, y: torch.tensordot(x, y, ((0, 2), (1, 0))),
+        lambda x, y: torch.tensordot(x, y, 0),
+    ],
+    "linalg.kron": torch.kron,
+    "linalg.cross": [T.cross, lambda x, y: T.cross(x, y, dim=0)],
+    "linalg.outer": torch.outer,
+    "linalg.trace": torch.trace,
+    "linalg.vecdot": lambda x, y: T.vecdot(x, y, dim=0),
+    "linalg.vector_norm": [
+        T.vector_norm, *[lambda x, k=k: T.vector_norm(x, k, 1, keepdim=True) for k in NORM_ORDERS],
+    ],
+    "linalg.matrix_norm": [
+        lambda x, k=k: T.matrix_norm(x, k) for k in ("fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf)
+    ],
+    "linalg.dot": torch.dot,
+    # Transforms.
+    **{
+        f"fft.{name}": [
+            *[spectrum(getattr(R, name), norm=norm) for norm in NORMS],
+            *[spectrum(getattr(R, name), n=k, dim=0) for k in (2, 5)],
+        ]
+        for name in ("fft", "ifft", "rfft", "ihfft")
+    },
+    **{
+        f"fft.{name}": [
+            *[spectrum(getattr(R, name), norm=norm) for norm in NORMS],
+            *[spectrum(getattr(R, name), n=k, dim=0) for k in (3, 4, 8)],
+        ]
+        for name in ("irfft", "hfft")
+    },
+    **{
+        f"fft.{name}": [
+            spectrum(getattr(R, name)), spectrum(getattr(R, name), s=(2, 5), dim=(2, 0), norm="ortho"),
+        ]
+        for name in ("fftn", "ifftn", "fft2", "ifft2", "rfftn", "rfft2", "irfftn", "irfft2")
+    },
+    "fft.fftshift": [R.fftshift, lambda x: R.fftshift(x, 1)],
+    "fft.ifftshift": R.ifftshift,
+}  # fmt: skip
+
+
+def twins() -> list[tuple[str, int]]:
+    """Return the names and numbers of cases that PyTorch has, too."""
+    return [
+        (name, number)
+        for name, torchs in sorted(TORCH.items())
+        for number in range(len(torchs) if isinstance(torchs, list) else 1)
+    ]
+
+
+@pytest.mark.parametrize(("name", "number"), twins())
+async def test_gradients_are_those_of_pytorch(device: ta.Device, name: str, number: int) -> None:
+    ours, torchs = CASES[name], TORCH[name]
+    case: Case = ours[number] if isinstance(ours, list) else ours
+    f: Any = torchs[number] if isinstance(torchs, list) else torchs
+    tensors = [torch.tensor(one, requires_grad=True) for one in case.values()]
+    made = f(*tensors)
+    weights = numbers(tuple(made.shape), 99)
+    (made * torch.tensor(weights)).sum().backward()
+    arrays = [await device.put(one) for one in case.values()]
+    value, found = await ta.value_and_grad(lambda p: a.sum(case.f(*p) * weights))(arrays)
+    np.testing.assert_allclose(await value.item(), float((made.detach().numpy() * weights).sum()), rtol=1e-9)
+    for slope, tensor in zip(found, tensors, strict=True):
+        np.testing.assert_allclose(await slope.to_host(), tensor.grad.numpy(), rtol=1e-9, atol=1e-12)

@@ -1,0 +1,137 @@
+"""Gradients of orders of windows, and of interpolations of images."""
+
+# Operands are calls and arrays, whose results are known when they are awaited.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .. import arrays as _arrays
+from .. import ndimage as _ndimage
+from ._backward import RULES, Make, bound, is_operand, refuse
+from ._elementwise import Rule
+from ._field_rules import PAD_MODES, axes_of_filter, each
+from ._rules import composition
+
+# The types of functions tell what calls become when they are awaited.
+arrays: Any = _arrays
+ndimage: Any = _ndimage
+
+
+def _ranked(name: str) -> Make:
+    """Make a rule of a filter that takes an element of each window by its order."""
+
+    def compose(output: Any, mode: Any, origin: Any, size: Any, **at: Any) -> Any:
+        if output is not None:
+            raise refuse(f"ndimage.{name}", "output= changes an array or the dtype")
+        x, footprint = at["input"], at.get("footprint")
+        count = len(x.shape)
+        axes = [at["axis"] % count] if "axis" in at else axes_of_filter(at, count)
+        window = np.ones(each(size, len(axes))) if footprint is None else np.asarray(footprint, bool)
+        wide, rows = x, [each(one, len(axes)) for one in (mode, origin)]
+        for axis, n, own, start in zip(axes, window.shape, *rows, strict=True):
+            widths = [(0, 0)] * count
+            widths[axis] = n // 2 + start, n - 1 - n // 2 - start
+            how = {"constant_values": at["cval"]} if PAD_MODES[own] == "constant" else {}
+            wide = arrays.pad(wide, widths, mode=PAD_MODES[own], **how)
+        views = arrays.sliding_window_view(wide, window.shape, axis=tuple(axes))
+        flat = arrays.reshape(views, (*x.shape, window.size))
+        chosen = arrays.take(flat, np.flatnonzero(window), axis=-1)
+        return arrays.sort(chosen, axis=-1)[..., _place(name, at, chosen.shape[-1])]
+
+    return composition(compose)
+
+
+def _place(name: str, at: dict[str, Any], count: int) -> int:
+    if "rank" in at:
+        return int(at["rank"]) % count
+    if "percentile" in at:
+        share = at["percentile"] % 100 if at["percentile"] < 0 else at["percentile"]
+        return count - 1 if share == 100 else int(count * share / 100)
+    return {"minimum": 0, "maximum": count - 1}.get(name.partition("_")[0], count // 2)
+
+
+def _separable(call: Any, g: Any) -> Iterator[Rule]:
+    """Gradients of products with a matrix along each axis, which is made of unit vectors."""
+    at = bound(call)
+    if not isinstance(at["output"], (str, type(None))):
+        raise refuse(call.function.name, "output= changes an array")
+    x, name = at.pop("input"), call.function.name.partition(".")[2]
+    count, at["output"] = len(x.shape), "float64"
+    axes = [at.pop("axis") % count] if "axis" in at else range(count)
+
+    def matrix(axis: int) -> Any:
+        vectors = arrays.reshape(arrays.zeros_like(g), (-1,))[:1] + np.eye(x.shape[axis])
+        if "spline" in name:
+            return ndimage.spline_filter1d(vectors, axis=0, **at)
+        # The columns stay: they are shifted by 0, or zoomed by 1.
+        moves = [each(at[name], count)[axis], float(name == "zoom")]
+        return getattr(ndimage, name)(vectors, **at | {name: moves, "cval": 0.0})
+
+    def slope() -> Any:
+        made = g
+        for axis in axes:
+            turned = arrays.moveaxis(made, axis, -1) @ matrix(axis).cast(g.dtype)
+            made = arrays.moveaxis(turned, -1, axis)
+        return made if made.dtype == x.dtype else made.cast(x.dtype)
+
+    yield x, slope
+
+
+def _interpolated(name: str, x: Any, where: Any, at: dict[str, Any]) -> Any:
+    """Interpolate an image at coordinates by the elements around them."""
+    order, mode = at["order"], at["mode"]
+    if order > 1 or mode not in ("constant", "nearest"):
+        raise refuse(name, "only order 0 and 1 have rules, with the modes 'constant' and 'nearest'")
+    lib: Any = np if isinstance(where, np.ndarray) else arrays
+    ends = [extent - 1 for extent in x.shape]
+    inside = [lib.clip(where[axis], 0, end) for axis, end in enumerate(ends)]
+    first = [lib.floor(one if order else one + 0.5) for one in inside]
+    total: Any = 0
+    for corner in itertools.product((0, 1)[: order + 1], repeat=len(ends)):
+        places: list[Any] = []
+        weight: Any = 1.0
+        for one, low, step, end in zip(inside, first, corner, ends, strict=True):
+            place = lib.clip(low + step, 0, end)
+            places.append(place.astype("int64") if lib is np else place.cast("int64"))
+            if order:
+                weight = weight * (one - low if step else 1 - (one - low))
+        total = total + arrays.gather_nd(x, tuple(places)) * weight
+    if mode == "constant":
+        for axis, end in enumerate(ends):
+            total = arrays.where((where[axis] < 0) | (where[axis] > end), at["cval"], total)
+    return total
+
+
+def _map_coordinates(coordinates: Any, **at: Any) -> Any:
+    where = coordinates if is_operand(coordinates) else np.asarray(coordinates, float)
+    return _interpolated("ndimage.map_coordinates", at["input"], where, at)
+
+
+def _affine_transform(matrix: Any, offset: Any, output_shape: Any, **at: Any) -> Any:
+    x, rows = at["input"], np.asarray(matrix, float)
+    count = len(x.shape)
+    starts = np.broadcast_to(np.asarray(offset, float), count)
+    if rows.shape in ((count, count + 1), (count + 1, count + 1)):
+        rows, starts = rows[:count, :count], rows[:count, count]
+    rows = np.diag(rows) if rows.ndim == 1 else rows
+    grid = np.indices(tuple(x.shape if output_shape is None else output_shape))
+    where = np.tensordot(rows, grid, 1) + starts.reshape(-1, *(1,) * (grid.ndim - 1))
+    return _interpolated("ndimage.affine_transform", x, where, at)
+
+
+_RANKED = (
+    "maximum_filter", "maximum_filter1d", "median_filter", "minimum_filter", "minimum_filter1d",
+    "percentile_filter", "rank_filter",
+)  # fmt: skip
+RULES.update({
+    **{f"ndimage.{name}": _ranked(name) for name in _RANKED},
+    **{f"ndimage.{name}": _separable for name in ("shift", "spline_filter", "spline_filter1d", "zoom")},
+    "ndimage.map_coordinates": composition(_map_coordinates),
+    "ndimage.affine_transform": composition(_affine_transform),
+})  # fmt: skip

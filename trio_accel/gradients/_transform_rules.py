@@ -1,0 +1,238 @@
+"""Gradients of transforms and convolutions."""
+
+# Operands are calls and arrays, whose results are known when they are awaited.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from .. import arrays as _arrays
+from .. import fft as _fft
+from .. import linalg as _linalg
+from ._backward import RULES, bound, refuse
+from ._elementwise import Rule
+from ._rules import composition, conjugate
+
+# The types of functions tell what calls become when they are awaited.
+arrays: Any = _arrays
+fft: Any = _fft
+linalg: Any = _linalg
+
+
+# Transforms. The adjoint of a transform is its inverse without a factor: by the other norm.
+_OTHER = {None: "forward", "backward": "forward", "forward": "backward", "ortho": "ortho"}
+
+
+def _fitted(g: Any, extent: int, axis: int) -> Any:
+    """Return a gradient that is cut, or has zeros behind it, along an axis."""
+    there = g.shape[axis]
+    if there > extent:
+        return g[(slice(None),) * axis + (slice(0, extent),)]
+    widths = [(0, extent - there if one == axis else 0) for one in range(len(g.shape))]
+    return arrays.pad(g, widths) if there < extent else g
+
+
+def _complex_transforms(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, name = at["a"], call.function.name.partition(".")[2]
+    is_inverse = name.startswith("i")
+    back = fft.fft if is_inverse else fft.ifft
+
+    def slope() -> Any:
+        made = g
+        for axis in _axes(at, x):
+            made = _fitted(back(made, axis=axis, norm=_OTHER[at["norm"]]), x.shape[axis], axis)
+        return made
+
+    yield x, slope
+
+
+def _axes(at: dict[str, Any], x: Any) -> list[int]:
+    count = len(x.shape)
+    if "axis" in at:
+        return [at["axis"] % count]
+    axes, sizes = at["axes"], at["s"]
+    if axes is None:
+        axes = range(count) if sizes is None else range(count - len(np.atleast_1d(sizes)), count)
+    return [int(one) % count for one in np.atleast_1d(axes)]
+
+
+def _rfft_back(g: Any, length: int, axis: int, norm: Any) -> Any:
+    wide = _fitted(g, length, axis)
+    return fft.ifft(wide, axis=axis, norm=_OTHER[norm])
+
+
+def _irfft_back(g: Any, length: int, axis: int, norm: Any) -> Any:
+    """The middle frequencies stand for two of the whole spectrum."""
+    half = length // 2 + 1
+    weights = np.full(half, 2.0)
+    weights[0] = 1.0
+    if length % 2 == 0:
+        weights[-1] = 1.0
+    line = weights.reshape([-1 if one == axis else 1 for one in range(len(g.shape))])
+    return fft.rfft(g, axis=axis, norm=_OTHER[norm]) * line.astype(
+        np.float32 if g.dtype == "float32" else float
+    )
+
+
+def _real_transforms(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, name, norm = at["a"], call.function.name.partition(".")[2], at["norm"]
+    *others, last = _axes(at, x)
+    sizes = at.get("s") if "axis" not in at else None
+    own = at.get("n") if "axis" in at else None if sizes is None else int(np.atleast_1d(sizes)[-1])
+
+    def forwards() -> Any:
+        made = g
+        for axis in others:
+            made = _fitted(fft.ifft(made, axis=axis, norm=_OTHER[norm]), x.shape[axis], axis)
+        length = x.shape[last] if own is None else own
+        return _fitted(arrays.real(_rfft_back(made, length, last, norm)), x.shape[last], last)
+
+    def inverse() -> Any:
+        made = _fitted(_irfft_back(g, g.shape[last], last, norm), x.shape[last], last)
+        for axis in others:
+            made = _fitted(fft.fft(made, axis=axis, norm=_OTHER[norm]), x.shape[axis], axis)
+        return made
+
+    yield x, inverse if name.startswith("i") else forwards
+
+
+def _hfft(a: Any, n: int | None, axis: int, norm: Any) -> Any:
+    return fft.irfft(arrays.conj(a), n, axis, _OTHER[norm])
+
+
+def _ihfft(a: Any, n: int | None, axis: int, norm: Any) -> Any:
+    return arrays.conj(fft.rfft(a, n, axis, _OTHER[norm]))
+
+
+def _several_hfft(inverse: Any) -> Any:
+    return lambda a, s, axes, norm: inverse(arrays.conj(a), s, axes, _OTHER[norm])
+
+
+def _several_ihfft(forward: Any) -> Any:
+    return lambda a, s, axes, norm: arrays.conj(forward(a, s, axes, _OTHER[norm]))
+
+
+def _along(f: Callable[[Any], Any], x: Any, axis: int) -> Any:
+    return arrays.moveaxis(f(arrays.moveaxis(x, axis, -1)), -1, axis)
+
+
+def _hilbert(x: Any, N: int | None, axis: int) -> Any:  # noqa: N803  # the names of the arguments
+    n = x.shape[axis] if N is None else N
+    weights = np.where(np.arange(n) == 0, 1.0, np.where(2 * np.arange(n) < n, 2.0, 2 * np.arange(n) == n))
+
+    def analytic(x: Any) -> Any:
+        return fft.ifft(fft.fft(x, n) * weights.astype(_real_dtype(x)))
+
+    return _along(analytic, x, axis)
+
+
+def _real_dtype(x: Any) -> str:
+    return "float32" if str(x.dtype) in ("float32", "complex64") else "float64"
+
+
+def _czt(x: Any, m: int | None, w: Any, a: Any, axis: int) -> Any:
+    n, count = x.shape[axis], x.shape[axis] if m is None else m
+    rate = -2j * np.pi / count if w is None else np.log(complex(w))
+    powers = np.exp(np.arange(n)[:, None] * (rate * np.arange(count) - np.log(complex(a))))
+    narrow = np.complex64 if _real_dtype(x) == "float32" else np.complex128
+    return _along(lambda x: (x + 0j * x) @ powers.astype(narrow), x, axis)
+
+
+def _zoom_fft(x: Any, fn: Any, m: int | None, fs: float, endpoint: bool, axis: int) -> Any:
+    first, last = (0.0, *np.atleast_1d(fn))[-2:]
+    count = x.shape[axis] if m is None else m
+    step = (last - first) / fs / (count - endpoint)
+    return _czt(x, count, np.exp(-2j * np.pi * step), np.exp(2j * np.pi * first / fs), axis)
+
+
+def _cosine_factors(length: int, kind: int, norm: Any, *, is_sine: bool) -> Any:
+    """Return the factors of a transform: of type 2 behind the orthogonal one, and of type 3 ahead of it."""
+    if norm == "ortho":
+        return np.ones(length)
+    factors = np.full(length, np.sqrt(2.0 * length))
+    factors[-1 if is_sine else 0] = np.sqrt((4.0 if kind == 2 else 1.0) * length)
+    return factors / (2 * length) if norm == "forward" else factors
+
+
+def _cosines(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, name, norm = at["a"], call.function.name.partition(".")[2], at["norm"]
+    kind = {2: 3, 3: 2}.get(at["type"], at["type"]) if name.startswith("i") else at["type"]
+    if kind not in (2, 3) or at["orthogonalize"] is not None:
+        raise refuse(call.function.name, "only the types 2 and 3 without orthogonalize have rules")
+    if name.startswith("i"):
+        norm = _OTHER[norm]
+    is_sine = "s" in name.removeprefix("i")[:2]
+
+    def slope() -> Any:
+        made = g
+        for axis in _axes(at, x):
+            made = _fitted(_cosine_back(made, axis, kind, norm, is_sine), x.shape[axis], axis)
+        return made
+
+    yield x, slope
+
+
+def _cosine_back(g: Any, axis: int, kind: int, norm: Any, is_sine: bool) -> Any:
+    transform = partial(fft.dst if is_sine else fft.dct, axis=axis, norm="ortho")
+    line = [-1 if one == axis else 1 for one in range(len(g.shape))]
+    factors = _cosine_factors(g.shape[axis], kind, norm, is_sine=is_sine).reshape(line).astype(g.dtype.dtype)
+    return transform(g * factors, 3) if kind == 2 else transform(g, 2) * factors
+
+
+def _shifted(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    back = fft.fftshift if "ifft" in call.function.name else fft.ifftshift
+    yield at["x"], lambda: back(g, axes=at["axes"])
+
+
+def _convolved(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    a, b, mode = at["in1"], at["in2"], at["mode"]
+    name = call.function.name.partition(".")[2]
+    if at.get("axes") is not None:
+        raise refuse(call.function.name, "axes have no rule")
+    is_correlation = name == "correlate"
+    count = len(a.shape)
+    full = [n + m - 1 for n, m in zip(a.shape, b.shape, strict=True)]
+    starts = [0 if mode == "full" else (wide - kept) // 2 if mode == "same" else min(n, m) - 1
+              for wide, kept, n, m in zip(full, g.shape, a.shape, b.shape, strict=True)]  # fmt: skip
+    widths = [(start, wide - start - kept) for start, wide, kept in zip(starts, full, g.shape, strict=True)]
+    axes = tuple(range(count))
+    whole = cache(lambda: arrays.pad(g, widths))
+
+    def by(one: Any, extent: Sequence[int]) -> Any:
+        # The gradient of a factor is the middle of a correlation with the other factor.
+        turned = arrays.flip(conjugate(one), axis=axes)
+        made = fft.fftconvolve(whole(), turned)
+        first = [n - 1 for n in one.shape]
+        return made[tuple(slice(start, start + n) for start, n in zip(first, extent, strict=True))]
+
+    yield a, lambda: by(arrays.flip(conjugate(b), axis=axes) if is_correlation else b, a.shape)
+
+    def of_second() -> Any:
+        made = by(a, b.shape)
+        return conjugate(arrays.flip(made, axis=axes)) if is_correlation else made
+
+    yield b, of_second
+
+
+RULES.update({
+    **{f"fft.{back}fft{kind}": _complex_transforms for back in ("", "i") for kind in ("", "2", "n")},
+    **{f"fft.{back}rfft{kind}": _real_transforms for back in ("", "i") for kind in ("", "2", "n")},
+    **{f"fft.hfft{n}": composition(_several_hfft(getattr(fft, f"irfft{n}"))) for n in ("2", "n")},
+    **{f"fft.ihfft{n}": composition(_several_ihfft(getattr(fft, f"rfft{n}"))) for n in ("2", "n")},
+    "fft.czt": composition(_czt), "fft.hilbert": composition(_hilbert),
+    "fft.zoom_fft": composition(_zoom_fft),
+    "fft.hfft": composition(_hfft), "fft.ihfft": composition(_ihfft),
+    **{f"fft.{name}": _cosines for name in ("dct", "dctn", "idct", "idctn", "dst", "dstn", "idst", "idstn")},
+    "fft.fftshift": _shifted, "fft.ifftshift": _shifted,
+    **{f"fft.{name}": _convolved for name in ("convolve", "correlate", "fftconvolve", "oaconvolve")},
+})  # fmt: skip
