@@ -252,6 +252,11 @@ ATTACKS: dict[str, Attack] = {
     "200 exceptions after the head": lambda port: in_turn(port, get("/boom_late"), 200),
 }
 
+# Seconds for attacks that take longer beside busy loops. Each of 400 new connections costs 1500 Python calls,
+# nearly all in Trio, Hypercorn and h11, and a probe waits for its turn behind them. With a third of a core,
+# the longest answer took 1.33 s.
+BESIDE_LOOPS = {"400 slow requests at once": 2.0}
+
 PROBE = """
 import socket, sys, threading, time
 port, longest, count, is_over = int(sys.argv[1]), 0.0, 0, threading.Event()
@@ -290,4 +295,5 @@ async def test_health_answers_in_time_during_each_attack(kind: str, loops: int, 
             print(f"{kind}, {loops} loops, {name}: {longest:.3f} s of {count:.0f}")
         after = await state(port)
     print(after)
-    assert {name: longest for name, longest in found.items() if longest > most} == {}
+    bounds = dict.fromkeys(ATTACKS, most) | (BESIDE_LOOPS if loops else {})
+    assert {name: longest for name, longest in found.items() if longest > bounds[name]} == {}

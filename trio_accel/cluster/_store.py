@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from threading import Lock
 from typing import Any, ClassVar, TypeVar
 
 import attrs
@@ -179,23 +178,22 @@ class Store:
         async with self._lock:
             if not self._is_open:
                 raise StoreError(f"{type(self).__name__} is not open")
-            # The thread takes it before it may write, or the time-out, and then the thread writes nothing.
-            right = Lock()
+            # The thread takes it and writes, or the time-out does and the thread fails: `pop` is atomic.
+            right = {"write": True}
             with trio.CancelScope(shield=True, deadline=trio.current_time() + self.timeout):
                 call = partial(self._transact, right, work, *arguments)
                 return await trio.to_thread.run_sync(call, limiter=self._one, abandon_on_cancel=True)
-            is_begun = not right.acquire(blocking=False)
+            is_begun = not right.pop("write", False)
             # A thread that waits for the database cannot be cancelled.
             self._give_up()
             text = f"{type(self).__name__} has not answered within {self.timeout:g} s"
             raise StoreError(text, is_begun=is_begun)
 
-    def _transact(self, right: Lock, work: Callable[..., T], *arguments: Any) -> T:
+    def _transact(self, right: dict[str, bool], work: Callable[..., T], *arguments: Any) -> T:
         is_begun = False
         try:
             self._begin()
-            _take(right)
-            is_begun = True
+            is_begun = right.pop("write")
             found = work(*arguments)
             self._sql("commit")
             return found
@@ -277,11 +275,6 @@ class Store:
         owner = self._number("select epoch from accel_owners where entity = ? FOR UPDATE", entity)
         if owner != epoch:
             raise FencedError(f"{entity}: its owner is of epoch {owner}, and this one of epoch {epoch}")
-
-
-def _take(right: Lock) -> None:
-    if not right.acquire(blocking=False):
-        raise TimeoutError("the caller waits no longer")
 
 
 def _beside(store: SqliteStore) -> str:

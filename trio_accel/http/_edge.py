@@ -88,8 +88,10 @@ class Edge:
         """Serve a connection to its end. An error ends this connection alone."""
         connection = Connection(stream, self.limits.stall)
         self.touch(connection)
-        # A connection whose first request has not come yet is idle, so busy ones must not count.
-        if sum(not each.requests for each in self.connections) > self.limits.connections:
+        # A connection whose first request has not come yet is idle, so busy ones must not count. They are
+        # counted only if it matters, because each of hundreds of new connections would count all others.
+        most = self.limits.connections
+        if len(self.connections) > most and sum(not each.requests for each in self.connections) > most:
             self.close_idle()
         try:
             if len(self.connections) <= 2 * self.limits.connections:
