@@ -16,10 +16,12 @@ import numpy as np
 import scipy.special
 
 from trio_accel import DType
+from trio_accel.backends.base.contract.ops import ElementwiseSpec
 from trio_accel.backends.base.expressions import Argument, SpecializedExpression, parse
 from trio_accel.backends.cpu.compiled._compiler import compiler, load
 from trio_accel.backends.cpu.compiled._functions import VECTOR
-from trio_accel.backends.cpu.compiled._text import Access, RowLayout, elementwise_text
+from trio_accel.backends.cpu.compiled._loops import text_of
+from trio_accel.backends.cpu.compiled._text import Access, LoopLayout
 
 Numbers: TypeAlias = Any
 # NumPy does not have these.
@@ -41,7 +43,7 @@ def functions(names: Sequence[str], dtype: DType, options: tuple[str, ...]) -> C
     found = compiler()
     assert found is not None
     dense: Access = "dense"
-    text = elementwise_text(encoded, RowLayout(1, (dense,) * (len(names) + len(inputs))))
+    text = text_of((ElementwiseSpec, encoded, ""), LoopLayout(1, (dense,) * (len(names) + len(inputs))))
     run = load(found.compile(text, options))
 
     def call(x: Numbers, y: Numbers, *out: Numbers) -> list[Numbers]:

@@ -268,6 +268,18 @@ async def test_values_at_places_in_order(executors: Executors, reduce: Any, dtyp
         await scatter(into, index, value)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_value_that_all_elements_share_is_added_once_for_each(
+    executors: Executors, count: int
+) -> None:
+    async def scatter(into: ta.AccelRef, index: ta.AccelRef, value: ta.AccelRef) -> ta.AccelRef:
+        shared = [ta.arrays.broadcast_to(each, (count,)) for each in (index, value)]
+        return await ta.arrays.scatter(into, *shared, reduce="add")
+
+    (made,) = await executors.compare(scatter, np.zeros(2), np.ones(1, np.int64), np.full(1, 5.0))
+    np.testing.assert_array_equal(made, [0, 5.0 * count])
+
+
 @pytest.mark.parametrize("name", ["bool", "int8", "int32", "uint64", "float16", "float32", "float64"])
 async def test_reductions_of_conditions(executors: Executors, name: str) -> None:
     """A compiler made wrong code of vectors whose elements had other sizes than their sums."""

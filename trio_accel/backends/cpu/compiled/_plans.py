@@ -11,22 +11,30 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby, pairwise
 from typing import Any, TypeAlias
 
 import attrs
 
 from ...base.contract.device_array import merged
-from ...base.contract.dtypes import DType
-from ...base.contract.ops import DESCRIPTORS, ArraySpec, ElementwiseSpec, ScatterSpec
-from ...base.expressions import SCALAR_BYTES, SpecializedExpression, Step, TypedExpression
+from ...base.contract.dtypes import DType, Ints
+from ...base.contract.ops import DESCRIPTORS, ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
+from ...base.expressions import (
+    SCALAR_BYTES,
+    SpecializedRows,
+    Step,
+    TypedExpression,
+    needed_steps,
+    reduced_groups,
+)
 from ...base.kit.host import usable_cores
 from ...base.kit.kernels import HostCall
 from ..runtime.blas_threads import NUMPY
 from ._compiler import Entry, compile_text, compiler, counts, has_fma, mode
 from ._functions import ALONE, VECTOR
-from ._text import Access, RowLayout, depths_of, elementwise_text, scatter_text
+from ._loops import Spec, lowered, message_of, text_of
+from ._text import Access, LoopLayout, depths_of
 
-Spec: TypeAlias = "ElementwiseSpec | ScatterSpec"
 Call: TypeAlias = "HostCall[Any]"
 
 # Bytes of all steps of all elements: NumPy computes so many in as long as a compiler takes, 0.1 to 0.3 s.
@@ -43,9 +51,10 @@ _PASSES = struct.pack("=q", 0), struct.pack("=q", 1)
 
 # These have NumPy's bits, and the others of real numbers only.
 _EXACT = frozenset([
-    "argument", "constant", "index", "load", "cast", "where", "carried", "loop", "break", "end", "result",
-    "negative", "positive", "stop_gradient", "conjugate", "real", "imag", "add", "subtract", "equal",
-    "not_equal", "logical_not", "logical_and", "logical_or", "logical_xor", "isnan", "isinf", "isfinite",
+    "argument", "constant", "count", "index", "load", "cast", "where", "carried", "loop", "break", "end",
+    "result", "negative", "positive", "stop_gradient", "conjugate", "real", "imag", "add", "subtract",
+    "equal", "not_equal", "logical_not", "logical_and", "logical_or", "logical_xor", "isnan", "isinf",
+    "isfinite",
 ])  # fmt: skip
 _EXACT_REAL = frozenset([
     "multiply", "divide", "sqrt", "absolute", "fabs", "sign", "floor", "ceil", "trunc", "rint", "maximum",
@@ -53,9 +62,13 @@ _EXACT_REAL = frozenset([
     "signbit", "copysign", "fmod", "floor_divide", "remainder", "nextafter", "bitwise_and", "bitwise_or",
     "bitwise_xor", "invert", "left_shift", "right_shift", "gcd", "lcm",
 ])  # fmt: skip
+# These are made in NumPy's order. Of zeros with different signs NumPy may find either as the least.
+_ORDERED = ("reduce_sum", "reduce_prod")
+# Whether groups of neighbouring axes are reduced.
+_PATTERNS = ([True], [False, True], [True, False], [False, True, False])
 _SQUARED = (DType.float32, DType.float64)
 # Beside so many steps, a function of NumPy's decides no longer how long an expression takes.
-_FEW, _NO_WORK = 3, ("argument", "constant", "cast")
+_FEW, _NO_WORK = 3, ("argument", "constant", "cast", "count")
 _VECTORS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
 
@@ -146,41 +159,28 @@ def run_split(entry: Entry, data: bytes, count: int, parts: int) -> bool:
 _plans: dict[tuple[object, ...], Plan] = {}
 
 
-def elementwise(spec: ElementwiseSpec, call: Call) -> bool:
-    """Compute an expression by compiled code; False where NumPy does it, or tells which index is wrong."""
-    plan = find_plan(spec)
-    entry = plan.find()
-    is_done = entry is not None and not (plan.is_checked and _is_in_place(spec))
-    if entry is not None and is_done:
-        addresses = [
-            call.at(array) for array in (*spec.results, *spec.arrays, *(spec.loaded or spec.results[:1]))
-        ]
-        is_done = not plan.run(entry, plan.data(addresses, spec.scalars))
-    counts.add(is_done)
-    return is_done
-
-
-def scatter(spec: ScatterSpec, call: Call) -> bool:
-    """Combine values with elements by compiled code; False as in `elementwise`."""
+def compute(spec: Spec, call: Call) -> bool:
+    """Compute a program by compiled code; False where NumPy is to do it, or reports which index is wrong."""
     plan = find_plan(spec)
     entry, is_done = plan.find(), False
-    if entry is not None:
-        addresses = [call.at(array) for array in (*spec.arrays, spec.out)]
+    if entry is not None and not (plan.is_checked and _is_in_place(spec)):
+        arrays, loaded = _arrays(spec)
+        addresses = [call.at(array) for array in (*arrays, *(loaded or arrays[:1]))]
         is_done = not plan.run(entry, plan.data(addresses, spec.scalars))
-        if is_done:
+        if is_done and isinstance(spec, ScatterSpec):
             plan.run(entry, plan.data(addresses, spec.scalars, is_second=True), is_split=False)
     counts.add(is_done)
     return is_done
 
 
-def find_plan(spec: Any, make: Callable[[Any], Plan] | None = None) -> Plan:
-    """Return the plan of an operation's layout; `make` makes it, for others than expressions of elements."""
+def find_plan(spec: Spec) -> Plan:
+    """Return the plan of an operation's layout."""
     key = DESCRIPTORS[type(spec)].plan_key(spec)
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= _MOST_PLANS:
             _plans.clear()
-        plan = _plans[key] = (make or _make)(spec)
+        plan = _plans[key] = _make(spec)
     return plan
 
 
@@ -189,61 +189,138 @@ def forget() -> None:
     _plans.clear()
 
 
+def _arrays(spec: Spec) -> tuple[Sequence[ArraySpec], Sequence[ArraySpec]]:
+    """Return the arrays of elements, results first, and the arrays that are loaded from or stored to."""
+    match spec:
+        case ElementwiseSpec():
+            return (*spec.results, *spec.arrays), spec.loaded
+        case ScatterSpec():
+            return spec.arrays, (spec.out,)
+        case _:
+            return (spec.out, *spec.arrays), ()
+
+
+@attrs.frozen
+class LoopNest:
+    """The axes that loops run along.
+
+    Attributes:
+        shape: The extents.
+        strides: The strides of each array.
+        reduced: Which axis is reduced, counted from the end; 0 for none.
+    """
+
+    shape: Ints
+    strides: Sequence[Ints]
+    reduced: int = 0
+
+
 def _make(spec: Spec) -> Plan:
-    decoded = SpecializedExpression.decode(spec.expression)
-    typed, arrays = decoded.typed, (*spec.results, *spec.arrays)
-    chosen = mode()
-    has_bits = are_exact([typed])
+    message = message_of(spec)
+    program, arguments = lowered(message)
+    (arrays, loaded), chosen, has_bits = _arrays(spec), mode(), are_exact(program)
     if (
         chosen == "never"
-        or not (has_bits or are_vectors([typed], chosen))
-        or not math.prod(spec.shape)
-        or not all(map(is_aligned, (*arrays, *spec.loaded)))
-        or any(0 in array.shape for array in spec.loaded)
+        or not (has_bits or are_vectors(program, chosen))
+        or not _are_printed(spec, program, has_bits=has_bits)
+        or not all(map(is_aligned, (*arrays, *loaded)))
+        or any(0 in array.shape for array in loaded)
         or compiler() is None
     ):
         return Plan()
-    shape, strides = spec.shape, tuple(array.strides for array in arrays)
-    if not typed.axes and not typed.loads:
-        shape, strides = merged(shape, strides)
-    shape, strides = shape or (1,), tuple(each or (0,) for each in strides)
-    layout = RowLayout(
-        len(shape),
-        tuple(_access(steps[-1], array) for steps, array in zip(strides, arrays, strict=True)),
-        tuple(tuple(step == array.dtype.itemsize for step in array.strides) for array in spec.loaded),
-    )
-    if isinstance(spec, ScatterSpec):
-        text = partial(scatter_text, spec.expression, spec.reduce, layout)
+    if isinstance(spec, (ReductionSpec, RowsSpec)):
+        nest = _nest_of_rows(spec)
     else:
-        text = partial(elementwise_text, spec.expression, layout)
-    numbers = [*shape, *(step for steps in strides for step in steps)]
+        nest = _nest_of_elements(program, spec.shape, arrays)
+    if nest is None or 0 in nest.shape:
+        return Plan()
+    is_across = [bool(steps[-2]) for steps in nest.strides] if nest.reduced == 2 else []
+    layout = LoopLayout(
+        len(nest.shape),
+        tuple(_access(steps[-1], array) for steps, array in zip(nest.strides, arrays, strict=True)),
+        tuple(tuple(step == array.dtype.itemsize for step in array.strides) for array in loaded),
+        nest.reduced,
+        tuple(is_across),
+    )
+    numbers = [*nest.shape, *(step for steps in nest.strides for step in steps)]
     numbers += [
-        number
-        for array in spec.loaded
-        for pair in zip(array.shape, array.strides, strict=True)
-        for number in pair
+        number for array in loaded for pair in zip(array.shape, array.strides, strict=True) for number in pair
     ] or [0]
-    scalars = sum(not argument.is_array for argument in decoded.arguments)
-    addresses = len(arrays) + max(len(spec.loaded), 1)
-    count = math.prod(shape)
+    scalars = sum(not argument.is_array for argument in arguments)
+    addresses = len(arrays) + max(len(loaded), 1)
+    elements, depths = math.prod(nest.shape), depths_of(program.steps)
+    steps = [(program.steps[number], depths[number]) for number in _computed(program)]
+    # A reduced row is a line, and a column is one element.
+    one = LINE if nest.reduced == 1 else 1
     return Plan(
-        text=text,
+        text=partial(text_of, message, layout),
         is_exact=has_bits,
-        count=count,
-        weight=count
-        * sum(
-            step.dtype.itemsize * _ROUNDS**depth
-            for step, depth in zip(typed.steps, depths_of(typed.steps), strict=True)
-        ),
+        count=elements // nest.shape[-nest.reduced] * one if nest.reduced else elements,
+        weight=elements * sum(step.dtype.itemsize * _ROUNDS**depth for step, depth in steps),
         form=struct.Struct(f"={addresses}Q{SCALAR_BYTES * max(scalars, 1)}s"),
         rest=struct.pack(f"={len(numbers)}q", *numbers),
-        is_checked=bool(typed.checked and typed.loads),
+        is_checked=bool(program.checked and program.loads),
     )
+
+
+def _are_printed(spec: Spec, program: TypedExpression, *, has_bits: bool) -> bool:
+    """Return whether there are loops for a program; if its steps have NumPy's bits, these have to, too."""
+    reductions = [step for step in program.steps if step.is_reduction]
+    if isinstance(spec, RowsSpec) and SpecializedRows.decode(spec.rows).usual is not None:
+        return False
+    if isinstance(spec, ReductionSpec) and program.steps[reductions[0].steps[0]].function == "argument":
+        # NumPy has nothing to make before.
+        return False
+    for step in reductions:
+        is_index = step.function in ("reduce_argmin", "reduce_argmax")
+        if step.function == "fold" or is_index or step.dtype.kind == "complex":
+            return False
+        if has_bits and step.function not in _ORDERED and step.dtype.kind not in ("int", "uint"):
+            return False
+    return not reductions or not (program.loads or program.axes)
+
+
+def _nest_of_elements(program: TypedExpression, shape: Ints, arrays: Sequence[ArraySpec]) -> LoopNest | None:
+    strides: Sequence[Ints] = [array.strides for array in arrays]
+    if not program.axes and not program.loads:
+        shape, strides = merged(shape, tuple(strides))
+    return LoopNest(shape or (1,), [each or (0,) for each in strides])
+
+
+def _nest_of_rows(spec: ReductionSpec | RowsSpec) -> LoopNest | None:
+    """Find the axes of a reduction; None if the layout is not so simple, or NumPy goes another way."""
+    shape, out = spec.arrays[0].shape, spec.out
+    is_whole = out.shape == shape
+    arrays = (*([out] if is_whole else []), *spec.arrays)
+    _, order = reduced_groups(shape, spec.axes, [array.strides for array in spec.arrays])
+    axes = [axis for axis in order if shape[axis] > 1]
+    kept = [axis for axis in axes if axis not in spec.axes]
+    groups = [(is_reduced, list(group)) for is_reduced, group in groupby(axes, spec.axes.__contains__)]
+    kinds = [is_reduced for is_reduced, _ in groups]
+    if kinds not in _PATTERNS or kept != sorted(kept) or 0 in shape or not (is_whole or out.is_contiguous):
+        return None
+    neighbours = [pair for _, group in groups for pair in pairwise(group)]
+    for array in arrays:
+        steps = [array.strides[axis] for axis in axes if array.strides[axis]]
+        if steps != sorted(map(abs, steps), reverse=True):
+            return None
+        if any(array.strides[a] != array.strides[b] * shape[b] for a, b in neighbours):
+            return None
+    at = kinds.index(True)
+    parts = [groups[k][1] if 0 <= k < len(groups) else [] for k in (at - 1, at, at + 1)]
+    # Columns are side by side along a third axis.
+    count = 3 if parts[2] else 2
+    extents = [math.prod(shape[axis] for axis in part) for part in parts]
+    strides = [tuple(array.strides[part[-1]] if part else 0 for part in parts[:count]) for array in arrays]
+    if not is_whole:
+        size = out.dtype.itemsize
+        strides.insert(0, (size * extents[2], 0, size)[:count])
+    return LoopNest(tuple(extents[:count]), strides, count - 1)
 
 
 def is_exact(step: Step, steps: Sequence[Step]) -> bool:
     """Tell whether NumPy makes the same bits, but for those of NaN."""
-    if step.function in _EXACT:
+    if step.function in _EXACT or step.is_reduction or step.function.startswith("store_"):
         return True
     dtypes = (step.dtype, *(steps[number].dtype for number in step.steps))
     if step.function == "power":
@@ -257,21 +334,34 @@ def is_exact(step: Step, steps: Sequence[Step]) -> bool:
     return step.function in _EXACT_REAL and all(dtype.kind != "complex" for dtype in dtypes)
 
 
-def are_exact(parts: Sequence[TypedExpression]) -> bool:
-    """Tell whether NumPy makes the same bits of all expressions, but for those of NaN."""
-    return all(is_exact(step, typed.steps) for typed in parts for step in typed.steps)
+def are_exact(program: TypedExpression) -> bool:
+    """Tell whether NumPy makes the same bits of a program, but for those of NaN."""
+    return all(is_exact(step, program.steps) for step in program.steps)
 
 
-def are_vectors(parts: Sequence[TypedExpression], chosen: str) -> bool:
-    """Tell whether expressions that are not exact are compiled."""
-    steps = [step for typed in parts for step in typed.steps]
-    others = [step for typed in parts for step in typed.steps if not is_exact(step, typed.steps)]
+def are_vectors(program: TypedExpression, chosen: str) -> bool:
+    """Tell whether a program that is not exact is compiled."""
+    steps = [program.steps[number] for number in _computed(program)]
+    others = [step for step in steps if not is_exact(step, program.steps)]
     if not all(step.function in VECTOR and step.dtype in _VECTORS for step in others):
         return False
     # A function alone has NumPy's bits: it is as fast, and no compiler is waited for.
-    is_long = len(others) > 1 or any(step.function in ("load", "loop", *ALONE) for step in steps)
+    is_long = len(others) > 1 or any(
+        step.function in ("load", "loop", *ALONE) or step.function.startswith("store_") for step in steps
+    )
     is_long = is_long or sum(step.function not in _NO_WORK for step in steps) > _FEW
     return has_fma() and (chosen == "always" or is_long)
+
+
+def _computed(program: TypedExpression) -> Sequence[int]:
+    """Return the steps that are computed, as often as there are loops over all elements that need them."""
+    reductions = [number for number, step in enumerate(program.steps) if step.is_reduction]
+    if not reductions:
+        return range(len(program.steps))
+    loops = [*(program.steps[number].steps for number in reductions), program.outputs]
+    return [
+        number for read in loops for number in needed_steps(program.steps, read) if number not in reductions
+    ]
 
 
 def is_aligned(array: ArraySpec) -> bool:
@@ -284,7 +374,9 @@ def _access(step: int, array: ArraySpec) -> Access:
     return "same" if not step else "dense" if step == array.dtype.itemsize else "strided"
 
 
-def _is_in_place(spec: ElementwiseSpec) -> bool:
+def _is_in_place(spec: Spec) -> bool:
     """Tell whether NumPy would find what was written, in place of what was to be read."""
+    if not isinstance(spec, ElementwiseSpec):
+        return False
     written = {array.block for array in spec.results}
     return any(array.block in written for array in (*spec.arrays, *spec.loaded))

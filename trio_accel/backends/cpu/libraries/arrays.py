@@ -20,7 +20,6 @@ from ...base.expressions import (
     unpack_scalars,
 )
 from ..compiled import _plans as compiled
-from ..compiled import _reductions as compiled_rows
 from ..runtime._memory import pieces
 from ._order import comparable, first_of, order_of, sort_to
 
@@ -33,7 +32,7 @@ _GUESSED = 1 << 14
 @kernel(ops.ElementwiseSpec, backend="cpu")
 def elementwise(spec: ops.ElementwiseSpec, call: HostCall) -> None:
     """Compute by compiled code, or pieces one after another."""
-    if compiled.elementwise(spec, call):
+    if compiled.compute(spec, call):
         return
     results = [call.array(result) for result in spec.results]
     loaded = [call.array(array) for array in spec.loaded]
@@ -52,7 +51,7 @@ def elementwise(spec: ops.ElementwiseSpec, call: HostCall) -> None:
 @kernel(ops.ScatterSpec, backend="cpu")
 def scatter(spec: ops.ScatterSpec, call: HostCall) -> None:
     """Combine by compiled code, or pieces one after another."""
-    if compiled.scatter(spec, call):
+    if compiled.compute(spec, call):
         return
     program = SpecializedExpression.decode_scatter(spec.expression, spec.reduce)
     array = {number: call.array(spec.out) for number, _ in program.loads}
@@ -79,7 +78,7 @@ def _pieces(
 @kernel(ops.ReductionSpec, backend="cpu")
 def reduce(spec: ops.ReductionSpec, call: HostCall) -> None:
     """Reduce by compiled code, or pieces one after another."""
-    if compiled_rows.reduce(spec, call):
+    if compiled.compute(spec, call):
         return
     specialized = SpecializedReduction.decode(spec.reduction)
     _reduce(spec, call, specialized, [(slice(None),) * len(spec.arrays[0].shape)])
@@ -88,7 +87,7 @@ def reduce(spec: ops.ReductionSpec, call: HostCall) -> None:
 @kernel(ops.RowsSpec, backend="cpu")
 def rows(spec: ops.RowsSpec, call: HostCall) -> None:
     """Compute by compiled code, or so many rows at a time that their temporary arrays fit into the caches."""
-    if compiled_rows.rows(spec, call):
+    if compiled.compute(spec, call):
         return
     specialized = SpecializedRows.decode(spec.rows)
     parts = _row_pieces(spec.arrays[0].shape, spec.axes)
