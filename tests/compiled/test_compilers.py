@@ -24,7 +24,9 @@ import trio_accel as ta
 from trio_accel import jit
 from trio_accel.backends.base import ops
 from trio_accel.backends.base.kit.code_cache import CompiledCode, default_code_cache, remove_stale
-from trio_accel.backends.cpu.compiled import _compiler, _loops, _text
+from trio_accel.backends.cpu.compiled import _compiler
+from trio_accel.backends.cpu.compiled._loops import text_of
+from trio_accel.backends.cpu.compiled._text import LoopLayout
 from trio_accel.backends.cpu.runtime._stream import CpuStream
 
 pytestmark = [pytest.mark.no_device, pytest.mark.one_backend]
@@ -49,9 +51,9 @@ def compiler_that(does: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def one_text() -> str:
     ask = "x * 3.0 + 1.0"
-    layout = _text.LoopLayout(1, ("dense", "dense"))
+    layout = LoopLayout(1, ("dense", "dense"))
     expression = f'[["{ask}", ["x"], ["out"]], ["float64[]"], [null], false]'
-    return _loops.text_of((ops.ElementwiseSpec, expression, ""), layout)
+    return text_of((ops.ElementwiseSpec, expression, ""), layout)
 
 
 @pytest.mark.parametrize("name", BROKEN)

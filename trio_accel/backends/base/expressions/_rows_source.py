@@ -14,13 +14,10 @@ import numpy as np
 from ..contract.dtypes import DType
 from ..contract.ops import identity_of
 from ._pieces import REDUCING
-from ._reduction import TypedReduction
-from ._rows import COUNT, Argument, found
+from ._rows import Argument
 from ._source import (
     Access,
     Taken,
-    body,
-    cast_of,
     element_of,
     elements_of_thread,
     indented,
@@ -331,69 +328,6 @@ def _step_in_row(reduced: int, access: Sequence[Access], array: int, dtype: DTyp
         return "0"
     is_dense = access[array] == "dense"
     return f"(i64)i * {dtype.itemsize if is_dense else f'arguments.reduced_strides[{array}][0]'}"
-
-
-# The executor of processors reads these.
-
-
-class Names:
-    """C++ of what an expression reads, by its names."""
-
-    def __init__(self, inputs: Sequence[str], arguments: Sequence[Argument], stages: int = 0) -> None:
-        pairs = list(zip(inputs, arguments, strict=True))
-        self.arrays: Mapping[str, DType] = {name: each.dtype for name, each in pairs if each.is_array}
-        self.scalars: Mapping[str, DType] = {name: each.dtype for name, each in pairs if not each.is_array}
-        self.named = {name: f"loaded.x{number}" for number, name in enumerate(self.arrays)}
-        for number, (name, dtype) in enumerate(self.scalars.items()):
-            self.named[name] = load(dtype, f"at_scalar(arguments.scalars[{number}])")
-        self.named[COUNT] = "arguments.count"
-        for number in range(stages):
-            self.named[found(number)] = f"row.{found(number)}"
-
-    def texts(self, names: Sequence[str]) -> list[str]:
-        return [self.named[name] for name in names]
-
-
-def stage_text(number: int, stage: TypedReduction, names: Names) -> str:
-    """Write a structure of functions: how one reduction combines, and what it finds."""
-    statements, (value,) = body(stage.map, names.texts(stage.reduction.map.inputs))
-    value = cast_of(value, stage.map.dtypes[0], stage.accumulator)
-    last, result = _finished(stage)
-    return f"""struct Stage{number} {{
-{indented(combination_of(stage.program, _number(stage)), 4)}
-    FUNCTION Partial mapped(const Arguments &arguments, const Row &row, const Loaded &loaded, Index i)
-    {{
-{indented(statements)}
-        return element({value}, (i64)i);
-    }}
-    FUNCTION {register_of(stage.dtype)} result(const Arguments &arguments, const Partial &found)
-    {{
-{indented(last)}
-        return {result};
-    }}
-}};"""
-
-
-def _number(stage: TypedReduction) -> int:
-    return next(number for number, step in enumerate(stage.program.steps) if step.is_reduction)
-
-
-def _finished(reduction: TypedReduction) -> tuple[str, str]:
-    """Write the last step of the combined value ``found``; return also the name of the result."""
-    if reduction.reduction.is_index:
-        value = "found.index"
-    else:
-        value = cast_of("found.value", reduction.accumulator, reduction.reduced)
-    lines = [f"const {register_of(reduction.reduced)} result = {value};"]
-    name = "result"
-    if reduction.post is not None:
-        post = reduction.reduction.post
-        given = {"a": "result", "n": "arguments.count"}
-        statements, (name,) = body(
-            reduction.post, [given[each] for each in (post.inputs if post else ("a",))]
-        )
-        lines.append(statements)
-    return "\n".join(lines), name
 
 
 _STAGE = """struct Stage{number} {{

@@ -72,19 +72,6 @@ def element_of(dtype: DType) -> str:
     return {DType.float16: "F16", DType.bfloat16: "BF16"}.get(dtype, f"Element<{register_of(dtype)}>")
 
 
-def body(expression: TypedExpression, arguments: Sequence[str]) -> tuple[str, list[str]]:
-    """Statements that compute an expression, and the names of its results.
-
-    Args:
-        expression: The expression.
-        arguments: C++ of the arguments.
-    """
-    lines = [
-        line for number in range(len(expression.steps)) for line in lines_of(number, expression, arguments)
-    ]
-    return "\n".join(lines), [f"t{number}" for number in expression.outputs]
-
-
 def lines_of(
     number: int, program: TypedExpression, arguments: Sequence[str], there: Mapping[int, str] = _NOTHING
 ) -> list[str]:
