@@ -356,23 +356,14 @@ class TypedRows:
         """Dtype of the result."""
         return self.last.dtypes[0]
 
-    @property
+    @functools.cached_property
     def program(self) -> TypedExpression:
         """The expression as one list of steps, in which equal steps are made once."""
-        return self._built[0]
-
-    @property
-    def numbers(self) -> Sequence[int]:
-        """The number in `program` of each step of `last`."""
-        return self._built[1]
-
-    @functools.cached_property
-    def _built(self) -> tuple[TypedExpression, Sequence[int]]:
         builder = Builder(self.rows.inputs)
         for number, stage in enumerate(self.stages):
             builder.values[found(number)] = stage.added_to(builder)
         numbers = builder.copied(self.last, self.rows.last.inputs, builder.read)
-        return builder.finish(numbers[self.last.outputs[0]], tuple(range(len(self.rows.inputs)))), numbers
+        return builder.finish(numbers[self.last.outputs[0]], tuple(range(len(self.rows.inputs))))
 
     @property
     def parts(self) -> list[tuple[TypedExpression, Strs]]:

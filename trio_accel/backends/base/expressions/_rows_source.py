@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 import attrs
-import numpy as np
 
 from ..contract.dtypes import DType
-from ..contract.ops import identity_of
 from ._pieces import REDUCING
 from ._rows import Argument
 from ._source import (
@@ -20,6 +18,7 @@ from ._source import (
     Taken,
     element_of,
     elements_of_thread,
+    identity_of_reduction,
     indented,
     lines_of,
     literal_of,
@@ -305,12 +304,7 @@ def _identity(program: TypedExpression, number: int) -> str:
     dtype, name = program.steps[step.steps[0]].dtype, step.function.removeprefix("reduce_")
     if name == "fold":
         return literal_of(program.steps[int(step.value.real)].value, dtype)
-    ordered = name[-3:]
-    if ordered in ("min", "max"):
-        if name.startswith("nan") and dtype.kind == "float":
-            return literal_of(-np.nan if ordered == "max" else np.nan, dtype)
-        return literal_of(identity_of(ordered, dtype), dtype)
-    return literal_of(1 if name in ("prod", "all") else 0, dtype)
+    return identity_of_reduction(name, dtype)
 
 
 def _row_offset(kept: int, array: int) -> str:

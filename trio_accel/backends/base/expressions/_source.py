@@ -14,6 +14,7 @@ import numpy as np
 
 from ..contract.dtypes import DType
 from ..contract.errors import NotSupportedError
+from ..contract.ops import identity_of
 from ..contract.values import number_array
 from ._evaluate import word_of
 from ._rows import Argument
@@ -232,6 +233,16 @@ def literal_of(number: complex, dtype: DType) -> str:
     if dtype is DType.bool:
         return "true" if value else "false"
     return f"({register_of(dtype)}){int(value) & _MASK:#x}ull"
+
+
+def identity_of_reduction(name: str, dtype: DType) -> str:
+    """C++ of the value that a named reduction combines with another value without changing it."""
+    ordered = name[-3:]
+    if ordered not in ("min", "max"):
+        return literal_of(1 if name in ("prod", "all") else 0, dtype)
+    if name.startswith("nan") and dtype.kind == "float":
+        return literal_of(-np.nan if ordered == "max" else np.nan, dtype)
+    return literal_of(identity_of(ordered, dtype), dtype)
 
 
 @attrs.frozen

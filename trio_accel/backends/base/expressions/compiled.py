@@ -10,23 +10,23 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 import attrs
 
 from ..contract.device_array import merged
 from ..contract.dtypes import Ints, Strs
 from ..contract.errors import NotSupportedError
-from ..contract.ops import ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
+from ..contract.ops import ArraySpec, ElementwiseSpec, Reduce, ReductionSpec, RowsSpec, ScatterSpec
 from ._rows import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction, SpecializedRows
 from ._rows_source import ROW_THREADS, RowLayouts, partial_bytes, reduction_source, rows_source
 from ._source import Access, Layouts, elements_of_thread, elementwise_source, extents_of
 from ._steps import TypedExpression
 
 __all__ = [
-    "MOST_BLOCKS", "ROW_THREADS", "ExpressionSpec", "KernelSource", "ReductionLaunch",
-    "elementwise_arguments", "lowered", "make_functions", "make_kernel", "plan_key", "reduction_launch",
-    "rows_arguments",
+    "MOST_BLOCKS", "ROW_THREADS", "ExpressionSpec", "KernelSource", "Message", "ReductionLaunch",
+    "elementwise_arguments", "lowered", "make_functions", "make_kernel", "message_of", "plan_key",
+    "reduction_launch", "rows_arguments",
 ]  # fmt: skip
 
 # Bytes of parameters that a kernel may take on every device.
@@ -47,6 +47,8 @@ MOST_BLOCKS = (1 << 31) - 1
 
 ExpressionSpec: TypeAlias = ElementwiseSpec | ReductionSpec | RowsSpec | ScatterSpec
 """Operations whose kernels are made of expressions."""
+Message: TypeAlias = tuple[type[ExpressionSpec], str, str]
+"""A class of operations, the text of the expression, and how a scatter combines values."""
 
 _Strides: TypeAlias = tuple[Ints, ...]
 _Address: TypeAlias = Callable[[ArraySpec], int]
@@ -120,28 +122,38 @@ class _Reduced:
 
 def plan_key(spec: ExpressionSpec) -> tuple[object, ...]:
     """Return the key of an operation's kernel: types and layouts, whatever the extents are."""
-    if isinstance(spec, ElementwiseSpec):
-        return ElementwiseSpec, spec.expression, _elements(spec).layouts
-    if isinstance(spec, ScatterSpec):
-        return ScatterSpec, spec.expression, spec.reduce, _elements(spec).layouts
-    if isinstance(spec, RowsSpec):
-        return RowsSpec, spec.rows, _row_layouts(_rows(spec))
-    return ReductionSpec, spec.reduction, _reduced(spec).layouts
+    if isinstance(spec, (ElementwiseSpec, ScatterSpec)):
+        return *message_of(spec), _elements(spec).layouts
+    layouts = _row_layouts(_rows(spec)) if isinstance(spec, RowsSpec) else _reduced(spec).layouts
+    return *message_of(spec), layouts
 
 
-def lowered(spec: ExpressionSpec) -> tuple[TypedExpression, Sequence[Argument]]:
-    """Return the program of an operation, and how it gets its arguments."""
-    if isinstance(spec, ScatterSpec):
-        program = SpecializedExpression.decode_scatter(spec.expression, spec.reduce)
-        return program, SpecializedExpression.decode(spec.expression).arguments
-    if isinstance(spec, ElementwiseSpec):
-        expression = SpecializedExpression.decode(spec.expression)
-        return expression.typed, expression.arguments
-    if isinstance(spec, RowsSpec):
-        rows = SpecializedRows.decode(spec.rows)
+def message_of(spec: ExpressionSpec) -> Message:
+    """Return the part of an operation that decides its program."""
+    match spec:
+        case ReductionSpec():
+            return ReductionSpec, spec.reduction, ""
+        case RowsSpec():
+            return RowsSpec, spec.rows, ""
+        case ScatterSpec():
+            return ScatterSpec, spec.expression, spec.reduce
+        case _:
+            return ElementwiseSpec, spec.expression, ""
+
+
+def lowered(message: Message) -> tuple[TypedExpression, Sequence[Argument]]:
+    """Return the program of a message, and the form in which it gets its arguments."""
+    kind, text, reduce = message
+    if kind is ReductionSpec:
+        reduction = SpecializedReduction.decode(text)
+        return reduction.typed.program, reduction.arguments
+    if kind is RowsSpec:
+        rows = SpecializedRows.decode(text)
         return rows.typed.program, rows.arguments
-    reduction = SpecializedReduction.decode(spec.reduction)
-    return reduction.typed.program, reduction.arguments
+    decoded = SpecializedExpression.decode(text)
+    if kind is ScatterSpec:
+        return SpecializedExpression.decode_scatter(text, cast("Reduce", reduce)), decoded.arguments
+    return decoded.typed, decoded.arguments
 
 
 def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
@@ -174,7 +186,7 @@ def make_functions(spec: ElementwiseSpec | ScatterSpec, kernel: str = "") -> Ker
         spec: The expression and its arrays.
         kernel: C++ that calls ``load_at``, ``compute`` and ``store_at``.
     """
-    (program, arguments), layouts = lowered(spec), _elements(spec).layouts
+    (program, arguments), layouts = lowered(message_of(spec)), _elements(spec).layouts
     scalars = sum(not each.is_array for each in arguments)
     count = len(spec.arrays) + len(spec.results)
     form = f"q{max(len(spec.results), 1)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(scalars)}s"
@@ -205,7 +217,7 @@ def elementwise_arguments(
 
 
 def _reduction_kernel(spec: ReductionSpec) -> KernelSource:
-    (program, arguments), layouts = lowered(spec), _reduced(spec).layouts
+    (program, arguments), layouts = lowered(message_of(spec)), _reduced(spec).layouts
     return KernelSource(
         reduction_source(program, arguments, layouts),
         ("reduce", "finish_block", "finish_serial"),
@@ -250,7 +262,7 @@ def reduction_launch(spec: ReductionSpec, source: KernelSource, most_blocks: int
 
 
 def _rows_kernel(spec: RowsSpec) -> KernelSource:
-    (program, arguments), layouts = lowered(spec), _row_layouts(_rows(spec))
+    (program, arguments), layouts = lowered(message_of(spec)), _row_layouts(_rows(spec))
     source = rows_source(program, arguments, layouts, is_whole=SpecializedRows.decode(spec.rows).is_whole)
     return KernelSource(source, ("rows",), _row_structure("2qQ", arguments, layouts, len(spec.arrays) + 1))
 

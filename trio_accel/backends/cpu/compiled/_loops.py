@@ -9,57 +9,17 @@ that they have its bits.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
-from ...base.contract.ops import ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec, identity_of
-from ...base.expressions import (
-    Argument,
-    SpecializedExpression,
-    SpecializedReduction,
-    SpecializedRows,
-    Step,
-    TypedExpression,
-    needed_steps,
-)
+from ...base.expressions import Step, needed_steps
 from ...base.expressions import _source as source
 from ...base.expressions._pieces import REDUCING
+from ...base.expressions.compiled import Message, lowered
 from ._functions import VECTOR
 from ._text import COLUMN, ELEMENT, LoopLayout, Statements
 
-Message: TypeAlias = "tuple[type[Spec], str, str]"
-"""A class of specifications, the text of the expression, and how a scatter combines values."""
-Spec: TypeAlias = "ElementwiseSpec | ScatterSpec | ReductionSpec | RowsSpec"
-
-
-def message_of(spec: Spec) -> Message:
-    """Return the part of a specification that decides its program."""
-    match spec:
-        case ReductionSpec():
-            return ReductionSpec, spec.reduction, ""
-        case RowsSpec():
-            return RowsSpec, spec.rows, ""
-        case ScatterSpec():
-            return ScatterSpec, spec.expression, spec.reduce
-        case _:
-            return ElementwiseSpec, spec.expression, ""
-
-
-def lowered(message: Message) -> tuple[TypedExpression, Sequence[Argument]]:
-    """Return the program of a message, and the form in which it gets its arguments."""
-    kind, text, reduce = message
-    if kind is ReductionSpec:
-        reduction = SpecializedReduction.decode(text)
-        return reduction.typed.program, reduction.arguments
-    if kind is RowsSpec:
-        rows = SpecializedRows.decode(text)
-        return rows.typed.program, rows.arguments
-    decoded = SpecializedExpression.decode(text)
-    if kind is ScatterSpec:
-        return SpecializedExpression.decode_scatter(text, reduce), decoded.arguments
-    return decoded.typed, decoded.arguments
+__all__ = ["text_of"]
 
 
 @functools.lru_cache(256)
@@ -296,13 +256,7 @@ def _combination(number: int, step: Step) -> str:
 
 def _nothing(step: Step) -> str:
     """C++ of the value that changes no other one by a reduction."""
-    name = step.function.removeprefix("reduce_")
-    ordered = name[-3:]
-    if ordered not in ("min", "max"):
-        return source.literal_of(1 if name in ("prod", "all") else 0, step.dtype)
-    if name.startswith("nan") and step.dtype.kind == "float":
-        return source.literal_of(-math.nan if ordered == "max" else math.nan, step.dtype)
-    return source.literal_of(identity_of(ordered, step.dtype), step.dtype)
+    return source.identity_of_reduction(step.function.removeprefix("reduce_"), step.dtype)
 
 
 # Four rows at a time, so that partial results are read and written less often.

@@ -27,12 +27,14 @@ from ...base.expressions import (
     needed_steps,
     reduced_groups,
 )
+from ...base.expressions.compiled import ExpressionSpec as Spec
+from ...base.expressions.compiled import lowered, message_of
 from ...base.kit.host import usable_cores
 from ...base.kit.kernels import HostCall
 from ..runtime.blas_threads import NUMPY
 from ._compiler import Entry, compile_text, compiler, counts, has_fma, mode
 from ._functions import ALONE, VECTOR
-from ._loops import Spec, lowered, message_of, text_of
+from ._loops import text_of
 from ._text import Access, LoopLayout, depths_of
 
 Call: TypeAlias = "HostCall[Any]"
