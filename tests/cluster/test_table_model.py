@@ -188,6 +188,10 @@ def test_no_entity_has_two_homes() -> None:
     assert Homes.steps - before > 600
 
 
+async def do_nothing(self: Any, argument: Any) -> None:
+    """Stand in for a method that an agent with a fault does not have."""
+
+
 def without_the_fence(patch: pytest.MonkeyPatch) -> None:
     """An agent that serves what its table does not give it."""
     patch.setattr(ENTITIES.Residents, "_is_home", lambda self, target: True)
@@ -197,20 +201,13 @@ def without_a_hand_off(patch: pytest.MonkeyPatch) -> None:
     async def take(self: Any, table: Any, before: Any) -> None:
         self.router.update(table, before)
 
-    async def release(self: Any, target: Any) -> None:
-        pass
-
     patch.setattr(ENTITIES.Residents, "take", take)
-    patch.setattr(ENTITIES.Residents, "release", release)
+    without_a_release(patch)
 
 
 def without_a_release(patch: pytest.MonkeyPatch) -> None:
     """An agent that serves what it gains while others are still at it."""
-
-    async def release(self: Any, target: Any) -> None:
-        pass
-
-    patch.setattr(ENTITIES.Residents, "release", release)
+    patch.setattr(ENTITIES.Residents, "release", do_nothing)
 
 
 def as_if_all_had_the_table(patch: pytest.MonkeyPatch) -> None:
@@ -225,11 +222,7 @@ def as_if_all_had_the_table(patch: pytest.MonkeyPatch) -> None:
 
 def before_its_agent_has_the_table(patch: pytest.MonkeyPatch) -> None:
     """An agent that releases an entity by its old table, and serves it again."""
-
-    async def wait_epoch(self: Any, epoch: int) -> None:
-        pass
-
-    patch.setattr(TABLE.Router, "wait_epoch", wait_epoch)
+    patch.setattr(TABLE.Router, "wait_epoch", do_nothing)
 
 
 def without_an_end_when_alone(patch: pytest.MonkeyPatch) -> None:
