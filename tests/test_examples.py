@@ -55,6 +55,8 @@ USED = {
 }
 # Lines: one with kernels for two backends may have more.
 LONGEST = {
+    # It draws a picture, and fits twice.
+    "fit_simulation.py": 105,
     "own_kernel.py": 120,
     # It is a module with a kernel, too.
     "all_reduce.py": 95,
@@ -335,6 +337,25 @@ def test_output(name: str, arguments: str, output: str, tmp_path: Path) -> None:
         pytest.skip("the CPU backend has worker processes on Linux only")
     printed = run([name, *arguments.split()], tmp_path)
     assert re.fullmatch(output, f"\n{printed}"), printed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="worker processes are on Linux only")
+def test_a_simulation_is_fitted_with_three_kills(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    options = "--size 16 --steps 4 --iterations 24 --kills 3 --out letters.png"
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "fit_simulation.py"), *options.split()],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        encoding="utf-8",
+        timeout=50,
+        check=True,
+    )
+    loss, bits = done.stdout.splitlines()
+    assert float(loss.split()[3]) >= 1.3
+    assert bits == "killed 3 times: the same bits"
+    assert (tmp_path / "letters.png").stat().st_size > 1000
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="worker processes are on Linux only")
