@@ -272,31 +272,8 @@ def _eigvalsh(call: Any, g: Any) -> Iterator[Rule]:
     yield at["a"], lambda: _slope_of_eigvalsh(g, at["a"], at["UPLO"])
 
 
-def _solve_tridiagonal(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    low, middle, up, b = (at[name] for name in ("dl", "d", "du", "b"))
-
-    def slope() -> Any:
-        # The diagonals of the transposed matrix: the element outside of each is not read.
-        return linalg.solve_tridiagonal(arrays.roll(up, 1, axis=-1), middle, arrays.roll(low, -1, axis=-1), g)
-
-    solved = cache(slope)
-
-    def product(shift: int) -> Any:
-        x = call if not shift else arrays.roll(call, shift, axis=-1 if is_vector else -2)
-        made = solved() * x
-        made = made if is_vector else arrays.sum(made, axis=-1)
-        first = slice(1, None) if shift > 0 else slice(0, -1)
-        if shift:
-            widths = [(0, 0)] * (len(made.shape) - 1) + [(1, 0) if shift > 0 else (0, 1)]
-            made = arrays.pad(made[..., first], widths)
-        return -made
-
-    is_vector = len(b.shape) == len(middle.shape)
-    yield b, solved
-    yield middle, lambda: product(0)
-    yield low, lambda: product(1)
-    yield up, lambda: product(-1)
+def _solve_tridiagonal(dl: Any, d: Any, du: Any, b: Any) -> Any:
+    return linalg.solve_banded((1, 1), arrays.stack([_moved(du, -1), d, _moved(dl, 1)], axis=-2), b)
 
 
 def _solve_toeplitz(c_or_cr: Any, b: Any) -> Any:
@@ -370,7 +347,7 @@ RULES.update({
     "linalg.kron": composition(_kron), "linalg.matmul": _matmul,
     "linalg.matrix_norm": composition(_matrix_norm), "linalg.matrix_power": composition(_matrix_power),
     "linalg.outer": composition(_outer), "linalg.pinv": _pinv, "linalg.solve": _solve,
-    "linalg.solve_tridiagonal": _solve_tridiagonal,
+    "linalg.solve_tridiagonal": composition(_solve_tridiagonal),
     "linalg.svdvals": _svdvals, "linalg.tensordot": composition(_tensordot),
     "linalg.trace": composition(_trace), "linalg.vecdot": composition(_vecdot),
     "linalg.vector_norm": composition(_norm), "tensor.einsum": _einsum,

@@ -202,8 +202,8 @@ def _convolved(call: Any, g: Any) -> Iterator[Rule]:
     is_correlation = name == "correlate"
     count = len(a.shape)
     full = [n + m - 1 for n, m in zip(a.shape, b.shape, strict=True)]
-    starts = [0 if mode == "full" else (wide - kept) // 2 if mode == "same" else min(n, m) - 1
-              for wide, kept, n, m in zip(full, g.shape, a.shape, b.shape, strict=True)]  # fmt: skip
+    shapes = zip(full, g.shape, a.shape, b.shape, strict=True)
+    starts = [{"full": 0, "same": (wide - kept) // 2}.get(mode, min(n, m) - 1) for wide, kept, n, m in shapes]
     widths = [(start, wide - start - kept) for start, wide, kept in zip(starts, full, g.shape, strict=True)]
     axes = tuple(range(count))
     whole = cache(lambda: arrays.pad(g, widths))
