@@ -96,7 +96,7 @@ async def main(given: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--backend", default="cpu", help="device, such as cpu or cuda:1")
     for name, default in {"size": 48, "steps": 24, "iterations": 100, "kills": 1, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -94,7 +94,6 @@ BESIDE_TOO = {
         "trio_accel.backends.base.expressions._source",
         "trio_accel.backends.cpu.compiled._compiler",
         "trio_accel.backends.cpu.compiled._plans",
-        "trio_accel.backends.cpu.compiled._reductions",
         "trio_accel.backends.cpu.compiled._text",
     )
 }
