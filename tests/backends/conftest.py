@@ -206,10 +206,18 @@ def rig(open_rig: RigOpener) -> Iterator[Rig]:
         yield opened
 
 
+def _join_compilers() -> None:
+    """Wait for compilations that run in the background: code that has run often enough starts one."""
+    for thread in threading.enumerate():
+        if thread.name == "accel compiler":
+            thread.join(30)
+
+
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())
     yield
+    _join_compilers()
     left = set(threading.enumerate()) - before
     assert not left, f"threads left behind: {left}"
 
@@ -218,6 +226,7 @@ def _no_thread_is_left() -> Iterator[None]:
 def _no_descriptor_is_left() -> Iterator[None]:
     before = _descriptors()
     yield
+    _join_compilers()
     left = _descriptors() - before
     assert not left, f"descriptors left open: {left}"
 
