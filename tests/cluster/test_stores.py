@@ -9,20 +9,16 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import closing
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import pytest
 import trio
+from stores import MakeStore, entry, numbers, opened, repeated
 
 from trio_accel.cluster import Entry, FencedError, Journal, PostgresStore, SqliteStore, StoreError
-
-T = TypeVar("T")
-MakeStore = Callable[..., Any]
 
 # A process of its own with a store: it opens it, and does what its test says.
 _PROGRAM = """
@@ -56,32 +52,6 @@ def _start(store: Any, what: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, what, pickle.dumps(store).hex()], stdout=subprocess.PIPE, text=True
     )
-
-
-@asynccontextmanager
-async def opened(store: Any) -> AsyncGenerator[Any, None]:
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.aclose()
-
-
-def entry(number: int, known_by: str | None = None) -> Entry:
-    own = f"id {number}" if known_by is None else known_by
-    return Entry(number, own, b"message %d" % number, b"reply \x00\xff %d" % number)
-
-
-def numbers(journal: Journal) -> list[int]:
-    return [one.number for one in journal.entries]
-
-
-async def repeated(call: Callable[..., Awaitable[T]], *arguments: object) -> T:
-    """Call a store, and once more if its connection was lost with the call before."""
-    try:
-        return await call(*arguments)
-    except StoreError:
-        return await call(*arguments)
 
 
 async def count(store: Any, what: str) -> int:
@@ -371,47 +341,6 @@ class TestFailures:
             assert time.monotonic() - start < 0.39
             await trio.sleep(0.3)
             assert await repeated(store.take, "a", 1) == Journal(0, None, (), {})
-
-    async def test_a_call_that_had_no_thread_in_time_has_written_nothing(self, make_store: MakeStore) -> None:
-        async with opened(make_store(timeout=0.2)) as store:
-            await store.take("a", 1)
-            release = threading.Event()
-            try:
-                with pytest.raises(StoreError, match="has not answered") as caught:
-                    await store._run(release.wait, 5)
-                assert caught.value.is_begun
-                with pytest.raises(StoreError, match="has not answered") as caught:
-                    await store.write("a", 1, entry(1))
-                assert not caught.value.is_begun
-            finally:
-                release.set()
-            async with store._one:
-                pass
-            assert (await repeated(store.take, "a", 1)).number == 0
-
-    async def test_a_call_that_begins_too_late_writes_nothing(
-        self, make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        async with opened(make_store(timeout=0.2)) as store:
-            await store.take("a", 1)
-            cls = cast("Any", type(store))
-            begin, release = cls._begin, threading.Event()
-
-            def begin_late(self: Any) -> None:
-                release.wait(5)
-                begin(self)
-
-            monkeypatch.setattr(cls, "_begin", begin_late)
-            try:
-                with pytest.raises(StoreError, match="has not answered") as caught:
-                    await store.write("a", 1, entry(1))
-                assert not caught.value.is_begun
-            finally:
-                release.set()
-            async with store._one:
-                pass
-            assert (await repeated(store.take, "a", 1)).number == 0
-            await store.write("a", 1, entry(1))
 
     async def test_only_an_open_one_is_asked(self, make_store: MakeStore) -> None:
         store = make_store()
