@@ -24,9 +24,20 @@ from ._source import Access, Layouts, elements_of_thread, elementwise_source, ex
 from ._steps import TypedExpression
 
 __all__ = [
-    "MOST_BLOCKS", "ROW_THREADS", "ExpressionSpec", "KernelSource", "Message", "ReductionLaunch",
-    "elementwise_arguments", "lowered", "make_functions", "make_kernel", "message_of", "plan_key",
-    "reduction_launch", "rows_arguments",
+    "MOST_BLOCKS",
+    "ROW_THREADS",
+    "ExpressionSpec",
+    "KernelSource",
+    "ProgramKey",
+    "ReductionLaunch",
+    "elementwise_arguments",
+    "lowered",
+    "make_functions",
+    "make_kernel",
+    "plan_key",
+    "program_key",
+    "reduction_launch",
+    "rows_arguments",
 ]  # fmt: skip
 
 # Bytes of parameters that a kernel may take on every device.
@@ -47,8 +58,8 @@ MOST_BLOCKS = (1 << 31) - 1
 
 ExpressionSpec: TypeAlias = ElementwiseSpec | ReductionSpec | RowsSpec | ScatterSpec
 """Operations whose kernels are made of expressions."""
-Message: TypeAlias = tuple[type[ExpressionSpec], str, str]
-"""A class of operations, the text of the expression, and how a scatter combines values."""
+ProgramKey: TypeAlias = tuple[type[ExpressionSpec], str, str]
+"""The part of an operation that decides its program: class, text, and how a scatter combines values."""
 
 _Strides: TypeAlias = tuple[Ints, ...]
 _Address: TypeAlias = Callable[[ArraySpec], int]
@@ -123,12 +134,12 @@ class _Reduced:
 def plan_key(spec: ExpressionSpec) -> tuple[object, ...]:
     """Return the key of an operation's kernel: types and layouts, whatever the extents are."""
     if isinstance(spec, (ElementwiseSpec, ScatterSpec)):
-        return *message_of(spec), _elements(spec).layouts
+        return *program_key(spec), _elements(spec).layouts
     layouts = _row_layouts(_rows(spec)) if isinstance(spec, RowsSpec) else _reduced(spec).layouts
-    return *message_of(spec), layouts
+    return *program_key(spec), layouts
 
 
-def message_of(spec: ExpressionSpec) -> Message:
+def program_key(spec: ExpressionSpec) -> ProgramKey:
     """Return the part of an operation that decides its program."""
     match spec:
         case ReductionSpec():
@@ -141,9 +152,9 @@ def message_of(spec: ExpressionSpec) -> Message:
             return ElementwiseSpec, spec.expression, ""
 
 
-def lowered(message: Message) -> tuple[TypedExpression, Sequence[Argument]]:
-    """Return the program of a message, and the form in which it gets its arguments."""
-    kind, text, reduce = message
+def lowered(key: ProgramKey) -> tuple[TypedExpression, Sequence[Argument]]:
+    """Return the program of a key, and the form in which it gets its arguments."""
+    kind, text, reduce = key
     if kind is ReductionSpec:
         reduction = SpecializedReduction.decode(text)
         return reduction.typed.program, reduction.arguments
@@ -186,7 +197,7 @@ def make_functions(spec: ElementwiseSpec | ScatterSpec, kernel: str = "") -> Ker
         spec: The expression and its arrays.
         kernel: C++ that calls ``load_at``, ``compute`` and ``store_at``.
     """
-    (program, arguments), layouts = lowered(message_of(spec)), _elements(spec).layouts
+    (program, arguments), layouts = lowered(program_key(spec)), _elements(spec).layouts
     scalars = sum(not each.is_array for each in arguments)
     count = len(spec.arrays) + len(spec.results)
     form = f"q{max(len(spec.results), 1)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(scalars)}s"
@@ -217,7 +228,7 @@ def elementwise_arguments(
 
 
 def _reduction_kernel(spec: ReductionSpec) -> KernelSource:
-    (program, arguments), layouts = lowered(message_of(spec)), _reduced(spec).layouts
+    (program, arguments), layouts = lowered(program_key(spec)), _reduced(spec).layouts
     return KernelSource(
         reduction_source(program, arguments, layouts),
         ("reduce", "finish_block", "finish_serial"),
@@ -262,7 +273,7 @@ def reduction_launch(spec: ReductionSpec, source: KernelSource, most_blocks: int
 
 
 def _rows_kernel(spec: RowsSpec) -> KernelSource:
-    (program, arguments), layouts = lowered(message_of(spec)), _row_layouts(_rows(spec))
+    (program, arguments), layouts = lowered(program_key(spec)), _row_layouts(_rows(spec))
     source = rows_source(program, arguments, layouts, is_whole=SpecializedRows.decode(spec.rows).is_whole)
     return KernelSource(source, ("rows",), _row_structure("2qQ", arguments, layouts, len(spec.arrays) + 1))
 

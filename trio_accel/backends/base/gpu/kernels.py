@@ -307,7 +307,7 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
         """Compute each element of the results, or each value and its place."""
         more: tuple[int, ...] = ()
         if call.plan.source.is_checked and math.prod(spec.shape):
-            program, _ = compiled.lowered(compiled.message_of(spec))
+            program, _ = compiled.lowered(compiled.program_key(spec))
             shapes = [array.shape for array in spec.loaded]
             more = (call.words(CHECK_WORDS, partial(check_words, program, shapes)),)
         call.plan.elementwise(spec, call, call.device.address, *more)

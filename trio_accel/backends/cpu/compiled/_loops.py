@@ -15,7 +15,7 @@ from pathlib import Path
 from ...base.expressions import Step, needed_steps
 from ...base.expressions import _source as source
 from ...base.expressions._pieces import REDUCING
-from ...base.expressions.compiled import Message, lowered
+from ...base.expressions.compiled import ProgramKey, lowered
 from ._functions import VECTOR
 from ._text import COLUMN, ELEMENT, LoopLayout, Statements
 
@@ -23,14 +23,14 @@ __all__ = ["text_of"]
 
 
 @functools.lru_cache(256)
-def text_of(message: Message, layout: LoopLayout) -> str:
+def text_of(key: ProgramKey, layout: LoopLayout) -> str:
     """Write the source of a program.
 
     Args:
-        message: The program, as `message_of` returns it.
+        key: The program, as `program_key` returns it.
         layout: The layouts of its arrays.
     """
-    return _Loops(*lowered(message), layout).text()
+    return _Loops(*lowered(key), layout).text()
 
 
 class _Loops(Statements):
@@ -144,7 +144,7 @@ class _Loops(Statements):
             self.memory[kept] = source.load(self.dtypes[0], self.place(0))
         self._add(step.steps, ELEMENT, lines, mapped)
         is_in_order = step.function == "reduce_prod" and step.dtype.kind == "float"
-        # By value: a compiler reads captured references again for each element.
+        # The lambda captures by value, because a compiler reads references again for each element.
         return [
             *lines,
             f"const auto m{number} = [=](i64 k) __attribute__((always_inline)) {{",

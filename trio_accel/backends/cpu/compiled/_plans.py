@@ -28,7 +28,7 @@ from ...base.expressions import (
     reduced_groups,
 )
 from ...base.expressions.compiled import ExpressionSpec as Spec
-from ...base.expressions.compiled import lowered, message_of
+from ...base.expressions.compiled import lowered, program_key
 from ...base.kit.host import usable_cores
 from ...base.kit.kernels import HostCall
 from ..runtime.blas_threads import NUMPY
@@ -218,8 +218,8 @@ class LoopNest:
 
 
 def _make(spec: Spec) -> Plan:
-    message = message_of(spec)
-    program, arguments = lowered(message)
+    key = program_key(spec)
+    program, arguments = lowered(key)
     (arrays, loaded), chosen, has_bits = _arrays(spec), mode(), are_exact(program)
     if (
         chosen == "never"
@@ -255,7 +255,7 @@ def _make(spec: Spec) -> Plan:
     # A reduced row is a line, and a column is one element.
     one = LINE if nest.reduced == 1 else 1
     return Plan(
-        text=partial(text_of, message, layout),
+        text=partial(text_of, key, layout),
         is_exact=has_bits,
         count=elements // nest.shape[-nest.reduced] * one if nest.reduced else elements,
         weight=elements * sum(step.dtype.itemsize * _ROUNDS**depth for step, depth in steps),
