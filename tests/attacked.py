@@ -192,10 +192,10 @@ async def connect(port: int, data: bytes = b"") -> trio.SocketStream:
 
 
 @asynccontextmanager
-async def connections(port: int, *data: bytes) -> AsyncGenerator[list[trio.SocketStream]]:
-    """Open a connection for each bytes and send these; all are closed behind the body, whatever happened."""
+async def connections(port: int, *requests: bytes) -> AsyncGenerator[list[trio.SocketStream]]:
+    """Open one connection per request and send the request; close all connections after the body."""
     async with AsyncExitStack() as opened:
-        yield [await opened.enter_async_context(await connect(port, each)) for each in data]
+        yield [await opened.enter_async_context(await connect(port, each)) for each in requests]
 
 
 async def read_all(stream: trio.SocketStream, seconds: float = 10.0) -> bytes:
