@@ -106,11 +106,13 @@ def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
     rule = RULES.get(name) or OWN.get(call.function)
     if rule is not None:
         return rule(call, g)
-    found = None if name in REASONS else slopes_of(call, g, is_exact=is_exact)
-    for make in () if found is not None or name in REASONS else KINDS:
-        found = make(call, g)
+    if name in REASONS:
+        raise refuse(name, REASONS[name])
+    found = slopes_of(call, g, is_exact=is_exact)
     if found is None:
-        raise refuse(name, REASONS.get(name, "it has no rule"))
+        found = next(filter(None, (make(call, g) for make in KINDS)), None)
+    if found is None:
+        raise refuse(name, "it has no rule")
     return found
 
 
