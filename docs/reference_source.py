@@ -25,7 +25,7 @@ _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Yields")
 # What declares a field of an operation specification.
 _ROLES = {"exact", "number", "reads", "scalar", "status", "updates", "writes"}
 # Decorators whose first argument is a function with the same signature.
-_LIKE = {"arguments_of", "asks", "gradient_of", "like", "operation_like"}
+_LIKE = {"arguments_of", "asks", "like", "operation_like", "slope_of"}
 _WIDTH = 88
 
 
@@ -153,7 +153,7 @@ def _written_out(module: str, node: ast.ClassDef | Function) -> ast.ClassDef | F
     assert found is not None
     assert isinstance(found.node, ast.AsyncFunctionDef)
     made = _with_signature(node, found.node)
-    if "gradient_of" in decorators(node):
+    if "slope_of" in decorators(node):
         made.args = copy.copy(made.args)
         made.args.args = [ast.arg("grad", ast.Name("ExpressionArgument")), *made.args.args]
     return made

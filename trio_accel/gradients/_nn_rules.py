@@ -15,22 +15,15 @@ import numpy as np
 from .. import arrays as _arrays
 from .. import nn as _nn
 from ..devices import AccelRef, Function, called
+from ..nn._slopes import FIRST
 from ._backward import RULES, Make, bound, refuse
-from ._elementwise import Rule, summed_to
+from ._elementwise import Rule
 from ._rules import composition, part
 from ._scatter import added_at, is_ordered
 
 # The types of functions tell what calls become when they are awaited.
 arrays: Any = _arrays
 nn: Any = _nn
-
-# Functions whose gradient `nn` has, for the first argument.
-_OF_FIRST = (
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "celu", "cross_entropy", "elu",
-    "gaussian_nll_loss", "gelu", "glu", "hinge_embedding_loss", "huber_loss", "kl_div", "l1_loss",
-    "log_sigmoid", "mish", "mse_loss", "poisson_nll_loss", "selu", "sigmoid", "silu", "smooth_l1_loss",
-    "soft_margin_loss", "softplus", "softshrink", "softsign",
-)  # fmt: skip
 
 
 def _bound(call: Any) -> tuple[str, dict[str, Any]]:
@@ -40,16 +33,9 @@ def _bound(call: Any) -> tuple[str, dict[str, Any]]:
 
 def _first(call: Any, g: Any) -> Iterator[Rule]:
     """The gradient of the first argument is a function of `nn`, of the same arguments."""
-    name = call.function.name.partition(".")[2]
-    named = dict(call.named or {})
-    named.pop("out", None)
-    yield call.args[0], partial(getattr(nn, f"{name}_grad"), g, *call.args, **named)
-
-
-def _prelu(call: Any, g: Any) -> Iterator[Rule]:
-    x, weight = call.args[:2]
-    yield x, lambda: summed_to(nn.prelu_grad(g, x, weight), np.shape(x))
-    yield weight, lambda: summed_to(arrays.where(x < 0, g * x, 0), np.shape(weight))
+    at = bound(call)
+    slope = getattr(nn, f"{call.function.name.partition('.')[2]}_grad")
+    yield next(iter(at.values())), partial(slope, g, **at)
 
 
 def _linear(call: Any, g: Any) -> Iterator[Rule]:
@@ -243,8 +229,8 @@ def _lp_pool(name: str) -> Make:
 
 _POOLS = ("adaptive_avg", "adaptive_max", "avg", "max")
 RULES.update({
-    **{f"nn.{name}": _first for name in _OF_FIRST},
-    "arrays.softmax": _first, "arrays.log_softmax": _first, "nn.prelu": _prelu,
+    **{f"nn.{name}": _first for name in (*FIRST, "cross_entropy", "glu")},
+    "arrays.softmax": _first, "arrays.log_softmax": _first,
     "nn.batch_norm": _batch_norm, "nn.cosine_embedding_loss": composition(_cosine_embedding),
     "nn.embedding": _embedding, "nn.group_norm": _group_norm, "nn.instance_norm": _group_norm,
     "nn.softmax_grad": composition(_softmax_grad), "nn.log_softmax_grad": composition(_log_softmax_grad),

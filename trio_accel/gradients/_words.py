@@ -132,5 +132,7 @@ def _word(name: str, function: Any) -> tuple[str, str]:
     if name in RULES:
         return "rule", ""
     asked = getattr(function, "asked", None)
-    is_expression = isinstance(asked, Function) and elementwise_of(asked) is not None
-    return ("derived", "") if is_expression else ("", "")
+    found = elementwise_of(asked) if isinstance(asked, Function) else None
+    if found is None:
+        return "", ""
+    return ("rule" if found.elementwise.slopes else "derived"), ""

@@ -11,6 +11,7 @@ of that.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -27,6 +28,7 @@ from ..expressions import (
     rows,
 )
 from ._library import check_choice
+from ._slopes import slope_of
 
 __all__ = [
     "celu", "celu_grad", "elu", "elu_grad", "gelu", "gelu_grad", "glu", "glu_grad", "hardshrink",
@@ -57,7 +59,7 @@ _FROM_BELOW = "maximum(x, -1e30)"
 _NEAR = "z = minimum(maximum(x, -1000), 1000)"
 
 
-@_expression("y = maximum(x, 0)", precision=None)
+@_expression("y = maximum(x, 0)", precision=None, slopes={"x": "s = where(x <= 0, 0, g)"})
 async def relu(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Replace negative elements by 0, in the dtype of `x`.
 
@@ -77,8 +79,8 @@ async def relu(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     ...
 
 
-@_expression("y = where(x <= 0, 0, grad)")
-async def relu_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
+@slope_of(relu)
+def relu_grad() -> None:
     """Compute the gradient of `relu`: 0 where `x` is 0.
 
     Args:
@@ -92,10 +94,9 @@ async def relu_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out
     Raises:
         TypeError, ValueError, NotSupportedError: As of `relu`; or shapes that do not broadcast.
     """
-    ...
 
 
-@like(relu, "y = minimum(maximum(x, 0), 6)")
+@like(relu, "y = minimum(maximum(x, 0), 6)", slopes={"x": "s = where((x <= 0) or (x >= 6), 0, g)"})
 def relu6() -> None:
     """Bring elements between 0 and 6, in the dtype of `x`.
 
@@ -103,7 +104,7 @@ def relu6() -> None:
     """
 
 
-@like(relu_grad, "y = where((x <= 0) or (x >= 6), 0, grad)")
+@slope_of(relu6)
 def relu6_grad() -> None:
     """Compute the gradient of `relu6`.
 
@@ -111,7 +112,10 @@ def relu6_grad() -> None:
     """
 
 
-@_expression("y = where(x > 0, x, where((x < 0) and (negative_slope == 0), 0, x * negative_slope))")
+@_expression(
+    "y = where(x > 0, x, where((x < 0) and (negative_slope == 0), 0, x * negative_slope))",
+    slopes={"x": "s = where(x > 0, g, g * negative_slope)"},
+)
 async def leaky_relu(x: ExpressionArgument, negative_slope: float = 0.01, *, out: Out = None) -> AccelRef:
     """Multiply negative elements by `negative_slope`.
 
@@ -120,18 +124,18 @@ async def leaky_relu(x: ExpressionArgument, negative_slope: float = 0.01, *, out
     ...
 
 
-@_expression("y = where(x > 0, grad, grad * negative_slope)")
-async def leaky_relu_grad(
-    grad: ExpressionArgument, x: ExpressionArgument, negative_slope: float = 0.01, *, out: Out = None
-) -> AccelRef:
+@slope_of(leaky_relu)
+def leaky_relu_grad() -> None:
     """Compute the gradient of `leaky_relu`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
-@_expression("y = where(x > 0, x, where((x < 0) and (weight == 0), 0, x * weight))")
+@_expression(
+    "y = where(x > 0, x, where((x < 0) and (weight == 0), 0, x * weight))",
+    slopes={"x": "s = where(x > 0, g, g * weight)", "weight": "s = where(x < 0, g * x, 0)"},
+)
 async def prelu(x: ExpressionArgument, weight: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Multiply negative elements by learned factors.
 
@@ -141,18 +145,18 @@ async def prelu(x: ExpressionArgument, weight: ExpressionArgument, *, out: Out =
     ...
 
 
-@_expression("y = where(x > 0, grad, grad * weight)")
-async def prelu_grad(
-    grad: ExpressionArgument, x: ExpressionArgument, weight: ExpressionArgument, *, out: Out = None
-) -> AccelRef:
+@slope_of(prelu)
+def prelu_grad() -> None:
     """Compute the gradient of `prelu` by `x`. That of the factors is the sum of ``grad * minimum(x, 0)``.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
-@_expression("y = where(x <= threshold, value, x)")
+@_expression(
+    "y = where(x <= threshold, value, x)",
+    slopes={"x": "s = where(x <= threshold, 0, where(value == value, g, g))"},
+)
 async def threshold(x: ExpressionArgument, threshold: float, value: float, *, out: Out = None) -> AccelRef:
     """Replace elements up to `threshold` by `value`.
 
@@ -161,18 +165,15 @@ async def threshold(x: ExpressionArgument, threshold: float, value: float, *, ou
     ...
 
 
-@_expression("y = where(x <= threshold, 0, where(value == value, grad, grad))")
-async def threshold_grad(
-    grad: ExpressionArgument, x: ExpressionArgument, threshold: float, value: float, *, out: Out = None
-) -> AccelRef:
+@slope_of(threshold)
+def threshold_grad() -> None:
     """Compute the gradient of `threshold`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
-@_expression("y = where(abs(x) <= lambd, 0, x)")
+@_expression("y = where(abs(x) <= lambd, 0, x)", slopes={"x": "s = where(abs(x) <= lambd, 0, g)"})
 async def hardshrink(x: ExpressionArgument, lambd: float = 0.5, *, out: Out = None) -> AccelRef:
     """Replace elements from ``-lambd`` to `lambd` by 0.
 
@@ -181,18 +182,17 @@ async def hardshrink(x: ExpressionArgument, lambd: float = 0.5, *, out: Out = No
     ...
 
 
-@_expression("y = where(abs(x) <= lambd, 0, grad)")
-async def hardshrink_grad(
-    grad: ExpressionArgument, x: ExpressionArgument, lambd: float = 0.5, *, out: Out = None
-) -> AccelRef:
+@slope_of(hardshrink)
+def hardshrink_grad() -> None:
     """Compute the gradient of `hardshrink`, which is that of `softshrink`, too.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
-@like(hardshrink, "y = x - minimum(maximum(x, -lambd), lambd)")
+@like(
+    hardshrink, "y = x - minimum(maximum(x, -lambd), lambd)", slopes={"x": "s = where(abs(x) <= lambd, 0, g)"}
+)
 def softshrink() -> None:
     """Bring elements nearer to 0 by `lambd`, and those that are nearer than that to 0.
 
@@ -200,7 +200,7 @@ def softshrink() -> None:
     """
 
 
-@like(hardshrink_grad, "y = where(abs(x) <= lambd, 0, grad)")
+@slope_of(softshrink)
 def softshrink_grad() -> None:
     """Compute the gradient of `softshrink`.
 
@@ -208,7 +208,10 @@ def softshrink_grad() -> None:
     """
 
 
-@_expression("y = where(x > 0, x, alpha * expm1(minimum(x, 0)))")
+@_expression(
+    "y = where(x > 0, x, alpha * expm1(minimum(x, 0)))",
+    slopes={"x": "s = where(x > 0, g, g * alpha * exp(minimum(x, 0)))"},
+)
 async def elu(x: ExpressionArgument, alpha: float = 1.0, *, out: Out = None) -> AccelRef:
     """Replace negative elements by ``alpha * (exp(x) - 1)``.
 
@@ -217,18 +220,20 @@ async def elu(x: ExpressionArgument, alpha: float = 1.0, *, out: Out = None) -> 
     ...
 
 
-@_expression("y = where(x > 0, grad, grad * alpha * exp(minimum(x, 0)))")
-async def elu_grad(
-    grad: ExpressionArgument, x: ExpressionArgument, alpha: float = 1.0, *, out: Out = None
-) -> AccelRef:
+@slope_of(elu)
+def elu_grad() -> None:
     """Compute the gradient of `elu`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
-@like(relu, f"y = {_SELU_SCALE} * where(x > 0, x, {_SELU_ALPHA} * expm1(minimum(x, 0)))", precision="float32")
+@like(
+    relu,
+    f"y = {_SELU_SCALE} * where(x > 0, x, {_SELU_ALPHA} * expm1(minimum(x, 0)))",
+    precision="float32",
+    slopes={"x": f"s = {_SELU_SCALE} * g * where(x > 0, 1, {_SELU_ALPHA} * exp(minimum(x, 0)))"},
+)
 def selu() -> None:
     """Compute the scaled `elu` of self-normalizing networks (Klambauer et al., 2017).
 
@@ -236,7 +241,7 @@ def selu() -> None:
     """
 
 
-@like(relu_grad, f"y = {_SELU_SCALE} * grad * where(x > 0, 1, {_SELU_ALPHA} * exp(minimum(x, 0)))")
+@slope_of(selu)
 def selu_grad() -> None:
     """Compute the gradient of `selu`.
 
@@ -244,7 +249,11 @@ def selu_grad() -> None:
     """
 
 
-@like(elu, "y = where(x > 0, x, alpha * expm1(minimum(x, 0) / alpha))")
+@like(
+    elu,
+    "y = where(x > 0, x, alpha * expm1(minimum(x, 0) / alpha))",
+    slopes={"x": "s = where(x > 0, g, g * exp(minimum(x, 0) / alpha))"},
+)
 def celu() -> None:
     """Replace negative elements by ``alpha * (exp(x / alpha) - 1)``.
 
@@ -252,7 +261,7 @@ def celu() -> None:
     """
 
 
-@like(elu_grad, "y = where(x > 0, grad, grad * exp(minimum(x, 0) / alpha))")
+@slope_of(celu)
 def celu_grad() -> None:
     """Compute the gradient of `celu`.
 
@@ -260,7 +269,7 @@ def celu_grad() -> None:
     """
 
 
-@like(selu, f"{_SIGMOID}; y = {_FROM_BELOW} * s")
+@like(selu, f"{_SIGMOID}; y = {_FROM_BELOW} * s", slopes={"x": f"{_OTHER}; {_NEAR}; s = g * s * (1 + z * t)"})
 def silu() -> None:
     """Compute ``x * sigmoid(x)``, also known as swish.
 
@@ -268,7 +277,7 @@ def silu() -> None:
     """
 
 
-@like(relu_grad, f"{_OTHER}; {_NEAR}; y = grad * s * (1 + z * t)")
+@slope_of(silu)
 def silu_grad() -> None:
     """Compute the gradient of `silu`.
 
@@ -276,7 +285,11 @@ def silu_grad() -> None:
     """
 
 
-@like(selu, f"{_MISH}; y = {_FROM_BELOW} * w")
+@like(
+    selu,
+    f"{_MISH}; y = {_FROM_BELOW} * w",
+    slopes={"x": f"{_MISH}; {_NEAR}; s = g * (w + z * (where(x >= 0, 1, e) / (1 + e)) * (1 - w * w))"},
+)
 def mish() -> None:
     """Compute ``x * tanh(softplus(x))``.
 
@@ -284,7 +297,7 @@ def mish() -> None:
     """
 
 
-@like(relu_grad, f"{_MISH}; {_NEAR}; y = grad * (w + z * (where(x >= 0, 1, e) / (1 + e)) * (1 - w * w))")
+@slope_of(mish)
 def mish_grad() -> None:
     """Compute the gradient of `mish`.
 
@@ -292,7 +305,10 @@ def mish_grad() -> None:
     """
 
 
-@_expression("y = where(beta > 0, maximum(x, 0), minimum(x, 0)) + log1p(exp(-abs(beta * x))) / beta")
+@_expression(
+    "y = where(beta > 0, maximum(x, 0), minimum(x, 0)) + log1p(exp(-abs(beta * x))) / beta",
+    slopes={"x": "b = beta * x; e = exp(-abs(b)); s = g * where(b >= 0, 1, e) / (1 + e)"},
+)
 async def softplus(x: ExpressionArgument, beta: float = 1.0, *, out: Out = None) -> AccelRef:
     """Compute ``log(1 + exp(beta * x)) / beta``.
 
@@ -303,18 +319,19 @@ async def softplus(x: ExpressionArgument, beta: float = 1.0, *, out: Out = None)
     ...
 
 
-@_expression("b = beta * x; e = exp(-abs(b)); y = grad * where(b >= 0, 1, e) / (1 + e)")
-async def softplus_grad(
-    grad: ExpressionArgument, x: ExpressionArgument, beta: float = 1.0, *, out: Out = None
-) -> AccelRef:
+@slope_of(softplus)
+def softplus_grad() -> None:
     """Compute the gradient of `softplus`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
-@like(selu, "a = abs(x); y = where(a == inf, sign(x), x / (1 + a))")
+@like(
+    selu,
+    "a = abs(x); y = where(a == inf, sign(x), x / (1 + a))",
+    slopes={"x": "a = 1 + abs(x); s = g / a / a"},
+)
 def softsign() -> None:
     """Compute ``x / (1 + abs(x))``.
 
@@ -322,7 +339,7 @@ def softsign() -> None:
     """
 
 
-@like(relu_grad, "a = 1 + abs(x); y = grad / a / a")
+@slope_of(softsign)
 def softsign_grad() -> None:
     """Compute the gradient of `softsign`.
 
@@ -330,7 +347,10 @@ def softsign_grad() -> None:
     """
 
 
-@_expression("y = minimum(maximum(x, min_val), max_val)")
+@_expression(
+    "y = minimum(maximum(x, min_val), max_val)",
+    slopes={"x": "s = where((x <= min_val) or (x >= max_val), 0, g)"},
+)
 async def hardtanh(
     x: ExpressionArgument, min_val: float = -1.0, max_val: float = 1.0, *, out: Out = None
 ) -> AccelRef:
@@ -341,23 +361,17 @@ async def hardtanh(
     ...
 
 
-@_expression("y = where((x <= min_val) or (x >= max_val), 0, grad)")
-async def hardtanh_grad(
-    grad: ExpressionArgument,
-    x: ExpressionArgument,
-    min_val: float = -1.0,
-    max_val: float = 1.0,
-    *,
-    out: Out = None,
-) -> AccelRef:
+@slope_of(hardtanh)
+def hardtanh_grad() -> None:
     """Compute the gradient of `hardtanh`.
 
     Arguments and errors are those of `relu_grad`.
     """
-    ...
 
 
-@like(selu, "y = minimum(maximum(x + 3, 0), 6) / 6")
+@like(
+    selu, "y = minimum(maximum(x + 3, 0), 6) / 6", slopes={"x": "s = where((x <= -3) or (x >= 3), 0, g / 6)"}
+)
 def hardsigmoid() -> None:
     """Compute ``relu6(x + 3) / 6``.
 
@@ -365,7 +379,7 @@ def hardsigmoid() -> None:
     """
 
 
-@like(relu_grad, "y = where((x <= -3) or (x >= 3), 0, grad / 6)")
+@slope_of(hardsigmoid)
 def hardsigmoid_grad() -> None:
     """Compute the gradient of `hardsigmoid`.
 
@@ -373,7 +387,11 @@ def hardsigmoid_grad() -> None:
     """
 
 
-@like(selu, f"y = {_FROM_BELOW} * (minimum(maximum(x + 3, 0), 6) / 6)")
+@like(
+    selu,
+    f"y = {_FROM_BELOW} * (minimum(maximum(x + 3, 0), 6) / 6)",
+    slopes={"x": "s = where(x <= -3, 0, where(x >= 3, g, g * (x / 3 + 0.5)))"},
+)
 def hardswish() -> None:
     """Compute ``x * relu6(x + 3) / 6``.
 
@@ -381,7 +399,7 @@ def hardswish() -> None:
     """
 
 
-@like(relu_grad, "y = where(x <= -3, 0, where(x >= 3, grad, grad * (x / 3 + 0.5)))")
+@slope_of(hardswish)
 def hardswish_grad() -> None:
     """Compute the gradient of `hardswish`.
 
@@ -389,7 +407,7 @@ def hardswish_grad() -> None:
     """
 
 
-@like(selu, f"{_SIGMOID}; y = +s")
+@like(selu, f"{_SIGMOID}; y = +s", slopes={"x": "e = exp(-abs(x)); s = g * (e / (1 + e) / (1 + e))"})
 def sigmoid() -> None:
     """Compute ``1 / (1 + exp(-x))``.
 
@@ -397,7 +415,7 @@ def sigmoid() -> None:
     """
 
 
-@like(relu_grad, "e = exp(-abs(x)); y = grad * (e / (1 + e) / (1 + e))")
+@slope_of(sigmoid)
 def sigmoid_grad() -> None:
     """Compute the gradient of `sigmoid`.
 
@@ -405,7 +423,11 @@ def sigmoid_grad() -> None:
     """
 
 
-@like(selu, "y = minimum(x, 0) - log1p(exp(-abs(x)))")
+@like(
+    selu,
+    "y = minimum(x, 0) - log1p(exp(-abs(x)))",
+    slopes={"x": "e = exp(-abs(x)); s = g * where(x >= 0, e, 1) / (1 + e)"},
+)
 def log_sigmoid() -> None:
     """Compute the logarithm of `sigmoid`.
 
@@ -413,7 +435,7 @@ def log_sigmoid() -> None:
     """
 
 
-@like(relu_grad, "e = exp(-abs(x)); y = grad * where(x >= 0, e, 1) / (1 + e)")
+@slope_of(log_sigmoid)
 def log_sigmoid_grad() -> None:
     """Compute the gradient of `log_sigmoid`.
 
@@ -421,7 +443,7 @@ def log_sigmoid_grad() -> None:
     """
 
 
-@like(relu, "y = x - tanh(x)", precision="float64")
+@like(relu, "y = x - tanh(x)", precision="float64", slopes={"x": "t = tanh(x); s = g * (t * t)"})
 def tanhshrink() -> None:
     """Compute ``x - tanh(x)``, in float64.
 
@@ -429,7 +451,7 @@ def tanhshrink() -> None:
     """
 
 
-@like(relu_grad, "t = tanh(x); y = grad * (t * t)")
+@slope_of(tanhshrink)
 def tanhshrink_grad() -> None:
     """Compute the gradient of `tanhshrink`.
 
@@ -437,38 +459,55 @@ def tanhshrink_grad() -> None:
     """
 
 
-@like(relu_grad, "e = exp(-2 * abs(x)); y = grad * (4 * e / (1 + e) / (1 + e))")
-def tanh_grad() -> None:
+@_expression("e = exp(-2 * abs(x)); y = grad * (4 * e / (1 + e) / (1 + e))")
+async def tanh_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the gradient of `ta.arrays.tanh`.
 
     Arguments and errors are those of `relu_grad`.
     """
+    ...
 
 
 _Approximate: TypeAlias = Literal["none", "tanh"]
 
 # Hendrycks and Gimpel, Gaussian Error Linear Units (2016). Beyond 30 the derivative is 0 or 1 in any dtype.
 _INNER = f"{_TWICE} * (z + 0.044715 * z * z * z)"
-_GELU = {
-    "none": f"y = {_FROM_BELOW} * (0.5 * erfc(-{_ROOT_HALF} * x))",
-    "tanh": f"z = +x; u = {_INNER}; e = exp(-abs(u)); y = {_FROM_BELOW} * (where(u >= 0, 1, e) / (1 + e))",
-}
-_GELU_GRAD = {
-    "none": f"{_NEAR}; y = grad * (0.5 * erfc(-{_ROOT_HALF} * x) + z * ({_DENSITY} * exp(-0.5 * z * z)))",
-    "tanh": (
-        f"z = minimum(maximum(x, -30), 30); u = {_INNER}; e = exp(-abs(u));"
-        "s = where(u >= 0, 1, e) / (1 + e);"
-        f"y = grad * (s + z * (e / (1 + e) / (1 + e)) * ({_TWICE} * (1 + 0.134145 * z * z)))"
+
+
+def _promoted(
+    name: str, inputs: tuple[str, ...], text: str, slopes: Mapping[str, str] | None = None
+) -> Elementwise[AccelRef]:
+    return Elementwise(
+        text, inputs=inputs, operation=name, promoted=inputs, precision="float32", slopes=slopes
+    )
+
+
+_gelus = {
+    "none": _promoted(
+        "nn.gelu",
+        ("x",),
+        f"y = {_FROM_BELOW} * (0.5 * erfc(-{_ROOT_HALF} * x))",
+        {
+            "x": f"{_NEAR}; s = g * (0.5 * erfc(-{_ROOT_HALF} * x) + z * ({_DENSITY} * exp(-0.5 * z * z)))",
+        },
+    ),
+    "tanh": _promoted(
+        "nn.gelu",
+        ("x",),
+        f"z = +x; u = {_INNER}; e = exp(-abs(u)); y = {_FROM_BELOW} * (where(u >= 0, 1, e) / (1 + e))",
+        {
+            "x": (
+                f"z = minimum(maximum(x, -30), 30); u = {_INNER}; e = exp(-abs(u));"
+                "s = where(u >= 0, 1, e) / (1 + e);"
+                f"s = g * (s + z * (e / (1 + e) / (1 + e)) * ({_TWICE} * (1 + 0.134145 * z * z)))"
+            ),
+        },
     ),
 }
-
-
-def _promoted(name: str, inputs: tuple[str, ...], text: str) -> Elementwise[AccelRef]:
-    return Elementwise(text, inputs=inputs, operation=name, promoted=inputs, precision="float32")
-
-
-_gelus = {key: _promoted("nn.gelu", ("x",), text) for key, text in _GELU.items()}
-_gelu_grads = {key: _promoted("nn.gelu_grad", ("grad", "x"), text) for key, text in _GELU_GRAD.items()}
+_gelu_grads = {
+    key: _promoted("nn.gelu_grad", ("grad", "x"), f"g = grad; {one.slopes['x']}")
+    for key, one in _gelus.items()
+}
 
 
 @composed
@@ -491,16 +530,17 @@ async def gelu(x: ExpressionArgument, approximate: _Approximate = "none", *, out
     return await _gelus[approximate](x, out=out)
 
 
-@composed
-async def gelu_grad(
-    grad: ExpressionArgument, x: ExpressionArgument, approximate: _Approximate = "none", *, out: Out = None
-) -> AccelRef:
+async def _gelu_grad(grad: ExpressionArgument, x: ExpressionArgument, approximate: str, out: Out) -> AccelRef:
+    check_choice("nn.gelu_grad", "approximate", approximate, _gelu_grads)
+    return await _gelu_grads[approximate](grad, x, out=out)
+
+
+@slope_of(gelu, _gelu_grad)
+def gelu_grad() -> None:
     """Compute the gradient of `gelu`.
 
     Arguments and errors are those of `gelu` and `relu_grad`.
     """
-    check_choice("nn.gelu_grad", "approximate", approximate, _gelu_grads)
-    return await _gelu_grads[approximate](grad, x, out=out)
 
 
 @rows("e = exp(min(x) - x); y = e / sum(e)")

@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Literal, ParamSpec, TypeAlias
 
 import attrs
 import numpy as np
 
-from ..actors import arguments_of, binder
+from ..actors import arguments_of
 from ..backends.base import DType, Ints, Strs
 from ..devices import AccelRef, Call, Operand, composed, device_of
-from ..expressions import Elementwise, ExpressionArgument, Rowwise, check_array, promoted_dtype
+from ..expressions import Elementwise, ExpressionArgument, Rowwise, check_array, like, promoted_dtype
 from ._library import check_choice, check_range, check_real, naming
+from ._slopes import slope_of
 
 __all__ = [
     "binary_cross_entropy_with_logits", "binary_cross_entropy_with_logits_grad", "cross_entropy",
@@ -37,145 +38,107 @@ _REDUCTIONS = ("none", "mean", "sum")
 _NUMBERS, _FROM_ZERO = ("beta", "delta", "eps", "full", "margin"), ("beta", "delta")
 
 
-@attrs.frozen(eq=False)
 class Loss:
     """A loss that is computed for each element.
 
-    Attributes:
-        name: Name of the operation.
-        value: Statements that make the loss of an element, ``v``.
-        slope: Statements that make its derivative by ``x``, ``v``.
-        options: What they read besides `x` and `target`.
+    Args:
+        operation: Name of the operation.
+        inputs: Names of the inputs: the prediction first, `target`, and options.
+        text: Statements that make the loss of an element.
+        slopes: The text of its slope by the prediction, see `Elementwise`; None for a part of another loss.
     """
 
-    name: str
-    value: str
-    slope: str
-    options: Strs = ()
+    def __init__(
+        self, operation: str, inputs: Sequence[str], text: str, slopes: Mapping[str, str] | None = None
+    ) -> None:
+        self._each = Elementwise[AccelRef](
+            text, inputs=inputs, operation=operation, precision="float32", slopes=slopes
+        )
 
-    async def reduced(
-        self, x: Operand, target: Operand, reduction: str, **options: ExpressionArgument
-    ) -> AccelRef:
+    async def reduced(self, *, reduction: str, **given: Any) -> AccelRef:
         """Compute the loss: one launch."""
-        given = self._checked(self.name, x, target, reduction, options)
+        values = self._checked(self._each.operation, reduction, given).values()
         if reduction == "none":
-            return await self._each(x, target, *given)
+            return await self._each(*values)
         rows = self._rows(reduction)
-        return await rows.ask(rows.compute(x, target, *given))
+        return await rows.ask(rows.compute(*values))
 
-    async def derived(
-        self,
-        grad: ExpressionArgument,
-        x: Operand,
-        target: Operand,
-        reduction: str,
-        **options: ExpressionArgument,
-    ) -> AccelRef:
-        """Compute the gradient of `x`: one launch."""
-        name = f"{self.name}_grad"
-        given = self._checked(name, x, target, reduction, options)
+    async def derived(self, *, grad: ExpressionArgument, reduction: str, **given: Any) -> AccelRef:
+        """Compute the gradient by the prediction: one launch."""
+        name, slope = f"{self._each.operation}_grad", self._slope
+        values = self._checked(name, reduction, given)
+        x = values[self._each.inputs[0]]
         _check_grad(name, grad, x.shape if reduction == "none" else ())
         scale = 1.0 / x.size if reduction == "mean" and x.size else 1.0
-        return await self._slopes(grad, x, target, scale, *given)
+        values |= {"grad": grad, "scale": scale}
+        return await slope(*[values[one] for one in slope.inputs])
 
-    def _checked(
-        self, name: str, x: Operand, target: Operand, reduction: str, options: dict[str, Any]
-    ) -> list[ExpressionArgument]:
-        """Check all arguments, and return the options in their order."""
-        for option in self.options:
+    def _checked(self, name: str, reduction: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Check all arguments, and return the inputs in their order."""
+        inputs = self._each.inputs
+        for option in inputs:
             if option in _FROM_ZERO:
-                check_range(name, 0, np.inf, **{option: options[option]})
-        given = {one: float(options[one]) if one in _NUMBERS else options[one] for one in self.options}
-        _check_pair(name, x, target, **given)
+                check_range(name, 0, np.inf, **{option: given[option]})
+        values: dict[str, Any]
+        values = {one: float(given[one]) if one in _NUMBERS else given[one] for one in inputs}
+        first, *others = inputs
+        _check_pair(name, values[first], **{one: values[one] for one in others})
         check_choice(name, "reduction", reduction, _REDUCTIONS)
-        return list(given.values())
+        return values
 
     @functools.cached_property
-    def _each(self) -> Elementwise[AccelRef]:
-        text, names = f"{self.value}; y = +v", ("x", "target", *self.options)
-        return Elementwise(text, inputs=names, operation=self.name, precision="float32")
-
-    @functools.cached_property
-    def _slopes(self) -> Elementwise[AccelRef]:
-        text, names = f"{self.slope}; y = grad * scale * v", ("grad", "x", "target", "scale", *self.options)
-        return Elementwise(text, inputs=names, operation=f"{self.name}_grad", precision="float32")
+    def _slope(self) -> Elementwise[AccelRef]:
+        own = self._each
+        text = f"g = grad * scale; {own.slopes[own.inputs[0]]}"
+        return Elementwise(text, operation=f"{own.operation}_grad", precision="float32")
 
     @functools.cache  # noqa: B019  there is one for each loss
     def _rows(self, reduction: str) -> Rowwise:
-        text, names = f"{self.value}; y = {reduction}(v)", ("x", "target", *self.options)
-        return Rowwise(text, names, precision="float32", operation=self.name)
+        own = self._each
+        text = f"{own.text}; y = {reduction}({own.outputs[0]})"
+        return Rowwise(text, own.inputs, precision="float32", operation=own.operation)
 
 
-def gradient_of(
-    loss: Callable[ParametersP, Call[AccelRef]], run: Callable[..., Coroutine[Any, Any, AccelRef]]
-) -> Callable[[Callable[[], None]], Callable[Concatenate[ExpressionArgument, ParametersP], Call[AccelRef]]]:
-    """Make the gradient of a loss, which has the arguments of the loss behind its own, `grad`.
+def loss(
+    text: str, *, slopes: Mapping[str, str]
+) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], Callable[ParametersP, Call[AccelRef]]]:
+    """Declare a loss that is computed for each element.
 
-    The name and the docstring are those of a function without parameters. Its body is empty.
+    The parameters of the function, but for `reduction`, are the inputs of the expression, in order. Its body
+    is a docstring alone.
 
     Args:
-        loss: The loss.
-        run: Is called with all arguments by their names.
+        text: See `Loss`.
+        slopes: See `Loss`.
     """
-    first = inspect.Parameter(
-        "grad", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="ExpressionArgument"
-    )
-    signature = inspect.signature(loss)
-    signature = signature.replace(parameters=[first, *signature.parameters.values()])
 
-    def make(own: Callable[[], None]) -> Any:
-        async def call(*values: Any, **options: Any) -> AccelRef:
-            return await run(**bound(values, options))
-
-        made: Any = functools.update_wrapper(call, own)
-        made.__signature__ = signature
-        made.__annotations__ = {"grad": first.annotation, **loss.__annotations__}
-        bound = binder(own.__name__, made)
+    def declare(function: Any) -> Any:
+        inputs = [name for name in inspect.signature(function).parameters if name != "reduction"]
+        own = Loss(f"nn.{function.__name__}", inputs, text, slopes)
+        made: Any = arguments_of(function, own.reduced)(function)
+        made.derived, made.again = own.derived, loss
         return made
 
-    return make
+    return declare
 
 
-_MSE = Loss("nn.mse_loss", "d = x - target; v = d * d", "v = 2 * (x - target)")
-_L1 = Loss("nn.l1_loss", "v = abs(x - target)", "v = sign(x - target)")
-_SMOOTH_L1 = Loss(
-    "nn.smooth_l1_loss",
-    "d = abs(x - target); v = where(d < beta, 0.5 * d * (d / beta), d - 0.5 * beta)",
-    "d = x - target; v = where(abs(d) < beta, d / beta, sign(d))",
-    ("beta",),
-)
-_HUBER = Loss(
-    "nn.huber_loss",
-    "d = abs(x - target); v = where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta))",
-    "d = x - target; v = minimum(maximum(d, -delta), delta)",
-    ("delta",),
-)
-# Both exponentials are of numbers that are not positive, and nothing is subtracted. What has a factor of 0
-# adds nothing, as it may be infinite.
-_BINARY = Loss(
-    "nn.binary_cross_entropy_with_logits",
-    "a = log1p(exp(-abs(x))); c = weight * (1 - target); d = weight * pos_weight * target;"
-    "v = where(c == 0, 0, c * (maximum(x, 0) + a)) + where(d == 0, 0, d * (maximum(-x, 0) + a))",
-    "e = exp(-abs(x)); v = weight * ((1 - target) * (where(x >= 0, 1, e) / (1 + e))"
-    " - pos_weight * target * (where(x >= 0, e, 1) / (1 + e)))",
-    ("weight", "pos_weight"),
-)
-_KL_SLOPE = "v = where(x == x, -{}, x)"
 _DIVERGENCES = {
     False: Loss(
         "nn.kl_div",
+        ("x", "target"),
         "v = where((target == 0) and (x == x), 0, target * (log(target) - x))",
-        _KL_SLOPE.format("target"),
+        {"x": "s = g * where(x == x, -target, x)"},
     ),
     True: Loss(
         "nn.kl_div",
+        ("x", "target"),
         "p = exp(target); v = where((p == 0) and (x == x), 0, p * (target - x))",
-        _KL_SLOPE.format("exp(target)"),
+        {"x": "s = g * where(x == x, -exp(target), x)"},
     ),
 }
 
 
-@composed
+@loss("d = x - target; v = d * d", slopes={"x": "s = g * (2 * (x - target))"})
 async def mse_loss(x: Operand, target: Operand, *, reduction: LossReduction = "mean") -> AccelRef:
     """Compute squares of differences, as `torch.nn.functional.mse_loss`: one launch.
 
@@ -192,10 +155,10 @@ async def mse_loss(x: Operand, target: Operand, *, reduction: LossReduction = "m
         ValueError: Other shapes, or another `reduction`.
         NotSupportedError: float8.
     """
-    return await _MSE.reduced(x, target, reduction)
+    ...
 
 
-@gradient_of(mse_loss, _MSE.derived)
+@slope_of(mse_loss)
 def mse_loss_grad() -> None:
     """Compute the gradient of `mse_loss` by `x`: one launch.
 
@@ -213,7 +176,7 @@ def mse_loss_grad() -> None:
     """
 
 
-@arguments_of(mse_loss, _L1.reduced)
+@like(mse_loss, "v = abs(x - target)", slopes={"x": "s = g * sign(x - target)"})
 def l1_loss() -> None:
     """Compute sizes of differences, as `torch.nn.functional.l1_loss`: one launch.
 
@@ -221,7 +184,7 @@ def l1_loss() -> None:
     """
 
 
-@gradient_of(l1_loss, _L1.derived)
+@slope_of(l1_loss)
 def l1_loss_grad() -> None:
     """Compute the gradient of `l1_loss` by `x`: 0 where there is no difference. One launch.
 
@@ -229,7 +192,10 @@ def l1_loss_grad() -> None:
     """
 
 
-@composed
+@loss(
+    "d = abs(x - target); v = where(d < beta, 0.5 * d * (d / beta), d - 0.5 * beta)",
+    slopes={"x": "d = x - target; s = g * where(abs(d) < beta, d / beta, sign(d))"},
+)
 async def smooth_l1_loss(
     x: Operand, target: Operand, *, reduction: LossReduction = "mean", beta: float = 1.0
 ) -> AccelRef:
@@ -238,10 +204,10 @@ async def smooth_l1_loss(
     That is ``0.5 * d**2 / beta`` of differences d below `beta`, and ``d - 0.5 * beta`` of others. Arguments
     and errors are those of `mse_loss`; `beta` is 0 at least.
     """
-    return await _SMOOTH_L1.reduced(x, target, reduction, beta=beta)
+    ...
 
 
-@gradient_of(smooth_l1_loss, _SMOOTH_L1.derived)
+@slope_of(smooth_l1_loss)
 def smooth_l1_loss_grad() -> None:
     """Compute the gradient of `smooth_l1_loss` by `x`: one launch.
 
@@ -249,7 +215,10 @@ def smooth_l1_loss_grad() -> None:
     """
 
 
-@composed
+@loss(
+    "d = abs(x - target); v = where(d <= delta, 0.5 * d * d, delta * (d - 0.5 * delta))",
+    slopes={"x": "d = x - target; s = g * minimum(maximum(d, -delta), delta)"},
+)
 async def huber_loss(
     x: Operand, target: Operand, *, reduction: LossReduction = "mean", delta: float = 1.0
 ) -> AccelRef:
@@ -258,10 +227,10 @@ async def huber_loss(
     That is ``0.5 * d**2`` of differences d up to `delta`, and ``delta * (d - 0.5 * delta)`` of others.
     Arguments and errors are those of `mse_loss`; `delta` is 0 at least.
     """
-    return await _HUBER.reduced(x, target, reduction, delta=delta)
+    ...
 
 
-@gradient_of(huber_loss, _HUBER.derived)
+@slope_of(huber_loss)
 def huber_loss_grad() -> None:
     """Compute the gradient of `huber_loss` by `x`: one launch.
 
@@ -269,7 +238,16 @@ def huber_loss_grad() -> None:
     """
 
 
-@composed
+# Both exponentials are of numbers that are not positive, and nothing is subtracted. A term with a factor of 0
+# adds nothing, because its other factor may be infinite.
+@loss(
+    "a = log1p(exp(-abs(x))); c = weight * (1 - target); d = weight * pos_weight * target;"
+    "v = where(c == 0, 0, c * (maximum(x, 0) + a)) + where(d == 0, 0, d * (maximum(-x, 0) + a))",
+    slopes={
+        "x": "e = exp(-abs(x)); s = g * (weight * ((1 - target) * (where(x >= 0, 1, e) / (1 + e))"
+        " - pos_weight * target * (where(x >= 0, e, 1) / (1 + e))))"
+    },
+)
 async def binary_cross_entropy_with_logits(
     x: Operand,
     target: Operand,
@@ -297,10 +275,10 @@ async def binary_cross_entropy_with_logits(
         TypeError, NotSupportedError: As of `mse_loss`.
         ValueError: See `mse_loss`; or a factor that does not broadcast to `x`.
     """
-    return await _BINARY.reduced(x, target, reduction, weight=weight, pos_weight=pos_weight)
+    ...
 
 
-@gradient_of(binary_cross_entropy_with_logits, _BINARY.derived)
+@slope_of(binary_cross_entropy_with_logits)
 def binary_cross_entropy_with_logits_grad() -> None:
     """Compute the gradient of `binary_cross_entropy_with_logits` by `x`: one launch.
 
@@ -339,15 +317,15 @@ async def kl_div(
 
 async def _divergence(x: Operand, reduction: str, log_target: bool, **given: Any) -> AccelRef:
     """Compute the divergence; or with `grad` its gradient."""
-    loss, is_gradient = _DIVERGENCES[bool(log_target)], "grad" in given
-    name, run = (f"{loss.name}_grad", loss.derived) if is_gradient else (loss.name, loss.reduced)
+    own = _DIVERGENCES[bool(log_target)]
+    name, run = ("nn.kl_div_grad", own.derived) if "grad" in given else ("nn.kl_div", own.reduced)
     check_choice(name, "reduction", reduction, (*_REDUCTIONS, "batchmean"))
     if reduction != "batchmean":
         return await run(x=x, reduction=reduction, **given)
     return await _scaled(await run(x=x, reduction="sum", **given), _batch(name, x))
 
 
-@gradient_of(kl_div, _divergence)
+@slope_of(kl_div, _divergence)
 def kl_div_grad() -> None:
     """Compute the gradient of `kl_div` by `x`.
 

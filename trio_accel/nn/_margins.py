@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..actors import arguments_of
 from ..devices import AccelRef, Operand, composed
-from ..expressions import Axis, ExpressionArgument, Out, Rowwise, check_array, rows, scaled, squares
+from ..expressions import Axis, ExpressionArgument, Out, Rowwise, check_array, like, rows, scaled, squares
 from ._library import check_choice
-from ._losses import Loss, LossReduction, gradient_of, mse_loss
+from ._losses import Loss, LossReduction, loss, mse_loss
+from ._slopes import slope_of
 
 __all__ = [
     "binary_cross_entropy", "binary_cross_entropy_grad", "cosine_embedding_loss", "gaussian_nll_loss",
@@ -21,60 +21,32 @@ __all__ = [
 ]  # fmt: skip
 
 
-# Logarithms are at least -100, and products at least 1e-12, as PyTorch has them: so all is finite.
-_BINARY = Loss(
-    "nn.binary_cross_entropy",
-    "v = -weight * (target * maximum(log(x), -100) + (1 - target) * maximum(log1p(-x), -100))",
-    "v = weight * (x - target) / maximum(x * (1 - x), 1e-12)",
-    ("weight",),
-)
-_SOFT_MARGIN = Loss(
-    "nn.soft_margin_loss",
-    "m = -target * x; v = maximum(m, 0) + log1p(exp(-abs(m)))",
-    "m = -target * x; e = exp(-abs(m)); v = -target * (where(m >= 0, 1, e) / (1 + e))",
-)
-_HINGE = Loss(
-    "nn.hinge_embedding_loss",
-    "v = where(target > 0, x, maximum(margin - x, 0))",
-    "v = where(target > 0, 1, where(x < margin, -1, where(x == x, 0, x)))",
-    ("margin",),
-)
-_RANKING = Loss(
-    "nn.margin_ranking_loss",
-    "v = maximum(margin - target * (x - x2), 0)",
-    "v = where(margin - target * (x - x2) > 0, -target, 0)",
-    ("x2", "margin"),
-)
 # A count of 0 may be multiplied by something infinite. An infinite count outweighs its logarithm.
 _STIRLING = (
     "s = where((full == 1) and (target > 1), target * log(target) - target + 0.5 * log(2 * pi * target), 0)"
 )
 _POISSON_VALUE = "v = where(x == inf, x, {} - where(target == 0, 0, target * {}) + s"
+_OF_POISSON = ("x", "target", "full", "eps")
 _POISSON = {
     True: Loss(
         "nn.poisson_nll_loss",
+        _OF_POISSON,
         f"{_STIRLING}; {_POISSON_VALUE.format('exp(x)', 'x')} + 0 * eps)",
-        "v = exp(x) - target + 0 * eps * full",
-        ("full", "eps"),
+        {"x": "s = g * (exp(x) - target)"},
     ),
     False: Loss(
         "nn.poisson_nll_loss",
+        _OF_POISSON,
         f"{_STIRLING}; {_POISSON_VALUE.format('x', 'log(x + eps)')})",
-        "v = 1 - where((target == 0) and (x == x), 0, target / (x + eps)) + 0 * full",
-        ("full", "eps"),
+        {"x": "s = g * (1 - where((target == 0) and (x == x), 0, target / (x + eps)))"},
     ),
 }
-_GAUSSIAN = Loss(
-    "nn.gaussian_nll_loss",
-    "u = maximum(var, eps); t = (x - target) / sqrt(u);"
-    "v = 0.5 * (log(u) + t * t) + full * 0.9189385332046727",
-    "v = (x - target) / maximum(var, eps) + 0 * full",
-    ("var", "full", "eps"),
-)
 _COSINE = Loss(
-    "nn.cosine_embedding_loss", "v = where(target > 0, 1 - x, maximum(x - margin, 0))", "v = +x", ("margin",)
+    "nn.cosine_embedding_loss",
+    ("x", "target", "margin"),
+    "v = where(target > 0, 1 - x, maximum(x - margin, 0))",
 )
-_MEANT = Loss("nn.triplet_margin_loss", "v = maximum(x - target + margin, 0)", "v = +x", ("margin",))
+_MEANT = Loss("nn.triplet_margin_loss", ("x", "target", "margin"), "v = maximum(x - target + margin, 0)")
 _COSINES = Rowwise(
     "y = sum(x1 * x2) / sqrt((sum(x1 * x1) + 1e-12) * (sum(x2 * x2) + 1e-12))", ("x1", "x2"),
     wide=scaled("x1", "u", "k", raises=False) + scaled("x2", "v", "m", raises=False) +
@@ -83,7 +55,11 @@ _COSINES = Rowwise(
 )  # fmt: skip
 
 
-@composed
+# Logarithms are at least -100, and products at least 1e-12, as PyTorch has them: so all is finite.
+@loss(
+    "v = -weight * (target * maximum(log(x), -100) + (1 - target) * maximum(log1p(-x), -100))",
+    slopes={"x": "s = g * (weight * (x - target) / maximum(x * (1 - x), 1e-12))"},
+)
 async def binary_cross_entropy(
     x: Operand, target: Operand, weight: ExpressionArgument = 1, *, reduction: LossReduction = "mean"
 ) -> AccelRef:
@@ -92,10 +68,10 @@ async def binary_cross_entropy(
     That of logits is `binary_cross_entropy_with_logits`, which is more exact. `weight` are factors of the
     elements. Arguments and errors are those of that.
     """
-    return await _BINARY.reduced(x, target, reduction, weight=weight)
+    ...
 
 
-@gradient_of(binary_cross_entropy, _BINARY.derived)
+@slope_of(binary_cross_entropy)
 def binary_cross_entropy_grad() -> None:
     """Compute the gradient of `binary_cross_entropy` by `x`: one launch.
 
@@ -103,7 +79,11 @@ def binary_cross_entropy_grad() -> None:
     """
 
 
-@arguments_of(mse_loss, _SOFT_MARGIN.reduced)
+@like(
+    mse_loss,
+    "m = -target * x; v = maximum(m, 0) + log1p(exp(-abs(m)))",
+    slopes={"x": "m = -target * x; e = exp(-abs(m)); s = g * (-target * (where(m >= 0, 1, e) / (1 + e)))"},
+)
 def soft_margin_loss() -> None:
     """Compute ``log(1 + exp(-target * x))``, of targets that are 1 or -1: one launch.
 
@@ -111,7 +91,7 @@ def soft_margin_loss() -> None:
     """
 
 
-@gradient_of(soft_margin_loss, _SOFT_MARGIN.derived)
+@slope_of(soft_margin_loss)
 def soft_margin_loss_grad() -> None:
     """Compute the gradient of `soft_margin_loss` by `x`: one launch.
 
@@ -119,7 +99,10 @@ def soft_margin_loss_grad() -> None:
     """
 
 
-@composed
+@loss(
+    "v = where(target > 0, x, maximum(margin - x, 0))",
+    slopes={"x": "s = g * where(target > 0, 1, where(x < margin, -1, where(x == x, 0, x)))"},
+)
 async def hinge_embedding_loss(
     x: Operand, target: Operand, *, reduction: LossReduction = "mean", margin: float = 1.0
 ) -> AccelRef:
@@ -127,10 +110,10 @@ async def hinge_embedding_loss(
 
     Arguments and errors are those of `mse_loss`.
     """
-    return await _HINGE.reduced(x, target, reduction, margin=margin)
+    ...
 
 
-@gradient_of(hinge_embedding_loss, _HINGE.derived)
+@slope_of(hinge_embedding_loss)
 def hinge_embedding_loss_grad() -> None:
     """Compute the gradient of `hinge_embedding_loss` by `x`: one launch.
 
@@ -138,7 +121,10 @@ def hinge_embedding_loss_grad() -> None:
     """
 
 
-@composed
+@loss(
+    "v = maximum(margin - target * (x1 - x2), 0)",
+    slopes={"x1": "s = g * where(margin - target * (x1 - x2) > 0, -target, 0)"},
+)
 async def margin_ranking_loss(
     x1: Operand, x2: Operand, target: Operand, *, reduction: LossReduction = "mean", margin: float = 0.0
 ) -> AccelRef:
@@ -157,14 +143,10 @@ async def margin_ranking_loss(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`.
     """
-    return await _RANKING.reduced(x1, target, reduction, x2=x2, margin=margin)
+    ...
 
 
-async def _ranking_grad(x1: Operand, **given: Any) -> AccelRef:
-    return await _RANKING.derived(x=x1, **given)
-
-
-@gradient_of(margin_ranking_loss, _ranking_grad)
+@slope_of(margin_ranking_loss)
 def margin_ranking_loss_grad() -> None:
     """Compute the gradient of `margin_ranking_loss` by `x1`: one launch. That by `x2` has the other sign.
 
@@ -198,14 +180,16 @@ async def poisson_nll_loss(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`.
     """
-    return await _POISSON[bool(log_input)].reduced(x, target, reduction, full=full, eps=eps)
+    return await _POISSON[bool(log_input)].reduced(
+        x=x, target=target, full=full, eps=eps, reduction=reduction
+    )
 
 
 async def _poisson_grad(log_input: bool, **given: Any) -> AccelRef:
     return await _POISSON[bool(log_input)].derived(**given)
 
 
-@gradient_of(poisson_nll_loss, _poisson_grad)
+@slope_of(poisson_nll_loss, _poisson_grad)
 def poisson_nll_loss_grad() -> None:
     """Compute the gradient of `poisson_nll_loss` by `x`: one launch.
 
@@ -213,7 +197,11 @@ def poisson_nll_loss_grad() -> None:
     """
 
 
-@composed
+@loss(
+    "u = maximum(var, eps); t = (x - target) / sqrt(u);"
+    "v = 0.5 * (log(u) + t * t) + full * 0.9189385332046727",
+    slopes={"x": "s = g * ((x - target) / maximum(var, eps) + 0 * full)"},
+)
 async def gaussian_nll_loss(
     x: Operand,
     target: Operand,
@@ -239,10 +227,10 @@ async def gaussian_nll_loss(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`.
     """
-    return await _GAUSSIAN.reduced(x, target, reduction, var=var, full=full, eps=eps)
+    ...
 
 
-@gradient_of(gaussian_nll_loss, _GAUSSIAN.derived)
+@slope_of(gaussian_nll_loss)
 def gaussian_nll_loss_grad() -> None:
     """Compute the gradient of `gaussian_nll_loss` by `x`: one launch.
 
@@ -273,7 +261,7 @@ async def cosine_embedding_loss(
     """
     check_array("nn.cosine_embedding_loss", x1=x1, x2=x2)
     cosines = await _COSINES.ask(_COSINES.compute(x1, x2, axis=-1))
-    return await _COSINE.reduced(cosines, target, reduction, margin=margin)
+    return await _COSINE.reduced(x=cosines, target=target, margin=margin, reduction=reduction)
 
 
 @composed
@@ -307,7 +295,7 @@ async def triplet_margin_loss(
     check_array("nn.triplet_margin_loss", anchor=anchor, positive=positive, negative=negative)
     check_choice("nn.triplet_margin_loss", "reduction", reduction, ("none", "mean", "sum"))
     near, apart = [await pairwise_distance(anchor, other, eps=eps) for other in (positive, negative)]
-    return await _MEANT.reduced(near, apart, reduction, margin=margin)
+    return await _MEANT.reduced(x=near, target=apart, margin=margin, reduction=reduction)
 
 
 @rows(
