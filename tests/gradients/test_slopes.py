@@ -12,6 +12,7 @@ import trio_accel as ta
 n: Any = ta.nn
 a: Any = ta.arrays
 INF, NAN = np.inf, np.nan
+HOST = np.array([3.0, 1.0, -2.0])
 POINTS = (0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 2.0, -2.0, 3.0, -3.0, 6.0, -6.0, 40.0, -40.0, 1e-4, INF, -INF, NAN)
 PROBABILITIES = (0.0, 1.0, 0.25, 1e-9)
 ANY = (0.0, 1.0, -0.5, 2.0, INF, -INF, NAN)
@@ -147,6 +148,22 @@ async def test_texts_by_hand_are_derivatives(device: ta.Device, name: str) -> No
         kernel: Any = ta.jit.elementwise(own.text, inputs=own.inputs, name="derived")
         derived = await by_tape_of(kernel, await device.put(host), **given)
         np.testing.assert_allclose(derived, by_hand, rtol=1e-14, err_msg=str(options))
+
+
+async def test_arguments_by_name(device: ta.Device) -> None:
+    """A rule finds the argument that has a gradient by its name, too."""
+    x = await device.put(np.array([1.0, -2.0, 0.5]))
+
+    def by_place(x: Any) -> Any:
+        return n.mse_loss(n.prelu(x, 0.25), x.shape[0] * np.ones(3)) + a.sum(a.softmax(x, 0) * HOST)
+
+    def by_name(x: Any) -> Any:
+        target = x.shape[0] * np.ones(3)
+        return n.mse_loss(target=target, x=n.prelu(weight=0.25, x=x)) + a.sum(a.softmax(axis=0, x=x) * HOST)
+
+    found, want = [await (await ta.grad(f)(x)).to_host() for f in (by_name, by_place)]
+    np.testing.assert_array_equal(found, want)
+    assert (found != 0).all()
 
 
 # PyTorch, which has two loops for many functions, of single elements and of vectors: they differ at NaN.
