@@ -151,7 +151,7 @@ async def test_texts_by_hand_are_derivatives(device: ta.Device, name: str) -> No
 
 
 async def test_arguments_by_name(device: ta.Device) -> None:
-    """A rule finds the argument that has a gradient by its name, too."""
+    """A rule finds an argument by its place and by its name."""
     x = await device.put(np.array([1.0, -2.0, 0.5]))
 
     def by_place(x: Any) -> Any:
@@ -211,7 +211,7 @@ async def test_losses_of_pytorch(device: ta.Device, name: str, options: dict[str
     want = theirs(name, host, options)
     found, _ = await ours(name, device, host, options)
     if name in ("hinge_embedding_loss", "margin_ranking_loss"):
-        # A slope is 0 where a bound is met, as that of `relu`; PyTorch has that of the sloping side.
+        # At a bound the slope is 0, like the slope of `relu`. PyTorch takes the slope of the other side.
         margin = options.get("margin", 1.0 if name == "hinge_embedding_loss" else 0.0)
         is_met = (x == margin) & (target < 0) if name[0] == "h" else target * (x - options["x2"]) == margin
         assert is_met.any()
