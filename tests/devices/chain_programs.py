@@ -11,7 +11,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 
 import trio_accel as ta
-from trio_accel import arrays, linalg, nn
+from trio_accel import arrays, jit, linalg, nn
 from trio_accel.devices.operations._calls import SpentCall, arguments_of, evaluate, replaced
 
 N = 4
@@ -29,6 +29,17 @@ def _cast(x: Any, dtype: str = "float64") -> Any:
     return x.astype(dtype) if isinstance(x, np.ndarray) else (+x).cast(dtype)
 
 
+def _both(x: Any, y: Any) -> Any:
+    made = SUM_AND_PRODUCT(x, y)
+    return made[0] - made[1]
+
+
+def _largest(x: Any) -> Any:
+    made = arrays.top_k(x, N)
+    return made[0] * made[1]
+
+
+SUM_AND_PRODUCT = jit.elementwise("s = x + y; p = x * y", inputs=["x", "y"], outputs=["s", "p"])
 STEPS: dict[str, Step] = {
     "add": lambda x, y, k, of: x + y,
     "subtract from": lambda x, y, k, of: y - x,
@@ -63,6 +74,9 @@ STEPS: dict[str, Step] = {
     "stack": lambda x, y, k, of: arrays.stack((_cast(y), _cast(x)), axis=1)[:, 1],
     "take": lambda x, y, k, of: arrays.take(x, np.array([3, 0, 1, 1]), axis=0),
     "solve": lambda x, y, k, of: linalg.solve(_cast(x), _cast(y)),
+    "two results": lambda x, y, k, of: _both(x, y),
+    "one of two results": lambda x, y, k, of: SUM_AND_PRODUCT(y, x)[1],
+    "two results of a function": lambda x, y, k, of: _largest(x) + y,
     "fill": lambda x, y, k, of: (x + 0.5).fill(k),
     "fill a part": lambda x, y, k, of: (x + 0.5)[1:3].fill(k)[:1] + y,
     "assign": lambda x, y, k, of: (x + 0.5).assign(_cast(y, "float32")),

@@ -30,6 +30,11 @@ async def service(device: ta.Device, x: npt.NDArray[np.float32], w: ta.AccelRef,
     assert_type(halved.shape, tuple[int, ...])
     assert_type(halved.start(), ta.Pending[ta.AccelRef])
     q, r = await linalg.qr(w @ b)
+    values, vectors = linalg.eigh(w @ w.T)
+    scaled = assert_type(values, ta.Call[ta.AccelRef]) * 2.0
+    assert_type(await scaled, ta.AccelRef)
+    assert_type(await (vectors * values), ta.AccelRef)
+    assert_type(await linalg.qr(w)[1], ta.AccelRef)
     assert_type(await arrays.add(q, r, out=w), ta.AccelRef)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(linalg.matmul, w, w)

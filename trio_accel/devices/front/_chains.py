@@ -32,6 +32,7 @@ from ..operations._calls import (
     Call,
     Chain,
     Function,
+    Layouts,
     SpentCall,
     arguments_of,
     evaluate,
@@ -301,7 +302,7 @@ class Chains:
                 template.until_joined = 1
         return made
 
-    def look_ahead(self, chain: Chain, /) -> ArraySpec:
+    def look_ahead(self, chain: Chain, /) -> Layouts:
         """See `Device.look_ahead`."""
         for step in chain.steps:
             if step.ahead is None:
@@ -388,11 +389,14 @@ class Chains:
             RECORDING.reset(token)
             recorder.end()
 
-    def _ahead_of(self, step: SpentCall[Any]) -> ArraySpec:
+    def _ahead_of(self, step: SpentCall[Any]) -> Layouts:
+        if step.function is GATHER:
+            return tuple([each.ahead if type(each) in _CALLS else each.spec for each in step.args])
         recorder = LookingAhead(self._device, self._state, None)
         operands: list[Any] = [each for each in arguments_of(step) if type(each) in _CALLS]
         given: dict[int, Any] = {
-            id(each): recorder.stand_in_for(each.spec.shape, each.spec.dtype) for each in operands
+            id(each): map_tree(each.ahead, lambda one: recorder.stand_in_for(one.shape, one.dtype))
+            for each in operands
         }
         args, named = replaced(step, given)
         asked = evaluate(step.function, args, named)
@@ -592,14 +596,18 @@ def _name_of(chain: Chain) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _layout_of(step: SpentCall[Any], value: object) -> ArraySpec:
-    if isinstance(value, AccelRef):
-        return value.spec
-    if isinstance(value, np.ndarray):
-        host: HostArray = cast("Any", value)
-        dtype = DType.of(host.dtype)
-        return ArraySpec(0, 0, dtype, host.shape, contiguous_strides(host.shape, dtype.itemsize))
-    raise NotSupportedError(
-        f"{step.function.name} returns {type(value).__name__}, which cannot be an operand; await it first",
-        operation=step.function.name,
-    )
+def _layout_of(step: SpentCall[Any], value: object) -> Layouts:
+    def see(one: object) -> ArraySpec:
+        if isinstance(one, AccelRef):
+            return one.spec
+        if isinstance(one, np.ndarray):
+            host: HostArray = cast("Any", one)
+            dtype = DType.of(host.dtype)
+            return ArraySpec(0, 0, dtype, host.shape, contiguous_strides(host.shape, dtype.itemsize))
+        raise NotSupportedError(
+            f"{step.function.name} returns {type(one).__name__}, which cannot be an operand; await it first",
+            operation=step.function.name,
+        )
+
+    layouts: Layouts = map_tree(value, see)
+    return layouts

@@ -30,7 +30,6 @@ from ...actors import (
 )
 from ...backends.base import (
     AccelBackend,
-    ArraySpec,
     DeviceInfo,
     DeviceLostError,
     DType,
@@ -56,7 +55,7 @@ from ..dispatch._loans import InlineBorrowed, Loan
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..operations._blocks import Hold, held
-from ..operations._calls import Chain
+from ..operations._calls import Chain, Layouts
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._operation import Operation, refuse_recording
 from ..operations._pending import Pending, ReplyT
@@ -224,7 +223,7 @@ class OpenDevice(Device):
         """See `Device.ask_chain`."""
         return self.chains.ask(chain)
 
-    def look_ahead(self, chain: Chain, /) -> ArraySpec:
+    def look_ahead(self, chain: Chain, /) -> Layouts:
         """See `Device.look_ahead`."""
         self.state.check_run("look_ahead")
         return self.chains.look_ahead(chain)

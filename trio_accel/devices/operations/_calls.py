@@ -6,7 +6,7 @@ References to arrays and calls have the same operators, which make calls by func
 from __future__ import annotations
 
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from numbers import Number
 from struct import pack
@@ -40,6 +40,9 @@ T_co = TypeVar("T_co", covariant=True)
 ParametersP = ParamSpec("ParametersP")
 ResultT = TypeVar("ResultT")
 RefT = TypeVar("RefT", bound="Operators[Any]")
+T = TypeVar("T")
+Layouts: TypeAlias = "ArraySpec | Sequence[Layouts]"
+"""Layout of an array, or those of several."""
 
 # A chain is planned in one turn of the loop, and a program that builds one in a loop has forgotten to await.
 _MOST = 4096
@@ -108,7 +111,7 @@ class Asked(Protocol):
         """Run the calls of a chain as one request."""
         ...
 
-    def look_ahead(self, chain: Chain, /) -> ArraySpec:
+    def look_ahead(self, chain: Chain, /) -> Layouts:
         """Find what the last call of a chain makes, without a launch."""
         ...
 
@@ -331,7 +334,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         self.function = function
         self.args = args
         self.named = named
-        self.ahead: ArraySpec | None = None
+        self.ahead: Layouts | None = None
         self._is_silent: bool
 
     def __repr__(self) -> str:
@@ -361,15 +364,38 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         stack: list[SpentCall[Any]] = [self]
         while stack:
             step = stack.pop()
-            if not hasattr(step, "_is_silent"):
+            if not getattr(step, "_is_silent", False):
                 step._is_silent = True  # noqa: SLF001
                 stack += [each for each in arguments_of(step) if type(each) is Call]
 
-    def __iter__(self) -> NoReturn:
-        self.refuse(
-            "a Call is not iterable: it was not awaited; use a, b = await call for several results, or await "
-            "call.to_host() for the elements of an array"
-        )
+    def __iter__(  # type: ignore[override]  # references have no parts
+        self: SpentCall[tuple[T, ...]],
+    ) -> Iterator[Call[T]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return a call for each of several results, which are operands of further calls.
+
+        Raises:
+            TypeError: It has one result, or the device decides how many.
+        """
+        try:
+            layouts = self._look_ahead()
+        except NotSupportedError as error:
+            told = f"the number of results of {self!r} is not known ({error.message}); use a, b = await call"
+            self.refuse(told)
+        if isinstance(layouts, ArraySpec):
+            self.refuse("a Call is not iterable: it was not awaited; await call.to_host() has its elements")
+        return iter([self._part(number, layout) for number, layout in enumerate(layouts)])
+
+    def _part(self, number: int, layout: Any) -> Call[Any]:
+        part = Call[Any](METHODS["__getitem__"], (self, number))
+        # Parts may be left out: the call itself warns where none is awaited.
+        part.ahead, part._is_silent = layout, False  # noqa: SLF001
+        return part
+
+    def __len__(self: SpentCall[Any]) -> int:
+        layouts = self._look_ahead()
+        if not isinstance(layouts, ArraySpec):
+            return len(layouts)
+        return Operators.__len__(self)  # pyright: ignore[reportUnknownMemberType]
 
     if not TYPE_CHECKING:  # a type checker reports it where there is none
 
@@ -438,6 +464,17 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             TypeError, ValueError: A wrong argument.
             NotSupportedError: It depends on what the device computes; await the call.
         """
+        layouts = self.ahead or self._look_ahead()
+        if not isinstance(layouts, ArraySpec):
+            self.silence()
+            name = self.function.name
+            raise NotSupportedError(
+                f"{name} has several results, and each is an operand: a, b = call, or call[0]", operation=name
+            )
+        return layouts
+
+    def _look_ahead(self) -> Layouts:
+        """Return the layout of its result, or those of several, by a plan that is not launched."""
         if self.ahead is None:
             if type(self) is not Call:
                 raise _spent(self)
@@ -449,8 +486,12 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
                 raise
         return self.ahead
 
-    def __getitem__(self: SpentCall[Operators[RefT]], index: Index) -> Call[RefT]:
-        """View a part; see `AccelRef.__getitem__`."""
+    @overload
+    def __getitem__(self: SpentCall[Operators[RefT]], index: Index) -> Call[RefT]: ...
+    @overload
+    def __getitem__(self: SpentCall[tuple[T, ...]], index: int) -> Call[T]: ...
+    def __getitem__(self: SpentCall[Any], index: Index) -> Call[Any]:
+        """View a part, see `AccelRef.__getitem__`; or take one of several results."""
         return Call(METHODS["__getitem__"], (self, index))
 
     def reshape(self: SpentCall[Operators[RefT]], shape: int | Sequence[int], *sizes: int) -> Call[RefT]:
@@ -484,7 +525,7 @@ class Call(SpentCall[T_co]):
         function: The function.
         args: Its arguments, by their places.
         named: Its arguments by name; None for none.
-        ahead: Layout of its result, if that was found.
+        ahead: Layout of its result, or layouts of several, if they were found.
     """
 
     __slots__ = ()

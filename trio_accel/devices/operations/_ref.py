@@ -34,7 +34,7 @@ from ..base._refusals import what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import Index, indexed, permuted, reshaped, seen, transposed
 from ._blocks import Block, BorrowedBlock
-from ._calls import DEVICE_OF, METHODS, Chain, Function, Operators
+from ._calls import DEVICE_OF, METHODS, Chain, Function, Layouts, Operators
 from ._pending import Pending, ReplyT
 
 __all__ = ["AccelRef", "Device", "check_device", "device_of"]
@@ -354,7 +354,7 @@ class Device(abc.ABC):
         """Run the calls that a call is made of as one request; awaiting the call does this."""
 
     @abc.abstractmethod
-    def look_ahead(self, chain: Chain, /) -> ArraySpec:
+    def look_ahead(self, chain: Chain, /) -> Layouts:
         """Find the layout of what the last call of a chain makes; `Call.shape` and its kind do this.
 
         Raises:
@@ -553,6 +553,12 @@ def _viewing(name: str) -> Function:
     return Function(f"AccelRef.{name}", getattr(AccelRef, name), "value")
 
 
+def _part(value: Any, index: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return cast("Sequence[Any]", value)[index]
+    return AccelRef.__getitem__(value, index)
+
+
 def _item(array: AccelRef | HostArray) -> Any:
     if isinstance(array, AccelRef) or array.size != 1:
         raise ValueError(f"item: the array must have exactly one element, got shape {array.shape}")
@@ -564,7 +570,8 @@ async def _item_of(ref: AccelRef) -> Any:
 
 
 DEVICE_OF.append(device_of)
-METHODS.update({name: _viewing(name) for name in ("__getitem__", "reshape", "transpose")})
+METHODS["__getitem__"] = Function("AccelRef.__getitem__", _part, "value")
+METHODS.update({name: _viewing(name) for name in ("reshape", "transpose")})
 METHODS.update({name: Function(f"AccelRef.{name}", attrgetter(name), "value") for name in ("T", "mT")})
 METHODS["item"] = Function("AccelRef.item", _item, "value")
 METHODS["item of ref"] = Function("AccelRef.item", _item_of, "awaitable", is_direct=True)
