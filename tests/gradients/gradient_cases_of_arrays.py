@@ -130,6 +130,7 @@ CASES_OF_ARRAYS: dict[str, Case | list[Case]] = {
     ],
     "arrays.gradient": [
         Case(lambda x: a.gradient(x, 0.5, axis=1)), Case(a.gradient, ((6,),)),
+        Case(lambda x: a.multiply(*a.gradient(x, 0.5))),
         Case(lambda x, at: a.gradient(x, a.cumulative_sum(a.exp(at)), axis=0), ((5, 2), (5,))),
     ],
     "arrays.linear_recurrence": [

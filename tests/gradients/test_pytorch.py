@@ -24,6 +24,7 @@ from gradient_cases import (
 )
 from gradient_cases_of_arrays import CASES_OF_ARRAYS, NANS
 from gradient_cases_of_libraries import CASES_OF_LIBRARIES, NORM_ORDERS, NORMS, SHIFT
+from gradient_cases_of_results import CASES_OF_RESULTS, OF_SVD, SHAPES
 
 import trio_accel as ta
 
@@ -34,7 +35,7 @@ T: Any = torch.linalg
 S: Any = torch.special
 R: Any = torch.fft
 t = torch.tensor
-CASES = CASES_OF_ELEMENTS | CASES_OF_ARRAYS | CASES_OF_LIBRARIES
+CASES = CASES_OF_ELEMENTS | CASES_OF_ARRAYS | CASES_OF_LIBRARIES | CASES_OF_RESULTS
 SHIFTS = t(SHIFT)
 
 # Functions with one name and one argument, or two, in both libraries.
@@ -76,6 +77,38 @@ def with_nan(f: Any, **how: Any) -> Callable[..., Any]:
 
 def layer_norm(x: Any, weight: Any, bias: Any) -> Any:
     return F.layer_norm(x, weight.shape, weight, bias)
+
+
+def joined(parts: Any) -> Any:
+    return torch.cat([one.reshape(-1) for one in parts])
+
+
+def of_eigh(x: Any) -> Any:
+    w, v = T.eigh(x + x.mT)
+    return joined([w, v * v, (v * torch.exp(w * 0.1)[..., None, :]) @ v.mT])
+
+
+def of_svd(x: Any, kind: str = "all", *, is_full: bool = False) -> Any:
+    return joined(OF_SVD[kind](*T.svd(x, full_matrices=is_full)))
+
+
+def mixed(z: Any) -> Any:
+    return (z * (0.7 - 1.3j)).real
+
+
+def of_complex(x: Any) -> Any:
+    z = x[0] + 1j * x[1]
+    w, v = T.eigh(z + z.mH)
+    u, s, vh = T.svd(z, full_matrices=False)
+    sign, logarithm = T.slogdet(z)
+    values, vectors = T.eig(z)
+    made = [w, v.abs() ** 2, u.abs() ** 2, s, vh.abs() ** 2, *map(mixed, T.qr(z)), mixed(u @ vh)]
+    return joined([*made, mixed(sign), logarithm, mixed(values * values), vectors.abs() ** 2])
+
+
+def of_slogdet(x: Any) -> Any:
+    sign, logarithm = T.slogdet(x + SHIFTS)
+    return joined([sign, logarithm * sign])
 
 
 TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
@@ -232,6 +265,30 @@ TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
         lambda x, k=k: T.matrix_norm(x, k) for k in ("fro", "nuc", 1, -1, 2, -2, np.inf, -np.inf)
     ],
     "linalg.dot": torch.dot,
+    # Several results.
+    "arrays.broadcast_arrays": lambda x, y: torch.mul(*torch.broadcast_tensors(x, y)),
+    "arrays.meshgrid": [
+        lambda x, y, z: joined(torch.meshgrid(x, y * y, z, indexing="xy")[1:]),
+        lambda x, y: joined(torch.meshgrid(x, y * x, indexing="ij")),
+    ],
+    "arrays.split": lambda x: joined([one * one for one in torch.tensor_split(x, (1, 3), 1)[1:]]),
+    "arrays.unstack": lambda x: torch.mul(*torch.unbind(x, 1)[:2]),
+    "arrays.top_k": lambda x: torch.topk(x, 3)[0],
+    "linalg.eigh": [
+        of_eigh, of_eigh, of_complex, lambda x: T.eigh(x + x.mT)[0] ** 3, lambda x: T.eigh(x + x.mT)[1] ** 2,
+    ],
+    "linalg.svd": [
+        *[lambda x, kind=kind: of_svd(x, kind) for _ in SHAPES for kind in OF_SVD],
+        *[lambda x: T.svdvals(x) ** 2] * 2, partial(of_svd, is_full=True),
+    ],
+    "linalg.qr": [
+        *[lambda x: joined(T.qr(x))] * len(SHAPES), *[lambda x, k=k: T.qr(x)[k] for k in (0, 1)],
+        *[lambda x: T.qr(x)[1]] * len(SHAPES), lambda x: joined(T.qr(x, "complete")),
+    ],
+    "linalg.slogdet": [
+        of_slogdet, lambda x: T.slogdet(x + SHIFTS)[1], lambda x: T.slogdet(x + SHIFTS)[0] * x.sum(),
+    ],
+    "linalg.eig": lambda x: joined([mixed(T.eig(x)[0] ** 2), T.eig(x)[1].abs() ** 2]),
     # Transforms.
     **{
         f"fft.{name}": [
@@ -280,4 +337,5 @@ async def test_gradients_are_those_of_pytorch(device: ta.Device, name: str, numb
     value, found = await ta.value_and_grad(lambda p: a.sum(case.f(*p) * weights))(arrays)
     np.testing.assert_allclose(await value.item(), float((made.detach().numpy() * weights).sum()), rtol=1e-9)
     for slope, tensor in zip(found, tensors, strict=True):
-        np.testing.assert_allclose(await slope.to_host(), tensor.grad.numpy(), rtol=1e-9, atol=1e-12)
+        want = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+        np.testing.assert_allclose(await slope.to_host(), want.numpy(), rtol=1e-9, atol=1e-12)

@@ -8,15 +8,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from .. import arrays as _arrays
-from ..backends.base import DType, NotSupportedError
+from ..backends.base import ArraySpec, DType, NotSupportedError
 from ..devices import AccelRef, Call, Chain, Function, arguments_of
 from ._elementwise import ADVICE, Rule, slopes_of
 
-__all__ = ["RULES", "Make", "backward", "bound", "pulled", "refuse"]
+__all__ = ["RULES", "Make", "backward", "bound", "itself", "pulled", "refuse"]
 
 # The types of functions tell what calls become when they are awaited.
 arrays: Any = _arrays
@@ -27,8 +30,9 @@ Make: TypeAlias = Callable[[Any, Any], Iterator[Rule]]
 RULES: dict[str, Make] = {}
 """Rules by the names of functions: the modules of rules add them."""
 
-# Rooms of functions that make complex numbers of real ones.
-_COMPLEX = ("fft.", "signal.")
+# Rooms and functions that make complex numbers of real ones, and types of such numbers.
+_COMPLEX = ("fft.", "signal.", "linalg.eig.")
+_NUMBERS = frozenset({complex, np.complex64, np.complex128})
 
 
 def refuse(name: str, reason: str) -> NotSupportedError:
@@ -42,9 +46,9 @@ def backward(
     """Return the gradient of each leaf by the gradient of a value.
 
     Args:
-        value: A call.
+        value: A call, with one result or several.
         leaves: The calls whose gradients are wanted.
-        seed: The gradient of `value`.
+        seed: The gradient of `value`: of several results a list.
         made: The calls that are made are added, so that they can end without a warning.
         is_exact: Whether leaves are complex, so that dtypes are looked at.
     """
@@ -55,9 +59,17 @@ def backward(
         if id(call) not in slopes:
             # Only what has no gradient uses it.
             continue
+        g, several = slopes.pop(id(call)), _several(call)
+        if several is not None:
+            # The rule of the call gets a gradient for each result, and None for one that nobody uses.
+            parts = slopes.setdefault(id(several), [None] * len(several.ahead))
+            before = parts[call.args[1]]
+            made.append(g if before is None else before + g)
+            parts[call.args[1]] = made[-1]
+            continue
         # An operand may be there twice.
         missing = [id(one) for one in arguments_of(call) if id(one) in depends]
-        for operand, make in _gradients(call, slopes.pop(id(call)), is_exact=is_exact):
+        for operand, make in _gradients(call, g, is_exact=is_exact):
             if id(operand) in missing:
                 missing.remove(id(operand))
             if id(operand) in depends and (one := make()) is not None:
@@ -69,6 +81,16 @@ def backward(
         if missing:
             raise _left_out(call, missing)
     return [slopes[id(leaf)] if id(leaf) in slopes else arrays.zeros_like(leaf) for leaf in leaves]
+
+
+def _several(call: Any) -> Any:
+    """Return the call with several results that a call is a part of; None for other calls."""
+    if call.function.name != "AccelRef.__getitem__":
+        return None
+    # This finds the layout of its operand, too.
+    assert call.spec is not None
+    of: Any = call.args[0]
+    return None if isinstance(of.ahead, ArraySpec) else of
 
 
 def _left_out(call: Any, operands: Sequence[int]) -> NotSupportedError:
@@ -92,9 +114,13 @@ def _order(value: Any, leaves: Sequence[Any]) -> tuple[list[Any], set[int], bool
     is_complex = DType.complex64 in dtypes or DType.complex128 in dtypes
     is_complex = is_complex or "c" in [one.dtype.kind for one in chain.hosts]
     for call in chain.steps:
-        name = call.function.name
-        is_complex = is_complex or name.startswith(_COMPLEX)
-        if name not in STEP_NAMES and not depends.isdisjoint(map(id, arguments_of(call))):
+        name, given = call.function.name, arguments_of(call)
+        is_complex = (
+            is_complex or f"{name}.".startswith(_COMPLEX) or not _NUMBERS.isdisjoint(map(type, given))
+        )
+        is_smooth = name not in STEP_NAMES and not depends.isdisjoint(map(id, given))
+        # Of several results, some may be integers.
+        if is_smooth and (_several(call) is None or is_operand(call)):
             depends.add(id(call))
             order.append(call)
     return order, depends, is_complex
@@ -127,13 +153,32 @@ STEP_NAMES: set[str] = set()
 
 
 def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
-    """Return the gradients of operands through a composition of calls that makes the same as another call."""
+    """Return the gradients of operands through a composition of calls that makes the same as another call.
+
+    Args:
+        f: Returns a call of the operands; of several results one of `gather`.
+        operands: The operands.
+        g: The gradient of the result: of several results a list.
+    """
     leaves = [one if isinstance(one, Call) else arrays.reshape(one, one.shape) for one in operands]
     value = f(*leaves)
     # Only a part of it may be needed.
     value.silence()
     is_exact = any(one.dtype.kind == "complex" for one in leaves)
     return backward(value, leaves, g, [], is_exact=is_exact)
+
+
+def _gathered(call: Any, g: Any) -> Iterator[Rule]:
+    for one, slope in zip(call.args, g, strict=True):
+        yield one, partial(itself, slope)
+
+
+def itself(one: Any) -> Any:
+    """Return a gradient that is known."""
+    return one
+
+
+RULES["gather"] = _gathered
 
 
 @functools.cache

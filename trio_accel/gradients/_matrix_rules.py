@@ -16,10 +16,9 @@ import numpy as np
 from .. import arrays as _arrays
 from .. import fft as _fft
 from .. import linalg as _linalg
-from ..devices import Function, called
 from ._backward import RULES, bound, refuse
 from ._elementwise import Rule, summed_to
-from ._rules import composition, conjugate
+from ._rules import adjoint, composition, conjugate
 
 # The types of functions tell what calls become when they are awaited.
 arrays: Any = _arrays
@@ -40,10 +39,6 @@ def _matmul(call: Any, g: Any) -> Iterator[Rule]:
     yield b, lambda: arrays.reshape(summed_to(rows().mT @ slope(), of_columns), b.shape)
 
 
-def _adjoint(a: Any) -> Any:
-    return conjugate(a).mT
-
-
 def _solved(call: Any, g: Any, a: Any, b: Any, slope: Any) -> Iterator[Rule]:
     """Yield the gradients of a solution: `slope` is that of the right side."""
     is_vector = len(b.shape) == 1
@@ -52,7 +47,7 @@ def _solved(call: Any, g: Any, a: Any, b: Any, slope: Any) -> Iterator[Rule]:
         if is_vector:
             made = arrays.expand_dims(slope(), axis=-1) * arrays.expand_dims(conjugate(call), axis=-2)
         else:
-            made = slope() @ _adjoint(call)
+            made = slope() @ adjoint(call)
         return summed_to(-made, a.shape)
 
     yield b, lambda: summed_to(slope(), b.shape)
@@ -62,29 +57,29 @@ def _solved(call: Any, g: Any, a: Any, b: Any, slope: Any) -> Iterator[Rule]:
 def _solve(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
     a, b = at["a"], at["b"]
-    yield from _solved(call, g, a, b, cache(lambda: linalg.solve(_adjoint(a), g)))
+    yield from _solved(call, g, a, b, cache(lambda: linalg.solve(adjoint(a), g)))
 
 
 def _inv(call: Any, g: Any) -> Iterator[Rule]:
-    yield bound(call)["a"], lambda: -(_adjoint(call) @ g @ _adjoint(call))
+    yield bound(call)["a"], lambda: -(adjoint(call) @ g @ adjoint(call))
 
 
 def _det(call: Any, g: Any) -> Iterator[Rule]:
     a = bound(call)["a"]
-    yield a, lambda: arrays.reshape(g * conjugate(call), (*g.shape, 1, 1)) * _adjoint(linalg.inv(a))
+    yield a, lambda: arrays.reshape(g * conjugate(call), (*g.shape, 1, 1)) * adjoint(linalg.inv(a))
 
 
 def _cholesky(call: Any, g: Any) -> Iterator[Rule]:
     """Murray, Differentiation of the Cholesky decomposition (2016): the gradient is symmetric."""
     at = bound(call)
-    lower, grad = (_adjoint(call), _adjoint(g)) if at["upper"] else (call, g)
+    lower, grad = (adjoint(call), adjoint(g)) if at["upper"] else (call, g)
 
     def slope() -> Any:
         root = linalg.inv(lower)
-        product = arrays.tril(_adjoint(lower) @ grad)
+        product = arrays.tril(adjoint(lower) @ grad)
         halved = product - 0.5 * (product - arrays.tril(product, k=-1))
-        whole = _adjoint(root) @ halved @ root
-        return 0.5 * (whole + _adjoint(whole))
+        whole = adjoint(root) @ halved @ root
+        return 0.5 * (whole + adjoint(whole))
 
     yield at["a"], slope
 
@@ -106,7 +101,7 @@ def _pinv(call: Any, g: Any) -> Iterator[Rule]:
     x, inverse = bound(call)["x"], call
 
     def slope() -> Any:
-        back, turned = _adjoint(inverse), _adjoint(g)
+        back, turned = adjoint(inverse), adjoint(g)
         first = back @ g @ back
         left = turned @ inverse @ back
         right = back @ inverse @ turned
@@ -121,7 +116,7 @@ def _block(call: Any, g: Any) -> Iterator[Rule]:
     n = x.shape[-1]
 
     def slope() -> Any:
-        back = _adjoint(x) + arrays.zeros_like(g)
+        back = adjoint(x) + arrays.zeros_like(g)
         above = arrays.concat([back, g], axis=-1)
         below = arrays.concat([arrays.zeros_like(back), back], axis=-1)
         made = f(arrays.concat([above, below], axis=-2))[..., :n, n:]
@@ -246,32 +241,6 @@ def _matrix_norm(x: Any, keepdims: bool, ord: Any) -> Any:  # noqa: A002  # the 
     return made if keepdims else arrays.reshape(made, x.shape[:-2])
 
 
-async def _make_slope_of_svdvals(g: Any, x: Any) -> Any:
-    u, _, vh = await linalg.svd(x, full_matrices=False)
-    return await ((u * arrays.expand_dims(g, axis=-2)) @ vh)
-
-
-async def _make_slope_of_eigvalsh(g: Any, a: Any, triangle: str) -> Any:
-    _, vectors = await linalg.eigh(a, triangle)
-    return await ((vectors * arrays.expand_dims(g, axis=-2)) @ _adjoint(vectors))
-
-
-_slope_of_svdvals = called(Function("gradients.svdvals", _make_slope_of_svdvals, "awaitable"))
-_slope_of_eigvalsh = called(Function("gradients.eigvalsh", _make_slope_of_eigvalsh, "awaitable"))
-
-
-def _svdvals(call: Any, g: Any) -> Iterator[Rule]:
-    x = bound(call)["x"]
-    yield x, lambda: _slope_of_svdvals(g, x)
-
-
-def _eigvalsh(call: Any, g: Any) -> Iterator[Rule]:
-    at = bound(call)
-    if at["b"] is not None:
-        raise refuse(call.function.name, "the generalised problem has no rule")
-    yield at["a"], lambda: _slope_of_eigvalsh(g, at["a"], at["UPLO"])
-
-
 def _solve_tridiagonal(dl: Any, d: Any, du: Any, b: Any) -> Any:
     return linalg.solve_banded((1, 1), arrays.stack([_moved(du, -1), d, _moved(dl, 1)], axis=-2), b)
 
@@ -342,13 +311,13 @@ RULES.update({
     "linalg.dot": composition(lambda x, y: arrays.sum(x * y)),
     "linalg.asum": composition(lambda x: arrays.sum(arrays.abs(x))),
     "linalg.nrm2": composition(lambda x: _norm(x, None, False, 2)),
-    "linalg.eigvalsh": _eigvalsh, "linalg.einsum": _einsum, "linalg.expm": _block,
+    "linalg.einsum": _einsum, "linalg.expm": _block,
     "linalg.sqrtm": _block, "linalg.inv": _inv,
     "linalg.kron": composition(_kron), "linalg.matmul": _matmul,
     "linalg.matrix_norm": composition(_matrix_norm), "linalg.matrix_power": composition(_matrix_power),
     "linalg.outer": composition(_outer), "linalg.pinv": _pinv, "linalg.solve": _solve,
     "linalg.solve_tridiagonal": composition(_solve_tridiagonal),
-    "linalg.svdvals": _svdvals, "linalg.tensordot": composition(_tensordot),
+    "linalg.tensordot": composition(_tensordot),
     "linalg.trace": composition(_trace), "linalg.vecdot": composition(_vecdot),
     "linalg.vector_norm": composition(_norm), "tensor.einsum": _einsum,
     "linalg.cond": composition(_cond),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .. import arrays as _arrays
+from ..devices import gather
 from ..expressions import Elementwise
 from ._backward import RULES, bound, pulled, refuse
 from ._elementwise import Rule, summed_to
@@ -106,6 +107,12 @@ def _sort(call: Any, g: Any) -> Iterator[Rule]:
         return arrays.take_along_axis(g, arrays.argsort(order, axis=axis), axis=axis)
 
     yield x, slope
+
+
+def _top_k(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, axis = at["x"], at["axis"] % len(at["x"].shape)
+    yield x, lambda: added_along(partial(arrays.zeros_like, x), x.shape, call[1], g[0], axis)
 
 
 def _take(call: Any, g: Any) -> Iterator[Rule]:
@@ -286,7 +293,7 @@ def _gradient(x: Any, spacing: Any, axis: Any) -> Any:
     """Differences of both neighbours, weighted by the distances."""
     axes = range(len(x.shape)) if axis is None else np.atleast_1d(axis)
     if len(axes) != 1:
-        raise refuse("arrays.gradient", "several axes have several results; give one axis in each call")
+        return gather(*[_gradient(x, spacing, int(one)) for one in axes])
     at = int(axes[0]) % len(x.shape)
     rises = part(x, at, slice(1, None)) - part(x, at, slice(0, -1))
     if len(np.shape(spacing)) == 1:
@@ -362,6 +369,6 @@ RULES.update({
     "arrays.nan_to_num": composition(_nan_to_num), "arrays.percentile": composition(_percentile),
     "arrays.polyval": composition(_polyval), "arrays.quantile": composition(_quantile),
     "arrays.segmented_reduce": _segments, "arrays.select": _select, "arrays.sort": _sort,
-    "arrays.take": _take, "arrays.take_along_axis": _take_along_axis,
+    "arrays.top_k": _top_k, "arrays.take": _take, "arrays.take_along_axis": _take_along_axis,
     "arrays.trapezoid": composition(_trapezoid), "arrays.vander": composition(_vander),
 })  # fmt: skip

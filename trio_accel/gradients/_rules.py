@@ -17,7 +17,7 @@ from ..backends.base import NotSupportedError
 from ._backward import RULES, Make, bound, is_operand, pulled, refuse
 from ._elementwise import ADVICE, Rule, summed_to
 
-__all__ = ["axes_of", "composition", "conjugate", "part", "spread", "unpadded"]
+__all__ = ["adjoint", "axes_of", "composition", "conjugate", "part", "spread", "unpadded"]
 
 # The types of functions tell what calls become when they are awaited.
 arrays: Any = _arrays
@@ -40,6 +40,11 @@ def conjugate(x: Any) -> Any:
     if x.dtype.kind not in ("complex", "c"):
         return x
     return x.conj() if isinstance(x, np.ndarray) else arrays.conj(x)
+
+
+def adjoint(x: Any) -> Any:
+    """Return matrices that are transposed and conjugated."""
+    return conjugate(x).mT
 
 
 def composition(f: Callable[..., Any]) -> Make:
@@ -451,6 +456,46 @@ def _runs(places: Any) -> Iterator[tuple[int, int]]:
         start = stop
 
 
+def _filled(call: Any, g: Any) -> list[Any]:
+    """Return the gradients of all results: zeros for those that nobody uses."""
+    return [arrays.zeros_like(call[k]) if one is None else one for k, one in enumerate(g)]
+
+
+def _unstack(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    yield at["x"], lambda: arrays.stack(_filled(call, g), axis=at["axis"])
+
+
+def _split(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    yield at["x"], lambda: arrays.concat(_filled(call, g), axis=at["axis"])
+
+
+def _broadcast_all(call: Any, g: Any) -> Iterator[Rule]:
+    for one, slope in zip(call.args, g, strict=True):
+        yield one, partial(_unbroadcast, one, slope)
+
+
+def _meshgrid(call: Any, g: Any) -> Iterator[Rule]:
+    named: dict[str, Any] = dict(call.named or {})
+    is_turned = named.get("indexing", "xy") == "xy" and len(g) > 1
+    for number, (one, slope) in enumerate(zip(call.args, g, strict=True)):
+        axis = 1 - number if is_turned and number < 2 else number
+        yield one, partial(_along, one, slope, axis)
+
+
+def _unbroadcast(one: Any, g: Any) -> Any:
+    return None if g is None else summed_to(g, one.shape)
+
+
+def _along(one: Any, g: Any, axis: int) -> Any:
+    """Return the gradient of the coordinates along an axis of a grid."""
+    if g is None:
+        return None
+    others = tuple(k for k in range(len(g.shape)) if k != axis)
+    return arrays.reshape(arrays.sum(g, axis=others) if others else g, one.shape)
+
+
 def _triangle(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
     yield at["x"], lambda: getattr(arrays, call.function.name.partition(".")[2])(g, k=at["k"])
@@ -463,16 +508,18 @@ _TURNED = (
 _EXTREMA = ("max", "min", "nanmax", "nanmin")
 RULES.update({
     "AccelRef.__getitem__": _taken, "AccelRef.copy": _cast, "AccelRef.reshape": _reshaped,
-    "arrays.broadcast_to": _broadcast, "arrays.concat": _concat,
+    "arrays.broadcast_arrays": _broadcast_all, "arrays.broadcast_to": _broadcast, "arrays.concat": _concat,
     "arrays.cosine_similarity": composition(_cosine), "arrays.diag": _diag, "arrays.diagonal": _diagonal,
     "linalg.diagonal": _diagonal, "arrays.expand_dims": _reshaped, "arrays.flip": _flip,
     "arrays.kurtosis": _moment(4), "arrays.layer_norm": _normed, "arrays.logsumexp": _logsumexp,
-    "arrays.mean": _mean, "arrays.pad": _pad, "arrays.prod": _prod, "arrays.ptp": composition(_ptp),
+    "arrays.mean": _mean, "arrays.meshgrid": _meshgrid, "arrays.pad": _pad, "arrays.prod": _prod,
+    "arrays.ptp": composition(_ptp),
     "arrays.repeat": _repeat, "arrays.reshape": _reshaped, "arrays.rms_norm": _normed,
     "arrays.roll": _roll, "arrays.rot90": _rot90, "arrays.skew": _moment(3),
-    "arrays.sliding_window_view": _windows, "arrays.squeeze": _reshaped, "arrays.stack": _stack,
+    "arrays.sliding_window_view": _windows, "arrays.split": _split, "arrays.squeeze": _reshaped,
+    "arrays.stack": _stack,
     "arrays.std": _std, "arrays.sum": _sum, "arrays.tile": _tile, "arrays.tril": _triangle,
-    "arrays.triu": _triangle, "arrays.unwrap": _same, "arrays.var": _var,
+    "arrays.triu": _triangle, "arrays.unstack": _unstack, "arrays.unwrap": _same, "arrays.var": _var,
     "arrays.zscore": composition(_zscore),
     **dict.fromkeys(_TURNED, _turned),
     **{f"arrays.{name}": _extreme for name in _EXTREMA},

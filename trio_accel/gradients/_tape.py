@@ -16,6 +16,7 @@ from .. import arrays as _arrays
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Call, Function, called
 from . import (  # noqa: F401  # they add rules
+    _factor_rules,
     _field_rules,
     _image_rules,
     _matrix_rules,
@@ -25,7 +26,7 @@ from . import (  # noqa: F401  # they add rules
     _transform_rules,
     _words,
 )
-from ._backward import OWN, backward
+from ._backward import OWN, backward, itself
 from ._elementwise import Rule
 
 __all__ = ["custom_gradient", "grad", "stop_gradient", "value_and_grad", "vjp"]
@@ -341,11 +342,7 @@ def _by_custom_rule(call: Any, g: Any, rule: Callable[..., Any]) -> Iterator[Rul
     for place, (one, slope) in enumerate(zip(args, several, strict=True)):
         if slope is not None and isinstance(one, (Call, AccelRef)):
             _check_slope(f"{call.function.name}: the rule's gradient of argument {place}", one, slope)
-        yield one, partial(_itself, slope)
-
-
-def _itself(one: Any) -> Any:
-    return one
+        yield one, partial(itself, slope)
 
 
 def _check_slope(what: str, one: Any, slope: Any) -> None:

@@ -35,7 +35,7 @@ _STEPS = {
     "sparse": "ic0 ilu0",
     "tensor": "contract_path",
 }
-_SEVERAL = "it has several results, and an operand of a chain is one"
+_UNWRITTEN = "nobody has written its rule"
 _LENGTH = "elements decide the length of the result"
 _IN_PLACE = "it works in place; use ta.linalg.matmul and operators"
 _ITERATES = "it iterates until it converges"
@@ -45,9 +45,6 @@ _GRADIENT = "it is a gradient itself, and second derivatives have no rule here"
 _SPECTRA = "it has several results; use ta.fft.rfft of ta.arrays.sliding_window_view"
 _REASONS: Mapping[str, Mapping[str, str]] = {
     "arrays": {
-        "broadcast_arrays meshgrid": f"{_SEVERAL}; use ta.arrays.broadcast_to",
-        "split unstack": f"{_SEVERAL}; take parts by x[...]",
-        "top_k": f"{_SEVERAL}; use ta.arrays.sort",
         "partition run_lengths": _LENGTH,
         "bincount compress intersect1d setdiff1d setxor1d union1d unique_all unique_counts "
         "unique_inverse unique_values": _LENGTH,
@@ -58,18 +55,20 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
     },
     "linalg": {
         "axpy gemm gemv ger rot scal swap symm symv syr syr2 syr2k syrk trmm trmv trsm trsv": _IN_PLACE,
-        "eig eigh hessenberg ldl lu lstsq polar qr schur slogdet svd": _SEVERAL,
+        "hessenberg ldl lu schur": _UNWRITTEN,
+        "lstsq": f"{_UNWRITTEN}; use ta.linalg.pinv",
+        "polar": f"{_UNWRITTEN}; use ta.linalg.svd",
         "fused_matmul fused_matmul_grad fused_matmul_sums": "it is a fused step; use ta.nn.linear",
-        "eigvals": "the eigenvalues are complex",
+        "eigvals": "its order may differ from the order with vectors; use ta.linalg.eig(x)[0]",
         "null_space orth": _LENGTH,
         "solve_triangular": "the layout of its result is known once it has run; use ta.linalg.solve",
         "cho_solve": "the layout of its result is known once it has run; use ta.linalg.solve",
-        "lu_solve": "its factors are those of lu, which has several results; use ta.linalg.solve",
+        "lu_solve": "its factors are those of lu, which has no rule; use ta.linalg.solve",
     },
     "fft": {"fused": "it is a fused step; use ta.fft and ta.arrays"},
     "nn": {
         "adadelta adagrad adam adamax adamw clip_grad_norm lion radam rmsprop sgd": _UPDATES,
-        "batch_norm_training dropout": _SEVERAL,
+        "batch_norm_training dropout": _UNWRITTEN,
         "adaptive_avg_pool_grad avg_pool_grad batch_norm_training_grad binary_cross_entropy_grad "
         "binary_cross_entropy_with_logits_grad conv_bias_grad conv_input_grad conv_weight_grad "
         "cross_entropy_grad dropout_grad embedding_grad gaussian_nll_loss_grad gelu_grad glu_grad "
@@ -82,7 +81,7 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
     "signal": {"cubic_spline": "it returns a spline, and not an array", "stft welch": _SPECTRA},
     "ndimage": {
         "bilateral_filter": "its weights depend on the image; compose it of ta.arrays.sliding_window_view",
-        "rotate": "nobody has written its rule; ta.ndimage.affine_transform of order 0 or 1 has one",
+        "rotate": f"{_UNWRITTEN}; ta.ndimage.affine_transform of order 0 or 1 has one",
     },
     "sparse": {
         "add bsr coo csc csr diagonal eliminate_zeros max min multiply norm precondition rows spgemm "

@@ -86,7 +86,7 @@ def _naming(name: str, function: Any) -> Any:
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if args and type(args[0]) is Call:
+        if Call in map(type, args):
             # A view of what is to be made is a step of the chain.
             made: Call[Any] = Call(viewed, args, kwargs or None)
             return made

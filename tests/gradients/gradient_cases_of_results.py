@@ -1,0 +1,106 @@
+"""Cases of gradients: functions with several results, of which some are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gradient_cases import Case
+from gradient_cases_of_libraries import SHIFT
+
+import trio_accel as ta
+
+a: Any = ta.arrays
+la: Any = ta.linalg
+SHAPES = ((4, 4), (5, 3), (3, 5), (2, 5, 3))
+OF_SVD: dict[str, Callable[..., list[Any]]] = {
+    "u": lambda u, s, vh: [u * u],
+    "s": lambda u, s, vh: [s],
+    "vh": lambda u, s, vh: [vh * vh],
+    "all": lambda u, s, vh: [u * u, s, vh * vh, u @ vh],
+}
+
+
+def joined(parts: Any) -> Any:
+    return a.concat(list(parts), axis=None)
+
+
+def real(z: Any) -> Any:
+    return a.real(z * (0.7 - 1.3j))
+
+
+def complex_matrix(x: Any) -> Any:
+    return x[0] + 1j * x[1]
+
+
+def _eigh(x: Any) -> Any:
+    w, v = la.eigh(x + x.mT)
+    return joined([w, v * v, (v * a.expand_dims(a.exp(w * 0.1), axis=-2)) @ v.mT])
+
+
+def _svd(x: Any, kind: str) -> Any:
+    return joined(OF_SVD[kind](*la.svd(x, full_matrices=False)))
+
+
+def _slogdet(x: Any) -> Any:
+    sign, logarithm = la.slogdet(x + SHIFT)
+    return joined([sign, logarithm * sign])
+
+
+def _eig(x: Any) -> Any:
+    w, v = la.eig(x)
+    return joined([real(w * w), a.abs(v) ** 2])
+
+
+def _of_complex(x: Any) -> Any:
+    """All factorizations of complex matrices."""
+    z = complex_matrix(x)
+    w, v = la.eigh(z + a.conj(z).mT)
+    u, s, vh = la.svd(z, full_matrices=False)
+    sign, logarithm = la.slogdet(z)
+    values, vectors = la.eig(z)
+    made = [w, a.abs(v) ** 2, a.abs(u) ** 2, s, a.abs(vh) ** 2, *map(real, la.qr(z)), real(u @ vh)]
+    return joined([*made, real(sign), logarithm, real(values * values), a.abs(vectors) ** 2])
+
+
+def _top_k(x: Any) -> Any:
+    values, places = a.top_k(x, 2, axis=0, largest=False)
+    return values * a.exp(values) + a.take_along_axis(x, places, axis=0)
+
+
+CASES_OF_RESULTS: dict[str, Case | list[Case]] = {
+    "arrays.broadcast_arrays": Case(lambda x, y: a.multiply(*a.broadcast_arrays(x, y)), ((3, 4), (3, 1))),
+    "arrays.meshgrid": [
+        Case(lambda x, y, z: joined(list(a.meshgrid(x, y * y, z))[1:]), ((2,), (3,), (4,))),
+        Case(lambda x, y: joined(a.meshgrid(x, y * x, indexing="ij")), ((3,), (3,))),
+        Case(lambda x, y: a.multiply(*a.meshgrid(x, y)), ((2,), (3,))),
+    ],
+    "arrays.split": Case(lambda x: joined([one * one for one in list(a.split(x, [1, 3], 1))[1:]])),
+    "arrays.unstack": [
+        Case(lambda x: a.multiply(*list(a.unstack(x, axis=1))[:2])), Case(lambda x: a.unstack(x)[1] ** 2),
+    ],
+    "arrays.top_k": [Case(lambda x: a.top_k(x, 3)[0]), Case(_top_k)],
+    "linalg.eigh": [
+        Case(_eigh, ((4, 4),)), Case(_eigh, ((2, 4, 4),)), Case(_of_complex, ((2, 4, 4),)),
+        Case(lambda x: la.eigh(x + x.mT)[0] ** 3, ((4, 4),)),
+        Case(lambda x: la.eigh(x + x.mT)[1] ** 2, ((4, 4),)),
+    ],
+    "linalg.svd": [
+        *[Case(lambda x, kind=kind: _svd(x, kind), (shape,)) for shape in SHAPES for kind in OF_SVD],
+        Case(lambda x: la.svd(x)[1] ** 2, ((5, 3),)),
+        Case(lambda x: la.svd(x, compute_uv=False) ** 2, ((3, 5),)),
+        Case(lambda x: joined(OF_SVD["all"](*la.svd(x))), ((4, 4),)),
+    ],
+    "linalg.qr": [
+        *[Case(lambda x: joined(la.qr(x)), (shape,)) for shape in SHAPES],
+        *[Case(lambda x, k=k: la.qr(x)[k], ((5, 3),)) for k in (0, 1)],
+        *[Case(lambda x: la.qr(x, "r"), (shape,)) for shape in SHAPES],
+        Case(lambda x: joined(la.qr(x, "complete")), ((3, 5),)),
+        Case(lambda x: la.qr(x, mode="complete")[1], ((5, 3),)),
+    ],
+    "linalg.slogdet": [
+        Case(_slogdet, ((2, 4, 4),)), Case(lambda x: la.slogdet(x + SHIFT)[1], ((4, 4),)),
+        Case(lambda x: la.slogdet(x + SHIFT)[0] * a.sum(x), ((4, 4),)),
+    ],
+    "linalg.eig": Case(_eig, ((4, 4),)),
+}  # fmt: skip
