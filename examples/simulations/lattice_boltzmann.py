@@ -24,9 +24,8 @@ FLUID, SOLID, INLET = 0, 1, 2
 SPEED, REYNOLDS = 0.1, 150
 
 
-def step_of(kind: ta.AccelRef, omega: float) -> Step:
-    """The step of a grid whose nodes are of these kinds, uint8 of shape (h, w)."""
-    height, width = kind.shape
+def update_of(height: int, width: int) -> ta.jit.Elementwise[State]:
+    """The expression of a step, of the kinds of nodes, the rate of relaxation, and what flows."""
     lines = [
         f"g{k} = f{k}[(i(0) - ({down})) % {height}, (i(1) - ({right})) % {width}]"
         for k, (down, right) in enumerate(DIRECTIONS)
@@ -42,12 +41,17 @@ def step_of(kind: ta.AccelRef, omega: float) -> Step:
         # A wall sends back what comes; the inlet has what flows in.
         new = WEIGHTS[k] * (1 - 1.5 * SPEED**2 + 3 * right * SPEED + 4.5 * (right * SPEED) ** 2)
         lines += [f"o{k} = where(kind == {FLUID}, fluid{k}, where(kind == {SOLID}, g{OPPOSITE[k]}, {new}))"]
-    update = ta.jit.elementwise(
+    return ta.jit.elementwise(
         "; ".join(lines),
         inputs=("kind", "omega", *(f"f{k}" for k in range(9))),
         outputs=tuple(f"o{k}" for k in range(9)),
         name="boltzmann",
     )
+
+
+def step_of(kind: ta.AccelRef, omega: float) -> Step:
+    """The step of a grid whose nodes are of these kinds, uint8 of shape (h, w)."""
+    update = update_of(*kind.shape)
 
     async def step(*flows: ta.AccelRef) -> State:
         return await update(kind, omega, *flows)

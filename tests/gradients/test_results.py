@@ -16,7 +16,52 @@ import trio_accel as ta
 a: Any = ta.arrays
 la: Any = ta.linalg
 # Python's warnings are errors here: nothing is left of calls that nobody has used.
-pytestmark = pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has no solvers")
+needs_solvers = pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has no solvers")
+KERNELS: dict[str, Any] = {
+    "elements": ta.jit.elementwise(
+        "s = x * y; p = exp(x) + s; c = where(x > 0, 3.0, 2.0)", inputs=["x", "y"], outputs=["s", "p", "c"]
+    ),
+    "an input": ta.jit.elementwise("s = x; p = y; c = x", inputs=["x", "y"], outputs=["s", "p", "c"]),
+    "loads": ta.jit.elementwise(
+        "s = x[i(0), (i(1) + 1) % 4] * y; p = x[i(0), i(1)] - y * y; "
+        "c = s * p + x[i(0), maximum(i(1) - 1, 0)]",
+        inputs=["x", "y"], outputs=["s", "p", "c"],
+    ),
+    "loads of a loop": ta.jit.elementwise(
+        "s = 0.0; p = y\nfor k in range(4):\n"
+        "    s = s + x[i(0), k] * y\n    p = p + x[k % 3, i(1)] ** 2\nc = s",
+        inputs=["x", "y"], outputs=["s", "p", "c"],
+    ),
+    "a loop": ta.jit.elementwise(
+        "s = x; p = y\nfor k in range(4):\n    s = s + 0.1 * sin(p)\n    p = p - 0.1 * s\nc = s * p",
+        inputs=["x", "y"], outputs=["s", "p", "c"],
+    ),
+    "places": ta.jit.elementwise(
+        "s = x[2 - i(0), i(1)] * y; p = x[i(0), 0]; c = exp(y)", inputs=["x", "y"], outputs=["s", "p", "c"]
+    ),
+}  # fmt: skip
+USES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "one": lambda s, p, c: p * p, "another": lambda s, p, c: a.sin(c), "two": lambda s, p, c: s * p + p,
+    "all": lambda s, p, c: s * p + c * s,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("kind", KERNELS)
+async def test_kernels_of_several_results(device: ta.Device, kind: str, use: str) -> None:
+    hosts = [numbers((3, 4)), numbers((3, 4), 1)]
+
+    def f(given: Any) -> Any:
+        return a.sum(USES[use](*KERNELS[kind](*given)) * numbers((3, 4), 2))
+
+    found = await ta.grad(f)([await device.put(one) for one in hosts])
+    for place, slope in enumerate(found):
+        direction, sides = numbers((3, 4), 3), list[float]()
+        for sign in (1, -1):
+            moved = [one + sign * 1e-5 * direction * (k == place) for k, one in enumerate(hosts)]
+            sides.append(await f([await device.put(one) for one in moved]).item())
+        want = (sides[0] - sides[1]) / 2e-5
+        np.testing.assert_allclose((await slope.to_host() * direction).sum(), want, rtol=1e-7, atol=1e-8)
 
 
 def symmetric(n: int = 4) -> Any:
@@ -24,6 +69,7 @@ def symmetric(n: int = 4) -> Any:
     return x + x.T
 
 
+@needs_solvers
 async def test_parts_that_nobody_uses_get_no_gradient(device: ta.Device) -> None:
     host = symmetric()
     x = await device.put(host)
@@ -45,6 +91,7 @@ async def test_parts_that_nobody_uses_get_no_gradient(device: ta.Device) -> None
     gc.collect()
 
 
+@needs_solvers
 async def test_a_part_that_is_used_twice(device: ta.Device) -> None:
     host = symmetric()
     x = await device.put(host)
@@ -57,6 +104,7 @@ async def test_a_part_that_is_used_twice(device: ta.Device) -> None:
     np.testing.assert_allclose(await (await ta.grad(f)(x)).to_host(), 3.0 * host @ host, rtol=1e-11)
 
 
+@needs_solvers
 async def test_a_function_of_a_matrix_by_its_eigenvalues(device: ta.Device) -> None:
     """The same function as a series has the same gradient."""
     host, weights = 0.3 * symmetric(), numbers((4, 4), 7)
@@ -72,6 +120,7 @@ async def test_a_function_of_a_matrix_by_its_eigenvalues(device: ta.Device) -> N
     np.testing.assert_allclose(await found.to_host(), await want.to_host(), rtol=1e-10)
 
 
+@needs_solvers
 async def test_a_gradient_of_a_gradient(device: ta.Device) -> None:
     host = symmetric()
     x = await device.put(host)
@@ -97,6 +146,7 @@ async def test_values_of_gathered_calls(device: ta.Device) -> None:
     np.testing.assert_allclose(await (await ta.grad(f)(x)).to_host(), 3.0 * host * host + 2.0, rtol=1e-14)
 
 
+@needs_solvers
 async def test_equal_eigenvalues(device: ta.Device) -> None:
     """The eigenvalues have a gradient, and the vectors none, as in PyTorch."""
     x = await device.put(np.eye(3))
@@ -114,6 +164,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
+@needs_solvers
 @pytest.mark.parametrize("kind", REFUSED)
 async def test_what_has_no_gradient(device: ta.Device, kind: str) -> None:
     f, text = REFUSED[kind]

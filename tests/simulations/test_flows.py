@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import fluid
 import lattice_boltzmann as boltzmann
 import numpy as np
@@ -54,6 +56,27 @@ async def test_a_lattice_with_walls_and_an_inlet_is_as_by_numpy(device: ta.Devic
     for _ in range(5):
         expected = boltzmann_by_numpy(kind, expected, 1.3)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+async def test_the_gradient_of_a_lattice_is_that_of_differences(device: ta.Device) -> None:
+    rng, steps = np.random.default_rng(4), 3
+    kind = rng.choice(3, (6, 8), p=[0.7, 0.2, 0.1]).astype(np.uint8)
+    hosts = rng.uniform(0.9, 1.1, (9, 6, 8)) * np.array(boltzmann.WEIGHTS)[:, None, None]
+    weights, direction = rng.standard_normal((2, 9, 6, 8))
+    [there] = await put(device, kind)
+    update: Any = boltzmann.update_of(6, 8)
+
+    def loss(flows: Any) -> Any:
+        for _ in range(steps):
+            flows = list(update(there, 1.3, *flows))
+        return ta.arrays.sum(ta.arrays.stack(flows) ** 2 * weights)
+
+    slopes = await ta.grad(loss)(list(await put(device, *hosts)))
+    found = np.sum(
+        [(await slope.to_host() * one).sum() for slope, one in zip(slopes, direction, strict=True)]
+    )
+    sides = [await loss(await put(device, *(hosts + by * direction))).item() for by in (1e-6, -1e-6)]
+    np.testing.assert_allclose(found, (sides[0] - sides[1]) / 2e-6, rtol=1e-7)
 
 
 async def test_collisions_keep_mass_and_momentum(device: ta.Device) -> None:

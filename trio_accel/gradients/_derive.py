@@ -30,7 +30,7 @@ __all__ = ["Addition", "Program", "additions", "gradient"]
 
 @attrs.frozen
 class Program:
-    """Steps, and the numbers of the results; the last arguments are the gradient and the result."""
+    """Steps, and the numbers of the results; the last arguments are the gradients and the results."""
 
     steps: tuple[Step, ...]
     outputs: tuple[int, ...]
@@ -70,21 +70,23 @@ def gradient(
     wrt: int,
     numbers: frozenset[int] = frozenset(),
     *,
+    reached: Sequence[int] = (0,),
     has_result: bool,
 ) -> Program:
     """Make the program of the gradient by an argument that is read element by element.
 
     Args:
-        program: An expression with one result.
+        program: An expression.
         inputs: The number of its arguments.
         wrt: The argument.
         numbers: The arguments that are numbers: where a bound is one, its tie has the gradient 0.
-        has_result: Whether the gradient may read the result in place of computing it again.
+        reached: The results that have gradients; it is the sum over these.
+        has_result: Whether the gradient may read the results in place of computing them again.
 
     Raises:
         NotSupportedError: A function has no derivative.
     """
-    made = _Gradient(program, inputs, wrt, numbers, has_result=has_result)
+    made = _Gradient(program, inputs, wrt, numbers, reached=reached, has_result=has_result)
     adjoints = made.run()
     arguments = [
         n for n, step in enumerate(program.steps) if step.function == "argument" and step.value == wrt
@@ -100,16 +102,16 @@ def additions(
     wrt: int,
     numbers: frozenset[int] = frozenset(),
     *,
+    reached: Sequence[int] = (0,),
     has_result: bool,
 ) -> tuple[Addition, ...]:
     """Make the additions to the gradient of an argument that elements are loaded from; see `gradient`."""
-    whole = _Gradient(program, inputs, wrt, numbers, has_result=has_result)
+    make = functools.partial(_Gradient, program, inputs, wrt, numbers, reached=reached, has_result=has_result)
+    whole = make()
     whole.run()
     made: list[Addition] = []
     for number, loops in enumerate(whole.found):
-        probe = _Gradient(
-            program, inputs, wrt, numbers, has_result=has_result, probe=number, depth=len(loops)
-        )
+        probe = make(probe=number, depth=len(loops))
         probe.run()
         made.append(Addition(probe.program(*probe.captured), tuple(map(whole.program, loops))))
     return tuple(made)
@@ -139,12 +141,13 @@ class _Gradient(Builder):
         wrt: int,
         numbers: frozenset[int],
         *,
+        reached: Sequence[int],
         has_result: bool,
         probe: int = -1,
         depth: int = 0,
     ) -> None:
         super().__init__()
-        self._old, self._out = program.steps, program.outputs[0]
+        self._old, self._outs, self._reached = program.steps, program.outputs, reached
         self._inputs, self._wrt, self._numbers = inputs, wrt, numbers
         self._has_result, self._probe, self._depth = has_result, probe, depth
         self._active = self._find_active()
@@ -164,17 +167,22 @@ class _Gradient(Builder):
                 else step
                 for step in self._old
             )
-        out = self._old[self._out]
         self.take(self._old, range(len(self._old)), at)
-        if self._has_result and out.steps:
-            at[self._out] = self.step("argument", out.dtype, (), self._inputs + 1)
-        if not self._active[self._out]:
+        first, adjoints = self._inputs, dict[int, int]()
+        for number, out in enumerate(self._outs):
+            if self._has_result and self._old[out].steps:
+                at[out] = self._argument(out, first + len(self._outs) + number)
+        for number in self._reached:
+            self._contribute(adjoints, self._outs[number], self._argument(self._outs[number], first + number))
+        if not adjoints:
             return {}
         if self._probe >= 0:
             self._begin_capture()
-        adjoints = {self._out: self.step("argument", out.dtype, (), self._inputs)}
         self._back(range(len(self._old)), at, adjoints)
         return adjoints
+
+    def _argument(self, like: int, number: int) -> int:
+        return self.step("argument", self._old[like].dtype, (), number)
 
     def program(self, *outputs: int) -> Program:
         return Program(tuple(self.steps), ()).only(*outputs)

@@ -107,7 +107,7 @@ def slopes_of(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule] | None:
 
     Args:
         call: The call.
-        g: The gradient of its result.
+        g: The gradient of its result; of several results a list, with None for those that nobody uses.
         is_exact: Whether dtypes are looked at, because there may be complex numbers.
 
     Returns:
@@ -118,14 +118,13 @@ def slopes_of(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule] | None:
 
 
 def _slopes(found: _Expression, call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
-    if len(found.elementwise.outputs) > 1:
-        raise NotSupportedError(
-            f"{call.function.name} has no gradient, because it has several results; {ADVICE}"
-        )
     arguments = found.arguments(call)
+    # Parts of the call that nobody uses end without a warning.
+    is_one = len(found.elementwise.outputs) == 1
+    given = [*arguments, g, call] if is_one else [*arguments, *g, *call]
     for place, one in enumerate(arguments):
         if isinstance(one, (Call, AccelRef)):
-            yield one, partial(_slope, found, call, arguments, place, g, is_exact=is_exact)
+            yield one, partial(_slope, found, call, given, place, is_exact=is_exact)
 
 
 def _kind(one: Any, *, is_exact: bool) -> ArgumentType:
@@ -139,23 +138,25 @@ def _kind(one: Any, *, is_exact: bool) -> ArgumentType:
     return DType.float64
 
 
-def _slope(found: _Expression, call: Any, arguments: list[Any], place: int, g: Any, *, is_exact: bool) -> Any:
+def _slope(found: _Expression, call: Any, given: list[Any], place: int, *, is_exact: bool) -> Any:
     own = found.elementwise
+    inputs = len(own.inputs)
+    arguments = given[:inputs]
+    reached = tuple([n for n in range(len(own.outputs)) if given[inputs + n] is not None])
     # A number of NumPy's has a dtype, which would decide that of a part of the gradient.
     is_exact = is_exact or not found.is_plain or True in [isinstance(one, np.generic) for one in arguments]
     kinds = tuple([_kind(one, is_exact=is_exact) for one in arguments])
-    given = [*arguments, g, call]
     try:
         if own.is_loaded(own.inputs[place]):
-            return _added(own, kinds, place, given)
-        made, reads = _derived(own, kinds, place, is_exact)
+            return _added(own, kinds, place, reached, given)
+        made, reads = _derived(own, kinds, place, reached, is_exact)
     except (NotSupportedError, ValueError) as error:
         # A derived text may be longer, or have more loops in each other, than an expression may.
         told = f"{call.function.name} has no gradient by {own.inputs[place]}: {error}; {ADVICE}"
         raise NotSupportedError(told, operation=call.function.name) from None
     if made is None and not reads:
         return arrays.zeros_like(arguments[place])
-    slope = g if made is None else made(*[given[n] for n in reads])
+    slope = given[reads[0]] if made is None else made(*[given[n] for n in reads])
     is_alone = [isinstance(one, _NUMBERS) for one in arguments].count(False) == 1 and not _has_shape(call)
     return slope if is_alone else summed_to(slope, np.shape(arguments[place]))
 
@@ -170,19 +171,35 @@ def _numbers(kinds: Sequence[ArgumentType]) -> frozenset[int]:
 
 @functools.lru_cache(4096)
 def _derived(
-    own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, is_exact: bool
+    own: Elementwise[Any],
+    kinds: tuple[ArgumentType, ...],
+    place: int,
+    reached: tuple[int, ...],
+    is_exact: bool,
 ) -> tuple[Elementwise[Any] | None, tuple[int, ...]]:
-    """Return the gradient by an argument, and which of the arguments, the gradient and the result it reads.
+    """Return the gradient by an argument, and which of the arguments, gradients and results it reads.
 
-    It is None where it is 0, which reads nothing, and where it is the gradient of the result itself.
+    It is None where it is 0, which reads nothing, and where it is the gradient of a result itself.
     """
     name = own.inputs[place]
     if name in own.slopes:
         return _by_hand(own, own.slopes[name])
-    program = gradient(own.typed(kinds), len(kinds), place, _numbers(kinds), has_result=_has_result(own))
-    if len(program.steps) == 1 and program.reads in ((), (len(kinds),)):
+    program = gradient(
+        own.typed(kinds),
+        len(kinds),
+        place,
+        _numbers(kinds),
+        reached=reached,
+        has_result=_has_result(own),
+    )
+    if len(program.steps) == 1 and (not program.reads or _is_gradient(own, program)):
         return None, program.reads
-    return _elementwise(own, program, len(kinds), is_exact=is_exact), program.reads
+    return _elementwise(own, program, is_exact=is_exact), program.reads
+
+
+def _is_gradient(own: Elementwise[Any], program: Program) -> bool:
+    """Tell whether a program of one step is the gradient of a result."""
+    return program.reads[0] >= len(own.inputs)
 
 
 def _has_result(own: Elementwise[Any]) -> bool:
@@ -197,9 +214,9 @@ def _by_hand(own: Elementwise[Any], text: str) -> tuple[Elementwise[Any], tuple[
     return made, tuple(names.index(one) for one in inputs)
 
 
-def _elementwise(own: Elementwise[Any], program: Program, inputs: int, *, is_exact: bool) -> Elementwise[Any]:
+def _elementwise(own: Elementwise[Any], program: Program, *, is_exact: bool) -> Elementwise[Any]:
     """Return a program as an expression of the arguments that it reads."""
-    arguments = _names(inputs)
+    arguments = _names(own)
     return Elementwise[Any](
         text_of(program.steps, {"slope": program.outputs[0]}, arguments, is_typed=is_exact),
         inputs=[arguments[n] for n in program.reads],
@@ -209,8 +226,11 @@ def _elementwise(own: Elementwise[Any], program: Program, inputs: int, *, is_exa
     )
 
 
-def _names(inputs: int) -> dict[int, str]:
-    return {**{n: f"a{n}" for n in range(inputs)}, inputs: "g", inputs + 1: "y"}
+def _names(own: Elementwise[Any]) -> dict[int, str]:
+    """Return names of arguments, gradients and results, by their numbers."""
+    numbers = [str(number or "") for number in range(len(own.outputs))]
+    names = [f"a{n}" for n in range(len(own.inputs))]
+    return dict(enumerate([*names, *[f"g{n}" for n in numbers], *[f"y{n}" for n in numbers]]))
 
 
 # Gradients of arrays that elements are loaded from.
@@ -239,13 +259,15 @@ class _Scattered:
 
 
 @functools.lru_cache(1024)
-def _additions(own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int) -> tuple[_Scattered, ...]:
-    return _all_scattered(own, own.typed(kinds), kinds, place)
+def _additions(
+    own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, reached: tuple[int, ...]
+) -> tuple[_Scattered, ...]:
+    return _all_scattered(own, own.typed(kinds), kinds, place, reached)
 
 
 @functools.lru_cache(1024)
 def _written_out(
-    own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int
+    own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, reached: tuple[int, ...]
 ) -> tuple[_Scattered, ...]:
     """Return the additions of an expression whose short loops are written out; none if nothing is gained."""
     program = own.typed(kinds)
@@ -255,22 +277,28 @@ def _written_out(
     loads = [step for step in program.steps if step.function == "load" and step.value == place]
     if len(loads) > _MAX_LOADS or any(step.function == "loop" for step in program.steps):
         return ()
-    return _all_scattered(own, program, kinds, place)
+    return _all_scattered(own, program, kinds, place, reached)
 
 
 def _all_scattered(
-    own: Elementwise[Any], program: TypedExpression, kinds: tuple[ArgumentType, ...], place: int
+    own: Elementwise[Any],
+    program: TypedExpression,
+    kinds: tuple[ArgumentType, ...],
+    place: int,
+    reached: tuple[int, ...],
 ) -> tuple[_Scattered, ...]:
-    found = additions(program, len(kinds), place, _numbers(kinds), has_result=_has_result(own))
-    return tuple(_scattered(own, one, len(kinds)) for one in found)
+    found = additions(
+        program, len(kinds), place, _numbers(kinds), reached=reached, has_result=_has_result(own)
+    )
+    return tuple(_scattered(own, one) for one in found)
 
 
-def _scattered(own: Elementwise[Any], addition: Addition, inputs: int) -> _Scattered:
-    program, arguments = addition.program, _names(inputs)
+def _scattered(own: Elementwise[Any], addition: Addition) -> _Scattered:
+    program, arguments = addition.program, _names(own)
     parts = [program.only(number) for number in program.outputs]
     names = ["value", *[f"j{axis}" for axis in range(len(parts) - 1)]]
     made = tuple(
-        (_elementwise(own, part, inputs, is_exact=True), part.reads) if part.loads else None for part in parts
+        (_elementwise(own, part, is_exact=True), part.reads) if part.loads else None for part in parts
     )
     apart = [name for name, one in zip(names, made, strict=True) if one is not None]
     inlined = {name: number for name, number in zip(names, program.outputs, strict=True) if name not in apart}
@@ -292,15 +320,15 @@ def _scattered(own: Elementwise[Any], addition: Addition, inputs: int) -> _Scatt
 
 @functools.lru_cache(1024)
 def _sorted(
-    own: Elementwise[Any], addition: Addition, inputs: int
+    own: Elementwise[Any], addition: Addition, number: int
 ) -> tuple[tuple[Elementwise[Any], tuple[int, ...]], tuple[Elementwise[Any], tuple[int, ...]]]:
-    """Return the place of an addition, in C order, and its value."""
+    """Return the place of an addition, in C order, and its value, by the number of one of the gradients."""
     value, *indices = addition.program.outputs
-    program, arguments = addition.program.only(*indices), _names(inputs)
+    program, arguments = addition.program.only(*indices), _names(own)
     names = {f"j{axis}": number for axis, number in enumerate(program.outputs)}
     # An operand says where it is computed.
-    reads = tuple(sorted({*program.reads, inputs}))
-    lines = [text_of(program.steps, names, arguments, is_typed=True), "place = where(g == g, 0, 0)"]
+    reads, g = tuple(sorted({*program.reads, number})), arguments[number]
+    lines = [text_of(program.steps, names, arguments, is_typed=True), f"place = where({g} == {g}, 0, 0)"]
     for name in names:
         # An index outside is the nearest one, and a negative one counts from the end.
         lines += [f"{name} = minimum(maximum({name}, -n_{name}), n_{name} - 1)"]
@@ -312,27 +340,33 @@ def _sorted(
         operation=f"{own.operation}.slope",
     )
     whole = addition.program.only(value)
-    return (place, reads), (_elementwise(own, whole, inputs, is_exact=True), whole.reads)
+    return (place, reads), (_elementwise(own, whole, is_exact=True), whole.reads)
 
 
-def _added(own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, given: Sequence[Any]) -> Any:
+def _added(
+    own: Elementwise[Any],
+    kinds: tuple[ArgumentType, ...],
+    place: int,
+    reached: tuple[int, ...],
+    given: Sequence[Any],
+) -> Any:
     """Return the gradient of an array that elements are loaded from."""
-    x = given[place]
-    found = _written_out(own, kinds, place)
-    if not found or not all(_is_shifted(one, x, given) for one in found):
-        found = _additions(own, kinds, place)
-    shifted = [one for one in found if _is_shifted(one, x, given)]
-    made = _gathered(own, shifted, kinds, given, x.shape) if shifted else None
+    x, shape = given[place], given[len(kinds) + reached[0]].shape
+    found = _written_out(own, kinds, place, reached)
+    if not found or not all(_is_shifted(one, x, given, shape) for one in found):
+        found = _additions(own, kinds, place, reached)
+    shifted = [one for one in found if _is_shifted(one, x, given, shape)]
+    made = _gathered(own, shifted, given, x.shape) if shifted else None
     for one in found:
-        loops = tuple(_iterations(count, kinds, given) for count in one.addition.counts)
+        loops = tuple(_iterations(count, kinds, given, shape) for count in one.addition.counts)
         if one not in shifted and 0 not in loops:
-            made = _scatter_one(own, one, given, loops, x, made)
+            made = _scatter_one(own, one, len(kinds) + reached[0], given, loops, x, made)
     return arrays.zeros_like(x) if made is None else made
 
 
-def _is_shifted(one: _Scattered, x: Any, given: Sequence[Any]) -> bool:
+def _is_shifted(one: _Scattered, x: Any, given: Sequence[Any], shape: Sequence[int]) -> bool:
     shifts = one.shifts
-    if shifts is None or x.shape != given[-2].shape:
+    if shifts is None or x.shape != shape:
         return False
     return all(shift.fits(extent, given) for shift, extent in zip(shifts, x.shape, strict=True))
 
@@ -340,7 +374,6 @@ def _is_shifted(one: _Scattered, x: Any, given: Sequence[Any]) -> bool:
 def _gathered(
     own: Elementwise[Any],
     loads: Sequence[_Scattered],
-    kinds: tuple[ArgumentType, ...],
     given: Sequence[Any],
     shape: tuple[int, ...],
 ) -> Any:
@@ -349,9 +382,9 @@ def _gathered(
     for one in loads:
         part = one.value
         if part not in values:
-            is_same = len(part.steps) == 1 and part.reads == (len(kinds),)
-            made = _whole(own, part, len(kinds))
-            values[part] = given[-2] if is_same else made(*[given[n] for n in part.reads], shape=shape)
+            reads = [given[n] for n in part.reads]
+            is_same = len(part.steps) == 1 and _is_gradient(own, part)
+            values[part] = reads[0] if is_same else _whole(own, part)(*reads, shape=shape)
     names = {part: f"v{number}" for number, part in enumerate(values)}
     terms = tuple((names[one.value], one.shifts or ()) for one in loads)
     gather, extents = _gather(own.operation, terms, len(shape))
@@ -359,8 +392,8 @@ def _gathered(
 
 
 @functools.lru_cache(1024)
-def _whole(own: Elementwise[Any], part: Program, inputs: int) -> Elementwise[Any]:
-    return _elementwise(own, part, inputs, is_exact=True)
+def _whole(own: Elementwise[Any], part: Program) -> Elementwise[Any]:
+    return _elementwise(own, part, is_exact=True)
 
 
 @functools.lru_cache(1024)
@@ -383,13 +416,14 @@ def _gather(
 def _scatter_one(
     own: Elementwise[Any],
     one: _Scattered,
+    number: int,
     given: Sequence[Any],
     loops: tuple[int, ...],
     x: Any,
     made: Any,
 ) -> Any:
-    """Add an addition by a scatter."""
-    g, loads = given[-2], one.addition.program.loads
+    """Add an addition by a scatter, where a gradient has a number."""
+    g, loads = given[number], one.addition.program.loads
     shape = (*g.shape, *loops)
 
     @functools.cache
@@ -400,7 +434,7 @@ def _scatter_one(
         apart = [part[0](*map(wide, part[1]), shape=shape) for part in one.made if part]
         zeros = arrays.zeros_like(x) if made is None else made
         return one.scatter(zeros, *map(wide, one.reads), *apart, *x.shape, shape=shape)
-    flat, value = _sorted(own, one.addition, len(given) - 2)
+    flat, value = _sorted(own, one.addition, number)
     places, values = (
         arrays.reshape(part(*map(wide, reads), *more, shape=shape), (-1,))
         for (part, reads), more in ((flat, x.shape), (value, ()))
@@ -416,7 +450,9 @@ def _behind(one: Any, loops: int) -> Any:
     return arrays.reshape(one, (*np.shape(one), *(1,) * loops))
 
 
-def _iterations(program: Program, kinds: Sequence[ArgumentType], given: Sequence[Any]) -> int:
+def _iterations(
+    program: Program, kinds: Sequence[ArgumentType], given: Sequence[Any], shape: Sequence[int]
+) -> int:
     """Return the most iterations that a loop of any element has.
 
     Raises:
@@ -429,11 +465,10 @@ def _iterations(program: Program, kinds: Sequence[ArgumentType], given: Sequence
         for step in steps
     ):
         raise NotSupportedError("elements or another loop decide how often the loop runs")
-    shape = given[-2].shape
     axes = sorted({int(step.value.real) for step in steps if step.function == "index"})
     indices = {axis: _indices(shape, axis) for axis in axes}
     typed = TypedExpression(steps, program.outputs, axes=tuple(axes))
-    arguments = [np.asarray(one)[()] if isinstance(one, _NUMBERS) else None for one in given[:-2]]
+    arguments = [np.asarray(one)[()] if isinstance(one, _NUMBERS) else None for one in given[: len(kinds)]]
     (count,) = evaluate(typed, arguments, indices)
     return max(0, int(np.max(count, initial=0)))
 
