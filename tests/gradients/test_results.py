@@ -64,6 +64,30 @@ async def test_kernels_of_several_results(device: ta.Device, kind: str, use: str
         np.testing.assert_allclose((await slope.to_host() * direction).sum(), want, rtol=1e-7, atol=1e-8)
 
 
+async def test_a_rule_of_ones_own_gets_a_gradient_for_each_result(device: ta.Device) -> None:
+    host = numbers((3, 4))
+    x = await device.put(host)
+    both: Any = ta.jit.elementwise("s = x * x; p = sin(x)", inputs=["x"], outputs=["s", "p"], name="both")
+
+    def rule(g: Any, result: Any, x: Any) -> Any:
+        of_s, of_p = g
+        s, p = result
+        return of_s * x * 20.0 + of_p * p + s * 0.0
+
+    function: Any = ta.custom_gradient(both, rule)
+
+    def f(x: Any) -> Any:
+        s, p = function(x)
+        return a.sum(s * p)
+
+    found = await ta.grad(f)(x)
+    np.testing.assert_allclose(
+        await found.to_host(), 20.0 * host * np.sin(host) + host * host * np.sin(host), rtol=1e-12
+    )
+    only = await ta.grad(lambda x: a.sum(function(x)[1]))(x)
+    np.testing.assert_allclose(await only.to_host(), np.sin(host), rtol=1e-12)
+
+
 def symmetric(n: int = 4) -> Any:
     x = numbers((n, n))
     return x + x.T

@@ -17,7 +17,7 @@ from ..backends.base import NotSupportedError
 from ._backward import RULES, Make, bound, is_operand, pulled, refuse
 from ._elementwise import ADVICE, Rule, summed_to
 
-__all__ = ["adjoint", "axes_of", "composition", "conjugate", "part", "spread", "unpadded"]
+__all__ = ["adjoint", "axes_of", "composition", "conjugate", "filled", "part", "spread", "unpadded"]
 
 # The types of functions tell what calls become when they are awaited.
 arrays: Any = _arrays
@@ -456,19 +456,19 @@ def _runs(places: Any) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _filled(call: Any, g: Any) -> list[Any]:
+def filled(call: Any, g: Any) -> list[Any]:
     """Return the gradients of all results: zeros for those that nobody uses."""
     return [arrays.zeros_like(call[k]) if one is None else one for k, one in enumerate(g)]
 
 
 def _unstack(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
-    yield at["x"], lambda: arrays.stack(_filled(call, g), axis=at["axis"])
+    yield at["x"], lambda: arrays.stack(filled(call, g), axis=at["axis"])
 
 
 def _split(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
-    yield at["x"], lambda: arrays.concat(_filled(call, g), axis=at["axis"])
+    yield at["x"], lambda: arrays.concat(filled(call, g), axis=at["axis"])
 
 
 def _broadcast_all(call: Any, g: Any) -> Iterator[Rule]:

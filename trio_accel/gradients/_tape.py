@@ -13,7 +13,6 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from .. import arrays as _arrays
-from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Call, Function, called
 from . import (  # noqa: F401  # they add rules
     _factor_rules,
@@ -28,6 +27,7 @@ from . import (  # noqa: F401  # they add rules
 )
 from ._backward import OWN, backward, itself
 from ._elementwise import Rule
+from ._rules import filled
 
 __all__ = ["custom_gradient", "grad", "stop_gradient", "value_and_grad", "vjp"]
 
@@ -125,10 +125,11 @@ def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable
     """Give a function a gradient of your own, as `jax.custom_vjp`.
 
     Args:
-        f: A function of arrays that returns one call, or a `jit.Kernel` with one result.
+        f: A function of arrays that returns one call, or a `jit.Kernel`.
         rule: ``rule(g, result, *args, **named)`` composes the gradients of the arguments of `f` by `g`, the
             gradient of its result: a call for each, or None for an argument without one; for a single
-            argument the call alone. It is called once for each call of `f` that gradients reach.
+            argument the call alone. It is called once for each call of `f` that gradients reach. If `f` has
+            several results, `g` is a tuple of their gradients.
 
     Returns:
         A function with the arguments of `f`.
@@ -156,15 +157,9 @@ def stop_gradient(x: Any) -> Call[AccelRef]:
 
 
 def _only(result: Any, args: object, named: object) -> Any:
-    """Return the result of a function with a gradient of its own."""
-    if isinstance(result, (tuple, list)):
-        several = cast("Sequence[Any]", result)
-        if len(several) != 1:
-            raise NotSupportedError(
-                f"custom_gradient: the function must have one result, got {len(several)}; make one for each"
-            )
-        return several[0]
-    return result
+    """Return the results of a function with a gradient of its own, or the only one."""
+    is_one = isinstance(result, (tuple, list)) and len(cast("Sequence[Any]", result)) == 1
+    return result[0] if is_one else result
 
 
 _stopped = called(Function("stop_gradient", partial(_only, args=None, named=None), "value"))
@@ -326,6 +321,11 @@ def _with(nested: Any, parts: Iterator[Any]) -> Any:
 
 def _by_custom_rule(call: Any, g: Any, rule: Callable[..., Any]) -> Iterator[Rule]:
     inner, args, named = call.args
+    if isinstance(g, list):
+        g = tuple(filled(call, g))
+        # The rule may use some of them.
+        for one in g:
+            one.silence()
     # The arguments get their gradients by the rule, and not by the calls of the function.
     yield inner, lambda: None
     made: Any = rule(g, call, *args, **dict(named))
