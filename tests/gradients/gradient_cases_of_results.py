@@ -103,4 +103,13 @@ CASES_OF_RESULTS: dict[str, Case | list[Case]] = {
         Case(lambda x: la.slogdet(x + SHIFT)[0] * a.sum(x), ((4, 4),)),
     ],
     "linalg.eig": Case(_eig, ((4, 4),)),
+    "signal.stft": [
+        Case(lambda x: real(ta.signal.stft(x, nperseg=6, axis=0)[2]), ((13, 2),)),
+        Case(lambda x: real(ta.signal.stft(x, window="boxcar", nperseg=5, noverlap=1, nfft=8)[-1]), ((9,),)),
+    ],
+    "signal.welch": [
+        Case(lambda x: ta.signal.welch(x, nperseg=6, axis=0)[1], ((15, 2),)),
+        Case(lambda x: ta.signal.welch(x, 2.0, nperseg=5, nfft=8, detrend=False, scaling="spectrum")[1],
+             ((9,),)),
+    ],
 }  # fmt: skip

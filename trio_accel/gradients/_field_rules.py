@@ -10,7 +10,7 @@ the weights, and each element gets what the elements that repeat it beyond the e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,8 @@ from .. import ndimage as _ndimage
 from .. import signal as _signal
 from .. import sparse as _sparse
 from ..ndimage._filters import gaussian_weights
-from ._backward import RULES, bound, is_operand, refuse
+from ..signal._spectra import stft_of, welch_of
+from ._backward import RULES, Make, bound, is_operand, refuse
 from ._elementwise import Rule
 from ._rules import composition, unpadded
 
@@ -254,6 +255,17 @@ def _sparse_solution(call: Any, g: Any) -> Iterator[Rule]:
     yield b, lambda: sparse.spsolve_triangular(matrix, g, at["lower"], **how)
 
 
+def _spectra(f: Callable[..., Any]) -> Make:
+    """Make a rule of a function whose last result is made by the last call that another one returns."""
+
+    def last(**at: Any) -> Any:
+        return f(**at)[-1]
+
+    rule = composition(last)
+    # Frequencies and times are on the host.
+    return lambda call, g: rule(call, g[-1])
+
+
 def _resample(x: Any, num: int, axis: int) -> Any:
     count, axis = x.shape[axis], axis % len(x.shape)
     weights = np.full(count // 2 + 1, num / count)
@@ -265,7 +277,8 @@ def _resample(x: Any, num: int, axis: int) -> Any:
 
 
 RULES.update({
-    "signal.resample": composition(_resample),
+    "signal.resample": composition(_resample), "signal.stft": _spectra(stft_of),
+    "signal.welch": _spectra(welch_of),
     "sparse.spsolve_triangular": _sparse_solution,
     **{f"ndimage.{name}1d": _correlated_along for name in ("correlate", "convolve")},
     **{f"ndimage.{name}": _correlated for name in ("correlate", "convolve")},

@@ -42,7 +42,6 @@ _ITERATES = "it iterates until it converges"
 _SPARSE = "the tape has arrays, and not sparse matrices; ta.sparse.spmm has a gradient by its dense factor"
 _UPDATES = "it changes parameters in place"
 _GRADIENT = "it is a gradient itself, and second derivatives have no rule here"
-_SPECTRA = "it has several results; use ta.fft.rfft of ta.arrays.sliding_window_view"
 _REASONS: Mapping[str, Mapping[str, str]] = {
     "arrays": {
         "partition run_lengths": _LENGTH,
@@ -78,7 +77,7 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
         "scaled_dot_product_attention_grad smooth_l1_loss_grad soft_margin_loss_grad": _GRADIENT,
         "paged_attention": "it reads a cache of a generation; use ta.nn.scaled_dot_product_attention",
     },
-    "signal": {"cubic_spline": "it returns a spline, and not an array", "stft welch": _SPECTRA},
+    "signal": {"cubic_spline": "it returns a spline, and not an array"},
     "ndimage": {
         "bilateral_filter": "its weights depend on the image; compose it of ta.arrays.sliding_window_view",
         "rotate": f"{_UNWRITTEN}; ta.ndimage.affine_transform of order 0 or 1 has one",

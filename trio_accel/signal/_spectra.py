@@ -23,12 +23,12 @@ Window: TypeAlias = str | tuple[Any, ...] | HostArray
 SpectrumScaling: TypeAlias = Literal["density", "spectrum"]
 """Power in a unit of frequency, or power."""
 
-_POWER = Elementwise[AccelRef]("abs(x) ** 2 * weights", inputs=("x", "weights"), operation="signal.welch")
+_POWER = Elementwise[AccelRef]("abs(x) ** 2 * weights", inputs=("x", "weights"), operation="signal.power")
 
 
-async def _segments(
+def _segments(
     name: str,
-    x: AccelRef,
+    x: Any,
     fs: float,
     window: Window,
     axis: int,
@@ -37,12 +37,12 @@ async def _segments(
     *,
     is_padded: bool,
     is_detrended: bool,
-) -> tuple[HostArray, HostArray, AccelRef, HostArray, int]:
-    """Transform the segments of a signal.
+) -> tuple[HostArray, HostArray, Any, HostArray, int]:
+    """Make the call that transforms the segments of a signal.
 
     Args:
         name: The function.
-        x: The signals.
+        x: The signals, an array or a call.
         fs: Elements in a unit of time.
         window: The window.
         axis: The axis of time.
@@ -55,9 +55,9 @@ async def _segments(
         The frequencies; the times of segments; the transforms, with the axis of segments and that of
         frequencies behind the others; the factors of powers; and the axis.
     """
-    check_ref(name, "x", x)
     place = axis_of(name, x, axis)
-    count, (given, shared, wide) = x.shape[place], lengths
+    count: int = x.shape[place]
+    given, shared, wide = lengths
     rate = float(check_number(name, "fs", fs, is_real=True))
     wanted = min(256, count) if given is None else whole(name, "nperseg", given)
     if not 0 < rate < np.inf or not 0 < wanted <= count:
@@ -79,20 +79,21 @@ async def _segments(
             f"fewer, and nfft as many or more, got {window.shape}, {overlap} and {length}"
         )
     dtype = DType.of(np.result_type(x.dtype.dtype, np.float32))
-    rows, step, ends = moveaxis(await x.cast(dtype), place, -1), size - overlap, size // 2
+    rows: Any = moveaxis(x.cast(dtype), place, -1)
+    step, ends = size - overlap, size // 2
     if is_padded:
         more = -(count + 2 * ends - size) % step % size
-        rows = await pad(rows, (*((0, 0),) * (x.ndim - 1), (ends, ends + more)))
-    parts = sliding_window_view(rows, size, axis=-1)[..., ::step, :]
+        rows, count = pad(rows, (*((0, 0),) * (x.ndim - 1), (ends, ends + more))), count + 2 * ends + more
+    parts: Any = sliding_window_view(rows, size, axis=-1)[..., ::step, :]
     kind = dtype.dtype.type(0).real.dtype
     taper = window.astype(kind)
-    shown = await ((parts - mean(parts, axis=-1, keepdims=True)) * taper if is_detrended else parts * taper)
-    made = await (rfft if is_real else fft)(shown, length)
+    shown = (parts - mean(parts, axis=-1, keepdims=True) if is_detrended else parts) * taper
+    made: Any = (rfft if is_real else fft)(shown, length)
     with np.errstate(all="ignore"):
         power = rate * (window**2).sum() if scaling == "density" else window.sum() ** 2
-        weights = np.full(made.shape[-1], 1 / power, kind)
+        weights = np.full(length // 2 + 1 if is_real else length, 1 / power, kind)
     weights[1 : (length + 1) // 2] *= 2 if is_real else 1
-    times = (np.arange(made.shape[-2]) * step + (0 if is_padded else size / 2)) / rate
+    times: HostArray = (np.arange((count - size) // step + 1) * step + (0 if is_padded else size / 2)) / rate
     return (np.fft.rfftfreq if is_real else np.fft.fftfreq)(length, 1 / rate), times, made, weights, place
 
 
@@ -133,9 +134,29 @@ async def welch(
         ValueError: There is no such axis, scaling or detrending, a segment is longer than the signal, or
             `noverlap` or `nfft` does not fit it.
     """
+    check_ref("welch", "x", x)
+    frequencies, spectra = welch_of(
+        x, fs, window, nperseg, noverlap, nfft, detrend, scaling=scaling, axis=axis
+    )
+    return frequencies, await spectra
+
+
+def welch_of(
+    x: Any,
+    fs: float,
+    window: Window,
+    nperseg: int | None,
+    noverlap: int | None,
+    nfft: int | None,
+    detrend: Literal["constant", False],
+    *,
+    scaling: SpectrumScaling,
+    axis: int,
+) -> tuple[npt.NDArray[Any], Any]:
+    """Return the frequencies of `welch`, and the call that makes the spectra."""
     if detrend not in ("constant", False):
         raise ValueError(f"welch: detrend must be 'constant' or False, got {detrend!r}")
-    frequencies, _, spectra, weights, place = await _segments(
+    frequencies, _, spectra, weights, place = _segments(
         "welch",
         x,
         fs,
@@ -146,7 +167,8 @@ async def welch(
         is_padded=False,
         is_detrended=bool(detrend),
     )
-    return frequencies, moveaxis(await mean(_POWER(spectra, weights), axis=-2), -1, place)
+    made: Any = mean(_POWER(spectra, weights), axis=-2)
+    return frequencies, moveaxis(made, -1, place)
 
 
 @composed
@@ -181,10 +203,27 @@ async def stft(
         TypeError: `x` is no array of a device.
         ValueError: There is no such axis or scaling, or `noverlap` or `nfft` does not fit a segment.
     """
-    frequencies, times, spectra, weights, place = await _segments(
+    check_ref("stft", "x", x)
+    *axes, spectra = stft_of(x, fs, window, nperseg, noverlap, nfft, axis=axis, scaling=scaling)
+    return axes[0], axes[1], await spectra
+
+
+def stft_of(
+    x: Any,
+    fs: float,
+    window: Window,
+    nperseg: int | None,
+    noverlap: int | None,
+    nfft: int | None,
+    *,
+    axis: int,
+    scaling: SpectrumScaling,
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Any]:
+    """Return the frequencies and times of `stft`, and the call that makes the transforms."""
+    frequencies, times, spectra, weights, place = _segments(
         "stft", x, fs, window, axis, (nperseg, noverlap, nfft), scaling, is_padded=True, is_detrended=False
     )
-    return frequencies, times, moveaxis(await (spectra * float(weights[0]) ** 0.5), (-1, -2), (place, -1))
+    return frequencies, times, moveaxis(spectra * float(weights[0]) ** 0.5, (-1, -2), (place, -1))
 
 
 @composed
