@@ -256,12 +256,12 @@ def _sparse_solution(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _spectra(f: Callable[..., Any]) -> Make:
-    """Make a rule of a function whose last result is made by the last call that another one returns."""
+    """Make a rule of a function whose last result is made by the first call that another one returns."""
 
-    def last(**at: Any) -> Any:
-        return f(**at)[-1]
+    def first(**at: Any) -> Any:
+        return f(**at)[0]
 
-    rule = composition(last)
+    rule = composition(first)
     # Frequencies and times are on the host.
     return lambda call, g: rule(call, g[-1])
 

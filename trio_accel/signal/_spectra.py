@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,7 +24,12 @@ Window: TypeAlias = str | tuple[Any, ...] | HostArray
 SpectrumScaling: TypeAlias = Literal["density", "spectrum"]
 """Power in a unit of frequency, or power."""
 
-_POWER = Elementwise[AccelRef]("abs(x) ** 2 * weights", inputs=("x", "weights"), operation="signal.power")
+# One-sided spectra have the power of negative frequencies, too: of all up to `half`, but for 0.
+_POWER = Elementwise[AccelRef](
+    "p = abs(x) ** 2 * factor; out = where(i(-1) > 0 and i(-1) < half, 2 * p, p)",
+    inputs=("x", "factor", "half"),
+    operation="signal.power",
+)
 
 
 def _segments(
@@ -37,7 +43,7 @@ def _segments(
     *,
     is_padded: bool,
     is_detrended: bool,
-) -> tuple[HostArray, HostArray, Any, HostArray, int]:
+) -> tuple[Any, float, int, int, Callable[[], tuple[HostArray, HostArray]]]:
     """Make the call that transforms the segments of a signal.
 
     Args:
@@ -52,8 +58,9 @@ def _segments(
         is_detrended: Whether the mean of each segment is subtracted.
 
     Returns:
-        The frequencies; the times of segments; the transforms, with the axis of segments and that of
-        frequencies behind the others; the factors of powers; and the axis.
+        The transforms, with the axis of segments and that of frequencies behind the others; the factor of
+        powers; the frequency up to which they count twice; the axis; and a function that makes frequencies
+        and times, arrays of the host as long as the transforms, which may be longer than memory.
     """
     place = axis_of(name, x, axis)
     count: int = x.shape[place]
@@ -91,10 +98,13 @@ def _segments(
     made: Any = (rfft if is_real else fft)(shown, length)
     with np.errstate(all="ignore"):
         power = rate * (window**2).sum() if scaling == "density" else window.sum() ** 2
-        weights = np.full(length // 2 + 1 if is_real else length, 1 / power, kind)
-    weights[1 : (length + 1) // 2] *= 2 if is_real else 1
-    times: HostArray = (np.arange((count - size) // step + 1) * step + (0 if is_padded else size / 2)) / rate
-    return (np.fft.rfftfreq if is_real else np.fft.fftfreq)(length, 1 / rate), times, made, weights, place
+        factor = float(1 / power)
+
+    def axes() -> tuple[HostArray, HostArray]:
+        times: Any = np.arange((count - size) // step + 1) * step + (0 if is_padded else size / 2)
+        return (np.fft.rfftfreq if is_real else np.fft.fftfreq)(length, 1 / rate), times / rate
+
+    return made, factor, (length + 1) // 2 if is_real else 0, place, axes
 
 
 @composed
@@ -135,10 +145,9 @@ async def welch(
             `noverlap` or `nfft` does not fit it.
     """
     check_ref("welch", "x", x)
-    frequencies, spectra = welch_of(
-        x, fs, window, nperseg, noverlap, nfft, detrend, scaling=scaling, axis=axis
-    )
-    return frequencies, await spectra
+    spectra, axes = welch_of(x, fs, window, nperseg, noverlap, nfft, detrend, scaling=scaling, axis=axis)
+    made = await spectra
+    return axes()[0], made
 
 
 def welch_of(
@@ -152,11 +161,11 @@ def welch_of(
     *,
     scaling: SpectrumScaling,
     axis: int,
-) -> tuple[npt.NDArray[Any], Any]:
-    """Return the frequencies of `welch`, and the call that makes the spectra."""
+) -> tuple[Any, Callable[[], tuple[HostArray, HostArray]]]:
+    """Return the call that makes the spectra of `welch`, and a function for frequencies and times."""
     if detrend not in ("constant", False):
         raise ValueError(f"welch: detrend must be 'constant' or False, got {detrend!r}")
-    frequencies, _, spectra, weights, place = _segments(
+    spectra, factor, half, place, axes = _segments(
         "welch",
         x,
         fs,
@@ -167,8 +176,8 @@ def welch_of(
         is_padded=False,
         is_detrended=bool(detrend),
     )
-    made: Any = mean(_POWER(spectra, weights), axis=-2)
-    return frequencies, moveaxis(made, -1, place)
+    made: Any = mean(_POWER(spectra, factor, half), axis=-2)
+    return moveaxis(made, -1, place), axes
 
 
 @composed
@@ -204,8 +213,9 @@ async def stft(
         ValueError: There is no such axis or scaling, or `noverlap` or `nfft` does not fit a segment.
     """
     check_ref("stft", "x", x)
-    *axes, spectra = stft_of(x, fs, window, nperseg, noverlap, nfft, axis=axis, scaling=scaling)
-    return axes[0], axes[1], await spectra
+    spectra, axes = stft_of(x, fs, window, nperseg, noverlap, nfft, axis=axis, scaling=scaling)
+    made = await spectra
+    return *axes(), made
 
 
 def stft_of(
@@ -218,12 +228,12 @@ def stft_of(
     *,
     axis: int,
     scaling: SpectrumScaling,
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Any]:
-    """Return the frequencies and times of `stft`, and the call that makes the transforms."""
-    frequencies, times, spectra, weights, place = _segments(
+) -> tuple[Any, Callable[[], tuple[HostArray, HostArray]]]:
+    """Return the call that makes the transforms of `stft`, and a function for frequencies and times."""
+    spectra, factor, _, place, axes = _segments(
         "stft", x, fs, window, axis, (nperseg, noverlap, nfft), scaling, is_padded=True, is_detrended=False
     )
-    return frequencies, times, moveaxis(spectra * float(weights[0]) ** 0.5, (-1, -2), (place, -1))
+    return moveaxis(spectra * factor**0.5, (-1, -2), (place, -1)), axes
 
 
 @composed
