@@ -381,7 +381,7 @@ async def placed(at: Place, given: Given) -> None:
 
 
 Use: TypeAlias = Callable[[Place, Given], Any]
-_ROWS = expressions.Rowwise("y = x / sum(x)", ["x"], precision="float64", operation="rows")
+_ROWS = expressions.Reduction("y = x / sum(x)", precision="float64", operation="rows")
 KEY = {"seed": 1, "row": 0, "shape": (3,)}
 
 
@@ -665,7 +665,7 @@ CALLS: dict[str, Use] = {
     "Elementwise of indices": lambda at, given: jit.elementwise("i(0) + i(1) * 1.0")(
         device=at.device, shape=(3, given["shape"])
     ),
-    "Rowwise.compute": lambda at, given: at.device.ask(_ROWS.compute(at.plane, **given)),
+    "Expression.compute": lambda at, given: at.device.ask(_ROWS.compute(at.plane, **given)),
     "Reduction.compute": lambda at, given: jit.reduction("x * x")(at.vector, **given),
 }
 
@@ -744,10 +744,8 @@ _REASONS: dict[str, str] = {
     "test_options.py tries its types": "actors.SystemOptions",
     "it counts devices that are open": "Parallel.meshes",
     "a method or a function that is tried makes it": (
-        "expressions.ComputeElementwise expressions.ComputeReduction expressions.ComputeRows "
-        "expressions.ComputeScatter expressions.Contract expressions.Reduction fft.ComputeFused graphs.While "
-        "jit.ComputeElementwise jit.ComputeReduction jit.LaunchKernel jit.Parameter jit.QueryOccupancy "
-        "jit.Reduction tensor.Contract"
+        "expressions.Compute expressions.Contract expressions.Reduction fft.ComputeFused graphs.While "
+        "jit.Compute jit.LaunchKernel jit.Parameter jit.QueryOccupancy jit.Reduction tensor.Contract"
     ),
     "what it takes is no number": (
         "devices.Copy devices.Operation devices.Put devices.ToHost graphs.If graphs.Replay graphs.Switch "
@@ -755,7 +753,6 @@ _REASONS: dict[str, str] = {
         "sparse.BsrToCsr sparse.CheckStructure sparse.CooToCsr sparse.CsrToCsc sparse.FindRows sparse.Ic0 "
         "sparse.Ilu0 sparse.SumOfTwo"
     ),
-    "`Reduction` and `Rowwise` have it": "AlongAxes.compute",
     "Ray has its own bounds": "cluster.RayNodes",
     "it is called where ranks meet": "ProgramRank.broadcast ProgramRank.recv ProgramRank.send",
     "it takes a program of each rank": "World.call",

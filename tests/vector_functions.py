@@ -16,8 +16,7 @@ import numpy as np
 import scipy.special
 
 from trio_accel import DType
-from trio_accel.backends.base.contract.ops import ElementwiseSpec
-from trio_accel.backends.base.expressions import Argument, SpecializedExpression, parse
+from trio_accel.backends.base.expressions import Argument, encode_program, parse, typed
 from trio_accel.backends.cpu.compiled._compiler import compiler, load
 from trio_accel.backends.cpu.compiled._functions import VECTOR
 from trio_accel.backends.cpu.compiled._loops import text_of
@@ -39,11 +38,11 @@ def functions(names: Sequence[str], dtype: DType, options: tuple[str, ...]) -> C
     inputs = ("x", "y") if any(name in OF_TWO for name in names) else ("x",)
     expression = parse("; ".join(calls), inputs, tuple(f"r{n}" for n in range(len(names))))
     arguments = (Argument(dtype, True),) * len(inputs)
-    encoded = SpecializedExpression(expression, arguments, (None,) * len(names)).encode()
+    encoded = encode_program(typed(expression, (dtype,) * len(inputs)), arguments)
     found = compiler()
     assert found is not None
     dense: Access = "dense"
-    text = text_of((ElementwiseSpec, encoded, ""), LoopLayout(1, (dense,) * (len(names) + len(inputs))))
+    text = text_of(encoded, LoopLayout(1, (dense,) * (len(names) + len(inputs))))
     run = load(found.compile(text, options))
 
     def call(x: Numbers, y: Numbers, *out: Numbers) -> list[Numbers]:

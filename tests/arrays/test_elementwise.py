@@ -32,7 +32,7 @@ WIDER: dict[str, Any] = {
 NARROW = {"nextafter", "floor_divide", "remainder"}
 TERNARY = ("clip", "where")
 NAMES = [name for name in _elementwise.__all__ if name not in TERNARY]
-UNARY = [name for name in NAMES if getattr(ta.arrays, name).elementwise.inputs == ("x",)]
+UNARY = [name for name in NAMES if getattr(ta.arrays, name).expression.inputs == ("x",)]
 BINARY = [name for name in NAMES if name not in UNARY]
 # The stand-in's compiler takes a second for each.
 COMPILED = NAMES[::8] if IS_STAND_IN else NAMES

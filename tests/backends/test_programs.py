@@ -15,17 +15,14 @@ from hypothesis import strategies as st
 
 from trio_accel.backends.base import DType, OutOfRangeError
 from trio_accel.backends.base.expressions import (
-    Reduction,
-    RowExpression,
     Step,
     TypedExpression,
     _pieces,
     evaluate,
     parse,
+    parse_reduction,
     scatter_program,
     typed,
-    typed_reduction,
-    typed_rows,
 )
 
 pytestmark = pytest.mark.no_device
@@ -36,7 +33,7 @@ SOFTMAX = "e = exp(x - max(x)); y = e / sum(e)"
 
 def rows_of(text: str, *dtypes: DType) -> TypedExpression:
     names = "xyzw"[: len(dtypes)]
-    return typed_rows(RowExpression.parse(text, tuple(names)), dtypes).program
+    return typed(parse(text, tuple(names), is_along=True), dtypes)
 
 
 def functions(program: TypedExpression, numbers: Sequence[int]) -> list[str]:
@@ -125,8 +122,8 @@ def test_pieces_of_rows_bound_the_memory(monkeypatch: pytest.MonkeyPatch) -> Non
 @given(st.integers(0, 40), st.sampled_from([(0,), (1,), (0, 1)]))
 @settings(max_examples=40, deadline=None)
 def test_a_fold_combines_all_elements_once(count: int, axes: tuple[int, ...]) -> None:
-    reduction = Reduction.parse("x + 1", "(a + b) % 7.0", identity=3, post="where(n > 0, a, -a)")
-    program = typed_reduction(reduction, (DType.float64,)).program
+    reduction = parse_reduction("x + 1", "(a + b) % 7.0", identity=3, post="where(n > 0, a, -a)")
+    program = typed(reduction, (DType.float64,))
     shape = [5, 5]
     shape[axes[0]] = count
     x = np.arange(25.0 * max(count, 1))[: count * 5].reshape(shape)
@@ -139,8 +136,8 @@ def test_a_fold_combines_all_elements_once(count: int, axes: tuple[int, ...]) ->
 
 
 def test_a_constant_of_a_fold_is_there_behind_it() -> None:
-    reduction = Reduction.parse("x", "maximum(a, b) + 0.5 - 0.5", post="a * 0.5")
-    program = typed_reduction(reduction, (DType.float64,)).program
+    reduction = parse_reduction("x", "maximum(a, b) + 0.5 - 0.5", post="a * 0.5")
+    program = typed(reduction, (DType.float64,))
     (got,) = evaluate(program, [np.array([1.0, 3, 2])], shape=(3,), axes=(0,))
     assert got == 1.5
 
@@ -155,7 +152,7 @@ def test_a_loop_is_not_divided_among_passes(piece: int, monkeypatch: pytest.Monk
     ended = x.copy()
     for k in range(5):
         ended += np.where((np.cumsum([0, *range(k)])[:, None, None] + x > 2).any(0), 0, k)
-    program = typed_reduction(Reduction.parse(LOOP, "sum"), (DType.float64,)).program
+    program = typed(parse_reduction(LOOP, "sum"), (DType.float64,))
     (got,) = evaluate(program, [x], shape=x.shape, axes=(1,))
     np.testing.assert_allclose(got[:, 0], ended.sum(1), rtol=1e-13)
 

@@ -10,13 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.expressions import (
-    Argument,
-    Reduction,
-    SpecializedReduction,
-    _pieces,
-    evaluate,
-)
+from trio_accel.backends.base.expressions import _pieces, evaluate, parse_reduction, typed
 
 pytestmark = pytest.mark.no_device
 
@@ -36,9 +30,8 @@ FUNCTIONS: dict[str, Any] = {"sum": np.sum, "prod": np.prod, "max": np.max, "any
 
 
 def reduced(text: str, name: str, arrays: tuple[Numbers, ...], axes: tuple[int, ...]) -> Numbers:
-    arguments = tuple(Argument(DType.of(each.dtype), True) for each in arrays)
-    typed = SpecializedReduction(Reduction.parse(text, name), arguments, None, None).typed
-    (made,) = evaluate(typed.program, arrays, shape=arrays[0].shape, axes=axes)
+    program = typed(parse_reduction(text, name), tuple(DType.of(each.dtype) for each in arrays))
+    (made,) = evaluate(program, arrays, shape=arrays[0].shape, axes=axes)
     return made.squeeze(axes)
 
 

@@ -17,7 +17,7 @@ from benchmarks import cpu_expressions as programs
 from trio_accel import jit
 from trio_accel.backends.base.expressions import FUNCTIONS, parse, typed
 from trio_accel.backends.cpu.compiled import _compiler, _plans, _text
-from trio_accel.expressions import Rowwise
+from trio_accel.expressions import Reduction
 
 pytestmark = [pytest.mark.no_device, pytest.mark.one_backend]
 
@@ -125,8 +125,8 @@ async def test_the_larger_one_of_two_zeros(executors: Executors, dtype: str) -> 
 
 async def test_sums_of_numbers_that_become_whole(executors: Executors) -> None:
     x = np.tile(np.array([-0.5, 0.25, -0.75, 0.5]), 50)
-    rows = Rowwise(
-        "w = 1 / float64(int32(x)); out = w + sum(w)", ["x"], precision=None, operation="test.rows"
+    rows = Reduction(
+        "w = 1 / float64(int32(x)); out = w + sum(w)", inputs=["x"], precision=None, operation="test.rows"
     )
 
     async def of_rows(given: ta.AccelRef) -> ta.AccelRef:
@@ -146,7 +146,7 @@ async def test_sums_of_numbers_that_become_whole(executors: Executors) -> None:
 async def test_rows_that_reduce_again_behind_a_sum_of_what_the_result_is_made_of(
     executors: Executors, text: str
 ) -> None:
-    rows = Rowwise(text, ["x"], precision=None, operation="test.rows")
+    rows = Reduction(text, inputs=["x"], precision=None, operation="test.rows")
 
     async def of_rows(given: ta.AccelRef) -> ta.AccelRef:
         return await executors.device.ask(rows.compute(given, axis=1))

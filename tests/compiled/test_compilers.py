@@ -22,7 +22,8 @@ from chosen import ROOT, SEARCHED
 
 import trio_accel as ta
 from trio_accel import jit
-from trio_accel.backends.base import ops
+from trio_accel.backends.base import DType
+from trio_accel.backends.base.expressions import Argument, encode_program, parse, typed
 from trio_accel.backends.base.kit.code_cache import CompiledCode, default_code_cache, remove_stale
 from trio_accel.backends.cpu.compiled import _compiler
 from trio_accel.backends.cpu.compiled._loops import text_of
@@ -52,8 +53,8 @@ def compiler_that(does: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def one_text() -> str:
     ask = "x * 3.0 + 1.0"
     layout = LoopLayout(1, ("dense", "dense"))
-    expression = f'[["{ask}", ["x"], ["out"]], ["float64[]"], [null], false]'
-    return text_of((ops.ElementwiseSpec, expression, ""), layout)
+    program = encode_program(typed(parse(ask), (DType.float64,)), (Argument(DType.float64, True),))
+    return text_of(program, layout)
 
 
 @pytest.mark.parametrize("name", BROKEN)

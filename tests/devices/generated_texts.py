@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.contract.ops import ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec
+from trio_accel.backends.base.contract.ops import ArraySpec, ExpressionSpec
 from trio_accel.backends.base.expressions import (
     Argument,
-    Reduction,
-    RowExpression,
-    SpecializedExpression,
-    SpecializedReduction,
-    SpecializedRows,
+    Expression,
     Weak,
+    encode_program,
     parse,
+    parse_reduction,
+    typed,
 )
 from trio_accel.backends.base.expressions._source import prelude
 from trio_accel.backends.base.expressions.compiled import make_kernel
@@ -71,19 +70,32 @@ def of_kernels() -> dict[str, str]:
     real, half = Argument(DType.float32, True), Argument(DType.float16, True)
     a, b, c = _array(0, "float32", 8, 6), _array(1, "float16", 8, 6), _array(2, "float32", 8, 6)
     text = "y = where(x > 0, x * a, exp(x) - 1); z = y // h"
-    elements = SpecializedExpression(
-        parse(text, ("x", "a", "h"), ("y", "z")), (real, Argument(Weak.float, False), half), (None, None)
-    )
-    reduction = SpecializedReduction(
-        Reduction.parse("x * h", "sum", inputs=("x", "h")), (real, half), None, None
-    )
-    rows = SpecializedRows(
-        RowExpression.parse("e = exp(x - max(x)); y = e / sum(e)", ("x",)), (real,), DType.float32
-    )
+    number = Argument(Weak.float, False)
+    softmax = parse("e = exp(x - max(x)); y = e / sum(e)", ("x",), is_along=True)
+
+    def encoded(expression: Expression, *arguments: Argument) -> str:
+        return encode_program(typed(expression, tuple([each.kind for each in arguments])), arguments)
+
     specs = {
-        "elementwise.cu": ElementwiseSpec(elements.encode(), (a, b), (), (c, c), bytes(16)),
-        "reduction.cu": ReductionSpec(reduction.encode(), (1,), (a, b), _array(3, "float32", 8), b""),
-        "rows.cu": RowsSpec(rows.encode(), (1,), (a,), c, bytes(16)),
+        "elementwise.cu": ExpressionSpec(
+            encoded(parse(text, ("x", "a", "h"), ("y", "z")), real, number, half),
+            (),
+            (a, b),
+            (),
+            (c, c),
+            (),
+            bytes(16),
+        ),
+        "reduction.cu": ExpressionSpec(
+            encoded(parse_reduction("x * h", "sum", inputs=("x", "h")), real, half),
+            (1,),
+            (a, b),
+            (),
+            (_array(3, "float32", 8),),
+            (),
+            b"",
+        ),
+        "rows.cu": ExpressionSpec(encoded(softmax, real), (1,), (a,), (), (c,), (), b""),
     }
     texts = {name: make_kernel(spec, "cuda").text for name, spec in specs.items()}
     assert all(text.startswith(prelude()) for text in texts.values())

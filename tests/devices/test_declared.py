@@ -174,10 +174,10 @@ def test_an_expression_like_another_one() -> None:
 
     declared: list[tuple[Any, str, str | None]] = [(second, "second", "float32"), (third, "third", None)]
     for made, name, precision in declared:
-        assert (made.__name__, made.elementwise.precision) == (name, precision)
+        assert (made.__name__, made.expression.precision) == (name, precision)
         assert inspect.signature(made) == inspect.signature(first)
-        assert made.elementwise.operation.endswith(f".{name}")
-    assert (second.__doc__, second.elementwise.text) == ("Add.", "y = x + factor")
+        assert made.expression.operation.endswith(f".{name}")
+    assert (second.__doc__, second.expression.text) == ("Add.", "y = x + factor")
 
 
 def test_a_kernel_for_several_operations() -> None:

@@ -99,13 +99,60 @@ async def test_what_is_not_joined(device: ta.Device) -> None:
     x, row = await device.put(numbers("float64")), await device.put(numbers("float64")[0])
     # It would be computed again for each row.
     assert (await turns(device, lambda x, y: arrays.exp(y) + x, x, row))[-1] == 2
-    # A reduction and a product stand between.
-    assert (await turns(device, lambda x, y: arrays.sum(x * 2.0) + 1.0, x, row))[-1] == 3
+    # The sum is of all elements, so no element of a later result is computed with it.
+    assert (await turns(device, lambda x, y: arrays.sum(x * 2.0) + 1.0, x, row))[-1] == 2
     # What the program keeps is stored.
     kept = await device.put(np.empty((6, 8)))
     found = await turns(device, lambda x, y: arrays.add(x, 1.0, out=y) * 2.0, x, kept)
     assert found[-1] == 2
     np.testing.assert_array_equal(await kept.to_host(), numbers("float64") + 1.0)
+
+
+REDUCED: dict[str, Callable[[Any], Any]] = {
+    "sum": lambda x: arrays.sum(x, axis=0),
+    "mean of all": arrays.mean,
+    "largest": lambda x: arrays.max(x, axis=1),
+    "place": lambda x: arrays.argmax(x, axis=1),
+    "softmax": lambda x: arrays.softmax(x, axis=1),
+    "deviation": lambda x: arrays.std(x, axis=(0, 1)),
+}
+
+
+@inline
+@pytest.mark.parametrize("name", REDUCED)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int64"])
+async def test_a_reduction_takes_its_values_along(device: ta.Device, name: str, dtype: str) -> None:
+    x, y = await device.put(numbers(dtype)), await device.put(numbers(dtype)[::-1].copy())
+
+    def chain(x: Any, y: Any) -> Any:
+        return REDUCED[name]((x - y) * 2 + x)
+
+    found = await turns(device, chain, x, y)
+    # On the CPU exp alone is NumPy's, so softmax is not joined.
+    assert (found[0], found[-1]) == (4, 2 if name == "softmax" and BACKEND == "cpu" else 1)
+
+
+@inline
+async def test_a_reduction_by_a_combination_takes_its_values_along(device: ta.Device) -> None:
+    host = np.linspace(-1, 1, 48).reshape(6, 8)
+    x = await device.put(host)
+    largest = ta.jit.reduction("abs(v)", "a if a > b else b", identity=0, post="a * n")
+    times = ta.jit.elementwise("a * b")
+    found = await turns(device, lambda x, y: largest(times(x, y), axis=1), x, x)
+    assert found[-1] == 1
+    got = await (await largest(x * x, axis=1)).to_host()
+    np.testing.assert_array_equal(got, (host * host).max(1) * 8)
+
+
+@inline
+async def test_a_reduction_of_other_strides_reads_what_is_stored(device: ta.Device) -> None:
+    """The strides decide in which order a backend adds, and so the bits."""
+    x, row = await device.put(numbers("float32")), await device.put(numbers("float32")[0])
+    turned = await device.put(numbers("float32").reshape(8, 6).T.copy())
+    assert (await turns(device, lambda x, y: arrays.sum(x * y, axis=1), x, row))[-1] == 2
+    assert (await turns(device, lambda x, y: arrays.sum(x.T * y, axis=1), x, turned.T))[-1] == 2
+    shifted = ta.jit.elementwise("x[i(0), i(1) - 1] + x[i(0), i(1)]")
+    assert (await turns(device, lambda x, y: arrays.sum(shifted(x, shape=(6, 8))), x, x))[-1] == 2
 
 
 @inline

@@ -198,7 +198,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "axes in text": (
         lambda x, z: fft.fftn(x, axes="01"),  # type: ignore[arg-type]
         TypeError,
-        r"Fftn: axes must be a whole number, several, or None, got '0'",
+        r"Fftn: axes must be a whole number, several, or None, got '01'",
     ),
     "norm": (
         lambda x, z: fft.ihfftn(x, norm="unitary"),  # type: ignore[arg-type]

@@ -141,7 +141,7 @@ async def test_texts_by_hand_are_derivatives(device: ta.Device, name: str) -> No
     host = np.array(POINTS[:-1])
     for options in ACTIVATIONS[name]:
         by_hand, _ = await ours(name, device, [host], options)
-        own = getattr(n, name).elementwise
+        own = getattr(n, name).expression
         numbers: dict[str, Any]
         numbers = {"negative_slope": 0.01, "lambd": 0.5, "min_val": -1.0, "max_val": 1.0} | options
         given = {one: numbers[one] for one in own.inputs[1:]}

@@ -18,7 +18,7 @@ from chosen import BACKEND
 import trio_accel as ta
 from trio_accel import graphs, jit
 from trio_accel.backends.base.expressions import FUNCTIONS
-from trio_accel.expressions import Rowwise
+from trio_accel.expressions import Reduction
 
 DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -141,7 +141,7 @@ async def by_rows(texts: Sequence[str], x: Any, y: Any) -> list[ta.AccelRef]:
     made: list[ta.AccelRef] = []
     for text in texts:
         whole = f"t = any(x != x); out = where(t, {text}, {text})"
-        function = Rowwise(whole, ["x", "y"], precision=None, operation="test.rows")
+        function = Reduction(whole, inputs=["x", "y"], precision=None, operation="test.rows")
         found = await x.device.ask(function.compute(*rows, axis=1))
         made.append(found.reshape(-1))
     return made

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel import graphs
-from trio_accel.expressions import Elementwise, Rowwise
+from trio_accel.expressions import Elementwise, Reduction
 
 pytestmark = pytest.mark.conformance
 
@@ -312,8 +312,11 @@ async def test_loops_in_graphs_in_place_and_in_reductions(device: ta.Device) -> 
         np.testing.assert_array_equal(await (await graph(on)).to_host(), want)
     total = ta.jit.reduction("sum(x ** k for k in range(3))", "sum")
     np.testing.assert_allclose(await (await total(on, axis=1)).to_host(), (1 + x + x * x).sum(1), rtol=1e-14)
-    rows = Rowwise(
-        "y = x - max(x); out = sum(y * k for k in range(3))", ["x"], precision=None, operation="test.rows"
+    rows = Reduction(
+        "y = x - max(x); out = sum(y * k for k in range(3))",
+        inputs=["x"],
+        precision=None,
+        operation="test.rows",
     )
     made = await (await device.ask(rows.compute(on, axis=1))).to_host()
     np.testing.assert_array_equal(made, (x - x.max(1, keepdims=True)) * 3)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trio_accel as ta
-from trio_accel.backends.base.expressions import Argument, SpecializedExpression, parse
+from trio_accel.backends.base.expressions import parse, typed, unrolled
 from trio_accel.expressions import Elementwise
 
 Array = npt.NDArray[Any]
@@ -51,10 +51,8 @@ LOOPS = {
 
 def steps_of(text: str, *, is_checked: bool = False) -> Any:
     parsed = parse(text, None, ("s",))
-    arguments = tuple(
-        Argument(ta.DType.int64 if name == "n" else ta.DType.float64, name != "n") for name in parsed.inputs
-    )
-    return SpecializedExpression(parsed, arguments, (None,), is_checked).typed.steps
+    kinds = tuple(ta.DType.int64 if name == "n" else ta.DType.float64 for name in parsed.inputs)
+    return unrolled(typed(parsed, kinds, (None,), is_checked)).steps
 
 
 @pytest.mark.no_device

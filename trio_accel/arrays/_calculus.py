@@ -10,7 +10,7 @@ import numpy as np
 
 from ..backends.base import DType
 from ..devices import AccelRef, Operand, composed
-from ..expressions import Contract, Elementwise, ExpressionArgument, Out, Rowwise, axes_of
+from ..expressions import Contract, Elementwise, ExpressionArgument, Out, Reduction, axes_of
 from ._checks import axis_of, check_number, check_real, placed, whole
 from ._elementwise import add
 from ._reductions import mean
@@ -32,7 +32,7 @@ def _elementwise(
 
 
 _AVERAGE, _CENTRED, _STANDARD, _TRAPEZOID = (
-    Rowwise(text, inputs, precision="float64", operation=f"arrays.{name}")
+    Reduction(text, inputs=inputs, precision="float64", operation=f"arrays.{name}")
     for name, text, inputs in (
         ("average", "y = sum(x * weights) / sum(weights)", ("x", "weights")),
         ("cov", "y = x - mean(x)", ("x",)),

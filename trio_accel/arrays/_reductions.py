@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from ..backends.base import DTypeLike
 from ..devices import AccelRef, Operand
-from ..expressions import Axis, ExpressionArgument, Out, like, reduction, rows, scaled, squares
+from ..expressions import Axis, ExpressionArgument, Out, expression, like, scaled, squares
 
 __all__ = [
     "all", "any", "argmax", "argmin", "cosine_similarity", "count_nonzero", "kurtosis", "layer_norm",
@@ -45,7 +45,7 @@ def of_scaled(text: str) -> str:
     return scaled("x", "u", "q") + re.sub(r"\bx\b", "u", text)
 
 
-@reduction("all")
+@expression(reduce="all")
 async def all(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Tell whether all elements along axes are true: NaN is, and so are no elements.
 
@@ -66,7 +66,7 @@ async def all(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
     ...
 
 
-@like(all, "any")
+@like(all, reduce="any")
 def any() -> None:
     """Tell whether any element along axes is true: NaN is, and of no elements none is.
 
@@ -74,7 +74,7 @@ def any() -> None:
     """
 
 
-@reduction("argmax")
+@expression(reduce="argmax")
 async def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Find the place of the largest element along an axis: the first NaN, and the first of equal ones.
 
@@ -97,7 +97,7 @@ async def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False,
     ...
 
 
-@like(argmax, "argmin")
+@like(argmax, reduce="argmin")
 def argmin() -> None:
     """Find the place of the smallest element along an axis: the first NaN, and the first of equal ones.
 
@@ -105,7 +105,7 @@ def argmin() -> None:
     """
 
 
-@like(all, "sum", "x != 0")
+@like(all, "x != 0", reduce="sum")
 def count_nonzero() -> None:
     """Count the elements along axes that are not zero, as int64: NaN is not zero.
 
@@ -113,7 +113,9 @@ def count_nonzero() -> None:
     """
 
 
-@rows("m = max(x); m = where(isfinite(m), m, 0.0); y = log(sum(exp(x - m))) + m")
+@expression(
+    "m = max(x); m = where(isfinite(m), m, 0.0); y = log(sum(exp(x - m))) + m", axes=True, precision="float32"
+)
 async def logsumexp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the logarithm of the sum of exponentials along axes, as `scipy.special.logsumexp` does.
 
@@ -138,7 +140,7 @@ async def logsumexp(x: Operand, axis: Axis = None, *, keepdims: bool = False, ou
     ...
 
 
-@like(all, "max")
+@like(all, reduce="max")
 def max() -> None:
     """Find the largest element along axes; NaN if there is one.
 
@@ -159,7 +161,7 @@ def max() -> None:
     """
 
 
-@like(all, "mean")
+@like(all, reduce="mean")
 def mean() -> None:
     """Compute the mean of the elements along axes; NaN of no elements.
 
@@ -168,7 +170,7 @@ def mean() -> None:
     """
 
 
-@like(all, "min")
+@like(all, reduce="min")
 def min() -> None:
     """Find the smallest element along axes; NaN if there is one.
 
@@ -176,7 +178,7 @@ def min() -> None:
     """
 
 
-@reduction("prod")
+@expression(reduce="prod")
 async def prod(
     x: Operand, axis: Axis = None, *, dtype: Dtype = None, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -187,7 +189,9 @@ async def prod(
     ...
 
 
-@rows(f"{VARIANCE}; y = sqrt(v)", wide=of_scaled(f"{VARIANCE}; y = sqrt(v) / q"), precision="float64")
+@expression(
+    f"{VARIANCE}; y = sqrt(v)", axes=True, wide=of_scaled(f"{VARIANCE}; y = sqrt(v) / q"), precision="float64"
+)
 async def std(
     x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -198,7 +202,7 @@ async def std(
     ...
 
 
-@like(prod, "sum")
+@like(prod, reduce="sum")
 def sum() -> None:
     """Add the elements of an array along axes; 0 of no elements.
 
@@ -270,7 +274,7 @@ _WIDE_SKEW = f"{_MOMENTS}; z = d / sqrt(v); y = where(e, nan, mean(z * z * z))"
 _ZSCORE = f"{VARIANCE}; {_IS_EQUAL}; y = d / where(e, nan, sqrt(v))"
 
 
-@rows(_KURTOSIS, wide=of_scaled(_WIDE_KURTOSIS), precision="float64")
+@expression(_KURTOSIS, axes=True, wide=of_scaled(_WIDE_KURTOSIS), precision="float64")
 async def kurtosis(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the excess kurtosis along axes, as `scipy.stats.kurtosis` does: 0 of a normal distribution.
 
@@ -280,7 +284,7 @@ async def kurtosis(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: O
     ...
 
 
-@rows("argmax(x == nanmax(x))", precision=None)
+@expression("argmax(x == nanmax(x))", axes=True)
 async def nanargmax(
     x: Operand, axis: int | None = None, *, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -299,7 +303,7 @@ def nanargmin() -> None:
     """
 
 
-@reduction("nanmax")
+@expression(reduce="nanmax")
 async def nanmax(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Find the largest element along axes that is not NaN; NaN where all are.
 
@@ -308,7 +312,7 @@ async def nanmax(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: 
     ...
 
 
-@rows(f"{_THERE}; y = sum(k) / c", precision="float64")
+@expression(f"{_THERE}; y = sum(k) / c", axes=True, precision="float64")
 async def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the mean of the elements along axes that are not NaN; NaN where all are.
 
@@ -317,7 +321,7 @@ async def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False, out:
     ...
 
 
-@like(nanmax, "nanmin")
+@like(nanmax, reduce="nanmin")
 def nanmin() -> None:
     """Find the smallest element along axes that is not NaN; NaN where all are.
 
@@ -325,7 +329,7 @@ def nanmin() -> None:
     """
 
 
-@reduction("prod", "where(x == x, x, 1)")
+@expression("where(x == x, x, 1)", reduce="prod")
 async def nanprod(
     x: Operand, axis: Axis = None, *, dtype: Dtype = None, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
@@ -336,8 +340,9 @@ async def nanprod(
     ...
 
 
-@rows(
+@expression(
     f"{_THERE}; {_NAN_VARIANCE.format('k')}; y = sqrt(v)",
+    axes=True,
     wide=f"{_THERE}; {scaled('k', 'u', 'q')} {_NAN_VARIANCE.format('u')}; y = sqrt(v) / q",
     precision="float64",
 )
@@ -351,7 +356,7 @@ async def nanstd(
     ...
 
 
-@like(nanprod, "sum", "where(x == x, x, 0)")
+@like(nanprod, "where(x == x, x, 0)", reduce="sum")
 def nansum() -> None:
     """Add the elements along axes that are not NaN; 0 where all are.
 
@@ -367,7 +372,7 @@ def nanvar() -> None:
     """
 
 
-@rows("max(x) - min(x)", precision=None)
+@expression("max(x) - min(x)", axes=True)
 async def ptp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute how far the largest element along axes is from the smallest; whole numbers wrap around.
 
@@ -385,7 +390,7 @@ def skew() -> None:
     """
 
 
-@rows(_ZSCORE, wide=of_scaled(_ZSCORE), precision="float64")
+@expression(_ZSCORE, axes=True, wide=of_scaled(_ZSCORE), precision="float64")
 async def zscore(x: Operand, axis: Axis = 0, *, correction: float = 0, out: Out = None) -> AccelRef:
     """Compute how many standard deviations each element is from the mean along axes: `scipy.stats.zscore`.
 
@@ -395,9 +400,10 @@ async def zscore(x: Operand, axis: Axis = 0, *, correction: float = 0, out: Out 
     ...
 
 
-@rows(
+@expression(
     f"a = sqrt(sum({squares('x1')})); b = sqrt(sum({squares('x2')}));"
     "y = sum(conj(x1) * x2) / (maximum(a, eps) * maximum(b, eps))",
+    axes=True,
     wide=scaled("x1", "u", "k")
     + scaled("x2", "v", "m")
     + f"a = sqrt(sum({squares('u')})); b = sqrt(sum({squares('v')}));"
@@ -432,8 +438,9 @@ async def cosine_similarity(
     ...
 
 
-@rows(
+@expression(
     f"d = x - mean(x); v = mean({squares('d')}); y = d / sqrt(v + eps) * weight + bias",
+    axes=True,
     wide=f"{scaled('x', 'u', 'k', raises=False)} d = u - mean(u); v = mean({squares('d')});"
     "y = d / sqrt(v + eps * k * k) * weight + bias",
     precision="float64",
@@ -474,7 +481,7 @@ async def layer_norm(
     ...
 
 
-@rows("d = x - max(x); y = d - log(sum(exp(d)))")
+@expression("d = x - max(x); y = d - log(sum(exp(d)))", axes=True, precision="float32")
 async def log_softmax(x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
     """Compute the logarithm of the softmax along axes, as `scipy.special.log_softmax` does.
 
@@ -483,8 +490,9 @@ async def log_softmax(x: Operand, axis: Axis = None, *, out: Out = None) -> Acce
     ...
 
 
-@rows(
+@expression(
     f"y = x / sqrt(mean({squares('x')}) + eps) * weight",
+    axes=True,
     wide=scaled("x", "u", "k", raises=False) + f"y = u / sqrt(mean({squares('u')}) + eps * k * k) * weight",
     precision="float64",
 )

@@ -28,7 +28,7 @@ from ..devices import (
     operation_like,
     refuse_value,
 )
-from ..expressions import Elementwise, Reduction, Rowwise, axes_of, promoted_dtype, reduced
+from ..expressions import Elementwise, Reduction, axes_of, promoted_dtype, reduced
 from ._actor import ArraysActor
 from ._checks import axis_of, check_number, check_real, flag, placed, whole
 from ._indexing import take_along_axis
@@ -307,7 +307,7 @@ async def _quantiles(
         return await x.device.full((*shares.shape, *kept), math.nan, dtype)
     last = moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
     s = await _sort_at(await reshape(last, (math.prod(lines), n)), _needed(name, shares, n))
-    count = await _reduction("x == x", operation=name)(s, axis=1) if ".nan" in name else n
+    count = await _reduction("x == x", "sum", operation=name)(s, axis=1) if ".nan" in name else n
     text = _TEXT.format(places=_PLACES[method])
     made = _expression(text, inputs=("s", "q", "n"), dtypes=dtype.value, operation=name)
     found = await made(s, shares.reshape(-1, 1), count, shape=(shares.size, math.prod(lines)))
@@ -430,9 +430,9 @@ _EQUAL = Reduction(
     inputs=("x1", "x2", "equal_nan"),
     operation="arrays.array_equal",
 )
-_ALL_CLOSE = Rowwise(
+_ALL_CLOSE = Reduction(
     f"{CLOSE}; z = all(y)",
-    ("x1", "x2", "rtol", "atol", "equal_nan"),
+    inputs=("x1", "x2", "rtol", "atol", "equal_nan"),
     precision="float32",
     operation="arrays.allclose",
 )

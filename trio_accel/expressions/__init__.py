@@ -8,8 +8,9 @@ from .._names import export as _export
 from ._arguments import *
 from ._contractions import *
 from ._declared import *
-from ._elementwise import *
+from ._expression import *
 from ._reduction import *
+from ._scatter import *
 from ._views import *
 
 _export(__name__)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import attrs
@@ -18,7 +17,6 @@ from ..backends.base.expressions import (
     Argument,
     ArgumentType,
     Expression,
-    RowExpression,
     TypedExpression,
     Weak,
     pack_scalars,
@@ -48,7 +46,6 @@ MessageT = TypeVar("MessageT", bound=Operation[Any, Any])
 TypedT = TypeVar("TypedT")
 
 _INT64 = np.iinfo(np.int64)
-_NOTHING: Mapping[str, complex] = MappingProxyType({})
 
 # `Argument.encode` writes the same texts, which are compared in less time than dtypes.
 _ARRAYS = {dtype.value: Argument(dtype, True).encode() for dtype in DType}
@@ -70,7 +67,7 @@ class Taken:
         shape: The shape of the result.
     """
 
-    expression: Expression | RowExpression
+    expression: Expression
     signature: Strs
     arrays: tuple[ArraySpec, ...]
     lying: tuple[ArraySpec, ...]
@@ -125,27 +122,24 @@ class Taken:
         self,
         operation: str,
         typed: TypedExpression,
-        inputs: Sequence[str] | None = None,
-        more: Mapping[str, complex] = _NOTHING,
+        count: int = 0,
     ) -> None:
         """Require that dtypes hold the whole numbers that are made of Python numbers alone.
 
         Args:
             operation: Name of the operation, for the error.
-            typed: The expression, or a part of it.
-            inputs: What that reads; None for all.
-            more: Numbers that are no arguments, by their names.
+            typed: The expression.
+            count: How many elements are reduced.
 
         Raises:
             ValueError: One does not.
         """
         if not typed.bounds:
             return
-        names, read = self.expression.inputs, inputs or self.expression.inputs
-        numbers = [name for name, each in zip(names, self.arguments, strict=True) if not each.is_array]
-        values = {**dict(zip(numbers, self.values, strict=True)), **more}
+        numbers = [number for number, each in enumerate(self.arguments) if not each.is_array]
+        values = dict(zip(numbers, self.values, strict=True))
         try:
-            typed.check_held({n: values[name] for n, name in enumerate(read) if name in values}, read)
+            typed.check_held(values, self.expression.inputs, count)
         except ValueError as error:
             raise ValueError(f"{operation}: {error}") from None
 
@@ -333,7 +327,7 @@ def bind(
 
 def take(
     planner: Planner,
-    expression: Expression | RowExpression,
+    expression: Expression,
     arguments: Sequence[ExpressionArgument | ArraySpec],
     shape: tuple[int, ...] | None = None,
     otherwise: tuple[int, ...] = (),

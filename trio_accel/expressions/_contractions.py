@@ -20,7 +20,7 @@ from ..backends.base.contract.subscripts import (
     parse_subscripts,
 )
 from ..devices import AccelRef, Device, Operand, Operation, Planned, Planner, device_of, whole
-from ._elementwise import Elementwise
+from ._expression import Elementwise
 from ._reduction import Reduction
 from ._views import check_operands, intermediates, on_device, permuted, viewed
 
@@ -209,7 +209,9 @@ class Contracting:
             if not groups.rows and not groups.columns:
                 whole = left.along(labels + inner), right.along(labels + inner)
                 axes = range(len(labels), len(labels) + len(inner))
-                added = _reduction("x * y", dtype=DType.of(left.array.dtype).value, operation=operation)
+                added = _reduction(
+                    "x * y", "sum", dtype=DType.of(left.array.dtype).value, operation=operation
+                )
                 return Factor(labels, await added(*whole, axis=axes))
             return Factor(labels, await self.multiply(left, right, groups, made))
 
@@ -218,7 +220,7 @@ class Contracting:
         axes = [axis for axis, label in enumerate(factor.labels) if label not in keep]
         if not axes:
             return factor
-        add = _reduction("x", dtype=DType.of(factor.array.dtype).value, operation=self.operation)
+        add = _reduction("x", "sum", dtype=DType.of(factor.array.dtype).value, operation=self.operation)
         labels = tuple(label for label in factor.labels if label in keep)
         return Factor(labels, made(await add(factor.array, axis=axes)))
 

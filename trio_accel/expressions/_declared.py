@@ -13,20 +13,20 @@ from ..actors import binder, signed_like
 from ..backends.base import DType
 from ..devices import AccelRef, Call, Function, Operation, called
 from ._arguments import ARRAYS
-from ._elementwise import Elementwise
-from ._reduction import ComputeReduction, Reduction, Rowwise
+from ._expression import Elementwise
+from ._reduction import Reduction
 from ._views import check_array
 
-__all__ = ["DECLARED", "DeclaredExpression", "DeclaredReduction", "expression", "like", "reduction", "rows"]
+__all__ = ["DECLARED", "DeclaredExpression", "expression", "like"]
 
 DECLARED: dict[Function, Any] = {}
-"""Functions as `expression`, `reduction` and `rows` make them, by what their calls know."""
+"""Functions as `expression` makes them, by what their calls know."""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 ParametersP = ParamSpec("ParametersP")
 
 _OPTIONS = ("out", "shape")
-_OF_ROWS = ("axis", "keepdims", "out")
+_OF_ROWS = ("axis", "keepdims", "out", "dtype")
 
 
 class DeclaredFunction(Protocol[ParametersP]):
@@ -40,166 +40,104 @@ class DeclaredFunction(Protocol[ParametersP]):
         ...
 
 
-class DeclaredReduction(DeclaredFunction[ParametersP], Protocol[ParametersP]):
-    """A function of arrays, as `reduction` and `rows` make it."""
-
-    text: str
-    """The expression of rows that it computes; see `Rowwise`."""
-    wide: str | None
-    """The same for arrays of float64 and complex128; see `Rowwise`."""
-    precision: str | None
-    """The least that it computes in; see `Rowwise`."""
-
-
 class DeclaredExpression(DeclaredFunction[ParametersP], Protocol[ParametersP]):
     """A function of arrays, as `expression` makes it."""
 
-    elementwise: Elementwise[AccelRef]
+    expression: Elementwise[AccelRef] | Reduction
     """The expression that it computes."""
 
 
 def expression(
-    text: str,
+    text: str = "x",
     *,
+    axes: bool = False,
+    reduce: str | None = None,
     library: str = ARRAYS,
     promoted: Sequence[str] | None = None,
     truths: Sequence[str] = (),
     precision: str | None = None,
+    wide: str | None = None,
     slopes: Mapping[str, str] | None = None,
+    arrays: Sequence[str] = (),
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredExpression[ParametersP]]:
-    """Declare a function that computes an expression for each element.
+    """Declare a function that computes an expression, of each element or along axes.
 
-    The parameters of the function, but for the keywords `out` and `shape`, are the inputs of the expression,
-    in order. Its body is a docstring alone. Parameters with a default may be left out, and what is annotated
-    with ``float`` never widens the result.
+    The parameters of the function are the inputs of the expression, in order, but for these: the keywords
+    `out` and `shape`; along axes `axis`, `keepdims`, `out`, and with `reduce` `dtype`. Its body is a
+    docstring alone. Parameters with a default may be left out, and what is annotated with ``float`` never
+    widens the result.
 
     Args:
-        text: The expression; see `jit.elementwise`.
+        text: The expression; see `jit.elementwise`, and along axes `Reduction`.
+        axes: Whether ``sum(...)`` and the like in the text are along the axes of a call.
+        reduce: How the values that the text makes are combined along axes; see `Reduction`.
         library: Import path of the library actor that serves it.
-        promoted: The inputs that are promoted to one dtype by the array API standard, see `Elementwise`; all
-            but those with ``float`` by default.
+        promoted: The inputs of an expression of each element that are promoted to one dtype by the array API
+            standard, see `Expression`; all but those with ``float`` by default.
         truths: The inputs that must be truth values.
-        precision: See `Elementwise`.
-        slopes: See `Elementwise`.
+        precision: See `Expression`.
+        wide: See `Expression`.
+        slopes: See `Expression`.
+        arrays: The inputs that must be arrays; the others may be numbers.
 
     Raises:
         TypeError: The expression contradicts the function. The message begins with file and line.
     """
     again = functools.partial(
-        expression, library=library, promoted=promoted, truths=truths, precision=precision
+        expression,
+        axes=axes,
+        library=library,
+        promoted=promoted,
+        truths=truths,
+        precision=precision,
+        arrays=arrays,
     )
 
     def declare(function: Any) -> Any:
-        code = function.__code__
-        parameters = inspect.signature(function).parameters
-        names, numbers = _inputs(parameters, _OPTIONS)
-        try:
-            made = Elementwise[AccelRef](
-                text,
-                inputs=names,
-                operation=_operation(function),
-                library=library,
-                promoted=[name for name in names if name not in numbers] if promoted is None else promoted,
-                truths=truths,
-                precision=precision,
-                slopes=slopes,
-            )
-        except (TypeError, ValueError) as error:
-            place = f"{code.co_filename}:{code.co_firstlineno}"
-            raise TypeError(f"{place}: {function.__name__}: {error}") from error
-
-        def message(*arguments: Any, **named: Any) -> Any:
-            given = bound(arguments, named)
-            return made.compute(*_taken(given, names, numbers), **given)
-
-        is_plain = not numbers and all(parameters[name].default is inspect.Parameter.empty for name in names)
-        bound = binder(made.operation, function)
-        make = made.compute if is_plain else message
-        return _declared(
-            function, Function(made.operation, make), elementwise=made, message=make, again=again
-        )
-
-    return declare
-
-
-def reduction(
-    reduce: str, text: str = "x", *, library: str = ARRAYS
-) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredReduction[ParametersP]]:
-    """Declare a function that reduces an array along axes.
-
-    Its parameters are the array, and of `axis`, `keepdims`, `out` and `dtype` those that it takes. Its body
-    is a docstring alone.
-
-    Args:
-        reduce: How values are combined; see `Reduction`.
-        text: The values, an expression of the array.
-        library: Import path of the library actor that serves it.
-    """
-
-    def declare(function: Any) -> Any:
-        bound = binder(_operation(function), function)
-        array = next(iter(inspect.signature(function).parameters))
+        parameters, operation = inspect.signature(function).parameters, _operation(function)
+        is_along = axes or reduce is not None
+        names = [name for name in parameters if name not in (_OF_ROWS if is_along else _OPTIONS)]
+        numbers = [name for name in names if parameters[name].annotation == "float"]
+        named: dict[str, Any] = {
+            "inputs": names, "operation": operation, "library": library, "precision": precision, "wide": wide,
+            "slopes": slopes, "truths": truths,
+        }  # fmt: skip
 
         @functools.cache
-        def made(dtype: str | None) -> Reduction:
-            return Reduction(
-                text, reduce, inputs=[array], dtype=dtype, operation=_operation(function), library=library
-            )
+        def made(dtype: str | None = None) -> Elementwise[AccelRef] | Reduction:
+            if is_along:
+                return Reduction(text, reduce, dtype=dtype, **named)
+            given = [name for name in names if name not in numbers] if promoted is None else promoted
+            return Elementwise[AccelRef](text, promoted=given, **named)
 
-        def message(*arguments: Any, **named: Any) -> ComputeReduction:
-            given = bound(arguments, named)
-            dtype = given.pop("dtype", None)
-            try:
-                chosen = None if dtype is None else DType.of(dtype).value
-            except TypeError as error:
-                raise TypeError(f"{_operation(function)}: {error}") from None
-            return made(chosen).compute(given.pop(array), **given)
+        try:
+            first = made()
+        except (TypeError, ValueError) as error:
+            code = function.__code__
+            place = f"{code.co_filename}:{code.co_firstlineno}"
+            raise TypeError(f"{place}: {function.__name__}: {error}") from error
+        bound = binder(operation, function)
 
-        again = functools.partial(reduction, library=library)
-        ask = Function(_operation(function), message)
-        more = {"text": f"{reduce}({text})", "wide": None, "precision": None, "again": again}
-        return _declared(function, ask, message=message, **more)
-
-    return declare
-
-
-def rows(
-    text: str,
-    *,
-    precision: str | None = "float32",
-    library: str = ARRAYS,
-    wide: str | None = None,
-    arrays: Sequence[str] = (),
-) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredReduction[ParametersP]]:
-    """Declare a function that computes an expression of rows.
-
-    Its parameters but for `axis`, `keepdims` and `out` are the inputs of the expression, in order. Its body
-    is a docstring alone. What is annotated with ``float`` never widens the result.
-
-    Args:
-        text: See `Rowwise`.
-        precision: See `Rowwise`.
-        library: See `Rowwise`.
-        wide: See `Rowwise`.
-        arrays: The inputs that must be arrays; the others may be numbers.
-    """
-
-    def declare(function: Any) -> Any:
-        parameters = inspect.signature(function).parameters
-        names, numbers = _inputs(parameters, _OF_ROWS)
-        named = {"operation": _operation(function), "library": library}
-        made = Rowwise(text, names, precision=precision, wide=wide, **named)
-        bound = binder(_operation(function), function)
-
-        def message(*arguments: Any, **options: Any) -> ComputeReduction:
+        def message(*arguments: Any, **options: Any) -> Any:
             given = bound(arguments, options)
-            check_array(made.operation, **{name: given[name] for name in arrays})
-            return made.compute(*_taken(given, names, numbers), **given)
+            own = first
+            if (dtype := given.pop("dtype", None)) is not None:
+                try:
+                    own = made(DType.of(dtype).value)
+                except TypeError as error:
+                    raise TypeError(f"{operation}: {error}") from None
+            if arrays:
+                check_array(operation, **{name: given[name] for name in arrays})
+            if numbers:
+                _convert(given, numbers)
+            return own.compute(*[given.pop(name) for name in names], **given)
 
-        ask = Function(_operation(function), message, ask=made.ask)
-        again = functools.partial(rows, precision=precision, library=library, arrays=arrays)
-        more = {"text": text, "wide": wide, "precision": precision, "again": again}
-        return _declared(function, ask, message=message, **more)
+        is_plain = not (is_along or numbers) and all(
+            parameters[name].default is inspect.Parameter.empty for name in names
+        )
+        ask = first.ask if isinstance(first, Reduction) and reduce is None else None
+        asked = Function(operation, first.compute if is_plain else message, ask=ask)
+        return _declared(function, asked, expression=first, message=message, again=again)
 
     return declare
 
@@ -215,7 +153,8 @@ def like(
     Args:
         other: The other one.
         texts: The texts of its decorator.
-        options: Options of its decorator that are others than there; `wide` of `rows` is always its own.
+        options: Options of its decorator that are others than there. Its `wide`, `reduce` and `slopes` are
+            always its own.
     """
     declared: Any = other
 
@@ -225,20 +164,11 @@ def like(
     return declare
 
 
-def _inputs(
-    parameters: Mapping[str, inspect.Parameter], options: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """Return the parameters that are inputs of the expression, and those of them that widen no result."""
-    names = [name for name in parameters if name not in options]
-    return names, [name for name in names if parameters[name].annotation == "float"]
-
-
-def _taken(given: dict[str, Any], names: Sequence[str], numbers: Collection[str]) -> list[Any]:
-    """Take the inputs out of the arguments of a call; numbers that widen no result become Python's."""
+def _convert(given: dict[str, Any], numbers: Collection[str]) -> None:
+    """Make Python's numbers of NumPy's ones that widen no result."""
     for name in numbers:
         if isinstance(given[name], np.generic):
             given[name] = given[name].item()
-    return [given.pop(name) for name in names]
 
 
 def _declared(function: Any, ask: Function, **attributes: Any) -> Any:

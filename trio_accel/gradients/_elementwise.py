@@ -80,8 +80,8 @@ def elementwise_of(function: Function) -> _Expression | None:
     if declared is None:
         own = getattr(function.make, "__self__", None)
         return _Expression(own, {}, _is_plain(own)) if isinstance(own, Elementwise) else None
-    own = getattr(declared, "elementwise", None)
-    if own is None:
+    own = getattr(declared, "expression", None)
+    if not isinstance(own, Elementwise):
         return None
     parameters = inspect.signature(declared).parameters
     defaults = {name: one.default for name, one in parameters.items() if one.default is not one.empty}

@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from .. import arrays as _arrays
+from ..backends.base.expressions import REDUCTIONS
 from ..devices import Function
 from ..expressions import Elementwise, Reduction
 from ._backward import KINDS, is_operand, pulled, refuse
@@ -61,19 +62,18 @@ def _parts(function: Function) -> _Parts | None:
     own = getattr(function.make, "__self__", None)
     if not isinstance(own, Reduction):
         return None
-    declared, name = own.declared, own.operation
-    if declared.combine is not None:
-        raise refuse(name, f"it combines values by {declared.combine.text!r}")
-    # A mean has its last step in its name.
-    after = None if declared.name == "mean" else declared.post
+    name, reduce = own.operation, own.reduce
+    if reduce not in REDUCTIONS:
+        raise refuse(name, f"it combines values by {reduce!r}")
+    after = None
+    if own.post is not None:
+        after = Elementwise[Any](own.post, operation=f"{name}.post")
     return _Parts(
         own.inputs,
-        Elementwise[Any](declared.map.text, inputs=own.inputs, operation=f"{name}.map"),
-        declared.name,
+        Elementwise[Any](own.text, inputs=own.inputs, operation=f"{name}.map"),
+        reduce,
         own.dtype,
-        None
-        if after is None
-        else Elementwise[Any](after.text, inputs=after.inputs, operation=f"{name}.post"),
+        after,
         () if after is None else after.inputs,
     )
 

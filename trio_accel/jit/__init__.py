@@ -1,8 +1,7 @@
 """Kernels of your own: CUDA code that is compiled, launched and supervised as any operation is."""
 
 from .._names import export as _export
-from ..expressions import ComputeElementwise as ComputeElementwise
-from ..expressions import ComputeReduction as ComputeReduction
+from ..expressions import Compute as Compute
 from ..expressions import Elementwise as Elementwise
 from ..expressions import ExpressionArgument as ExpressionArgument
 from ..expressions import Reduction as Reduction

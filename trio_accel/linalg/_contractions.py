@@ -67,7 +67,9 @@ async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: Out = None
             f"vecdot: the vectors must have one length, got shapes {x1.shape} and {x2.shape} with axis {axis}"
         )
     text = "conj(x) * y" if dtype.kind == "complex" else "x * y"
-    return await _sum(text, dtype=dtype.value, operation="linalg.vecdot")(first, second, axis=-1, out=out)
+    return await _sum(text, "sum", dtype=dtype.value, operation="linalg.vecdot")(
+        first, second, axis=-1, out=out
+    )
 
 
 @composed
@@ -163,7 +165,7 @@ async def trace(
     check_matrices("trace", x)
     along = diagonal(on_device(x), offset=offset)
     kind = None if dtype is None else DType.of(dtype).value
-    return await _sum("x", dtype=kind, operation="linalg.trace")(along, axis=-1, out=out)
+    return await _sum("x", "sum", dtype=kind, operation="linalg.trace")(along, axis=-1, out=out)
 
 
 @composed

@@ -203,7 +203,7 @@ async def matrix_power(x: Operand, n: int, /) -> AccelRef:
     return on_device(result)
 
 
-_COUNTED = Reduction("s > t * r", operation="linalg.matrix_rank")
+_COUNTED = Reduction("s > t * r", "sum", operation="linalg.matrix_rank")
 _DIVIDED = Elementwise[AccelRef]("where(s > t * r, u / s, 0)", inputs="ustr", operation="linalg.pinv")
 _CONJUGATE = Elementwise[AccelRef]("conj(x)", operation="linalg.pinv")
 
@@ -237,13 +237,13 @@ def _norm(name: str, order: float, is_complex: bool, real: str) -> Reduction:
         return make("abs(x)", "maximum(a, b)", identity=0) if order > 0 else make("abs(x)", "min")
     final = functools.partial(make, dtype="float64")
     if order == 0:
-        return final("x != 0", post=f"{real}(a)")
+        return final("x != 0", "sum", post=f"{real}(a)")
     if order == 1:
-        return final("abs(x)", post=f"{real}(a)")
+        return final("abs(x)", "sum", post=f"{real}(a)")
     if order == 2:
         parts = ("real(x)", "imag(x)") if is_complex else ("x",)
-        return final(" + ".join(f"square(float64({part}))" for part in parts), post=f"{real}(sqrt(a))")
-    return final(f"float64(abs(x)) ** ({float(order)!r})", post=f"{real}(a ** ({1 / order!r}))")
+        return final(" + ".join(f"square(float64({part}))" for part in parts), "sum", post=f"{real}(sqrt(a))")
+    return final(f"float64(abs(x)) ** ({float(order)!r})", "sum", post=f"{real}(a ** ({1 / order!r}))")
 
 
 async def _measure(
@@ -288,4 +288,4 @@ def _scaled_norm(
         text, post = f"(float64(abs(x)) / {unit}) ** ({float(order)!r})", f"a ** ({1 / order!r})"
     make = functools.partial(Reduction, operation=operation, dtype="float64")
     whole = Elementwise[AccelRef](f"{real}(a * {unit})", inputs=("a", "m"), operation=operation)
-    return make(text, inputs=("x", "m"), post=post), whole
+    return make(text, "sum", inputs=("x", "m"), post=post), whole

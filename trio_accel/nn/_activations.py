@@ -16,17 +16,7 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from ..devices import AccelRef, Operand, composed
-from ..expressions import (
-    Axis,
-    Elementwise,
-    ExpressionArgument,
-    Out,
-    axis_of,
-    check_array,
-    expression,
-    like,
-    rows,
-)
+from ..expressions import Axis, Elementwise, ExpressionArgument, Out, axis_of, check_array, expression, like
 from ._library import check_choice
 from ._slopes import slope_of
 
@@ -543,14 +533,15 @@ def gelu_grad() -> None:
     """
 
 
-@rows("e = exp(min(x) - x); y = e / sum(e)")
+@expression("e = exp(min(x) - x); y = e / sum(e)", axes=True, precision="float32")
 async def softmin(x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
     """Compute the `ta.arrays.softmax` of ``-x``; arguments and errors are those of that."""
     ...
 
 
-@rows(
+@expression(
     "e = exp(x - max(x)); p = e / sum(e); y = p * (grad - sum(p * grad))",
+    axes=True,
     precision="float64",
     arrays=["grad"],
 )

@@ -20,7 +20,7 @@ import numpy as np
 from ..actors import arguments_of
 from ..backends.base import DType, Ints, Strs
 from ..devices import AccelRef, Call, Operand, composed, device_of
-from ..expressions import Elementwise, ExpressionArgument, Rowwise, check_array, like, promoted_dtype
+from ..expressions import Elementwise, ExpressionArgument, Reduction, check_array, like, promoted_dtype
 from ._library import check_choice, check_range, check_real, naming
 from ._slopes import slope_of
 
@@ -93,10 +93,10 @@ class Loss:
         return Elementwise(text, operation=f"{own.operation}_grad", precision="float32")
 
     @functools.cache  # noqa: B019  there is one for each loss
-    def _rows(self, reduction: str) -> Rowwise:
+    def _rows(self, reduction: str) -> Reduction:
         own = self._each
         text = f"{own.text}; y = {reduction}({own.outputs[0]})"
-        return Rowwise(text, own.inputs, precision="float32", operation=own.operation)
+        return Reduction(text, inputs=own.inputs, precision="float32", operation=own.operation)
 
 
 def loss(
@@ -457,13 +457,13 @@ _ROWS = {
 
 
 @functools.cache
-def _row(name: str, part: str, dtype: DType = DType.float64) -> Rowwise:
+def _row(name: str, part: str, dtype: DType = DType.float64) -> Reduction:
     text, inputs = _ROWS[part]
-    return Rowwise(f"{text}; z = {dtype}(y)", inputs, precision="float32", operation=name)
+    return Reduction(f"{text}; z = {dtype}(y)", inputs=inputs, precision="float32", operation=name)
 
 
 async def _rowwise(
-    row: Rowwise, *given: ExpressionArgument, axis: int | None = None, keepdims: bool = False
+    row: Reduction, *given: ExpressionArgument, axis: int | None = None, keepdims: bool = False
 ) -> AccelRef:
     return await row.ask(row.compute(*given, axis=axis, keepdims=keepdims))
 

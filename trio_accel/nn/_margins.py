@@ -8,7 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 from ..devices import AccelRef, Operand, composed
-from ..expressions import Axis, ExpressionArgument, Out, Rowwise, check_array, like, rows, scaled, squares
+from ..expressions import (
+    Axis,
+    ExpressionArgument,
+    Out,
+    Reduction,
+    check_array,
+    expression,
+    like,
+    scaled,
+    squares,
+)
 from ._library import check_choice
 from ._losses import Loss, LossReduction, loss, mse_loss
 from ._slopes import slope_of
@@ -47,12 +57,15 @@ _COSINE = Loss(
     "v = where(target > 0, 1 - x, maximum(x - margin, 0))",
 )
 _MEANT = Loss("nn.triplet_margin_loss", ("x", "target", "margin"), "v = maximum(x - target + margin, 0)")
-_COSINES = Rowwise(
-    "y = sum(x1 * x2) / sqrt((sum(x1 * x1) + 1e-12) * (sum(x2 * x2) + 1e-12))", ("x1", "x2"),
-    wide=scaled("x1", "u", "k", raises=False) + scaled("x2", "v", "m", raises=False) +
-    "y = sum(u * v) / sqrt(sum(u * u) + 1e-12 * k * k) / sqrt(sum(v * v) + 1e-12 * m * m)",
-    precision="float64", operation="nn.cosine_embedding_loss",
-)  # fmt: skip
+_COSINES = Reduction(
+    "y = sum(x1 * x2) / sqrt((sum(x1 * x1) + 1e-12) * (sum(x2 * x2) + 1e-12))",
+    inputs=("x1", "x2"),
+    wide=scaled("x1", "u", "k", raises=False)
+    + scaled("x2", "v", "m", raises=False)
+    + "y = sum(u * v) / sqrt(sum(u * u) + 1e-12 * k * k) / sqrt(sum(v * v) + 1e-12 * m * m)",
+    precision="float64",
+    operation="nn.cosine_embedding_loss",
+)
 
 
 # Logarithms are at least -100, and products at least 1e-12, as PyTorch has them: so all is finite.
@@ -298,8 +311,9 @@ async def triplet_margin_loss(
     return await _MEANT.reduced(x=near, target=apart, margin=margin, reduction=reduction)
 
 
-@rows(
+@expression(
     f"d = x1 - x2 + eps; y = sqrt(sum({squares('d')}))",
+    axes=True,
     wide=f"d = x1 - x2 + eps; {scaled('d', 'u', 'k')} y = sqrt(sum({squares('u')})) / k",
     precision="float64",
 )
@@ -328,8 +342,9 @@ async def pairwise_distance(
     ...
 
 
-@rows(
+@expression(
     f"y = x / maximum(sqrt(sum({squares('x')})), eps)",
+    axes=True,
     wide=scaled("x", "u", "k") + f"y = u / maximum(sqrt(sum({squares('u')})), eps * k)",
     precision="float64",
 )

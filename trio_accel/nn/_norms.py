@@ -21,7 +21,7 @@ from ..expressions import (
     Elementwise,
     ExpressionArgument,
     Out,
-    Rowwise,
+    Reduction,
     axes_of,
     check_array,
     reduced,
@@ -101,10 +101,10 @@ _INPUTS = {
 
 
 @functools.cache
-def _part(name: str, part: str) -> Rowwise:
+def _part(name: str, part: str) -> Reduction:
     inputs = _INPUTS[part.removeprefix("rms ")]
     text, wide = _PARTS[part], _WIDE_PARTS[part]
-    return Rowwise(text, inputs, precision="float64", operation=name, wide=wide)
+    return Reduction(text, inputs=inputs, precision="float64", operation=name, wide=wide)
 
 
 async def _made(name: str, part: str, *given: ExpressionArgument, axis: Axis, out: Out = None) -> AccelRef:

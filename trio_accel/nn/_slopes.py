@@ -1,6 +1,6 @@
 """Gradients by the first argument, made of the slope that an expression has there.
 
-The expression of a function has the text of its slope, as `slopes` of `Elementwise`. The public gradient,
+The expression of a function has the text of its slope, as `slopes` of `Expression`. The public gradient,
 `*_grad`, and the rule of `ta.grad` are both made of that text.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from ..actors import arguments_of
 from ..devices import AccelRef, Call
-from ..expressions import ExpressionArgument, expression
+from ..expressions import Elementwise, ExpressionArgument, expression
 
 __all__ = ["FIRST", "slope_of"]
 
@@ -44,8 +44,8 @@ def slope_of(
     def make(own: Any) -> Any:
         own.__signature__ = signature
         own.__annotations__ = {"grad": first.annotation, **function.__annotations__}
-        if hasattr(declared, "elementwise"):
-            text = declared.elementwise.slopes[declared.elementwise.inputs[0]]
+        if isinstance(of := getattr(declared, "expression", None), Elementwise):
+            text = of.slopes[of.inputs[0]]
             return expression(f"g = grad; {text}", precision="float32")(own)
         FIRST.append(declared.__name__)
         return arguments_of(own, run or declared.derived)(own)

@@ -14,7 +14,7 @@ from ..actors import binder
 from ..backends.base import DType, DTypeLike, Ints, NotSupportedError
 from ..backends.base.contract.ops import Rejection
 from ..devices import AccelRef, Call, Operand, composed
-from ..expressions import Elementwise, ExpressionArgument, Out, Rowwise, like
+from ..expressions import Elementwise, ExpressionArgument, Out, Reduction, like
 from ._messages import Exponential, Lognormal, Normal, Rejected, Uniform
 from ._stream import Shape, Stream, checked_dtype, real
 
@@ -29,8 +29,8 @@ _TRIANGULAR = (
 _LEAST = {"scale": ">= 0", "a": "> 0"}
 # Means and counts up to here are whole numbers of float64, with room for the next ones.
 _LARGEST = 1 << 52
-_SHARES = Rowwise(
-    "e = exp(x - max(x)); y = e / sum(e)", ["x"], operation="random.dirichlet", precision="float64"
+_SHARES = Reduction(
+    "e = exp(x - max(x)); y = e / sum(e)", inputs=["x"], operation="random.dirichlet", precision="float64"
 )
 
 

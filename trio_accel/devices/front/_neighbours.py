@@ -1,4 +1,4 @@
-"""Operations for each element that follow one another in a chain, written as one expression.
+"""Operations of elements in a chain, joined with the expression that reads their results.
 
 What is computed has the same bits. A result in between is converted to the dtype that it would be stored in,
 and no backend contracts a product and a sum.
@@ -6,18 +6,22 @@ and no backend contracts a product and a sum.
 
 from __future__ import annotations
 
-import ast
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 
 import trio
 
-from ...backends.base import expressions
-from ...backends.base.contract.ops import ArraySpec, ElementwiseSpec, GraphNode
-from ...backends.base.expressions import SCALAR_BYTES, Argument, Expression, SpecializedExpression, parse
+from ...backends.base.contract.ops import ExpressionSpec, GraphNode
+from ...backends.base.expressions import (
+    SCALAR_BYTES,
+    Program,
+    decode_program,
+    encode_program,
+    joined_programs,
+)
 
 # Larger expressions take long to compile, and gain little more.
-_MOST_INPUTS, _MOST_CHARACTERS = 16, 2000
+_MOST_INPUTS, _MOST_STEPS = 16, 200
 # A chain of more operations is left as it is: to join so many takes seconds already.
 _MOST_NODES = 1024
 # A kernel takes 4096 bytes of arguments: of each array some 8 for each axis, and the address.
@@ -83,7 +87,7 @@ def _find_ahead(
 ) -> int | None:
     """Find the first operation that may be computed where the one at a place reads its result."""
     spec = nodes[place].spec
-    if not isinstance(spec, ElementwiseSpec) or not _may_be_joined(spec, unjoined):
+    if not isinstance(spec, ExpressionSpec) or not _may_be_joined(spec, unjoined):
         return None
     # A block that is used twice has one maker, so no other operation need be looked at.
     ahead = sorted({one for array in spec.arrays if (one := makers.get(array.block, place)) < place})
@@ -99,9 +103,9 @@ def _find_ahead(
 
 def _may_be_joined(spec: object, unjoined: frozenset[str]) -> bool:
     """Tell whether an operation is an expression whose functions have the same bits beside others."""
-    if type(spec) is not ElementwiseSpec:
+    if type(spec) is not ExpressionSpec:
         return False
-    steps = SpecializedExpression.decode(spec.expression).typed.steps if unjoined else ()
+    steps = decode_program(spec.program).program.steps if unjoined else ()
     return unjoined.isdisjoint(step.function for step in steps)
 
 
@@ -110,10 +114,15 @@ def _goes_into(
 ) -> bool:
     """Tell whether an expression may be computed where another one reads its result."""
     ahead, behind = nodes[first].spec, nodes[second].spec
-    assert isinstance(behind, ElementwiseSpec)  # as was found
-    if type(ahead) is not ElementwiseSpec:
+    assert isinstance(behind, ExpressionSpec)  # as was found
+    if type(ahead) is not ExpressionSpec:
         return False
-    if len(ahead.results) != 1 or nodes[first].library != nodes[second].library:
+    if (
+        len(ahead.results) != 1
+        or ahead.axes
+        or behind.stored
+        or nodes[first].library != nodes[second].library
+    ):
         return False
     result = ahead.results[0]
     # Only the other one reads it: two uses are that of its maker, and that.
@@ -126,122 +135,63 @@ def _goes_into(
         return False
     # Nothing that it reads is changed in between.
     changed = {block for node in nodes[first + 1 : second + 1] for block in node.spec.blocks()[1]}
-    return result.shape == behind.shape and changed.isdisjoint(ahead.blocks()[0])
+    is_whole = result.shape == behind.shape and changed.isdisjoint(ahead.blocks()[0])
+    return is_whole and _keeps_order(ahead, behind)
 
 
-class _Renamer(ast.NodeTransformer):
-    """Gives values other names, and leaves those of functions."""
+def _keeps_order(ahead: ExpressionSpec, behind: ExpressionSpec) -> bool:
+    """Tell whether a reduction finds the elements in the same order in the arrays of the first operation.
 
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self._names = names
-
-    def visit_Name(self, node: ast.Name) -> ast.Name:  # the module's
-        """Rename a value."""
-        return ast.Name(self._names.get(node.id, node.id), node.ctx)
-
-    def visit_Call(self, node: ast.Call) -> ast.Call:  # the module's
-        """Rename what a function is called with."""
-        return ast.Call(node.func, [self.visit(each) for each in node.args], node.keywords)
-
-
-class _Writer:
-    """Collects the inputs of a joined expression.
-
-    Attributes:
-        inputs: How each name comes: its argument, its array and whether elements are loaded from it, or its
-            number.
-        statements: The assignments.
+    The strides of arrays decide in which order a backend reduces. Those of the result are without gaps.
     """
+    program = decode_program(behind.program).program
+    if not program.reductions:
+        return True
+    first = decode_program(ahead.program).program
+    arrays = (*ahead.results, *ahead.arrays, *behind.arrays)
+    return not (first.loads or first.axes) and all(array.is_contiguous for array in arrays)
 
-    def __init__(self) -> None:
-        self.inputs: dict[str, tuple[Argument, ArraySpec | bytes, bool]] = {}
-        self.statements: list[str] = []
 
-    def write(
-        self, spec: ElementwiseSpec, given: Mapping[ArraySpec, str]
-    ) -> tuple[SpecializedExpression, list[str]]:
-        """Write an expression with other names.
-
-        Args:
-            spec: The expression.
-            given: Names of values that are known, by the arrays in which they would be.
-
-        Returns:
-            The expression, and the names of its results.
-        """
-        made = SpecializedExpression.decode(spec.expression)
-        expression, names = made.expression, dict[str, str]()
-        arrays, loaded, scalars = iter(spec.arrays), iter(spec.loaded), 0
-        for name, argument in zip(expression.inputs, made.arguments, strict=True):
-            if not argument.is_array:
-                number = spec.scalars[scalars : scalars + SCALAR_BYTES]
-                scalars += SCALAR_BYTES
-                names[name] = self._input(argument, number, is_loaded=False)
-                continue
-            if name in expression.elements:
-                array = next(arrays)
-                names[name] = given.get(array) or self._input(argument, array, is_loaded=False)
-            if name in expression.loads:
-                at = self._input(argument, next(loaded), is_loaded=True)
-                if names.setdefault(name, at) != at:
-                    raise ValueError("an array is read by element, and elements are loaded from it")
-        tree = ast.parse(expression.text.strip())
-        # Indices of loops are names, too.
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                if node.id in expression.inputs:
-                    raise ValueError("an input has another value later on")
-                names.setdefault(node.id, f"t{len(self.statements)}_{len(names)}")
-        names.setdefault(expression.outputs[0], f"t{len(self.statements)}_{len(names)}")
-        renamed = _Renamer(names).visit(tree)
-        text = ast.unparse(renamed)
-        if isinstance(renamed.body[-1], ast.Expr):
-            text = f"{names[expression.outputs[0]]} = {text}"
-        self.statements.append(text)
-        return made, [names[output] for output in expression.outputs]
-
-    def _input(self, argument: Argument, value: ArraySpec | bytes, *, is_loaded: bool) -> str:
-        given = argument, value, is_loaded
-        for name, known in self.inputs.items():
-            if known == given:
-                return name
-        name = f"x{len(self.inputs)}"
-        self.inputs[name] = given
-        return name
+def _keys(spec: ExpressionSpec, program: Program) -> list[Hashable]:
+    """Return for each argument the array or number that it is, and the array that is loaded from."""
+    elements, loads = program.program.elements, dict(program.program.loads)
+    arrays, loaded, scalars = iter(spec.arrays), iter(spec.loaded), 0
+    keys: list[Hashable] = []
+    for number, argument in enumerate(program.arguments):
+        if argument.is_array:
+            read = next(arrays) if number in elements else None
+            keys.append((read, next(loaded)) if number in loads else read)
+        else:
+            keys.append(spec.scalars[scalars : scalars + SCALAR_BYTES])
+            scalars += SCALAR_BYTES
+    return keys
 
 
 def _one(first: GraphNode, second: GraphNode) -> GraphNode | None:
-    """Write two operations as one; None where that is too much for one expression."""
+    """Make one operation of two; None where that is too much for one program."""
     ahead, behind = first.spec, second.spec
-    assert isinstance(ahead, ElementwiseSpec)  # as was found
-    assert isinstance(behind, ElementwiseSpec)
-    result = ahead.results[0]
-    dtype, writer = result.dtype.value, _Writer()
-    if dtype not in expressions.FUNCTIONS:
-        return None
+    assert isinstance(ahead, ExpressionSpec)  # as was found
+    assert isinstance(behind, ExpressionSpec)
+    programs = decode_program(ahead.program), decode_program(behind.program)
+    keys = _keys(ahead, programs[0]), _keys(behind, programs[1])
+    at = [number for number, key in enumerate(keys[1]) if key == ahead.results[0]]
     try:
-        made, (name,) = writer.write(ahead, {})
-        value = f"{name}_"
-        writer.statements.append(f"{value} = {dtype}({name})")
-        behind_made, outputs = writer.write(behind, {result: value})
-        if made.is_checked or behind_made.is_checked:
-            return None
-        text = "\n".join(writer.statements)
-        arrays = [*behind.results, *(value for _, value, _ in writer.inputs.values())]
-        axes = max(len(array.shape) for array in arrays if isinstance(array, ArraySpec))
-        is_large = len(text) > _MOST_CHARACTERS or len(writer.inputs) > _MOST_INPUTS
-        if is_large or 8 * len(arrays) * (axes + 2) > _MOST_ARGUMENTS:
-            return None
-        expression: Expression = parse(text, tuple(writer.inputs), tuple(outputs))
-    except (ValueError, SyntaxError):
+        made = joined_programs(*programs, at=at, inputs=keys)
+    except ValueError:
         return None
-    inputs = writer.inputs.values()
-    whole = SpecializedExpression(expression, tuple([each for each, _, _ in inputs]), behind_made.dtypes)
-    spec = ElementwiseSpec(
-        whole.encode(),
-        tuple([value for _, value, is_loaded in inputs if isinstance(value, ArraySpec) and not is_loaded]),
-        tuple([value for _, value, is_loaded in inputs if isinstance(value, ArraySpec) and is_loaded]),
-        behind.results,
-        b"".join([value for _, value, _ in inputs if isinstance(value, bytes)]),
-    )
+    specs = ahead, behind
+    arrays = tuple([specs[which].arrays[place] for which, place in made.arrays])
+    loaded = tuple([specs[which].loaded[place] for which, place in made.loaded])
+    program = made.program.program
+    count = len(arrays) + len(loaded) + len(behind.results)
+    axes = max([array.ndim for array in (*arrays, *loaded, *behind.results)])
+    is_large = len(program.steps) > _MOST_STEPS or len(made.program.arguments) > _MOST_INPUTS
+    if is_large or program.checked or 8 * count * (axes + 2) > _MOST_ARGUMENTS:
+        return None
+    numbers = [
+        specs[which].scalars[place * SCALAR_BYTES : (place + 1) * SCALAR_BYTES]
+        for which, place in made.scalars
+    ]
+    text = encode_program(program, made.program.arguments, made.program.usual)
+    spec = ExpressionSpec(text, behind.axes, arrays, loaded, behind.results, (), b"".join(numbers))
     return GraphNode(f"{first.operation}, {second.operation}", second.library, spec)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, NoReturn, TypeAlias
 
 import attrs
 import numpy as np
 
+from ..contract.dtypes import DType, Strs
+
 __all__ = [
-    "COMBINED", "CONSTANTS", "FUNCTIONS", "OPERATORS", "SPECIAL", "Apply", "Break", "Expression", "Function",
-    "Index", "Literal", "Load", "Loop", "Name", "Node", "Place", "Rule", "Statement", "assigned_in",
-    "message_at",
+    "COMBINED", "CONSTANTS", "FUNCTIONS", "OPERATORS", "REDUCTIONS", "SPECIAL", "Apply", "Break", "Count",
+    "Expression", "Function", "Index", "Literal", "Load", "Loop", "Name", "Node", "Place", "Reduce", "Rule",
+    "Statement", "assigned_in", "message_at",
 ]  # fmt: skip
 
 Rule: TypeAlias = typing.Literal["ufunc", "cast", "where", "clip", "part", "angle", "round"]
@@ -116,6 +119,11 @@ COMBINED: Mapping[str, str] = {
 }  # fmt: skip
 """By the name of a reduction over a range, or over a vector, the function that combines two values."""
 
+REDUCTIONS: Strs = (
+    "sum", "prod", "mean", "min", "max", "nanmin", "nanmax", "any", "all", "argmin", "argmax",
+)  # fmt: skip
+"""Reductions along axes that have names."""
+
 CONSTANTS: Mapping[str, float] = {"pi": float(np.pi), "inf": float("inf"), "nan": float("nan")}
 """Names that are numbers."""
 
@@ -170,7 +178,49 @@ class Load:
     place: Place = attrs.field(eq=False)
 
 
-Node: TypeAlias = Name | Literal | Apply | Index | Load
+@attrs.frozen
+class Count:
+    """``n``: how many elements are reduced."""
+
+    place: Place = attrs.field(eq=False)
+
+
+@attrs.frozen
+class Reduce:
+    """A reduction of all elements along the axes of a call.
+
+    Attributes:
+        name: One of `REDUCTIONS`, or ``"expression"``.
+        value: The value that is reduced.
+        place: Where it is.
+        dtype: Dtype that the values are converted to before they are combined; None for NumPy's choice.
+        combine: For ``"expression"``, an expression of ``a`` and ``b``.
+        identity: For ``"expression"``, the result of no elements; None if there is none.
+        post: Last step of the result, an expression of ``a`` and ``n``.
+        is_result: Whether it is the result, which is rounded once.
+    """
+
+    name: str
+    value: Node
+    place: Place = attrs.field(eq=False)
+    dtype: DType | None = None
+    combine: Expression | None = None
+    identity: complex | None = None
+    post: Expression | None = None
+    is_result: bool = False
+
+    @property
+    def takes_nothing(self) -> bool:
+        """Whether there is a result of no elements."""
+        return self.name in ("sum", "prod", "mean", "any", "all") or self.identity is not None
+
+    @property
+    def is_index(self) -> bool:
+        """Whether the result is the number of an element."""
+        return self.name in ("argmin", "argmax")
+
+
+Node: TypeAlias = Name | Literal | Apply | Index | Load | Count | Reduce
 
 
 @attrs.frozen
@@ -224,6 +274,9 @@ class Expression:
         elements: The arguments that are read element by element.
         loads: The arguments that elements are loaded from, and how many indices each takes.
         has_index: Whether there is an index.
+        reductions: The reductions along axes, in order.
+        is_along: Whether the names of reductions mean those along axes.
+        options: What decides a declared reduction beside the text of its values.
         margin: How many columns of the user's own text were before each line.
     """
 
@@ -235,11 +288,66 @@ class Expression:
     elements: frozenset[str] = attrs.field(eq=False)
     loads: Mapping[str, int] = attrs.field(eq=False)
     has_index: bool = attrs.field(eq=False)
+    reductions: tuple[Reduce, ...] = attrs.field(eq=False, default=())
+    is_along: bool = False
+    options: tuple[object, ...] = ()
     margin: int = attrs.field(eq=False, default=0)
+
+    @cached_property
+    def read_outside(self) -> frozenset[str]:
+        """The inputs that the results read otherwise than by reductions."""
+        found: dict[str, frozenset[str]] = {}
+        _find_read(self.statements, found)
+        return frozenset[str]().union(*[found[name] for name in self.outputs])
+
+    @cached_property
+    def takes_nothing(self) -> bool:
+        """Whether every reduction has a result of no elements."""
+        return all(each.takes_nothing for each in self.reductions)
+
+    @cached_property
+    def is_index(self) -> bool:
+        """Whether a reduction finds the number of an element, which is along one axis."""
+        return any(each.is_index for each in self.reductions)
 
     def refuse(self, message: str, place: Place) -> NoReturn:
         """Raise a `ValueError` that shows a place of the text."""
         raise ValueError(message_at(self.text, message, place, self.margin))
+
+
+def _read_by(found: Mapping[str, frozenset[str]], node: Node) -> frozenset[str]:
+    match node:
+        case Name():
+            return found.get(node.name, frozenset([node.name]))
+        case Apply():
+            names = frozenset[str]()
+            inner = node.arguments
+        case Load():
+            names = frozenset([node.name])
+            inner = node.indices
+        case _:
+            return frozenset()
+    return names.union(*[_read_by(found, each) for each in inner])
+
+
+def _find_read(statements: Sequence[Statement], found: dict[str, frozenset[str]]) -> None:
+    """Find the inputs that assigned names depend on otherwise than by reductions."""
+    read = partial(_read_by, found)
+    for statement in statements:
+        match statement:
+            case Loop():
+                inside = {name: found.get(name, frozenset()) for name in assigned_in(statement.body)}
+                over = read(statement.start) | read(statement.stop)
+                found[statement.index] = over
+                # A second time, because an iteration reads what the one before assigned.
+                for _ in range(2):
+                    _find_read(statement.body, found)
+                for name, before in inside.items():
+                    found[name] |= before | over
+            case Break():
+                pass
+            case (name, node):
+                found[name] = read(node)
 
 
 def message_at(text: str, message: str, place: Place, margin: int = 0) -> str:

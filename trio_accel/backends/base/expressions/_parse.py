@@ -15,9 +15,20 @@ from typing import Any, NoReturn, TypeAlias, cast
 from ..contract.dtypes import Strs
 from . import _expression as nodes  # pyright: ignore[reportPrivateUsage]  # of this package
 from ._advice import not_allowed, of_other_languages, similar, what
-from ._expression import COMBINED, CONSTANTS, FUNCTIONS, OPERATORS, Apply, Name, Node, Place, message_at
+from ._expression import (
+    COMBINED,
+    CONSTANTS,
+    FUNCTIONS,
+    OPERATORS,
+    REDUCTIONS,
+    Apply,
+    Name,
+    Node,
+    Place,
+    message_at,
+)
 
-__all__ = ["parse"]
+__all__ = ["COUNT", "parse"]
 
 _MOST_CHARACTERS = 10_000
 _MOST_NODES = 2_000
@@ -29,6 +40,9 @@ _MOST_AXES = 64
 _DEFAULT_OUTPUT = "out"
 # The function that gives an index; a name like any other where it is not called.
 _INDEX = "i"
+COUNT = "n"
+"""Name of the count of elements that are reduced, beside reductions along axes."""
+
 _COMPONENTS = "xyzw"
 # An empty range has these values; that of the others depends on the dtype.
 _FIRST = {"sum": 0, "prod": 1, "any": False, "all": True}
@@ -48,7 +62,9 @@ _Value: TypeAlias = tuple[Node, ...]
 
 
 @functools.lru_cache(1024)
-def parse(text: str, inputs: Strs | None = None, outputs: Strs | None = None) -> nodes.Expression:
+def parse(
+    text: str, inputs: Strs | None = None, outputs: Strs | None = None, *, is_along: bool = False
+) -> nodes.Expression:
     """Parse statements such as ``"t = a - b; y = t * t"``.
 
     Args:
@@ -56,7 +72,10 @@ def parse(text: str, inputs: Strs | None = None, outputs: Strs | None = None) ->
             ``out``.
         inputs: Names of the arguments, in order; by default in the order in which the text names them.
         outputs: Names of the results, in order; by default what is assigned and not read
-            by a later statement.
+            by a later statement, or what the last statement assigns with `is_along`.
+        is_along: Whether there are reductions along axes, such as ``"e = exp(x - max(x)); y = e / sum(e)"``:
+            calls of `REDUCTIONS`. The number of elements that are reduced is `COUNT` then, unless an input
+            has this name.
 
     Raises:
         ValueError: Something that is not allowed in an expression; the message shows where.
@@ -70,9 +89,11 @@ def parse(text: str, inputs: Strs | None = None, outputs: Strs | None = None) ->
         raise ValueError(f"the expression has {len(text)} characters; at most {_MOST_CHARACTERS} are allowed")
     both = zip(own.split("\n"), text.split("\n"), strict=False)
     margin = next((len(before) - len(line) for before, line in both if line), 0)
-    parser = _Parser(text, margin, inputs or ())
+    parser = _Parser(text, margin, inputs or (), is_along=is_along)
     statements = parser.statements()
-    chosen = tuple(parser.unread) if outputs is None else outputs
+    chosen = outputs
+    if chosen is None:
+        chosen = tuple(parser.unread)[-1:] if is_along else tuple(parser.unread)
     for name in chosen:
         parser.check_output(name)
         if name not in parser.assigned:
@@ -82,9 +103,17 @@ def parse(text: str, inputs: Strs | None = None, outputs: Strs | None = None) ->
     if not chosen or len(set(chosen)) < len(chosen):
         raise ValueError(f"outputs must be different names, at least one, got {chosen}")
     ordered = _ordered(sorted(parser.reads, key=lambda name: parser.reads[name]), inputs)
-    elements = frozenset(parser.elements)
     return nodes.Expression(
-        text, ordered, tuple(chosen), statements, elements, parser.loads, parser.has_index, margin
+        text,
+        ordered,
+        tuple(chosen),
+        statements,
+        frozenset(parser.elements),
+        parser.loads,
+        parser.has_index,
+        tuple(parser.reductions),
+        is_along,
+        margin=margin,
     )
 
 
@@ -114,12 +143,13 @@ class _Parser:
         elements: Those that are read element by element.
         loads: Those that elements are loaded from, and how many indices each takes.
         has_index: Whether there is an index.
+        reductions: The reductions along axes, in order.
         assigned: Names that are assigned, in order.
         unread: Names whose last value no later statement reads.
     """
 
-    def __init__(self, text: str, margin: int, inputs: Sequence[str]) -> None:
-        self._text, self._margin = text, margin
+    def __init__(self, text: str, margin: int, inputs: Sequence[str], *, is_along: bool) -> None:
+        self._text, self._margin, self._is_along = text, margin, is_along
         self._lines = text.split("\n")
         self._inputs = inputs
         self._count, self._made = 0, itertools.count()
@@ -130,12 +160,15 @@ class _Parser:
         self._vectors, self._indices = dict[str, int](), dict[str, str]()
         # The statements that are taken now count where this holds.
         self._condition: _Value | None = None
+        # A statement that may be the result without a name.
+        self._last: ast.stmt | None = None
         # Names that both branches of an if assign, and those of them that one has assigned.
         self._fresh, self._begun = set[str](), set[str]()
         self.reads, self.assigned = dict[str, Place](), dict[str, Place]()
         self.elements, self.loads = set[str](), dict[str, int]()
         self.unread: dict[str, None] = {}
         self.has_index: bool = False
+        self.reductions: list[nodes.Reduce] = []
         self._makers: dict[type[ast.expr], Callable[[Any, int], _Value]] = {
             ast.Attribute: self._component, ast.Constant: self._constant, ast.Name: self._name,
             ast.UnaryOp: self._unary, ast.BinOp: self._binary, ast.BoolOp: self._logical,
@@ -150,6 +183,7 @@ class _Parser:
         if len(body) == 1 and isinstance(body[0], ast.Expr):
             self._assign(_DEFAULT_OUTPUT, self._node(body[0].value, 0), body[0])
         else:
+            self._last = body[-1]
             self._block(body)
         return tuple(self._blocks[0])
 
@@ -165,6 +199,8 @@ class _Parser:
     def _block(self, body: Sequence[ast.stmt]) -> None:
         for statement in body:
             match statement:
+                case ast.Expr() if self._is_along and statement is self._last:
+                    self._assign(_DEFAULT_OUTPUT, self._node(statement.value, 0), statement)
                 case ast.Assign(targets=[ast.Name(id=name)], value=value):
                     self._assign(name, self._node(value, 0), statement)
                 case ast.AugAssign(target=ast.Name(id=name) as target, op=operator, value=value):
@@ -383,6 +419,8 @@ class _Parser:
     def _read(self, name: str, place: Place) -> _Value:
         self.unread.pop(name, None)
         if name not in self._known:
+            if self._is_along and name == COUNT and name not in self._inputs:
+                return (nodes.Count(place),)
             self.reads[name] = min(place, self.reads.get(name, place))
             self.elements.add(name)
         return self._named(name, self._vectors.get(name, 1), place)
@@ -461,22 +499,32 @@ class _Parser:
         if name == _INDEX:
             return self._index(node)
         function = FUNCTIONS.get(name)
-        is_reduction = name in COMBINED and len(node.args) == 1
+        is_reduction = name in (REDUCTIONS if self._is_along else COMBINED) and len(node.args) == 1
         if function is None and not is_reduction and name not in _OF_VECTORS:
             told = f"; write {name}imum(x, y)" if name in ("max", "min") and len(node.args) > 1 else ""
             told = "; a range is for loops and reductions: for k in range(n)" if name == "range" else told
             self._refuse(f"there is no function {name!r} in expressions{told or similar(name)}", node)
         if node.keywords:
             self._refuse(f"{name} takes its arguments by their places only", node.keywords[0])
-        if is_reduction and isinstance(node.args[0], ast.GeneratorExp):
+        if name in COMBINED and len(node.args) == 1 and isinstance(node.args[0], ast.GeneratorExp):
             return self._reduced(node, name, node.args[0], depth)
         arity = _OF_VECTORS.get(name, 1 if function is None else function.arity)
         items = [self._node(argument, depth) for argument in node.args]
         if len(items) != arity and name != "vector":
             self._refuse(f"{name} takes {arity} arguments, got {len(items)}", node)
+        if is_reduction and self._is_along and len(items[0]) == 1:
+            return self._along(name, items[0][0], node)
         if function is None:
             return self._of_vectors(name, items, node)
         return self._apply(name, items, self._place(node))
+
+    def _along(self, name: str, value: Node, node: ast.Call) -> _Value:
+        """Reduce a value along the axes of a call."""
+        if len(self._blocks) > 1 or self._condition is not None:
+            self._refuse(f"{name}(...) along axes is neither in a loop nor under a condition", node)
+        made = nodes.Reduce(name, value, self._place(node))
+        self.reductions.append(made)
+        return self._emit(f"%{next(self._made)}", (made,))
 
     def _of_vectors(self, name: str, items: list[_Value], node: ast.Call) -> _Value:
         place, sizes = self._place(node), [len(each) for each in items]

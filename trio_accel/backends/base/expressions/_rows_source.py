@@ -11,8 +11,8 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 import attrs
 
 from ..contract.dtypes import DType
+from ._arguments import Argument
 from ._pieces import REDUCING
-from ._rows import Argument
 from ._source import (
     Access,
     Taken,

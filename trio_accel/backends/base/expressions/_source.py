@@ -16,8 +16,8 @@ from ..contract.dtypes import DType
 from ..contract.errors import NotSupportedError
 from ..contract.ops import identity_of
 from ..contract.values import number_array
+from ._arguments import Argument
 from ._evaluate import word_of
-from ._rows import Argument
 from ._steps import Step, TypedExpression
 
 Access: TypeAlias = Literal["dense", "same", "strided"]

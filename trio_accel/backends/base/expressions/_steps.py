@@ -188,17 +188,23 @@ class TypedExpression:
                 found.setdefault(number, []).append(used)
         return Pass(numbers, operands, found)
 
-    def check_held(self, arguments: Mapping[int, complex], names: Sequence[str]) -> None:
+    @functools.cached_property
+    def reductions(self) -> Ints:
+        """Numbers of the steps that read all elements along the axes."""
+        return tuple([number for number, step in enumerate(self.steps) if step.is_reduction])
+
+    def check_held(self, arguments: Mapping[int, complex], names: Sequence[str], count: int = 0) -> None:
         """Require that dtypes hold the whole numbers which are made of Python numbers alone.
 
         Args:
             arguments: The Python numbers, by the numbers of the arguments.
             names: Names of the arguments.
+            count: How many elements are reduced.
 
         Raises:
             ValueError: One does not, or there is a division by zero.
         """
-        found: dict[int, int] = {}
+        found = {number: count for number, step in enumerate(self.steps) if step.function == "count"}
         for number, dtype in self.bounds:
             value, step = self._whole(number, arguments, found), self.steps[number]
             found[number] = value

@@ -12,7 +12,9 @@ from ..contract.dtypes import DType, Ints
 from ..contract.errors import NotSupportedError
 from ..contract.ops import identity_of, real_of
 from . import _expression as nodes  # pyright: ignore[reportPrivateUsage]  # of this package
-from ._expression import FUNCTIONS, Apply, Function, Node, Place, assigned_in
+from ._expression import FUNCTIONS, Apply, Function, Node, Place, Reduce, assigned_in
+from ._parse import COUNT, parse
+from ._reduction import accumulated
 from ._steps import BY_PYTHON, ArgumentType, Step, TypedExpression, Weak, by_python, why_outside
 
 __all__ = ["typed"]
@@ -23,6 +25,8 @@ _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 _INT64 = np.iinfo(np.int64)
 # These functions take Python numbers alone; others take them as arrays of their own types.
 _WEAK_ARITHMETIC = ("divide", *BY_PYTHON)
+# Rounds in which an expression that combines values finds the dtype that it takes and makes.
+_MOST_ROUNDS = 4
 
 
 @functools.lru_cache(4096)
@@ -80,6 +84,8 @@ class _Typist:
         # Each name has the place where it was assigned last.
         self._places: dict[str, Place] = {}
         self._bounds: dict[tuple[int, DType], None] = {}
+        # The result of a declared reduction has the value that it was rounded from here.
+        self._unrounded: dict[int, int] = {}
         for place, (name, kind) in enumerate(zip(expression.inputs, arguments, strict=True)):
             if kind in _LOW:
                 raise NotSupportedError(
@@ -104,6 +110,8 @@ class _Typist:
         outputs: list[int] = []
         for name, dtype in zip(self._expression.outputs, dtypes, strict=True):
             number = self._strong(self._names[name])
+            if dtype is not None:
+                number = self._unrounded.get(number, number)
             outputs.append(number if dtype is None else self._convert(number, dtype, self._places[name]))
         outputs = self._flatten(outputs)
         inputs, loads = self._expression.inputs, self._expression.loads
@@ -134,7 +142,7 @@ class _Typist:
         steps: list[Step] = []
         for number in order:
             step = self._steps[number]
-            value = new[self._ends[number]] if step.function == "loop" else step.value
+            value = new[self._ends[number]] if number in self._ends else step.value
             steps.append(Step(step.function, step.dtype, tuple(new[each] for each in step.steps), value))
         self._steps = steps
         self._bounds = {(new[number], dtype): None for number, dtype in self._bounds}
@@ -251,9 +259,77 @@ class _Typist:
                 made = self._load(node)
             case Apply():
                 made = self._apply(node)
+            case nodes.Count():
+                made = self._step(Step("count", DType.int64), Weak.int)
+            case Reduce():
+                made = self._reduce(node)
             case _:
                 made = self._names[node.name]
         return made
+
+    def _reduce(self, node: Reduce) -> int:
+        """Reduce a value in the accumulator's dtype, and round the result."""
+        number = self._strong(self._node(node.value))
+        chosen, combine = node.dtype or self._steps[number].dtype, None
+        if node.combine is None:
+            rounded, accumulator = accumulated(node.name, chosen, is_chosen=node.dtype is not None)
+        else:
+            combine = _combined(node.combine, chosen, is_chosen=node.dtype is not None)
+            (rounded,) = (accumulator,) = combine.dtypes
+        number = self._cast(self._convert(number, rounded, node.place), accumulator)
+        if combine is not None:
+            number = self._fold(number, combine, node.identity or 0)
+        else:
+            name = "sum" if node.name == "mean" else node.name
+            number = self._step(
+                Step(f"reduce_{name}", DType.int64 if node.is_index else accumulator, (number,))
+            )
+        rounded = DType.int64 if node.is_index else rounded
+        if node.name == "mean" or node.post is not None:
+            post = node.post or parse("a / n")
+            kinds: dict[str, ArgumentType] = {"a": rounded, COUNT: Weak.int}
+            (rounded,) = typed(post, tuple(kinds[name] for name in post.inputs)).dtypes
+            number = self._inner(post, {"a": number, COUNT: self._step(Step("count", DType.int64), Weak.int)})
+        made = self._cast(number, rounded)
+        if node.is_result:
+            self._unrounded[made] = number
+        return made
+
+    def _inner(self, part: nodes.Expression, names: Mapping[str, int]) -> int:
+        """Type a part with texts and names of its own."""
+        outer = self._expression, self._names, self._places
+        self._expression, self._names, self._places = part, dict(names), {}
+        self.run(part.statements)
+        number = self._strong(self._names[part.outputs[0]])
+        self._expression, self._names, self._places = outer
+        return number
+
+    def _fold(self, value: int, combine: TypedExpression, identity: complex) -> int:
+        """Reduce by steps that combine two values; no other step may share those."""
+        fold = self._apart(Step("fold", self._steps[value].dtype, (value,)))
+        dtype = self._steps[value].dtype
+        sides = [self._apart(Step(side, dtype, (fold,))) for side in ("left", "right")]
+        numbers = list[int]()
+        for step in combine.steps:
+            if step.function == "argument":
+                numbers.append(sides[int(step.value.real)])
+                continue
+            number = self._apart(
+                Step(step.function, step.dtype, tuple(numbers[n] for n in step.steps), step.value)
+            )
+            numbers.append(number)
+            if step.function == "end":
+                self._ends[numbers[step.steps[0]]] = number
+            elif step.function == "break":
+                self._breaks.setdefault(numbers[step.steps[0]], []).append(number)
+        made = self._apart(Step("folded", dtype, (fold, numbers[combine.outputs[0]]), identity))
+        self._ends[fold] = made
+        return made
+
+    def _apart(self, step: Step) -> int:
+        number = self._new(step, 0, None)
+        self._blocks[0].append(number)
+        return number
 
     def _apply(self, node: Apply) -> int:
         steps = tuple(self._node(argument) for argument in node.arguments)
@@ -485,6 +561,21 @@ class _Typist:
             self._expression.refuse(message, place)
         except ValueError as told:
             raise error(str(told)) from None
+
+
+def _combined(combine: nodes.Expression, value: DType, *, is_chosen: bool) -> TypedExpression:
+    """Type an expression of ``a`` and ``b`` so that its result has the type of its arguments."""
+    for _ in range(_MOST_ROUNDS):
+        found = typed(combine, (value, value))
+        (result,) = found.dtypes
+        if result is value:
+            return found
+        if is_chosen:
+            return typed(combine, (value, value), (value,))
+        value = result
+    raise TypeError(
+        f"reduce: the result of {combine.text!r} is never of the type that it takes; give a dtype"
+    )
 
 
 def _common_of(kinds: Sequence[ArgumentType]) -> DType:

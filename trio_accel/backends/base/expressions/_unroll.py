@@ -64,7 +64,9 @@ class _Unroller:
         number = numbers.start
         while number < numbers.stop:
             step = self._old[number]
-            if step.function == "loop":
+            if step.function == "fold":
+                number = self._fold(number, int(step.value.real))
+            elif step.function == "loop":
                 number = self._loop(number, int(step.value.real))
             elif step.function == "carried" or (
                 step.function == "result" and step.steps[1] not in self.numbers
@@ -118,6 +120,15 @@ class _Unroller:
         self._found = found
         self.numbers[end] = self._new(self._moved(self._old[end]))
         self.steps[at] = attrs.evolve(self.steps[at], value=self.numbers[end])
+
+    def _fold(self, number: int, end: int) -> int:
+        """Copy the steps that combine two values as they are."""
+        for each in range(number, end + 1):
+            self.numbers[each] = self._new(self._moved(self._old[each]))
+            if self._old[each].function in ("end", "folded"):
+                at = self.numbers[self._old[each].steps[0]]
+                self.steps[at] = attrs.evolve(self.steps[at], value=self.numbers[each])
+        return end
 
     def _moved(self, step: Step) -> Step:
         return attrs.evolve(step, steps=tuple(self.numbers[each] for each in step.steps))

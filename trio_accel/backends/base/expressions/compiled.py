@@ -10,32 +10,29 @@ import functools
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 import attrs
 
 from ..contract.device_array import merged
 from ..contract.dtypes import Ints, Strs
 from ..contract.errors import NotSupportedError
-from ..contract.ops import ArraySpec, ElementwiseSpec, Reduce, ReductionSpec, RowsSpec, ScatterSpec
-from ._rows import SCALAR_BYTES, Argument, SpecializedExpression, SpecializedReduction, SpecializedRows
+from ..contract.ops import ArraySpec, ExpressionSpec
+from ._arguments import SCALAR_BYTES, Argument
+from ._codec import Program, decode_program
 from ._rows_source import ROW_THREADS, RowLayouts, partial_bytes, reduction_source, rows_source
 from ._source import Access, Layouts, elements_of_thread, elementwise_source, extents_of
-from ._steps import TypedExpression
 
 __all__ = [
     "MOST_BLOCKS",
     "ROW_THREADS",
-    "ExpressionSpec",
     "KernelSource",
-    "ProgramKey",
     "ReductionLaunch",
     "elementwise_arguments",
-    "lowered",
+    "is_reduction",
     "make_functions",
     "make_kernel",
     "plan_key",
-    "program_key",
     "reduction_launch",
     "rows_arguments",
 ]  # fmt: skip
@@ -55,11 +52,6 @@ _MOST_SERIAL = 64
 
 MOST_BLOCKS = (1 << 31) - 1
 """Blocks of a kernel for each element: more than the device has at once, those that are done make way."""
-
-ExpressionSpec: TypeAlias = ElementwiseSpec | ReductionSpec | RowsSpec | ScatterSpec
-"""Operations whose kernels are made of expressions."""
-ProgramKey: TypeAlias = tuple[type[ExpressionSpec], str, str]
-"""The part of an operation that decides its program: class, text, and how a scatter combines values."""
 
 _Strides: TypeAlias = tuple[Ints, ...]
 _Address: TypeAlias = Callable[[ArraySpec], int]
@@ -132,39 +124,24 @@ class _Reduced:
 
 
 def plan_key(spec: ExpressionSpec) -> tuple[object, ...]:
-    """Return the key of an operation's kernel: types and layouts, whatever the extents are."""
-    if isinstance(spec, (ElementwiseSpec, ScatterSpec)):
-        return *program_key(spec), _elements(spec).layouts
-    layouts = _row_layouts(_rows(spec)) if isinstance(spec, RowsSpec) else _reduced(spec).layouts
-    return *program_key(spec), layouts
+    """Return the key of a program's kernel: types and layouts, whatever the extents are."""
+    decoded = decode_program(spec.program)
+    if not decoded.program.reductions:
+        return spec.program, _elements(spec).layouts
+    if is_reduction(spec, decoded):
+        return spec.program, _reduced(spec).layouts
+    found, is_whole = _rows(spec, decoded)
+    return spec.program, _row_layouts(found), is_whole
 
 
-def program_key(spec: ExpressionSpec) -> ProgramKey:
-    """Return the part of an operation that decides its program."""
-    match spec:
-        case ReductionSpec():
-            return ReductionSpec, spec.reduction, ""
-        case RowsSpec():
-            return RowsSpec, spec.rows, ""
-        case ScatterSpec():
-            return ScatterSpec, spec.expression, spec.reduce
-        case _:
-            return ElementwiseSpec, spec.expression, ""
+def is_reduction(spec: ExpressionSpec, program: Program) -> bool:
+    """Tell whether the result is one reduction, which is made in parts where there are few results."""
+    return program.is_one_reduction and spec.results[0].size == _kept(spec)
 
 
-def lowered(key: ProgramKey) -> tuple[TypedExpression, Sequence[Argument]]:
-    """Return the program of a key, and the form in which it gets its arguments."""
-    kind, text, reduce = key
-    if kind is ReductionSpec:
-        reduction = SpecializedReduction.decode(text)
-        return reduction.typed.program, reduction.arguments
-    if kind is RowsSpec:
-        rows = SpecializedRows.decode(text)
-        return rows.typed.program, rows.arguments
-    decoded = SpecializedExpression.decode(text)
-    if kind is ScatterSpec:
-        return SpecializedExpression.decode_scatter(text, cast("Reduce", reduce)), decoded.arguments
-    return decoded.typed, decoded.arguments
+def _kept(spec: ExpressionSpec) -> int:
+    """Count the elements of the reduced shape."""
+    return math.prod([extent for axis, extent in enumerate(spec.shape) if axis not in spec.axes])
 
 
 def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
@@ -177,10 +154,12 @@ def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
     Raises:
         NotSupportedError: Too many arrays with too many axes.
     """
-    if isinstance(spec, RowsSpec):
-        made = _rows_kernel(spec)
+    decoded = decode_program(spec.program)
+    if not decoded.program.reductions:
+        made = make_functions(spec)
     else:
-        made = _reduction_kernel(spec) if isinstance(spec, ReductionSpec) else make_functions(spec)
+        make = _reduction_kernel if is_reduction(spec, decoded) else _rows_kernel
+        made = make(spec, decoded)
     if made.arguments.size > _MOST_ARGUMENT_BYTES:
         raise NotSupportedError(
             f"the expression has too many arrays with too many axes: {made.arguments.size} bytes of "
@@ -190,19 +169,20 @@ def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
     return made
 
 
-def make_functions(spec: ElementwiseSpec | ScatterSpec, kernel: str = "") -> KernelSource:
+def make_functions(spec: ExpressionSpec, kernel: str = "") -> KernelSource:
     """Make the source of the functions of an expression, with other code in place of its kernel.
 
     Args:
         spec: The expression and its arrays.
         kernel: C++ that calls ``load_at``, ``compute`` and ``store_at``.
     """
-    (program, arguments), layouts = lowered(program_key(spec)), _elements(spec).layouts
+    decoded, layouts = decode_program(spec.program), _elements(spec).layouts
+    program, arguments = decoded.program, decoded.arguments
     scalars = sum(not each.is_array for each in arguments)
     count = len(spec.arrays) + len(spec.results)
     form = f"q{max(len(spec.results), 1)}Q{max(len(spec.arrays), 1)}Q{_scalar_bytes(scalars)}s"
     form += f"{layouts.axes or 1}q{count * (layouts.axes or 1)}q"
-    form += f"{len(spec.loaded)}Q{extents_of(program)}q{'Q' * bool(program.checked)}"
+    form += f"{len(spec.loaded) + len(spec.stored)}Q{extents_of(program)}q{'Q' * bool(program.checked)}"
     return KernelSource(
         elementwise_source(program, arguments, layouts, kernel),
         ("elementwise",),
@@ -214,7 +194,7 @@ def make_functions(spec: ElementwiseSpec | ScatterSpec, kernel: str = "") -> Ker
 
 
 def elementwise_arguments(
-    spec: ElementwiseSpec | ScatterSpec, source: KernelSource, address: _Address
+    spec: ExpressionSpec, source: KernelSource, address: _Address
 ) -> tuple[object, ...]:
     """Return the arguments of a launch, in the order of the structure; without that of status words."""
     elements = _elements(spec)
@@ -223,21 +203,21 @@ def elementwise_arguments(
     return (
         math.prod(spec.shape), *addresses, spec.scalars, *elements.shape,
         *[step for strides in elements.strides for step in strides],
-        *[address(array) for array in spec.loaded], *_extents(spec, source.axes),
+        *[address(array) for array in (*spec.loaded, *spec.stored)], *_extents(spec, source.axes),
     )  # fmt: skip
 
 
-def _reduction_kernel(spec: ReductionSpec) -> KernelSource:
-    (program, arguments), layouts = lowered(program_key(spec)), _reduced(spec).layouts
+def _reduction_kernel(spec: ExpressionSpec, decoded: Program) -> KernelSource:
+    layouts = _reduced(spec).layouts
     return KernelSource(
-        reduction_source(program, arguments, layouts),
+        reduction_source(decoded.program, decoded.arguments, layouts),
         ("reduce", "finish_block", "finish_serial"),
-        _row_structure("5q2Q", arguments, layouts, len(spec.arrays)),
-        partial=partial_bytes(program),
+        _row_structure("5q2Q", decoded.arguments, layouts, len(spec.arrays)),
+        partial=partial_bytes(decoded.program),
     )
 
 
-def reduction_launch(spec: ReductionSpec, source: KernelSource, most_blocks: int) -> ReductionLaunch | None:
+def reduction_launch(spec: ExpressionSpec, source: KernelSource, most_blocks: int) -> ReductionLaunch | None:
     """Find in how many parts a reduction is made.
 
     Args:
@@ -258,7 +238,7 @@ def reduction_launch(spec: ReductionSpec, source: KernelSource, most_blocks: int
 
     def values(address: _Address, partial: int) -> tuple[object, ...]:
         return (
-            outputs, count, parts, *steps, address(spec.out), partial,
+            outputs, count, parts, *steps, address(spec.results[0]), partial,
             *[address(array) for array in spec.arrays], spec.scalars, *_layout_values(found),
         )  # fmt: skip
 
@@ -272,10 +252,12 @@ def reduction_launch(spec: ReductionSpec, source: KernelSource, most_blocks: int
     )
 
 
-def _rows_kernel(spec: RowsSpec) -> KernelSource:
-    (program, arguments), layouts = lowered(program_key(spec)), _row_layouts(_rows(spec))
-    source = rows_source(program, arguments, layouts, is_whole=SpecializedRows.decode(spec.rows).is_whole)
-    return KernelSource(source, ("rows",), _row_structure("2qQ", arguments, layouts, len(spec.arrays) + 1))
+def _rows_kernel(spec: ExpressionSpec, decoded: Program) -> KernelSource:
+    found, is_whole = _rows(spec, decoded)
+    layouts = _row_layouts(found)
+    source = rows_source(decoded.program, decoded.arguments, layouts, is_whole=is_whole)
+    structure = _row_structure("2qQ", decoded.arguments, layouts, len(spec.arrays) + 1)
+    return KernelSource(source, ("rows",), structure)
 
 
 def _row_structure(
@@ -294,33 +276,34 @@ def _layout_values(found: _Reduced) -> list[int]:
     return [number for part in parts for number in part or (0,)]
 
 
-def rows_arguments(spec: RowsSpec, address: _Address) -> tuple[tuple[object, ...], int]:
+def rows_arguments(spec: ExpressionSpec, address: _Address) -> tuple[tuple[object, ...], int]:
     """Return the arguments of a launch, in the order of the structure; and by how many threads it is made."""
-    found = _rows(spec)
+    found, _ = _rows(spec, decode_program(spec.program))
     values = (
-        found.outputs, found.count, address(spec.out), *[address(array) for array in spec.arrays],
-        # Behind those of the arguments is the count, which the structure has already.
-        spec.scalars[:-SCALAR_BYTES], *_layout_values(found),
+        found.outputs, found.count, address(spec.results[0]), *[address(array) for array in spec.arrays],
+        spec.scalars, *_layout_values(found),
     )  # fmt: skip
     rows_of_block = ROW_THREADS // _row_layouts(found).group
     return values, -(-found.outputs // rows_of_block) * ROW_THREADS
 
 
-def _rows(spec: RowsSpec) -> _Reduced:
-    """Find the layouts; the result is behind the arrays."""
-    shape, arrays, last = spec.arrays[0].shape, spec.arrays, spec.out.strides
-    if not SpecializedRows.decode(spec.rows).is_whole:
+def _rows(spec: ExpressionSpec, program: Program) -> tuple[_Reduced, bool]:
+    """Find the layouts, with the result behind the arrays; and whether it is of the shape of the arrays."""
+    shape, arrays, out = spec.shape, spec.arrays, spec.results[0]
+    last, is_whole = out.strides, program.is_whole or out.size != _kept(spec)
+    if not is_whole:
         # The extents of axes that stay, whether or not the others are there with one element.
         given = iter(last)
         is_kept = len(last) == len(shape)
         steps = [next(given) if is_kept or axis not in spec.axes else 0 for axis in range(len(shape))]
         last = tuple([0 if axis in spec.axes else step for axis, step in enumerate(steps)])
-    return _find_reduced(
+    found = _find_reduced(
         shape,
         spec.axes,
         (*[array.strides for array in arrays], last),
-        (*[array.dtype.itemsize for array in arrays], spec.out.dtype.itemsize),
+        (*[array.dtype.itemsize for array in arrays], out.dtype.itemsize),
     )
+    return found, is_whole
 
 
 def _row_layouts(found: _Reduced) -> RowLayouts:
@@ -352,17 +335,17 @@ def _scalar_bytes(count: int) -> int:
     return SCALAR_BYTES * max(count, 1)
 
 
-def _extents(spec: ElementwiseSpec | ScatterSpec, axes: Sequence[int]) -> Iterator[int]:
+def _extents(spec: ExpressionSpec, axes: Sequence[int]) -> Iterator[int]:
     """Yield each index's elements behind its axis and along it, and each load's extents and strides."""
     shape = spec.shape
     for axis in axes:
         yield from (math.prod(shape[axis % len(shape) + 1 :]), shape[axis])
-    for array in spec.loaded:
+    for array in (*spec.loaded, *spec.stored):
         for pair in zip(array.shape, array.strides, strict=True):
             yield from pair
 
 
-def _elements(spec: ElementwiseSpec | ScatterSpec) -> _Elements:
+def _elements(spec: ExpressionSpec) -> _Elements:
     arrays = (*spec.results, *spec.arrays)
     return _find_elements(
         spec.shape,
@@ -383,7 +366,7 @@ def _find_elements(shape: Ints, strides: _Strides, sizes: Ints) -> _Elements:
     )
 
 
-def _reduced(spec: ReductionSpec) -> _Reduced:
+def _reduced(spec: ExpressionSpec) -> _Reduced:
     arrays: Sequence[ArraySpec] = spec.arrays
     return _find_reduced(
         arrays[0].shape,

@@ -17,7 +17,7 @@ import numpy as np
 from ..contract import ops
 from ..contract.device_array import DeviceArray
 from ..contract.errors import DriverError, LibraryError
-from ..expressions import CHECK_WORDS, SpecializedExpression, check_words, compiled
+from ..expressions import CHECK_WORDS, TypedExpression, check_words, compiled, decode_program
 from .device import AddressDevice
 from .driver import Function, GpuStream, LoadedCode
 from .library import EnqueuingCall, EnqueuingLibrary
@@ -260,7 +260,7 @@ class CompiledExpression(LoadedCode):
 
     def elementwise(
         self,
-        spec: ops.ElementwiseSpec | ops.ScatterSpec,
+        spec: ops.ExpressionSpec,
         call: _Call,
         address: Callable[[ops.ArraySpec], int],
         *more: object,
@@ -280,7 +280,7 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
     """
 
     def _key_of(self, spec: ops.OperationSpec) -> tuple[object, ...]:
-        if isinstance(spec, (ops.ElementwiseSpec, ops.ReductionSpec, ops.RowsSpec, ops.ScatterSpec)):
+        if isinstance(spec, ops.ExpressionSpec):
             return compiled.plan_key(spec)
         if isinstance(spec, (ops.KernelSpec, ops.KernelInfoSpec)):
             # Whatever the arrays are: one kernel is loaded once.
@@ -295,24 +295,33 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
 
     def captures(self, spec: ops.OperationSpec) -> bool:
         """See `EnqueuingLibrary.captures`: indices that are checked are looked at on the host."""
-        if isinstance(spec, (ops.ElementwiseSpec, ops.ScatterSpec)):
-            return not SpecializedExpression.decode(spec.expression).is_checked
+        if isinstance(spec, ops.ExpressionSpec):
+            return not decode_program(spec.program).program.checked
         return super().captures(spec)
 
-    def compile_expression(self, spec: compiled.ExpressionSpec, device: _Device) -> CompiledExpression:
-        """Compile an expression; blocks."""
+    def compile_expression(self, spec: ops.ExpressionSpec, device: _Device) -> CompiledExpression:
+        """Compile a program; blocks."""
         return CompiledExpression.load(compiled.make_kernel(spec, self.backend), device)
 
-    def elementwise(self, spec: ops.ElementwiseSpec | ops.ScatterSpec, call: _Call) -> None:
+    def loop(self, spec: ops.ExpressionSpec, call: _Call) -> None:
+        """Compute a program."""
+        decoded = decode_program(spec.program)
+        if not decoded.program.reductions:
+            self._elements(spec, decoded.program, call)
+        elif compiled.is_reduction(spec, decoded):
+            self._reduce(spec, call)
+        else:
+            self._rows(spec, call)
+
+    def _elements(self, spec: ops.ExpressionSpec, program: TypedExpression, call: _Call) -> None:
         """Compute each element of the results, or each value and its place."""
         more: tuple[int, ...] = ()
         if call.plan.source.is_checked and math.prod(spec.shape):
-            program, _ = compiled.lowered(compiled.program_key(spec))
-            shapes = [array.shape for array in spec.loaded]
+            shapes = [array.shape for array in (*spec.loaded, *spec.stored)]
             more = (call.words(CHECK_WORDS, partial(check_words, program, shapes)),)
         call.plan.elementwise(spec, call, call.device.address, *more)
 
-    def reduce(self, spec: ops.ReductionSpec, call: _Call) -> None:
+    def _reduce(self, spec: ops.ExpressionSpec, call: _Call) -> None:
         """Reduce along axes, in parts if that fills the device."""
         plan = call.plan
         how = compiled.reduction_launch(spec, plan.source, call.device.kernels.most_blocks)
@@ -323,11 +332,11 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
         if how.finish:
             plan.launch(how.finish, call, values, how.finish_threads, threads=how.block)
 
-    def rows(self, spec: ops.RowsSpec, call: _Call) -> None:
+    def _rows(self, spec: ops.ExpressionSpec, call: _Call) -> None:
         """Reduce rows, and go on with what was found."""
         plan = call.plan
         values, threads = compiled.rows_arguments(spec, call.device.address)
-        if spec.out.size:
+        if spec.results[0].size:
             plan.launch("rows", call, values, threads, threads=compiled.ROW_THREADS)
 
 

@@ -12,10 +12,9 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from ...base.expressions import Step, needed_steps
+from ...base.expressions import Step, decode_program, needed_steps
 from ...base.expressions import _source as source
 from ...base.expressions._pieces import REDUCING
-from ...base.expressions.compiled import ProgramKey, lowered
 from ._functions import VECTOR
 from ._text import COLUMN, ELEMENT, LoopLayout, Statements
 
@@ -23,14 +22,15 @@ __all__ = ["text_of"]
 
 
 @functools.lru_cache(256)
-def text_of(key: ProgramKey, layout: LoopLayout) -> str:
+def text_of(program: str, layout: LoopLayout) -> str:
     """Write the source of a program.
 
     Args:
-        key: The program, as `program_key` returns it.
+        program: The program, as `encode_program` writes it.
         layout: The layouts of its arrays.
     """
-    return _Loops(*lowered(key), layout).text()
+    decoded = decode_program(program)
+    return _Loops(decoded.program, decoded.arguments, layout).text()
 
 
 class _Loops(Statements):

@@ -18,17 +18,17 @@ import attrs
 
 from ...base.contract.device_array import merged
 from ...base.contract.dtypes import DType, Ints
-from ...base.contract.ops import DESCRIPTORS, ArraySpec, ElementwiseSpec, ReductionSpec, RowsSpec, ScatterSpec
+from ...base.contract.ops import DESCRIPTORS, ArraySpec, ExpressionSpec
 from ...base.expressions import (
     SCALAR_BYTES,
-    SpecializedRows,
+    Program,
     Step,
     TypedExpression,
+    decode_program,
     needed_steps,
     reduced_groups,
 )
-from ...base.expressions.compiled import ExpressionSpec as Spec
-from ...base.expressions.compiled import lowered, program_key
+from ...base.expressions.compiled import is_reduction
 from ...base.kit.host import usable_cores
 from ...base.kit.kernels import HostCall
 from ..runtime.blas_threads import NUMPY
@@ -159,25 +159,26 @@ def run_split(entry: Entry, data: bytes, count: int, parts: int) -> bool:
 
 
 _plans: dict[tuple[object, ...], Plan] = {}
+_key_of = DESCRIPTORS[ExpressionSpec].plan_key
 
 
-def compute(spec: Spec, call: Call) -> bool:
+def compute(spec: ExpressionSpec, call: Call) -> bool:
     """Compute a program by compiled code; False where NumPy is to do it, or reports which index is wrong."""
     plan = find_plan(spec)
     entry, is_done = plan.find(), False
     if entry is not None and not (plan.is_checked and _is_in_place(spec)):
-        arrays, loaded = _arrays(spec)
+        arrays, loaded = (*spec.results, *spec.arrays), (*spec.loaded, *spec.stored)
         addresses = [call.at(array) for array in (*arrays, *(loaded or arrays[:1]))]
         is_done = not plan.run(entry, plan.data(addresses, spec.scalars))
-        if is_done and isinstance(spec, ScatterSpec):
+        if is_done and spec.stored:
             plan.run(entry, plan.data(addresses, spec.scalars, is_second=True), is_split=False)
     counts.add(is_done)
     return is_done
 
 
-def find_plan(spec: Spec) -> Plan:
+def find_plan(spec: ExpressionSpec) -> Plan:
     """Return the plan of an operation's layout."""
-    key = DESCRIPTORS[type(spec)].plan_key(spec)
+    key = _key_of(spec)
     plan = _plans.get(key)
     if plan is None:
         if len(_plans) >= _MOST_PLANS:
@@ -189,17 +190,6 @@ def find_plan(spec: Spec) -> Plan:
 def forget() -> None:
     """Drop all plans, as if nothing had run; for tests."""
     _plans.clear()
-
-
-def _arrays(spec: Spec) -> tuple[Sequence[ArraySpec], Sequence[ArraySpec]]:
-    """Return the arrays of elements, results first, and the arrays that are loaded from or stored to."""
-    match spec:
-        case ElementwiseSpec():
-            return (*spec.results, *spec.arrays), spec.loaded
-        case ScatterSpec():
-            return spec.arrays, (spec.out,)
-        case _:
-            return (spec.out, *spec.arrays), ()
 
 
 @attrs.frozen
@@ -217,23 +207,20 @@ class LoopNest:
     reduced: int = 0
 
 
-def _make(spec: Spec) -> Plan:
-    key = program_key(spec)
-    program, arguments = lowered(key)
-    (arrays, loaded), chosen, has_bits = _arrays(spec), mode(), are_exact(program)
+def _make(spec: ExpressionSpec) -> Plan:
+    decoded = decode_program(spec.program)
+    program, chosen, has_bits = decoded.program, mode(), are_exact(decoded.program)
+    arrays, loaded = (*spec.results, *spec.arrays), (*spec.loaded, *spec.stored)
     if (
         chosen == "never"
         or not (has_bits or are_vectors(program, chosen))
-        or not _are_printed(spec, program, has_bits=has_bits)
+        or not _are_printed(spec, decoded, has_bits=has_bits)
         or not all(map(is_aligned, (*arrays, *loaded)))
         or any(0 in array.shape for array in loaded)
         or compiler() is None
     ):
         return Plan()
-    if isinstance(spec, (ReductionSpec, RowsSpec)):
-        nest = _nest_of_rows(spec)
-    else:
-        nest = _nest_of_elements(program, spec.shape, arrays)
+    nest = _nest_of_rows(spec) if program.reductions else _nest_of_elements(program, spec.shape, arrays)
     if nest is None or 0 in nest.shape:
         return Plan()
     is_across = [bool(steps[-2]) for steps in nest.strides] if nest.reduced == 2 else []
@@ -248,14 +235,14 @@ def _make(spec: Spec) -> Plan:
     numbers += [
         number for array in loaded for pair in zip(array.shape, array.strides, strict=True) for number in pair
     ] or [0]
-    scalars = sum(not argument.is_array for argument in arguments)
+    scalars = sum(not argument.is_array for argument in decoded.arguments)
     addresses = len(arrays) + max(len(loaded), 1)
     elements, depths = math.prod(nest.shape), depths_of(program.steps)
     steps = [(program.steps[number], depths[number]) for number in _computed(program)]
     # A reduced row is a line, and a column is one element.
     one = LINE if nest.reduced == 1 else 1
     return Plan(
-        text=partial(text_of, key, layout),
+        text=partial(text_of, spec.program, layout),
         is_exact=has_bits,
         count=elements // nest.shape[-nest.reduced] * one if nest.reduced else elements,
         weight=elements * sum(step.dtype.itemsize * _ROUNDS**depth for step, depth in steps),
@@ -265,12 +252,13 @@ def _make(spec: Spec) -> Plan:
     )
 
 
-def _are_printed(spec: Spec, program: TypedExpression, *, has_bits: bool) -> bool:
+def _are_printed(spec: ExpressionSpec, decoded: Program, *, has_bits: bool) -> bool:
     """Return whether there are loops for a program; if its steps have NumPy's bits, these have to, too."""
-    reductions = [step for step in program.steps if step.is_reduction]
-    if isinstance(spec, RowsSpec) and SpecializedRows.decode(spec.rows).usual is not None:
+    program = decoded.program
+    reductions = [program.steps[number] for number in program.reductions]
+    if decoded.usual is not None:
         return False
-    if isinstance(spec, ReductionSpec) and program.steps[reductions[0].steps[0]].function == "argument":
+    if is_reduction(spec, decoded) and program.steps[reductions[0].steps[0]].function == "argument":
         # NumPy has nothing to make before.
         return False
     for step in reductions:
@@ -289,9 +277,9 @@ def _nest_of_elements(program: TypedExpression, shape: Ints, arrays: Sequence[Ar
     return LoopNest(shape or (1,), [each or (0,) for each in strides])
 
 
-def _nest_of_rows(spec: ReductionSpec | RowsSpec) -> LoopNest | None:
+def _nest_of_rows(spec: ExpressionSpec) -> LoopNest | None:
     """Find the axes of a reduction; None if the layout is not so simple, or NumPy goes another way."""
-    shape, out = spec.arrays[0].shape, spec.out
+    shape, (out,) = spec.shape, spec.results
     is_whole = out.shape == shape
     arrays = (*([out] if is_whole else []), *spec.arrays)
     _, order = reduced_groups(shape, spec.axes, [array.strides for array in spec.arrays])
@@ -357,7 +345,7 @@ def are_vectors(program: TypedExpression, chosen: str) -> bool:
 
 def _computed(program: TypedExpression) -> Sequence[int]:
     """Return the steps that are computed, as often as there are loops over all elements that need them."""
-    reductions = [number for number, step in enumerate(program.steps) if step.is_reduction]
+    reductions = program.reductions
     if not reductions:
         return range(len(program.steps))
     loops = [*(program.steps[number].steps for number in reductions), program.outputs]
@@ -376,9 +364,7 @@ def _access(step: int, array: ArraySpec) -> Access:
     return "same" if not step else "dense" if step == array.dtype.itemsize else "strided"
 
 
-def _is_in_place(spec: Spec) -> bool:
+def _is_in_place(spec: ExpressionSpec) -> bool:
     """Tell whether NumPy would find what was written, in place of what was to be read."""
-    if not isinstance(spec, ElementwiseSpec):
-        return False
     written = {array.block for array in spec.results}
     return any(array.block in written for array in (*spec.arrays, *spec.loaded))

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Literal, cast
 
 import numpy as np
 
 from ...base import HostArray, HostCall, Ints, by_way_of_int64, kernel, ops
-from ...base.expressions import (
-    Argument,
-    SpecializedExpression,
-    SpecializedReduction,
-    SpecializedRows,
-    TypedRows,
-    evaluate,
-    unpack_scalars,
-)
+from ...base.expressions import Argument, Program, decode_program, evaluate, unpack_scalars
+from ...base.expressions.compiled import is_reduction
 from ..compiled import _plans as compiled
 from ..runtime._memory import pieces
 from ._order import comparable, first_of, order_of, sort_to
@@ -29,90 +22,58 @@ _PIECE = 1 << 18
 _GUESSED = 1 << 14
 
 
-@kernel(ops.ElementwiseSpec, backend="cpu")
-def elementwise(spec: ops.ElementwiseSpec, call: HostCall) -> None:
-    """Compute by compiled code, or pieces one after another."""
+@kernel(ops.ExpressionSpec, backend="cpu")
+def loop(spec: ops.ExpressionSpec, call: HostCall) -> None:
+    """Compute a program by compiled code, or pieces one after another."""
     if compiled.compute(spec, call):
         return
+    decoded = decode_program(spec.program)
     results = [call.array(result) for result in spec.results]
-    loaded = [call.array(array) for array in spec.loaded]
-    expression = SpecializedExpression.decode(spec.expression).typed
-    sources = dict(zip([number for number, _ in expression.loads], loaded, strict=True))
-    for piece, given, here in _pieces(spec, call, results):
-        made = evaluate(expression, given, here, sources, piece[0] if len(results) == 1 else None)
+    (_reduce if decoded.program.reductions else _elements)(spec, call, decoded, results)
+
+
+def _elements(spec: ops.ExpressionSpec, call: HostCall, decoded: Program, results: list[HostArray]) -> None:
+    """Compute pieces of the elements."""
+    if 0 in spec.shape:
+        return
+    program, scalars = decoded.program, _scalars(decoded.arguments, spec.scalars)
+    arrays = [call.array(array) for array in spec.arrays]
+    indexed = [call.array(array) for array in (*spec.loaded, *spec.stored)]
+    sources = dict(zip([number for number, _ in program.loads], indexed, strict=True))
+    indices = [_indices(axis, spec.shape) for axis in program.axes]
+    first = len(results) + len(arrays)
+    for piece in pieces(*results, *arrays, *indices):
+        given = list(_arguments(decoded.arguments, program.elements, piece[len(results) : first], scalars))
+        here = dict(zip(program.axes, map(_narrow, piece[first:]), strict=True))
+        out = piece[0] if len(results) == 1 else None
+        made = evaluate(program, given, here, sources, out, shape=piece[0].shape)
         if len(made) > 1:
             # A result that is an argument unchanged may be in memory where another result is written.
             made = [value if value.flags.owndata else value.copy() for value in made]
-        for out, value in zip(piece, made, strict=False):
-            if value is not out:
-                np.copyto(out, value)
+        for into, value in zip(piece, made, strict=False):
+            if value is not into:
+                np.copyto(into, value)
 
 
-@kernel(ops.ScatterSpec, backend="cpu")
-def scatter(spec: ops.ScatterSpec, call: HostCall) -> None:
-    """Combine by compiled code, or pieces one after another."""
-    if compiled.compute(spec, call):
-        return
-    program = SpecializedExpression.decode_scatter(spec.expression, spec.reduce)
-    array = {number: call.array(spec.out) for number, _ in program.loads}
-    for piece, given, here in _pieces(spec, call, []):
-        evaluate(program, given, here, array, shape=piece[0].shape)
+def _reduce(spec: ops.ExpressionSpec, call: HostCall, decoded: Program, results: list[HostArray]) -> None:
+    """Compute so many rows at a time that their temporary arrays fit into the caches.
 
-
-def _pieces(
-    spec: ops.ElementwiseSpec | ops.ScatterSpec, call: HostCall, results: list[HostArray]
-) -> Iterator[tuple[Sequence[HostArray], list[Any], dict[int, HostArray]]]:
-    """Cut the elements of an expression into pieces: all arrays, arguments, and indices by axes."""
-    if 0 in spec.shape:
-        return
-    specialized = SpecializedExpression.decode(spec.expression)
-    expression, scalars = specialized.typed, _scalars(specialized.arguments, spec.scalars)
-    arrays = [call.array(array) for array in spec.arrays]
-    indices = [_indices(axis, spec.shape) for axis in expression.axes]
-    first = len(results) + len(arrays)
-    for piece in pieces(*results, *arrays, *indices):
-        given = _arguments(specialized.arguments, expression.elements, piece[len(results) : first], scalars)
-        yield piece, list(given), dict(zip(expression.axes, map(_narrow, piece[first:]), strict=True))
-
-
-@kernel(ops.ReductionSpec, backend="cpu")
-def reduce(spec: ops.ReductionSpec, call: HostCall) -> None:
-    """Reduce by compiled code, or pieces one after another."""
-    if compiled.compute(spec, call):
-        return
-    specialized = SpecializedReduction.decode(spec.reduction)
-    _reduce(spec, call, specialized, [(slice(None),) * len(spec.arrays[0].shape)])
-
-
-@kernel(ops.RowsSpec, backend="cpu")
-def rows(spec: ops.RowsSpec, call: HostCall) -> None:
-    """Compute by compiled code, or so many rows at a time that their temporary arrays fit into the caches."""
-    if compiled.compute(spec, call):
-        return
-    specialized = SpecializedRows.decode(spec.rows)
-    parts = _row_pieces(spec.arrays[0].shape, spec.axes)
-    _reduce(spec, call, specialized, parts, specialized.typed_usual)
-
-
-def _reduce(
-    spec: ops.ReductionSpec | ops.RowsSpec,
-    call: HostCall,
-    specialized: SpecializedReduction | SpecializedRows,
-    parts: Iterable[tuple[slice, ...]],
-    usual: TypedRows | None = None,
-) -> None:
-    """Compute parts of the result as usual, and take the longer way only where a step over- or underflows."""
-    arrays, out = [call.array(array) for array in spec.arrays], call.array(spec.out)
-    program, scalars = specialized.typed.program, _scalars(specialized.arguments, spec.scalars)
-    if out.shape != arrays[0].shape:
-        out = out.reshape([1 if axis in spec.axes else extent for axis, extent in enumerate(arrays[0].shape)])
+    Each part is computed as usual, and the longer way only where a step over- or underflows. A reduction
+    alone makes its own pieces.
+    """
+    program, usual, scalars = decoded.program, decoded.usual, _scalars(decoded.arguments, spec.scalars)
+    arrays, (out,) = [call.array(array) for array in spec.arrays], results
+    if out.shape != spec.shape:
+        out = out.reshape([1 if axis in spec.axes else extent for axis, extent in enumerate(spec.shape)])
+    whole = [(slice(None),) * len(spec.shape)]
+    parts = whole if is_reduction(spec, decoded) else _row_pieces(spec.shape, spec.axes)
     for part in parts if out.size else ():
         here = [array[part] for array in arrays]
-        given = list(_arguments(specialized.arguments, program.elements, here, scalars))
+        given = list(_arguments(decoded.arguments, program.elements, here, scalars))
         made: Sequence[HostArray] = ()
         if usual is not None:
             with suppress(FloatingPointError):
-                made = evaluate(usual.program, given, overflow="raise", shape=here[0].shape, axes=spec.axes)
+                made = evaluate(usual, given, overflow="raise", shape=here[0].shape, axes=spec.axes)
         made = made or evaluate(program, given, shape=here[0].shape, axes=spec.axes)
         out[part] = made[0]
 

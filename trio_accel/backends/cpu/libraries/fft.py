@@ -46,10 +46,10 @@ def fused(spec: FusedFftSpec, call: HostCall) -> None:
     }
     within: Any = _Within(call, made)
     if spec.has_prolog:
-        arrays.elementwise(ahead, within)
+        arrays.loop(ahead, within)
     fft(transform, within)
     if spec.has_epilog:
-        arrays.elementwise(behind, within)
+        arrays.loop(behind, within)
 
 
 @attrs.frozen(eq=False)

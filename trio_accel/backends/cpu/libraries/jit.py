@@ -16,9 +16,9 @@ from ...base import HostArray, HostCall, LibraryError, kernel
 from ...base.contract.ops import KernelDefinition, KernelSpec, scalar_offsets
 from ...base.kit.lent import Keepers, Lent
 from ..compiled import _kernels as kernels
-from .arrays import elementwise, reduce
+from .arrays import loop
 
-__all__ = ["elementwise", "launch", "reduce"]
+__all__ = ["launch", "loop"]
 
 _Function: TypeAlias = Callable[..., object]
 # The arrays of each role, with the names of their parameters.

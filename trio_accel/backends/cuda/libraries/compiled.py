@@ -25,8 +25,7 @@ class _ExpressionLibrary(CompiledLibrary, CudaLibrary):
     # Each is a module in device memory.
     most_plans: ClassVar[int] = 256
 
-    kernel(ops.ElementwiseSpec, backend="cuda", plan=_compile)(CompiledLibrary.elementwise)
-    kernel(ops.ReductionSpec, backend="cuda", plan=_compile)(CompiledLibrary.reduce)
+    kernel(ops.ExpressionSpec, backend="cuda", plan=_compile)(CompiledLibrary.loop)
 
 
 _Primitives = PrimitivesLibrary
@@ -39,8 +38,6 @@ class ArraysLibrary(PrimitivesLibrary, _ExpressionLibrary):
 
     name = "arrays"
 
-    kernel(ops.RowsSpec, backend="cuda", plan=_compile)(CompiledLibrary.rows)
-    kernel(ops.ScatterSpec, backend="cuda", plan=_compile)(CompiledLibrary.elementwise)
     kernel(ops.ScanSpec, backend="cuda", dtypes=_ANY | {"out": PRIMITIVE_DTYPES}, plan=_Primitives.plan_scan)(
         _Primitives.scan
     )

@@ -15,7 +15,7 @@ from cuda.bindings import driver
 from nvmath.bindings import cufft
 
 from ...base import NATIVE, DeviceArray, DType, Ints, LibraryError, NotSupportedError, kernel
-from ...base.contract.ops import ArraySpec, ElementwiseSpec, FftSpec, FusedFftSpec, OperationSpec
+from ...base.contract.ops import ArraySpec, ExpressionSpec, FftSpec, FusedFftSpec, OperationSpec
 from ...base.expressions import compiled
 from ...base.gpu.driver import LoadedCode
 from ...base.gpu.kernels import CompiledExpression
@@ -75,19 +75,19 @@ class Callback:
     type: cufft.XtCallbackType
 
     @classmethod
-    def load(cls, spec: ElementwiseSpec) -> Callback:
+    def load(cls, spec: ExpressionSpec) -> Callback:
         """Make one that computes an element in place of loading it."""
         return cls._made(spec, "LD", _LOAD, spec.results[0].dtype, ("x", "{type}{{x.re, x.im}}"))
 
     @classmethod
-    def store(cls, spec: ElementwiseSpec, scale: float) -> Callback:
+    def store(cls, spec: ExpressionSpec, scale: float) -> Callback:
         """Make one that multiplies an element, computes another of it, and stores that."""
         by = f"* ({{part}}){scale.hex()}"
         return cls._made(spec, "ST", _STORE, spec.arrays[0].dtype, (f"x {by}", f"{{{{x.x {by}, x.y {by}}}}}"))
 
     @classmethod
     def _made(
-        cls, spec: ElementwiseSpec, side: str, text: str, dtype: DType, values: tuple[str, str]
+        cls, spec: ExpressionSpec, side: str, text: str, dtype: DType, values: tuple[str, str]
     ) -> Callback:
         name, element, ending = _NAMES[dtype]
         value = values[dtype.kind == "complex"].format(type=element, part=element.removesuffix("2"))

@@ -364,17 +364,18 @@ def _test(fields: Iterable[SpecField]) -> Callable[[Any], bool]:
         if field.is_array and role.count == "one":
             tests.append(f"type({value}) is ArraySpec")
         elif field.is_array:
-            tests.append(f"is_of({role.count!r}, {value})")
+            tests.append(f"({value} is nothing or is_of({role.count!r}, {value}))")
         elif role.kind == "status":
             tests.append(f"is_status({value})")
         elif role.kind == "exact":
-            tests.append(f"(type({value}) in exact or is_exact({value}))")
+            tests.append(f"(type({value}) in exact or {value} is nothing or is_exact({value}))")
         elif role.number is not None:
             # Others are looked at more closely: large ones, complex ones, elements of whole-number arrays.
             tests.append(f"type({value}) in plain and -{ALWAYS_HELD} <= {value} <= {ALWAYS_HELD}")
             tests.append(f"spec.{role.of}.dtype.is_inexact")
     names = {"ArraySpec": ArraySpec, "plain": (int, float), "is_of": _is_of, "is_status": _is_status}
-    more = {"exact": frozenset(_EXACT), "is_exact": _is_exact}
+    # There is one empty tuple, which needs no further look.
+    more = {"exact": frozenset(_EXACT), "is_exact": _is_exact, "nothing": ()}
     return _generated(" and ".join(tests) or "True", **names, **more)
 
 
@@ -400,10 +401,11 @@ def _check_field(name: str, spec: Any, field: SpecField) -> None:
 def _is_of(count: str, value: Any) -> bool:
     """Tell whether a field of arrays holds as many as it may."""
     if count == "many":
+        items: Any = value
         if type(value) is not tuple:
             return False
         # No generator is made: it takes longer than the few items.
-        for item in cast("tuple[object, ...]", value):
+        for item in items:  # noqa: SIM110
             if type(item) is not ArraySpec and not isinstance(item, ArraySpec):
                 return False
         return True

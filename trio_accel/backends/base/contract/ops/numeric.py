@@ -12,9 +12,24 @@ from ._signature import check_one_dtype, common_shape, refuse_shapes
 from ._spec import OperationSpec, specification
 
 __all__ = [
-    "FFT_DTYPES", "PHILOX_ROW", "RANDOM_DTYPES", "Distribution", "ElementwiseSpec", "FftDirection", "FftKind",
-    "FftNorm", "FftSpec", "FusedFftSpec", "MatmulSpec", "PhiloxSpec", "Reduce", "ReductionSpec", "RowsSpec",
-    "ScatterSpec", "Side", "Transpose", "in_between", "product_shape", "transformed_shape",
+    "FFT_DTYPES",
+    "PHILOX_ROW",
+    "RANDOM_DTYPES",
+    "Distribution",
+    "ExpressionSpec",
+    "FftDirection",
+    "FftKind",
+    "FftNorm",
+    "FftSpec",
+    "FusedFftSpec",
+    "MatmulSpec",
+    "PhiloxSpec",
+    "Reduce",
+    "Side",
+    "Transpose",
+    "in_between",
+    "product_shape",
+    "transformed_shape",
 ]  # fmt: skip
 
 Transpose = Literal["N", "T", "C"]
@@ -162,45 +177,51 @@ class PhiloxSpec(OperationSpec):
 
 
 @specification
-class ElementwiseSpec(OperationSpec):
-    """An expression of arrays and numbers, computed for each element.
+class ExpressionSpec(OperationSpec):
+    """A program of arrays and numbers: of each element, with reductions along axes, or with stores.
 
     Attributes:
-        expression: The expression and its types, as `SpecializedExpression.encode` of
-            `trio_accel.backends.base.expressions` writes them.
-        arrays: Arrays that are read element by element, broadcast to the shape of the results by strides of
-            zero.
+        program: The steps and the arguments, as `encode_program` of `trio_accel.backends.base.expressions`
+            writes them.
+        axes: The axes of `arrays` that are reduced, in order.
+        arrays: Arrays that are read element by element, broadcast to one shape by strides of zero. With
+            reductions, and with stores, there is one at least.
         loaded: Arrays that elements are loaded from, not broadcast; an array may be in both.
-        results: The results, in C order.
+        results: The results, in C order: of the shape of the arrays; or of the reduced shape, with or without
+            the reduced axes, where the result reads elements by reductions alone.
+        stored: Arrays that elements are stored to. Values for one place come in any order. Their arguments
+            come behind those of `loaded`.
         scalars: Numbers, 16 bytes for each.
     """
 
-    expression: str = exact()
+    program: str = exact()
+    axes: Ints = exact()
     arrays: tuple[ArraySpec, ...] = reads(many=True)
     loaded: tuple[ArraySpec, ...] = reads(many=True)
     results: tuple[ArraySpec, ...] = writes(many=True)
+    stored: tuple[ArraySpec, ...] = updates(many=True)
     scalars: bytes = packed()
 
     @property
     def shape(self) -> Ints:
-        """Shape of the results."""
-        return self.results[0].shape
+        """Shape of the arrays that are read element by element; without these, that of the results."""
+        return (self.arrays or self.results)[0].shape
 
 
 @specification
 class FusedFftSpec(_Transform):
-    """A transform of what an expression makes, and an expression of its result.
+    """A transform of the result of a program, and a program of its result.
 
     Attributes:
         kind: See `FftSpec` for this, `direction`, `lengths`, `axes` and `norm`.
         dtype: Name of the dtype of what is transformed.
         shape: Shape of that.
-        prolog: The expression and its types, as of `ElementwiseSpec`.
+        prolog: The program of each element, as of `ExpressionSpec`.
         has_prolog: 0 where it is the only one of `arrays` unchanged, of the dtype of the transform.
         arrays: Arrays that the prolog reads element by element, broadcast to `shape`.
         loaded: Arrays that it loads elements from.
         scalars: Its numbers.
-        epilog: The expression of the result of the transform, which is the first array that it reads.
+        epilog: The program of the result of the transform, which is the first array that it reads.
         has_epilog: 0 where it is that unchanged.
         more_arrays: The other arrays that it reads, broadcast to the shape of the result.
         more_loaded: Arrays that it loads elements from.
@@ -221,7 +242,7 @@ class FusedFftSpec(_Transform):
     more_scalars: bytes = packed()
     out: ArraySpec = writes()
 
-    def parts(self, ahead: object, behind: object) -> tuple[ElementwiseSpec, FftSpec, ElementwiseSpec]:
+    def parts(self, ahead: object, behind: object) -> tuple[ExpressionSpec, FftSpec, ExpressionSpec]:
         """Return the prolog, the transform and the epilog; arrays between them have blocks below 0.
 
         Args:
@@ -232,10 +253,16 @@ class FusedFftSpec(_Transform):
         shape = transformed_shape(self.shape, self.axes, self.lengths, is_halved=self.kind == "r2c")
         result = in_between(-2, FFT_DTYPES[self.kind][DType(self.dtype)], shape) if behind else self.out
         return (
-            ElementwiseSpec(self.prolog, self.arrays, self.loaded, (source,), self.scalars),
+            ExpressionSpec(self.prolog, (), self.arrays, self.loaded, (source,), (), self.scalars),
             FftSpec(self.kind, self.direction, self.lengths, self.axes, self.norm, source, result),
-            ElementwiseSpec(
-                self.epilog, (result, *self.more_arrays), self.more_loaded, (self.out,), self.more_scalars
+            ExpressionSpec(
+                self.epilog,
+                (),
+                (result, *self.more_arrays),
+                self.more_loaded,
+                (self.out,),
+                (),
+                self.more_scalars,
             ),
         )
 
@@ -260,82 +287,6 @@ def in_between(block: int, dtype: DType, shape: Ints) -> ArraySpec:
 
 Reduce: TypeAlias = Literal["set", "add", "multiply", "min", "max"]
 """How a value is combined with the element at its place: it takes its place, or is added to it, and so on."""
-
-
-@specification
-class ScatterSpec(OperationSpec):
-    """Values of an expression, each combined with an element of an array at a place that is computed, too.
-
-    Values for one place come in any order. An index that is outside fails the operation.
-
-    Attributes:
-        expression: The expression and its types, as `SpecializedExpression.encode` writes them. Its indices
-            are checked. It has two results: a load from `out`, whose indices are the place, and the value, of
-            the dtype of `out`.
-        reduce: How values are combined with elements.
-        arrays: Arrays that are read element by element, at least one, broadcast by strides of zero.
-        out: The array.
-        scalars: Numbers, 16 bytes for each.
-    """
-
-    expression: str = exact()
-    reduce: Reduce = exact()
-    arrays: tuple[ArraySpec, ...] = reads(many=True)
-    out: ArraySpec = updates()
-    scalars: bytes = packed()
-
-    @property
-    def shape(self) -> Ints:
-        """Shape of the values."""
-        return self.arrays[0].shape
-
-    @property
-    def results(self) -> tuple[ArraySpec, ...]:
-        """Arrays that are written element by element: none."""
-        return ()
-
-    @property
-    def loaded(self) -> tuple[ArraySpec, ...]:
-        """Arrays that the indices of loads are for."""
-        return (self.out,)
-
-
-@specification
-class ReductionSpec(OperationSpec):
-    """An expression of arrays and numbers, reduced along axes.
-
-    Attributes:
-        reduction: The reduction and its types, as `SpecializedReduction.encode` writes them.
-        axes: The axes of `arrays` that are reduced, in order.
-        arrays: Arrays, broadcast to one shape by strides of zero.
-        out: The result, in C order, with or without the reduced axes.
-        scalars: Numbers, 16 bytes for each.
-    """
-
-    reduction: str = exact()
-    axes: Ints = exact()
-    arrays: tuple[ArraySpec, ...] = reads(many=True)
-    out: ArraySpec = writes()
-    scalars: bytes = packed()
-
-
-@specification
-class RowsSpec(OperationSpec):
-    """An expression of arrays and numbers with reductions along axes, whose results it goes on with.
-
-    Attributes:
-        rows: The expression and its types, as `SpecializedRows.encode` writes them.
-        axes: The axes of `arrays` that are reduced, in order.
-        arrays: Arrays, broadcast to one shape by strides of zero.
-        out: The result: of that shape; or of the reduced one, with or without the reduced axes.
-        scalars: Numbers, 16 bytes for each; the last one is the count of elements that are reduced.
-    """
-
-    rows: str = exact()
-    axes: Ints = exact()
-    arrays: tuple[ArraySpec, ...] = reads(many=True)
-    out: ArraySpec = writes()
-    scalars: bytes = packed()
 
 
 @lru_cache

@@ -1,0 +1,233 @@
+"""Two programs joined as one, in which the second program reads the values of the first one from its steps.
+
+The bits stay the same, because the result of the first program has the dtype of the array that it would be
+stored in. Steps of loops and folds keep their places. Equal steps outside of them are made once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from typing import TypeAlias
+
+import attrs
+
+from ..contract.dtypes import Ints, Strs
+from ._arguments import Argument
+from ._codec import Program
+from ._steps import Step, TypedExpression
+
+__all__ = ["JoinedProgram", "joined_programs"]
+
+_Sources: TypeAlias = tuple[tuple[int, int], ...]
+
+# These steps are unlike all others, even if they are equal.
+_OF_BLOCKS = frozenset(
+    ("carried", "loop", "break", "end", "result", "fold", "left", "right", "folded")
+)  # fmt: skip
+
+
+class _Steps:
+    """The steps of a program that is made.
+
+    Attributes:
+        made: The steps.
+    """
+
+    def __init__(self) -> None:
+        self.made: list[Step] = []
+        self._found: dict[tuple[object, ...], int] = {}
+
+    def step(self, step: Step) -> int:
+        """Make a step, or return the number of an equal one."""
+        # Zeros of both signs are different values.
+        key = (step.function, step.dtype, step.steps, repr(step.value))
+        if key not in self._found:
+            self._found[key] = self.append(step)
+        return self._found[key]
+
+    def append(self, step: Step) -> int:
+        """Make a step, even if an equal one exists. A loop or fold gets the number of its end."""
+        self.made.append(step)
+        number = len(self.made) - 1
+        if step.function in ("end", "folded"):
+            begin = step.steps[0]
+            self.made[begin] = attrs.evolve(self.made[begin], value=number)
+        return number
+
+
+@attrs.frozen
+class JoinedProgram:
+    """The program of two operations, and the origin of its arguments.
+
+    A source is the number of an operation, 0 or 1, and a place among its arrays, loaded arrays or numbers.
+
+    Attributes:
+        program: The program.
+        arrays: The sources of the arrays of elements, in order.
+        loaded: The sources of the loaded and stored arrays.
+        scalars: The sources of the numbers.
+    """
+
+    program: Program
+    arrays: _Sources
+    loaded: _Sources
+    scalars: _Sources
+
+
+def joined_programs(
+    first: Program,
+    second: Program,
+    *,
+    at: Collection[int],
+    inputs: tuple[Sequence[Hashable], Sequence[Hashable]],
+) -> JoinedProgram:
+    """Join a program of elements with the program that reads its result.
+
+    Args:
+        first: The program of elements, with one result.
+        second: The other program, which may reduce or store.
+        at: The arguments of `second` that are the result of `first`. It has the shape of all elements.
+        inputs: For each argument of both programs a key of its array or number. Arguments with equal keys
+            become one argument. The keys of `at` do not count.
+
+    Raises:
+        ValueError: The programs cannot be joined.
+    """
+    _check(first, second, at)
+    numbers, arguments = _numbered(first, second, at, inputs)
+    stored = {int(step.value.real) for step in second.program.steps if _is_store(step)}
+    changed = {numbers[1][number] for number in stored}.intersection(numbers[0].values())
+    if changed:
+        raise ValueError(f"the second program changes argument {min(changed)}, which the first program reads")
+    usual = None
+    if first.usual is not None or second.usual is not None:
+        usual = _joined(first.usual or first.program, second.usual or second.program, at, numbers)
+    program = Program(_joined(first.program, second.program, at, numbers), arguments, usual)
+    given = [_places(each) for each in (first, second)]
+    sources = [
+        tuple([_source(number, kind, given, numbers) for number in found])
+        for kind, found in enumerate(_places(program))
+    ]
+    return JoinedProgram(program, *sources)
+
+
+def _is_store(step: Step) -> bool:
+    return step.function.startswith("store_")
+
+
+def _check(first: Program, second: Program, at: Collection[int]) -> None:
+    """Require that the second program can read the value of the first one from its steps."""
+    program, loads = first.program, [number for number, _ in second.program.loads]
+    is_wide = any(step.is_reduction or step.function == "count" or _is_store(step) for step in program.steps)
+    if is_wide or len(program.outputs) != 1:
+        raise ValueError("the first program must compute one result, element by element")
+    for number in at:
+        argument = second.arguments[number]
+        if not argument.is_array or number in loads or argument.dtype is not program.dtypes[0]:
+            wanted = f"read element by element as {program.dtypes[0]}"
+            raise ValueError(f"argument {number} of the second program must be {wanted}")
+    # No executor checks the indices of values that nobody reads.
+    if not any(step.function == "argument" and step.value in at for step in second.program.steps):
+        raise ValueError("the second program must read the result of the first program")
+    if len({bool(each.program.checked) for each in (first, second) if each.program.loads}) > 1:
+        raise ValueError("both programs must check their indices, or neither")
+
+
+def _numbered(
+    first: Program,
+    second: Program,
+    at: Collection[int],
+    inputs: tuple[Sequence[Hashable], Sequence[Hashable]],
+) -> tuple[list[dict[int, int]], tuple[Argument, ...]]:
+    """Return for each program the new numbers of its arguments, and the arguments."""
+    numbers, found = [dict[int, int](), dict[int, int]()], dict[tuple[Argument, Hashable, str], int]()
+    for place, program in enumerate((first, second)):
+        loads, names = dict(program.program.loads), program.program.checked
+        for number, (argument, key) in enumerate(zip(program.arguments, inputs[place], strict=True)):
+            if not place or number not in at:
+                # The error of a wrong index names the array.
+                name = names[number] if names and number in loads else ""
+                numbers[place][number] = found.setdefault((argument, key, name), len(found))
+    return numbers, tuple(argument for argument, _, _ in found)
+
+
+def _places(program: Program) -> tuple[Ints, Ints, Ints]:
+    """Return the arrays of elements, the loaded arrays, and the numbers, in the order of a message."""
+    made, arguments = program.program, enumerate(program.arguments)
+    arrays = tuple([number for number in made.elements if program.arguments[number].is_array])
+    scalars = tuple([number for number, argument in arguments if not argument.is_array])
+    return arrays, tuple([number for number, _ in made.loads]), scalars
+
+
+def _source(
+    number: int, kind: int, given: Sequence[tuple[Ints, Ints, Ints]], numbers: Sequence[Mapping[int, int]]
+) -> tuple[int, int]:
+    """Return where an argument of the joined program is found first."""
+    return next(
+        (program, place)
+        for program, found in enumerate(given)
+        for place, each in enumerate(found[kind])
+        if numbers[program].get(each) == number
+    )
+
+
+def _joined(
+    first: TypedExpression, second: TypedExpression, at: Collection[int], numbers: Sequence[Mapping[int, int]]
+) -> TypedExpression:
+    builder, both = _Steps(), tuple(zip((first, second), numbers, strict=True))
+    ahead = _copied(first, numbers[0], builder, {})
+    steps = _copied(second, numbers[1], builder, dict.fromkeys(at, ahead[first.outputs[0]]))
+    elements = {new[number] for program, new in both for number in program.elements if number in new}
+    loads = {new[number]: count for program, new in both for number, count in program.loads}
+    return TypedExpression(
+        tuple(builder.made),
+        tuple([steps[number] for number in second.outputs]),
+        elements=tuple(sorted(elements)),
+        axes=tuple(dict.fromkeys((*first.axes, *second.axes))),
+        loads=tuple(sorted(loads.items())),
+        checked=_checked(first, second, at, numbers),
+    )
+
+
+def _checked(
+    first: TypedExpression, second: TypedExpression, at: Collection[int], numbers: Sequence[Mapping[int, int]]
+) -> Strs:
+    """Return the names of the arguments, if a program checks the indices of its loads."""
+    both = (first, second)
+    if not any(program.loads and program.checked for program in both):
+        return ()
+    # An index that the first program passes on has the name that the second program gives it.
+    result = next((second.checked[number] for number in at if second.checked), "")
+    names = dict.fromkeys((number for new in numbers for number in new.values()), result)
+    for program, new in reversed([*zip(both, numbers, strict=True)]):
+        names |= {new[number]: name for number, name in enumerate(program.checked) if number in new}
+    return tuple([names[number] for number in sorted(names)])
+
+
+def _copied(
+    program: TypedExpression, numbers: Mapping[int, int], builder: _Steps, given: Mapping[int, int]
+) -> list[int]:
+    """Copy the steps of a program, and return their new numbers.
+
+    Args:
+        program: The program.
+        numbers: The new numbers of its arguments.
+        builder: Makes the steps.
+        given: The steps that have the values of other arguments.
+    """
+    made, depth = list[int](), 0
+    stored = {step.value for step in program.steps if _is_store(step)}
+    for step in program.steps:
+        is_store = _is_store(step)
+        if step.function == "argument" and step.value in given:
+            made.append(given[int(step.value.real)])
+            continue
+        depth -= step.function in ("end", "folded")
+        # A store changes elements that later loads read. `_Steps.step` does not see the bits of NaN.
+        is_apart = is_store or (step.function == "load" and step.value in stored) or step.value != step.value
+        make = builder.append if depth or is_apart or step.function in _OF_BLOCKS else builder.step
+        is_of_argument = is_store or step.function in ("argument", "load")
+        value = numbers[int(step.value.real)] if is_of_argument else step.value
+        made.append(make(attrs.evolve(step, steps=tuple([made[each] for each in step.steps]), value=value)))
+        depth += step.function in ("loop", "fold")
+    return made

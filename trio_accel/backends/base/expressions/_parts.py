@@ -1,0 +1,128 @@
+"""Expressions along axes, cut where something is reduced: then each reduction is a launch of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import attrs
+
+from ._expression import (
+    Apply,
+    Break,
+    Count,
+    Expression,
+    Load,
+    Loop,
+    Name,
+    Node,
+    Reduce,
+    Statement,
+    assigned_in,
+)
+from ._parse import COUNT
+
+__all__ = ["parts_of"]
+
+
+def parts_of(expression: Expression) -> list[Expression]:
+    """Cut an expression at its reductions.
+
+    Args:
+        expression: An expression along axes, with one output.
+
+    Returns:
+        An expression for each reduction, whose result is an input, by the name of its output, of those behind
+        it; and last the expression of the result, of each element. That one has the count of elements as an
+        input, if it reads it.
+    """
+    statements, made = list[Statement](), list[Expression]()
+    for statement in expression.statements:
+        match statement:
+            case (name, Reduce()):
+                made.append(_part(expression, (*statements, statement), name, is_along=True))
+            case _:
+                statements.append(statement)
+    (output,) = expression.outputs
+    made.append(_part(expression, [_counted(each) for each in statements], output, is_along=False))
+    return made
+
+
+def _part(
+    expression: Expression, statements: Sequence[Statement], output: str, *, is_along: bool
+) -> Expression:
+    """Return the statements that a name depends on as an expression."""
+    needed, kept = {output}, list[Statement]()
+    for statement in reversed(statements):
+        assigned = set(assigned_in([statement]))
+        if assigned & needed:
+            kept.append(statement)
+            # The variables of a loop have values before it.
+            needed = (needed if isinstance(statement, Loop) else needed - assigned) | set(_read(statement))
+    own = [name for name in expression.inputs if name in needed]
+    inputs = (*own, *sorted(needed - {*own}))
+    return attrs.evolve(
+        expression,
+        inputs=inputs,
+        outputs=(output,),
+        statements=tuple(reversed(kept)),
+        elements=frozenset(inputs) - (expression.loads.keys() - expression.elements),
+        loads={name: count for name, count in expression.loads.items() if name in inputs},
+        reductions=tuple([one[1] for one in kept if isinstance(one, tuple) and isinstance(one[1], Reduce)]),
+        is_along=is_along,
+        options=("part", output),
+    )
+
+
+def _read(statement: Statement) -> Iterator[str]:
+    """Yield the names that a statement reads from before it."""
+    match statement:
+        case Loop():
+            yield from (*_names(statement.start), *_names(statement.stop))
+            inside = [name for each in statement.body for name in _read(each)]
+            yield from (name for name in inside if name != statement.index)
+        case Break():
+            yield from _names(statement.condition)
+        case (_, node):
+            yield from _names(node)
+
+
+def _names(node: Node) -> Iterator[str]:
+    match node:
+        case Name():
+            yield node.name
+        case Apply():
+            for each in node.arguments:
+                yield from _names(each)
+        case Load():
+            yield node.name
+            for each in node.indices:
+                yield from _names(each)
+        case Reduce():
+            yield from _names(node.value)
+        case _:
+            pass
+
+
+def _counted(statement: Statement) -> Statement:
+    """Return a statement that reads the count of elements as an input."""
+    match statement:
+        case Loop():
+            over = [_of_input(each) for each in (statement.start, statement.stop)]
+            body = tuple(map(_counted, statement.body))
+            return attrs.evolve(statement, start=over[0], stop=over[1], body=body)
+        case Break():
+            return Break(_of_input(statement.condition))
+        case (name, node):
+            return name, _of_input(node)
+
+
+def _of_input(node: Node) -> Node:
+    match node:
+        case Count():
+            return Name(COUNT, node.place)
+        case Apply():
+            return attrs.evolve(node, arguments=tuple(map(_of_input, node.arguments)))
+        case Load():
+            return attrs.evolve(node, indices=tuple(map(_of_input, node.indices)))
+        case _:
+            return node

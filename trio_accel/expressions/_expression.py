@@ -1,0 +1,492 @@
+"""Expressions as operations: one class finds the types, the shapes and the message of all kinds of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar, cast
+
+import attrs
+
+from ..backends.base import DType, DTypeLike, Strs, element
+from ..backends.base import expressions as base
+from ..backends.base.contract.ops import ArraySpec, ExpressionSpec
+from ..backends.base.expressions import (
+    WIDE,
+    Argument,
+    ArgumentType,
+    TypedExpression,
+    encode_program,
+    parse,
+    typed,
+    unrolled,
+)
+from ..devices import AccelRef, Call, Function, Operation, Planned, Planner
+from ..devices.operations._plan_source import written
+from ._arguments import (
+    ARRAYS,
+    ExpressionArgument,
+    Taken,
+    bind,
+    check_out,
+    check_promotion,
+    check_truths,
+    extents_of,
+    find_types,
+    result_dtype,
+    served_by,
+    take,
+)
+
+__all__ = ["Compute", "Elementwise", "Expression", "KnownExpression"]
+
+ReplyT = TypeVar("ReplyT")
+
+_RESERVED = ("out", "shape")
+_NO_SLOPES: Mapping[str, str] = MappingProxyType({})
+# The gradient of the result, in the text of a slope.
+_GRADIENT = "g"
+_OTHERWISE = "; or take jit.elementwise, which promotes as NumPy does"
+_WIDEST = DType.float64, DType.complex128
+
+
+@attrs.frozen
+class KnownExpression:
+    """Facts that are found once for arguments of certain types.
+
+    Attributes:
+        program: The steps and the arguments, as `ExpressionSpec` holds them.
+        dtypes: Dtypes of the results.
+        typed: The steps.
+        has_places: Whether there are indices or loads, whose places depend on the shapes.
+        is_whole: Whether the results have the shape of the arrays: with reductions, if the text of a result
+            reads elements otherwise than by these.
+        usual: The steps that make the same in less time where none of them over- or underflows.
+    """
+
+    program: str
+    dtypes: tuple[DType, ...]
+    typed: TypedExpression
+    has_places: bool
+    is_whole: bool
+    usual: TypedExpression | None = None
+
+
+class Expression(Generic[ReplyT]):
+    """An expression over arrays: of each element, along axes, or one that changes elements in place.
+
+    On CUDA it is compiled at its first call with certain dtypes and layouts; on the CPU, NumPy or a C++
+    compiler computes it.
+
+    Args:
+        text: The expression; or what `parse` makes of it.
+        operation: Name of the operation, such as ``"jit.saxpy"``.
+        library: Import path of the library actor that serves it.
+        inputs: Names of the arguments, in order; None for the order in which the text reads them.
+        outputs: Names of the results, in order; a call then returns a tuple. None for one result.
+        axes: Whether ``sum(...)`` and other `REDUCTIONS` in the text reduce along the axes of a call.
+        dtypes: Types that the results are converted to: one for all, or by their names.
+        promoted: Names of the inputs that the array API standard promotes to one dtype. They must be of one
+            kind: truth values, whole numbers, or floating and complex ones; and uint64 goes with no signed
+            dtype. Empty for NumPy's promotion, which takes all.
+        truths: Names of the inputs that must be truth values.
+        is_checked: Whether an index outside of an array that elements are loaded from fails the operation,
+            with an `OutOfRangeError`. Otherwise it is the nearest one inside. A loop fails by what its
+            iterations load; an `if` computes both sides, and so checks both.
+        precision: The least that arrays are computed in, ``"float32"`` or ``"float64"``. Each result is
+            rounded once, to the dtype that it would have without. Whole numbers become float64. What elements
+            are loaded from stays as it is. None for the dtypes of the arguments.
+        wide: The text for arrays that are of float64 or complex128 themselves, where squares of others do not
+            overflow; by default the same. Where `text` does not overflow, both make the same.
+        slopes: By the name of an input the text of its gradient, which reads `g`, the gradient of the result,
+            the inputs, and the result by its name. Other inputs have the derived gradient.
+        reserved: Names that no input may have, because they are arguments of each call.
+
+    Raises:
+        ValueError: The expression has something that is not allowed; the message shows where. Or results
+            are not named by `outputs`.
+        TypeError: There is no such dtype.
+
+    Attributes:
+        operation: Name of the operation.
+        parsed: The expression, parsed.
+        inputs: Names of its arguments, in order.
+        outputs: Names of its results, in order.
+        precision: The least that arrays are computed in.
+        dtypes: Types that the results are converted to; None for no conversion.
+        slopes: The texts of gradients, by the names of inputs.
+    """
+
+    __slots__ = (
+        "_asked", "_is_checked", "_is_single", "_known", "_message", "_promoted", "_told", "_truths", "_wide",
+        "_wide_text", "dtypes", "inputs", "operation", "outputs", "parsed", "precision", "slopes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        text: str | base.Expression,
+        *,
+        operation: str,
+        library: str = ARRAYS,
+        inputs: Sequence[str] | None = None,
+        outputs: Sequence[str] | str | None = None,
+        axes: bool = False,
+        dtypes: DTypeLike | Mapping[str, DTypeLike] | None = None,
+        promoted: Sequence[str] = (),
+        truths: Sequence[str] = (),
+        is_checked: bool = False,
+        precision: str | None = None,
+        wide: str | None = None,
+        slopes: Mapping[str, str] | None = None,
+        reserved: Sequence[str] = (),
+    ) -> None:
+        is_single = outputs is None or isinstance(outputs, str)
+        chosen = (outputs,) if isinstance(outputs, str) else None if outputs is None else tuple(outputs)
+        if isinstance(text, base.Expression):
+            parsed = text
+        else:
+            parsed = parse(text, None if inputs is None else tuple(inputs), chosen, is_along=axes)
+        self.parsed: base.Expression = parsed
+        self.inputs: Strs = parsed.inputs
+        self.outputs: Strs = parsed.outputs
+        if chosen is None and len(parsed.outputs) > 1:
+            names = ", ".join(map(repr, parsed.outputs))
+            raise ValueError(
+                f"the expression has several results: name those that you want, outputs=({names})"
+            )
+        if taken := [name for name in parsed.inputs if name in reserved]:
+            raise ValueError(f"an input cannot have the name {taken[0]}: that is an argument of each call")
+        found = _dtypes(parsed, dtypes)
+        self.dtypes: tuple[DType | None, ...]
+        self.dtypes = tuple(found.get(output) for output in parsed.outputs)
+        self.slopes: Mapping[str, str] = _checked_slopes(parsed, slopes)
+        self._is_single = is_single
+        # The names of the results in errors: the text has a name of its own for a single one.
+        self._told = ("out",) if is_single else parsed.outputs
+        self._is_checked = is_checked
+        self._message = served_by(Compute, library)
+        self._promoted, self._truths = tuple(promoted), tuple(truths)
+        self._wide: Mapping[str, DType] = {} if precision is None else WIDE[precision]
+        self._wide_text = wide
+        self.operation: str = operation
+        self.precision: str | None = precision
+        # The key is the types of the arguments, and of results that are given.
+        self._known = functools.lru_cache(256)(self._find_types)
+
+    @property
+    def text(self) -> str:
+        """The expression, as it was written."""
+        return self.parsed.text
+
+    def typed(self, kinds: tuple[ArgumentType, ...]) -> TypedExpression:
+        """Return its steps for arguments of certain types, widened as `precision` says."""
+        expression, _ = self._widened(self.parsed, dict(zip(self.inputs, kinds, strict=True)))
+        return typed(expression, kinds, self.dtypes, self._is_checked)
+
+    def is_loaded(self, name: str) -> bool:
+        """Tell whether elements of an input are loaded by indices."""
+        return name in self.parsed.loads
+
+    def plan(self, planner: Planner, message: Compute[ReplyT]) -> Planned[ReplyT]:
+        """Validate the arguments of a call, and lower it; see `Operation.plan`."""
+        first = message.out[0]
+        shape = () if first is None else first.shape
+        taken = take(planner, self.parsed, message.arguments, message.shape, shape)
+        known = self.known_of(planner.name, taken, message.out)
+        results = [
+            written(planner, name, each, (taken.shape, dtype))[0]
+            for name, dtype, each in zip(self._told, known.dtypes, message.out, strict=True)
+        ]
+        for number, given in enumerate(message.out):
+            if given is not None:
+                self._check_apart(planner, number, results, taken)
+        specs = tuple([result.spec for result in results])
+        spec = ExpressionSpec(known.program, (), taken.arrays, taken.loaded, specs, (), taken.scalars)
+        reply: Any = results[0] if self._is_single else tuple(results)
+        return Planned(spec, cast("ReplyT", reply))
+
+    def take(
+        self,
+        planner: Planner,
+        arguments: Sequence[ExpressionArgument | ArraySpec],
+        shape: tuple[int, ...] | None = None,
+        otherwise: tuple[int, ...] = (),
+    ) -> Taken:
+        """Take the arguments of a call; see `take`."""
+        return take(planner, self.parsed, arguments, shape, otherwise)
+
+    def known_of(
+        self, operation: str, taken: Taken, out: Sequence[AccelRef | ArraySpec | None]
+    ) -> KnownExpression:
+        """Find the types for arguments, and for results that are given.
+
+        Raises:
+            TypeError, ValueError, NotSupportedError: See `Elementwise.__call__`.
+        """
+        dtypes = [None if each is None else each.dtype.value for each in out]
+        known = self._known(taken.signature, *dtypes)
+        taken.check_held(operation, known.typed)
+        if known.has_places:
+            taken.check_places(operation, known.typed.axes)
+        return known
+
+    def _find_types(self, signature: Strs, *out: str | None) -> KnownExpression:
+        operation, arguments = self.operation, tuple(map(Argument.decode, signature))
+        given = dict(zip(self.inputs, arguments, strict=True))
+        kinds = {name: each.kind for name, each in given.items()}
+        check_promotion(operation, {name: kinds[name] for name in self._promoted}, _OTHERWISE)
+        check_truths(operation, {name: kinds[name] for name in self._truths})
+        chosen = self.chosen(arguments)
+        expression, casts = self._widened(chosen, kinds)
+        # Whole numbers are floating where they are widened: differences of unsigned ones would wrap around.
+        plain = [
+            attrs.evolve(each, kind=casts[name]) if name in casts and not each.dtype.is_inexact else each
+            for name, each in given.items()
+        ]
+
+        def of(arguments: tuple[Argument, ...]) -> TypedExpression:
+            kinds = tuple([each.kind for each in arguments])
+            return typed(self.parsed, kinds, self.dtypes, self._is_checked)
+
+        found = find_types(operation, of, given, plain).dtypes
+        dtypes = tuple(
+            result_dtype(operation, name, dtype, declared, None if each is None else DType(each))
+            for name, dtype, declared, each in zip(self._told, found, self.dtypes, out, strict=True)
+        )
+        if casts or self.parsed.reductions:
+            dtypes = tuple(dtype or plain for dtype, plain in zip(dtypes, found, strict=True))
+        made, usual = self._typed(expression, kinds, dtypes), None
+        if chosen is not self.parsed:
+            usual = self._typed(self._widened(self.parsed, kinds)[0], kinds, dtypes)
+        self._check_identities(made)
+        read = expression.read_outside if expression.reductions else ()
+        return KnownExpression(
+            encode_program(made, arguments, usual),
+            made.dtypes,
+            made,
+            has_places=bool(made.axes or made.loads),
+            is_whole=any(given[name].is_array for name in read),
+            usual=usual,
+        )
+
+    def _typed(
+        self, expression: base.Expression, kinds: Mapping[str, ArgumentType], dtypes: tuple[DType | None, ...]
+    ) -> TypedExpression:
+        return unrolled(typed(expression, tuple(kinds.values()), dtypes, self._is_checked))
+
+    def _check_identities(self, made: TypedExpression) -> None:
+        """Require that the dtypes of accumulators hold the results of no elements."""
+        for each in self.parsed.reductions:
+            if each.identity is not None:
+                (fold,) = [step for step in made.steps if step.function == "fold"]
+                element(self.operation, "identity", each.identity, fold.dtype)
+
+    def chosen(self, arguments: Sequence[Argument]) -> base.Expression:
+        """Return the expression for arguments of certain types."""
+        is_wide = any(each.is_array and each.dtype in _WIDEST for each in arguments)
+        if self._wide_text is None or not is_wide:
+            return self.parsed
+        # It is parsed at first use, because few programs use it and all import the package.
+        return parse(self._wide_text, self.inputs, is_along=self.parsed.is_along)
+
+    def _widened(
+        self, expression: base.Expression, kinds: Mapping[str, ArgumentType]
+    ) -> tuple[base.Expression, dict[str, DType]]:
+        """Return an expression with arrays converted first, and what they are converted to."""
+        if not self._wide:
+            return expression, {}
+        elements = expression.elements - expression.loads.keys()
+        casts = {
+            name: self._wide[kind.value]
+            for name, kind in kinds.items()
+            if name in elements and isinstance(kind, DType) and kind.value in self._wide
+        }
+        if not casts:
+            return expression, {}
+        # A loop begins a line.
+        text = "\n".join([*[f"{name} = {dtype}({name})" for name, dtype in casts.items()], expression.text])
+        outputs = None if expression.is_along else expression.outputs
+        return parse(text, expression.inputs, outputs, is_along=expression.is_along), casts
+
+    def _check_apart(self, planner: Planner, number: int, results: Sequence[AccelRef], taken: Taken) -> None:
+        """Refuse a result over elements of an argument that are read for other elements of the result."""
+        name, written = self._told[number], results[number].spec
+        if not (number or taken.loaded or written.block in [array.block for array in taken.lying]):
+            return
+        others = {
+            argument: array
+            for argument, array in zip(taken.array_names, taken.lying, strict=True)
+            if array != written
+        }
+        # Elements are loaded in any order.
+        others |= zip(taken.loaded_names, taken.loaded, strict=True)
+        others |= {
+            output: result.spec
+            for output, result in zip(self.outputs[:number], results, strict=False)
+            if output not in others
+        }
+        planner.distinct(name, written, **others)
+
+
+@attrs.frozen(eq=False)
+class Compute(Operation[Any, ReplyT]):
+    """One computation of an expression; the `compute` of an expression makes one.
+
+    Attributes:
+        expression: The expression.
+        arguments: One for each of its inputs.
+        out: Arrays to write to, one for each result; None for a new one.
+        shape: Shape of the results; None for that of the arguments.
+        axis: Axis or axes to reduce; None for all.
+        keepdims: Whether reduced axes stay.
+    """
+
+    expression: Expression[ReplyT]
+    arguments: tuple[ExpressionArgument, ...]
+    out: tuple[AccelRef | None, ...]
+    shape: tuple[int, ...] | None = None
+    axis: int | Sequence[int] | None = None
+    keepdims: bool = False
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation."""
+        return self.expression.operation
+
+    def plan(self, planner: Planner) -> Planned[ReplyT]:
+        """Find the types, and name the results."""
+        return self.expression.plan(planner, self)
+
+
+class Elementwise(Expression[ReplyT]):
+    """An expression over arrays, computed for each element: ``Elementwise[AccelRef]("a * x", ...)``.
+
+    Args:
+        text: Assignments, or one expression.
+        operation: Name of the operation, such as ``"jit.saxpy"``.
+        **options: See `Expression`.
+
+    Raises:
+        ValueError, TypeError: See `Expression`.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, text: str | base.Expression, *, operation: str, **options: Any) -> None:
+        super().__init__(text, operation=operation, reserved=_RESERVED, **options)
+        self._asked = Function(operation, self.compute)
+
+    def __repr__(self) -> str:
+        return f"<Elementwise {self.operation}({', '.join(self.inputs)}) -> {', '.join(self.outputs)}>"
+
+    def compute(
+        self,
+        *arguments: ExpressionArgument,
+        out: AccelRef | Sequence[AccelRef | None] | None = None,
+        shape: int | Sequence[int] | None = None,
+        **named: ExpressionArgument,
+    ) -> Compute[ReplyT]:
+        """Make the message that computes it: ``await device.ask(expression.compute(...))``.
+
+        Raises:
+            TypeError: There are too few or too many arguments, or one that the expression does not have; or
+                `shape` is no shape.
+            ValueError: `shape` has a negative extent.
+        """
+        given = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
+        if out is None or isinstance(out, AccelRef):
+            outs: tuple[AccelRef | None, ...] = (out,) * len(self.outputs) if out is None else (out,)
+        else:
+            # One that is no sequence is refused itself.
+            outs = tuple(out) if isinstance(cast("object", out), (tuple, list)) else (cast("Any", out),)
+            for each in outs:
+                check_out(self.operation, each)
+        if len(outs) != len(self.outputs):
+            raise TypeError(
+                f"{self.operation}: out must name {len(self.outputs)} arrays, for {', '.join(self.outputs)}; "
+                f"got {len(outs)}"
+            )
+        extents = None if shape is None else extents_of(self.operation, shape)
+        return self._message(self, given, outs, extents)
+
+    def __call__(
+        self,
+        *arguments: ExpressionArgument,
+        out: AccelRef | Sequence[AccelRef | None] | None = None,
+        shape: int | Sequence[int] | None = None,
+        **named: ExpressionArgument,
+    ) -> Call[ReplyT]:
+        """Compute it on the device of its arrays, once it is awaited.
+
+        Args:
+            *arguments: Arrays and numbers, in the order of `inputs`; arrays broadcast. A Python number takes
+                the dtype of the arrays that it meets, as in NumPy.
+            out: Array to write to, of the broadcast shape and any strides; or a sequence of these, one for
+                each result, with None for a new one. It may be an argument that is not broadcast: then that
+                is changed in place.
+            shape: Shape of the results; by default the one that the arrays broadcast to which are read
+                element by element, and where there are none, that of the first of `out`.
+            **named: Arguments by their names.
+
+        Returns:
+            The result; where outputs were named, the results.
+
+        Raises:
+            TypeError: A wrong argument, or a function has no such dtypes; the message shows where.
+            ValueError: Shapes that do not broadcast, a number that a dtype cannot hold, `out` that shares
+                memory with an argument and is not the same array, an index along an axis that the result has
+                not, or an array without elements to load.
+            NotSupportedError: float8.
+        """
+        if out is not None or shape is not None:
+            named = {**named, "out": out, "shape": shape}  # type: ignore[dict-item]  # they are named, too
+        return Call(self._asked, arguments, named or None)
+
+
+def _dtypes(
+    expression: base.Expression, dtypes: DTypeLike | Mapping[str, DTypeLike] | None
+) -> dict[str, DType]:
+    """Find the types that the results are converted to."""
+    if dtypes is None:
+        return {}
+    if not isinstance(dtypes, Mapping):
+        return dict.fromkeys(expression.outputs, DType.of(dtypes))
+    unknown = [name for name in dtypes if name not in expression.outputs]
+    if unknown:
+        raise ValueError(
+            f"dtypes: {', '.join(unknown)} is no result; there are {', '.join(expression.outputs)}"
+        )
+    return {name: DType.of(dtype) for name, dtype in dtypes.items()}
+
+
+def _checked_slopes(expression: base.Expression, slopes: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Return the texts of gradients.
+
+    Raises:
+        TypeError: `slopes` is not a dict of texts.
+        ValueError: A name of no input, an input with a name that slopes have, several results, or a text
+            that is not allowed.
+    """
+    if slopes is None:
+        return _NO_SLOPES
+    if not isinstance(cast("object", slopes), Mapping):
+        raise TypeError(f"slopes must be a dict of texts by the names of inputs, got {slopes!r}")
+    if len(expression.outputs) > 1:
+        raise ValueError(f"slopes need an expression with one result, got {', '.join(expression.outputs)}")
+    if _GRADIENT in expression.inputs:
+        raise ValueError(f"slopes: rename the input {_GRADIENT}, because slopes call the gradient so")
+    known = (_GRADIENT, *expression.inputs, *expression.outputs)
+    for name, text in slopes.items():
+        if name not in expression.inputs or name in expression.loads:
+            read = ", ".join(one for one in expression.inputs if one not in expression.loads)
+            raise ValueError(f"slopes: {name!r} is not an input that is read element by element: {read}")
+        try:
+            found = parse(text)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"slopes[{name!r}]: {error}") from None
+        unknown = [one for one in found.inputs if one not in known]
+        if unknown or len(found.outputs) > 1:
+            told = f"reads {', '.join(unknown)}" if unknown else "has several results"
+            raise ValueError(f"slopes[{name!r}] {told}; it may read {', '.join(known)}, and has one result")
+    return dict(slopes)
