@@ -423,3 +423,14 @@ def test_error_functions_are_those_of_scipy(function: str, name: str) -> None:
     assert_same(got, want.astype(dtype.dtype), function)
     with pytest.raises(TypeError, match=function):
         typed(parse(f"{function}(x)"), (DType.complex64,))
+
+
+@pytest.mark.parametrize("name", [name for name, each in FUNCTIONS.items() if each.rule == "ufunc"])
+def test_each_function_has_values_by_numpy(name: str) -> None:
+    """A function that has the types of another one's ufunc is not computed by that ufunc."""
+    function = FUNCTIONS[name]
+    dtype = DType.float64 if "float" in function.kinds else DType.int64
+    given = [np.array([1, 2], dtype.dtype)] * function.arity
+    text = f"{name}({', '.join('abc'[: function.arity])})"
+    (made,) = evaluate(typed(parse(text), (dtype,) * function.arity), given)
+    assert made.shape == (2,)

@@ -237,7 +237,7 @@ def computed(
     except OutOfRangeError as error:
         return str(error)
     stored = {int(step.value.real) for step in program.steps if step.function.startswith("store_")}
-    made = [np.array(np.broadcast_to(each, shape)) for each in made]
+    made = [np.array(np.broadcast_to(each, shape), order="C") for each in made]
     made += [kept[number] for number in sorted(stored)]
     for each in made:
         if DType.of(each.dtype).is_inexact:

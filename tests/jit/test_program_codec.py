@@ -20,18 +20,19 @@ from trio_accel.backends.base.expressions import (
     Step,
     TypedExpression,
     Weak,
+    decode_program,
+    encode_program,
     parse,
     parse_reduction,
     typed,
 )
-from trio_accel.backends.base.expressions._codec import decode_program, encode_program
 
 pytestmark = pytest.mark.no_device
 
 F, W = DType.float64, DType.int64
 X = Argument(F, True)
 random_programs = settings(
-    max_examples=300,
+    max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -25,15 +25,17 @@ from random_programs import (
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.expressions import (
     Argument,
+    Program,
     Step,
     TypedExpression,
     Weak,
+    decode_program,
+    encode_program,
     evaluate,
+    joined_programs,
     parse,
     typed,
 )
-from trio_accel.backends.base.expressions._codec import Program, decode_program, encode_program
-from trio_accel.backends.base.expressions._join import joined_programs
 
 pytestmark = pytest.mark.no_device
 
@@ -142,7 +144,7 @@ def check(
 
 
 @settings(
-    max_examples=200,
+    max_examples=60,
     deadline=None,
     suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -173,6 +175,9 @@ def test_a_joined_program_computes_the_same_bits(data: st.DataObject) -> None:
     at = data.draw(st.lists(st.sampled_from(same), min_size=1, unique=True))
     one: Sample = data.draw(elements(results=1, result=dtype))
     first, numbers = Program(one.program, one.arguments), st.integers(0, 1)
+    if first.program.loads and any(step.is_reduction for step in steps):
+        # Loaded values may have another layout than the stored result, so NumPy adds them in another order.
+        reject()
     stored = {step.value for step in sample.program.steps if step.function.startswith("store_")}
     keys = (
         [data.draw(numbers) for _ in one.arguments],

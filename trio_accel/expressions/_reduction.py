@@ -13,8 +13,8 @@ import numpy as np
 from ..backends.base import DType, DTypeLike, Ints, Strs
 from ..backends.base import expressions as base
 from ..backends.base.contract.ops import ExpressionSpec
-from ..backends.base.expressions import COUNT, Argument, decode_program, parse_reduction, parts_of
-from ..devices import AccelRef, Call, Function, Planned, Planner, device_of
+from ..backends.base.expressions import COUNT, Argument, parse_reduction, parts_of
+from ..devices import AccelRef, Call, Device, Function, Planned, Planner, device_of
 from ..devices.operations._plan_source import written
 from ._arguments import (
     ARRAYS,
@@ -171,7 +171,11 @@ class Reduction(Expression[AccelRef]):
         shape = taken.shape
         if not known.is_whole:
             shape = reduced(shape, axes, keepdims=message.keepdims)
-        made, _ = written(planner, "out", out, (shape, known.dtypes[0]))
+        if known.is_one_reduction:
+            # Its kernels write elements without gaps.
+            made = planner.output(shape, known.dtypes[0], out)
+        else:
+            made, _ = written(planner, "out", out, (shape, known.dtypes[0]))
         if out is not None:
             arrays = zip(taken.array_names, taken.lying, strict=True)
             # Elements of a whole result are written when those of its row have been read.
@@ -205,12 +209,18 @@ class Reduction(Expression[AccelRef]):
         given = [broadcast(each, shape) for each in message.arguments]
         signature = tuple(map(partial(argument_of, self.operation), self.inputs, given))
         known = self._known(signature, None if out is None else out.dtype.value)
-        if decode_program(known.program).is_one_reduction:
+        *reductions, _ = self._parts(signature, None if out is None else out.dtype.value)
+        on_device = {
+            name for name, each in zip(self.inputs, given, strict=True) if isinstance(each, AccelRef)
+        }
+        # A reduction of numbers, or of what another one found, counts elements that it does not read.
+        if known.is_one_reduction or not all(on_device.intersection(each.inputs) for each in reductions):
             return await device.ask(message)
-        return await self._in_steps(message, given, shape, known.is_whole, signature)
+        return await self._in_steps(device, message, given, shape, known.is_whole, signature)
 
     async def _in_steps(
         self,
+        device: Device,
         message: Compute[AccelRef],
         given: Sequence[ExpressionArgument],
         shape: Ints,
@@ -224,8 +234,8 @@ class Reduction(Expression[AccelRef]):
         if out is not None and out.shape != made:
             raise ValueError(f"{self.operation}: out must have shape {made}, got shape {out.shape}")
         *reductions, last = self._parts(signature, None if out is None else out.dtype.value)
-        values: dict[str, Any] = dict(zip(self.inputs, given, strict=True))
-        values[COUNT] = math.prod([shape[axis] for axis in axes])
+        count = math.prod([shape[axis] for axis in axes])
+        values: dict[str, Any] = {COUNT: count, **dict(zip(self.inputs, given, strict=True))}
         for reduction in reductions:
             taken = [values[name] for name in reduction.inputs]
             (name,) = reduction.outputs
@@ -234,7 +244,8 @@ class Reduction(Expression[AccelRef]):
         if out is not None:
             await last(*taken, out=out if out.shape == kept else out.reshape(kept))
             return out
-        result: AccelRef = await last(*taken)
+        # The result may read numbers alone.
+        result: AccelRef = await device.ask(last.compute(*taken, shape=kept))
         return result if made == kept else result.reshape(made)
 
     def _cut(self, signature: Strs, out: str | None) -> list[Any]:

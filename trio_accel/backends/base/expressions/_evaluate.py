@@ -125,7 +125,12 @@ def _outside(expression: TypedExpression, load: int, axis: int, index: int, shap
 Overflow: TypeAlias = Literal["ignore", "raise"]
 """Steps that over- or underflow are ignored, or raise `FloatingPointError`."""
 
-_UFUNCS = {function.name: function.ufunc for function in FUNCTIONS.values() if function.ufunc is not None}
+# A function that has the types of another one's ufunc is not computed by it.
+_UFUNCS = {
+    function.name: function.ufunc
+    for function in FUNCTIONS.values()
+    if function.ufunc is not None and function.ufunc.__name__ == function.name
+}
 
 
 def _power(base: Any, exponent: Any) -> Any:
@@ -203,8 +208,9 @@ def _special(name: str, x: Any) -> Any:
 
 
 _OTHERS: dict[str, Any] = {
-    "where": np.where, "real": np.real, "imag": np.imag, "power": _power, "log1p": _log1p, "expm1": _expm1,
-    "floor_divide": _floor_divide, "nextafter": _nextafter, "tanh": _tanh, "tan": _tan,
+    "where": np.where, "real": np.real, "imag": np.imag, "stop_gradient": np.positive, "power": _power,
+    "log1p": _log1p, "expm1": _expm1, "floor_divide": _floor_divide, "nextafter": _nextafter,
+    "tanh": _tanh, "tan": _tan,
     "fmax": partial(_chosen, np.fmax), "fmin": partial(_chosen, np.fmin),
     **{name: partial(_special, function) for name, function in SPECIAL.items()},
 }  # fmt: skip

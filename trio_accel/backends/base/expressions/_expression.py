@@ -298,7 +298,7 @@ class Expression:
         """The inputs that the results read otherwise than by reductions."""
         found: dict[str, frozenset[str]] = {}
         _find_read(self.statements, found)
-        return frozenset[str]().union(*[found[name] for name in self.outputs])
+        return frozenset[str]().union(*[found[name] for name in self.outputs]).intersection(self.inputs)
 
     @cached_property
     def takes_nothing(self) -> bool:
@@ -336,14 +336,20 @@ def _find_read(statements: Sequence[Statement], found: dict[str, frozenset[str]]
     for statement in statements:
         match statement:
             case Loop():
-                inside = {name: found.get(name, frozenset()) for name in assigned_in(statement.body)}
-                over = read(statement.start) | read(statement.stop)
-                found[statement.index] = over
-                # A second time, because an iteration reads what the one before assigned.
-                for _ in range(2):
+                assigned = [*assigned_in(statement.body)]
+                over = found[statement.index] = read(statement.start) | read(statement.stop)
+                before, after = (
+                    dict[str, frozenset[str]](),
+                    {name: found.get(name, frozenset([name])) for name in assigned},
+                )
+                # Once more for each name that an iteration finds more of in the iteration before it.
+                while after != before:
+                    before = after
                     _find_read(statement.body, found)
-                for name, before in inside.items():
-                    found[name] |= before | over
+                    breaks = [read(each.condition) for each in statement.body if isinstance(each, Break)]
+                    over = over.union(*breaks)
+                    after = {name: before[name] | found[name] | over for name in assigned}
+                    found |= after
             case Break():
                 pass
             case (name, node):

@@ -78,8 +78,11 @@ def _read(statement: Statement) -> Iterator[str]:
     match statement:
         case Loop():
             yield from (*_names(statement.start), *_names(statement.stop))
-            inside = [name for each in statement.body for name in _read(each)]
-            yield from (name for name in inside if name != statement.index)
+            inside = {statement.index}
+            for each in statement.body:
+                yield from (name for name in _read(each) if name not in inside)
+                if isinstance(each, tuple):
+                    inside.add(each[0])
         case Break():
             yield from _names(statement.condition)
         case (_, node):

@@ -86,6 +86,7 @@ class _Typist:
         self._bounds: dict[tuple[int, DType], None] = {}
         # The result of a declared reduction has the value that it was rounded from here.
         self._unrounded: dict[int, int] = {}
+        self._reductions: list[int] = []
         for place, (name, kind) in enumerate(zip(expression.inputs, arguments, strict=True)):
             if kind in _LOW:
                 raise NotSupportedError(
@@ -131,12 +132,11 @@ class _Typist:
 
         What was typed for other types of what a loop carries is not needed.
         """
-        live, todo = set[int](), [*outputs, *[number for number, _ in self._bounds]]
-        while todo:
-            number = todo.pop()
-            if number not in live:
-                live.add(number)
-                todo += (*self._steps[number].steps, *self._breaks.get(number, ()))
+        live = set[int]()
+        self._find_live(live, [*outputs, *[number for number, _ in self._bounds]])
+        if live.isdisjoint(self._reductions):
+            # Executors know by its reductions that a program is along axes.
+            self._find_live(live, self._reductions[:1])
         order = [number for number in self._blocks[0] if number in live]
         new = {number: place for place, number in enumerate(order)}
         steps: list[Step] = []
@@ -147,6 +147,14 @@ class _Typist:
         self._steps = steps
         self._bounds = {(new[number], dtype): None for number, dtype in self._bounds}
         return [new[number] for number in outputs]
+
+    def _find_live(self, live: set[int], numbers: Sequence[int]) -> None:
+        todo = [*numbers]
+        while todo:
+            number = todo.pop()
+            if number not in live:
+                live.add(number)
+                todo += (*self._steps[number].steps, *self._breaks.get(number, ()))
 
     def _step(self, step: Step, kind: ArgumentType | None = None) -> int:
         weak = kind if isinstance(kind, Weak) else None
@@ -284,6 +292,7 @@ class _Typist:
             number = self._step(
                 Step(f"reduce_{name}", DType.int64 if node.is_index else accumulator, (number,))
             )
+        self._reductions.append(number)
         rounded = DType.int64 if node.is_index else rounded
         if node.name == "mean" or node.post is not None:
             post = node.post or parse("a / n")
@@ -388,6 +397,8 @@ class _Typist:
         if function.name == "power":
             self._check_power(node, kinds, steps[1])
         if all(isinstance(kind, Weak) for kind in kinds) and function.name in _WEAK_ARITHMETIC:
+            if any(cast("Weak", kind).value not in function.kinds for kind in kinds):
+                self._refuse_dtypes(node, kinds)
             return self._weak_arithmetic(function, steps, node.place)
         *needed, result = self._resolve(node, function, kinds)
         is_refused = any(dtype.kind not in function.kinds for dtype in needed)

@@ -136,12 +136,13 @@ def plan_key(spec: ExpressionSpec) -> tuple[object, ...]:
 
 def is_reduction(spec: ExpressionSpec, program: Program) -> bool:
     """Tell whether the result is one reduction, which is made in parts where there are few results."""
-    return program.is_one_reduction and spec.results[0].size == _kept(spec)
+    return program.is_one_reduction and math.prod(spec.results[0].shape) == _kept(spec.shape, spec.axes)
 
 
-def _kept(spec: ExpressionSpec) -> int:
+@functools.lru_cache(4096)
+def _kept(shape: Ints, axes: Ints) -> int:
     """Count the elements of the reduced shape."""
-    return math.prod([extent for axis, extent in enumerate(spec.shape) if axis not in spec.axes])
+    return math.prod([extent for axis, extent in enumerate(shape) if axis not in axes])
 
 
 def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
@@ -290,7 +291,7 @@ def rows_arguments(spec: ExpressionSpec, address: _Address) -> tuple[tuple[objec
 def _rows(spec: ExpressionSpec, program: Program) -> tuple[_Reduced, bool]:
     """Find the layouts, with the result behind the arrays; and whether it is of the shape of the arrays."""
     shape, arrays, out = spec.shape, spec.arrays, spec.results[0]
-    last, is_whole = out.strides, program.is_whole or out.size != _kept(spec)
+    last, is_whole = out.strides, program.is_whole or out.size != _kept(spec.shape, spec.axes)
     if not is_whole:
         # The extents of axes that stay, whether or not the others are there with one element.
         given = iter(last)

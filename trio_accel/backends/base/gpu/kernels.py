@@ -17,7 +17,7 @@ import numpy as np
 from ..contract import ops
 from ..contract.device_array import DeviceArray
 from ..contract.errors import DriverError, LibraryError
-from ..expressions import CHECK_WORDS, TypedExpression, check_words, compiled, decode_program
+from ..expressions import CHECK_WORDS, check_words, compiled, decode_program
 from .device import AddressDevice
 from .driver import Function, GpuStream, LoadedCode
 from .library import EnqueuingCall, EnqueuingLibrary
@@ -305,18 +305,19 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
 
     def loop(self, spec: ops.ExpressionSpec, call: _Call) -> None:
         """Compute a program."""
-        decoded = decode_program(spec.program)
-        if not decoded.program.reductions:
-            self._elements(spec, decoded.program, call)
-        elif compiled.is_reduction(spec, decoded):
-            self._reduce(spec, call)
-        else:
-            self._rows(spec, call)
+        match call.plan.source.names[0]:
+            case "elementwise":
+                self._elements(spec, call)
+            case "reduce":
+                self._reduce(spec, call)
+            case _:
+                self._rows(spec, call)
 
-    def _elements(self, spec: ops.ExpressionSpec, program: TypedExpression, call: _Call) -> None:
+    def _elements(self, spec: ops.ExpressionSpec, call: _Call) -> None:
         """Compute each element of the results, or each value and its place."""
         more: tuple[int, ...] = ()
         if call.plan.source.is_checked and math.prod(spec.shape):
+            program = decode_program(spec.program).program
             shapes = [array.shape for array in (*spec.loaded, *spec.stored)]
             more = (call.words(CHECK_WORDS, partial(check_words, program, shapes)),)
         call.plan.elementwise(spec, call, call.device.address, *more)
