@@ -665,8 +665,7 @@ CALLS: dict[str, Use] = {
     "Elementwise of indices": lambda at, given: jit.elementwise("i(0) + i(1) * 1.0")(
         device=at.device, shape=(3, given["shape"])
     ),
-    "Expression.compute": lambda at, given: at.device.ask(_ROWS.compute(at.plane, **given)),
-    "Reduction.compute": lambda at, given: jit.reduction("x * x")(at.vector, **given),
+    "Reduction.compute": lambda at, given: at.device.ask(_ROWS.compute(at.plane, **given)),
 }
 
 # Numbers of what has no annotation with a number: messages, and arguments behind an alias.
@@ -733,7 +732,8 @@ _REASONS: dict[str, str] = {
         "weights.TensorInfo"
     ),
     "plans of operations call it, with shapes of arrays": (
-        "Contracting.sum Elementwise.plan Elementwise.take Kernel.plan "
+        "Contracting.sum Elementwise.take Expression.take Kernel.plan "
+        "Reduction.take Scatter.take "
         "Planner.status devices.in_range "
         "expressions.axes_of expressions.contraction_path "
         "expressions.diagonal_of expressions.permuted expressions.reduced "

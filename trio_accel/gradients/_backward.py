@@ -119,7 +119,7 @@ def _order(value: Any, leaves: Sequence[Any]) -> tuple[list[Any], set[int], bool
             is_complex or f"{name}.".startswith(_COMPLEX) or not _NUMBERS.isdisjoint(map(type, given))
         )
         is_smooth = name not in STEP_NAMES and not depends.isdisjoint(map(id, given))
-        # Of several results, some may be integers.
+        # Some of several results may be integers.
         if is_smooth and (_several(call) is None or is_operand(call)):
             depends.add(id(call))
             order.append(call)

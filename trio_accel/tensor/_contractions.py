@@ -88,7 +88,7 @@ async def contract(
         if c is None or not beta:
             return await _expression("out = p * x * y")(alpha, x, y, out=out)
         return await _expression("out = p * x * y + q * z")(alpha, x, y, beta, c, out=out)
-    add, axes = _sums("p * x * y", dtype=dtype.value), range(len(output), len(output + inner))
+    add, axes = _sums("p * x * y", "sum", dtype=dtype.value), range(len(output), len(output + inner))
     if c is None or not beta:
         return await add(alpha, x, y, axis=axes, out=out)
     with intermediates() as made:

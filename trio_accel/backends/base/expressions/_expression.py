@@ -342,7 +342,7 @@ def _find_read(statements: Sequence[Statement], found: dict[str, frozenset[str]]
                     dict[str, frozenset[str]](),
                     {name: found.get(name, frozenset([name])) for name in assigned},
                 )
-                # Once more for each name that an iteration finds more of in the iteration before it.
+                # An iteration may find more of a name in the iteration before it.
                 while after != before:
                     before = after
                     _find_read(statement.body, found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn, TypeAlias, cast
 
 import numpy as np
@@ -286,7 +287,7 @@ class _Typist:
             (rounded,) = (accumulator,) = combine.dtypes
         number = self._cast(self._convert(number, rounded, node.place), accumulator)
         if combine is not None:
-            number = self._fold(number, combine, node.identity or 0)
+            number = self._fold(number, combine, _identity_of(node, accumulator))
         else:
             name = "sum" if node.name == "mean" else node.name
             number = self._step(
@@ -572,6 +573,16 @@ class _Typist:
             self._expression.refuse(message, place)
         except ValueError as told:
             raise error(str(told)) from None
+
+
+def _identity_of(node: Reduce, dtype: DType) -> complex:
+    """Return the result of no elements as a number of the accumulator's kind."""
+    identity = node.identity or 0
+    if dtype.is_inexact and not isinstance(identity, complex):
+        # Whoever declared it refuses a number that the dtype does not hold.
+        with suppress(OverflowError):
+            return float(identity)
+    return identity
 
 
 def _combined(combine: nodes.Expression, value: DType, *, is_chosen: bool) -> TypedExpression:
