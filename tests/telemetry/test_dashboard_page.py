@@ -298,7 +298,7 @@ async def test_counts_say_since_when(system: ta.System) -> None:
     async def wait_for(failed: int) -> None:
         with trio.fail_after(5):
             # There is no worker while the parent restarts.
-            while ("test/parent/worker", failed) not in [
+            while ("test/parent/worker", failed) not in [  # noqa: ASYNC110  # nobody tells of a restart
                 (one.path, one.failed) for one in system.tree().walk()
             ]:
                 await trio.lowlevel.checkpoint()
