@@ -64,7 +64,6 @@ class KnownExpression:
         is_whole: Whether the results have the shape of the arrays: with reductions, if the text of a result
             reads elements otherwise than by these.
         is_one_reduction: Whether a reduction makes the result, and no element is read beside it or after it.
-        usual: The steps that make the same in less time where none of them over- or underflows.
     """
 
     program: str
@@ -73,7 +72,6 @@ class KnownExpression:
     has_places: bool
     is_whole: bool
     is_one_reduction: bool = False
-    usual: TypedExpression | None = None
 
 
 class Expression(Generic[ReplyT]):
@@ -264,15 +262,13 @@ class Expression(Generic[ReplyT]):
             usual = self._typed(self._widened(self.parsed, kinds)[0], kinds, dtypes)
         self._check_identities(made)
         read = expression.read_outside if expression.reductions else ()
-        program = Program(made, arguments, usual)
         return KnownExpression(
             encode_program(made, arguments, usual),
             made.dtypes,
             made,
             has_places=bool(made.axes or made.loads),
             is_whole=any(given[name].is_array for name in read),
-            is_one_reduction=program.is_one_reduction,
-            usual=usual,
+            is_one_reduction=Program(made, arguments).is_one_reduction,
         )
 
     def _typed(

@@ -81,4 +81,4 @@ WIDE: Mapping[str, Mapping[str, DType]] = {
     "float32": {**_WHOLE, "float16": DType.float32, "bfloat16": DType.float32},
     "float64": {**_WHOLE, **WIDER},
 }
-"""By the least precision that is asked for: the dtypes that arrays are converted to."""
+"""The dtypes that arrays are converted to, for each least precision."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, TypeAlias, cast
+from typing import NoReturn, TypeAlias, cast
 
 import numpy as np
 
@@ -15,13 +15,12 @@ from ..contract.ops import identity_of, real_of
 from . import _expression as nodes  # pyright: ignore[reportPrivateUsage]  # of this package
 from ._expression import FUNCTIONS, Apply, Function, Node, Place, Reduce, assigned_in
 from ._parse import COUNT, parse
+from ._promotion import PYTHON, RANKS, common_of, is_whole, wider
 from ._reduction import accumulated
 from ._steps import BY_PYTHON, ArgumentType, Step, TypedExpression, Weak, by_python, why_outside
 
 __all__ = ["typed"]
 
-_RANKS = (Weak.int, Weak.float, Weak.complex)
-_PYTHON: dict[Weak, Any] = {Weak.int: int, Weak.float: float, Weak.complex: complex}
 _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 _INT64 = np.iinfo(np.int64)
 # These functions take Python numbers alone; others take them as arrays of their own types.
@@ -242,7 +241,7 @@ class _Typist:
         (_, variables, needed), left = self._loops[-1], list[int]()
         for name, carried in variables.items():
             number, kind, place = self._names[name], self._kind(carried), self._places.get(name, (1, 0))
-            needed[name] = _wider(needed[name], self._kind(number))
+            needed[name] = wider(needed[name], self._kind(number))
             # With another type, all of the loop is typed once more.
             left.append(self._as_kind(number, kind, place) if needed[name] == kind else carried)
         return left
@@ -419,7 +418,7 @@ class _Typist:
         # A Python number never widens bfloat16; NumPy, which does not know it, would take float32.
         low = DType.bfloat16 if DType.bfloat16 in kinds else None
         given = [
-            (low.dtype if low is not None and kind is Weak.float else _PYTHON[kind])
+            (low.dtype if low is not None and kind is Weak.float else PYTHON[kind])
             if isinstance(kind, Weak)
             else kind.dtype
             for kind in kinds
@@ -432,7 +431,7 @@ class _Typist:
             self._refuse_dtypes(node, kinds)
 
     def _weak_arithmetic(self, function: Function, steps: Ints, place: Place) -> int:
-        kind = max((self._weak[number] for number in steps), key=_RANKS.index)
+        kind = max((self._weak[number] for number in steps), key=RANKS.index)
         if function.name == "divide" and kind is Weak.int:
             kind = Weak.float
         given = [self._steps[number] for number in steps]
@@ -456,7 +455,7 @@ class _Typist:
 
     def _check_power(self, node: Apply, kinds: list[ArgumentType], number: int) -> None:
         """Refuse a power of whole numbers by a negative Python number: its value is no whole number."""
-        if not all(_is_whole(kind) for kind in kinds) or not isinstance(kinds[1], Weak):
+        if not all(is_whole(kind) for kind in kinds) or not isinstance(kinds[1], Weak):
             return
         step, exponent = self._steps[number], node.arguments[1]
         if step.function != "constant":
@@ -490,8 +489,8 @@ class _Typist:
         return number if function.name == "real" else self._step(Step("constant", dtype, (), 0))
 
     def _round(self, node: Apply, function: Function, steps: Ints) -> int:
-        is_whole = self._steps[steps[0]].dtype.kind in ("int", "uint")
-        return self._strong(steps[0]) if is_whole else self._ufunc(node, function, steps)
+        is_integer = self._steps[steps[0]].dtype.kind in ("int", "uint")
+        return self._strong(steps[0]) if is_integer else self._ufunc(node, function, steps)
 
     def _angle(self, node: Apply, function: Function, steps: Ints) -> int:
         number = self._strong(steps[0])
@@ -509,7 +508,7 @@ class _Typist:
         """Return the dtype that values are brought to."""
         kinds = [self._kind(number) for number in steps]
         try:
-            return _common_of(kinds)
+            return common_of(kinds)
         except TypeError:
             self._refuse_dtypes(node, kinds)
 
@@ -579,7 +578,7 @@ def _identity_of(node: Reduce, dtype: DType) -> complex:
     """Return the result of no elements as a number of the accumulator's kind."""
     identity = node.identity or 0
     if dtype.is_inexact and not isinstance(identity, complex):
-        # Whoever declared it refuses a number that the dtype does not hold.
+        # The declaring class refuses a number that the dtype does not hold.
         with suppress(OverflowError):
             return float(identity)
     return identity
@@ -598,29 +597,3 @@ def _combined(combine: nodes.Expression, value: DType, *, is_chosen: bool) -> Ty
     raise TypeError(
         f"reduce: the result of {combine.text!r} is never of the type that it takes; give a dtype"
     )
-
-
-def _common_of(kinds: Sequence[ArgumentType]) -> DType:
-    """Return the dtype that values are brought to, as `numpy.result_type` finds it."""
-    low = DType.bfloat16 in kinds
-    if low and DType.float16 in kinds:
-        # NumPy's `result_type` has none of both; its functions take this.
-        kinds = [DType.float32 if kind in (DType.float16, DType.bfloat16) else kind for kind in kinds]
-    given = [
-        kind.dtype
-        if isinstance(kind, DType)
-        else (DType.bfloat16.dtype if low and kind is Weak.float else _PYTHON[kind]())
-        for kind in kinds
-    ]
-    return DType.of(np.result_type(*given))
-
-
-def _wider(one: ArgumentType, other: ArgumentType) -> ArgumentType:
-    """Return the type that holds values of both."""
-    if isinstance(one, Weak) and isinstance(other, Weak):
-        return max(one, other, key=_RANKS.index)
-    return _common_of([one, other])
-
-
-def _is_whole(kind: ArgumentType) -> bool:
-    return kind is Weak.int if isinstance(kind, Weak) else kind.kind in ("int", "uint", "bool")
