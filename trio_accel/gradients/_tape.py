@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from .. import arrays as _arrays
-from ..devices import AccelRef, Call, Function, called
+from ..devices import AccelRef, Call, Function, called, is_traced
 from . import (  # noqa: F401  # they add rules
     _factor_rules,
     _field_rules,
@@ -58,8 +58,8 @@ def value_and_grad(
     Returns:
         A function with the arguments of `f`. Await it for the value, an array without axes, and the
         gradients, nested as the argument is; for several `argnums` a tuple of these. All are views of one
-        array, so they have the dtype of the value. With calls in place of arrays it returns calls, so `f`
-        may contain gradients itself.
+        array, so they have the dtype of the value. With calls in place of arrays, and in a `trio_accel.step`,
+        it returns calls, so `f` may contain gradients itself.
 
     Raises:
         NotSupportedError: `f` has asked for an operation that has no gradient: nothing was launched.
@@ -215,7 +215,7 @@ class _Tape:
 
     Attributes:
         leaves: The arrays that get gradients, as calls.
-        is_nested: Whether the arguments are calls, so that the gradients are operands of an outer function.
+        is_nested: Whether the gradients are operands: the arguments are calls, or this is in a step.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class _Tape:
                     f"{name}: arguments with gradients must be floating, got {one.dtype}; cast it, or "
                     "choose others by argnums"
                 )
-        self.is_nested = any(isinstance(one, Call) for one in self._refs)
+        self.is_nested = is_traced() or any(isinstance(one, Call) for one in self._refs)
         self.leaves: list[Any] = []
         self._made: list[Any] = []
 

@@ -24,6 +24,7 @@ from ...actors import (
     DirectReply,
     Ref,
     idle_actor,
+    unobserved_actor,
 )
 from ...backends.base import (
     AccelDevice,
@@ -46,10 +47,11 @@ from ..base._waits import Arrival
 from ..engine._context import ContextActor, Session, context_policy
 from ..engine._device_state import DeviceState
 from ..engine._engine import Engine
+from ..engine._in_place import InPlace
 from ..engine._library import LibraryActor
 from ..engine._library_opener import CloseLibrary, OpenLibrary
 from ..engine._recovery import STEADY
-from ..operations._blocks import BlockTable, BorrowedBlock
+from ..operations._blocks import Block, BlockTable, BorrowedBlock
 from ..operations._hooks import EngineHook
 from ..operations._operation import Launch, Operation, Planner, admit
 from ..operations._pending import Pending, ReplyT
@@ -240,6 +242,7 @@ class InlineDispatch:
         # Arrays of other devices that this one reads.
         self.borrowed: set[InlineBorrowed] = set()
         self.launching: Callable[[Launch], None] | None = None
+        self._place: InPlace | None = None
 
     @property
     def next_generation(self) -> int:
@@ -281,6 +284,22 @@ class InlineDispatch:
         self._context_ref = await context.spawn(
             ContextActor, self, name="context", policy=context_policy(self.options)
         )
+
+    def place(self, path: str) -> InPlace | None:
+        """Return what computes chains in the tasks of their askers; None where that is off, or not open.
+
+        Args:
+            path: Import path of the actor of chains.
+        """
+        session = self.session
+        library = None if session is None else session.libraries.get(path)
+        found = None if library is None else unobserved_actor(library)
+        if session is None or library is None or found is None or not self.options.in_place:
+            return None
+        actor = found[0]
+        if self._place is None or self._place.actor is not actor:
+            self._place = InPlace(session.engine, library, actor) if actor.is_plain else None
+        return self._place
 
     def looked(self, number: int, /) -> None:
         """Do nothing: no other process watches over this loop."""
@@ -343,8 +362,14 @@ class InlineDispatch:
         losses = 0
         while True:
             session = self.session or await self.ready()
-            planned = operation.plan(planner := Planner(self._device, operation))
-            launch = planner.launch(planned)
+            armed = operation.armed
+            ready = None if armed is None else armed.launch(operation, self._device)
+            if ready is None:
+                planned = operation.plan(planner := Planner(self._device, operation))
+                launch = planner.launch(planned)
+            else:
+                launch, planned = ready
+            uses = launch.uses
             path, engine = operation.library, session.engine
             library = session.libraries.get(path)
             if library is None:
@@ -368,7 +393,7 @@ class InlineDispatch:
                 continue
             except (ActorFailedError, ContextLostError) as error:
                 losses += 1
-                why = self._policy.why_it_fails(losses, is_repeatable=not planner.has_own)
+                why = self._policy.why_it_fails(losses, is_repeatable=_are_borrowed(uses))
                 self._check_loss(error, launch, library, engine, may_run_again=why is None)
                 continue
             finally:
@@ -571,6 +596,11 @@ class InlineDispatch:
     async def _end_of(self, session: Session) -> None:
         while self.session is session:
             await self._device.availability.wait_changed()
+
+
+def _are_borrowed(uses: Sequence[tuple[str, Block]]) -> bool:
+    """Whether no argument is an array that a context of the device takes with it: borrowed ones stay."""
+    return all(isinstance(block, BorrowedBlock) for _, block in uses)
 
 
 def _serving(launch: Launch, library: Ref[LibraryActor], engine: Engine) -> Awaitable[object]:

@@ -13,14 +13,14 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import attrs
 import numpy as np
 import numpy.typing as npt
 
 from ...backends.base import AccelError, DType, HostArray, Ints, NotSupportedError
-from ...backends.base.contract.ops import ArraySpec, ChainSpec, contiguous_strides
+from ...backends.base.contract.ops import ArraySpec, ChainSpec, StatusArray, contiguous_strides
 from ..base._errors import FailureClass, classify
 from ..base._host_pool import SMALL
 from ..base._waits import run_together
@@ -40,7 +40,7 @@ from ..operations._calls import (
     run_steps,
 )
 from ..operations._gather import by_device, tables_of
-from ..operations._operation import RECORDING, Operation, Planned, Planner
+from ..operations._operation import RECORDING, Operation, Planned, Planner, recording_now
 from ..operations._ref import AccelRef, Device
 from ._layout import Layout, aligned, lay_out, map_tree
 from ._neighbours import has_neighbours, joined
@@ -54,6 +54,9 @@ from ._results import (
     settle_results,
 )
 
+if TYPE_CHECKING:
+    from ._step_plans import StepPlan
+
 _logger = logging.getLogger("trio_accel.devices")
 # The most structures that are known, those that were used last.
 _MOST = 256
@@ -63,7 +66,7 @@ _CALLS = (Call, SpentCall)
 _SEEN, _NONE = "seen", "none"
 # Structures that are the same but for numbers came once, or more often.
 _COUNTED = "once", "often"
-_TOLD_BY_STEPS = (FailureClass.REFUSED, FailureClass.RESOURCE)
+TOLD_BY_STEPS = (FailureClass.REFUSED, FailureClass.RESOURCE)
 # An expression computes in these without more precision: a number has one rounding, whatever it comes as.
 _NUMBER_DTYPES = DType.float32, DType.float64
 # A chain that comes so often gets neighbours that are one launch, which a GPU has to compile.
@@ -126,6 +129,9 @@ class RunChain(Operation[Any, Any]):
     operation: str  # pyright: ignore[reportIncompatibleMethodOverride]
     # The contents of the host arrays when it was planned first: the program may change them then.
     given: bytes | None = attrs.field(default=None, init=False)
+    # Of a step: what it has kept, and the blocks of its arguments.
+    armed: StepPlan | None = attrs.field(default=None, init=False)
+    blocks: list[Block] = attrs.field(factory=list[Block], init=False)
     library: ClassVar[str] = "trio_accel.graphs:GraphsActor"
 
     def plan(self, planner: Planner) -> Planned[Any]:
@@ -140,22 +146,58 @@ class RunChain(Operation[Any, Any]):
         for place, name, nbytes in template.updates:
             block = planner.update(name, refs[place]).block
             updated.append(ArraySpec(block, 0, _UINT8, (nbytes,), (1,)))
-        made: dict[int, AccelRef] = {}
-        written: list[ArraySpec] = []
-        for number, nbytes in template.layout.made.items():
-            made[number] = new = planner.output((nbytes,), _UINT8)
-            written.append(new.spec)
-        if template.layout.scratch:
-            written.append(_scratch_of(planner, self.chains.blocks, template.layout.scratch))
-        words, whole, reply = None, None, template.reply
+        made, written = self.outputs(planner)
         hosts = self.hosts
         given = self.given
         if given is None:
             given = b"" if not hosts else hosts[0].tobytes() if len(hosts) == 1 else self._joined()
             self.given = given
-        if template.result:
-            words = np.zeros(-(-template.result[2] // 4), np.int32)
-            whole = words.view(np.uint8)
+        result = template.result
+        words = np.zeros(-(-result[2] // 4), np.int32) if result else None
+        spec = ChainSpec(
+            template.recipe,
+            template.result,
+            given,
+            tuple(read),
+            tuple(updated),
+            written,
+            words,
+        )
+        return Planned(spec, self.reply_of(made, words), None, is_checked=True)
+
+    def outputs(self, planner: Planner) -> tuple[dict[int, AccelRef], tuple[ArraySpec, ...]]:
+        """Name the arrays that are made; returns these by their blocks in the template, and all written."""
+        made: dict[int, AccelRef] = {}
+        written: list[ArraySpec] = []
+        layout = self.template.layout
+        for number, nbytes in layout.made.items():
+            made[number] = new = planner.output((nbytes,), _UINT8)
+            written.append(new.spec)
+        if layout.scratch:
+            blocks, nbytes = self.chains.blocks, layout.scratch
+            # Memory for results in between is the same for all chains, which follow one another.
+            kept: AccelRef | None = blocks.spare
+            block = None if kept is None else kept.block
+            if (
+                kept is not None
+                and block is not None
+                and block.nbytes >= nbytes
+                and not block.is_released
+                and block.damaged_by is None
+                and block.generation >= block.table.valid_since
+            ):
+                written.append(planner.again(kept).spec)
+            else:
+                kept = planner.output((nbytes,), _UINT8)
+                written.append(kept.spec)
+                if nbytes <= _KEPT:
+                    blocks.spare = kept
+        return made, tuple(written)
+
+    def reply_of(self, made: Mapping[int, AccelRef], words: StatusArray | None) -> Any:
+        """Make the reply of a run, with host arrays in these status words."""
+        template = self.template
+        reply, whole = template.reply, None if words is None else words.view(np.uint8)
         if whole is not None and type(reply) is HostResult:
             # `HostResult.of` says the same, with more calls.
             layout = reply.ref.spec
@@ -164,16 +206,7 @@ class RunChain(Operation[Any, Any]):
             reply = _on(made[reply.block.id].block, reply)
         elif reply is not None:
             reply = self._reply(made, whole)
-        spec = ChainSpec(
-            template.recipe,
-            template.result,
-            given,
-            tuple(read),
-            tuple(updated),
-            tuple(written),
-            words,
-        )
-        return Planned(spec, reply, None, is_checked=True)
+        return reply
 
     def sent(self, chain: Chain) -> dict[int, Any]:
         """Return the host arrays of a chain as they were sent, by the identities of the arrays."""
@@ -215,17 +248,6 @@ class RunChain(Operation[Any, Any]):
         return _on(made[number].block if number in made else self.refs[place].block, ref)
 
 
-def _scratch_of(planner: Planner, blocks: BlockTable, nbytes: int) -> ArraySpec:
-    """Name memory for results in between: the same for all chains, which follow one another."""
-    kept = blocks.spare
-    if kept is not None and kept.block.nbytes >= nbytes and kept.block.is_usable:
-        return planner.again(kept).spec
-    made = planner.output((nbytes,), _UINT8)
-    if nbytes <= _KEPT:
-        blocks.spare = made
-    return made.spec
-
-
 def _on(block: Block, ref: AccelRef) -> AccelRef:
     """Return an array with the layout of another one, in a block."""
     spec = ref.spec
@@ -240,14 +262,16 @@ class Chains:
         state: What it shares with its dispatch.
 
     Attributes:
+        device: The argument.
+        state: The argument.
         blocks: The blocks of the device.
         made: Templates that were made.
         found: Chains that had one.
     """
 
     def __init__(self, device: Device, state: DeviceState) -> None:
-        self._device = device
-        self._state = state
+        self.device: Device = device
+        self.state: DeviceState = state
         self._known: OrderedDict[tuple[object, ...], Template | str] = OrderedDict()
         self.blocks: BlockTable = state.blocks
         self.made: int = 0
@@ -271,11 +295,11 @@ class Chains:
                     hosts = [*hosts, *_as_arrays(chain, template.numbers)]
                 message = RunChain(self, template, chain.refs, hosts, template.name)
                 try:
-                    reply = await self._device.ask(message)
+                    reply = await self.device.ask(message)
                     if not template.is_finished:
                         reply = await finish_results(template.reply, reply)
                 except AccelError as error:
-                    if template.updates or classify(error) not in _TOLD_BY_STEPS:
+                    if template.updates or classify(error) not in TOLD_BY_STEPS:
                         raise
                     # Nothing was changed. The step that is refused, or has no memory, tells so in its own
                     # words, and not as what came while this error was handled.
@@ -314,7 +338,7 @@ class Chains:
     def _find(self, chain: Chain) -> Template | str | None:
         """Find the template of a chain; `_SEEN` where it is to be made, and None where it goes by steps."""
         key, recording = chain.key, RECORDING.get()
-        if key is None or self._state.faults.waiting or not (recording is None or recording.is_over):
+        if key is None or self.state.faults.waiting or not (recording is None or recording.is_over):
             return None
         for ref in chain.refs:
             block = ref.block
@@ -355,10 +379,10 @@ class Chains:
         """Make the template of a structure; None if it has none."""
         assert chain.key is not None  # it was found by it
         has_own_arrays = all(type(ref.block) is Block for ref in chain.refs)
-        if not self._state.availability.is_ready or not has_own_arrays:
+        if not self.state.availability.is_ready or not has_own_arrays:
             # It goes by steps, which wait for the next context. A borrowed array is no part of the structure.
             return None
-        may_be_one = "graphs" in self._device.libraries and _is_small(chain)
+        may_be_one = "graphs" in self.device.libraries and _is_small(chain)
         template = await self._recorded(chain, is_joined) if may_be_one else None
         if template is None and not all(ref.block.is_usable for ref in chain.refs):
             # An array went meanwhile, and others of this structure are there: the next one is recorded.
@@ -369,19 +393,46 @@ class Chains:
             _logger.debug("%s goes step by step", _name_of(chain))
         return template
 
-    async def _recorded(self, chain: Chain, is_joined: bool) -> Template | None:
+    async def record(
+        self, chain: Chain, recorder: ChainRecorder, hosts: Sequence[AccelRef]
+    ) -> Template | None:
+        """Make the template of a step, whose neighbours are one launch; None if it has none now.
+
+        Args:
+            chain: Its calls, with the arrays of the step as its own.
+            recorder: Has made stand-ins of the step's host arrays.
+            hosts: These, which the template takes ahead of the host arrays of the chain.
+        """
+        has_own_arrays = all(type(ref.block) is Block for ref in chain.refs)
+        if not (self.state.availability.is_ready and has_own_arrays and "graphs" in self.device.libraries):
+            return None
+        if sum(aligned(ref.nbytes) for ref in (*hosts, *chain.hosts)) > SMALL:
+            return None
+        template = await self._recorded(chain, True, recorder, hosts)
+        self.made += template is not None
+        return template
+
+    async def _recorded(
+        self,
+        chain: Chain,
+        is_joined: bool,
+        recorder: ChainRecorder | None = None,
+        ahead: Sequence[AccelRef] = (),
+    ) -> Template | None:
         """Record a chain; None where a graph cannot hold it."""
-        recorder = ChainRecorder(self._device, self._state, None)
+        recorder = recorder or ChainRecorder(self.device, self.state, None)
         token = RECORDING.set(recorder)
         try:
             hosts = [recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in chain.hosts]
             given: dict[int, Any] = {id(host): ref for host, ref in zip(chain.hosts, hosts, strict=True)}
             numbers = _Numbers(recorder)
             reply = await _run_recorded(chain, recorder, numbers, given)
-            reply = await settle_results(recorder, self._state, reply)
-            hosts += numbers.stand_ins
-            unjoined = self._state.backend.unjoined
-            return await _made(chain, recorder, hosts, reply, is_joined=is_joined, unjoined=unjoined)
+            reply = await settle_results(recorder, self.state, reply)
+            hosts = [*ahead, *hosts, *numbers.stand_ins]
+            unjoined = self.state.backend.unjoined
+            return await _made(
+                chain, recorder, hosts, numbers.stand_ins, reply, is_joined=is_joined, unjoined=unjoined
+            )
         except Exception:  # it comes again, or does not, as the chain is asked step by step
             _logger.debug("%s is in no graph", _name_of(chain), exc_info=True)
             return None
@@ -392,7 +443,9 @@ class Chains:
     def _ahead_of(self, step: SpentCall[Any]) -> Layouts:
         if step.function is GATHER:
             return tuple([each.ahead if type(each) in _CALLS else each.spec for each in step.args])
-        recorder = LookingAhead(self._device, self._state, None)
+        # The calls of a step that is traced have stand-ins of its recording.
+        outer = recording_now()
+        recorder = LookingAhead(self.device, self.state, outer if isinstance(outer, Recorder) else None)
         operands: list[Any] = [each for each in arguments_of(step) if type(each) in _CALLS]
         given: dict[int, Any] = {
             id(each): map_tree(each.ahead, lambda one: recorder.stand_in_for(one.shape, one.dtype))
@@ -548,6 +601,7 @@ async def _made(
     chain: Chain,
     recorder: Recorder,
     hosts: Sequence[AccelRef],
+    numbers: Sequence[AccelRef],
     reply: Any,
     *,
     is_joined: bool,
@@ -584,7 +638,7 @@ async def _made(
         reply=reply,
         is_finished=is_finished(reply),
         leaves=results.leaves,
-        numbers=[ref.dtype for ref in hosts[len(chain.hosts) :]],
+        numbers=[ref.dtype for ref in numbers],
         until_joined=_SOON if may_join else 0,
     )
 

@@ -649,7 +649,7 @@ class Chain:
                     key += each.shape, each.dtype, number
                     if number == len(hosts):
                         hosts.append(each)
-                elif handed is not None and kind is float and _takes_number(step):
+                elif handed is not None and kind is float and takes_number(step):
                     key.append(float)
                     handed.append((places[id(step)], each))
                 else:
@@ -661,7 +661,7 @@ class Chain:
                         if kind is float
                         else pack("2d", each.real, each.imag)
                         if kind is complex
-                        else _told(each)
+                        else told_by(each)
                     )
                     key += kind, told
                     is_keyed = is_keyed and told is not NotImplemented
@@ -835,13 +835,14 @@ def _flat(given: Iterable[Any]) -> list[Any]:
     return flat
 
 
-def _takes_number(step: SpentCall[Any]) -> bool:
+def takes_number(step: SpentCall[Any]) -> bool:
+    """Tell whether the function of a call takes a number as an array without axes, with the same bits."""
     # A number in a sequence is none of its operands.
     is_one = step.named is None and step.function.name in _OF_NUMBERS
     return is_one and _SEVERAL.isdisjoint(map(type, step.args))
 
 
-def _told(given: Any) -> object:
+def told_by(given: Any) -> object:
     """Return what tells an argument from others; NotImplemented where nothing does."""
     value: Any = given
     if isinstance(given, DType):

@@ -43,7 +43,7 @@ from ..base._refusals import refuse_dtypes, what_to_do
 from ..base._statistics import LaunchTimes
 from ..base._views import check_apart, overlaps
 from ..base._waits import Arrival
-from ._blocks import Block, BlockTable, BorrowedBlock, Damage, in_turn
+from ._blocks import Block, BlockTable, Damage, in_turn
 from ._calls import Call
 from ._faults import FaultHit, Faults
 from ._pending import Pending, ReplyT, ReplyT_co
@@ -96,10 +96,12 @@ class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):
     Attributes:
         library: Import path of the library actor, ``"package.module:Class"``.
         not_recorded: Why the step of a graph cannot ask it; empty where it can.
+        armed: Makes its launch without a planner; None for all but the operations of steps.
     """
 
     __slots__ = ()
     not_recorded: ClassVar[str] = ""
+    armed: Armed | None = None
 
     @property
     def operation(self) -> str:
@@ -115,6 +117,14 @@ class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):
             NotSupportedError: The operation does not exist.
         """
         raise NotSupportedError(f"{type(self).__name__} lowers to no operation specification")
+
+
+class Armed(Protocol):
+    """What makes the launch of an operation from what an earlier one has kept."""
+
+    def launch(self, message: Any, state: Any, /) -> tuple[Launch, Planned[Any]] | None:
+        """Make it; None where a planner has to look more closely."""
+        ...
 
 
 @cache
@@ -574,11 +584,6 @@ class Planner:
                 )
 
     @property
-    def has_own(self) -> bool:
-        """Whether it has taken arrays that a context of the device takes with it; borrowed ones stay."""
-        return not all(isinstance(block, BorrowedBlock) for _, block in self._uses)
-
-    @property
     def changed(self) -> list[Block]:
         """Blocks that are written, and were there before."""
         made = {number for number, _ in self._allocations}
@@ -630,6 +635,10 @@ class Planner:
             if (damage := launch.damage_of(block)) is not None:
                 raise block.spoiled(f"{self.name}: {argument}", damage)
         return launch
+
+    def made(self) -> tuple[tuple[tuple[int, int], ...], list[Block], list[object]]:
+        """Return what it has named by now: blocks to make first, those that are written, and what is kept."""
+        return self._allocations, self._outputs, self._keep
 
     def _without_views(self, spec: OperationSpec) -> tuple[OperationSpec, tuple[CopySpec, ...]]:
         """Have it write to memory without gaps in place of views; returns the copies to these as well."""

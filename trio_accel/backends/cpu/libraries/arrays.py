@@ -22,7 +22,7 @@ _PIECE = 1 << 18
 _GUESSED = 1 << 14
 
 
-@kernel(ops.ExpressionSpec, backend="cpu")
+@kernel(ops.ExpressionSpec, backend="cpu", bind=compiled.bind)
 def loop(spec: ops.ExpressionSpec, call: HostCall) -> None:
     """Compute a program by compiled code, or pieces one after another."""
     if compiled.compute(spec, call):

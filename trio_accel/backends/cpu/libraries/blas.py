@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,7 +28,13 @@ from ..runtime.blas_threads import ONCE, SCIPY, matrix_product
 from ._fortran import LONGEST, Blas, FortranRoutine, find
 
 
-@kernel(ops.MatmulSpec, backend="cpu", dtypes=(*INEXACT, *INTEGERS))
+def _bind_matmul(spec: ops.MatmulSpec, call: HostCall) -> Callable[[], object] | None:
+    if spec.out.dtype.is_half:
+        return None
+    return partial(matrix_product, call.array(spec.a), call.array(spec.b), call.array(spec.out))
+
+
+@kernel(ops.MatmulSpec, backend="cpu", dtypes=(*INEXACT, *INTEGERS), bind=_bind_matmul)
 def matmul(spec: ops.MatmulSpec, call: HostCall) -> None:
     """Multiply by `numpy.matmul`; integers wrap around as they do there."""
     a, b, out = call.array(spec.a), call.array(spec.b), call.array(spec.out)

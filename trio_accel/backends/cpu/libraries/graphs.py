@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import thread_time_ns
 from typing import Any
 
 import numpy as np
 
-from ...base import NotSupportedError
+from ...base import AccelStream, NotSupportedError
 from ...base.contract.ops import BranchSpec, ChainSpec, GraphSpec, LoopSpec, OperationSpec, graph_recipe
 from ...base.gpu.graphs import CHAINS, AnyChain, Works, replay
 from ...base.kit.kernels import KernelEntry, kernel
@@ -18,6 +19,11 @@ from ..runtime._stream import check_usable
 
 # The most chains whose operations are kept ready, each for certain arrays.
 _MOST = 256
+_REMEMBERED, _SLOW = 64, 4
+# Libraries whose kernels may be called in any thread. Others call a program's code, which may never return.
+_ANYWHERE = frozenset([
+    "arrays", "blas", "blaslt", "dnn", "fft", "memory", "random", "solver", "sparse", "tensor",
+])  # fmt: skip
 
 
 class GraphLibrary(CpuLibrary):
@@ -33,6 +39,9 @@ class GraphLibrary(CpuLibrary):
         super().__init__(name, device, kernels)
         self._libraries: dict[str, CpuLibrary] = {}
         self._kept: dict[int, tuple[tuple[OperationSpec, ...], Works]] = {}
+        # How many runs of a recipe were quick, without those that slow ones have undone.
+        self._quick: dict[bytes, int] = {}
+        self._limit = 0
 
     @kernel(GraphSpec, backend="cpu")
     @kernel(BranchSpec, backend="cpu")
@@ -44,12 +53,38 @@ class GraphLibrary(CpuLibrary):
     @kernel(ChainSpec, backend="cpu")
     def _run_chain(self, spec: ChainSpec, call: ComputingCall) -> None:
         run = self._prepared(self.name, spec, call)
+        began = thread_time_ns()
         if spec.given:
             call.array(spec.written[-1])[: len(spec.given)] = np.frombuffer(spec.given, np.uint8)
         run()
         if spec.words is not None:
             result = call.array(spec.result_at(), write=False)
             spec.words.view(np.uint8)[: len(result)] = result
+        quick = self._quick
+        is_quick = thread_time_ns() - began < self._limit
+        # A slow run counts as much as some that were quick: a machine has its moments.
+        runs = quick.get(spec.recipe, 0)
+        quick[spec.recipe] = min(runs + 1, _REMEMBERED) if is_quick else max(runs - _SLOW, 0)
+        if len(quick) > _MOST:
+            quick.clear()
+
+    def quick_runs(self, recipe: bytes, limit: int) -> int:
+        """See `ComputesInPlace.quick_runs`."""
+        self._limit = limit
+        return self._quick.get(recipe, 0)
+
+    def bind_chain(self, spec: ChainSpec, stream: AccelStream) -> Sequence[Callable[[], object]] | None:
+        """See `ComputesInPlace.bind_chain`."""
+        call, recipe = (
+            ComputingCall(self._run_chain, spec, None, self._device, stream),
+            graph_recipe(spec.recipe),
+        )
+        works: list[Callable[[], object]] = []
+        for node, one in zip(recipe.nodes, recipe.bind(spec.arrays, stream), strict=True):
+            if isinstance(one, CHAINS) or node.library not in _ANYWHERE:
+                return None
+            works.append(self._library(node.library, call).bind(one, stream))
+        return works
 
     def _prepared(self, library: str, spec: OperationSpec, call: ComputingCall) -> Callable[[], None]:
         if not isinstance(spec, CHAINS):
