@@ -13,7 +13,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import attrs
 import numpy as np
@@ -40,7 +40,7 @@ from ..operations._calls import (
     run_steps,
 )
 from ..operations._gather import by_device, tables_of
-from ..operations._operation import RECORDING, Operation, Planned, Planner, recording_now
+from ..operations._operation import RECORDING, Armed, Operation, Planned, Planner, recording_now
 from ..operations._ref import AccelRef, Device
 from ._layout import Layout, aligned, lay_out, map_tree
 from ._neighbours import has_neighbours, joined
@@ -53,9 +53,6 @@ from ._results import (
     recorded_functions,
     settle_results,
 )
-
-if TYPE_CHECKING:
-    from ._step_plans import StepPlan
 
 _logger = logging.getLogger("trio_accel.devices")
 # The most structures that are known, those that were used last.
@@ -130,7 +127,7 @@ class RunChain(Operation[Any, Any]):
     # The contents of the host arrays when it was planned first: the program may change them then.
     given: bytes | None = attrs.field(default=None, init=False)
     # Of a step: what it has kept, and the blocks of its arguments.
-    armed: StepPlan | None = attrs.field(default=None, init=False)
+    armed: Armed | None = attrs.field(default=None, init=False)
     blocks: list[Block] = attrs.field(factory=list[Block], init=False)
     library: ClassVar[str] = "trio_accel.graphs:GraphsActor"
 

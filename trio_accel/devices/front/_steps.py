@@ -15,7 +15,7 @@ These orders matter:
 * Host arrays and numbers are copied before the first checkpoint of a call, because the program may change them
   as soon as other tasks run.
 * Whether the blocks may be used is looked at behind the last checkpoint before the launch.
-* A function is called without a checkpoint in between, so `_tracing` has the steps of one call alone.
+* A function is called without a checkpoint in between, so `_TRACING` has the steps of one call alone.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from struct import pack
 from typing import Any, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar, cast, overload
 
@@ -65,14 +65,8 @@ _CALLS = frozenset({Call, SpentCall})
 _UNKNOWN: Any = object()
 
 
-class _Tracing(threading.local):
-    """The steps whose functions are being called in this thread, the innermost last."""
-
-    def __init__(self) -> None:
-        self.steps: list[Step[Any, Any]] = []
-
-
-_tracing = _Tracing()
+# The steps whose functions are being called, the innermost last.
+_TRACING: ContextVar[tuple[Step[Any, Any], ...]] = ContextVar("trio_accel.steps", default=())
 
 
 @attrs.define(eq=False)
@@ -136,7 +130,7 @@ class Step(Generic[ParametersP, ResultT]):
 
     def __call__(self, *args: ParametersP.args, **named: ParametersP.kwargs) -> Coroutine[Any, Any, ResultT]:
         """Run the step; see `step`."""
-        if _tracing.steps:
+        if _TRACING.get():
             # It is part of another step.
             return cast("Coroutine[Any, Any, ResultT]", self._call(args, named))
         if not (_CALLS.isdisjoint(map(type, args)) and _CALLS.isdisjoint(map(type, named.values()))):
@@ -324,14 +318,15 @@ class Step(Generic[ParametersP, ResultT]):
 
     def _call(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
         """Call the function; returns its result."""
-        if any(one is self for one in _tracing.steps):
+        steps = _TRACING.get()
+        if any(one is self for one in steps):
             raise RecursionError(f"step {self._name} calls itself while it is traced; write a loop in it")
-        _tracing.steps.append(self)
+        token = _TRACING.set((*steps, self))
         try:
             function: Callable[..., Any] = self.function
             return function(*args, **named)
         finally:
-            _tracing.steps.pop()
+            _TRACING.reset(token)
 
     def _calls(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Call[Any], Any]:
         """Call the function; returns its calls as one, and how its results are nested if it returns several.
@@ -462,8 +457,8 @@ def _nested(nesting: Any, results: Any) -> Any:
 
 
 def is_traced() -> bool:
-    """Tell whether the function of a step is being called in this thread: it awaits nothing."""
-    return bool(_tracing.steps)
+    """Tell whether the function of a step is being called here: it awaits nothing."""
+    return bool(_TRACING.get())
 
 
 @overload
