@@ -266,11 +266,11 @@ class Checker:
 
     async def _changed_host(self) -> None:
         """The program changes its host arrays as soon as it can."""
-        expected = await expected_of(self._case, self._plain)
         hosts = [self._mine[name] for name in HOSTS]
-        before = [host.copy() for host in hosts]
         if not all(host.flags.writeable for host in hosts):
             return
+        expected = await expected_of(self._case, self._plain)
+        before = [host.copy() for host in hosts]
 
         def change() -> None:
             for host in hosts:
