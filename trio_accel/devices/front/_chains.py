@@ -26,19 +26,8 @@ from ..base._host_pool import SMALL
 from ..base._waits import run_together
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block, BlockTable
-from ..operations._calls import (
-    GATHER,
-    METHODS,
-    Call,
-    Chain,
-    Function,
-    Layouts,
-    SpentCall,
-    arguments_of,
-    evaluate,
-    replaced,
-    run_steps,
-)
+from ..operations._calls import Call, SpentCall, evaluate, run_steps
+from ..operations._chain import GATHER, METHODS, Chain, Function, Layouts, Step, arguments_of, replaced
 from ..operations._gather import by_device, tables_of
 from ..operations._operation import RECORDING, Operation, Planned, Planner
 from ..operations._ref import AccelRef, Device
@@ -389,7 +378,7 @@ class Chains:
             RECORDING.reset(token)
             recorder.end()
 
-    def _ahead_of(self, step: SpentCall[Any]) -> Layouts:
+    def _ahead_of(self, step: Step) -> Layouts:
         if step.function is GATHER:
             return tuple([each.ahead if type(each) in _CALLS else each.spec for each in step.args])
         recorder = LookingAhead(self._device, self._state, None)
@@ -596,7 +585,7 @@ def _name_of(chain: Chain) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _layout_of(step: SpentCall[Any], value: object) -> Layouts:
+def _layout_of(step: Step, value: object) -> Layouts:
     def see(one: object) -> ArraySpec:
         if isinstance(one, AccelRef):
             return one.spec
