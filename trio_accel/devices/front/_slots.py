@@ -50,7 +50,7 @@ class Slot:
         )
 
     __bool__ = __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = refuse
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse  # type: ignore[assignment]
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse
     __hash__ = object.__hash__
 
     def _with(self, function: Callable[..., float], *others: object, is_reflected: bool = False) -> Any:
