@@ -29,9 +29,9 @@ FILES = {
     "cholesky": (17, 17, 18),
     "rfft": (17, 18, 17),
     "expression": (19, 19, 17),
-    "loss": (16, 17, 17),
-    "random draw": (19, 20, 18),
-    "sparse product": (19, 20, 17),
+    "loss": (17, 18, 17),
+    "random draw": (20, 21, 18),
+    "sparse product": (20, 21, 17),
     "program call": (19, 20, 18),
     # The watch over the context looks at times: one more file inline.
     "collective": (31, 28, 28),

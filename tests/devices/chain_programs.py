@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel import arrays, jit, linalg, nn
-from trio_accel.devices.operations._calls import SpentCall, arguments_of, evaluate, replaced
+from trio_accel.devices.operations._calls import SpentCall, evaluate
+from trio_accel.devices.operations._chain import arguments_of, replaced
 
 N = 4
 MOST_STEPS = 12

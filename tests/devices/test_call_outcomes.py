@@ -189,10 +189,13 @@ async def test_a_lost_context_takes_the_arrays_and_no_structure(system: ta.Syste
             with pytest.raises(ta.StaleRefError, match=r"x1( of arrays\.add)?: its memory was lost"):
                 await (((x + 1.0) @ x) * 2.0).to_host()
         x = await device.put(np.eye(3))
-        found, made = chains_of(device).found, chains_of(device).made
+        found, made = chains_of(device).kept.counts.found, chains_of(device).kept.counts.recorded
         result = await (((x + 1.0) @ x) * 2.0).to_host()
         np.testing.assert_array_equal(result, (np.eye(3) + 1.0) * 2.0)
-        assert (chains_of(device).found, chains_of(device).made) == (found + 1, made)
+        assert (chains_of(device).kept.counts.found, chains_of(device).kept.counts.recorded) == (
+            found + 1,
+            made,
+        )
         await nothing_left(device, 1)
 
 
@@ -269,7 +272,7 @@ async def test_borrowed_arrays_that_come_first(system: ta.System, device: ta.Dev
         for _ in range(TURNS):
             assert (await ((x + x) * 2.0).to_host()).tolist() == [4.0] * 3
             assert (await ((await device.put(np.ones(3)) + x) * 2.0).to_host()).tolist() == [4.0] * 3
-        assert chains_of(device).made == 2
+        assert chains_of(device).kept.counts.recorded == 2
 
 
 @pytest.mark.parametrize("turns", [1, 2, 3])
@@ -285,10 +288,11 @@ async def test_an_array_that_goes_while_its_chain_is_recorded(device: ta.Device,
     assert isinstance(found, ta.StaleRefError) or found.tolist() == [2.0] * 3
     del asker, found
     # Others of its structure have a template.
-    before = chains_of(device).found
+    counts = chains_of(device).kept.counts
+    before = counts.found + counts.recorded
     for _ in range(TURNS):
         assert (await ((y + 1.0) * y).to_host()).tolist() == [2.0] * 3
-    assert (chains_of(device).made, chains_of(device).found) == (1, before + TURNS)
+    assert (counts.recorded, counts.found + counts.recorded) == (1, before + TURNS)
     await nothing_left(device, 1)
 
 
@@ -300,7 +304,7 @@ async def test_a_chain_is_joined_though_the_one_that_would_join_it_is_cancelled(
                 scope.cancel()
             assert (await ((x + 1.0) * x).to_host()).tolist() == [2.0] * 3
         assert scope.cancelled_caught == (turn == 4)
-    assert chains_of(device).made == 2
+    assert chains_of(device).kept.counts.recorded == 2
     await nothing_left(device, 1)
 
 

@@ -44,7 +44,7 @@ def same(found: Any, expected: Any) -> None:
 def is_kept(device: ta.Device) -> bool:
     """Whether a chain of this device has run by a template."""
     chains: Any = device.chains  # type: ignore[attr-defined]
-    return chains.found > 0
+    return chains.kept.counts.found > 0
 
 
 async def test_a_nested_expression_has_the_bits_of_its_steps(device: ta.Device) -> None:
@@ -310,8 +310,8 @@ async def test_solvers_are_steps_too(device: ta.Device) -> None:
         same(await linalg.cholesky(x @ x.T + np.eye(4)).to_host(), factor)
         with pytest.raises(ta.LinAlgError, match=r"^linalg\.cholesky: the matrix is not positive definite"):
             await (linalg.cholesky(x @ x.T * -1.0) + 1.0).to_host()
-    found = device.chains.found  # type: ignore[attr-defined]  # an open device has them
-    assert found == 3 * TURNS
+    chains: Any = device.chains  # type: ignore[attr-defined]  # an open device has them
+    assert chains.kept.counts.found + chains.kept.counts.recorded == 3 * TURNS
     assert device.generation == 1
 
 
@@ -431,15 +431,15 @@ async def test_a_chain_as_long_as_it_may_be(device: ta.Device) -> None:
 
 
 async def test_what_was_used_last_is_kept(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trio_accel.devices.front._chains._MOST", 8)
+    monkeypatch.setattr(device.chains.kept, "bound", 8)  # type: ignore[attr-defined]
     x = await device.put(np.ones(2))
     chains: Any = device.chains  # type: ignore[attr-defined]
     for number in range(3, 40):
         await ((x + 0.5) * 2.0)
         await ((x + 0.5) ** float(number))
     # The one that comes again is made once, and again to join its steps; each other one is made for itself.
-    assert (chains.made, chains.found) == (1 + 37 + 1, 2 * 37)
-    assert len(chains._known) <= 8
+    assert (chains.kept.counts.recorded, chains.kept.counts.found) == (1 + 37 + 1, 37 - 2)
+    assert len(chains.kept.plans) <= 8
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "complex64"])
@@ -453,19 +453,19 @@ async def test_a_number_that_changes_is_handed_over(device: ta.Device, dtype: st
         same(await (0.25 + (x - rate * y) / scale).to_host(), await expected.to_host())
     # Two with their numbers, one without, and one whose steps are joined. What is not computed in its dtype
     # has a template for each number.
-    assert (chains.made == 4) == (dtype in ("float32", "float64"))
+    assert (chains.kept.counts.recorded == 4) == (dtype in ("float32", "float64"))
     for number in (0.0, -0.0, float("inf"), float("-inf"), float("nan"), 1e300, 1e-300):
         same(await ((x * number) + 1.0).to_host(), await (await (await (x * number) + 1.0)).to_host())
 
 
 async def test_what_takes_any_number_is_kept(device: ta.Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trio_accel.devices.front._chains._MOST", 8)
+    monkeypatch.setattr(device.chains.kept, "bound", 8)  # type: ignore[attr-defined]
     chains: Any = device.chains  # type: ignore[attr-defined]
     x = await device.put(np.ones(3))
     for number in range(40):
         same(await ((x * (number * 0.5)) + 1.0).to_host(), np.full(3, number * 0.5 + 1.0))
     # Two with their numbers, one without, and one whose steps are joined.
-    assert chains.made == 4
+    assert chains.kept.counts.recorded == 4
 
 
 @pytest.mark.parametrize("kind", [list, tuple])

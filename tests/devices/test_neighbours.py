@@ -37,7 +37,7 @@ def numbers(dtype: str) -> npt.NDArray[Any]:
 def nodes(device: ta.Device) -> list[str]:
     """Return the operations of the chain that ran last."""
     chains: Any = device.chains  # type: ignore[attr-defined]  # an open device has them
-    template = next(each for each in reversed(chains._known.values()) if not isinstance(each, str))
+    template = max(chains.kept.plans.values(), key=lambda plan: plan.number).value
     return [node.operation for node in template.layout.recipe.nodes]
 
 

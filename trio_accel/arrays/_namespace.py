@@ -10,7 +10,8 @@ from types import FunctionType
 from typing import Any
 
 from ..backends.base import DType, DTypeLike, NotSupportedError
-from ..devices.operations._calls import METHODS, Call
+from ..devices.operations._calls import Call
+from ..devices.operations._chain import METHODS
 
 PRODUCTS = ("matmul", "tensordot", "vecdot")
 """Functions of `ta.linalg` that the standard has among those of arrays."""

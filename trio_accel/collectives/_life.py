@@ -9,7 +9,7 @@ from typing import ClassVar, Literal, TypeAlias, get_args
 import attrs
 import trio
 
-from ..devices.base._errors import NoEdgeError
+from ..backends.base.contract.errors import NoEdgeError
 
 # Seconds between two looks whether a rank was lost whose part is over, or has not begun.
 _LOOKED = 0.05

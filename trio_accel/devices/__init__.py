@@ -22,6 +22,7 @@ from .front._stream import *
 from .front._system import *
 from .launcher._launcher import describe_workers as describe_workers
 from .operations._calls import *
+from .operations._chain import *
 from .operations._declared import *
 from .operations._faults import *
 from .operations._gather import *

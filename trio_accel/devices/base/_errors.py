@@ -25,10 +25,6 @@ class WithdrawnError(Exception):
     """An operation was taken back before its launch; the code that took it back expects this."""
 
 
-class NoEdgeError(RuntimeError):
-    """Something happened that cannot happen in this stage of a life: an error of this package."""
-
-
 class FailureClass(enum.Enum):
     """Effect of a failure while enqueueing or executing on the engine."""
 

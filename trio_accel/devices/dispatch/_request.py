@@ -14,8 +14,9 @@ import trio
 
 from ...actors import WOKEN, Waiter
 from ...backends.base import DType, HostArray, Ints
+from ...backends.base.contract.errors import NoEdgeError
 from ...backends.base.contract.ops import DESCRIPTORS, ArraySpec, CopyFromHostSpec, CopyToHostSpec
-from ..base._errors import NoEdgeError, out_of_descriptors
+from ..base._errors import out_of_descriptors
 from ..base._host_pool import HostPool, Region
 from ..base._waits import Turn
 from ..operations._operation import Launch

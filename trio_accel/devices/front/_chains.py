@@ -10,7 +10,6 @@ take longer than to ask.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -19,26 +18,16 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...backends.base import AccelError, DType, HostArray, Ints, NotSupportedError
+from ...backends.base import AccelError, DType, HostArray, Ints, KeptCounts, NotSupportedError
 from ...backends.base.contract.ops import ArraySpec, ChainSpec, StatusArray, contiguous_strides
+from ...backends.base.kit.kept_plans import KeptPlan, KeptPlans
 from ..base._errors import FailureClass, classify
 from ..base._host_pool import SMALL
 from ..base._waits import run_together
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block, BlockTable
-from ..operations._calls import (
-    GATHER,
-    METHODS,
-    Call,
-    Chain,
-    Function,
-    Layouts,
-    SpentCall,
-    arguments_of,
-    evaluate,
-    replaced,
-    run_steps,
-)
+from ..operations._calls import Call, SpentCall, evaluate, run_steps
+from ..operations._chain import GATHER, METHODS, Chain, Function, Layouts, Step, arguments_of, replaced
 from ..operations._gather import by_device, tables_of
 from ..operations._operation import RECORDING, Armed, Operation, Planned, Planner, recording_now
 from ..operations._ref import AccelRef, Device
@@ -55,14 +44,12 @@ from ._results import (
 )
 
 _logger = logging.getLogger("trio_accel.devices")
-# The most structures that are known, those that were used last.
-_MOST = 256
 _UINT8 = DType.uint8
 _CALLS = (Call, SpentCall)
-# A structure without a template came before, or can have none.
-_SEEN, _NONE = "seen", "none"
-# Structures that are the same but for numbers came once, or more often.
-_COUNTED = "once", "often"
+# The numbers of most chains never change: the third chain that differs by its numbers alone hands them over.
+_MAX_SAME_NUMBERS = 2
+# The plan of chains that are asked step by step.
+_BY_STEPS: KeptPlan[Any] = KeptPlan((), 0, KeptCounts())
 TOLD_BY_STEPS = (FailureClass.REFUSED, FailureClass.RESOURCE)
 # An expression computes in these without more precision: a number has one rounding, whatever it comes as.
 _NUMBER_DTYPES = DType.float32, DType.float64
@@ -262,32 +249,30 @@ class Chains:
         device: The argument.
         state: The argument.
         blocks: The blocks of the device.
-        made: Templates that were made.
-        found: Chains that had one.
+        kept: The templates by the keys of their structures.
     """
 
     def __init__(self, device: Device, state: DeviceState) -> None:
         self.device: Device = device
         self.state: DeviceState = state
-        self._known: OrderedDict[tuple[object, ...], Template | str] = OrderedDict()
         self.blocks: BlockTable = state.blocks
-        self.made: int = 0
-        self.found: int = 0
+        self.kept: KeptPlans[Any] = KeptPlans()
 
     async def ask(self, chain: Chain, /) -> Any:
         """See `Device.ask_chain`."""
         if chain.steps[-1].function is GATHER and len(tables_of(chain)) > 1 and (parts := by_device(chain)):
             return await _ask_all(parts)
-        template, hosts, given = self._find(chain), chain.hosts, dict[int, Any]()
-        if hosts and (not isinstance(template, Template) or template.until_joined == 1):
+        plan, hosts, given = self._find(chain), chain.hosts, dict[int, Any]()
+        template = plan.value
+        plan.in_flight += 1
+        if hosts and (template is None or template.until_joined == 1):
             # It takes several turns of the loop, and the program may change an array meanwhile.
             given = _copied(chain)
             hosts = [given.get(id(host), host) for host in hosts]
-        if template is _SEEN or (isinstance(template, Template) and template.until_joined):
-            template = await self._due(chain, template)
         try:
-            if isinstance(template, Template):
-                self.found += 1
+            if plan is not _BY_STEPS and (template is None or template.until_joined):
+                template = await self._due(chain, plan)
+            if template is not None:
                 if template.numbers:
                     hosts = [*hosts, *_as_arrays(chain, template.numbers)]
                 message = RunChain(self, template, chain.refs, hosts, template.name)
@@ -305,23 +290,25 @@ class Chains:
                     return reply
             return await run_steps(chain.steps, given)
         finally:
+            plan.in_flight -= 1
             chain.let_go()
 
-    async def _due(self, chain: Chain, template: Template | str | None) -> Template | None:
+    async def _due(self, chain: Chain, plan: KeptPlan[Template]) -> Template | None:
         """Make the template of a chain, or the one in which its neighbours are one launch."""
-        if not isinstance(template, Template):
-            return await self._template(chain)
-        template.until_joined -= 1
-        if template.until_joined:
-            return template
-        made: Template | None = None
+        counts, template = self.kept.counts, plan.value
+        if template is not None:
+            template.until_joined -= 1
+            if template.until_joined:
+                return template
+            counts.found -= 1
         try:
-            made = await self._template(chain, is_joined=True)
+            return await self._template(chain, plan)
         finally:
-            if made is None:
+            if plan.state == "seen" or (template is not None and plan.value is template):
                 # It was cancelled, or its arrays went: the next one makes it.
-                template.until_joined = 1
-        return made
+                counts.seen += 1
+                if template is not None:
+                    template.until_joined = 1
 
     def look_ahead(self, chain: Chain, /) -> Layouts:
         """See `Device.look_ahead`."""
@@ -332,49 +319,54 @@ class Chains:
         assert found is not None  # it was found now
         return found
 
-    def _find(self, chain: Chain) -> Template | str | None:
-        """Find the template of a chain; `_SEEN` where it is to be made, and None where it goes by steps."""
+    def _find(self, chain: Chain) -> KeptPlan[Template]:
+        """Find the plan of a chain, or one to be recorded, which has no template; `_BY_STEPS` for none."""
         key, recording = chain.key, RECORDING.get()
         if key is None or self.state.faults.waiting or not (recording is None or recording.is_over):
-            return None
+            return _BY_STEPS
         for ref in chain.refs:
             block = ref.block
             # An array that is damaged elsewhere can be used, and a chain takes whole blocks. What cannot be
             # used is refused by its step. `Block.is_usable` would be a call for each array.
             is_whole = block.damaged_by is None and not block.is_released
             if not is_whole or block.generation < block.table.valid_since:
-                return None
-        known = self._known.get(key)
-        if known is not None:
-            self._known.move_to_end(key)
-            return None if known is _NONE else known
-        self._note(key, _SEEN)
-        return self._found_without_numbers(chain) if len(chain.steps) > 1 else None
+                return _BY_STEPS
+        counts, plan = self.kept.counts, self.kept.plans.get(key)
+        if plan is None:
+            # A single call is recorded the second time. Before, recording takes longer than asking.
+            plan = self._without_numbers(chain, key) if len(chain.steps) > 1 else self._seen_before(key)
+            if plan is None:
+                counts.seen += 1
+                return _BY_STEPS
+        plan.is_used = True
+        if plan.state == "refused":
+            counts.refused += 1
+            return _BY_STEPS
+        counts.found += plan.value is not None
+        return plan
 
-    def _found_without_numbers(self, chain: Chain) -> Template | str:
-        """Find the template of a chain that differs by its numbers alone from others; `_SEEN` without one."""
+    def _seen_before(self, key: tuple[object, ...]) -> KeptPlan[Template] | None:
+        """Return a plan to record if a key was seen before."""
+        return self.kept.new(key) if self.kept.see(key) else None
+
+    def _without_numbers(self, chain: Chain, whole: tuple[object, ...]) -> KeptPlan[Template] | None:
+        """Find the plan of a chain that differs by its numbers alone from others, or one to record."""
+        kept = self.kept
         key, numbers = chain.without_numbers()
-        known = None if key is None or not numbers else self._known.get(key)
-        if key is None or not numbers or known is _NONE:
-            return _SEEN
-        if known is None or known in _COUNTED:
-            # The numbers of most chains are always the same: only the third that differs hands them over.
-            self._note(key, _COUNTED[0 if known is None else 1])
-        if isinstance(known, Template) or known == _COUNTED[1]:
-            chain.key, chain.numbers = key, numbers
-            # It stays, however many numbers there are.
-            self._known.move_to_end(key)
-        return known if isinstance(known, Template) else _SEEN
+        if key is None or not numbers:
+            return kept.new(whole)
+        plan = kept.plans.get(key)
+        if plan is not None and plan.state == "refused":
+            # It is in its key. Record it only if it comes again, because each other number has another plan.
+            return self._seen_before(whole)
+        if plan is not None or kept.see(key) >= _MAX_SAME_NUMBERS:
+            chain.numbers = numbers
+            return plan or kept.new(key)
+        return kept.new(whole)
 
-    def _note(self, key: tuple[object, ...], known: Template | str) -> None:
-        self._known[key] = known
-        self._known.move_to_end(key)
-        if len(self._known) > _MOST:
-            self._known.popitem(last=False)
-
-    async def _template(self, chain: Chain, *, is_joined: bool = False) -> Template | None:
-        """Make the template of a structure; None if it has none."""
-        assert chain.key is not None  # it was found by it
+    async def _template(self, chain: Chain, plan: KeptPlan[Template]) -> Template | None:
+        """Make the template of a structure, or join the one that it has; None if it has none."""
+        is_joined = plan.value is not None
         has_own_arrays = all(type(ref.block) is Block for ref in chain.refs)
         if not self.state.availability.is_ready or not has_own_arrays:
             # It goes by steps, which wait for the next context. A borrowed array is no part of the structure.
@@ -384,8 +376,14 @@ class Chains:
         if template is None and not all(ref.block.is_usable for ref in chain.refs):
             # An array went meanwhile, and others of this structure are there: the next one is recorded.
             return None
-        self._note(chain.key, template or _NONE)
-        self.made += template is not None
+        if template is not None and is_joined:
+            plan.value = template
+            plan.move("join")
+        elif is_joined:
+            plan.value = None
+            plan.move("refuse")
+        else:
+            self.kept.keep(plan, template)
         if template is None:
             _logger.debug("%s goes step by step", _name_of(chain))
         return template
@@ -403,11 +401,10 @@ class Chains:
         has_own_arrays = all(type(ref.block) is Block for ref in chain.refs)
         if not (self.state.availability.is_ready and has_own_arrays and "graphs" in self.device.libraries):
             return None
-        if sum(aligned(ref.nbytes) for ref in (*hosts, *chain.hosts)) > SMALL:
+        nbytes = [*[ref.nbytes for ref in hosts], *[host.nbytes for host in chain.hosts]]
+        if sum(map(aligned, nbytes)) > SMALL:
             return None
-        template = await self._recorded(chain, True, recorder, hosts)
-        self.made += template is not None
-        return template
+        return await self._recorded(chain, True, recorder, hosts)
 
     async def _recorded(
         self,
@@ -437,7 +434,7 @@ class Chains:
             RECORDING.reset(token)
             recorder.end()
 
-    def _ahead_of(self, step: SpentCall[Any]) -> Layouts:
+    def _ahead_of(self, step: Step) -> Layouts:
         if step.function is GATHER:
             return tuple([each.ahead if type(each) in _CALLS else each.spec for each in step.args])
         # The calls of a step that is traced have stand-ins of its recording.
@@ -647,7 +644,7 @@ def _name_of(chain: Chain) -> str:
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
 
 
-def _layout_of(step: SpentCall[Any], value: object) -> Layouts:
+def _layout_of(step: Step, value: object) -> Layouts:
     def see(one: object) -> ArraySpec:
         if isinstance(one, AccelRef):
             return one.spec

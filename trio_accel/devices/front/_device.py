@@ -55,7 +55,7 @@ from ..dispatch._loans import InlineBorrowed, Loan
 from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..operations._blocks import Hold, held
-from ..operations._calls import Chain, Layouts
+from ..operations._chain import Chain, Layouts
 from ..operations._hooks import Around, Ask, EngineHook
 from ..operations._operation import Operation, refuse_recording
 from ..operations._pending import Pending, ReplyT

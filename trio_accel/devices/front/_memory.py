@@ -36,7 +36,7 @@ from ..base._refusals import shown, what_to_do
 from ..base._views import broadcast, indexed, overlaps, overlaps_itself
 from ..base._waits import run_together
 from ..engine._library import LibraryActor
-from ..operations._calls import METHODS, Function
+from ..operations._chain import METHODS, Function
 from ..operations._operation import Operand, Operation, Planned, Planner
 from ..operations._pending import ReplyT_co
 from ..operations._ref import AccelRef, Device, owned

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ...backends.base import HostArray, Ints, NotSupportedError
 from ..base._host_pool import SMALL
 from ..engine._device_state import DeviceState
-from ..operations._calls import METHODS, Function
+from ..operations._chain import METHODS, Function
 from ..operations._ref import AccelRef
 from ._layout import Layout, aligned, leaves_of, map_tree
 from ._memory import Copy

@@ -13,6 +13,7 @@ import numpy as np
 
 from ...backends.base import DType, HostArray
 from ...backends.base.contract.ops import ArraySpec, ChainSpec
+from ...backends.base.kit.kept_plans import KeptPlan
 from ..engine._device_state import DeviceState
 from ..engine._in_place import LIMIT_NS, BoundWork, InPlace
 from ..operations._blocks import Block
@@ -48,6 +49,8 @@ class StepPlan:
         constants: Host arrays that the function uses besides its arguments, as they were when it was traced.
         slots: The numbers that are handed over: offset, how its bytes are written, its dtype, and the slot.
         nesting: How the results are nested, if there are several.
+        kept: The plan in the table of the device. It is bound once its launch is, and armed while it is computed
+            in place.
         room: Bytes of all that is handed over.
     """
 
@@ -56,6 +59,7 @@ class StepPlan:
     constants: Sequence[HostArray]
     slots: Sequence[tuple[int, Struct, DType, Slot]]
     nesting: Any
+    kept: KeptPlan[Any]
     room: int = 0
     # Ids of the blocks of the last call. A plan keeps no block, which would keep its memory.
     _numbers: tuple[int, ...] = attrs.field(default=(), init=False)
@@ -86,6 +90,7 @@ class StepPlan:
         constants: Sequence[HostArray],
         slots: Sequence[Slot],
         nesting: Any,
+        kept: KeptPlan[Any],
     ) -> StepPlan:
         """Make the plan of a template whose last host arrays are the numbers."""
         offsets = template.offsets[len(template.offsets) - len(slots) :]
@@ -93,12 +98,7 @@ class StepPlan:
             (offset, _WORD[dtype], dtype, slot)
             for offset, dtype, slot in zip(offsets, template.numbers, slots, strict=True)
         ]
-        return cls(chains, template, constants, words, nesting)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether its device has ended."""
-        return self.chains.state.availability.is_ended
+        return cls(chains, template, constants, words, nesting, kept)
 
     def given(self, hosts: Sequence[HostArray], numbers: Sequence[float]) -> bytes:
         """Copy what is handed over: host arrays and numbers."""
@@ -202,6 +202,8 @@ class StepPlan:
         if place is not None and place.is_quick(self.template.recipe, _QUICK):
             self.place, self._misses = place, 0
             self._bound.clear()
+            if self.kept.state == "bound":
+                self.kept.move("arm")
         self._wanted = self._runs + self._pause
 
     def compute(self, blocks: list[Block], refs: Sequence[AccelRef], given: bytes) -> Any:
@@ -274,7 +276,8 @@ class StepPlan:
         spec = ChainSpec(template.recipe, template.result, given, self._read, self._updated, written, None)
         bound = place.bind(spec)
         if bound is None:
-            self.place, self._wanted = None, sys.maxsize
+            self._leave()
+            self._wanted = sys.maxsize
             return None
         kept = self._bound
         if key in kept:
@@ -290,7 +293,8 @@ class StepPlan:
     def _missed(self) -> Any:
         self._misses += 1
         if self._misses >= _MISSES:
-            self.place, self._wanted = None, self._runs + _MISSES
+            self._leave()
+            self._wanted = self._runs + _MISSES
         return NOT_HERE
 
     def _judge(self, used: int) -> None:
@@ -299,8 +303,15 @@ class StepPlan:
         if self._strikes >= _STRIKES:
             self._gave_up()
 
-    def _gave_up(self) -> Any:
+    def _leave(self) -> None:
+        """Be computed in place no more."""
         self.place, self._strikes = None, 0.0
+        self._bound.clear()
+        if self.kept.state == "armed":
+            self.kept.move("disarm")
+
+    def _gave_up(self) -> Any:
+        self._leave()
         self._pause = min(2 * self._pause, _MOST_PAUSE)
         self._wanted = self._runs + self._pause
         return NOT_HERE
@@ -324,3 +335,5 @@ class StepPlan:
         self._writes = frozenset([array.block for array in self._updated])
         self._reads = frozenset([array.block for array in self._read]) | self._writes
         self._numbers = numbers
+        if self.kept.state == "recorded":
+            self.kept.move("bind")

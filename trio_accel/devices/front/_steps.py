@@ -23,9 +23,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
+from operator import attrgetter
+from struct import error as StructError
 from struct import pack
 from typing import Any, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar, cast, overload
 
@@ -35,11 +36,13 @@ from trio.lowlevel import checkpoint, current_trio_token, enable_ki_protection
 
 from ...actors import named_arguments
 from ...backends.base import AccelError, HostArray
+from ...backends.base.kit.kept_plans import KeptPlan, KeptPlans
 from ..base._errors import classify
 from ..base._refusals import what_to_do
 from ..base._views import reach
 from ..operations._blocks import Block
-from ..operations._calls import GATHER, Call, Chain, SpentCall, arguments_of, takes_number, told_by
+from ..operations._calls import Call, SpentCall
+from ..operations._chain import GATHER, Chain, arguments_of, takes_number, told_by
 from ..operations._operation import RECORDING
 from ..operations._ref import AccelRef
 from ._chains import TOLD_BY_STEPS, Chains, RunChain
@@ -56,13 +59,15 @@ ResultT = TypeVar("ResultT")
 _Key: TypeAlias = "tuple[object, ...]"
 
 _logger = logging.getLogger("trio_accel.devices")
-# The most structures of one step that are kept, and how many there are when the program is told.
-_MOST, _MANY = 128, 32
+# How many structures of one step there are when the program is told.
+_MANY = 32
 # Values of these types are part of the structure, and stand for themselves.
 _PLAIN = frozenset({type(None), bool, int, str, bytes, type(...)})
 _NESTED = frozenset({tuple, list, dict})
 _CALLS = frozenset({Call, SpentCall})
-_UNKNOWN: Any = object()
+# Of a structure whose numbers are part of it by their values.
+_BY_VALUE: Any = object()
+_TABLE = attrgetter("table")
 
 
 # The steps whose functions are being called, the innermost last.
@@ -113,14 +118,11 @@ class Step(Generic[ParametersP, ResultT]):
         if unknown:
             raise ValueError(f"step: {self._name} has no parameter {unknown[0]!r}, which static names")
         positions = list(self._parameters)
-        self._static = frozenset([*static, *[positions.index(name) for name in static]])
-        # None stands for a structure that goes step by step, and a tuple for the places of numbers whose
-        # values are part of it.
-        self._known: OrderedDict[_Key, StepPlan | tuple[int, ...] | None] = OrderedDict()
-        self._is_told = False
+        self._static: frozenset[int | str] = frozenset([*static, *map(positions.index, static)])
+        self._structures = 0
 
     def __repr__(self) -> str:
-        return f"<step {self._name}, {len(self._known)} structures>"
+        return f"<step {self._name}, traced {self._structures} times>"
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         raise TypeError(
@@ -144,22 +146,25 @@ class Step(Generic[ParametersP, ResultT]):
         if recording is not None and not recording.is_over:
             return await self._by_calls(args, named)
         given = self._arguments(args, named)
-        whole = tuple(given.key)
-        plan = self._known.get(whole, _UNKNOWN)
-        if plan is _UNKNOWN or type(plan) is tuple:
-            if plan is _UNKNOWN:
+        key = tuple(given.key)
+        device: Any = given.blocks[0].table.device
+        kept: KeptPlans[Any] = device.chains.kept
+        found = kept.plans.get(key)
+        if found is None:
+            args, named, given = self._copied(args, named)
+            found = await self._trace(key, args, named, given)
+        if found is not None and found.value is _BY_VALUE:
+            # A number that can be no slot: the values are part of the structure.
+            found.is_used = True
+            key += tuple([pack("=d", number) for number in given.numbers])
+            found = kept.plans.get(key)
+            if found is None:
                 args, named, given = self._copied(args, named)
-                plan = await self._trace(whole, args, named, given)
-            if type(plan) is tuple:
-                # Numbers that can be no slots: their values are part of the structure.
-                whole += tuple([pack("=d", given.numbers[place]) for place in plan])
-                plan = self._known.get(whole, _UNKNOWN)
-                if plan is _UNKNOWN:
-                    args, named, given = self._copied(args, named)
-                    plan = await self._trace(whole, args, named, given, by_value=True)
-        if type(plan) is not StepPlan or given.is_damaged or plan.chains.blocks is not given.blocks[0].table:
+                found = await self._trace(key, args, named, given, by_value=True)
+        if found is None or found.value is None or given.is_damaged:
             return await self._by_calls(args, named)
-        return await self._run(plan, given, args, named)
+        found.is_used = True
+        return await self._run(found.value, given, args, named)
 
     def _copied(
         self, args: tuple[Any, ...], named: Mapping[str, Any]
@@ -177,7 +182,11 @@ class Step(Generic[ParametersP, ResultT]):
     ) -> ResultT:
         """Run what was kept, in place or by a launch."""
         template, chains, hosts = plan.template, plan.chains, given.hosts
-        data = plan.given(hosts, given.numbers)
+        try:
+            data = plan.given(hosts, given.numbers)
+        except StructError:
+            # A power of a negative number is complex, which makes an array of another dtype.
+            return await self._by_calls(args, named)
         reply: Any = NOT_HERE
         if plan.place is not None:
             # Cancellation and other tasks come first.
@@ -187,9 +196,10 @@ class Step(Generic[ParametersP, ResultT]):
             if reply is NOT_HERE:
                 message = RunChain(chains, template, given.refs, hosts, template.name)
                 message.given, message.armed, message.blocks = data, plan, given.blocks
-                chains.found += 1
-                reply = await chains.device.ask(message)
-                plan.launched(chains.device.dispatch)
+                chains.kept.counts.found += 1
+                device: Any = chains.device
+                reply = await device.ask(message)
+                plan.launched(device.dispatch)
             if not template.is_finished:
                 reply = await finish_results(template.reply, reply)
         except AccelError as error:
@@ -218,14 +228,15 @@ class Step(Generic[ParametersP, ResultT]):
             TypeError: One is no part of a structure, or none is an array on a device.
             StaleRefError: An array must not be used.
         """
-        given = _Arguments()
+        given = _Arguments([self])
         key, refs, blocks = given.key, given.refs, given.blocks
         hosts, numbers = given.hosts, given.numbers
         values = (*args, *named.values()) if named else args
         if named:
             key.append(tuple(named))
         if self._static:
-            for name, each in (*enumerate(args), *named.items()):
+            names: list[int | str] = [*range(len(args)), *named]
+            for name, each in zip(names, values, strict=True):
                 self._add(given, each, name, is_static=name in self._static)
             values = ()
         # `_add` says the same of each, with a call.
@@ -253,7 +264,9 @@ class Step(Generic[ParametersP, ResultT]):
             self._refuse_hosts()
         if len(set(blocks)) < len(blocks):
             key.append(tuple(map(blocks.index, blocks)))
-        key.append(id(blocks[0].table))
+        if len(set(map(_TABLE, blocks))) > 1:
+            # No plan has this key, so the function is traced, and the arrays are refused.
+            key.append(_BY_VALUE)
         return given
 
     def _add(self, given: _Arguments, each: Any, name: int | str, *, is_static: bool) -> None:
@@ -356,11 +369,11 @@ class Step(Generic[ParametersP, ResultT]):
         given: _Arguments,
         *,
         by_value: bool = False,
-    ) -> StepPlan | tuple[int, ...] | None:
+    ) -> KeptPlan[Any] | None:
         """Record the operations of a structure, and keep them.
 
         Returns:
-            The plan; or the places of numbers whose values decide; or None where it goes step by step.
+            What is kept: a `StepPlan`, or `_BY_VALUE`; None if nothing is, for now.
         """
         table = given.blocks[0].table
         device: Any = table.device
@@ -375,7 +388,7 @@ class Step(Generic[ParametersP, ResultT]):
             chains.state.check_run("step")
         recorder = ChainRecorder(device, chains.state, None)
         stand_ins = StandIns(self._name, self._static, recorder, has_slots=not by_value)
-        by_steps = tuple(range(len(given.numbers)))
+        kept = chains.kept
         try:
             token = RECORDING.set(recorder)
             try:
@@ -392,7 +405,7 @@ class Step(Generic[ParametersP, ResultT]):
                     if isinstance(each, Slot)
                 ]
                 if not all(takes_number(chain.steps[place]) for place, _ in uses):
-                    return self._note(key, by_steps)
+                    return kept.record(key, _BY_VALUE)
                 constants = [np.array(host) for host in chain.hosts]
                 chain.refs, chain.numbers = list(given.refs), cast("Any", uses)
                 template = await chains.record(chain, recorder, stand_ins.hosts)
@@ -401,12 +414,18 @@ class Step(Generic[ParametersP, ResultT]):
         finally:
             recorder.end()
         if template is None and uses:
-            return self._note(key, by_steps)
+            return kept.record(key, _BY_VALUE)
         if template is None:
-            # While the context is replaced it goes by steps, which wait for the next one.
-            return self._note(key, None) if chains.state.availability.is_ready else None
+            # While the context is replaced it goes by steps, which wait for the next one. A borrowed array is no
+            # part of the structure.
+            is_refused = chains.state.availability.is_ready and all(
+                type(block) is Block for block in given.blocks
+            )
+            return kept.keep(kept.new(key), None) if is_refused else None
+        self._tell_structures()
+        new = kept.new(key)
         slots = [slot for _, slot in uses]
-        return self._note(key, StepPlan.of(chains, template, constants, slots, nesting))
+        return kept.keep(new, StepPlan.of(chains, template, constants, slots, nesting, new))
 
     def _check_arrays(self, chain: Chain, given: _Arguments, recorder: ChainRecorder) -> None:
         """Refuse arrays of a device that are no arguments.
@@ -427,25 +446,16 @@ class Step(Generic[ParametersP, ResultT]):
                     "its name"
                 )
 
-    def _note(self, key: _Key, plan: StepPlan | tuple[int, ...] | None) -> StepPlan | tuple[int, ...] | None:
-        known = self._known
-        known[key] = plan
-        if len(known) >= _MANY and not self._is_told:
-            self._is_told = True
+    def _tell_structures(self) -> None:
+        """Tell once that there are many: a program that traces each time gains nothing."""
+        self._structures += 1
+        if self._structures == _MANY:
             _logger.warning(
-                "step %s was traced for %d structures of its arguments, and keeps %d: each dtype, shape and "
-                "layout of an array, and each value of a whole number, is one; pass what changes as a float or "
-                "as an array",
+                "step %s was traced for %d structures of its arguments: each dtype, shape and layout of an array, "
+                "and each value of a whole number, is one; pass what changes as a float or as an array",
                 self._name,
-                len(known),
-                _MOST,
+                _MANY,
             )
-        if len(known) > _MOST:
-            # Plans of devices that have ended go first.
-            over = [one for one, kept in known.items() if type(kept) is StepPlan and kept.is_over]
-            for one in over or [next(iter(known))]:
-                del known[one]
-        return plan
 
 
 def _nested(nesting: Any, results: Any) -> Any:
@@ -514,7 +524,8 @@ def step(function: Any = None, *, static: str | Sequence[str] = ()) -> Any:
         ValueError: The function uses another array of a device, or arrays of two devices.
 
     Calls raise the errors of the operations. See `Device.ask` for cancellation: a call that is cancelled before
-    it is launched never begins. At most 128 structures are kept, those that were traced last.
+    it is launched never begins. A device keeps at most 1024 structures of steps and chains, those that were
+    used last.
     """
     names = (static,) if isinstance(static, str) else tuple(static)
     if function is None:

@@ -6,124 +6,50 @@ References to arrays and calls have the same operators, which make calls by func
 from __future__ import annotations
 
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
 from functools import partial
-from numbers import Number
-from struct import pack
 from typing import (
     TYPE_CHECKING,
     Any,
     Generic,
-    Literal,
     NoReturn,
     ParamSpec,
-    Protocol,
     TypeAlias,
     TypeVar,
     cast,
     overload,
 )
 
-import attrs
 import numpy as np
-import trio
 
 from ...actors import named_arguments, silence
 from ...backends.base import ArraySpec, DType, DTypeLike, HostArray, Ints, NotSupportedError
 from ..base._refusals import OnDevice
 from ..base._views import Index
+from ._chain import (
+    GATHER,
+    METHODS,
+    Asked,
+    Chain,
+    Function,
+    Layouts,
+    Step,
+    arguments_of,
+    asked,
+    refuse_results,
+    replaced,
+    spent_error,
+)
+from ._operators import NAMESPACE, OF_TWO, OF_UFUNCS, VERSIONS, give_operators
 from ._pending import Pending
 
-__all__ = ["Call", "Chain", "Function", "arguments_of", "called", "composed"]
+__all__ = ["Call", "called", "composed"]
 
 T_co = TypeVar("T_co", covariant=True)
 ParametersP = ParamSpec("ParametersP")
 ResultT = TypeVar("ResultT")
 RefT = TypeVar("RefT", bound="Operators[Any]")
 T = TypeVar("T")
-Layouts: TypeAlias = "ArraySpec | Sequence[Layouts]"
-"""Layout of an array, or those of several."""
-
-# A chain is planned in one turn of the loop, and a program that builds one in a loop has forgotten to await.
-_MOST = 4096
-# Values of these types stand for themselves in the key of a chain. Others have no key, and such a chain is
-# asked step by step.
-_PLAIN = frozenset({type(None), bool, int, str, bytes, type(...), object})
-_SEVERAL = frozenset({list, tuple})
-_ORDER = {
-    "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
-    "eq": "equal", "ne": "not_equal",
-}  # fmt: skip
-_OF_TWO = _ORDER | {
-    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
-    "mod": "remainder", "pow": "pow", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or",
-    "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
-}  # fmt: skip
-# What has elements, or is one: with all else a reference is unequal, as any object is.
-_EQUALITY = ("equal", "not_equal")
-_COMPARED = (OnDevice, np.ndarray, np.generic, Number, list, tuple)
-_OF_UFUNCS = {"power": "pow", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift"}
-_OF_ONE = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
-# They stand around the members of a sequence, and before names: a key tells lists from tuples by them.
-_OPENED: dict[type[Any], object] = {list: object(), tuple: object()}
-_CLOSED = object()
-
-
-def _is_one_operation(function: Function) -> bool:
-    return function.how != "awaitable" and function.ask is None
-
-
-@attrs.frozen(eq=False)
-class Function:
-    """A function of arrays, as its calls know it.
-
-    Attributes:
-        name: Its name, such as ``"linalg.matmul"``.
-        make: Called with the arguments, once no call is left among them.
-        how: What that returns: a message for a device, an awaitable, or the result itself.
-        ask: Asks for a message; None for the device of the arguments.
-        refuse: Raises the error of a call in the function's own words, if it has any.
-        is_direct: Whether a call alone is asked for as it is. One that makes several operations, or has a
-            long plan, is a chain of one: the plan is kept.
-    """
-
-    name: str
-    make: Callable[..., Any]
-    how: Literal["message", "awaitable", "value"] = "message"
-    ask: Callable[[Any], Awaitable[Any]] | None = None
-    refuse: Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], object] | None = None
-    is_direct: bool = attrs.field(default=attrs.Factory(_is_one_operation, takes_self=True))
-
-
-class Asked(Protocol):
-    """The device that calls are asked of."""
-
-    @property
-    def ask(self) -> Callable[[Any], Awaitable[Any]]:
-        """See `Device.ask`."""
-        ...
-
-    def submit(self, operation: Any, /) -> Pending[Any]:
-        """See `Device.submit`."""
-        ...
-
-    def ask_chain(self, chain: Chain, /) -> Awaitable[Any]:
-        """Run the calls of a chain as one request."""
-        ...
-
-    def look_ahead(self, chain: Chain, /) -> Layouts:
-        """Find what the last call of a chain makes, without a launch."""
-        ...
-
-
-VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
-"""Versions of the array API standard."""
-
-NAMESPACE: list[Any] = []
-"""The namespace of the standard over calls: the layers above add it."""
-
-METHODS: dict[str, Function] = {}
-"""Functions that operators and methods make calls of, by their names; the layers above add them."""
 
 
 class Operators(OnDevice, Generic[T_co]):
@@ -146,8 +72,8 @@ class Operators(OnDevice, Generic[T_co]):
     if not TYPE_CHECKING:  # a type checker would have NumPy's operators return anything
 
         def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **named: Any) -> Any:
-            name = _OF_UFUNCS.get(ufunc.__name__, ufunc.__name__)
-            is_operator = method == "__call__" and name in _OF_TWO.values() and not named
+            name = OF_UFUNCS.get(ufunc.__name__, ufunc.__name__)
+            is_operator = method == "__call__" and name in OF_TWO.values() and not named
             if is_operator and not isinstance(inputs[0], OnDevice):
                 # NumPy comes here for ``array + self``, too.
                 return getattr(NAMESPACE[0], name)(*inputs)
@@ -321,10 +247,10 @@ Other: TypeAlias = "Operators[Any] | HostArray | complex | np.generic"
 """The other operand of an operator."""
 
 
-class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
+class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
     """A call that was awaited, or that was an operand of one that was."""
 
-    __slots__ = ("_is_silent", "_running", "ahead", "args", "function", "named")
+    __slots__ = ("_is_silent", "_running")
     noun = "a Call"
     first = "call"
 
@@ -420,7 +346,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
     def _run(self) -> Any:
         """Begin all calls that it is made of as one request; returns what is awaited."""
         if type(self) is not Call:
-            raise _spent(self)
+            raise spent_error(self)
         args, named, is_direct = self.args, self.named, self.function.is_direct
         if (
             is_direct
@@ -440,7 +366,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
             self.silence()
             raise
         if not chain.refs or (len(chain.steps) == 1 and (is_direct or chain.key is None)):
-            return chain.run()
+            return _run_alone(chain)
         # `Chain.device` says the same, with two calls.
         device: Asked = chain.refs[0].block.table.device
         return device.ask_chain(chain)
@@ -477,7 +403,7 @@ class SpentCall(Operators[T_co], Coroutine[Any, Any, T_co]):
         """Return the layout of its result, or those of several, by a plan that is not launched."""
         if self.ahead is None:
             if type(self) is not Call:
-                raise _spent(self)
+                raise spent_error(self)
             try:
                 chain = Chain(self, is_spent=False)
                 self.ahead = chain.device.look_ahead(chain)
@@ -541,157 +467,8 @@ class Call(SpentCall[T_co]):
             warnings.warn(told, RuntimeWarning, stacklevel=2)
 
 
-# Functions that take a number as an array without axes, of the other operand's dtype, with the same bits.
-_OF_NUMBERS = frozenset({"arrays.add", "arrays.divide", "arrays.multiply", "arrays.subtract"})
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
-
-
-async def _gathered(*results: Any) -> tuple[Any, ...]:
-    await trio.lowlevel.checkpoint()
-    return results
-
-
-GATHER = Function("gather", _gathered, "awaitable")
-"""Returns the results of several calls; see `gather`."""
-
-
-class Chain:
-    """The calls that one is made of, in an order in which they can run.
-
-    Args:
-        call: The last one.
-        is_spent: Whether the calls are used now, which each is once.
-        ends: Identities of calls that are operands of the chain, and none of its steps.
-
-    Attributes:
-        steps: The calls; each comes behind its operands.
-        key: Tells chains of one structure from others: functions, arguments, layouts of arrays, and which of
-            these are the same. None where an argument cannot be compared.
-        refs: The arrays on the device among the arguments, in the order of the key.
-        hosts: The host arrays, each once.
-        numbers: Numbers that are handed over as host arrays are, with the places of their steps. Others are
-            in the key.
-
-    Raises:
-        RuntimeError: A call was used before.
-        ValueError: There are too many.
-    """
-
-    __slots__ = ("hosts", "key", "numbers", "refs", "steps")
-
-    def __init__(self, call: Any, *, is_spent: bool = True, ends: Iterable[int] = ()) -> None:
-        self.steps: list[SpentCall[Any]] = []
-        steps, places, stack, opened = self.steps, dict.fromkeys(ends, -1), [call], set[int]()
-        while stack:
-            step = stack[-1]
-            depth = len(stack)
-            # `_given` says the same of the usual call, with another one.
-            args, named = step.args, step.named
-            for each in (
-                args if named is None and _SEVERAL.isdisjoint(map(type, args)) else arguments_of(step)
-            ):
-                kind: Any = type(each)  # pyright: ignore[reportUnknownVariableType]
-                if kind is Call and id(each) not in places:
-                    stack.append(each)
-                elif kind is SpentCall:
-                    raise _spent(each)
-            if len(stack) > depth:
-                if id(step) in opened:
-                    # Its operands were on the stack above it, so that they are known by now.
-                    raise ValueError(f"{step!r} is an operand of itself; take it out of the list in it")
-                opened.add(id(step))
-                # The first operand runs first, as in an expression of Python.
-                stack[depth:] = stack[: depth - 1 : -1]
-                continue
-            stack.pop()
-            if id(step) not in places:
-                places[id(step)] = len(steps)
-                steps.append(step)
-        if len(steps) > _MOST:
-            raise ValueError(f"a chain has at most {_MOST} calls: await one in between")
-        for step in steps if is_spent else ():
-            step.__class__ = SpentCall
-        self.refs: list[Any] = []
-        self.hosts: list[HostArray] = []
-        self.numbers: list[tuple[int, float]] = []
-        self.key: tuple[object, ...] | None = self._read(places)
-
-    def without_numbers(self) -> tuple[tuple[object, ...] | None, list[tuple[int, float]]]:
-        """Return a key without the numbers that may be handed over, and these."""
-        self.refs, self.hosts, numbers = [], [], list[tuple[int, float]]()
-        return self._read({id(step): place for place, step in enumerate(self.steps)}, numbers), numbers
-
-    def _read(
-        self, places: Mapping[int, int], handed: list[tuple[int, float]] | None = None
-    ) -> tuple[object, ...] | None:
-        """Take the arguments; returns the key, without numbers that are added to `handed`."""
-        key: list[object] = []
-        refs, hosts, blocks, numbers = self.refs, self.hosts, dict[Any, int](), dict[int, int]()
-        is_keyed = True
-        for step in self.steps:
-            key.append(step.function)
-            # `_given` says the same of the usual call, with another one.
-            args, named = step.args, step.named
-            for each in (
-                args if named is None and _SEVERAL.isdisjoint(map(type, args)) else arguments_of(step)
-            ):
-                kind: Any = type(each)  # pyright: ignore[reportUnknownVariableType]
-                if kind is SpentCall or kind is Call:
-                    key.append(places[id(each)])
-                elif isinstance(each, Operators):
-                    array: Any = each  # pyright: ignore[reportUnknownVariableType]
-                    spec, block = array.spec, array.block
-                    key += id(spec.dtype), spec.shape, spec.strides, spec.offset, block.nbytes
-                    key.append(blocks.setdefault(block.id, len(blocks)))
-                    refs.append(each)
-                elif kind is np.ndarray:
-                    number = numbers.setdefault(id(each), len(hosts))
-                    key += each.shape, each.dtype, number
-                    if number == len(hosts):
-                        hosts.append(each)
-                elif handed is not None and kind is float and takes_number(step):
-                    key.append(float)
-                    handed.append((places[id(step)], each))
-                else:
-                    # The sign of what is no number counts, too, and its text does not show it.
-                    told = (
-                        each
-                        if kind in _PLAIN
-                        else pack("d", each)
-                        if kind is float
-                        else pack("2d", each.real, each.imag)
-                        if kind is complex
-                        else told_by(each)
-                    )
-                    key += kind, told
-                    is_keyed = is_keyed and told is not NotImplemented
-        return tuple(key) if is_keyed else None
-
-    async def run(self) -> Any:
-        """Run it step by step; see `run_steps`."""
-        try:
-            return await run_steps(self.steps, {})
-        finally:
-            self.let_go()
-
-    def let_go(self) -> None:
-        """Let the arguments go: the calls may stay in variables of the program."""
-        for step in self.steps:
-            step.args, step.named = (), None
-
-    @property
-    def device(self) -> Asked:
-        """The device of the first array that is on one.
-
-        Raises:
-            TypeError: There is none.
-        """
-        if self.refs:
-            found: Asked = self.refs[0].device
-            return found
-        return asked(
-            self.steps[-1].function.name, (), {"": [one for step in self.steps for one in arguments_of(step)]}
-        )
+Step.spent = SpentCall
 
 
 async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
@@ -718,21 +495,11 @@ async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str
         if function.refuse is not None:
             function.refuse(error, args, named)
         if isinstance(error, AttributeError):
-            _refuse_results(function.name, args)
+            refuse_results(function.name, args)
         raise
 
 
-def _refuse_results(name: str, args: Iterable[object]) -> None:
-    """Refuse a result of another call which has no operators: several arrays, or elements on the host."""
-    for each in args:
-        kind = type(each)
-        if issubclass(kind, (tuple, np.ndarray)):
-            use = "take one of its arrays" if issubclass(kind, tuple) else "use it as an array of NumPy"
-            told = f"an operand is of type {kind.__name__}"
-            raise TypeError(f"{name}: {told}; await the call that returns it first, and {use}") from None
-
-
-async def run_steps(steps: Sequence[SpentCall[Any]], given: Mapping[int, Any]) -> Any:
+async def run_steps(steps: Sequence[Step], given: Mapping[int, Any]) -> Any:
     """Run calls one after the other, and return the result of the last.
 
     Args:
@@ -761,10 +528,18 @@ async def run_steps(steps: Sequence[SpentCall[Any]], given: Mapping[int, Any]) -
         values.clear()
 
 
+async def _run_alone(chain: Chain) -> Any:
+    """Run a chain step by step; see `run_steps`."""
+    try:
+        return await run_steps(chain.steps, {})
+    finally:
+        chain.let_go()
+
+
 def start(call: SpentCall[T_co]) -> Pending[T_co]:
     """Hand a call over, and those that it is made of, without waiting; see `Call.start`."""
     if type(call) is not Call:
-        raise _spent(call)
+        raise spent_error(call)
     values: dict[int, Any] = {}
     pending: Pending[Any] | None = None
     try:
@@ -794,75 +569,6 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
     return pending
 
 
-def replaced(step: SpentCall[Any], values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call, with values in place of what is known by its identity."""
-
-    def one(each: Any) -> Any:
-        if type(each) in _SEVERAL:
-            return type(each)([values.get(id(item), item) for item in each])
-        return values.get(id(each), each)
-
-    return tuple(map(one, step.args)), {name: one(each) for name, each in (step.named or {}).items()}
-
-
-def asked(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Asked:
-    """Find the device of the first array that is on one.
-
-    Raises:
-        TypeError: There is none.
-    """
-    found: Asked = DEVICE_OF[0](name, *_flat((*args, *named.values())))
-    return found
-
-
-DEVICE_OF: list[Callable[..., Any]] = []
-"""Finds the device of operands: the module of devices is above this one."""
-
-
-def arguments_of(step: SpentCall[Any]) -> list[Any]:
-    """List the arguments of a call, with the members of sequences one by one."""
-    named = step.named
-    return _flat(step.args if named is None else (*step.args, _CLOSED, *named, *named.values()))
-
-
-def _flat(given: Iterable[Any]) -> list[Any]:
-    flat: list[Any] = []
-    for each in given:
-        if type(each) in _SEVERAL:
-            flat += _OPENED[type(each)], *each, _CLOSED
-        else:
-            flat.append(each)
-    return flat
-
-
-def takes_number(step: SpentCall[Any]) -> bool:
-    """Tell whether the function of a call takes a number as an array without axes, with the same bits."""
-    # A number in a sequence is none of its operands.
-    is_one = step.named is None and step.function.name in _OF_NUMBERS
-    return is_one and _SEVERAL.isdisjoint(map(type, step.args))
-
-
-def told_by(given: Any) -> object:
-    """Return what tells an argument from others; NotImplemented where nothing does."""
-    value: Any = given
-    if isinstance(given, DType):
-        # Its hash takes longer than all the rest.
-        return id(value)
-    if isinstance(given, slice):
-        bounds = value.start, value.stop, value.step
-        return bounds if _PLAIN.issuperset(map(type, bounds)) else NotImplemented
-    if isinstance(given, np.generic):
-        return value.dtype, value.tobytes()
-    return value if isinstance(given, (np.dtype, type)) else NotImplemented
-
-
-def _spent(call: SpentCall[Any]) -> RuntimeError:
-    return RuntimeError(
-        f"{call!r} was awaited before, or in another call; keep its result in a name, "
-        "or await both calls at once: await ta.gather(a, b)"
-    )
-
-
 def composed(
     function: Callable[ParametersP, Coroutine[Any, Any, ResultT]],
 ) -> Callable[ParametersP, Call[ResultT]]:
@@ -888,26 +594,4 @@ def have_operators(namespace: Any) -> None:
         namespace: Has the functions by their names, such as ``add``, once they are needed.
     """
     NAMESPACE.append(namespace)
-    find = partial(getattr, namespace)
-
-    def of_two(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
-        def ask(self: Any, other: Any) -> Any:
-            if name in _EQUALITY:
-                if not isinstance(other, _COMPARED):
-                    return NotImplemented
-            elif other is None or isinstance(other, (str, bytes)):
-                self.silence()  # Python refuses it
-                return NotImplemented
-            return find(name)(other, self) if is_reflected else find(name)(self, other)
-
-        return ask
-
-    def of_one(name: str) -> Callable[[Any], Any]:
-        return lambda self: find(name)(self)  # noqa: PLW0108  # it is not found before it is needed
-
-    for special, name in _OF_TWO.items():
-        setattr(Operators, f"__{special}__", of_two(name, is_reflected=False))
-        if special not in _ORDER:
-            setattr(Operators, f"__r{special}__", of_two(name, is_reflected=True))
-    for special, name in _OF_ONE.items():
-        setattr(Operators, f"__{special}__", of_one(name))
+    give_operators(Operators, partial(getattr, namespace))

@@ -50,7 +50,8 @@ from ...backends.base.contract.ops import (
     writes,
 )
 from ...backends.base.kit.kernels import ALLOWED
-from ._calls import Call, Function, Operators
+from ._calls import Call, Operators
+from ._chain import Function
 from ._named import refuse_as
 from ._operation import Operand, Operation, Planned, Planner
 from ._pending import ReplyT, ReplyT_co

@@ -7,7 +7,8 @@ from typing import Any, NoReturn, TypeVar, cast, overload
 
 from ...actors import named_arguments
 from ..base._refusals import shown, what_to_do
-from ._calls import GATHER, Call, Chain, Operators, SpentCall, arguments_of
+from ._calls import Call, Operators, SpentCall
+from ._chain import GATHER, Chain, arguments_of
 
 __all__ = ["gather"]
 

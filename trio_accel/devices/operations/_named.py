@@ -19,7 +19,8 @@ from ...actors import bind_arguments
 from ...backends.base import AccelError, NotSupportedError
 from ...backends.base.contract.foreign_names import tells_of_missing
 from ..base._refusals import shown, what_to_do
-from ._calls import Call, Function, called
+from ._calls import Call, called
+from ._chain import Function
 from ._ref import AccelRef
 
 _HEAD = re.compile(r"[a-z_]+(?:\.\w+){1,2}|Generator(?:\.\w+)?")

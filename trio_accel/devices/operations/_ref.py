@@ -34,7 +34,8 @@ from ..base._refusals import what_to_do
 from ..base._statistics import DeviceStatistics, RecoveryCost
 from ..base._views import Index, indexed, permuted, reshaped, seen, transposed
 from ._blocks import Block, BorrowedBlock
-from ._calls import DEVICE_OF, METHODS, Chain, Function, Layouts, Operators
+from ._calls import Operators
+from ._chain import DEVICE_OF, METHODS, Chain, Function, Layouts
 from ._pending import Pending, ReplyT
 
 __all__ = ["AccelRef", "Device", "check_device", "device_of"]

@@ -211,5 +211,9 @@ class NotSupportedError(AccelError):
     backend: str | None = attrs.field(default=None, kw_only=True)
 
 
+class NoEdgeError(RuntimeError):
+    """Something happened that cannot happen in this stage of a life: an error of this package."""
+
+
 def _rebuild(cls: type[AccelError], fields: dict[str, Any]) -> AccelError:
     return cls(**fields)

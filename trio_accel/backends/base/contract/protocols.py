@@ -20,8 +20,8 @@ from .ops import ArraySpec, OperationSpec
 
 __all__ = [
     "AccelBackend", "AccelDevice", "AccelEvent", "AccelStream", "CacheCounts", "ChunkKeeper",
-    "CollectiveLibrary", "Hold", "InThread", "KernelLibrary", "Lease", "LibraryUsage", "MemoryStatistics",
-    "PlacedBlock", "Poison", "Waker",
+    "CollectiveLibrary", "Hold", "InThread", "KeptCounts", "KernelLibrary", "Lease", "LibraryUsage",
+    "MemoryStatistics", "PlacedBlock", "Poison", "Waker",
 ]  # fmt: skip
 
 Poison = Literal["illegal_address", "trap", "assert"]
@@ -64,6 +64,29 @@ class CacheCounts:
 
     found: int = 0
     made: int = 0
+    evicted: int = 0
+
+
+@attrs.define(eq=False)
+class KeptCounts:
+    """Counts of a table of kept plans; its owner counts, and others read.
+
+    Attributes:
+        seen: Requests of a key without a plan that were served without one.
+        found: Requests that found their plan.
+        recorded: Plans that were made.
+        bound: Bindings of plans to blocks.
+        armed: Bindings whose kernels were prepared.
+        refused: Requests whose key can have no plan.
+        evicted: Plans that made way for others.
+    """
+
+    seen: int = 0
+    found: int = 0
+    recorded: int = 0
+    bound: int = 0
+    armed: int = 0
+    refused: int = 0
     evicted: int = 0
 
 
@@ -328,6 +351,11 @@ class AccelDevice(Protocol):
     @property
     def believed(self) -> Collection[int]:
         """Blocks of whose contents it knows something. Who is about to write to one calls `renew` before."""
+        ...
+
+    @property
+    def kept(self) -> KeptCounts:
+        """Counts of the plans that its libraries keep, but for `usage`."""
         ...
 
     def open_stream(self, name: str, priority: int = 0) -> AccelStream:

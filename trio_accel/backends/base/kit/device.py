@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from ..contract.device_info import DeviceInfo
 from ..contract.errors import OutOfMemoryError
-from ..contract.protocols import AccelStream, LibraryUsage, MemoryStatistics, PlacedBlock
+from ..contract.protocols import AccelStream, KeptCounts, LibraryUsage, MemoryStatistics, PlacedBlock
 from .memory import BlockMemory
 
 _LOOK = 0.0005
@@ -39,6 +39,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         streams: The streams that have not ended.
         is_closed: Whether it takes no more work.
         believed: See `AccelDevice.believed`: none.
+        kept: See `AccelDevice.kept`.
         allocate: See `AccelDevice.allocate`; without a call in between.
         placement: See `AccelDevice.placement`; without a call in between.
     """
@@ -49,6 +50,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         self.streams: list[StreamT] = []
         self.is_closed: bool = False
         self.believed: Collection[int] = ()
+        self.kept: KeptCounts = KeptCounts()
         self.allocate: Callable[[int, int], None] = blocks.allocate
         self.placement: Callable[[int], PlacedBlock] = blocks.placement
         self._has_ended = False

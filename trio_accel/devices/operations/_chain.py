@@ -1,0 +1,323 @@
+"""Chains: the calls that one is made of, in their order, and the key of their structure."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from struct import pack
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+
+import attrs
+import numpy as np
+import trio
+
+from ...backends.base import ArraySpec, DType, HostArray
+from ..base._refusals import OnDevice
+from ._pending import Pending
+
+__all__ = ["Chain", "Function", "arguments_of"]
+
+Layouts: TypeAlias = "ArraySpec | Sequence[Layouts]"
+"""Layout of an array, or those of several."""
+
+# A chain is planned in one turn of the loop, and a program that builds one in a loop has forgotten to await.
+_MOST = 4096
+# Values of these types stand for themselves in the key of a chain. Others have no key, and such a chain is
+# asked step by step.
+_PLAIN = frozenset({type(None), bool, int, str, bytes, type(...), object})
+_SEVERAL = frozenset({list, tuple})
+# They stand around the members of a sequence, and before names: a key tells lists from tuples by them.
+_OPENED: dict[type[Any], object] = {list: object(), tuple: object()}
+_CLOSED = object()
+
+# Functions that take a number as an array without axes, of the other operand's dtype, with the same bits.
+_OF_NUMBERS = frozenset({"arrays.add", "arrays.divide", "arrays.multiply", "arrays.subtract"})
+
+
+def _is_one_operation(function: Function) -> bool:
+    return function.how != "awaitable" and function.ask is None
+
+
+@attrs.frozen(eq=False)
+class Function:
+    """A function of arrays, as its calls know it.
+
+    Attributes:
+        name: Its name, such as ``"linalg.matmul"``.
+        make: Called with the arguments, once no call is left among them.
+        how: What that returns: a message for a device, an awaitable, or the result itself.
+        ask: Asks for a message; None for the device of the arguments.
+        refuse: Raises the error of a call in the function's own words, if it has any.
+        is_direct: Whether a call alone is asked for as it is. One that makes several operations, or has a
+            long plan, is a chain of one: the plan is kept.
+    """
+
+    name: str
+    make: Callable[..., Any]
+    how: Literal["message", "awaitable", "value"] = "message"
+    ask: Callable[[Any], Awaitable[Any]] | None = None
+    refuse: Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], object] | None = None
+    is_direct: bool = attrs.field(default=attrs.Factory(_is_one_operation, takes_self=True))
+
+
+class Asked(Protocol):
+    """The device that calls are asked of."""
+
+    @property
+    def ask(self) -> Callable[[Any], Awaitable[Any]]:
+        """See `Device.ask`."""
+        ...
+
+    def submit(self, operation: Any, /) -> Pending[Any]:
+        """See `Device.submit`."""
+        ...
+
+    def ask_chain(self, chain: Chain, /) -> Awaitable[Any]:
+        """Run the calls of a chain as one request."""
+        ...
+
+    def look_ahead(self, chain: Chain, /) -> Layouts:
+        """Find what the last call of a chain makes, without a launch."""
+        ...
+
+
+METHODS: dict[str, Function] = {}
+"""Functions that operators and methods make calls of, by their names; the layers above add them."""
+
+DEVICE_OF: list[Callable[..., Any]] = []
+"""Finds the device of operands: the module of devices is above this one."""
+
+
+class Step:
+    """A call, as a chain knows it.
+
+    Attributes:
+        function: The function.
+        args: Its arguments, by their places.
+        named: Its arguments by name; None for none.
+        ahead: Layout of its result, or layouts of several, if they were found.
+        spent: The class of calls that were used.
+    """
+
+    __slots__ = ("ahead", "args", "function", "named")
+    function: Function
+    args: tuple[Any, ...]
+    named: Mapping[str, Any] | None
+    ahead: Layouts | None
+    spent: ClassVar[type[Step]]
+
+
+async def _gathered(*results: Any) -> tuple[Any, ...]:
+    await trio.lowlevel.checkpoint()
+    return results
+
+
+GATHER = Function("gather", _gathered, "awaitable")
+"""Returns the results of several calls; see `gather`."""
+
+
+class Chain:
+    """The calls that one is made of, in an order in which they can run.
+
+    Args:
+        call: The last one.
+        is_spent: Whether the calls are used now, which each is once.
+        ends: Identities of calls that are operands of the chain, and none of its steps.
+
+    Attributes:
+        steps: The calls; each comes behind its operands.
+        key: Tells chains of one structure from others: functions, arguments, layouts of arrays, and which of
+            these are the same. None where an argument cannot be compared.
+        refs: The arrays on the device among the arguments, in the order of the key.
+        hosts: The host arrays, each once.
+        numbers: Numbers that are handed over as host arrays are, with the places of their steps. Others are
+            in the key.
+
+    Raises:
+        RuntimeError: A call was used before.
+        ValueError: There are too many.
+    """
+
+    __slots__ = ("hosts", "key", "numbers", "refs", "steps")
+
+    def __init__(self, call: Any, *, is_spent: bool = True, ends: Iterable[int] = ()) -> None:
+        self.steps: list[Step] = []
+        steps, places, stack, opened = self.steps, dict.fromkeys(ends, -1), [call], set[int]()
+        spent = Step.spent
+        while stack:
+            step = stack[-1]
+            depth = len(stack)
+            # `_given` says the same of the usual call, with another one.
+            args, named = step.args, step.named
+            for each in (
+                args if named is None and _SEVERAL.isdisjoint(map(type, args)) else arguments_of(step)
+            ):
+                kind: Any = type(each)  # pyright: ignore[reportUnknownVariableType]
+                if kind is spent:
+                    raise spent_error(each)
+                if isinstance(each, Step) and id(each) not in places:
+                    stack.append(each)
+            if len(stack) > depth:
+                if id(step) in opened:
+                    # Its operands were on the stack above it, so that they are known by now.
+                    raise ValueError(f"{step!r} is an operand of itself; take it out of the list in it")
+                opened.add(id(step))
+                # The first operand runs first, as in an expression of Python.
+                stack[depth:] = stack[: depth - 1 : -1]
+                continue
+            stack.pop()
+            if id(step) not in places:
+                places[id(step)] = len(steps)
+                steps.append(step)
+        if len(steps) > _MOST:
+            raise ValueError(f"a chain has at most {_MOST} calls: await one in between")
+        for step in steps if is_spent else ():
+            step.__class__ = spent
+        self.refs: list[Any] = []
+        self.hosts: list[HostArray] = []
+        self.numbers: list[tuple[int, float]] = []
+        self.key: tuple[object, ...] | None = self._read(places)
+
+    def without_numbers(self) -> tuple[tuple[object, ...] | None, list[tuple[int, float]]]:
+        """Return a key without the numbers that may be handed over, and these."""
+        self.refs, self.hosts, numbers = [], [], list[tuple[int, float]]()
+        return self._read({id(step): place for place, step in enumerate(self.steps)}, numbers), numbers
+
+    def _read(
+        self, places: Mapping[int, int], handed: list[tuple[int, float]] | None = None
+    ) -> tuple[object, ...] | None:
+        """Take the arguments; returns the key, without numbers that are added to `handed`."""
+        key: list[object] = []
+        refs, hosts, blocks, numbers = self.refs, self.hosts, dict[Any, int](), dict[int, int]()
+        is_keyed = True
+        for step in self.steps:
+            key.append(step.function)
+            # `_given` says the same of the usual call, with another one.
+            args, named = step.args, step.named
+            for each in (
+                args if named is None and _SEVERAL.isdisjoint(map(type, args)) else arguments_of(step)
+            ):
+                kind: Any = type(each)  # pyright: ignore[reportUnknownVariableType]
+                if isinstance(each, Step):
+                    key.append(places[id(each)])
+                elif isinstance(each, OnDevice):
+                    array: Any = each  # pyright: ignore[reportUnknownVariableType]
+                    spec, block = array.spec, array.block
+                    key += id(spec.dtype), spec.shape, spec.strides, spec.offset, block.nbytes
+                    key.append(blocks.setdefault(block.id, len(blocks)))
+                    refs.append(each)
+                elif kind is np.ndarray:
+                    number = numbers.setdefault(id(each), len(hosts))
+                    key += each.shape, each.dtype, number
+                    if number == len(hosts):
+                        hosts.append(each)
+                elif handed is not None and kind is float and takes_number(step):
+                    key.append(float)
+                    handed.append((places[id(step)], each))
+                else:
+                    # The sign of what is no number counts, too, and its text does not show it.
+                    told = (
+                        each
+                        if kind in _PLAIN
+                        else pack("d", each)
+                        if kind is float
+                        else pack("2d", each.real, each.imag)
+                        if kind is complex
+                        else told_by(each)
+                    )
+                    key += kind, told
+                    is_keyed = is_keyed and told is not NotImplemented
+        return tuple(key) if is_keyed else None
+
+    def let_go(self) -> None:
+        """Let the arguments go: the calls may stay in variables of the program."""
+        for step in self.steps:
+            step.args, step.named = (), None
+
+    @property
+    def device(self) -> Asked:
+        """The device of the first array that is on one.
+
+        Raises:
+            TypeError: There is none.
+        """
+        if self.refs:
+            found: Asked = self.refs[0].device
+            return found
+        return asked(
+            self.steps[-1].function.name, (), {"": [one for step in self.steps for one in arguments_of(step)]}
+        )
+
+
+def refuse_results(name: str, args: Iterable[object]) -> None:
+    """Refuse a result of another call which has no operators: several arrays, or elements on the host."""
+    for each in args:
+        kind = type(each)
+        if issubclass(kind, (tuple, np.ndarray)):
+            use = "take one of its arrays" if issubclass(kind, tuple) else "use it as an array of NumPy"
+            told = f"an operand is of type {kind.__name__}"
+            raise TypeError(f"{name}: {told}; await the call that returns it first, and {use}") from None
+
+
+def replaced(step: Step, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call, with values in place of what is known by its identity."""
+
+    def one(each: Any) -> Any:
+        if type(each) in _SEVERAL:
+            return type(each)([values.get(id(item), item) for item in each])
+        return values.get(id(each), each)
+
+    return tuple(map(one, step.args)), {name: one(each) for name, each in (step.named or {}).items()}
+
+
+def asked(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Asked:
+    """Find the device of the first array that is on one.
+
+    Raises:
+        TypeError: There is none.
+    """
+    found: Asked = DEVICE_OF[0](name, *_flat((*args, *named.values())))
+    return found
+
+
+def arguments_of(step: Step) -> list[Any]:
+    """List the arguments of a call, with the members of sequences one by one."""
+    named = step.named
+    return _flat(step.args if named is None else (*step.args, _CLOSED, *named, *named.values()))
+
+
+def _flat(given: Iterable[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for each in given:
+        if type(each) in _SEVERAL:
+            flat += _OPENED[type(each)], *each, _CLOSED
+        else:
+            flat.append(each)
+    return flat
+
+
+def takes_number(step: Step) -> bool:
+    """Tell whether the function of a call takes a number as an array without axes, with the same bits."""
+    # A number in a sequence is none of its operands.
+    is_one = step.named is None and step.function.name in _OF_NUMBERS
+    return is_one and _SEVERAL.isdisjoint(map(type, step.args))
+
+
+def told_by(given: Any) -> object:
+    """Return what tells an argument from others; NotImplemented where nothing does."""
+    value: Any = given
+    if isinstance(given, DType):
+        # Its hash takes longer than all the rest.
+        return id(value)
+    if isinstance(given, slice):
+        bounds = value.start, value.stop, value.step
+        return bounds if _PLAIN.issuperset(map(type, bounds)) else NotImplemented
+    if isinstance(given, np.generic):
+        return value.dtype, value.tobytes()
+    return value if isinstance(given, (np.dtype, type)) else NotImplemented
+
+
+def spent_error(call: Step) -> RuntimeError:
+    return RuntimeError(
+        f"{call!r} was awaited before, or in another call; keep its result in a name, "
+        "or await both calls at once: await ta.gather(a, b)"
+    )

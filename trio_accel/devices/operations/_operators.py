@@ -1,0 +1,63 @@
+"""Operators of Python, and the functions that make calls of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from numbers import Number
+from typing import Any
+
+import numpy as np
+
+from ..base._refusals import OnDevice
+
+_ORDER = {
+    "lt": "less", "le": "less_equal", "gt": "greater", "ge": "greater_equal",
+    "eq": "equal", "ne": "not_equal",
+}  # fmt: skip
+OF_TWO = _ORDER | {
+    "add": "add", "sub": "subtract", "mul": "multiply", "truediv": "divide", "floordiv": "floor_divide",
+    "mod": "remainder", "pow": "pow", "matmul": "matmul", "and": "bitwise_and", "or": "bitwise_or",
+    "xor": "bitwise_xor", "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
+}  # fmt: skip
+# What has elements, or is one: with all else a reference is unequal, as any object is.
+_EQUALITY = ("equal", "not_equal")
+_COMPARED = (OnDevice, np.ndarray, np.generic, Number, list, tuple)
+OF_UFUNCS = {"power": "pow", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift"}
+_OF_ONE = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
+
+VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", "2025.12")
+"""Versions of the array API standard."""
+
+NAMESPACE: list[Any] = []
+"""The namespace of the standard over calls: the layers above add it."""
+
+
+def give_operators(cls: type[OnDevice], find: Callable[[str], Callable[..., Any]]) -> None:
+    """Give a class the operators of Python.
+
+    Args:
+        cls: The class.
+        find: Returns the function of a name, such as ``add``, once it is needed.
+    """
+
+    def of_two(name: str, *, is_reflected: bool) -> Callable[[Any, Any], Any]:
+        def ask(self: Any, other: Any) -> Any:
+            if name in _EQUALITY:
+                if not isinstance(other, _COMPARED):
+                    return NotImplemented
+            elif other is None or isinstance(other, (str, bytes)):
+                self.silence()  # Python refuses it
+                return NotImplemented
+            return find(name)(other, self) if is_reflected else find(name)(self, other)
+
+        return ask
+
+    def of_one(name: str) -> Callable[[Any], Any]:
+        return lambda self: find(name)(self)  # noqa: PLW0108  # it is not found before it is needed
+
+    for special, name in OF_TWO.items():
+        setattr(cls, f"__{special}__", of_two(name, is_reflected=False))
+        if special not in _ORDER:
+            setattr(cls, f"__r{special}__", of_two(name, is_reflected=True))
+    for special, name in _OF_ONE.items():
+        setattr(cls, f"__{special}__", of_one(name))
