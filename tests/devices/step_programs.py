@@ -106,8 +106,7 @@ async def expected_of(case: Case, leaves: Mapping[str, Any]) -> Any:
         return await outcome(step_by_step(made))
     operands: list[Any] = []
     _leaves(made, operands)
-    found = await outcome_of(step_by_step(ta.gather(*operands)))
-    return found
+    return await outcome_of(step_by_step(ta.gather(*operands)))
 
 
 async def outcome_of(asked: Coroutine[Any, Any, Any]) -> Any:

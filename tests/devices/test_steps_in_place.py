@@ -363,3 +363,44 @@ async def test_another_run_of_trio_never_computes_in_place(device: ta.Device, ar
 
     await trio.to_thread.run_sync(run)
     assert computed(device) == before
+
+
+async def test_bindings_to_arrays_that_come_in_turns_do_not_add_up(device: ta.Device) -> None:
+    step = ta.step(lambda x, y: (x - y).to_host())
+    y, others = await device.put(np.ones(N)), [await device.put(np.full(N, float(k))) for k in range(9)]
+    await settled(device, lambda: step(others[0], y))
+    place = place_of(device)
+    assert place is not None
+    before = place.computed
+    for _ in range(20):
+        for number, x in enumerate(others):
+            np.testing.assert_array_equal(await step(x, y), np.full(N, number - 1.0))
+    assert place.computed > before + 100
+    bound = place._engine.uses[y.block.id].bound
+    assert bound is not None
+    assert len(bound) < 10
+
+
+async def test_memory_that_is_short_is_made_by_the_launch(system: ta.System) -> None:
+    """What is kept for results in between goes first, and an error is that of the calls."""
+    size = 4096
+    options = attrs.evolve(INLINE, memory_limit=6 * 8 * size)
+    async with system.open_device(BACKEND, options=options) as device:
+        x = await device.put(np.ones(size))
+        step = ta.step(lambda x: ta.arrays.sum(x * 2.0, axis=0) + x)
+        await settled(device, lambda: step(x))
+        held: list[Any] = []
+
+        async def fill() -> None:
+            while len(held) < 9:
+                held.append(await step(x))
+
+        with pytest.raises(ta.OutOfMemoryError) as caught:
+            await fill()
+        assert caught.value.operation is not None
+        assert "arrays." in caught.value.operation
+        for each in held:
+            np.testing.assert_array_equal(await each.to_host(), np.full(size, 2.0 * size + 1.0))
+        held.clear()
+        del each, caught
+        np.testing.assert_array_equal(await (await step(x)).to_host(), np.full(size, 2.0 * size + 1.0))

@@ -1,16 +1,17 @@
 """Short work that its asker computes in its own task, where the backend computes on the host.
 
-To wait for a thread takes longer than most steps take: a park, a wake and two turns of the loop. A recorded chain
-that was quick in each of its last runs is computed in place, where nothing could tell the difference: its stream
-is empty, nothing in flight uses its blocks, nothing waits to be launched, and nobody observes messages.
+To wait for a thread takes longer than most steps take: a park, a wake and two turns of the loop. A recorded
+chain that was quick in each of its last runs is computed in place, where nothing could tell the difference:
+its stream is empty, nothing in flight uses its blocks, nothing waits to be launched, and nobody observes
+messages.
 
 These orders matter:
 
 * The checkpoint of the asker comes before. So one that is cancelled never begins, and others have their turn.
-* All conditions are looked at behind that checkpoint. Until the end of the work there is no other one, so they
-  hold as long as it runs.
-* A deadline cannot cut it short. So it has a bound of processor time, and the runs of one turn of the loop have
-  one together: `Turn`.
+* All conditions are looked at behind that checkpoint. Until the end of the work there is no other one, so
+  they hold as long as it runs.
+* A deadline cannot cut it short. So it has a bound of processor time, and the runs of one turn of the loop
+  have one together: `Turn`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ._in_flight import BlockUse
 from ._library import LibraryActor
 
 LIMIT_NS = 400_000
-"""Nanoseconds of processor time that a run in place takes at most, and each of the runs in a thread before."""
+"""Nanoseconds of processor time: the most for a run in place, and for each of the runs in a thread before."""
 # Seconds of all runs of a turn of the loop, and the most that a turn is taken to last.
 _TURN, _LONGEST = 0.0005, 0.002
 _FRESH = 32
@@ -44,8 +45,8 @@ _FRESH = 32
 class Turn:
     """The runs in place of one turn of the loop.
 
-    Trio does not tell where a turn ends. A task runs once in a turn, so where one comes again, the next turn has
-    begun.
+    Trio does not tell where a turn ends. A task runs once in a turn, so where one comes again, the next turn
+    has begun.
     """
 
     __slots__ = ("_began", "_tasks", "spent")

@@ -42,9 +42,9 @@ class Slot:
             TypeError: Always.
         """
         raise TypeError(
-            f"step {self._step}: the value of {self._name} is not known while the step is traced, because the "
-            f"number may differ at each call; name it, ta.step(static={self._name!r}), to trace each value, or "
-            "decide outside of the step"
+            f"step {self._step}: the value of {self._name} is not known while the step is traced, because "
+            f"the number may differ at each call; name it, ta.step(static={self._name!r}), to trace each "
+            "value, or decide outside of the step"
         )
 
     __bool__ = __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = refuse

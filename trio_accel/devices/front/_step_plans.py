@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter, itemgetter
 from struct import Struct
 from typing import Any
@@ -25,8 +25,8 @@ from ._slots import Slot
 
 _WORD = {DType.float32: Struct("=f"), DType.float64: Struct("=d")}
 _UINT8 = DType.uint8
-# So many runs in the stream's thread are quick before one is in place, and as many more each time that a run in
-# place was not.
+# So many runs in the stream's thread are quick before one is in place, and as many more each time that a run
+# in place was not.
 _QUICK, _MOST_PAUSE = 8, 1 << 14
 # Misses in a row after which a place is given up for a while.
 _MISSES = 32
@@ -40,8 +40,8 @@ NOT_HERE: Any = object()
 class StepPlan:
     """What a step has kept for one structure.
 
-    Its launch has the fields that `Planner` would find. Those that depend on the blocks of the arguments alone
-    are kept until a call has other blocks.
+    Its launch has the fields that `Planner` would find. Those that depend on the blocks of the arguments
+    alone are kept until a call has other blocks.
 
     Attributes:
         chains: The chains of the device.
@@ -49,8 +49,8 @@ class StepPlan:
         constants: Host arrays that the function uses besides its arguments, as they were when it was traced.
         slots: The numbers that are handed over: offset, how its bytes are written, its dtype, and the slot.
         nesting: How the results are nested, if there are several.
-        kept: The plan in the table of the device. It is bound once its launch is, and armed while it is computed
-            in place.
+        kept: The plan in the table of the device. It is bound once its launch is, and armed while it is
+            computed in place.
         room: Bytes of all that is handed over.
     """
 
@@ -201,12 +201,15 @@ class StepPlan:
         place: InPlace | None = None if self.template.updates else dispatch.place(RunChain.library)
         if place is not None and place.is_quick(self.template.recipe, _QUICK):
             self.place, self._misses = place, 0
-            self._bound.clear()
+            while self._bound:
+                self._bound.popitem()[1].drop()
             if self.kept.state == "bound":
                 self.kept.move("arm")
         self._wanted = self._runs + self._pause
 
-    def compute(self, blocks: list[Block], refs: Sequence[AccelRef], given: bytes) -> Any:
+    def compute(  # noqa: C901, PLR0911, PLR0912  # a call for each part would take as long as the part
+        self, blocks: list[Block], refs: Sequence[AccelRef], given: bytes
+    ) -> Any:
         """Compute it in place, now; returns the reply, or `NOT_HERE` if it is to be launched.
 
         A failed run has changed nothing but what is made for it, and is told by the launch that follows.
@@ -224,28 +227,25 @@ class StepPlan:
             self._take(numbers)
         layout, spare, made = template.layout, table.spare, dict[int, AccelRef]()
         number = 0 if spare is None else spare.block.id
-        if layout.scratch:
-            if (
-                spare is None
-                or spare.block.nbytes < layout.scratch
-                or spare.block.generation < table.valid_since
-            ):
-                return self._missed()
-        if layout.made:
-            message = RunChain(chains, template, refs, (), template.name)
-            planner = Planner(state, message)
-            made, written = message.outputs(planner)
-            place.allocate(planner.made()[0])
-            key = (number, *self._numbers, *[one.block for one in written])
-        else:
-            written = (spare.spec,) if spare is not None and layout.scratch else ()
-            key = (number, *self._numbers)
-        bound = self._bound.get(key)
-        if bound is None or bound.is_dropped or not bound.left:
-            bound = self._bind(place, key, written, given)
-            if bound is None:
-                return NOT_HERE
+        if layout.scratch and (
+            spare is None or spare.block.nbytes < layout.scratch or spare.block.generation < table.valid_since
+        ):
+            return self._missed()
         try:
+            if layout.made:
+                message = RunChain(chains, template, refs, (), template.name)
+                planner = Planner(state, message)
+                made, written = message.outputs(planner)
+                place.allocate(planner.made()[0])
+                key = (number, *self._numbers, *[one.block for one in written])
+            else:
+                written = (spare.spec,) if spare is not None and layout.scratch else ()
+                key = (number, *self._numbers)
+            bound = self._bound.get(key)
+            if bound is None or bound.is_dropped or not bound.left:
+                bound = self._bind(place, key, written, given)
+                if bound is None:
+                    return NOT_HERE
             used = place.compute(bound, given)
         except Exception:  # noqa: BLE001  # the launch meets it again, and tells it
             return self._gave_up()
@@ -254,19 +254,19 @@ class StepPlan:
         self._misses, self._cost = 0, used
         if used > LIMIT_NS or self._strikes:
             self._judge(used)
-        result = bound.result
-        reply = template.reply
+        result, reply = bound.result, template.reply
         if type(reply) is HostResult and result is not None:
             layout_of = reply.ref.spec
             return result.copy().view(layout_of.dtype.dtype).reshape(layout_of.shape)
-        if reply is None:
-            return None
+        return None if reply is None else self._reply(result, made, refs)
+
+    def _reply(self, result: HostArray | None, made: Mapping[int, AccelRef], refs: Sequence[AccelRef]) -> Any:
+        """Make the reply of a run in place: arrays on the device, or several results."""
+        template, words = self.template, None
         if result is not None:
             words = np.zeros(-(-template.result[2] // 4), np.int32)
             words.view(np.uint8)[: len(result)] = result
-        else:
-            words = None
-        return RunChain(chains, template, refs, (), template.name).reply_of(made, words)
+        return RunChain(self.chains, template, refs, (), template.name).reply_of(made, words)
 
     def _bind(
         self, place: InPlace, key: tuple[int, ...], written: tuple[ArraySpec, ...], given: bytes
@@ -283,10 +283,12 @@ class StepPlan:
         if key in kept:
             # Bound for the second time: it stays.
             bound.left = sys.maxsize
-        for one in [one for one, other in kept.items() if other.is_dropped]:
-            del kept[one]
-        if key not in kept and len(kept) >= _MOST_BOUND:
-            del kept[next(iter(kept))]
+        over = [one for one, other in kept.items() if other.is_dropped or one == key]
+        if not over and len(kept) >= _MOST_BOUND:
+            over = [next(iter(kept))]
+        for one in over:
+            # Its blocks refer to it, too.
+            kept.pop(one).drop()
         kept[key] = bound
         return bound
 

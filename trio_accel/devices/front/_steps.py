@@ -1,8 +1,8 @@
-"""Steps: functions of arrays that are traced once for each structure of their arguments (D197).
+"""Steps: functions of arrays that are traced once for each structure of their arguments (D213).
 
-A chain is made anew with each request: its calls, its key, the search for its template. A step does this at its
-first call alone. From then on a call compares its arguments, fills in what differs, and launches the template
-that it has kept.
+A chain is made anew with each request: its calls, its key, the search for its template. A step does this at
+its first call alone. From then on a call compares its arguments, fills in what differs, and launches the
+template that it has kept.
 
 The structure is what decides which operations run: dtypes, shapes, strides and offsets of arrays, sizes of
 their blocks, which arrays share a block, and the values of whole numbers, strings and the like. A float is no
@@ -12,8 +12,8 @@ all other places the number's value is part of the structure, too.
 
 These orders matter:
 
-* Host arrays and numbers are copied before the first checkpoint of a call, because the program may change them
-  as soon as other tasks run.
+* Host arrays and numbers are copied before the first checkpoint of a call, because the program may change
+  them as soon as other tasks run.
 * Whether the blocks may be used is looked at behind the last checkpoint before the launch.
 * A function is called without a checkpoint in between, so `_TRACING` has the steps of one call alone.
 """
@@ -26,7 +26,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
 from operator import attrgetter
-from struct import error as StructError
+from struct import error as struct_error
 from struct import pack
 from typing import Any, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar, cast, overload
 
@@ -184,7 +184,7 @@ class Step(Generic[ParametersP, ResultT]):
         template, chains, hosts = plan.template, plan.chains, given.hosts
         try:
             data = plan.given(hosts, given.numbers)
-        except StructError:
+        except struct_error:
             # A power of a negative number is complex, which makes an array of another dtype.
             return await self._by_calls(args, named)
         reply: Any = NOT_HERE
@@ -219,7 +219,7 @@ class Step(Generic[ParametersP, ResultT]):
 
         return await self._by_calls(map_tree(args, sent), map_tree(dict(named), sent))
 
-    def _arguments(  # noqa: C901  # calls that would make it shorter take as long as what they do
+    def _arguments(  # noqa: C901, PLR0912  # calls that would make it shorter take as long as what they do
         self, args: tuple[Any, ...], named: Mapping[str, Any]
     ) -> _Arguments:
         """Take the arguments of a call apart.
@@ -320,8 +320,8 @@ class Step(Generic[ParametersP, ResultT]):
 
     def _refuse_hosts(self) -> NoReturn:
         raise TypeError(
-            f"step {self._name}: no argument is an array on a device, which says where it runs; put one there: "
-            "await device.put(x)"
+            f"step {self._name}: no argument is an array on a device, which says where it runs; put one "
+            "there: await device.put(x)"
         )
 
     async def _by_calls(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> ResultT:
@@ -416,8 +416,8 @@ class Step(Generic[ParametersP, ResultT]):
         if template is None and uses:
             return kept.record(key, _BY_VALUE)
         if template is None:
-            # While the context is replaced it goes by steps, which wait for the next one. A borrowed array is no
-            # part of the structure.
+            # While the context is replaced it goes by steps, which wait for the next one. A borrowed array is
+            # no part of the structure.
             is_refused = chains.state.availability.is_ready and all(
                 type(block) is Block for block in given.blocks
             )
@@ -441,9 +441,9 @@ class Step(Generic[ParametersP, ResultT]):
             is_own = any(first <= start and end <= last for first, last in own.get(id(ref.block), ()))
             if ref.block.table is not recorder.blocks and not is_own:
                 raise ValueError(
-                    f"step {self._name}: the function uses an array on {ref.device.path} that is not among its "
-                    "arguments; give it as one, because the step would go on with this array when another takes "
-                    "its name"
+                    f"step {self._name}: the function uses an array on {ref.device.path} that is not among "
+                    "its arguments; give it as one, because the step would go on with this array when "
+                    "another takes its name"
                 )
 
     def _tell_structures(self) -> None:
@@ -451,8 +451,9 @@ class Step(Generic[ParametersP, ResultT]):
         self._structures += 1
         if self._structures == _MANY:
             _logger.warning(
-                "step %s was traced for %d structures of its arguments: each dtype, shape and layout of an array, "
-                "and each value of a whole number, is one; pass what changes as a float or as an array",
+                "step %s was traced for %d structures of its arguments: each dtype, shape and layout of an "
+                "array, and each value of a whole number, is one; pass what changes as a float or as an "
+                "array",
                 self._name,
                 _MANY,
             )
@@ -489,51 +490,53 @@ def step(
 def step(function: Any = None, *, static: str | Sequence[str] = ()) -> Any:
     """Make an async function of a function of arrays, which is traced once for each structure of arguments.
 
-    The first call with arguments of a structure calls the function and records the operations of the call that
-    it returns. All later calls launch what was recorded, as one request with one outcome, without calling the
-    function again. The results have the bits that the same calls have when they are awaited one by one.
+    The first call with arguments of a structure calls the function and records the operations of the call
+    that it returns. All later calls launch what was recorded, as one request with one outcome, without
+    calling the function again. The results have the bits that the same calls have when they are awaited one
+    by one.
 
     >>> import trio_accel as ta
     >>> @ta.step
     ... def layer(x, weights, scale):
     ...     return (ta.nn.relu(ta.linalg.matmul(x, weights)) * scale).to_host()
 
-    The structure is made of the dtypes, shapes, strides and offsets of arrays, of the sizes of their blocks, of
-    which arrays share memory, and of the values of all other arguments but floats. A float may differ at each
-    call. While the function is traced, its value is not known: what decides by it, such as ``if scale > 1``, is
-    refused. Where a float is not an operand of ``+ - * /`` beside arrays of float32 or float64, each of its
-    values is a structure of its own.
+    The structure is made of the dtypes, shapes, strides and offsets of arrays, of the sizes of their blocks,
+    of which arrays share memory, and of the values of all other arguments but floats. A float may differ at
+    each call. While the function is traced, its value is not known, so a branch like ``if scale > 1`` is
+    refused. Where a float is not an operand of ``+ - * /`` beside arrays of float32 or float64, each
+    of its values is a structure of its own.
 
     Effects of the Python code, such as a print, happen when it is traced. Host arrays that the function uses
     besides its arguments are read then.
 
     Args:
-        function: A plain function. It returns a call, or a tuple of calls, and awaits nothing. Its arguments are
-            arrays of one device, at least one, NumPy arrays, which are sent with the request, numbers, strings,
-            and tuples, lists and dictionaries of these. Arrays of a device that it uses must be arguments.
+        function: A plain function. It returns a call, or a tuple of calls, and awaits nothing. Its arguments
+            are arrays of one device, at least one, NumPy arrays, which are sent with the request, numbers,
+            strings, and tuples, lists and dictionaries of these. Arrays of a device that it uses must be
+            arguments.
         static: Names of parameters whose values are part of the structure: floats that decide, and hashable
             objects of other types.
 
     Returns:
-        The async function. Where an argument is a call, it returns a call: the function becomes a part of that
-        request.
+        The async function. Where an argument is a call, it returns a call: the function becomes a part of
+        that request.
 
     Raises:
         TypeError: The function is async or returns no call, an argument has a type that is no part of a
             structure, or a number decides.
         ValueError: The function uses another array of a device, or arrays of two devices.
 
-    Calls raise the errors of the operations. See `Device.ask` for cancellation: a call that is cancelled before
-    it is launched never begins. A device keeps at most 1024 structures of steps and chains, those that were
-    used last.
+    Calls raise the errors of the operations. See `Device.ask` for cancellation: a call that is cancelled
+    before it is launched never begins. A device keeps at most 1024 structures of steps and chains, those that
+    were used last.
     """
     names = (static,) if isinstance(static, str) else tuple(static)
     if function is None:
         return functools.partial(step, static=names)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
-            f"step: {function.__qualname__} is async; a step is a plain function that returns a call and awaits "
-            "nothing"
+            f"step: {function.__qualname__} is async; a step is a plain function that returns a call and "
+            "awaits nothing"
         )
     if not callable(function):
         raise TypeError(f"step: {function!r} is not a function")
