@@ -148,7 +148,14 @@ class StepPlan:
         keep: list[object] = []
         written: tuple[ArraySpec, ...] = ()
         writes = self._writes
-        if template.layout.made or not self._is_whole(scratch):
+        is_whole = not template.layout.scratch or (
+            scratch is not None
+            and scratch.block.nbytes >= template.layout.scratch
+            and not scratch.block.is_released
+            and scratch.block.damaged_by is None
+            and scratch.block.generation >= table.valid_since
+        )
+        if template.layout.made or not is_whole:
             planner = Planner(state, message)
             made, written = message.outputs(planner)
             allocations, outputs, keep = planner.made()
@@ -307,13 +314,6 @@ class StepPlan:
         self._pause = min(2 * self._pause, _MOST_PAUSE)
         self._wanted = self._runs + self._pause
         return NOT_HERE
-
-    def _is_whole(self, scratch: AccelRef | None) -> bool:
-        """Whether memory for results in between is there, or not needed."""
-        nbytes = self.template.layout.scratch
-        if not nbytes:
-            return True
-        return scratch is not None and scratch.block.nbytes >= nbytes and scratch.block.is_usable
 
     def _take(self, blocks: list[Block], refs: Sequence[AccelRef]) -> None:
         """Keep what depends on the blocks of the arguments."""

@@ -181,11 +181,11 @@ class Step(Generic[ParametersP, ResultT]):
         template, chains, hosts = plan.template, plan.chains, given.hosts
         data = plan.given(hosts, given.numbers)
         reply: Any = NOT_HERE
-        if plan.place is not None:
-            # Cancellation and other tasks come first.
-            await checkpoint()
-            reply = plan.compute(given.blocks, given.refs, data)
         try:
+            if plan.place is not None:
+                # Cancellation and other tasks come first.
+                await checkpoint()
+                reply = plan.compute(given.blocks, given.refs, data)
             if reply is NOT_HERE:
                 message = RunChain(chains, template, given.refs, hosts, template.name)
                 message.given, message.armed, message.blocks = data, plan, given.blocks
