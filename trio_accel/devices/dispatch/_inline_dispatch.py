@@ -540,6 +540,8 @@ class InlineDispatch:
     def poison(self, reason: str) -> None:
         """See `trio_accel.testing.poison`."""
         self._engine().device.poison(reason)
+        if self._place is not None:
+            self._place.stop()
 
     def _engine(self) -> Engine:
         if self.session is None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
+from threading import get_ident
 from time import perf_counter, thread_time_ns
 from typing import Any
 
@@ -114,6 +115,8 @@ class InPlace:
         kernels, self._queue = actor.place()
         self._kernels = kernels if isinstance(kernels, ComputesInPlace) else None
         self._turn = Turn()
+        self._thread = get_ident()
+        self._is_stopped = False
         self._outcomes: Outcomes
         # NumPy warns of no overflow here, as in the thread of a stream.
         self._quiet: Context = copy_context()
@@ -132,6 +135,9 @@ class InPlace:
             seconds: How long it took last.
         """
         engine, queue = self._engine, self._queue
+        # The launch refuses another thread, and tells it.
+        if get_ident() != self._thread or self._is_stopped:
+            return False
         if engine.is_lost or not engine.gate.order.is_clear or queue.operations or queue.load.outstanding:
             return False
         # The first success of an incarnation has to be told.
@@ -142,6 +148,10 @@ class InPlace:
             return False
         self._outcomes = found[1]
         return self._turn.has_room(seconds)
+
+    def stop(self) -> None:
+        """Compute nothing more, because the context was poisoned: the next launch finds out."""
+        self._is_stopped = True
 
     def allocate(self, allocations: Sequence[tuple[int, int]]) -> None:
         """Make blocks, and free what the program has let go.

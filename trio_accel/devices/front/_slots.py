@@ -26,8 +26,6 @@ class Slot:
     """
 
     __slots__ = ("_name", "_step", "compute")
-    # NumPy does not try its operators with a slot as an object.
-    __array_ufunc__ = None
 
     def __init__(self, step: str, name: str, compute: Callable[[Sequence[float]], float]) -> None:
         self._step = step
@@ -52,6 +50,20 @@ class Slot:
     __bool__ = __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = refuse
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse
     __hash__ = object.__hash__
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
+        """Take the arithmetic of NumPy's own floats, and refuse arrays and other functions.
+
+        Raises:
+            TypeError: It is another one.
+        """
+        function = _OF_UFUNCS.get(ufunc.__name__)
+        if function is None or method != "__call__" or named:
+            self.refuse()
+        first, second = inputs
+        is_reflected = first is not self
+        made = self._with(function, first if is_reflected else second, is_reflected=is_reflected)
+        return self.refuse() if made is NotImplemented else made
 
     def _with(self, function: Callable[..., float], *others: object, is_reflected: bool = False) -> Any:
         if not all(isinstance(other, (int, float, Slot)) for other in others):
@@ -80,6 +92,15 @@ def _have_arithmetic() -> None:
         setattr(Slot, f"__{name}__", of_one(getattr(operator, name)))
 
 
+_OF_UFUNCS: Mapping[str, Callable[..., float]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+    "floor_divide": operator.floordiv,
+    "remainder": operator.mod,
+    "power": operator.pow,
+}
 _have_arithmetic()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from operator import attrgetter, itemgetter
 from struct import Struct
 from typing import Any
 
@@ -31,6 +32,7 @@ _QUICK, _MOST_PAUSE = 8, 1 << 14
 _MISSES = 32
 _MOST_BOUND = 4
 _STRIKES, _FORGIVEN = 3.0, 0.0625
+_NUMBER, _PLACE, _NAME = attrgetter("id"), itemgetter(0), itemgetter(1)
 NOT_HERE: Any = object()
 
 
@@ -59,18 +61,17 @@ class StepPlan:
     nesting: Any
     kept: KeptPlan[Any]
     room: int = 0
-    _blocks: list[Block] = attrs.field(factory=list[Block], init=False)
+    # Ids of the blocks of the last call. A plan keeps no block, which would keep its memory.
+    _numbers: tuple[int, ...] = attrs.field(default=(), init=False)
     _read: tuple[ArraySpec, ...] = attrs.field(default=(), init=False)
     _updated: tuple[ArraySpec, ...] = attrs.field(default=(), init=False)
     _reads: frozenset[int] = attrs.field(default=frozenset(), init=False)
     _writes: frozenset[int] = attrs.field(default=frozenset(), init=False)
-    _uses: Sequence[tuple[str, Block]] = attrs.field(default=(), init=False)
     # Where it is computed in place, if it may be; what it is bound to there, by the blocks.
     place: InPlace | None = attrs.field(default=None, init=False)
     _bound: dict[tuple[int, ...], BoundWork] = attrs.field(
         factory=dict[tuple[int, ...], BoundWork], init=False
     )
-    _numbers: tuple[int, ...] = attrs.field(default=(), init=False)
     # Runs by a launch, and the number of them after which to look for a place.
     _runs: int = attrs.field(default=0, init=False)
     _wanted: int = attrs.field(default=_QUICK, init=False)
@@ -139,8 +140,12 @@ class StepPlan:
                 or block.frozen_by
             ):
                 return None
-        if self._blocks != message.blocks:
-            self._take(message.blocks, message.refs)
+        blocks = message.blocks
+        numbers = tuple(map(_NUMBER, blocks))
+        if self._numbers != numbers:
+            self._take(numbers)
+        reads, updates = template.reads, template.updates
+        uses = list(zip(map(_NAME, reads), map(blocks.__getitem__, map(_PLACE, reads)), strict=True))
         planner: Planner | None = None
         scratch, made = table.spare, None
         allocations: tuple[tuple[int, int], ...] = ()
@@ -164,8 +169,10 @@ class StepPlan:
             block = scratch.block
             allocations, outputs, keep = ((block.id, block.nbytes),), [block], [block]
             written, writes = (scratch.spec,), writes | {block.id}
-        if template.updates:
-            outputs = [*[block for _, block in self._uses[len(template.reads) :]], *outputs]
+        if updates:
+            changed = [(name, blocks[place]) for place, name, _ in updates]
+            uses += changed
+            outputs = [*[block for _, block in changed], *outputs]
         result = template.result
         words = np.zeros(-(-result[2] // 4), np.int32) if result else None
         reply = message.reply_of(made or {}, words)
@@ -187,7 +194,7 @@ class StepPlan:
             (),
             (),
             outputs,
-            self._uses,
+            uses,
             keep,
             RunChain.library,
         )
@@ -219,8 +226,9 @@ class StepPlan:
         for block in blocks:
             if block.is_released or block.damaged_by is not None or block.generation < table.valid_since:
                 return self._missed()
-        if self._blocks != blocks:
-            self._take(blocks, refs)
+        numbers = tuple(map(_NUMBER, blocks))
+        if self._numbers != numbers:
+            self._take(numbers)
         layout, spare, made = template.layout, table.spare, dict[int, AccelRef]()
         number = 0 if spare is None else spare.block.id
         if layout.scratch:
@@ -315,19 +323,17 @@ class StepPlan:
         self._wanted = self._runs + self._pause
         return NOT_HERE
 
-    def _take(self, blocks: list[Block], refs: Sequence[AccelRef]) -> None:
+    def _take(self, numbers: tuple[int, ...]) -> None:
         """Keep what depends on the blocks of the arguments."""
         template = self.template
 
         def whole(place: int, nbytes: int) -> ArraySpec:
-            return ArraySpec(refs[place].block.id, 0, _UINT8, (nbytes,), (1,))
+            return ArraySpec(numbers[place], 0, _UINT8, (nbytes,), (1,))
 
         self._read = tuple([whole(place, nbytes) for place, _, nbytes in template.reads])
         self._updated = tuple([whole(place, nbytes) for place, _, nbytes in template.updates])
         self._writes = frozenset([array.block for array in self._updated])
         self._reads = frozenset([array.block for array in self._read]) | self._writes
-        self._uses = [(name, refs[place].block) for place, name, _ in (*template.reads, *template.updates)]
-        self._blocks = blocks
-        self._numbers = tuple([block.id for block in blocks])
+        self._numbers = numbers
         if self.kept.state == "recorded":
             self.kept.move("bind")

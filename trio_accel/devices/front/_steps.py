@@ -25,6 +25,8 @@ import inspect
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextvars import ContextVar
+from operator import attrgetter
+from struct import error as StructError
 from struct import pack
 from typing import Any, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar, cast, overload
 
@@ -65,6 +67,7 @@ _NESTED = frozenset({tuple, list, dict})
 _CALLS = frozenset({Call, SpentCall})
 # Of a structure whose numbers are part of it by their values.
 _BY_VALUE: Any = object()
+_TABLE = attrgetter("table")
 
 
 # The steps whose functions are being called, the innermost last.
@@ -179,7 +182,11 @@ class Step(Generic[ParametersP, ResultT]):
     ) -> ResultT:
         """Run what was kept, in place or by a launch."""
         template, chains, hosts = plan.template, plan.chains, given.hosts
-        data = plan.given(hosts, given.numbers)
+        try:
+            data = plan.given(hosts, given.numbers)
+        except StructError:
+            # A power of a negative number is complex, which makes an array of another dtype.
+            return await self._by_calls(args, named)
         reply: Any = NOT_HERE
         try:
             if plan.place is not None:
@@ -257,6 +264,9 @@ class Step(Generic[ParametersP, ResultT]):
             self._refuse_hosts()
         if len(set(blocks)) < len(blocks):
             key.append(tuple(map(blocks.index, blocks)))
+        if len(set(map(_TABLE, blocks))) > 1:
+            # No plan has this key, so the function is traced, and the arrays are refused.
+            key.append(_BY_VALUE)
         return given
 
     def _add(self, given: _Arguments, each: Any, name: int | str, *, is_static: bool) -> None:
@@ -406,8 +416,12 @@ class Step(Generic[ParametersP, ResultT]):
         if template is None and uses:
             return kept.record(key, _BY_VALUE)
         if template is None:
-            # While the context is replaced it goes by steps, which wait for the next one.
-            return kept.keep(kept.new(key), None) if chains.state.availability.is_ready else None
+            # While the context is replaced it goes by steps, which wait for the next one. A borrowed array is no
+            # part of the structure.
+            is_refused = chains.state.availability.is_ready and all(
+                type(block) is Block for block in given.blocks
+            )
+            return kept.keep(kept.new(key), None) if is_refused else None
         self._tell_structures()
         new = kept.new(key)
         slots = [slot for _, slot in uses]
