@@ -8,16 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from ...base import NotSupportedError
-from ...base.contract.ops import BranchSpec, ChainSpec, GraphSpec, LoopSpec, OperationSpec, graph_recipe
+from ...base import AccelStream, NotSupportedError
+from ...base.contract.ops import BranchSpec, ChainSpec, GraphNode, GraphSpec, LoopSpec, OperationSpec
 from ...base.gpu.graphs import CHAINS, AnyChain, Works, replay
+from ...base.kit.kept_chains import BoundChain, KeptChains, with_words
 from ...base.kit.kernels import KernelEntry, kernel
 from ...base.kit.library import ComputingCall, ComputingDevice
 from ..kit._library import CpuLibrary
 from ..runtime._stream import check_usable
-
-# The most chains whose operations are kept ready, each for certain arrays.
-_MOST = 256
 
 
 class GraphLibrary(CpuLibrary):
@@ -32,7 +30,8 @@ class GraphLibrary(CpuLibrary):
     def __init__(self, name: str, device: ComputingDevice, kernels: Mapping[str, KernelEntry]) -> None:
         super().__init__(name, device, kernels)
         self._libraries: dict[str, CpuLibrary] = {}
-        self._kept: dict[int, tuple[tuple[OperationSpec, ...], Works]] = {}
+        known: Any = device
+        self._chains = KeptChains(known.blocks, known.kept)
 
     @kernel(GraphSpec, backend="cpu")
     @kernel(BranchSpec, backend="cpu")
@@ -63,21 +62,28 @@ class GraphLibrary(CpuLibrary):
 
     def _works_of(self, spec: AnyChain, call: ComputingCall) -> Works:
         """Return the operations of a chain for its arrays; they are kept, as the same ones come again."""
-        recipe = graph_recipe(spec.recipe)
-        bound = recipe.bind(spec.arrays, call.stream)
-        # The recipe keeps what it has bound, and so it is the same object.
-        kept, works = self._kept.get(id(bound), ((), ()))
-        if kept is bound:
+        plan = self._chains.find(spec, call.stream)
+        bound: BoundChain = plan.binding
+        if bound.works is not None:
+            works: Works = bound.works
             return works
-        works = [
-            (node.operation, self._prepared(node.library, one, call))
-            for node, one in zip(recipe.nodes, bound, strict=True)
-        ]
-        if len(self._kept) >= _MOST:
-            self._kept.clear()
-        if not any(isinstance(one, CHAINS) for one in bound):
-            self._kept[id(bound)] = bound, works
+        works = [(node.operation, self._work(node, one, call)) for node, one in bound.nodes]
+        if not any(isinstance(one, CHAINS) for _, one in bound.nodes):
+            bound.works = works
+            plan.move("arm")
         return works
+
+    def _work(self, node: GraphNode, spec: OperationSpec, call: ComputingCall) -> Callable[[], None]:
+        """Return what runs an operation of a chain."""
+        work = self._prepared(node.library, with_words(node, spec), call)
+        if isinstance(spec, CHAINS) or not spec.descriptor().status:
+            return work
+        return partial(_run_again, self._library(node.library, call), node, spec, call.stream)
+
+    def close(self) -> None:
+        """Drop all chains."""
+        self._chains.plans.close()
+        super().close()
 
     def _library(self, name: str, call: ComputingCall) -> CpuLibrary:
         opened = self._libraries.get(name)
@@ -87,6 +93,11 @@ class GraphLibrary(CpuLibrary):
                 raise NotSupportedError(f"library {name!r} runs in no graph", backend="cpu")
             opened = self._libraries[name] = made
         return opened
+
+
+def _run_again(library: CpuLibrary, node: GraphNode, spec: OperationSpec, stream: AccelStream) -> None:
+    """Run an operation with status words of its own."""
+    library.call_of(with_words(node, spec), stream)()
 
 
 def _read(condition: Any) -> int:
