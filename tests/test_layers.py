@@ -141,7 +141,7 @@ THREADS_TOO = {
     "trio_accel.backends.base.kit.communicators": "locks: waited for in one thread, given up from another",
     "trio_accel.backends.base.gpu.driver": "locks: compiled in a thread, launched from several",
     "trio_accel.backends.base.gpu.device": "copies of pageable memory, which make their caller wait",
-    "trio_accel.backends.base.kit.kept_plans": "a lock: threads of streams share a table",
+    "trio_accel.backends.base.kit.kept_plans": "a lock: the threads of streams share a table",
     "trio_accel.backends.base.kit.memory": "a lock: memory is given out on one thread and closed on another",
     "trio_accel.backends.base.kit.pools": "to unmap may wait for a stream that Trio's thread holds; a lock",
     "trio_accel.backends.base.kit.ranks": "a lock: where stores have no order, it is a barrier",

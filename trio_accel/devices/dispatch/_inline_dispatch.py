@@ -42,7 +42,13 @@ from ..base._errors import OPENING
 from ..base._host_pool import COPIES_AT_ONCE, Copying, HostPool, HostRegistrar
 from ..base._library_paths import LibrariesInUse, by_title
 from ..base._options import DeviceOptions
-from ..base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics, ProcessStatistics
+from ..base._statistics import (
+    CacheStatistics,
+    DeviceStatistics,
+    KeptStatistics,
+    LibraryStatistics,
+    ProcessStatistics,
+)
 from ..base._waits import Arrival
 from ..engine._context import ContextActor, Session, context_policy
 from ..engine._device_state import DeviceState
@@ -524,6 +530,7 @@ class InlineDispatch:
                     for path, used in engine.usage().items()
                 }
             ),
+            kept={"executor": KeptStatistics.of(engine.device.kept)},
             actors=self._device.blocks.bytes_by_actor(),
             process=ProcessStatistics.of(os.getpid()),
         )
