@@ -156,6 +156,7 @@ THREADS_TOO = {
     "trio_accel.backends.cuda.runtime._graphs": "locks: launched on one thread, cleared up on another",
     "trio_accel.cluster._nodes": "the end of standard input, which is the program's death, ends all",
     "trio_accel.cluster._ray_nodes": "an actor of Ray's has an event loop; Trio runs beside it",
+    "trio_accel.devices.engine._in_place": "the number of a thread: work in place is that of the run's own",
     "trio_accel.devices.worker._process": "the heartbeat: a sign of life must not depend on the loop",
     "trio_accel.devices.launcher._launcher_fork": "a fork that tries whether threads start in it",
     "trio_accel.devices.wire._protocol": "a lock: taken, it is a barrier",
