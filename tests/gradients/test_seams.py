@@ -145,7 +145,7 @@ async def test_branches_choose_between_signs_of_zero(device: ta.Device) -> None:
 )
 async def test_bounds_of_bounds(device: ta.Device, text: str) -> None:
     """The gradient is 0 at both bounds, beyond them, and at NaN."""
-    kernel = ta.jit.elementwise(text if "y = " in text else f"y = {text}", inputs=None)
+    kernel: Any = ta.jit.elementwise(text if "y = " in text else f"y = {text}", inputs=None)
     points = np.array([-9.0, -1.0, -0.5, 0.0, 1.5, 2.0, 9.0, np.nan])
     low = {"low": -1.0} if "low" in text else {}
     found = await slope(device, lambda x: kernel(x=x, **low), points)

@@ -21,6 +21,7 @@ from ..derivatives._derive import Addition, Program, additions, gradient
 from ..derivatives._steps import text_of
 from ..devices import AccelRef, Call, Function
 from ..expressions import DECLARED, Elementwise, Scatter
+from ..nn._slopes import DERIVED
 from ._scatter import is_ordered, sorted_sums
 from ._shifts import Shift, gather_text, shifts_of
 
@@ -191,6 +192,7 @@ def _derived(
         _numbers(kinds),
         reached=reached,
         has_result=_has_result(own),
+        passes_nan=own.operation in DERIVED,
     )
     if len(program.steps) == 1 and (not program.reads or _is_gradient(own, program)):
         return None, program.reads
