@@ -75,6 +75,7 @@ SCALE, ALPHA = 1.0507009873554805, 1.6732632423543772
 DERIVED: dict[str, Callable[..., Any]] = {
     "elu": lambda g, x, alpha=1.0: np.where(x > 0, g, g * alpha * np.exp(np.minimum(x, 0))),
     "hardshrink": lambda g, x, lambd=0.5: np.where(np.abs(x) <= lambd, 0, g),
+    "hardsigmoid": lambda g, x: np.where((x <= -3) | (x >= 3), 0, g / 6),
     "hardtanh": lambda g, x, min_val=-1.0, max_val=1.0: np.where((x <= min_val) | (x >= max_val), 0, g),
     "l1_loss": lambda g, x, target: g * np.sign(x - target),
     "mse_loss": lambda g, x, target: 2 * (g * (x - target)),
