@@ -49,9 +49,12 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "backends.base": ("actors",),
     "backends": ("actors", "backends.base"),
     "devices": ("actors", "backends", "backends.base"),
+    # Programs of gradients; `nn` has slopes of them.
+    "derivatives": ("backends.base",),
     # Functions that are made of expressions; capabilities are made of them.
     "expressions": ("actors", "backends.base", "devices"),
     **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices", "expressions")),
+    "nn": ("actors", "backends.base", "derivatives", "devices", "expressions"),
     # The steps of solvers are graphs (D166), with products and norms of dense vectors (D176).
     "sparse": ("actors", "backends.base", "devices", "expressions", "graphs", "linalg"),
     # Windows that are too large for a network are sorted, and labels are numbered by a scan.
@@ -73,7 +76,7 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "cluster": ("_version", "actors", "backends", "backends.base", "devices", "weights"),
     # Rules are calls of public functions.
     "gradients": (
-        *("backends.base", "devices", "expressions"),
+        *("backends.base", "derivatives", "devices", "expressions"),
         *("arrays", "fft", "linalg", "ndimage", "nn", "signal", "sparse"),
     ),
     "train": (
