@@ -257,8 +257,11 @@ class Chains:
         """See `Device.ask_chain`."""
         if chain.steps[-1].function is GATHER and len(tables_of(chain)) > 1 and (parts := by_device(chain)):
             return await _ask_all(parts)
-        template, hosts, given = self._find(chain), chain.hosts, dict[int, Any]()
-        if hosts and (not isinstance(template, Template) or template.until_joined == 1):
+        template = self._find(chain)
+        hosts, given = chain.hosts, dict[int, Any]()
+        if not isinstance(template, Template) or template.until_joined == 1:
+            if chain.has_expansions and (whole := self._expanded(chain, template)) is not chain:
+                return await self.ask(whole)
             # It takes several turns of the loop, and the program may change an array meanwhile.
             given = _copied(chain)
             hosts = [given.get(id(host), host) for host in hosts]
@@ -267,8 +270,7 @@ class Chains:
         try:
             if isinstance(template, Template):
                 self.found += 1
-                if template.numbers:
-                    hosts = [*hosts, *_as_arrays(chain, template.numbers)]
+                hosts = [*hosts, *_as_arrays(chain, template.numbers)] if template.numbers else hosts
                 message = RunChain(self, template, chain.refs, hosts, template.name)
                 try:
                     reply = await self._device.ask(message)
@@ -282,9 +284,27 @@ class Chains:
                     given = message.sent(chain)
                 else:
                     return reply
-            return await run_steps(chain.steps, given)
+            return await chain.run_steps(given)
         finally:
             chain.let_go()
+
+    def _expanded(self, chain: Chain, template: Template | str | None) -> Chain:
+        """Expand a chain that is to be recorded, or is asked step by step.
+
+        Returns:
+            The chain with other steps, or another chain if it has no template under its own key, because its
+            structure does not determine the steps, or because they use arrays that are not in the key.
+        """
+        expanded, key = chain.expanded(), chain.key
+        blocks, hosts = {ref.block for ref in chain.refs}, set(map(id, chain.hosts))
+        is_known = blocks.issuperset([ref.block for ref in expanded.refs])
+        is_known = is_known and hosts.issuperset(map(id, expanded.hosts))
+        if template is None or key is None or not is_known:
+            if template is not None and key is not None:
+                self._note(key, _NONE)
+            return expanded
+        chain.take_steps(expanded)
+        return chain
 
     async def _due(self, chain: Chain, template: Template | str | None) -> Template | None:
         """Make the template of a chain, or the one in which its neighbours are one launch."""
@@ -314,6 +334,8 @@ class Chains:
     def _find(self, chain: Chain) -> Template | str | None:
         """Find the template of a chain; `_SEEN` where it is to be made, and None where it goes by steps."""
         key, recording = chain.key, RECORDING.get()
+        if chain.has_expansions and not chain.is_fixed:
+            return None
         if key is None or self._state.faults.waiting or not (recording is None or recording.is_over):
             return None
         for ref in chain.refs:
@@ -330,8 +352,8 @@ class Chains:
         self._note(key, _SEEN)
         return self._found_without_numbers(chain) if len(chain.steps) > 1 else None
 
-    def _found_without_numbers(self, chain: Chain) -> Template | str:
-        """Find the template of a chain that differs by its numbers alone from others; `_SEEN` without one."""
+    def _found_without_numbers(self, chain: Chain) -> Template | str | None:
+        """Find the template of a chain that differs by its numbers alone from others; see `_find`."""
         key, numbers = chain.without_numbers()
         known = None if key is None or not numbers else self._known.get(key)
         if key is None or not numbers or known is _NONE:
@@ -339,6 +361,9 @@ class Chains:
         if known is None or known in _COUNTED:
             # The numbers of most chains are always the same: only the third that differs hands them over.
             self._note(key, _COUNTED[0 if known is None else 1])
+        if chain.has_expansions:
+            # Its expanded steps may have the numbers, too, so the expanded chain hands them over.
+            return None if known == _COUNTED[1] else _SEEN
         if isinstance(known, Template) or known == _COUNTED[1]:
             chain.key, chain.numbers = key, numbers
             # It stays, however many numbers there are.
@@ -390,6 +415,12 @@ class Chains:
             recorder.end()
 
     def _ahead_of(self, step: SpentCall[Any]) -> Layouts:
+        if step.function.expand is not None:
+            call = step.function.expand(*step.args, **step.named or {})
+            try:
+                return self.look_ahead(Chain(call, is_spent=False))
+            finally:
+                call.close()
         if step.function is GATHER:
             return tuple([each.ahead if type(each) in _CALLS else each.spec for each in step.args])
         recorder = LookingAhead(self._device, self._state, None)
