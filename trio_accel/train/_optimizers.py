@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..backends.base import DType
 from ..devices import AccelRef, Call
 from ..jit import Elementwise
 from ._config import Optimizer
@@ -18,25 +17,19 @@ __all__: list[str] = []
 
 # The formulas of `nn.adamw` and `nn.sgd`, which change their arrays in place.
 _TEXTS = {
-    "adamw": (
-        "a = exp_avg + share * (grad - exp_avg); b = beta * exp_avg_sq + other * grad * grad;"
-        "p = shrink * param - lr * a / (sqrt(b) / root + eps)"
-    ),
-    "sgd": "p = param - lr * (grad + weight_decay * param)",
-    "sgd_momentum": "a = momentum * buffer + (grad + weight_decay * param); p = param - lr * a",
-}
-_INPUTS = {
-    "adamw": "param exp_avg exp_avg_sq grad lr root shrink share beta other eps",
-    "sgd": "param grad lr weight_decay",
-    "sgd_momentum": "param buffer grad lr weight_decay momentum",
+    "adamw": """
+        a = exp_avg + share * (grad - exp_avg)
+        b = beta2 * exp_avg_sq + other * grad * grad
+        p = shrink * parameters - lr * a / (sqrt(b) / root + eps)""",
+    "sgd": "p = parameters - lr * (grad + weight_decay * parameters)",
+    "momentum": """
+        a = momentum * momentum_buffer + (grad + weight_decay * parameters)
+        p = parameters - lr * a""",
 }
 _STEPS = {
+    # The results are in the order of the state.
     name: Elementwise[Any](
-        text,
-        inputs=_INPUTS[name].split(),
-        outputs=("p", "a", "b")[: text.count("=")],
-        operation=f"train.{name}",
-        precision="float32",
+        text, outputs=tuple("pab"[: text.count("=")]), operation=f"train.{name}", precision="float32"
     )
     for name, text in _TEXTS.items()
 }
@@ -49,24 +42,22 @@ def changed(
 
     Args:
         optimizer: The optimizer.
-        state: The parameters, and then the optimizer's arrays.
+        state: The parameters, and then the optimizer's arrays, by name.
         gradient: The gradient, of their dtype.
         work: The step.
         dtype: The dtype of all of them.
     """
-    numbers, rate = optimizer.numbers, work.rate
-    name: str = optimizer.kind
-    # Numbers that differ from step to step are arrays: other numbers belong to the structure of a request.
-    varying, fixed = [rate], [numbers["weight_decay"]]
-    if name == "adamw":
+    fixed: dict[str, float] = {**optimizer.numbers}
+    varying, step = {"lr": work.rate}, _STEPS["momentum" if len(state) == 2 else optimizer.kind]
+    if optimizer.kind == "adamw":
+        betas = fixed["beta1"], fixed["beta2"]
         # 1 - beta**step, without a loss of digits.
-        first, second = (
-            -math.expm1(work.number * (math.log(beta) if beta else -math.inf))
-            for beta in (numbers["beta1"], numbers["beta2"])
-        )
-        varying = [rate / first, math.sqrt(second), 1.0 - rate * numbers["weight_decay"]]
-        fixed = [1.0 - numbers["beta1"], numbers["beta2"], 1.0 - numbers["beta2"], numbers["eps"]]
-    elif optimizer.states:
-        name, fixed = "sgd_momentum", [*fixed, numbers["momentum"]]
-    element = DType.of(dtype).dtype
-    return _STEPS[name](*state.values(), gradient, *[np.array(one, element) for one in varying], *fixed)
+        first, second = (-math.expm1(work.number * (math.log(beta) if beta else -math.inf)) for beta in betas)
+        varying = {"lr": work.rate / first, "root": math.sqrt(second)}
+        varying["shrink"] = 1.0 - work.rate * fixed["weight_decay"]
+        fixed |= {"share": 1.0 - betas[0], "other": 1.0 - betas[1]}
+    given: dict[str, Any] = {name: one for name, one in fixed.items() if name in step.inputs}
+    # Numbers that differ from step to step are arrays: other numbers belong to the structure of a request.
+    given |= {name: np.array(one, dtype) for name, one in varying.items()}
+    call: Call[Any] = step(grad=gradient, **given, **dict[str, Any](state))
+    return call
