@@ -81,7 +81,7 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     ),
     "train": (
         *("actors", "backends.base", "devices"),
-        *("arrays", "collectives", "gradients", "nn", "programs", "weights"),
+        *("arrays", "collectives", "gradients", "jit", "programs", "weights"),
     ),
 }
 VENDORS = ("cpu", "cuda", "opencl")

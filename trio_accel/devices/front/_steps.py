@@ -394,6 +394,8 @@ class Step(Generic[ParametersP, ResultT]):
             try:
                 call, nesting = self._calls(*stand_ins.of(args, named, self._parameters))
                 chain = Chain(call)
+                if chain.has_expansions:
+                    chain = chain.expanded()
             finally:
                 RECORDING.reset(token)
             try:
