@@ -438,6 +438,9 @@ CALLS: dict[str, Use] = {
     "devices.cancel_grace": lambda at, given: cancel_graced(at, **given),
     "actors.handles": lambda at, given: ta.handles(Wait, group="a", **given),
     "devices.measure_bandwidth": measured,
+    "gradients.flat_grad_and_value": lambda at, given: ta.gradients.flat_grad_and_value(squared, **given)(
+        at.vector
+    ),
     "gradients.grad": lambda at, given: ta.grad(squared, **given)(at.vector),
     "gradients.value_and_grad": lambda at, given: ta.value_and_grad(squared, **given)(at.vector),
     "devices.track_progress": lambda at, given: tracked(**given),
@@ -711,7 +714,7 @@ _REASONS: dict[str, str] = {
         "actors.SupervisorFailed actors.Timer collectives.Rank "
         "collectives.World train.Optimizer Optimizer.rate_of train.Step train.Steps "
         "devices.CacheStatistics devices.DeviceLoad devices.DeviceStatistics devices.ProgressEvent "
-        "devices.LibraryStatistics devices.ProcessStatistics ProcessStatistics.of "
+        "devices.KeptStatistics devices.LibraryStatistics devices.ProcessStatistics ProcessStatistics.of "
         "devices.ProgramCost devices.QueueStatistics devices.RecoveryCost "
         "jit.Occupancy linalg.LstsqResult patterns.BatcherStatistics patterns.CallStatistics "
         "patterns.ContinuousStatistics patterns.RunningSequence "
@@ -726,7 +729,7 @@ _REASONS: dict[str, str] = {
         "RoutingStatistics.none ndimage.LabelResult sparse.Preconditioner sparse.SolveResult "
         "spatial.CellList "
         "tensor.ContractionPath telemetry.ActorMemoryRow telemetry.ActorRow "
-        "telemetry.DeviceRow telemetry.FailureRow telemetry.Histogram telemetry.LibraryRow "
+        "telemetry.DeviceRow telemetry.FailureRow telemetry.Histogram telemetry.KeptRow telemetry.LibraryRow "
         "telemetry.OperationRow telemetry.ProcessRow ProcessRow.of "
         "telemetry.OwnHistogram telemetry.Recorder telemetry.SystemSnapshot "
         "weights.TensorInfo"

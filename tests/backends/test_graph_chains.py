@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from trio_accel.backends.base import DType, InThread, LibraryError, LibraryUsage
+from trio_accel.backends.base import DType, InThread, KeptCounts, LibraryError, LibraryUsage
 from trio_accel.backends.base.contract.ops import (
     ArraySpec,
     BranchSpec,
@@ -106,6 +106,8 @@ class Graphs(ChainLibrary):
             context=nullcontext(),
             usage_of=lambda library: LibraryUsage(),
             pinned=Pinned(),
+            blocks=SimpleNamespace(blocks={}, freed=0),
+            kept=KeptCounts(),
         )
         super().__init__(device)
         self.base = self.freed = 0

@@ -13,7 +13,7 @@ from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
-from trio_accel.devices import CacheStatistics, LibraryStatistics, QueueStatistics
+from trio_accel.devices import CacheStatistics, KeptStatistics, LibraryStatistics, QueueStatistics
 
 pytestmark = pytest.mark.any_backend
 
@@ -67,31 +67,47 @@ async def test_counts_are_true_at_every_moment(system: ta.System, isolation: Iso
         np.testing.assert_array_equal(await x.to_host(), np.full(4, 1024.0))
 
 
-async def test_plans_and_templates_are_counted_by_library(system: ta.System, isolation: Isolation) -> None:
+def kept(counted: ta.DeviceStatistics, side: str) -> tuple[int, int, int, int]:
+    row = counted.kept.get(side, KeptStatistics())
+    return row.seen, row.recorded, row.found, row.evicted
+
+
+async def test_plans_and_templates_are_counted(system: ta.System, isolation: Isolation) -> None:
     """Seven products of one kind, five of another: the first of each plans, the second makes a template."""
     options = ta.DeviceOptions(isolation=isolation)
     async with system.open_device(BACKEND, options=options) as device:
         for size, count in ((8, 7), (16, 5)):
             x = await device.put(np.ones((size, size), np.float32))
+            before = kept(await device.statistics(), "link")
             for _ in range(count):
                 await ta.linalg.matmul(x, x)
-        counted = (await device.statistics()).libraries.get(BLAS, LibraryStatistics())
+            after = kept(await device.statistics(), "link")
+            more = tuple([now - then for now, then in zip(after, before, strict=True)])
+            assert more == ((1, 1, count - 2, 0) if isolation == "process" else (0, 0, 0, 0))
+        statistics = await device.statistics()
+        counted = statistics.libraries.get(BLAS, LibraryStatistics())
         # The CPU's libraries keep no plans.
         plans = CacheStatistics(found=10, made=2) if BACKEND == "cuda" else CacheStatistics()
-        templates = CacheStatistics(found=8, made=2) if isolation == "process" else CacheStatistics()
-        assert (counted.plans, counted.templates) == (plans, templates)
+        assert counted.plans == plans
+        assert kept(statistics, "application") == (0, 0, 0, 0)
         ta.testing.poison(device, "for the test")
         with trio.fail_after(30):
             while device.generation == 1:
                 with suppress(ta.AccelError):
                     await device.zeros(3)
-        # Another generation counts anew.
+        # Another generation counts anew, but for the application.
         x = await device.put(np.ones((8, 8), np.float32))
         await ta.linalg.matmul(x, x)
-        counted = (await device.statistics()).libraries.get(BLAS, LibraryStatistics())
+        for _ in range(4):
+            await (x + 1.0 + x)
+        statistics = await device.statistics()
+        counted = statistics.libraries.get(BLAS, LibraryStatistics())
         made = CacheStatistics(made=1) if BACKEND == "cuda" else CacheStatistics()
         assert counted.plans == made
-        assert counted.templates == CacheStatistics()
+        assert kept(statistics, "link")[3] == 0
+        assert kept(statistics, "application") == (0, 1, 3, 0)
+        # Recipes are recorded, and bound to blocks.
+        assert statistics.kept["executor"].bound > 0
 
 
 async def test_draws_that_differ_in_their_place_have_one_plan_and_one_template(
@@ -102,10 +118,16 @@ async def test_draws_that_differ_in_their_place_have_one_plan_and_one_template(
         generator = ta.random.Generator(device, seed=3)
         drawn = [tuple(await (await generator.normal((8,))).to_host()) for _ in range(6)]
         assert len(set(drawn)) == 6
-        counted = (await device.statistics()).libraries.get(RANDOM, LibraryStatistics())
-        plans = CacheStatistics(found=5, made=1) if BACKEND == "cuda" else CacheStatistics()
-        templates = CacheStatistics(found=4, made=1) if isolation == "process" else CacheStatistics()
-        assert (counted.plans, counted.templates) == (plans, templates)
+        before = kept(await device.statistics(), "link")
+        for _ in range(6):
+            await generator.normal((8,))
+        statistics = await device.statistics()
+        counted = statistics.libraries.get(RANDOM, LibraryStatistics())
+        plans = CacheStatistics(found=11, made=1) if BACKEND == "cuda" else CacheStatistics()
+        assert counted.plans == plans
+        if isolation == "process":
+            seen, recorded, found, _ = kept(statistics, "link")
+            assert (seen, recorded, found) == (before[0], before[1], before[2] + 6)
 
 
 async def test_senders_wait_for_room_and_are_not_refused(system: ta.System, isolation: Isolation) -> None:

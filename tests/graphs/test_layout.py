@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trio_accel import linalg
-from trio_accel.backends.base import DType
+from trio_accel.backends.base import DType, KeptCounts
 from trio_accel.backends.base.contract.ops import (
     ArraySpec,
     CopySpec,
@@ -20,6 +21,7 @@ from trio_accel.backends.base.contract.ops import (
     GraphSpec,
     OperationSpec,
 )
+from trio_accel.backends.base.kit.kept_chains import KeptChains, with_words
 from trio_accel.backends.cpu.runtime._stream import CpuStream
 from trio_accel.devices import Recorded
 from trio_accel.devices.front._layout import lay_out
@@ -71,22 +73,47 @@ def test_places() -> None:
     assert last == linalg.axpy.spec(1.0, vector(3, 2), vector(1, 2))
     assert (dict(layout.made), layout.scratch) == ({OTHER: 16}, 256)
     arrays = (vector(7, 2, 8), vector(8, 2), vector(9, 2), ArraySpec(6, 0, DType.uint8, (256,), (1,)))
-    assert layout.recipe.bind(arrays, layout)[0] == CopySpec(vector(7, 2, 24), vector(6, 2))
+    assert layout.recipe.bind(arrays)[0] == CopySpec(vector(7, 2, 24), vector(6, 2))
 
 
-def test_a_binding_has_status_words_of_its_own() -> None:
-    """Each stream has others, as it may run the recipe while others do, and the recipe keeps its own."""
+def test_each_run_has_status_words_of_its_own() -> None:
+    """Neither the recipe nor a binding has words that a run writes, on any stream."""
     arrays = [ArraySpec(block, 0, F64, (2, 2), (16, 8)) for block in (0, 1)]
     of_recipe = np.zeros(1, np.int32)
     spec = linalg.cholesky.spec(arrays[0], False, arrays[1], of_recipe)
-    recipe = GraphRecipe([GraphNode("linalg.Cholesky", "solver", spec)])
+    encoded = GraphRecipe([GraphNode("linalg.Cholesky", "solver", spec)]).encode()
+    chain = GraphSpec(encoded, False, (arrays[0],), (), (arrays[1],))
+    kept = KeptChains(SimpleNamespace(blocks={}, freed=0), KeptCounts())
     streams = [CpuStream(name) for name in ("first", "second")]
-    bound: list[Any] = [recipe.bind(arrays, stream)[0] for stream in streams]
-    words = [of_recipe, *[each.info for each in bound]]
+    bound = [kept.find(chain, stream).binding.nodes[0] for stream in streams]
+    assert [one.info for _, one in bound] == [None, None]
+    made: list[Any] = [with_words(*one) for one in (*bound, *bound)]
+    words = [kept.recipe(encoded).nodes[0].spec.info, *[each.info for each in made]]
     assert not any(np.shares_memory(one, other) for one, other in combinations(words, 2))
-    assert [each.shape for each in words] == [(1,)] * 3
-    # A stream has the same ones each time, because a library keeps what it has prepared with them.
-    assert [recipe.bind(arrays, stream)[0] for stream in streams] == bound
+    assert [each.shape for each in words] == [(1,)] * 5
+    # A stream has the same binding each time, because a library keeps what it has prepared with it.
+    assert [kept.find(chain, stream).binding.nodes[0] for stream in streams] == bound
+    counts = kept.plans.counts
+    assert (counts.recorded, counts.bound, counts.found) == (3, 2, 2)
+
+
+def test_a_binding_ends_with_the_place_of_a_block() -> None:
+    """The id of a dropped block is given again; other blocks are dropped without harm."""
+    memory = SimpleNamespace(blocks={0: (b"", 8, (-1, 0, 0)), 1: (b"", 8, (-2, 0, 256))}, freed=0)
+    kept = KeptChains(memory, KeptCounts())
+    encoded = GraphRecipe([GraphNode("test", "blas", CopySpec(vector(0, 2), vector(1, 2)))]).encode()
+    chain = GraphSpec(encoded, False, (vector(0, 2),), (), (vector(1, 2),))
+    stream = CpuStream("one")
+    first = kept.find(chain, stream).binding
+    memory.freed += 1
+    assert kept.find(chain, stream).binding is first
+    memory.freed += 1
+    memory.blocks[1] = b"", 8, (-3, 0, 512)
+    plan = kept.find(chain, stream)
+    assert plan.binding is not first
+    assert (plan.state, plan.binding.places) == ("bound", ((-1, 0, 0), (-3, 0, 512)))
+    kept.plans.close()
+    assert (plan.state, plan.binding, dict(kept.plans.plans)) == ("over", None, {})
 
 
 def test_results_in_between_share_memory() -> None:

@@ -17,8 +17,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 import trio_accel as ta
-from trio_accel.devices import CacheStatistics
-from trio_accel.telemetry import Recorder, exposition, prometheus, record
+from trio_accel.telemetry import KeptRow, Recorder, exposition, prometheus, record
 
 
 @attrs.frozen
@@ -164,21 +163,25 @@ async def test_a_device_in_metrics() -> None:
             assert value("trio_accel_device_arrays_bytes", path="") == array.nbytes
 
 
-async def test_plans_and_templates_in_metrics() -> None:
+async def test_kept_plans_in_metrics() -> None:
     options = ta.DeviceOptions(isolation="process")
     async with ta.open_system("shop") as system, system.open_device("cpu", options=options) as device:
         with record(system) as recorder:
             x = await device.put(np.ones((8, 8)))
             for _ in range(6):
                 await ta.linalg.matmul(x, x)
+            for _ in range(3):
+                await (x + 1.0).to_host()
             await recorder.refresh()
-            libraries = {row.library: row for row in recorder.snapshot().devices[0].libraries}
-            blas = libraries["trio_accel.linalg:BlasActor"]
-            assert (blas.plans, blas.templates) == (CacheStatistics(), CacheStatistics(found=4, made=1))
+            rows = {row.side: row for row in recorder.snapshot().devices[0].kept}
+            assert set(rows) == {"application", "link", "executor"}
+            assert rows["application"] == KeptRow(side="application", recorded=1, found=2)
+            assert (rows["link"].recorded, rows["link"].evicted) == (2, 0)
             found = values(parse_openmetrics(openmetrics(recorder)))
-    for event, count in (("found", 4), ("made", 1), ("evicted", 0)):
-        labels = {"system": "shop", "device": "shop/cpu:0", "library": blas.library, "event": event}
-        assert found["trio_accel_device_templates_total", frozenset(labels.items())] == count
+    for event in ("seen", "found", "recorded", "bound", "armed", "refused", "evicted"):
+        for side, row in rows.items():
+            labels = {"system": "shop", "device": "shop/cpu:0", "side": side, "event": event}
+            assert found["trio_accel_device_kept_total", frozenset(labels.items())] == getattr(row, event)
     assert not any(name.startswith("trio_accel_device_plans") for name, _ in found)
 
 

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from ..devices import Function
+from ..nn._slopes import DERIVED
 from ._backward import REASONS, RULES, STEP_NAMES
 from ._elementwise import elementwise_of
 
@@ -128,7 +129,7 @@ def _word(name: str, function: Any) -> tuple[str, str]:
     if name in REASONS:
         return "refused", REASONS[name]
     if name in RULES:
-        return "rule", ""
+        return ("derived" if name in DERIVED else "rule"), ""
     asked = getattr(function, "asked", None)
     found = elementwise_of(asked) if isinstance(asked, Function) else None
     if found is None:

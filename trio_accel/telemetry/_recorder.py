@@ -28,11 +28,11 @@ from ..actors import (
     System,
     is_number,
 )
-from ..devices import Device, DeviceStatistics, LibraryStatistics, QueueStatistics, what_to_do
+from ..devices import Device, DeviceStatistics, KeptStatistics, LibraryStatistics, QueueStatistics, what_to_do
 from ..devices import System as DeviceSystem
 from ._metrics import exposition
 from ._processes import ProcessRows
-from ._snapshot import ActorMemoryRow, ActorRow, DeviceRow, LibraryRow, OperationRow, SystemSnapshot
+from ._snapshot import ActorMemoryRow, ActorRow, DeviceRow, KeptRow, LibraryRow, OperationRow, SystemSnapshot
 from ._tally import BOUNDS, LONGEST_LINE, OTHER_ACTORS, Failures, MessageTally, Seconds, Tallies
 
 __all__ = ["OwnCounter", "OwnGauge", "OwnHistogram", "Recorder", "record"]
@@ -150,6 +150,7 @@ _MOST_READINGS = 2000
 _MOST_ACTORS = 100
 _IDLE = QueueStatistics(waiting=0, in_flight=0)
 _UNUSED = LibraryStatistics()
+_NONE_KEPT = KeptStatistics()
 # The fields of an actor that the tree and a snapshot have under the same names.
 _OF_ACTORS = tuple(
     [field.name for field in attrs.fields(ActorRow) if field.name in attrs.fields_dict(ActorSnapshot)]
@@ -539,6 +540,9 @@ def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> Dev
         memory=told.memory,
         libraries=tuple(
             [_library(library, told) for library in sorted(told.queues.keys() | told.libraries.keys())]
+        ),
+        kept=tuple(
+            [KeptRow(side=side, **attrs.asdict(row)) for side, row in told.kept.items() if row != _NONE_KEPT]
         ),
         actors=_actors(told),
     )

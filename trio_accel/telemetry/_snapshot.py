@@ -10,11 +10,11 @@ import attrs
 
 from ..actors import ActorFigures, LoopHolds, Reading
 from ..backends.base import MemoryStatistics
-from ..devices import LibraryStatistics, ProcessStatistics
+from ..devices import KeptStatistics, LibraryStatistics, ProcessStatistics
 
 __all__ = [
-    "ActorMemoryRow", "ActorRow", "DeviceRow", "FailureRow", "Histogram", "LibraryRow", "OperationRow",
-    "ProcessRow", "SystemSnapshot",
+    "ActorMemoryRow", "ActorRow", "DeviceRow", "FailureRow", "Histogram", "KeptRow", "LibraryRow",
+    "OperationRow", "ProcessRow", "SystemSnapshot",
 ]  # fmt: skip
 
 
@@ -116,13 +116,23 @@ class LibraryRow(LibraryStatistics):
         waiting: Handed over and not launched.
         in_flight: Launched and not complete.
         plans: Plans of its operations.
-        templates: Launch templates, by which its operations are sent to a worker process.
         workspace: Bytes that it holds for itself.
     """
 
     library: str
     waiting: int = 0
     in_flight: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class KeptRow(KeptStatistics):
+    """One table of kept plans of a device.
+
+    Attributes:
+        side: Where it is, see `DeviceStatistics.kept`.
+    """
+
+    side: str
 
 
 @attrs.frozen(kw_only=True)
@@ -167,6 +177,7 @@ class DeviceRow:
         in_flight: Operations that the backend has.
         memory: Memory of its arrays.
         libraries: Libraries that have requests, have planned something, or hold workspace.
+        kept: Tables of kept plans that were used.
         actors: Memory of arrays by the actors that made them, the largest first: together, all that is used.
     """
 
@@ -189,6 +200,7 @@ class DeviceRow:
     in_flight: int = 0
     memory: MemoryStatistics | None = None
     libraries: tuple[LibraryRow, ...] = ()
+    kept: tuple[KeptRow, ...] = ()
     actors: tuple[ActorMemoryRow, ...] = ()
 
 

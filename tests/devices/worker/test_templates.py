@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import weakref
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trio_accel as ta
-from trio_accel.backends.base import CacheCounts, DType
+from trio_accel.backends.base import DType
 from trio_accel.backends.base.contract.ops import (
     ArraySpec,
     CopyFromHostSpec,
@@ -33,6 +33,7 @@ from trio_accel.backends.base.contract.ops import (
     status,
     writes,
 )
+from trio_accel.backends.base.kit.kept_plans import KeptPlans
 from trio_accel.devices import Launch
 from trio_accel.devices.dispatch import _launch_encoding as _front
 from trio_accel.devices.dispatch._launch_encoding import TemplateTable
@@ -93,6 +94,7 @@ class Worker:
     def __init__(self) -> None:
         self.table: TemplateTable = TemplateTable(self._take)
         self.templates: dict[int, LaunchTemplate] = {}
+        self.bindings: KeptPlans[LaunchTemplate] = KeptPlans()
         self.told: list[Any] = []
         self.addresses: Addresses = Addresses()
         self.asked: list[Any] = []
@@ -103,10 +105,12 @@ class Worker:
         plain = pickle.loads(pickle.dumps(message, 5))
         self.told.append(plain)
         if plain[0] == "template":
-            self.templates[plain[1]] = LaunchTemplate(plain[2])
+            assert plain[1] not in self.templates
+            self.templates[plain[1]] = LaunchTemplate(plain[2], plain[1], self.bindings)
         else:
-            assert plain == ("forget_templates",)
-            self.templates.clear()
+            assert plain[0] == "forget_templates"
+            for number in plain[1]:
+                del self.templates[number]
 
     def across(self, launch: Launch, number: int = 7) -> Launch | None:
         """The launch as the worker makes it, if it has a template."""
@@ -305,46 +309,45 @@ def test_what_arrives_is_what_was_sent(launches: list[Launch]) -> None:
         assert made is None or same(made, launch)
 
 
-def test_when_there_are_too_many_all_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_front, "_MOST", 4)
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), max_size=80))
+def test_the_worker_knows_exactly_the_numbers_that_were_sent_and_not_forgotten(
+    launched: list[tuple[int, int]],
+) -> None:
     worker = Worker()
-    for extent in range(1, 20):
+    worker.table.kept.bound = worker.bindings.bound = 4
+    asked = 0
+    for extent, times in launched:
         launch = product(1, 2, 3, spec=MatmulSpec(array(1, (extent,)), array(2), array(3)))
-        assert worker.across(launch) is None
-        made = worker.across(launch)
-        assert made is not None
-        assert same(made, launch)
-        assert len(worker.templates) <= 4
-    assert ("forget_templates",) in worker.told
+        for _ in range(times):
+            made = worker.across(launch)
+            asked += 1
+            assert made is None or same(made, launch)
+            known = worker.table.kept.plans.values()
+            assert worker.templates.keys() == {plan.number for plan in known}
+            assert len(known) <= 4
+            assert len(worker.bindings.plans) <= 4
+            counts = worker.table.kept.counts
+            assert counts.found + counts.recorded + counts.seen == asked
+            assert counts.recorded - counts.evicted == len(known)
+    numbers = [message[1] for message in worker.told if message[0] == "template"]
+    assert numbers == sorted(set(numbers))
 
 
-@given(st.lists(st.tuples(st.integers(1, 7), st.sampled_from(["a:B", "a:C"])), max_size=60))
-def test_what_became_of_templates_is_counted_by_library(launched: list[tuple[int, str]]) -> None:
-    """Against a model that keeps what it has seen, and forgets all of it when there are five."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(_front, "_MOST", 4)
-        worker = Worker()
-        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        seen: Counter[tuple[int, str]] = Counter()
-        for extent, library in launched:
-            spec = MatmulSpec(array(1, (extent,)), array(2), array(3))
-            worker.across(attrs.evolve(product(1, 2, 3, spec=spec), library=library))
-            key = extent, library
-            if key not in seen and len(seen) == 4:
-                for (_, other), times in seen.items():
-                    counts[other]["evicted"] += times > 1
-                seen.clear()
-            seen[key] += 1
-            if seen[key] > 1:
-                counts[library]["made" if seen[key] == 2 else "found"] += 1
-    for library in ("a:B", "a:C"):
-        expected = CacheCounts(*(counts[library][event] for event in ("found", "made", "evicted")))
-        assert attrs.astuple(worker.table.counts[library]) == attrs.astuple(expected)
+def test_a_template_in_use_stays_however_many_come_once() -> None:
+    worker, hot = Worker(), product(1, 2, 3)
+    worker.table.kept.bound = 4
+    for extent in range(5, 40):
+        worker.across(hot)
+        other = product(1, 2, 3, spec=MatmulSpec(array(1, (extent,)), array(2), array(3)))
+        assert worker.across(other) is None
+        assert worker.across(other) is not None
+    counts = worker.table.kept.counts
+    assert (counts.recorded, counts.found, counts.evicted) == (36, 33, 32)
 
 
-def test_what_follows_from_the_blocks_is_kept_for_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_back, "_MOST_BINDINGS", 4)
+def test_bindings_to_other_blocks_make_way() -> None:
     worker = Worker()
+    worker.bindings.bound = 4
     worker.across(product(1, 2, 3))
     for _ in range(2):
         for out in range(3, 20):
@@ -352,8 +355,7 @@ def test_what_follows_from_the_blocks_is_kept_for_a_few(monkeypatch: pytest.Monk
             made = worker.across(launch)
             assert made is not None
             assert same(made, launch)
-            (template,) = worker.templates.values()
-            assert len(template._bindings) <= 4
+            assert len(worker.bindings.plans) <= 4
 
 
 @pytest.fixture
@@ -418,7 +420,7 @@ def same_copy(made: Launch, launch: Launch) -> bool:
     return same(*[attrs.evolve(each, spec=spec) for each, spec in zip((made, launch), specs, strict=True)])
 
 
-def test_what_waits_for_memory_of_the_application_is_made_anew_each_time() -> None:
+def test_memory_of_the_application_is_in_no_binding() -> None:
     worker, host, at = Worker(), np.zeros(3, np.float32), array(1, (3,))
     worker.addresses.add(host, 5, 64, "float32", (3,), None)
     worker.across(copy_of(host, at))
@@ -428,14 +430,15 @@ def test_what_waits_for_memory_of_the_application_is_made_anew_each_time() -> No
     gone = weakref.ref(made.spec.host)  # type: ignore[attr-defined]
     del made
     assert gone() is None
-    # Once it is there, it need not be waited for; and what was made then comes again.
+    # Once it is there, it need not be waited for. No binding keeps it.
     worker.is_there = True
     first, second = worker.across(copy_of(host, at)), worker.across(copy_of(host, at))
     assert first is not None
     assert second is not None
-    assert first.spec is second.spec
+    assert first.spec is not second.spec
     assert [first.arrivals, second.arrivals] == [[], []]
-    assert len(worker.asked) == 2
+    assert len(worker.asked) == 3
+    assert all(plan.binding.spec is None for plan in worker.bindings.plans.values())
 
 
 def test_copies_that_differ_from_a_known_one() -> None:

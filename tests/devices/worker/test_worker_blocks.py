@@ -7,6 +7,7 @@ import pytest
 
 from trio_accel.backends.base import DType, StaleRefError
 from trio_accel.backends.base.contract.ops import ArraySpec, MatmulSpec
+from trio_accel.backends.base.kit.kept_plans import KeptPlans
 from trio_accel.devices.base._waits import Availability
 from trio_accel.devices.dispatch._launch_encoding import encode_spec
 from trio_accel.devices.operations._blocks import BlockTable
@@ -27,7 +28,9 @@ async def blocks() -> WorkerBlocks:
 def template() -> LaunchTemplate:
     a, b, out = (ArraySpec(position, 0, DType.float32, (2, 2), (8, 4)) for position in range(3))
     spec = encode_spec(MatmulSpec(a, b, out), no_host)
-    return LaunchTemplate(("linalg.Matmul", "a:B", spec, ((2, 16),), (2,), (("a", 0), ("b", 1))))
+    return LaunchTemplate(
+        ("linalg.Matmul", "a:B", spec, ((2, 16),), (2,), (("a", 0), ("b", 1))), 1, KeptPlans()
+    )
 
 
 async def test_one_that_is_named_again_is_the_same_unless_it_is_invalid(blocks: WorkerBlocks) -> None:

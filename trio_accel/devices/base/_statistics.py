@@ -9,11 +9,11 @@ from typing import Literal, Self, TypeAlias
 
 import attrs
 
-from ...backends.base import CacheCounts, MemoryStatistics
+from ...backends.base import CacheCounts, KeptCounts, MemoryStatistics
 
 __all__ = [
-    "CacheStatistics", "DeviceStatistics", "LaunchTimes", "LibraryStatistics", "ProcessStatistics",
-    "ProgramCost", "QueueStatistics", "RecoveryCost",
+    "CacheStatistics", "DeviceStatistics", "KeptStatistics", "LaunchTimes", "LibraryStatistics",
+    "ProcessStatistics", "ProgramCost", "QueueStatistics", "RecoveryCost",
 ]  # fmt: skip
 
 
@@ -89,20 +89,45 @@ class CacheStatistics:
 
 
 @attrs.frozen(kw_only=True)
+class KeptStatistics:
+    """Counts of a table of kept plans.
+
+    Attributes:
+        seen: Requests that were served without a plan, because their structure was new.
+        found: Requests that found their plan.
+        recorded: Plans that were made.
+        bound: Bindings of plans to blocks.
+        armed: Bindings whose kernels were prepared.
+        refused: Requests whose structure can have no plan.
+        evicted: Plans that made way for others.
+    """
+
+    seen: int = 0
+    found: int = 0
+    recorded: int = 0
+    bound: int = 0
+    armed: int = 0
+    refused: int = 0
+    evicted: int = 0
+
+    @classmethod
+    def of(cls, counts: KeptCounts) -> Self:
+        """Make the statistics of a counter."""
+        return cls(**attrs.asdict(counts))
+
+
+@attrs.frozen(kw_only=True)
 class LibraryStatistics:
     """Plans of one library in one generation, and its workspace.
 
     Attributes:
         plans: Plans of its operations: each launch by a plan has found one, or had one made. On the CPU
             backend they are compiled expressions (D186), and NumPy computes what has none.
-        templates: Launch templates of its operations, by which they are sent to a worker process. One is made
-            when the second operation of its kind is sent. The first one counts nowhere.
         workspace: Bytes that it holds for itself beside the arrays. Where several libraries share a stream,
             its workspace counts for the last one that used it.
     """
 
     plans: CacheStatistics = CacheStatistics()
-    templates: CacheStatistics = CacheStatistics()
     workspace: int = 0
 
 
@@ -121,6 +146,10 @@ class DeviceStatistics:
         losses: Contexts that the device has lost since it was opened.
         libraries: By the import path of the library: those that have planned something in this generation,
             or hold memory for themselves.
+        kept: Plans that are kept, by their side. ``"application"`` has chains of calls over all generations.
+            ``"link"`` has the launch templates of the worker process; the second operation of its kind makes
+            one. ``"executor"`` has their bindings, and those of chains and graphs, in the process that
+            launches.
         actors: Bytes of arrays by the path of the actor whose task made them. ``""`` stands for all other
             tasks, also for those that a handler has started in a nursery.
         process: Memory and processor time of the process that serves it, the worker or the program; None
@@ -136,6 +165,7 @@ class DeviceStatistics:
     memory: MemoryStatistics
     losses: int
     libraries: Mapping[str, LibraryStatistics] = attrs.field(factory=dict[str, LibraryStatistics])
+    kept: Mapping[str, KeptStatistics] = attrs.field(factory=dict[str, KeptStatistics])
     actors: Mapping[str, int] = attrs.field(factory=dict[str, int])
     process: ProcessStatistics | None = None
 

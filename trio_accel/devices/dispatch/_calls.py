@@ -22,11 +22,20 @@ from ...actors import (
     Meter,
     note_end,
 )
-from ...backends.base import AccelDevice, CacheCounts, Ints, MemoryStatistics, NotSupportedError, PlacedBlock
+from ...backends.base import (
+    AccelDevice,
+    CacheCounts,
+    Ints,
+    KeptCounts,
+    MemoryStatistics,
+    NotSupportedError,
+    PlacedBlock,
+)
 from ..base._library_paths import by_title, is_actor_of
 from ..base._statistics import (
     CacheStatistics,
     DeviceStatistics,
+    KeptStatistics,
     LibraryStatistics,
     ProcessStatistics,
     QueueStatistics,
@@ -36,7 +45,7 @@ from ..operations._blocks import Block, BorrowedBlock
 from ..operations._operation import Launch
 from ..operations._ref import AccelRef
 from ..wire import _orders
-from ..wire._answers import MEMORY, USAGE
+from ..wire._answers import KEPT, MEMORY
 from ..wire._protocol import Address, Message, NonsenseError
 from ._chunks import Chunk, ChunkTable, Stay
 from ._launch_encoding import TemplateTable
@@ -122,7 +131,9 @@ class Questions:
 
     def _count(self, pid: int, value: Any) -> DeviceStatistics:
         """Add what the worker counts to what waits here: whatever it had done by then is known here."""
-        launched, completed, in_flight, memory, usage = value
+        launched, completed, in_flight, memory, usage, kept = value
+        link = self._sender.link
+        templates = KeptCounts() if link is None else link.templates.kept.counts
         return DeviceStatistics(
             generation=self._device.generation,
             pid=pid,
@@ -132,30 +143,27 @@ class Questions:
             queues=by_title(self._sender.requests.queues(in_flight)),
             memory=MemoryStatistics(**dict(zip(MEMORY, memory, strict=True))),
             losses=self._device.losses.count,
-            libraries=by_title(self._libraries(usage)),
+            libraries=by_title(_libraries(usage)),
+            kept={
+                "link": KeptStatistics.of(templates),
+                "executor": KeptStatistics(**dict(zip(KEPT, kept, strict=True))),
+            },
             actors=self._device.blocks.bytes_by_actor(),
             process=ProcessStatistics.of(pid),
         )
-
-    def _libraries(self, usage: dict[str, Ints]) -> dict[str, LibraryStatistics]:
-        """Add the launch templates, which are found here, to the plans of the worker's libraries."""
-        link = self._sender.link
-        templates: Mapping[str, CacheCounts] = {} if link is None else link.templates.counts
-        libraries: dict[str, LibraryStatistics] = {}
-        for path in usage.keys() | templates.keys():
-            *plans, workspace = usage.get(path) or [0] * len(USAGE)
-            libraries[path] = LibraryStatistics(
-                plans=CacheStatistics.of(CacheCounts(*plans)),
-                templates=CacheStatistics.of(templates.get(path) or CacheCounts()),
-                workspace=workspace,
-            )
-        return libraries
 
     def lose(self) -> None:
         """Fail all calls: the worker is gone."""
         for call in self._calls.values():
             call.is_lost = True
             call.done.set()
+
+
+def _libraries(usage: dict[str, Ints]) -> dict[str, LibraryStatistics]:
+    return {
+        path: LibraryStatistics(plans=CacheStatistics.of(CacheCounts(*plans)), workspace=workspace)
+        for path, (*plans, workspace) in usage.items()
+    }
 
 
 class Leases:

@@ -42,7 +42,13 @@ from ..base._errors import OPENING
 from ..base._host_pool import COPIES_AT_ONCE, Copying, HostPool, HostRegistrar
 from ..base._library_paths import LibrariesInUse, by_title
 from ..base._options import DeviceOptions
-from ..base._statistics import CacheStatistics, DeviceStatistics, LibraryStatistics, ProcessStatistics
+from ..base._statistics import (
+    CacheStatistics,
+    DeviceStatistics,
+    KeptStatistics,
+    LibraryStatistics,
+    ProcessStatistics,
+)
 from ..base._waits import Arrival
 from ..engine._context import ContextActor, Session, context_policy
 from ..engine._device_state import DeviceState
@@ -351,7 +357,9 @@ class InlineDispatch:
         self._device.availability.interrupt()
 
     @enable_ki_protection
-    async def ask(self, operation: Operation[LibraryT, ReplyT], **_unknown: Never) -> ReplyT:
+    async def ask(  # noqa: C901, PLR0912, PLR0915  # calls that would make it shorter take as long as what they do
+        self, operation: Operation[LibraryT, ReplyT], **_unknown: Never
+    ) -> ReplyT:
         """See `Device.ask`."""
         recording = admit(self._device, operation, "ask", _unknown)
         if recording is not None:
@@ -522,6 +530,7 @@ class InlineDispatch:
                     for path, used in engine.usage().items()
                 }
             ),
+            kept={"executor": KeptStatistics.of(engine.device.kept)},
             actors=self._device.blocks.bytes_by_actor(),
             process=ProcessStatistics.of(os.getpid()),
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, TypeAlias, cast
@@ -16,7 +15,7 @@ from typing import Any, TypeAlias, cast
 import attrs
 import numpy as np
 
-from ...backends.base import CacheCounts, DType, HostArray, Ints
+from ...backends.base import DType, HostArray, Ints
 from ...backends.base.contract.ops import (
     DESCRIPTORS,
     ArraySpec,
@@ -29,6 +28,7 @@ from ...backends.base.contract.ops import (
     value_key,
 )
 from ...backends.base.kit.fast_paths import current_fast_paths
+from ...backends.base.kit.kept_plans import KeptPlans
 from ..base._library_paths import why_not_found
 from ..operations._operation import Launch
 from ..wire import _orders
@@ -40,12 +40,9 @@ HostEncoder: TypeAlias = Callable[[HostArray], object]
 """Called with each host array; returns the plain values to send instead."""
 
 
-# Then all are forgotten: a program whose shapes are always others gains nothing by them.
-_MOST = 1024
 # Characters, or bytes, of a value in a template: recipes of graphs have some thousands.
 _MOST_TEXT = 1 << 16
 
-_Key: TypeAlias = tuple[Any, ...]
 _AddressOf: TypeAlias = Callable[[HostArray], "Message | None"]
 
 _ID = attrgetter("id")
@@ -100,18 +97,18 @@ class TemplateTable:
         send: Sends a message to the worker.
 
     Attributes:
-        counts: Counts of templates found and made, by the import path of the library.
+        kept: The templates by the keys of their launches; the worker has exactly these numbers.
     """
 
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
         self._is_on = current_fast_paths().templates
-        # 0 for a launch that was seen once: many occur only once, and the second makes the template.
-        self._numbers: dict[_Key, int] = {}
-        self._last = 0
-        self.counts: defaultdict[str, CacheCounts] = defaultdict(CacheCounts)
+        self._forgotten: list[int] = []
+        self.kept: KeptPlans[str] = KeptPlans(on_end=lambda plan: self._forgotten.append(plan.number))
 
-    def find(self, launch: Launch, host: _AddressOf = _nowhere) -> tuple[int, Ints, tuple[bytes, ...]] | None:
+    def find(  # noqa: C901, PLR0915  # calls that would make it shorter take as long as what they do
+        self, launch: Launch, host: _AddressOf = _nowhere
+    ) -> tuple[int, Ints, tuple[bytes, ...]] | None:
         """Find the template of a launch; a new one is sent, ahead of what is sent next.
 
         Args:
@@ -127,6 +124,16 @@ class TemplateTable:
         """
         if launch.staged or launch.behind or launch.fault is not None or not self._is_on:
             return None
+        frame = launch.frame
+        if frame is not None and frame.table is self and frame.plan is not None:
+            framed = frame.plan
+            spec: Any = launch.spec
+            if framed.state != "over" and frame.nbytes == (
+                launch.allocations[-1][1] if launch.allocations else 0
+            ):
+                framed.is_used = True
+                self.kept.counts.found += 1
+                return framed.number, launch.order, (spec.given,)
         found = _spec_key(launch.spec, host)
         if found is None:
             return None
@@ -147,26 +154,27 @@ class TemplateTable:
         position_of = positions.setdefault
         key += [position_of(block, len(positions)) for block in blocks]
         whole = tuple(key)
-        numbers = self._numbers
-        number = numbers.get(whole)
-        if number is None:
-            if len(numbers) >= _MOST:
-                numbers.clear()
-                for counts in self.counts.values():
-                    counts.evicted = counts.made
-                # Posted in order with the launches, so the worker forgets between the same two.
-                self._send(_orders.forget_templates())
-            numbers[whole] = 0
+        kept = self.kept
+        plan = kept.plans.get(whole)
+        if plan is not None:
+            plan.is_used = True
+            kept.counts.found += 1
+        elif not kept.see(whole):
+            # Many launches occur only once, so the second makes the template.
+            kept.counts.seen += 1
             return None
-        if not number:
-            plain = _encode(launch, positions, host)
-            self._last += 1
-            number = numbers[whole] = self._last
-            self._send(_orders.template(number, plain))
-            self.counts[launch.library].made += 1
         else:
-            self.counts[launch.library].found += 1
-        return number, tuple(positions), packed
+            plain = _encode(launch, positions, host)
+            plan = kept.record(whole, launch.name)
+            if self._forgotten:
+                # Posted in order with the launches, so the worker forgets between the same two.
+                self._send(_orders.forget_templates(tuple(self._forgotten)))
+                self._forgotten.clear()
+            self._send(_orders.template(plan.number, plain))
+        if frame is not None and launch.order == tuple(positions):
+            frame.table, frame.plan = self, plan
+            frame.nbytes = launch.allocations[-1][1] if launch.allocations else 0
+        return plan.number, tuple(positions), packed
 
 
 def _encode(launch: Launch, positions: Mapping[int, int], host: _AddressOf) -> Message:

@@ -125,7 +125,6 @@ class WorkerLink:
 
     def forget_library(self, library: str) -> None:
         """Free the shared word of a library that was closed."""
-        self.templates.counts.pop(library, None)
         # A dead worker's words stay: its requests are sorted by them (D58).
         if self._last is None and library in self.words:
             self._free_words.append(self.words.pop(library))

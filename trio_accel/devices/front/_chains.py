@@ -26,7 +26,7 @@ from ..base._host_pool import SMALL
 from ..base._waits import run_together
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block, BlockTable
-from ..operations._calls import Call, SpentCall, evaluate, run_steps
+from ..operations._calls import Call, SpentCall, evaluate, run_by_steps, run_steps
 from ..operations._chain import GATHER, METHODS, Chain, Function, Layouts, Step, arguments_of, replaced
 from ..operations._gather import by_device, tables_of
 from ..operations._operation import RECORDING, Armed, Operation, Planned, Planner, recording_now
@@ -264,6 +264,10 @@ class Chains:
             return await _ask_all(parts)
         plan, hosts, given = self._find(chain), chain.hosts, dict[int, Any]()
         template = plan.value
+        if (template is None or template.until_joined == 1) and chain.has_expansions:
+            whole = self._expanded(chain, plan)
+            if whole is not chain:
+                return await self.ask(whole)
         plan.in_flight += 1
         if hosts and (template is None or template.until_joined == 1):
             # It takes several turns of the loop, and the program may change an array meanwhile.
@@ -288,10 +292,28 @@ class Chains:
                     given = message.sent(chain)
                 else:
                     return reply
-            return await run_steps(chain.steps, given)
+            return await run_by_steps(chain, given)
         finally:
             plan.in_flight -= 1
             chain.let_go()
+
+    def _expanded(self, chain: Chain, plan: KeptPlan[Template]) -> Chain:
+        """Expand a chain that is to be recorded, or is asked step by step.
+
+        Returns:
+            The chain with other steps, or another chain if it has no template under its own key, because its
+            structure does not determine the steps, or because they use arrays that are not in the key.
+        """
+        expanded, key = chain.expanded(), chain.key
+        blocks, hosts = {ref.block for ref in chain.refs}, set(map(id, chain.hosts))
+        is_known = blocks.issuperset([ref.block for ref in expanded.refs])
+        is_known = is_known and hosts.issuperset(map(id, expanded.hosts))
+        if plan is _BY_STEPS or key is None or not is_known:
+            if plan is not _BY_STEPS and key is not None:
+                self.kept.keep(plan, None)
+            return expanded
+        chain.take_steps(expanded)
+        return chain
 
     async def _due(self, chain: Chain, plan: KeptPlan[Template]) -> Template | None:
         """Make the template of a chain, or the one in which its neighbours are one launch."""
@@ -322,6 +344,8 @@ class Chains:
     def _find(self, chain: Chain) -> KeptPlan[Template]:
         """Find the plan of a chain, or one to be recorded, which has no template; `_BY_STEPS` for none."""
         key, recording = chain.key, RECORDING.get()
+        if chain.has_expansions and not chain.is_fixed:
+            return _BY_STEPS
         if key is None or self.state.faults.waiting or not (recording is None or recording.is_over):
             return _BY_STEPS
         for ref in chain.refs:
@@ -360,6 +384,9 @@ class Chains:
             # It is in its key. Record it only if it comes again, because each other number has another plan.
             return self._seen_before(whole)
         if plan is not None or kept.see(key) >= _MAX_SAME_NUMBERS:
+            if chain.has_expansions:
+                # Its expanded steps may have the numbers, too, so the expanded chain hands them over.
+                return None
             chain.numbers = numbers
             return plan or kept.new(key)
         return kept.new(whole)
@@ -435,6 +462,12 @@ class Chains:
             recorder.end()
 
     def _ahead_of(self, step: Step) -> Layouts:
+        if step.function.expand is not None:
+            call = step.function.expand(*step.args, **step.named or {})
+            try:
+                return self.look_ahead(Chain(call, is_spent=False))
+            finally:
+                call.close()
         if step.function is GATHER:
             return tuple([each.ahead if type(each) in _CALLS else each.spec for each in step.args])
         # The calls of a step that is traced have stand-ins of its recording.

@@ -47,7 +47,7 @@ from ..base._host_pool import SMALL, Copying
 from ..base._options import DeviceOptions
 from ..base._progress import chosen_listener
 from ..base._refusals import shown, what_to_do
-from ..base._statistics import DeviceStatistics, RecoveryCost
+from ..base._statistics import DeviceStatistics, KeptStatistics, RecoveryCost
 from ..base._views import check_apart
 from ..dispatch import Borrowed, LeftMemory, Stay, WorkerDispatch, spin_together
 from ..dispatch._inline_dispatch import InlineDispatch
@@ -366,7 +366,9 @@ class OpenDevice(Device):
     async def statistics(self) -> DeviceStatistics:
         """See `Device.statistics`."""
         self.state.check_run("statistics")
-        return await self.dispatch.statistics()
+        found = await self.dispatch.statistics()
+        chains = KeptStatistics.of(self.chains.kept.counts)
+        return attrs.evolve(found, kept={"application": chains, **found.kept})
 
     @enable_ki_protection
     async def close(self) -> None:

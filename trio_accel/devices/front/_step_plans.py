@@ -17,7 +17,7 @@ from ...backends.base.kit.kept_plans import KeptPlan
 from ..engine._device_state import DeviceState
 from ..engine._in_place import LIMIT_NS, BoundWork, InPlace
 from ..operations._blocks import Block
-from ..operations._operation import Launch, Planned, Planner
+from ..operations._operation import Launch, LaunchFrame, Planned, Planner
 from ..operations._ref import AccelRef
 from ._chains import Chains, RunChain, Template
 from ._results import HostResult
@@ -65,6 +65,9 @@ class StepPlan:
     _numbers: tuple[int, ...] = attrs.field(default=(), init=False)
     _read: tuple[ArraySpec, ...] = attrs.field(default=(), init=False)
     _updated: tuple[ArraySpec, ...] = attrs.field(default=(), init=False)
+    # The blocks of the arguments in the order of the specification, and the template of its message to a worker.
+    _order: tuple[int, ...] = attrs.field(default=(), init=False)
+    _frame: LaunchFrame = attrs.field(factory=LaunchFrame, init=False)
     _reads: frozenset[int] = attrs.field(default=frozenset(), init=False)
     _writes: frozenset[int] = attrs.field(default=frozenset(), init=False)
     # Where it is computed in place, if it may be; what it is bound to there, by the blocks.
@@ -153,12 +156,19 @@ class StepPlan:
         keep: list[object] = []
         written: tuple[ArraySpec, ...] = ()
         writes = self._writes
-        if template.layout.made or not self._is_whole(scratch):
+        is_whole = not template.layout.scratch or (
+            scratch is not None
+            and scratch.block.nbytes >= template.layout.scratch
+            and not scratch.block.is_released
+            and scratch.block.damaged_by is None
+            and scratch.block.generation >= table.valid_since
+        )
+        if template.layout.made or not is_whole:
             planner = Planner(state, message)
             made, written = message.outputs(planner)
             allocations, outputs, keep = planner.made()
             writes |= {one.block for one in written}
-        elif scratch is not None:
+        elif scratch is not None and template.layout.scratch:
             block = scratch.block
             allocations, outputs, keep = ((block.id, block.nbytes),), [block], [block]
             written, writes = (scratch.spec,), writes | {block.id}
@@ -191,6 +201,9 @@ class StepPlan:
             keep,
             RunChain.library,
         )
+        order = self._order
+        order += (written[0].block,) if len(written) == 1 else tuple([one.block for one in written])
+        launch.frame, launch.order = self._frame, order
         return launch, Planned(spec, reply, None, is_checked=True)
 
     def launched(self, dispatch: Any) -> None:
@@ -318,13 +331,6 @@ class StepPlan:
         self._wanted = self._runs + self._pause
         return NOT_HERE
 
-    def _is_whole(self, scratch: AccelRef | None) -> bool:
-        """Whether memory for results in between is there, or not needed."""
-        nbytes = self.template.layout.scratch
-        if not nbytes:
-            return True
-        return scratch is not None and scratch.block.nbytes >= nbytes and scratch.block.is_usable
-
     def _take(self, numbers: tuple[int, ...]) -> None:
         """Keep what depends on the blocks of the arguments."""
         template = self.template
@@ -337,5 +343,6 @@ class StepPlan:
         self._writes = frozenset([array.block for array in self._updated])
         self._reads = frozenset([array.block for array in self._read]) | self._writes
         self._numbers = numbers
+        self._order = tuple([array.block for array in (*self._read, *self._updated)])
         if self.kept.state == "recorded":
             self.kept.move("bind")

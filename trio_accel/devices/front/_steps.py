@@ -188,11 +188,11 @@ class Step(Generic[ParametersP, ResultT]):
             # A power of a negative number is complex, which makes an array of another dtype.
             return await self._by_calls(args, named)
         reply: Any = NOT_HERE
-        if plan.place is not None:
-            # Cancellation and other tasks come first.
-            await checkpoint()
-            reply = plan.compute(given.blocks, given.refs, data)
         try:
+            if plan.place is not None:
+                # Cancellation and other tasks come first.
+                await checkpoint()
+                reply = plan.compute(given.blocks, given.refs, data)
             if reply is NOT_HERE:
                 message = RunChain(chains, template, given.refs, hosts, template.name)
                 message.given, message.armed, message.blocks = data, plan, given.blocks
@@ -394,6 +394,8 @@ class Step(Generic[ParametersP, ResultT]):
             try:
                 call, nesting = self._calls(*stand_ins.of(args, named, self._parameters))
                 chain = Chain(call)
+                if chain.has_expansions:
+                    chain = chain.expanded()
             finally:
                 RECORDING.reset(token)
             try:

@@ -39,6 +39,7 @@ from ...backends.base.contract.ops import (
     contiguous_strides,
     map_arrays,
 )
+from ...backends.base.kit.kept_plans import KeptPlan
 from ..base._refusals import refuse_dtypes, what_to_do
 from ..base._statistics import LaunchTimes
 from ..base._views import check_apart, overlaps
@@ -149,6 +150,21 @@ def _name_of(cls: type[object]) -> str:
     return f"{public[-1]}.{cls.__name__}"
 
 
+@attrs.define(eq=False)
+class LaunchFrame:
+    """What the messages of several launches to a worker have in common, once the worker has it.
+
+    Attributes:
+        table: The templates of that worker.
+        plan: The template among these.
+        nbytes: Bytes of the block that is allocated last, the only size that may differ.
+    """
+
+    table: object = None
+    plan: KeptPlan[str] | None = None
+    nbytes: int = 0
+
+
 @attrs.define(eq=False, on_setattr=None)
 class Launch(Request[Any, None]):
     """A validated operation on its way to a library actor: the same inline and in a worker.
@@ -176,6 +192,9 @@ class Launch(Request[Any, None]):
         spoiled: Blocks that it has damaged.
         turn: Its number among all that were planned.
         is_overwriting: Whether what it changes in place depends on its other arguments alone.
+        frame: The template of its message to a worker, which other launches have, too; None if it is found
+            by the whole launch.
+        order: Its blocks in the order in which they occur; for a launch with a frame.
     """
 
     name: str
@@ -198,6 +217,8 @@ class Launch(Request[Any, None]):
     spoiled: frozenset[int] = attrs.field(default=frozenset(), init=False)
     turn: int = attrs.field(factory=in_turn)
     is_overwriting: bool = False
+    frame: LaunchFrame | None = attrs.field(default=None, init=False)
+    order: Ints = attrs.field(default=(), init=False)
 
     def advice(self, *, is_kept: bool) -> str:
         """Return advice for an operation that was lost in flight; `is_kept`: its arrays are there as ever."""

@@ -17,13 +17,14 @@ from typing import Annotated, Any, SupportsIndex, TypeAlias, cast
 import attrs
 
 from ...actors import Event
-from ...backends.base import ArraySpec, CacheCounts, DType, Ints, MemoryStatistics, Strs
+from ...backends.base import ArraySpec, CacheCounts, DType, Ints, KeptCounts, MemoryStatistics, Strs
 from ...backends.base.contract.program_definition import build, tree_of
 from ._messages import SHORT, Count, Data, Integer, Messages, counts, refuse
 from ._protocol import Codec, Message, NonsenseError
 from ._wire_values import WireError, decode_error, decode_event
 
 MEMORY = tuple(field.name for field in attrs.fields(MemoryStatistics))
+KEPT = tuple(field.name for field in attrs.fields(KeptCounts))
 USAGE = (*(field.name for field in attrs.fields(CacheCounts)), "workspace")
 """Counts of a worker's memory, in this order."""
 
@@ -176,7 +177,8 @@ _Place: TypeAlias = tuple[Count, Count, Count, Count]
 _Trouble: TypeAlias = tuple[Annotated[str, _end], bool, bool, _Error | None, tuple[Integer, ...]]
 _Memory: TypeAlias = Annotated[tuple[object, ...], counts(len(MEMORY))]
 _Usage: TypeAlias = Annotated[tuple[object, ...], counts(len(USAGE))]
-_Counted: TypeAlias = tuple[Count, Count, dict[str, Count], _Memory, dict[str, _Usage]]
+_Kept: TypeAlias = Annotated[tuple[object, ...], counts(len(KEPT))]
+_Counted: TypeAlias = tuple[Count, Count, dict[str, Count], _Memory, dict[str, _Usage], _Kept]
 
 
 @_answer

@@ -86,8 +86,8 @@ def replay(
 
 
 @_order
-def forget_templates() -> None:
-    """No template of before is named any more."""
+def forget_templates(numbers: Ints) -> None:
+    """No later replay names these templates."""
 
 
 @_order

@@ -14,6 +14,7 @@ import numpy as np
 
 from ...backends.base import DType, HostArray, Ints
 from ...backends.base.contract.ops import ArraySpec, Descriptor, OperationSpec, map_arrays
+from ...backends.base.kit.kept_plans import KeptPlans
 from ..base._waits import Arrival
 from ..operations._blocks import Block
 from ..operations._faults import FaultHit, FaultPlan, Faults
@@ -26,9 +27,6 @@ HostDecoder: TypeAlias = Callable[[Any], HostArray]
 """Called with what was sent for a host array; returns the array."""
 
 T = TypeVar("T")
-
-# The most bindings of one template: a program that drops its results has the same blocks again and again.
-_MOST_BINDINGS = 256
 
 
 def decode_launch(
@@ -176,7 +174,7 @@ class Binding:
     """A launch template bound to blocks: the common part of all its launches on these blocks.
 
     Attributes:
-        spec: The specification; None where it has host arrays, of which one was not there yet.
+        spec: The specification; None if it has host arrays, because each launch has its own.
         reads: Blocks that it reads.
         writes: Blocks that it changes.
         allocations: Id and bytes of the blocks to make first.
@@ -218,12 +216,14 @@ class LaunchTemplate:
 
     Args:
         data: The template, as the application's `TemplateTable` has sent it.
+        number: Its number.
+        bindings: Has the bindings of all templates.
 
     Raises:
         ImportError: This process does not have the specification's module.
     """
 
-    def __init__(self, data: Any) -> None:
+    def __init__(self, data: Any, number: int, bindings: KeptPlans[LaunchTemplate]) -> None:
         self._allocations: tuple[tuple[int, int], ...]
         self._outputs: Ints
         self._uses: tuple[tuple[str, int], ...]
@@ -258,21 +258,22 @@ class LaunchTemplate:
         ]
         self._packed = described.packed
         self._values: Callable[[Any], Iterable[Any]] = described.values
-        self._bindings: dict[Ints, Binding] = {}
+        self._number = number
+        self._bindings = bindings
 
     def bind(self, blocks: Ints) -> Binding:
         """Bind the template to the blocks of a launch, in the order in which they occur."""
-        binding = self._bindings.get(blocks)
-        if binding is None:
-            if len(self._bindings) >= _MOST_BINDINGS:
-                self._bindings.clear()
-            binding = self._bindings[blocks] = self._make(blocks)
+        key = self._number, blocks
+        plan = self._bindings.plans.get(key)
+        if plan is None:
+            plan = self._bindings.record(key, self)
+            plan.move("bind")
+            plan.binding = self._make(blocks)
+        else:
+            plan.is_used = True
+            self._bindings.counts.found += 1
+        binding: Binding = plan.binding
         return binding
-
-    def forget_hosts(self) -> None:
-        """Drop specifications that have host arrays."""
-        if self._hosts:
-            self._bindings.clear()
 
     def _make(self, blocks: Ints) -> Binding:
         return Binding(
@@ -307,9 +308,6 @@ class LaunchTemplate:
         spec = binding.spec
         if spec is None:
             spec = self._with_hosts(blocks, arrivals, shared)
-            if not arrivals:
-                # Without arrivals the same host arrays are ready at each later launch, too.
-                binding.spec = spec
         if packed or self._words:
             spec = self._with_own(spec, packed, results)
         if spec.asker is not None:

@@ -12,6 +12,7 @@ import trio
 
 from ...actors import ActorStoppedError, DirectReply, Message, Ref, Request, idle_actor
 from ...backends.base import ContextLostError, HostArray, Ints, NotSupportedError, PlacedBlock
+from ...backends.base.kit.kept_plans import KeptPlans
 from ..base._bridge import LoopNotifier
 from ..base._errors import WithdrawnError
 from ..engine._context import ContextActor, Session
@@ -64,6 +65,8 @@ class WorkerRequests:
     # Launch templates that were used by now; and all, as they came.
     _templates: dict[int, LaunchTemplate] = attrs.field(factory=dict[int, LaunchTemplate])
     _told_templates: dict[int, Any] = attrs.field(factory=dict[int, Any])
+    # Templates with the blocks of a launch.
+    bindings: KeptPlans[LaunchTemplate] = attrs.field(factory=KeptPlans["LaunchTemplate"], init=False)
     _nursery: trio.Nursery = attrs.field(init=False)
 
     def open(self, nursery: trio.Nursery) -> None:
@@ -97,15 +100,14 @@ class WorkerRequests:
         # It is decoded with its first operation, so that an error in it is the error of that operation.
         self._told_templates[number] = launch
 
-    def on_forget_templates(self) -> None:
-        """Forget all templates: none is named any more."""
-        self._templates.clear()
-        self._told_templates.clear()
-
-    def forget_hosts(self) -> None:
-        """Memory of the application goes: specifications made of templates may have arrays in it."""
-        for template in self._templates.values():
-            template.forget_hosts()
+    def on_forget_templates(self, numbers: Ints) -> None:
+        """Forget templates that are not named again."""
+        forgotten = [self._templates.pop(number, None) for number in numbers]
+        for number in numbers:
+            del self._told_templates[number]
+        for plan in tuple(self.bindings.plans.values()):
+            if plan.value in forgotten:
+                self.bindings.end(plan)
 
     def on_replay(
         self,
@@ -127,7 +129,9 @@ class WorkerRequests:
         results: list[HostArray] = []
         try:
             if found is None:
-                found = self._templates[template] = LaunchTemplate(self._told_templates[template])
+                found = self._templates[template] = LaunchTemplate(
+                    self._told_templates[template], template, self.bindings
+                )
             binding = found.bind(blocks)
             if not binding.is_found(table):
                 table.name(binding.allocations)

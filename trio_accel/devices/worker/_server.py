@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from contextvars import Context, copy_context
 from itertools import starmap
+from operator import add
+from typing import Any
 
 import attrs
 import trio
@@ -257,12 +259,13 @@ class WorkerServer:
         memory = self.opened.memory()
         engine = session.engine
         in_flight = {library: queue.in_flight for library, queue in engine.queues().items()}
-        value: tuple[int, int, dict[str, int], tuple[object, ...], dict[str, tuple[object, ...]]] = (
+        value: Any = (
             engine.enqueuer.launched,
             engine.completer.completed,
             in_flight,
             attrs.astuple(memory),
             {path: (*attrs.astuple(used.plans), used.workspace) for path, used in engine.usage().items()},
+            tuple(map(add, attrs.astuple(self.opened.kept), attrs.astuple(self._requests.bindings.counts))),
         )
         self._channel.send(_answers.result(number, value), now=True)
 
@@ -275,7 +278,6 @@ class WorkerServer:
         self.opened.poison(reason)
 
     def _on_unslab(self, number: int) -> None:
-        self._requests.forget_hosts()
         self._memory.slabs.remove(self.opened, number, self._wait_idle)
 
     async def _wait_idle(self) -> None:

@@ -21,10 +21,10 @@ from ..contract.ops import (
     GraphSpec,
     LoopSpec,
     OperationSpec,
-    graph_recipe,
 )
 from ..contract.protocols import AccelStream, InThread
 from ..kit.host import address_of
+from ..kit.kept_chains import KeptChains, bound_nodes, with_words
 from ..kit.launch_cache import GraphCall, Key, LaunchCache
 from .library import EnqueuingLibrary
 
@@ -40,12 +40,6 @@ CHAINS = (GraphSpec, ChainSpec, BranchSpec, LoopSpec)
 # The most graphs of all chains of a library, each at the addresses of one replay.
 _MOST = 128
 _MOST_DUE = 1024
-
-
-def _bound_nodes(spec: AnyChain, stream: object) -> list[tuple[GraphNode, OperationSpec]]:
-    """Take the operations of a recipe, each with its specification for the arrays of this replay."""
-    recipe = graph_recipe(spec.recipe)
-    return list(zip(recipe.nodes, recipe.bind(spec.arrays, stream), strict=True))
 
 
 def replay(spec: AnyChain, works: Works, read: Callable[[], int], count: Callable[[int], object]) -> None:
@@ -129,6 +123,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
     def __init__(self, device: Any) -> None:
         super().__init__(device)
         self._libraries: dict[str, Any] = {self.name: self}
+        self._chains = KeptChains(device.blocks, device.kept)
         # Any graph can be thrown away at any time: the driver lets one in flight run to its end.
         self._cache: LaunchCache[Any] = LaunchCache(lambda key, last: True, self._discard)
         self._cache.most = _MOST
@@ -234,7 +229,8 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         """
         has_conditions = not isinstance(spec, (GraphSpec, ChainSpec))
         is_captured, is_blocking = True, has_conditions
-        for node, bound in _bound_nodes(spec, self):
+        recipe = self._chains.recipe(spec.recipe)
+        for node, bound in self._nodes(spec, None):
             library = self._library(node.library)
             if bound.operation not in library.operations:
                 raise NotSupportedError(
@@ -255,7 +251,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
                 if isinstance(prepare, InThread):
                     is_captured, is_blocking = False, True
                     break
-        return Chain(graph_recipe(spec.recipe), GraphCall(self), is_captured, is_blocking, has_conditions)
+        return Chain(recipe, GraphCall(self), is_captured, is_blocking, has_conditions)
 
     def _chain_of(self, spec: AnyChain) -> Chain:
         """Return the plan of a chain in another one; it is made anew if it has made way."""
@@ -330,7 +326,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         """
         works = [
             (node.operation, partial(self._enqueue_node, node, bound, stream))
-            for node, bound in _bound_nodes(spec, stream)
+            for node, bound in self._nodes(spec, stream)
         ]
         if stream.is_capturing and isinstance(spec, (BranchSpec, LoopSpec)):
             self._capture_parts(spec, works, stream)
@@ -344,6 +340,14 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         if request is not None and request.result and request.result[2]:
             at, result = host + _result_offset(request), request.result_at()
             stream.copy_out(at, self._address(result), request.result[2])
+
+    def _nodes(self, spec: AnyChain, stream: Any) -> list[tuple[GraphNode, OperationSpec]]:
+        """Return the operations of a chain, each with its specification for the arrays of this run."""
+        if stream is None or stream.is_capturing:
+            nodes = bound_nodes(self._chains.recipe(spec.recipe), spec.arrays)
+        else:
+            nodes = self._chains.find(spec, stream).binding.nodes
+        return [(node, with_words(node, bound)) for node, bound in nodes]
 
     def _enqueue_node(self, node: GraphNode, bound: OperationSpec, stream: Any) -> None:
         if isinstance(bound, CHAINS):
@@ -390,6 +394,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
     def _close_libraries(self) -> None:
         """Throw all graphs away, and close what was opened for them."""
         self._cache.clear()
+        self._chains.plans.close()
         for name, library in self._libraries.items():
             if name != self.name:
                 library.close()

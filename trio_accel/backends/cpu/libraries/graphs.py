@@ -10,15 +10,16 @@ from typing import Any
 import numpy as np
 
 from ...base import AccelStream, NotSupportedError
-from ...base.contract.ops import BranchSpec, ChainSpec, GraphSpec, LoopSpec, OperationSpec, graph_recipe
+from ...base.contract.ops import BranchSpec, ChainSpec, GraphNode, GraphSpec, LoopSpec, OperationSpec
 from ...base.gpu.graphs import CHAINS, AnyChain, Works, replay
+from ...base.kit.kept_chains import BoundChain, KeptChains, bound_nodes, with_words
 from ...base.kit.kernels import KernelEntry, kernel
 from ...base.kit.library import ComputingCall, ComputingDevice
 from ..kit._library import CpuLibrary
 from ..runtime._stream import check_usable
 
-# The most chains whose operations are kept ready, each for certain arrays.
-_MOST = 256
+# Recipes whose quick runs are counted.
+_MAX_COUNTED = 1024
 _REMEMBERED, _SLOW = 64, 4
 # Libraries whose kernels may be called in any thread. Others call a program's code, which may never return.
 _ANYWHERE = frozenset([
@@ -38,10 +39,11 @@ class GraphLibrary(CpuLibrary):
     def __init__(self, name: str, device: ComputingDevice, kernels: Mapping[str, KernelEntry]) -> None:
         super().__init__(name, device, kernels)
         self._libraries: dict[str, CpuLibrary] = {}
-        self._kept: dict[int, tuple[tuple[OperationSpec, ...], Works]] = {}
         # How many runs of a recipe were quick, without those that slow ones have undone.
         self._quick: dict[bytes, int] = {}
         self._limit = 0
+        known: Any = device
+        self._chains = KeptChains(known.blocks, known.kept)
 
     @kernel(GraphSpec, backend="cpu")
     @kernel(BranchSpec, backend="cpu")
@@ -65,7 +67,7 @@ class GraphLibrary(CpuLibrary):
         # A slow run counts as much as some that were quick: a machine has its moments.
         runs = quick.get(spec.recipe, 0)
         quick[spec.recipe] = min(runs + 1, _REMEMBERED) if is_quick else max(runs - _SLOW, 0)
-        if len(quick) > _MOST:
+        if len(quick) > _MAX_COUNTED:
             quick.clear()
 
     def quick_runs(self, recipe: bytes, limit: int) -> int:
@@ -75,15 +77,16 @@ class GraphLibrary(CpuLibrary):
 
     def bind_chain(self, spec: ChainSpec, stream: AccelStream) -> Sequence[Callable[[], object]] | None:
         """See `ComputesInPlace.bind_chain`."""
-        call, recipe = (
-            ComputingCall(self._run_chain, spec, None, self._device, stream),
-            graph_recipe(spec.recipe),
-        )
+        call = ComputingCall(self._run_chain, spec, None, self._device, stream)
         works: list[Callable[[], object]] = []
-        for node, one in zip(recipe.nodes, recipe.bind(spec.arrays, stream), strict=True):
+        for node, one in bound_nodes(self._chains.recipe(spec.recipe), spec.arrays):
             if isinstance(one, CHAINS) or node.library not in _ANYWHERE:
                 return None
-            works.append(self._library(node.library, call).bind(one, stream))
+            library = self._library(node.library, call)
+            has_status = one.descriptor().has_status
+            works.append(
+                partial(_run_again, library, node, one, stream) if has_status else library.bind(one, stream)
+            )
         return works
 
     def _prepared(self, library: str, spec: OperationSpec, call: ComputingCall) -> Callable[[], None]:
@@ -98,21 +101,28 @@ class GraphLibrary(CpuLibrary):
 
     def _works_of(self, spec: AnyChain, call: ComputingCall) -> Works:
         """Return the operations of a chain for its arrays; they are kept, as the same ones come again."""
-        recipe = graph_recipe(spec.recipe)
-        bound = recipe.bind(spec.arrays, call.stream)
-        # The recipe keeps what it has bound, and so it is the same object.
-        kept, works = self._kept.get(id(bound), ((), ()))
-        if kept is bound:
+        plan = self._chains.find(spec, call.stream)
+        bound: BoundChain = plan.binding
+        if bound.works is not None:
+            works: Works = bound.works
             return works
-        works = [
-            (node.operation, self._prepared(node.library, one, call))
-            for node, one in zip(recipe.nodes, bound, strict=True)
-        ]
-        if len(self._kept) >= _MOST:
-            self._kept.clear()
-        if not any(isinstance(one, CHAINS) for one in bound):
-            self._kept[id(bound)] = bound, works
+        works = [(node.operation, self._work(node, one, call)) for node, one in bound.nodes]
+        if not any(isinstance(one, CHAINS) for _, one in bound.nodes):
+            bound.works = works
+            plan.move("arm")
         return works
+
+    def _work(self, node: GraphNode, spec: OperationSpec, call: ComputingCall) -> Callable[[], None]:
+        """Return what runs an operation of a chain."""
+        work = self._prepared(node.library, with_words(node, spec), call)
+        if isinstance(spec, CHAINS) or not spec.descriptor().status:
+            return work
+        return partial(_run_again, self._library(node.library, call), node, spec, call.stream)
+
+    def close(self) -> None:
+        """Drop all chains."""
+        self._chains.plans.close()
+        super().close()
 
     def _library(self, name: str, call: ComputingCall) -> CpuLibrary:
         opened = self._libraries.get(name)
@@ -122,6 +132,11 @@ class GraphLibrary(CpuLibrary):
                 raise NotSupportedError(f"library {name!r} runs in no graph", backend="cpu")
             opened = self._libraries[name] = made
         return opened
+
+
+def _run_again(library: CpuLibrary, node: GraphNode, spec: OperationSpec, stream: AccelStream) -> None:
+    """Run an operation with status words of its own."""
+    library.call_of(with_words(node, spec), stream)()
 
 
 def _read(condition: Any) -> int:

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import pickle
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from weakref import ref
 
 import attrs
-import numpy as np
 
 from ..dtypes import DType, Ints
 from ._array import ArraySpec, StatusArray, exact, packed, reads, status, updates, writes
 from ._spec import OperationSpec, map_arrays, specification
 
 __all__ = ["BranchSpec", "ChainSpec", "GraphNode", "GraphRecipe", "GraphSpec", "LoopSpec", "graph_recipe"]
-
-# The most bindings of one recipe, each to other arrays or for another stream.
-_MOST_BOUND = 32
 
 
 @specification
@@ -159,35 +152,21 @@ class GraphRecipe:
 
     def __init__(self, nodes: Iterable[GraphNode]) -> None:
         self.nodes: tuple[GraphNode, ...] = tuple(nodes)
-        self._bound: OrderedDict[tuple[object, ...], tuple[OperationSpec, ...]] = OrderedDict()
 
     def encode(self) -> bytes:
         """Make bytes of it, for a `GraphSpec` of this process or of one that trusts it."""
         return pickle.dumps(self.nodes, protocol=5)
 
-    def bind(self, arrays: Sequence[ArraySpec], stream: object) -> tuple[OperationSpec, ...]:
-        """Return the specifications of its nodes for the arrays of a graph; the same ones each time.
+    def bind(self, arrays: Sequence[ArraySpec]) -> tuple[OperationSpec, ...]:
+        """Return the specifications of its nodes for the arrays of a graph.
 
-        All devices of a process share a recipe. Yet status words must not be shared, because the operation of
-        another device would change them before this one's are read. So a stream has bindings of its own:
-        its operations run one after the other.
-
-        Args:
-            arrays: The arrays.
-            stream: The stream that runs them, or another object that alone uses the binding.
+        They have no status words: an operation in flight must not share them with another one.
         """
-        key = (ref(stream), *[(array.block, array.offset) for array in arrays])
-        bound = self._bound.get(key)
-        if bound is None:
-            bound = tuple([_placed(node.spec, arrays) for node in self.nodes])
-            self._bound[key] = bound
-            if len(self._bound) > _MOST_BOUND:
-                self._bound.popitem(last=False)
-        return bound
+        return tuple([_placed(node.spec, arrays) for node in self.nodes])
 
 
 def _placed(spec: OperationSpec, arrays: Sequence[ArraySpec]) -> OperationSpec:
-    """Return a specification of a recipe with arrays in place of their positions, and new status words."""
+    """Return a specification of a recipe with arrays in place of their positions, without status words."""
 
     def place(array: ArraySpec) -> ArraySpec:
         base = arrays[array.block]
@@ -196,13 +175,11 @@ def _placed(spec: OperationSpec, arrays: Sequence[ArraySpec]) -> OperationSpec:
     described = spec.descriptor()
     values = [map_arrays(value, place) for value in described.values(spec)]
     for index in described.status:
-        words: StatusArray | None = values[index]
-        values[index] = None if words is None else np.zeros_like(words)
+        values[index] = None
     made: OperationSpec = described.make(values)
     return made
 
 
-@functools.lru_cache(256)
 def graph_recipe(encoded: bytes) -> GraphRecipe:
     """Decode the bytes of `GraphRecipe.encode`.
 
