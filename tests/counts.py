@@ -211,6 +211,12 @@ class OneLayer(ta.train.CallModule):
         return ta.nn.cross_entropy(batch["x"] @ parameters["w"] + parameters["b"], batch["y"])
 
 
+@ta.step
+def product(x: Any, scale: float) -> Any:
+    """Multiply on the device, for the host: traced once."""
+    return (ta.linalg.matmul(x, x) * scale).to_host()
+
+
 async def executed_files(isolation: ta.Isolation) -> dict[str, Executed]:
     """Trace one warm operation of each kind."""
     preload = (ta.Preload("traced_worker", trusted=True),) if isolation == "process" else ()
@@ -240,6 +246,8 @@ async def executed_files(isolation: ta.Isolation) -> dict[str, Executed]:
                 "rfft": lambda: ta.fft.rfft(a),
                 "expression": lambda: ta.arrays.hypot(a, s),
                 "loss": lambda: ta.nn.mse_loss(a, s),
+                "chain": lambda: (ta.linalg.matmul(a, a) * 2.0).to_host(),
+                "step": lambda: product(a, 2.0),
                 "random draw": lambda: generator.normal((64, 64)),
                 "sparse product": lambda: ta.sparse.spmv(sparse, x),
                 "program call": lambda: program.ask(Doubler.double, x),
