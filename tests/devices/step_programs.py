@@ -87,7 +87,7 @@ async def put(program: Program, device: ta.Device, turn: int, layout: str) -> di
     return leaves
 
 
-async def _laid_out(device: ta.Device, host: Any, layout: str) -> ta.AccelRef[Any]:
+async def _laid_out(device: ta.Device, host: Any, layout: str) -> ta.AccelRef:
     if layout == "offset":
         return (await device.put(np.concatenate([host, host])))[N:]
     if layout == "strided":

@@ -21,7 +21,7 @@ N = 8
 
 
 @pytest.fixture
-async def x(device: ta.Device) -> ta.AccelRef[Any]:
+async def x(device: ta.Device) -> ta.AccelRef:
     """An array of ones."""
     return await device.put(np.ones(N))
 

@@ -66,7 +66,7 @@ def isolation() -> Isolation:
 
 
 @pytest.fixture
-async def arrays(device: ta.Device) -> list[ta.AccelRef[Any]]:
+async def arrays(device: ta.Device) -> list[ta.AccelRef]:
     """Two arrays, of ones and of twos."""
     return [await device.put(np.full(N, value)) for value in (1.0, 2.0)]
 

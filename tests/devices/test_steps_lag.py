@@ -56,6 +56,7 @@ async def test_the_loop_is_on_time_beside_sixteen_askers(device: ta.Device) -> N
             if asked % 100 == 0:
                 np.testing.assert_array_equal(found, expected)
 
+    alone = percentile(await lags(TICKS), 99)
     late: list[float] = []
     # The best of some, because the machine has other work to do at times.
     for _ in range(TRIES):
@@ -67,6 +68,6 @@ async def test_the_loop_is_on_time_beside_sixteen_askers(device: ta.Device) -> N
         if late[-1] <= MOST:
             break
     share = (place.computed - before) / asked
-    print(f"p99 of the lag in ms: {late}; {asked} requests, of which {share:.0%} in place")
+    print(f"p99 of the lag in ms: {late}, and {alone} without askers; {asked} requests, of which {share:.0%} in place")
     assert place.computed - before > 100
     assert min(late) <= MOST, late

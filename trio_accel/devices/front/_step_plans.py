@@ -229,7 +229,9 @@ class StepPlan:
         """
         place, template, chains = self.place, self.template, self.chains
         table, state = chains.blocks, chains.state
-        assert place is not None  # as the caller has seen
+        if place is None:
+            # The call of another task gave it up during the checkpoint.
+            return NOT_HERE
         if state.hooks or state.faults.waiting or not place.admits(self._cost * 1e-9):
             return self._missed()
         for block in blocks:
