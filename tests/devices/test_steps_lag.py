@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,25 @@ pytestmark = [
 ASKERS, TICKS, TRIES = 16, 400, 5
 # Milliseconds by which a task may wake too late.
 MOST = 1.0
+
+
+class TurnClock(trio.abc.Instrument):
+    """Measures the processor time of each turn of the loop, in which other programs have no part.
+
+    Attributes:
+        turns: Milliseconds of each.
+    """
+
+    def __init__(self) -> None:
+        self.turns: list[float] = []
+        self._began: float | None = None
+
+    def after_io_wait(self, timeout: float) -> None:
+        self._began = time.thread_time()
+
+    def before_io_wait(self, timeout: float) -> None:
+        if self._began is not None:
+            self.turns.append((time.thread_time() - self._began) * 1e3)
 
 
 @pytest.fixture
@@ -58,16 +78,23 @@ async def test_the_loop_is_on_time_beside_sixteen_askers(device: ta.Device) -> N
 
     alone = percentile(await lags(TICKS), 99)
     late: list[float] = []
+    turns: list[float] = []
     # The best of some, because the machine has other work to do at times.
     for _ in range(TRIES):
+        clock = TurnClock()
         async with trio.open_nursery() as nursery:
             for _ in range(ASKERS):
                 nursery.start_soon(ask)
+            trio.lowlevel.add_instrument(clock)
             late.append(percentile(await lags(TICKS), 99))
+            trio.lowlevel.remove_instrument(clock)
             nursery.cancel_scope.cancel(reason="measured")
-        if late[-1] <= MOST:
+        turns.append(percentile(clock.turns, 99))
+        if max(late[-1], turns[-1]) <= MOST:
             break
     share = (place.computed - before) / asked
-    print(f"p99 of the lag in ms: {late}, and {alone} without askers; {asked} requests, of which {share:.0%} in place")
+    print(f"p99 in ms: {late} late, {alone} without askers; {turns} of a turn; {share:.0%} in place")
     assert place.computed - before > 100
-    assert min(late) <= MOST, late
+    assert min(turns) <= MOST, turns
+    # Where others use the machine, a task is late without askers, too.
+    assert min(late) <= MOST or alone > MOST / 4, late
