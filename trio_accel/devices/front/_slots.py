@@ -57,15 +57,17 @@ class Slot:
         Raises:
             TypeError: It is another one.
         """
-        function = _OF_UFUNCS.get(ufunc.__name__)
-        if function is None or method != "__call__" or named:
+        name = _OF_UFUNCS.get(ufunc.__name__)
+        if name is None or method != "__call__" or named:
             self.refuse()
         first, second = inputs
         is_reflected = first is not self
-        made = self._with(function, first if is_reflected else second, is_reflected=is_reflected)
+        other = first if is_reflected else second
+        made = self.combined(getattr(operator, name), other, is_reflected=is_reflected)
         return self.refuse() if made is NotImplemented else made
 
-    def _with(self, function: Callable[..., float], *others: object, is_reflected: bool = False) -> Any:
+    def combined(self, function: Callable[..., float], *others: object, is_reflected: bool = False) -> Any:
+        """Return the slot of a function of this number and others; NotImplemented beside what is none."""
         if not all(isinstance(other, (int, float, Slot)) for other in others):
             # An array's own operator takes the slot.
             return NotImplemented
@@ -79,10 +81,10 @@ class Slot:
 
 def _have_arithmetic() -> None:
     def of_two(function: Callable[..., float], *, is_reflected: bool) -> Callable[[Slot, object], Any]:
-        return lambda self, other: self._with(function, other, is_reflected=is_reflected)
+        return lambda self, other: self.combined(function, other, is_reflected=is_reflected)
 
     def of_one(function: Callable[..., float]) -> Callable[[Slot], Any]:
-        return lambda self: self._with(function)
+        return lambda self: self.combined(function)
 
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
         function = getattr(operator, name)
@@ -92,14 +94,15 @@ def _have_arithmetic() -> None:
         setattr(Slot, f"__{name}__", of_one(getattr(operator, name)))
 
 
-_OF_UFUNCS: Mapping[str, Callable[..., float]] = {
-    "add": operator.add,
-    "subtract": operator.sub,
-    "multiply": operator.mul,
-    "divide": operator.truediv,
-    "floor_divide": operator.floordiv,
-    "remainder": operator.mod,
-    "power": operator.pow,
+# Functions of `operator` by the names of NumPy's.
+_OF_UFUNCS = {
+    "add": "add",
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "truediv",
+    "floor_divide": "floordiv",
+    "remainder": "mod",
+    "power": "pow",
 }
 _have_arithmetic()
 

@@ -65,7 +65,8 @@ class StepPlan:
     _numbers: tuple[int, ...] = attrs.field(default=(), init=False)
     _read: tuple[ArraySpec, ...] = attrs.field(default=(), init=False)
     _updated: tuple[ArraySpec, ...] = attrs.field(default=(), init=False)
-    # The blocks of the arguments in the order of the specification, and the template of its message to a worker.
+    # The blocks of the arguments in the order of the specification, and the template of its message to a
+    # worker.
     _order: tuple[int, ...] = attrs.field(default=(), init=False)
     _frame: LaunchFrame = attrs.field(factory=LaunchFrame, init=False)
     _reads: frozenset[int] = attrs.field(default=frozenset(), init=False)

@@ -241,7 +241,7 @@ class Step(Generic[ParametersP, ResultT]):
             values = ()
         # `_add` says the same of each, with a call.
         for each in values:
-            kind = type(each)
+            kind = type(each)  # pyright: ignore[reportUnknownVariableType]  # of anything
             if kind is AccelRef:
                 spec, block = each.spec, each.block
                 if block.is_released or block.damaged_by or block.generation < block.table.valid_since:
@@ -271,7 +271,8 @@ class Step(Generic[ParametersP, ResultT]):
 
     def _add(self, given: _Arguments, each: Any, name: int | str, *, is_static: bool) -> None:
         """Take one argument: what is nested, or is to be part of the structure, and the usual ones."""
-        kind, key = type(each), given.key
+        kind = type(each)  # pyright: ignore[reportUnknownVariableType]  # of anything
+        key = given.key
         if is_static and kind is not AccelRef and kind is not np.ndarray and kind not in _NESTED:
             try:
                 hash(each)
@@ -349,7 +350,7 @@ class Step(Generic[ParametersP, ResultT]):
         """
         made = self._call(args, named)
         if type(made) is Call:
-            return made, None
+            return cast("Call[Any]", made), None
         several = leaves_of(made) if type(made) in _NESTED else []
         if several and all(type(each) in (Call, AccelRef) for each in several):
             return Call[Any](GATHER, tuple(several)), map_tree(made, lambda _: 0)
@@ -542,4 +543,4 @@ def step(function: Any = None, *, static: str | Sequence[str] = ()) -> Any:
         )
     if not callable(function):
         raise TypeError(f"step: {function!r} is not a function")
-    return Step(function, names)
+    return Step[Any, Any](cast("Any", function), names)
