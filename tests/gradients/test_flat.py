@@ -57,10 +57,10 @@ async def test_what_follows_is_part_of_the_request(device: ta.Device) -> None:
     made: Any = device
     found: list[Any] = []
     for _ in range(3):
-        before = made.chains.found
+        before = made.chains.kept.counts.found
         both = flat_grad_and_value(loss)(parameters, x)
         stepped, value = await ta.gather(parameters["w"] - 0.5 * both[:3], both[-1].to_host())
-        assert made.chains.found == before + 1
+        assert made.chains.kept.counts.found == before + 1
         found.append((await stepped.to_host(), float(value)))
     slopes = 2 * (HOST[3:] * HOST[:3] + 0.5) * HOST[3:] / 3
     np.testing.assert_allclose(found[0][0], HOST[:3] - 0.5 * slopes)
