@@ -18,6 +18,7 @@ from .. import fft as _fft
 from .. import linalg as _linalg
 from ._backward import RULES, bound, refuse
 from ._elementwise import Rule, summed_to
+from ._factor_rules import added, column, row
 from ._rules import adjoint, composition, conjugate
 
 # The types of functions tell what calls become when they are awaited.
@@ -306,6 +307,36 @@ def _cond(x: Any, p: Any) -> Any:
     return _matrix_norm(x, False, p) * _matrix_norm(linalg.inv(x), False, p)
 
 
+def _polar(call: Any, g: Any) -> Iterator[Rule]:
+    """The equation of Sylvester that the rotation solves: sums of singular values divide, and no gaps.
+
+    The Hermitian factor is ``adjoint(u) @ a``, or ``a @ adjoint(u)``.
+    """
+    at = bound(call)
+    a, is_right = at["a"], at["side"] == "right"
+    of_u, of_p = g
+
+    def slope() -> Any:
+        made = linalg.svd(a, full_matrices=False)
+        w, s, vh = made[0], made[1], made[2]
+        total, direct = of_u, None
+        if of_p is not None:
+            u = call[0]
+            direct = u @ of_p if is_right else of_p @ u
+            total = added(of_u, a @ adjoint(of_p) if is_right else adjoint(of_p) @ a)
+        turned = adjoint(w) @ total @ adjoint(vh)
+        result = w @ ((turned - adjoint(turned)) / (column(s) + row(s))) @ vh
+        if a.shape[-2] > a.shape[-1]:
+            outside = (total @ adjoint(vh)) / row(s)
+            result = result + (outside - w @ (adjoint(w) @ outside)) @ vh
+        elif a.shape[-2] < a.shape[-1]:
+            outside = (adjoint(w) @ total) / column(s)
+            result = result + w @ (outside - (outside @ adjoint(vh)) @ vh)
+        return added(result, direct)
+
+    yield a, slope
+
+
 RULES.update({
     "linalg.cholesky": _cholesky, "linalg.cross": composition(_cross), "linalg.det": _det,
     "linalg.dot": composition(lambda x, y: arrays.sum(x * y)),
@@ -321,7 +352,7 @@ RULES.update({
     "linalg.trace": composition(_trace), "linalg.vecdot": composition(_vecdot),
     "linalg.vector_norm": composition(_norm), "tensor.einsum": _einsum,
     "linalg.cond": composition(_cond),
-    "linalg.multi_dot": composition(_multi_dot), "linalg.solve_banded": _solve_banded,
+    "linalg.multi_dot": composition(_multi_dot), "linalg.polar": _polar, "linalg.solve_banded": _solve_banded,
     "linalg.solveh_banded": composition(_solveh_banded),
     "linalg.solve_toeplitz": composition(_solve_toeplitz),
 })  # fmt: skip

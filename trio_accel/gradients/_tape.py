@@ -23,6 +23,7 @@ from . import (  # noqa: F401  # they add rules
     _order_rules,
     _reductions,
     _transform_rules,
+    _triangular_rules,
     _words,
 )
 from ._backward import OWN, backward, itself

@@ -226,3 +226,17 @@ class LookingAhead(Recorder):
         if planned.finish is not None:
             self._refuse(operation.operation, "what it returns depends on what the device computes")
         return planned.result()
+
+    def submit(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> Pending[ReplyT]:
+        """Plan an operation, for which nobody waits."""
+        pending = _Known(operation.operation, operation.plan(RecordingPlanner(self, operation)))
+        pending.settle(None)
+        return pending
+
+
+class _Known(Pending[ReplyT]):
+    """A planned operation, whose result is there without a checkpoint."""
+
+    async def wait(self) -> ReplyT:
+        """Return the result."""
+        return self.value
