@@ -91,6 +91,19 @@ def _generalised(x: Any, y: Any, uplo: str = "L") -> Any:
     return joined([values, a.abs(vectors) ** 2])
 
 
+def _schur(x: Any, output: str = "real") -> Any:
+    """What does not depend on phases, and on the order of both columns of a block."""
+    form, z = la.schur(x, output)
+    values = la.diagonal(form)
+    parts = [a.sum(a.abs(form) ** 4, axis=(-2, -1)), a.sum(a.abs(z) ** 4, axis=-1)]
+    return joined([real(values) if values.dtype.kind == "complex" else values, *parts])
+
+
+def _hessenberg(x: Any) -> Any:
+    form, q = la.hessenberg(x, True)
+    return joined([form, q]) if form.dtype.kind == "float" else joined([a.abs(form) ** 2, a.abs(q) ** 2])
+
+
 def _full(x: Any) -> Any:
     """What is unique of the full matrices."""
     u, s, vh = la.svd(x)
@@ -167,6 +180,20 @@ CASES_OF_RESULTS: dict[str, Case | list[Case]] = {
             Case(lambda x, k=k: _ldl(complex_matrix(x) + complex_matrix(x).mT, k, False), ((2, 4, 4),))
             for k in (True, False)
         ],
+    ],
+    "linalg.schur": [
+        *[Case(_schur, (shape,)) for shape in ((5, 5), (6, 6), (3, 4, 4))],
+        Case(lambda x: la.schur(symmetric(x))[0], ((4, 4),)),
+        Case(lambda x: a.sum(la.schur(x)[1] ** 4, axis=-1), ((2, 5, 5),)),
+        Case(lambda x: _schur(x, "complex"), ((2, 4, 4),)),
+        Case(lambda x: _schur(complex_matrix(x)), ((2, 2, 4, 4),)),
+    ],
+    "linalg.hessenberg": [
+        *[Case(_hessenberg, (shape,)) for shape in ((6, 6), (2, 4, 4), (2, 3, 3), (2, 2))],
+        Case(la.hessenberg, ((5, 5),)), Case(lambda x: la.hessenberg(x, True)[1], ((5, 5),)),
+        Case(lambda x: la.hessenberg(x, True)[1], ((2, 2),)),
+        Case(lambda x: _hessenberg(complex_matrix(x)), ((2, 2, 4, 4),)),
+        Case(lambda x: real(la.diagonal(la.hessenberg(complex_matrix(x)))), ((2, 4, 4),)),
     ],
     "linalg.polar": [
         *[

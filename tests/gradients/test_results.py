@@ -197,6 +197,31 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 @needs_solvers
+async def test_singular_values_that_are_equal_have_a_polar_factor(device: ta.Device) -> None:
+    """Sums of singular values divide, and not their gaps: the factor of the identity turns with it."""
+    x, weights = await device.put(np.eye(3)), numbers((3, 3))
+    found = await ta.grad(lambda x: a.sum(la.polar(x)[0] * weights))(x)
+    np.testing.assert_allclose(await found.to_host(), 0.5 * (weights - weights.T), atol=1e-15)
+
+
+@needs_solvers
+async def test_equal_eigenvalues_without_vectors(device: ta.Device) -> None:
+    """Their order does not matter, because equal eigenvalues have equal gradients."""
+    x = await device.put(np.diag([2.0, 2.0, 5.0]))
+    found = await ta.grad(lambda x: a.sum(a.real(la.eigvals(x) ** 2)))(x)
+    np.testing.assert_allclose(await found.to_host(), np.diag([4.0, 4.0, 10.0]), atol=1e-14)
+
+
+@needs_solvers
+async def test_long_recursions_are_refused(device: ta.Device) -> None:
+    x = await device.put(np.eye(257))
+    text = r"linalg\.hessenberg has no gradient, because its recursion is for up to 256 columns, and there"
+    with pytest.raises(ta.NotSupportedError, match=text):
+        await ta.grad(lambda x: a.sum(la.hessenberg(x)))(x)
+    gc.collect()
+
+
+@needs_solvers
 @pytest.mark.parametrize("kind", REFUSED)
 async def test_what_has_no_gradient(device: ta.Device, kind: str) -> None:
     f, text = REFUSED[kind]

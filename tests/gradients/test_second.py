@@ -18,8 +18,9 @@ a: Any = ta.arrays
 CASES = CASES_OF_ELEMENTS | CASES_OF_ARRAYS | CASES_OF_LIBRARIES | CASES_OF_RESULTS
 TWICE = (
     "arrays.abs", "arrays.angle", "arrays.imag",
-    "linalg.cho_solve", "linalg.eigh", "linalg.eigvals", "linalg.eigvalsh", "linalg.ldl", "linalg.lu",
-    "linalg.lu_solve", "linalg.polar", "linalg.qr", "linalg.solve_triangular", "linalg.svd",
+    "linalg.cho_solve", "linalg.eigh", "linalg.eigvals", "linalg.eigvalsh", "linalg.hessenberg",
+    "linalg.ldl", "linalg.lu", "linalg.lu_solve", "linalg.polar", "linalg.qr", "linalg.schur",
+    "linalg.solve_triangular", "linalg.svd",
 )  # fmt: skip
 NUMBERED = [
     (name, number)
