@@ -91,6 +91,11 @@ def _generalised(x: Any, y: Any, uplo: str = "L") -> Any:
     return joined([values, a.abs(vectors) ** 2])
 
 
+def _lstsq(x: Any, b: Any) -> Any:
+    solution, residuals, _, values = la.lstsq(x, b)
+    return joined([real(solution) if solution.dtype.kind == "complex" else solution, residuals, values])
+
+
 def _schur(x: Any, output: str = "real") -> Any:
     """What does not depend on phases, and on the order of both columns of a block."""
     form, z = la.schur(x, output)
@@ -180,6 +185,13 @@ CASES_OF_RESULTS: dict[str, Case | list[Case]] = {
             Case(lambda x, k=k: _ldl(complex_matrix(x) + complex_matrix(x).mT, k, False), ((2, 4, 4),))
             for k in (True, False)
         ],
+    ],
+    "linalg.lstsq": [
+        *[Case(_lstsq, (shape, (shape[0], 2))) for shape in ((5, 3), (3, 5), (4, 4))],
+        *[Case(lambda x, b, k=k: la.lstsq(x, b)[k], ((5, 3), (5,))) for k in (0, 1, 3)],
+        Case(lambda x, b: _lstsq(complex_matrix(x), complex_matrix(b)), ((2, 5, 3), (2, 5))),
+        # Of rank 1.
+        Case(lambda x, b: la.lstsq(x @ a.ones_like(x).mT, b)[0], ((5, 1), (5,))),
     ],
     "linalg.schur": [
         *[Case(_schur, (shape,)) for shape in ((5, 5), (6, 6), (3, 4, 4))],

@@ -126,6 +126,12 @@ def parts_of_polar(x: Any, left: bool = False) -> Any:
     return w @ vh, (w * s[..., None, :]) @ w.mT if left else (vh.mT * s[..., None, :]) @ vh
 
 
+def parts_of_lstsq(x: Any, b: Any) -> Any:
+    solution = T.lstsq(x, b, driver="gels")[0] if x.shape[0] >= x.shape[1] else T.pinv(x) @ b
+    residuals = ((b - x @ solution) ** 2).sum(0) if x.shape[0] > x.shape[1] else x[:0, 0]
+    return solution, residuals, T.svdvals(x)
+
+
 def of_polar(x: Any, left: bool) -> Any:
     return joined(parts_of_polar(x, left))
 
@@ -325,6 +331,10 @@ TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
     "linalg.lu_solve": [
         *[lambda x, b, k=k: of_lu_solve(x, b, k) for k in (0, 1, 1)],
         *[lambda x, b, k=k: of_lu_solve(x, b[:, None], k)[:, 0] for k in (0, 1, 1)],
+    ],
+    "linalg.lstsq": [
+        *[lambda x, b: joined(parts_of_lstsq(x, b)) for _ in range(3)],
+        *[lambda x, b, k=k: parts_of_lstsq(x, b[:, None])[k].reshape(-1) for k in (0, 1, 2)],
     ],
     "linalg.polar": [
         *[lambda x, left=left: of_polar(x, left) for _ in SHAPES for left in (False, True)],

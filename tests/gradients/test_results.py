@@ -213,6 +213,29 @@ async def test_equal_eigenvalues_without_vectors(device: ta.Device) -> None:
 
 
 @needs_solvers
+async def test_a_number_next_to_arrays_is_no_operand(device: ta.Device) -> None:
+    """The arrays are, whose layouts are those of full rank."""
+    x, b = await device.put(numbers((5, 3))), await device.put(numbers((5,)))
+    made = la.lstsq(x, b)
+    solution, residuals, rank, values = made
+    assert (len(made), solution.shape, residuals.shape, values.shape) == (4, (3,), (1,), (3,))
+    assert await rank == 3
+    text = r"AccelRef.__getitem__ returns a number, which cannot be an operand; await it first"
+    with pytest.raises(ta.NotSupportedError, match=text):
+        la.lstsq(x, b)[2].shape  # noqa: B018  # it is found now
+    del made, solution, residuals, values
+    gc.collect()
+
+
+@needs_solvers
+async def test_a_matrix_without_full_rank_has_no_residuals(device: ta.Device) -> None:
+    x, b = await device.put(numbers((5, 1)) * np.ones(3)), await device.put(numbers((5,)))
+    value, found = await ta.value_and_grad(lambda x: a.sum(la.lstsq(x, b)[1]))(x)
+    assert await value.item() == 0
+    assert not (await found.to_host()).any()
+
+
+@needs_solvers
 async def test_long_recursions_are_refused(device: ta.Device) -> None:
     x = await device.put(np.eye(257))
     text = r"linalg\.hessenberg has no gradient, because its recursion is for up to 256 columns, and there"

@@ -19,7 +19,7 @@ CASES = CASES_OF_ELEMENTS | CASES_OF_ARRAYS | CASES_OF_LIBRARIES | CASES_OF_RESU
 TWICE = (
     "arrays.abs", "arrays.angle", "arrays.imag",
     "linalg.cho_solve", "linalg.eigh", "linalg.eigvals", "linalg.eigvalsh", "linalg.hessenberg",
-    "linalg.ldl", "linalg.lu", "linalg.lu_solve", "linalg.polar", "linalg.qr", "linalg.schur",
+    "linalg.ldl", "linalg.lstsq", "linalg.lu", "linalg.lu_solve", "linalg.polar", "linalg.qr", "linalg.schur",
     "linalg.solve_triangular", "linalg.svd",
 )  # fmt: skip
 NUMBERED = [

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import arrays as _arrays
+from ..actors import silence
 from ..backends.base import ArraySpec, DType, NotSupportedError
 from ..devices import AccelRef, Call, Chain, Function, arguments_of
 from ._elementwise import ADVICE, Rule, slopes_of
@@ -181,7 +182,10 @@ def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
     # Only a part of it may be needed.
     value.silence()
     is_exact = any(one.dtype.kind == "complex" for one in leaves)
-    return backward(value, leaves, g, [], is_exact=is_exact)
+    slopes = backward(value, leaves, g, [], is_exact=is_exact)
+    # Those of some operands may be, too.
+    silence(*slopes)
+    return slopes
 
 
 def _gathered(call: Any, g: Any) -> Iterator[Rule]:

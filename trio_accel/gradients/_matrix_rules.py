@@ -16,6 +16,7 @@ import numpy as np
 from .. import arrays as _arrays
 from .. import fft as _fft
 from .. import linalg as _linalg
+from ..devices import gather
 from ._backward import RULES, bound, refuse
 from ._elementwise import Rule, summed_to
 from ._factor_rules import added, column, row
@@ -337,6 +338,25 @@ def _polar(call: Any, g: Any) -> Iterator[Rule]:
     yield a, slope
 
 
+def _lstsq(call: Any, g: Any) -> Iterator[Rule]:
+    """The rank must not change; there are residuals for full rank alone."""
+
+    def compose(a: Any, b: Any, rcond: float | None) -> Any:
+        rows, columns = a.shape
+        epsilon = float(np.finfo(a.dtype.dtype).eps)
+        least = epsilon * max(a.shape) if rcond is None else rcond if 0 < rcond < 1 else epsilon
+        x, values = linalg.pinv(a, rtol=least) @ b, linalg.svdvals(a)
+        if rows > columns:
+            sums = arrays.reshape(arrays.sum(arrays.abs(b - a @ x) ** 2, axis=0), (-1,))
+            residuals = arrays.where(values[-1] > least * values[0], sums, 0)
+        else:
+            residuals = arrays.reshape(x, (-1,))[:0]
+        return gather(x, residuals, values)
+
+    of_x, of_residuals, _, of_values = g
+    yield from composition(compose)(call, [of_x, of_residuals, of_values])
+
+
 RULES.update({
     "linalg.cholesky": _cholesky, "linalg.cross": composition(_cross), "linalg.det": _det,
     "linalg.dot": composition(lambda x, y: arrays.sum(x * y)),
@@ -352,7 +372,8 @@ RULES.update({
     "linalg.trace": composition(_trace), "linalg.vecdot": composition(_vecdot),
     "linalg.vector_norm": composition(_norm), "tensor.einsum": _einsum,
     "linalg.cond": composition(_cond),
-    "linalg.multi_dot": composition(_multi_dot), "linalg.polar": _polar, "linalg.solve_banded": _solve_banded,
+    "linalg.lstsq": _lstsq, "linalg.multi_dot": composition(_multi_dot), "linalg.polar": _polar,
+    "linalg.solve_banded": _solve_banded,
     "linalg.solveh_banded": composition(_solveh_banded),
     "linalg.solve_toeplitz": composition(_solve_toeplitz),
 })  # fmt: skip

@@ -53,7 +53,6 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
     },
     "linalg": {
         "axpy gemm gemv ger rot scal swap symm symv syr syr2 syr2k syrk trmm trmv trsm trsv": _IN_PLACE,
-        "lstsq": f"{_UNWRITTEN}; use ta.linalg.pinv",
         "fused_matmul fused_matmul_grad fused_matmul_sums": "it is a fused step; use ta.nn.linear",
         "null_space orth": _LENGTH,
     },
