@@ -210,7 +210,9 @@ class _Gradient(Builder):
                     found[number] = found[step.steps[0]]
                 elif step.function == "where":
                     found[number] = any(found[one] for one in step.steps[1:])
-                elif step.function != "loop" and step.function not in STEPS:
+                elif step.function != "loop" and (
+                    step.function not in STEPS or (step.function == "sign" and step.dtype.kind == "complex")
+                ):
                     is_smooth = step.dtype.kind in ("float", "complex")
                     found[number] |= is_smooth and any(found[one] for one in step.steps)
         return found

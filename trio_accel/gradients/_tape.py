@@ -23,7 +23,9 @@ from . import (  # noqa: F401  # they add rules
     _nn_rules,
     _order_rules,
     _reductions,
+    _similar_rules,
     _transform_rules,
+    _triangular_rules,
     _words,
 )
 from ._backward import OWN, backward, itself

@@ -97,7 +97,7 @@ class _Entry(Waiting[ItemT, tuple[PartT, ...]]):
         sequence: Its sequence.
         stream: Takes its parts as they come; None if nobody wants them before the end.
         queued: Its place in the queue; None from its turn on.
-        steps: How many calls of the step have it now.
+        steps: How many calls of the step have it, or have results for it which it was not given yet.
         is_over: Whether it has its outcome, or its asker has gone.
     """
 
@@ -113,16 +113,14 @@ class _Flight(Batch[_Entry[ItemT, PartT]]):
     """A call of the step that runs in a task of its own, while another one may run.
 
     Attributes:
-        has_begun: Whether the step was called.
+        has_begun: Whether its task has called the step.
         landed: Set when the call has ended.
         results: Its outcome; None where it was cancelled.
     """
 
     has_begun: bool = attrs.field(default=False, init=False)
     landed: trio.Event = attrs.field(factory=trio.Event, init=False)
-    results: outcome.Value[list[StepResult[PartT]]] | outcome.Error | None = attrs.field(
-        default=None, init=False
-    )
+    results: outcome.Value[list[Any]] | outcome.Error | None = attrs.field(default=None, init=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -342,12 +340,15 @@ class ContinuousBatcher(
             if self._tally["steps"] % _MOST_STEPS == 0 or is_one_done:
                 await trio.lowlevel.checkpoint()
             self._admit()
-            while self._ahead and len(self._flights) <= self._ahead and (entries := self._next_batch(True)):
-                self._flights.append(_Flight(entries))
-                self._nursery.start_soon(self._fly, self._flights[-1])
-                if len(self._flights) <= self._ahead:
-                    # Its task calls the step before that of the next one does.
+            while self._ahead and len(self._flights) <= self._ahead:
+                if self._flights and not self._flights[-1].has_begun:
+                    # Calls of the step begin in their order.
                     await trio.lowlevel.checkpoint()
+                elif entries := self._next_batch(True):
+                    self._flights.append(_Flight(entries))
+                    self._nursery.start_soon(self._fly, self._flights[-1])
+                else:
+                    break
             if self._flights:
                 await self._land()
                 continue
@@ -359,6 +360,7 @@ class ContinuousBatcher(
 
     async def _fly(self, flight: _Flight[ItemT, PartT]) -> None:
         """Call the step for a flight, in a task of its own."""
+        flight.has_begun = True
         try:
             with flight.scope:
                 flight.entries = [entry for entry in flight.entries if not entry.is_over]
@@ -371,16 +373,16 @@ class ContinuousBatcher(
         """Wait for the flight that began first, and give its sequences what it has made."""
         flight = self._batch = self._flights[0]
         await flight.landed.wait()
+        self._end_step(self._flights.popleft().entries)
         results = flight.results
         if not isinstance(results, outcome.Error):
-            self._flights.popleft()
             if results is not None:
                 self._give(flight.entries, results.value)
             return
         # The flights ahead of it have no right parts to go on from.
         while self._flights:
-            await self._flights[-1].landed.wait()
-            self._flights.pop()
+            await self._flights[0].landed.wait()
+            self._end_step(self._flights.popleft().entries)
         self._batch = Batch(flight.entries)
         await self._go_through(self._batch, results)
 
@@ -447,7 +449,11 @@ class ContinuousBatcher(
             entries = [entry for entry in entries if not entry.is_over]
             if not entries:
                 break
-            results = failed or await outcome_of(self._call(entries))
+            try:
+                results = failed or await outcome_of(self._call(entries))
+            finally:
+                if failed is None:
+                    self._end_step(entries)
             failed = None
             if isinstance(results, outcome.Value):
                 self._give(entries, results.value)
@@ -467,13 +473,15 @@ class ContinuousBatcher(
                 self._begin(entry)
             entry.sequence.ahead = entry.steps
             entry.steps += 1
-        try:
-            return one_for_each(await self._step([entry.sequence for entry in entries]), len(entries))
-        finally:
-            for entry in entries:
-                entry.steps -= 1
-                if entry.is_over and not entry.steps:
-                    self._release(entry)
+        return one_for_each(await self._step([entry.sequence for entry in entries]), len(entries))
+
+    @enable_ki_protection
+    def _end_step(self, entries: list[_Entry[ItemT, PartT]]) -> None:
+        """Note that a call of the step has ended, just before its results are given."""
+        for entry in entries:
+            entry.steps -= 1
+            if entry.is_over and not entry.steps:
+                self._release(entry)
 
     @enable_ki_protection
     def _give(self, entries: list[_Entry[ItemT, PartT]], results: list[StepResult[PartT]]) -> None:
@@ -482,14 +490,16 @@ class ContinuousBatcher(
         for entry, result in zip(entries, results, strict=True):
             if entry.is_over:
                 continue
-            if isinstance(result, outcome.Error) and isinstance(result.error, Exception):
-                self._fail([entry], result.error)
-                continue
-            parts: object = result.parts if isinstance(result, Last) else result
+            # To look for the classes of `outcome` takes longer than the rest, and most results are lists.
+            parts: object = result
+            if not isinstance(parts, list | tuple):
+                if isinstance(result, outcome.Error) and isinstance(result.error, Exception):
+                    self._fail([entry], result.error)
+                    continue
+                parts = result.parts if isinstance(result, Last) else result
             if not isinstance(parts, list | tuple):
                 text = f"the step returned {type(parts).__name__} for a sequence; let it return a list of "
-                error = ModelOutputError(f"{text}parts, Last(parts) or outcome.Error(error)")
-                self._fail([entry], error)
+                self._fail([entry], ModelOutputError(f"{text}parts, Last(parts) or outcome.Error(error)"))
                 continue
             sequence = entry.sequence
             sequence.done += sequence.chunk
@@ -528,6 +538,7 @@ class ContinuousBatcher(
     @enable_ki_protection
     def _end(self, entry: _Entry[ItemT, PartT]) -> None:
         super()._end(entry)
+        entry.steps = 0
         self._release(entry)
 
 

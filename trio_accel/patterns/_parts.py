@@ -103,19 +103,18 @@ class PartStream(Generic[PartT]):
         """Give parts to the reader."""
         self._has_parts = True
         self.unread.extend(parts)
-        if self._reader is not None:
-            self._wake(self._reader)
+        self._wake()
 
     def end(self, result: outcome.Outcome[tuple[PartT, ...]]) -> None:
         """Give the reader the outcome, behind the parts."""
         self._results.append(result)
         self._has_ended = True
-        if self._reader is not None:
-            self._wake(self._reader)
+        self._wake()
 
-    def _wake(self, reader: trio.lowlevel.Task) -> None:
-        self._reader = None
-        trio.lowlevel.reschedule(reader)
+    def _wake(self) -> None:
+        if self._reader is not None:
+            trio.lowlevel.reschedule(self._reader)
+            self._reader = None
 
     def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
         self._reader = None

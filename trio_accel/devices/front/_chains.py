@@ -678,17 +678,26 @@ def _name_of(chain: Chain) -> str:
 
 
 def _layout_of(step: Step, value: object) -> Layouts:
-    def see(one: object) -> ArraySpec:
+    def see(one: object) -> ArraySpec | None:
         if isinstance(one, AccelRef):
             return one.spec
         if isinstance(one, np.ndarray):
             host: HostArray = cast("Any", one)
             dtype = DType.of(host.dtype)
             return ArraySpec(0, 0, dtype, host.shape, contiguous_strides(host.shape, dtype.itemsize))
-        raise NotSupportedError(
-            f"{step.function.name} returns {type(one).__name__}, which cannot be an operand; await it first",
-            operation=step.function.name,
-        )
+        if one is not value and isinstance(one, (int, float)):
+            # Arrays next to a number are operands.
+            return None
+        raise _no_operand(step, type(one).__name__)
 
-    layouts: Layouts = map_tree(value, see)
+    layouts: Layouts | None = map_tree(value, see)
+    if layouts is None:
+        raise _no_operand(step, "a number")
     return layouts
+
+
+def _no_operand(step: Step, what: str) -> NotSupportedError:
+    name = step.function.name
+    return NotSupportedError(
+        f"{name} returns {what}, which cannot be an operand; await it first", operation=name
+    )

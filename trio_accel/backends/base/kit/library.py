@@ -297,6 +297,10 @@ class ComputingDevice(AccelDevice, Protocol):
         """
         ...
 
+    def invalidate_with(self, block: int, invalidate: Callable[[int], None]) -> None:
+        """Have a function called once, when a block's contents change or it is freed. From any thread."""
+        ...
+
     def exhausted(self, requested: int) -> OutOfMemoryError:
         """Make the error for memory that a kernel needs for itself, and the machine does not have."""
         ...
