@@ -56,6 +56,28 @@ async def service(device: ta.Device, x: npt.NDArray[np.float32], w: ta.AccelRef,
     assert_type(await z, ta.AccelRef)
 
 
+@ta.step
+def layer(x: ta.AccelRef, w: ta.AccelRef, scale: float) -> ta.Call[npt.NDArray[Any]]:
+    return (nn.relu(x @ w) * scale).to_host()
+
+
+@ta.step(static="count")
+def both(x: ta.AccelRef, *, count: int) -> ta.Call[ta.AccelRef]:
+    return x * float(count)
+
+
+def two(x: ta.AccelRef) -> tuple[ta.Call[ta.AccelRef], ta.Call[npt.NDArray[Any]]]:
+    return x + 1, x.to_host()
+
+
+async def steps(x: ta.AccelRef, w: ta.AccelRef) -> None:
+    assert_type(await layer(x, w, 0.5), npt.NDArray[Any])
+    assert_type(await both(x, count=3), ta.AccelRef)
+    assert_type(await ta.step(two)(x), tuple[Any, ...])
+    await layer(x, "w", 0.5)  # type: ignore[arg-type]
+    await layer(x, w)  # type: ignore[call-arg]
+
+
 async def mistakes(x: ta.AccelRef, plain: list[float]) -> None:
     y = x + 1.0
     # A call where an array is wanted, and the other way round.

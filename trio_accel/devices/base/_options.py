@@ -329,7 +329,7 @@ class DeviceOptions:
         libraries: Import paths ``"package.module:Class"`` of library actors that are to be ready with the
             context; others are opened on first use.
         in_place: Whether a recorded `trio_accel.step` that is short is computed in the task that asks for it,
-            inline on a device that computes on the host: one that took at most 0.25 ms of processor time in
+            inline on a device that computes on the host: one that took at most 0.4 ms of processor time in
             each of its last runs. Then it holds the loop for as long, and no deadline cuts it short.
         preload: Modules that the launcher of the workers imports before the first of them, such as
             ``("torch", "encoder")``, so that every worker begins with them. All are tried in a process of

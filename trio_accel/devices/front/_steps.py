@@ -1,4 +1,4 @@
-"""Steps: functions of arrays that are traced once for each structure of their arguments (D213).
+"""Steps: functions of arrays that are traced once for each structure of their arguments (D214).
 
 A chain is made anew with each request: its calls, its key, the search for its template. A step does this at
 its first call alone. From then on a call compares its arguments, fills in what differs, and launches the
@@ -355,7 +355,8 @@ class Step(Generic[ParametersP, ResultT]):
         """
         made = self._call(args, named)
         if type(made) is Call:
-            return made, None
+            call: Call[Any] = made
+            return call, None
         several = leaves_of(made) if type(made) in _NESTED else []
         if several and all(type(each) in (Call, AccelRef) for each in several):
             return Call[Any](GATHER, tuple(several)), map_tree(made, lambda _: 0)
