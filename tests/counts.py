@@ -9,6 +9,7 @@ import ast
 import functools
 import inspect
 import io
+import itertools
 import json
 import re
 import statistics
@@ -16,10 +17,11 @@ import sys
 import time
 import tokenize
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import attrs
 import numpy as np
@@ -28,6 +30,7 @@ import trio
 from traced_worker import Doubler, entered
 
 import trio_accel as ta
+from trio_accel.devices import opened
 
 __all__ = [
     "PACKAGE",
@@ -183,10 +186,35 @@ class Trace:
 
 @attrs.frozen
 class Executed:
-    """One warm operation: what ran in the application's thread, and in the worker's loop if there is one."""
+    """One warm operation.
+
+    Attributes:
+        application: The functions in the application's thread.
+        worker: Those in the loop of the worker, if there is one.
+        requests: Requests to the first device.
+    """
 
     application: Trace
     worker: Trace | None
+    requests: int
+
+
+class OneLayer(ta.train.CallModule):
+    """The model of a training step."""
+
+    def initial(self, rng: np.random.Generator) -> dict[str, Any]:
+        """Return a matrix and a vector."""
+        return {"w": rng.normal(0, 0.1, (64, 10)), "b": np.zeros(10)}
+
+    def loss(self, parameters: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
+        """Return the mean cross entropy."""
+        return ta.nn.cross_entropy(batch["x"] @ parameters["w"] + parameters["b"], batch["y"])
+
+
+@ta.step
+def product(x: Any, scale: float) -> Any:
+    """Multiply on the device, for the host: traced once."""
+    return (ta.linalg.matmul(x, x) * scale).to_host()
 
 
 async def executed_files(isolation: ta.Isolation) -> dict[str, Executed]:
@@ -204,24 +232,36 @@ async def executed_files(isolation: ta.Isolation) -> dict[str, Executed]:
         sparse = await ta.sparse.csr(device, scipy.sparse.eye_array(64, format="csr"))
         ranks = [x, await other.put(np.ones(64))]
         generator = ta.random.Generator(device, seed=1)
-        async with ta.open_program(device, Doubler) as program, ta.open_world([device, other]) as world:
+        batch: ta.train.Batch = {"x": np.ones((32, 64), np.float32), "y": np.arange(32) % 10}
+        config = ta.train.Config(optimizer=ta.train.adamw(ta.train.warmup_cosine(1e-2, 10, 1000)))
+        async with (
+            ta.open_program(device, Doubler) as program,
+            ta.open_world([device, other]) as world,
+            ta.train.open_trainer([device, other], OneLayer, config) as trainer,
+        ):
+            steps = trainer.steps(itertools.repeat(batch))
             asks: dict[str, Callable[[], Awaitable[object]]] = {
                 "matmul": lambda: ta.linalg.matmul(a, a),
                 "cholesky": lambda: ta.linalg.cholesky(s),
                 "rfft": lambda: ta.fft.rfft(a),
                 "expression": lambda: ta.arrays.hypot(a, s),
                 "loss": lambda: ta.nn.mse_loss(a, s),
+                "chain": lambda: (ta.linalg.matmul(a, a) * 2.0).to_host(),
+                "step": lambda: product(a, 2.0),
                 "random draw": lambda: generator.normal((64, 64)),
                 "sparse product": lambda: ta.sparse.spmv(sparse, x),
                 "program call": lambda: program.ask(Doubler.double, x),
                 "collective": lambda: world.all_reduce(ranks),
+                "train step": steps.__anext__,
             }
             for name, ask in asks.items():
-                traced[name] = await _traced(ask, x if isolation == "process" else None)
+                traced[name] = await _traced(ask, device, x if isolation == "process" else None)
     return traced
 
 
-async def _traced(ask: Callable[[], Awaitable[object]], in_worker: ta.AccelRef | None) -> Executed:
+async def _traced(
+    ask: Callable[[], Awaitable[object]], device: ta.Device, in_worker: ta.AccelRef | None
+) -> Executed:
     for _ in range(30):
         await ask()
         await trio.sleep(0.002)
@@ -242,7 +282,15 @@ async def _traced(ask: Callable[[], Awaitable[object]], in_worker: ta.AccelRef |
             for name in json.loads(await ta.run(entered, in_worker, begun, time.perf_counter_ns())):
                 trace.add(name)
             await trio.sleep(0.002)
-    return Executed(_shortest(application), _shortest(worker) if worker else None)
+    requests = 0
+
+    def seen(phase: Any, launch: object) -> None:
+        nonlocal requests
+        requests += phase.value == "validate"
+
+    with opened(device).observed(seen, lambda ask: ask):
+        await ask()
+    return Executed(_shortest(application), _shortest(worker) if worker else None, requests)
 
 
 def _shortest(traces: list[Trace]) -> Trace:
@@ -265,10 +313,12 @@ def main() -> None:
     is_long = "-v" in sys.argv[1:]
     for isolation in ("inline", "process"):
         for name, executed in trio.run(executed_files, isolation).items():
-            for side, trace in attrs.asdict(executed, recurse=False).items():
+            for side in ("application", "worker"):
+                trace = getattr(executed, side)
                 if trace is not None:
                     moves = f"{trace.moves} moves between files, {trace.folder_moves} between folders"
                     calls = f"{len(trace.calls)} files, {trace.calls.total()} calls, {moves}"
+                    calls += f", {executed.requests} requests"
                     print(f"{isolation} {name}, {side}: {calls}")
                     rows = [f"    {n:3} {Path(file).relative_to(PACKAGE)}" for file, n in trace.calls.items()]
                     print("\n".join(rows) if is_long else "", end="\n" if is_long else "")

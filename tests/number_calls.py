@@ -438,6 +438,9 @@ CALLS: dict[str, Use] = {
     "devices.cancel_grace": lambda at, given: cancel_graced(at, **given),
     "actors.handles": lambda at, given: ta.handles(Wait, group="a", **given),
     "devices.measure_bandwidth": measured,
+    "gradients.flat_grad_and_value": lambda at, given: ta.gradients.flat_grad_and_value(squared, **given)(
+        at.vector
+    ),
     "gradients.grad": lambda at, given: ta.grad(squared, **given)(at.vector),
     "gradients.value_and_grad": lambda at, given: ta.value_and_grad(squared, **given)(at.vector),
     "devices.track_progress": lambda at, given: tracked(**given),

@@ -30,12 +30,19 @@ FILES = {
     "rfft": (17, 18, 17),
     "expression": (19, 19, 17),
     "loss": (17, 18, 17),
+    "chain": (18, 19, 18),
+    # Computed in place, and by a worker.
+    "step": (12, 15, 18),
     "random draw": (20, 21, 18),
     "sparse product": (20, 21, 17),
     "program call": (19, 20, 18),
     # The watch over the context looks at times: one more file inline.
     "collective": (31, 28, 28),
+    "train step": (48, 46, 30),
 }
+# Python calls of a step of training in the application, and requests of each of its two ranks.
+CALLS_OF_A_STEP = {"inline": 1500, "process": 1950}
+REQUESTS_OF_A_STEP = 3
 TOKENS_PER_FUNCTION = 600
 TOKENS_OF_THE_MEDIAN = 712
 TOKENS = 754_340
@@ -47,23 +54,29 @@ def test_few_files_run_for_an_operation(isolation: ta.Isolation) -> None:
     if isolation == "process" and sys.platform != "linux":
         pytest.skip("the CPU backend has worker processes on Linux only")
     fewest: dict[str, tuple[int, int]] = {}
+    calls: list[int] = []
     for _ in range(4):
         # What runs beside an operation, now and then, is none of its files: the fewest of some runs count.
-        for name, found in trio.run(executed_files, isolation).items():
-            assert (found.worker is None) == (isolation == "inline")
-            counts = len(found.application.calls), len(found.worker.calls) if found.worker else 6
+        found = trio.run(executed_files, isolation)
+        for name, one in found.items():
+            assert (one.worker is None) == (isolation == "inline")
+            counts = len(one.application.calls), len(one.worker.calls) if one.worker else 6
             fewest[name] = (
                 min(counts[0], fewest.get(name, counts)[0]),
                 min(counts[1], fewest.get(name, counts)[1]),
             )
         bounds = {name: (most[isolation == "process"], most[2]) for name, most in FILES.items()}
-        if all(
+        step = found["train step"]
+        assert step.requests == REQUESTS_OF_A_STEP
+        calls.append(step.application.calls.total())
+        if min(calls) <= CALLS_OF_A_STEP[isolation] and all(
             fewest[name][0] <= most and fewest[name][1] <= other for name, (most, other) in bounds.items()
         ):
             break
+    assert 500 < min(calls) <= CALLS_OF_A_STEP[isolation]
     assert set(fewest) == set(FILES)
     for name, (application, worker) in fewest.items():
-        assert 5 < application <= bounds[name][0], name
+        assert 3 < application <= bounds[name][0], name
         assert 5 < worker <= bounds[name][1], name
 
 

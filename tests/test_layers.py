@@ -49,9 +49,12 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "backends.base": ("actors",),
     "backends": ("actors", "backends.base"),
     "devices": ("actors", "backends", "backends.base"),
+    # Programs of gradients; `nn` has slopes of them.
+    "derivatives": ("backends.base",),
     # Functions that are made of expressions; capabilities are made of them.
     "expressions": ("actors", "backends.base", "devices"),
     **dict.fromkeys(CAPABILITIES, ("actors", "backends.base", "devices", "expressions")),
+    "nn": ("actors", "backends.base", "derivatives", "devices", "expressions"),
     # The steps of solvers are graphs (D166), with products and norms of dense vectors (D176).
     "sparse": ("actors", "backends.base", "devices", "expressions", "graphs", "linalg"),
     # Windows that are too large for a network are sorted, and labels are numbered by a scan.
@@ -73,12 +76,12 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "cluster": ("_version", "actors", "backends", "backends.base", "devices", "weights"),
     # Rules are calls of public functions.
     "gradients": (
-        *("backends.base", "devices", "expressions"),
+        *("backends.base", "derivatives", "devices", "expressions"),
         *("arrays", "fft", "linalg", "ndimage", "nn", "signal", "sparse"),
     ),
     "train": (
         *("actors", "backends.base", "devices"),
-        *("arrays", "collectives", "gradients", "nn", "programs", "weights"),
+        *("arrays", "collectives", "gradients", "jit", "programs", "weights"),
     ),
 }
 VENDORS = ("cpu", "cuda", "opencl")
@@ -156,6 +159,7 @@ THREADS_TOO = {
     "trio_accel.backends.cuda.runtime._graphs": "locks: launched on one thread, cleared up on another",
     "trio_accel.cluster._nodes": "the end of standard input, which is the program's death, ends all",
     "trio_accel.cluster._ray_nodes": "an actor of Ray's has an event loop; Trio runs beside it",
+    "trio_accel.devices.engine._in_place": "the number of a thread: work in place is that of the run's own",
     "trio_accel.devices.worker._process": "the heartbeat: a sign of life must not depend on the loop",
     "trio_accel.devices.launcher._launcher_fork": "a fork that tries whether threads start in it",
     "trio_accel.devices.wire._protocol": "a lock: taken, it is a barrier",

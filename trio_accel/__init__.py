@@ -114,6 +114,7 @@ from .devices import (
     measure_bandwidth as measure_bandwidth,
     open_system as open_system,
     show_progress as show_progress,
+    step as step,
     stream as stream,
     track_progress as track_progress,
     watch_progress as watch_progress,

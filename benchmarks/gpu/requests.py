@@ -2,13 +2,16 @@
 
 A request is a host array of 8 × 512 float32, one product or three operations, and a host array. Its peers
 are PyTorch, which blocks, and the floor in a Trio program: CuPy's calls, pinned memory, and an event that
-is polled between checkpoints. Then come small asks on data that is there, and requests of 16 askers.
+is polled between checkpoints. The same follow by `trio_accel.step`, also with a number that changes. Then come
+small asks on data that is there, requests of 16 askers, and a large product that is cold: NumPy works between
+two asks for longer than a processor keeps the code and the clock of the driver's path.
 Everything is measured in turns. Without PyTorch and CuPy the columns of the peers are empty.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -46,10 +49,15 @@ extern "C" __global__ void soft(const float* x, float* y) {
 """
 
 
-async def _each(ask: Ask, calls: int) -> float:
+_COLD = np.random.default_rng(1).random((1024, 1024))
+
+
+async def _each(ask: Ask, calls: int, *, is_cold: bool = False) -> float:
     """Return the microseconds of one ask: the median of several, one after the other."""
     took = np.empty(calls)
     for number in range(calls):
+        if is_cold:
+            np.sort(_COLD, axis=None)
         start = time.perf_counter()
         await ask()
         took[number] = time.perf_counter() - start
@@ -86,6 +94,7 @@ class _Inputs:
         self.w = draw.random((_SIZE, _SIZE), np.float32)
         self.small = draw.random(1024, np.float32)
         self.large = draw.random(65536, np.float32)
+        self.big = draw.random((4096, 4096), np.float32)
         scores = np.maximum(self.x.astype(np.float64) @ self.w, 0) @ self.w
         shares = np.exp(scores - scores.max(1, keepdims=True))
         self.three = shares / shares.sum(1, keepdims=True)
@@ -102,14 +111,39 @@ async def _ours(device: ta.Device, given: _Inputs) -> Mapping[str, Ask]:
     def three() -> Awaitable[object]:
         return softmax(relu(linalg.matmul(x, w)) @ w, axis=1).to_host()
 
-    for ask, wanted in ((one, given.one), (three, given.three)):
+    @ta.step
+    def step_of_one(x: Any, w: Any) -> Any:
+        return linalg.matmul(x, w).to_host()
+
+    @ta.step
+    def step_of_three(x: Any, w: Any) -> Any:
+        return softmax(relu(linalg.matmul(x, w)) @ w, axis=1).to_host()
+
+    @ta.step
+    def scaled(x: Any, w: Any, factor: float) -> Any:
+        return (linalg.matmul(x, w) * factor).to_host()
+
+    factors = itertools.count(1)
+    steps: dict[str, Ask] = {
+        "step of one": lambda: step_of_one(x, w),
+        "step of three": lambda: step_of_three(x, w),
+        "step, new number": lambda: scaled(x, w, 1 / next(factors)),
+    }
+    asks: list[tuple[Ask, Any]] = [(one, given.one), (three, given.three)]
+    asks += [(steps["step of one"], given.one), (steps["step of three"], given.three)]
+    for ask, wanted in asks:
         for _ in range(_WARM):
             got: Any = await ask()
             assert np.allclose(got, wanted, rtol=2e-3, atol=1e-6), "a request is wrong"
+    big = await device.put(given.big)
     return {
         "request of one": one,
         "request of three": three,
+        **steps,
         "16 askers of one": one,
+        "16 askers, step": steps["step of one"],
+        "product of 4096": lambda: linalg.matmul(big, big),
+        "cold product of 4096": lambda: linalg.matmul(big, big),
         "product of 512": lambda: linalg.matmul(w, w),
         "add of 1024": lambda: add(a, a),
         "sum of 1024": lambda: total(a),
@@ -123,12 +157,17 @@ def _torch(given: _Inputs) -> Mapping[str, Ask]:
     torch.backends.cuda.matmul.allow_tf32 = False
     x, w, a, large = (torch.from_numpy(each) for each in (given.x, given.w, given.small, given.large))
     w_there, a_there, large_there = w.cuda(), a.cuda(), large.cuda()
+    big = torch.from_numpy(given.big).cuda()
+    factors = itertools.count(1)
 
     def one() -> object:
         return (x.cuda() @ w_there).cpu().numpy()
 
     def three() -> object:
         return torch.softmax(torch.relu(x.cuda() @ w_there) @ w_there, 1).cpu().numpy()
+
+    def scaled() -> object:
+        return ((x.cuda() @ w_there) * (1 / next(factors))).cpu().numpy()
 
     def waited(call: Callable[[], object]) -> Callable[[], object]:
         def run() -> object:
@@ -141,7 +180,13 @@ def _torch(given: _Inputs) -> Mapping[str, Ask]:
     calls: dict[str, Callable[[], object]] = {
         "request of one": one,
         "request of three": three,
+        "step of one": one,
+        "step of three": three,
+        "step, new number": scaled,
         "16 askers of one": one,
+        "16 askers, step": one,
+        "product of 4096": waited(lambda: big @ big),
+        "cold product of 4096": waited(lambda: big @ big),
         "product of 512": waited(lambda: w_there @ w_there),
         "add of 1024": waited(lambda: torch.add(a_there, a_there)),
         "sum of 1024": waited(lambda: torch.sum(a_there)),
@@ -182,7 +227,8 @@ def _floor(given: _Inputs) -> Mapping[str, Ask]:
             await trio.lowlevel.checkpoint()
         return host_out.copy()
 
-    return {"request of one": partial(request, 1), "request of three": partial(request, 3)}
+    one, three = partial(request, 1), partial(request, 3)
+    return {"request of one": one, "request of three": three, "step of one": one, "step of three": three}
 
 
 async def _measure(backend: str, calls: int) -> None:
@@ -207,10 +253,13 @@ async def _measure(backend: str, calls: int) -> None:
                     if name not in asks:
                         continue
                     is_many = name.startswith("16") and side != "PyTorch"
-                    run = partial(_together if is_many else _each, asks[name])
+                    is_cold = name.startswith("cold")
+                    run = partial(
+                        _together if is_many else _each, asks[name], **{"is_cold": True} if is_cold else {}
+                    )
                     if not number:
-                        await run(_WARM)
-                    took.setdefault(side, []).append(await run(calls))
+                        await run(4 if is_cold else _WARM)
+                    took.setdefault(side, []).append(await run(8 if is_cold else calls))
             best = {side: float(np.median(each)) for side, each in took.items()}
             row = "".join(f"{best[side]:10.1f}" if side in best else " " * 10 for side in columns)
             least = best.get("floor", best.get("PyTorch", float("nan")))

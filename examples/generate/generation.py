@@ -8,6 +8,10 @@ from operator import attrgetter
 from typing import TypeAlias
 
 import attrs
+import numpy as np
+import numpy.typing as npt
+import trio
+from llama import SLOTS, checksum
 from model import Model, Run, Sampling
 from text import Loaded
 
@@ -16,6 +20,7 @@ from trio_accel.patterns import ContinuousBatcher, Last, Pages, PageTable, Runni
 
 __all__ = ["Generation", "Prompt", "open_generation"]
 
+_Ints: TypeAlias = npt.NDArray[np.int64]
 _Sequence: TypeAlias = RunningSequence["Prompt", int]
 _Batcher: TypeAlias = ContinuousBatcher["Prompt", int]
 
@@ -53,6 +58,95 @@ class _Shown(ta.Actor):
         yield
 
 
+# Pages are reserved so many at a time, and random numbers made.
+_MORE_PAGES, _MORE_DRAWS = 4, 64
+
+
+class WrongTokensError(ta.NotExecutedError):
+    """A step has taken tokens that the step before it has not chosen: it is to run again."""
+
+
+class _Company:
+    """Sequences that have one token each in a step. Most steps have those of the step before.
+
+    So what belongs to them is in arrays, and changes only where a sequence gets a page.
+
+    Attributes:
+        sequences: The sequences.
+        tables: The pages of each.
+        rooms: Up to which position each has pages.
+        lasts: The last position at which each gets a token.
+    """
+
+    def __init__(self, sequences: list[_Sequence], size: int) -> None:
+        self.sequences, self._size = sequences, size
+        self.lines: _Ints = np.arange(len(sequences))
+        lasts = [one.length + one.item.most - 2 for one in sequences]
+        self.lasts: _Ints = np.array(lasts, np.int64)
+        self.tables: _Ints = np.zeros((len(sequences), max(lasts) // size + 1), np.int64)
+        self.rooms: _Ints = np.zeros(len(sequences), np.int64)
+        for line in range(len(sequences)):
+            self._look_at(line)
+        hows = [one.item.sampling for one in sequences]
+        self._hows: list[Sampling] | None = hows if any(how.temperature > 0 for how in hows) else None
+        self._draws = np.zeros((len(sequences), _MORE_DRAWS), np.float32)
+        # Position of the first of these; none has any yet.
+        self._drawn: _Ints = np.full(len(sequences), -_MORE_DRAWS)
+
+    def _look_at(self, line: int) -> None:
+        table: PageTable = self.sequences[line].state
+        pages = table.pages[: self.tables.shape[1]]
+        self.tables[line, : len(pages)] = pages
+        self.rooms[line] = table.room
+
+    async def reserve(self, starts: _Ints) -> None:
+        """Have pages for these positions."""
+        for line in np.flatnonzero(starts >= self.rooms).tolist():
+            most = min(int(starts[line]) + _MORE_PAGES * self._size, int(self.lasts[line]))
+            await self.sequences[line].state.reserve(most + 1)
+            self._look_at(line)
+
+    def places(self, starts: _Ints) -> _Ints:
+        """The places of these positions in the cache."""
+        pages = self.tables[self.lines, starts // self._size]
+        return pages * self._size + starts % self._size
+
+    def sampling(self, starts: _Ints) -> npt.NDArray[np.float32] | None:
+        """How each chooses the token behind a position; see `Llama.step`."""
+        if self._hows is None:
+            return None
+        for line in np.flatnonzero(starts + 1 - self._drawn >= _MORE_DRAWS).tolist():
+            self._drawn[line] = starts[line] + 1
+            self._draws[line] = self._hows[line].draws(int(starts[line]) + 1, _MORE_DRAWS)
+        draws = self._draws[self.lines, starts + 1 - self._drawn]
+        rows = [[how.temperature for how in self._hows], [how.top_p for how in self._hows], draws]
+        return np.array(rows, np.float32)
+
+
+@attrs.define(eq=False)
+class _Made:
+    """The tokens of a step.
+
+    Attributes:
+        sequences: Its sequences.
+        place: Where the device keeps the token of the first of them.
+        tokens: Theirs, once they are there.
+        ended: Set when the step has ended.
+    """
+
+    sequences: list[_Sequence]
+    place: int
+    tokens: npt.NDArray[np.int32] | None = None
+    ended: trio.Event = attrs.field(factory=trio.Event)
+
+    def places(self, sequences: list[_Sequence]) -> _Ints:
+        """Where the device keeps the tokens of some of its sequences; -1 for others."""
+        if sequences == self.sequences:
+            return self.place + np.arange(len(sequences))
+        found = {one: self.place + line for line, one in enumerate(self.sequences)}
+        return np.array([found.get(one, -1) for one in sequences])
+
+
 @attrs.define(eq=False)
 class Generation:
     """A model that goes on with many prompts at once.
@@ -70,6 +164,9 @@ class Generation:
     pages: Pages
     size: int
     batcher: ta.Ref[_Batcher] = attrs.field(init=False)
+    _company: _Company | None = attrs.field(default=None, init=False)
+    _last: _Made = attrs.field(factory=lambda: _Made([], 0), init=False)
+    _reserving: trio.Lock = attrs.field(factory=trio.Lock, init=False)
 
     @property
     def most(self) -> int:
@@ -78,11 +175,70 @@ class Generation:
 
     async def step(self, batch: list[_Sequence]) -> list[StepResult[int]]:
         """Have the model make one step of each sequence. A step that failed is made again: see `Run`."""
+        company = self._company
+        if company is None or company.sequences != batch:
+            if any(one.is_prefilling for one in batch):
+                return await self._prefill(batch)
+            company = self._company = _Company(batch, self.size)
+        starts = np.array([one.done + one.ahead for one in batch])
+        going = starts <= company.lasts
+        if going.all():
+            return await self._decode(company, starts)
+        # Steps ahead do not know yet that these have their last tokens.
+        rest = [one for one, is_going in zip(batch, going, strict=True) if is_going]
+        results = dict(zip(rest, await self.step(rest) if rest else [], strict=True))
+        return [results.get(one, []) for one in batch]
+
+    async def _decode(self, company: _Company, starts: _Ints) -> list[StepResult[int]]:
+        """Put one token of each sequence through the model."""
+        batch, width = company.sequences, self.model.width
+        # Where the step before runs, the token is on the device, and not known here.
+        tokens = np.array([0 if one.ahead else one.parts[-1] for one in batch])
+        is_ahead = np.array([one.ahead > 0 for one in batch])
+        if self._reserving.locked() or (starts >= company.rooms).any():
+            async with self._reserving:
+                await company.reserve(starts)
+        # From here on nothing waits until the request is sent, so steps are sent in their order.
+        before = self._last
+        sources = np.where(is_ahead, before.places(batch), -1) if is_ahead.any() else np.full(len(batch), -1)
+        made = self._last = _Made(batch, (before.place + width) % (SLOTS * width) if width else 0)
+        rows = [tokens, starts, company.places(starts), sources, made.place + company.lines]
+        tables = company.tables[:, : int(starts.max()) // self.size + 1]
+        try:
+            chosen = await self.model.decode(
+                np.array(rows[: 5 if width else 3]), tables, company.sampling(starts)
+            )
+            if is_ahead.any():
+                await before.ended.wait()
+                self._check(before, tokens, sources, chosen.sum)
+            made.tokens = chosen.tokens
+        finally:
+            made.ended.set()
+        found, lasts = chosen.tokens.tolist(), starts == company.lasts
+        if self.loaded.text.ends.isdisjoint(found) and not lasts.any():
+            return [[token] for token in found]
+        return [self._result(token, is_last) for token, is_last in zip(found, lasts.tolist(), strict=True)]
+
+    def _check(self, before: _Made, tokens: _Ints, sources: _Ints, found: int) -> None:
+        """Refuse a step that has not had the tokens of the step before it, as that had failed or was late."""
+        if before.tokens is not None:
+            taken = np.where(sources < 0, tokens, before.tokens[sources - before.place])
+            if checksum(taken) == found:
+                return
+        raise WrongTokensError("a step has run without the tokens of the step before it; it runs again")
+
+    async def _prefill(self, batch: list[_Sequence]) -> list[StepResult[int]]:
+        """Put parts of prompts through the model, and one token of each other sequence."""
+        # Pages may be exchanged for equal ones.
+        self._company = None
         runs = {one: run for one in batch if (run := await self._run(one))}
         tokens = dict(zip(runs, await self.model.step(list(runs.values())) if runs else [], strict=True))
         for one, run in runs.items():
             one.state.wrote(run.tokens)
-        return [self._result(one, tokens.get(one, 0)) for one in batch]
+        return [
+            self._result(tokens.get(one, 0), len(one.parts) + 1 == one.item.most) if one.gives_part else []
+            for one in batch
+        ]
 
     def cost(self, prompt: Prompt) -> int:
         """Pages that a sequence may need in the end, so that no step finds none."""
@@ -94,6 +250,7 @@ class Generation:
         if sequence.state is None:
             sequence.state = self.pages.open(prompt.tokens)
         table: PageTable = sequence.state
+        self._tell(sequence)
         end = sequence.done + sequence.chunk
         if end <= table.length:
             return None
@@ -104,17 +261,26 @@ class Generation:
         tokens = [*prompt.tokens[table.length : end], *sequence.parts[max(made[0], 0) : max(made[1], 0)]]
         return Run(tokens=tokens, start=table.length, pages=table.pages, sampling=prompt.sampling)
 
-    def _result(self, sequence: _Sequence, token: int) -> StepResult[int]:
-        """Return the tokens that a sequence gets: none inside of its prompt, and not the one that ends it."""
-        if not sequence.gives_part:
-            return []
+    def _result(self, token: int, is_last: bool) -> StepResult[int]:
+        """Return the tokens that a sequence gets: not the one that ends it."""
         if token in self.loaded.text.ends:
             return Last()
-        return Last([token]) if len(sequence.parts) + 1 == sequence.item.most else [token]
+        return Last([token]) if is_last else [token]
+
+    def _tell(self, sequence: _Sequence) -> None:
+        """Tell the pages of a sequence what they hold by now.
+
+        They may be exchanged for equal ones, so no step may run that has them. Then no page that a step reads
+        is another sequence's when the step is repeated.
+        """
+        table, prompt = sequence.state, sequence.item
+        if table.length < sequence.done:
+            table.wrote([*prompt.tokens, *sequence.parts][table.length : sequence.done])
 
     def leave(self, sequence: _Sequence) -> None:
         """Give pages back."""
         if sequence.state is not None:
+            self._tell(sequence)
             sequence.state.close()
 
 
@@ -127,6 +293,7 @@ async def open_generation(
     weights: Mapping[str, float] | None = None,
     sequences: int = 64,
     positions: int = 512,
+    ahead: bool | None = None,
 ) -> AsyncGenerator[Generation, None]:
     """Open the batcher of a model.
 
@@ -137,8 +304,14 @@ async def open_generation(
         weights: Shares of the tenants; None for any tenant, with equal shares.
         sequences: The most sequences in a step.
         positions: The most tokens in a step.
+        ahead: Whether a step is asked for while the one before it runs; None if it is a GPU that computes. On
+            a processor this would take cores from the model.
     """
     size = model.caches[0].shape[1]
+    if ahead is None:
+        ahead = model.caches[0].device.info.backend != "cpu" and sequences <= model.width
+    elif ahead and sequences > model.width:
+        raise ValueError(f"steps ahead have at most {model.width} sequences, got sequences={sequences}")
     made = Generation(loaded, model, Pages(model.caches, size=size), size)
     made.batcher = await system.spawn(
         _Batcher,
@@ -150,6 +323,7 @@ async def open_generation(
         weights=weights,
         max_sequences=sequences,
         max_positions=positions,
+        ahead=int(ahead),
         leave=made.leave,
         name="batcher",
     )

@@ -7,6 +7,7 @@ Kwon et al., "PagedAttention", 2023.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import attrs
@@ -16,7 +17,13 @@ import numpy.typing as npt
 import trio_accel as ta
 from trio_accel.programs import Array
 
-__all__ = ["Config", "Llama", "random_weights", "rotations", "rounded", "weights_of"]
+__all__ = [
+    "SLOTS", "Config", "Llama", "checksum", "multipliers", "packed", "random_weights", "rotations", "rounded",
+    "weights_of",
+]  # fmt: skip
+
+SLOTS = 4
+"""Steps whose tokens stay on the device: of two that run, the second reads those of the first."""
 
 
 @attrs.frozen(kw_only=True)
@@ -95,6 +102,22 @@ def rounded(count: int) -> int:
     return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
 
 
+@lru_cache
+def multipliers(count: int) -> npt.NDArray[np.int64]:
+    """Odd numbers by which tokens count in a `checksum`."""
+    return np.random.default_rng(count).integers(0, 1 << 62, count) * 2 + 1
+
+
+def checksum(tokens: npt.NDArray[np.int64]) -> int:
+    """A number of 64 bits that other tokens do not have, up to chance."""
+    return int((tokens * multipliers(len(tokens))).sum()) % (1 << 64)
+
+
+def packed(made: npt.NDArray[np.int64]) -> bytes:
+    """The result of a step: its tokens and, last, the checksum of those that went in."""
+    return made[:-1].astype(np.int32).tobytes() + made[-1:].tobytes()
+
+
 _Group: TypeAlias = tuple[int, int, Any, Any]  # first row, the one behind the last, pages, mask
 
 
@@ -104,21 +127,34 @@ class Llama:
     Args:
         weights: Arrays by the names of `weights_of`.
         caches: For each layer an array of the shape `Config.cache_shape`.
+        made: The tokens that the last steps have chosen: `SLOTS` times as many as sequences in a step. None
+            if no step takes tokens from there.
         config: What the model is like, by `attrs.asdict`.
     """
 
     def __init__(
-        self, weights: Mapping[str, Array], caches: Sequence[Array], *, config: Mapping[str, Any]
+        self,
+        weights: Mapping[str, Array],
+        caches: Sequence[Array],
+        made: Array | None = None,
+        *,
+        config: Mapping[str, Any],
     ) -> None:
         self.config = Config(**config)
         self.weights, self.caches = dict(weights), list(caches)
+        self.made: Any = made
         self._cosines, self._sines = rotations(self.config)
         self._neighbours: Any = np.arange(self.config.width) ^ 1
 
-    @ta.programs.method(updates=["self.caches"], idempotent=True)
+    @ta.programs.method(updates=["self.caches", "self.made"], idempotent=True)
     def step(
-        self, rows: Array, tables: Array, ends: Array, sampling: Array | None, counts: Sequence[Sequence[int]]
-    ) -> list[int]:
+        self,
+        rows: Array,
+        tables: Array,
+        ends: Array | None,
+        sampling: Array | None,
+        counts: Sequence[Sequence[int]],
+    ) -> bytes:
         """Put tokens of several sequences into the cache, and choose the next token of each.
 
         It writes the same numbers to the same places when it runs again, so a lost step is repeated.
@@ -126,26 +162,33 @@ class Llama:
         Args:
             rows: Array of shape (3, n), int64: for each token its number, its position in its sequence, and
                 the place that its key and value get: ``page * size + offset``. The tokens of a sequence are
-                neighbours, and their positions follow one another.
+                neighbours, and their positions follow one another. Where each sequence has one token, there
+                may be two rows more: the place in `made` that has the token, or -1; and the place there that
+                the next token goes to. So a step can be asked for while the one before it runs.
             tables: Array of shape (sequences, most), int64: the pages of each, filled up with any page.
-            ends: Array of shape (sequences,), int64: the place of the last token of each in `rows`.
+            ends: Array of shape (sequences,), int64: the place of the last token of each in `rows`; None if
+                each has one token.
             sampling: Array of shape (3, sequences), float32: temperature, top-p, and a draw from 0 to 1; or
                 None, if all take the likeliest token.
             counts: For each sequence how many tokens it has in `rows`, and how many in all, with these. It is
                 empty if each has one: such requests differ by arrays alone, and go to a worker as a template.
 
         Returns:
-            The next token of each sequence.
+            The next token of each sequence: see `packed`.
         """
-        tokens: list[int] = self._choose(self.forward(rows, tables, ends, counts), sampling).tolist()
-        return tokens
+        tokens = self.taken(rows)
+        chosen = self._choose(self.forward([tokens, *rows[1:3]], tables, ends, counts), sampling)
+        if len(rows) == 3:
+            return packed(np.append(chosen, 0))
+        self.made[rows[4]] = chosen
+        return packed(np.append(chosen, np.sum(tokens * multipliers(len(tokens)))))
 
     @ta.programs.method(updates=["self.caches"], idempotent=True)
     def logits(self, rows: Array, tables: Array, ends: Array, counts: Sequence[Sequence[int]]) -> Array:
         """As `step`, but return the logits: float32, of shape (sequences, words)."""
         return self.forward(rows, tables, ends, counts)
 
-    def forward(self, rows: Any, tables: Any, ends: Any, counts: Sequence[Sequence[int]]) -> Any:
+    def forward(self, rows: Any, tables: Any, ends: Any | None, counts: Sequence[Sequence[int]]) -> Any:
         """Put tokens into the cache, and return the logits, as arrays of the library that computes."""
         config, weights = self.config, self.weights
         tokens, positions, places = rows
@@ -164,7 +207,15 @@ class Llama:
             both = self._dense(f"{layer}.gate_up", self._norm(f"{layer}.feed_norm", x))
             inner = self._silu(both[:, : config.inner]) * both[:, config.inner :]
             x = x + self._dense(f"{layer}.down", inner)
-        return self._dense("words", self._norm("norm", x[ends]))  # The embeddings are the last matrix, too.
+        last = x if ends is None else x[ends]
+        return self._dense("words", self._norm("norm", last))  # The embeddings are the last matrix, too.
+
+    def taken(self, rows: Any) -> Any:
+        """The tokens that go in."""
+        if len(rows) == 3:
+            return rows[0]
+        tokens: Any = np.where(rows[3] < 0, rows[0], self.made[rows[3]])
+        return tokens
 
     def _groups(self, tables: Any, positions: Any, counts: Sequence[Sequence[int]]) -> list[_Group]:
         """Neighbours with equally many tokens are attended together: there are few such groups."""

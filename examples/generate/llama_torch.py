@@ -7,7 +7,7 @@ from copy import copy
 from importlib import import_module
 from typing import Any
 
-from llama import Llama, rounded
+from llama import Llama, multipliers, packed, rounded
 from model import Batch, Run
 
 import trio_accel as ta
@@ -23,42 +23,53 @@ class _Step:
     """A step of fixed size as a CUDA graph, over tensors that its arguments are copied to."""
 
     def __init__(self, model: TorchLlama, sequences: int, pages: int, device: Any) -> None:
-        self._rows = torch.zeros((3, sequences), dtype=torch.int64, device=device)
+        self._rows = torch.zeros((4, sequences), dtype=torch.int64, device=device)
         self._tables = torch.zeros((sequences, pages), dtype=torch.int64, device=device)
         self._model = model
         self._graph: Any = None
-        self._logits: Any = None
-        self._ends = torch.arange(sequences, device=device)
+        self._made: Any = None
 
-    def __call__(self, rows: Any, tables: Any) -> Any:
-        """Run it; the result is overwritten by the next run."""
+    def __call__(self, rows: Any, tables: Any) -> tuple[Any, Any]:
+        """Run it; the results are overwritten by the next run."""
         count, pages = tables.shape
-        self._rows[:, :count], self._rows[:, count:] = rows, rows[:, -1:]
+        if len(rows) == 3:
+            self._rows[3] = -1
+        mine, rows = self._rows[: len(rows)], rows[:4]
+        mine[:, :count], mine[:, count:] = rows, rows[:, -1:]
         self._tables[:, :pages], self._tables[:, pages:] = tables[-1:], 0
         self._tables[:count, :pages] = tables
         if self._graph is not None:
             self._graph.replay()
-            return self._logits
+            return self._made  # type: ignore[no-any-return]
         # The first run loads kernels, which cannot be captured; the second one is captured, and not run.
-        logits = self._run()
+        made = self._run()
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._logits = self._run()
-        return logits
+            self._made = self._run()
+        return made
 
-    def _run(self) -> Any:
-        return self._model.forward(self._rows, self._tables, self._ends, ()).float()
+    def _run(self) -> tuple[Any, Any]:
+        tokens = self._model.taken(self._rows)
+        rows = [tokens, *self._rows[1:3]]
+        return self._model.forward(rows, self._tables, None, ()).float(), tokens
 
 
 class TorchLlama(Llama):
     """As `Llama`, in PyTorch. Weights and caches may be float32, bfloat16 or float16; logits are float32."""
 
     def __init__(
-        self, weights: Mapping[str, Array], caches: Sequence[Array], *, config: Mapping[str, Any]
+        self,
+        weights: Mapping[str, Array],
+        caches: Sequence[Array],
+        made: Array | None = None,
+        *,
+        config: Mapping[str, Any],
     ) -> None:
         tensors = {name: torch.from_dlpack(array) for name, array in weights.items()}
-        super().__init__(tensors, [torch.from_dlpack(cache) for cache in caches], config=config)
+        places = None if made is None else torch.from_dlpack(made)
+        super().__init__(tensors, [torch.from_dlpack(cache) for cache in caches], places, config=config)
         self._steps: dict[tuple[int, int], _Step] = {}
+        self._multipliers: dict[int, Any] = {}
         on = tensors["words"].device
         self._cosines, self._sines, self._neighbours = (
             torch.from_numpy(array).to(on) for array in (self._cosines, self._sines, self._neighbours)
@@ -78,34 +89,54 @@ class TorchLlama(Llama):
                 logits = other.forward(rows, tables, ends, batch.counts)
                 logits.argmax(dim=1).tolist()
 
-    @ta.programs.method(updates=["self.caches"], idempotent=True)
+    @ta.programs.method(updates=["self.caches", "self.made"], idempotent=True)
     def step(
         self,
         rows: Array,
         tables: Array,
-        ends: Array,
+        ends: Array | None,
         sampling: Array | None,
         counts: Sequence[Sequence[int]],
-    ) -> list[int]:
-        """See `Llama.step`."""
+    ) -> Any:
+        """See `Llama.step`. It only enqueues, so the device has the next step before this one is over."""
         with torch.inference_mode():
-            given = None if sampling is None else torch.from_dlpack(sampling)
-            tokens: list[int] = self._choose(self._logits(rows, tables, ends, counts), given).tolist()
-            return tokens
+            rows, logits, tokens = self._logits(rows, tables, ends, counts)
+            chosen = self._choose(logits, None if sampling is None else torch.from_dlpack(sampling))
+            if len(rows) == 3:
+                return self._packed(torch.nn.functional.pad(chosen, (0, 1)))
+            self.made[rows[4]] = chosen
+            count = len(chosen)
+            if count not in self._multipliers:
+                self._multipliers[count] = torch.from_numpy(multipliers(count)).to(rows.device)
+            sums = (tokens[:count] * self._multipliers[count]).sum(dim=0, keepdim=True)
+            return self._packed(torch.cat([chosen, sums]))
 
     @ta.programs.method(updates=["self.caches"], idempotent=True)
     def logits(self, rows: Array, tables: Array, ends: Array, counts: Sequence[Sequence[int]]) -> Array:
         """See `Llama.logits`."""
         with torch.inference_mode():
-            return self._logits(rows, tables, ends, counts)
+            return self._logits(rows, tables, ends, counts)[1]
 
-    def _logits(self, rows: Any, tables: Any, ends: Any, counts: Sequence[Sequence[int]]) -> Any:
-        rows, tables, ends = map(torch.from_dlpack, (rows, tables, ends))
+    def _packed(self, made: Any) -> Any:
+        """Copy the result of a step to the host; on a GPU it is read when the device has come to it."""
+        if not made.is_cuda:
+            return packed(made.numpy())
+        host = torch.empty(made.shape, dtype=made.dtype, pin_memory=True)
+        host.copy_(made, non_blocking=True)
+        return lambda: packed(host.numpy())
+
+    def _logits(
+        self, rows: Any, tables: Any, ends: Any, counts: Sequence[Sequence[int]]
+    ) -> tuple[Any, Any, Any]:
+        """Return the rows as a tensor, the logits, and the tokens that went in, perhaps with more behind."""
+        rows, tables = torch.from_dlpack(rows), torch.from_dlpack(tables)
         if rows.is_cuda and not counts:
-            return self._replayed(rows, tables)
-        return self.forward(rows, tables, ends, counts).float()
+            return rows, *self._replayed(rows, tables)
+        ends = None if ends is None else torch.from_dlpack(ends)
+        tokens = self.taken(rows)
+        return rows, self.forward([tokens, *rows[1:3]], tables, ends, counts).float(), tokens
 
-    def _replayed(self, rows: Any, tables: Any) -> Any:
+    def _replayed(self, rows: Any, tables: Any) -> tuple[Any, Any]:
         """A step in which each sequence has one token, as a CUDA graph: a launch in place of a thousand.
 
         Sizes are rounded up, so that a few graphs do for all. What is added repeats the last sequence, and
@@ -115,7 +146,14 @@ class TorchLlama(Llama):
         key = rounded(sequences), rounded(pages)
         if key not in self._steps:
             self._steps[key] = _Step(self, *key, rows.device)
-        return self._steps[key](rows, tables)[:sequences]
+        logits, tokens = self._steps[key](rows, tables)
+        return logits[:sequences], tokens
+
+    def taken(self, rows: Any) -> Any:
+        """The tokens that go in."""
+        if len(rows) == 3 or self.made is None:
+            return rows[0]
+        return torch.where(rows[3] < 0, rows[0], self.made[rows[3].clamp(min=0)])
 
     def _choose(self, logits: Any, sampling: Any) -> Any:
         likeliest = logits.argmax(dim=1)

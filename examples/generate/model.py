@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 import numpy.typing as npt
-from llama import Config, Llama
+from llama import SLOTS, Config, Llama
 
 import trio_accel as ta
 
-__all__ = ["GREEDY", "Batch", "Model", "Run", "Sampling", "open_model"]
+__all__ = ["GREEDY", "Batch", "Chosen", "Model", "Run", "Sampling", "open_model"]
 
 
 @attrs.frozen(kw_only=True)
@@ -36,12 +36,19 @@ class Sampling:
     top_p: float = 1.0
     seed: int = 0
 
-    def draw(self, position: int) -> float:
-        """A number from 0 to 1, by Philox (Salmon et al., "Parallel random numbers", SC 2011)."""
+    def draws(self, position: int, count: int) -> npt.NDArray[np.float32]:
+        """Numbers from 0 to 1 for a position and those that follow it.
+
+        They are made by Philox (Salmon et al., "Parallel random numbers", SC 2011), whose counter is the
+        position. Of the four words that it makes of a number, the first counts.
+        """
         key = np.array([self.seed % (1 << 64), 0], np.uint64)
-        return float(
-            np.random.Generator(np.random.Philox(counter=position, key=key)).random(dtype=np.float32)
-        )
+        words = np.random.Philox(counter=position, key=key).random_raw(4 * count)[::4]
+        return ((words & 0xFFFFFFFF) >> 8).astype(np.float32) * np.float32(2**-24)
+
+    def draw(self, position: int) -> float:
+        """The number of one position."""
+        return float(self.draws(position, 1)[0])
 
 
 GREEDY = Sampling()
@@ -75,7 +82,7 @@ class Batch:
 
     rows: npt.NDArray[np.int64]
     tables: npt.NDArray[np.int64]
-    ends: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64] | None
     sampling: npt.NDArray[np.float32] | None
     counts: list[list[int]]
 
@@ -105,8 +112,8 @@ class Batch:
         for row, run in zip(tables, runs, strict=True):
             used = run.pages[: -(-run.length // size)]
             row[: len(used)] = used
-        _check_numbers("tokens", tokens, config.words)
-        _check_numbers("pages", tables, pages)
+        check_numbers("tokens", tokens, config.words)
+        check_numbers("pages", tables, pages)
         places = tables[owners, positions // size] * size + positions % size
         is_mixed = len(owners) > len(runs)
         counts = [[len(run.tokens), run.length] for run in runs] if is_mixed else []
@@ -127,15 +134,29 @@ def _check(run: Run, config: Config, size: int) -> None:
         )
 
 
-def _check_numbers(what: str, numbers: npt.NDArray[np.int64], count: int) -> None:
+def check_numbers(what: str, numbers: npt.NDArray[np.int64], count: int) -> None:
+    """Refuse numbers that are not from 0 to below `count`: the device would read or write elsewhere."""
     if numbers.min() < 0 or numbers.max() >= count:
         raise ValueError(f"{what} must be 0 to {count - 1}, got {numbers.min()} to {numbers.max()}")
+
+
+@attrs.frozen(eq=False)
+class Chosen:
+    """What a step has chosen.
+
+    Attributes:
+        tokens: The next token of each sequence.
+        sum: The `checksum` of the tokens that went in, where some were taken from the device.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    sum: int = 0
 
 
 class Forward(Protocol):
     """A forward of a model on a device."""
 
-    async def __call__(self, batch: Batch) -> list[int]:
+    async def __call__(self, batch: Batch) -> Chosen:
         """Put tokens into the cache, and choose the next one of each sequence."""
         ...
 
@@ -149,12 +170,15 @@ class Model:
         caches: Its cache, one array for each layer, pages along the first axis: what `Pages` takes.
         forward: What computes.
         operation: The operation that a step is, as `ta.testing.inject_fault` takes it.
+        width: How many sequences may be in a step that takes its tokens from the step before, on the device;
+            0 if none does.
     """
 
     config: Config
     caches: Sequence[ta.AccelRef]
     forward: Forward
     operation: Any
+    width: int = 0
 
     async def step(self, runs: Sequence[Run]) -> list[int]:
         """Put tokens of several sequences into the cache, and choose the next token of each: one request.
@@ -175,9 +199,26 @@ class Model:
         order = sorted(range(len(runs)), key=lambda number: len(runs[number].tokens))
         chosen = await self.forward(Batch.of([runs[number] for number in order], self.config, pages, size))
         tokens = [0] * len(runs)
-        for number, token in zip(order, chosen, strict=True):
+        for number, token in zip(order, chosen.tokens.tolist(), strict=True):
             tokens[number] = token
         return tokens
+
+    async def decode(
+        self,
+        rows: npt.NDArray[np.int64],
+        tables: npt.NDArray[np.int64],
+        sampling: npt.NDArray[np.float32] | None,
+    ) -> Chosen:
+        """Put one token of each sequence into the cache, and choose the next one: see `Llama.step`.
+
+        Raises:
+            ValueError: A token, position or page that there is not.
+            ContextLostError: As of `step`.
+        """
+        check_numbers("tokens", rows[0], self.config.words)
+        check_numbers("positions", rows[1], self.config.context)
+        check_numbers("pages", tables, self.caches[0].shape[0])
+        return await self.forward(Batch(rows, tables, None, sampling, []))
 
 
 def _program(name: str) -> type[Llama]:
@@ -198,6 +239,7 @@ async def open_model(
     size: int = 16,
     dtype: str = "float32",
     forward: str | None = None,
+    width: int = 64,
 ) -> AsyncGenerator[Model]:
     """Copy a model to a device, and open what computes it.
 
@@ -210,6 +252,7 @@ async def open_model(
         dtype: Of weights and cache: float32; with ``"torch"`` and ``"operations"`` also bfloat16 or float16.
         forward: What computes: ``"numpy"``, ``"torch"``, or ``"operations"`` for the functions of the
             package; None for PyTorch where it is installed, else NumPy.
+        width: See `Model.width`; with ``"operations"`` it is 0.
     """
     placed: dict[str, Any] = {
         name: await device.put(array.astype(dtype, copy=False)) for name, array in weights.items()
@@ -223,12 +266,14 @@ async def open_model(
         yield Model(config, caches, Operations(placed, caches, config), ta.graphs.Replay)
         return
     cls = _program(chosen)
-    async with ta.open_program(device, cls, placed, caches, config=attrs.asdict(config)) as program:
+    made = await device.zeros((SLOTS * width,), "int64")
+    opening = ta.open_program(device, cls, placed, caches, made, config=attrs.asdict(config))
+    async with opening as program:
 
-        async def step(batch: Batch) -> list[int]:
-            chosen: list[int] = await program.ask(
+        async def step(batch: Batch) -> Chosen:
+            found: bytes = await program.ask(
                 cls.step, batch.rows, batch.tables, batch.ends, batch.sampling, batch.counts
             )
-            return chosen
+            return Chosen(np.frombuffer(found[:-8], np.int32), int.from_bytes(found[-8:], "little"))
 
-        yield Model(config, caches, step, program.operation(cls.step))
+        yield Model(config, caches, step, program.operation(cls.step), width)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 from llama import Config, rotations, rounded
-from model import Batch
+from model import Batch, Chosen
 
 import trio_accel as ta
 from trio_accel import arrays, jit, nn
@@ -49,17 +49,17 @@ class Operations:
         self._turns: list[ta.AccelRef] = []
         self._graphs: dict[tuple[int, int, int], _Graph] = {}
 
-    async def __call__(self, batch: Batch) -> list[int]:
+    async def __call__(self, batch: Batch) -> Chosen:
         """Put tokens into the cache, and choose the next ones: see `Forward`."""
         given = self._filled(batch)
         graph = await self._graph(*given)
         logits, chosen = await graph(*given)
         if batch.sampling is not None:
             sampling = np.zeros((3, len(chosen)), np.float32)
-            sampling[:, : len(batch.ends)] = batch.sampling
+            sampling[:, : len(batch.tables)] = batch.sampling
             chosen = await _choose(logits, chosen, sampling)
-        tokens: list[int] = (await chosen.to_host())[: len(batch.ends)].tolist()
-        return tokens
+        tokens = (await chosen.to_host())[: len(batch.tables)]
+        return Chosen(tokens.astype(np.int32))
 
     def _filled(self, batch: Batch) -> list[npt.NDArray[np.int64]]:
         """Fill a batch up to a size that there is a graph for.
@@ -69,8 +69,9 @@ class Operations:
         tokens, (sequences, pages) = batch.rows.shape[1], batch.tables.shape
         pages = np.minimum(np.arange(rounded(pages)), pages - 1)
         row = np.minimum(np.arange(rounded(tokens)), tokens - 1)
-        owner = np.searchsorted(batch.ends, row)
-        ends = batch.ends[np.minimum(np.arange(rounded(sequences)), sequences - 1)]
+        ends: npt.NDArray[np.int64] = np.arange(tokens) if batch.ends is None else batch.ends
+        owner = np.searchsorted(ends, row)
+        ends = ends[np.minimum(np.arange(rounded(sequences)), sequences - 1)]
         return [np.ascontiguousarray(batch.rows[:, row]), batch.tables[owner][:, pages], ends]
 
     async def _graph(self, *given: npt.NDArray[np.int64]) -> _Graph:

@@ -51,6 +51,14 @@ CASES_OF_ARRAYS: dict[str, Case | list[Case]] = {
         Case(lambda x: a.quantile(x, 0.3, axis=1)), Case(lambda x: a.quantile(x, [0.1, 0.9])),
     ],
     "arrays.percentile": Case(lambda x: a.percentile(x, 30.0, axis=(0, 1), keepdims=True)),
+    # Complex numbers.
+    "arrays.abs": [Case(a.abs), Case(lambda x: a.abs(x[0] + 1j * x[1]), ((2, 3, 4),))],
+    "arrays.imag": [
+        Case(lambda x: a.imag((x[0] + 1j * x[1]) ** 2), ((2, 3, 4),)), Case(lambda x: a.imag(x) + x),
+    ],
+    "arrays.angle": [
+        Case(lambda x: a.angle(x[0] + 1j * x[1]), ((2, 3, 4),)), Case(lambda x: a.angle(x) + x),
+    ],
     # Other shapes and parts.
     "AccelRef.transpose": Case(lambda x: x.transpose((2, 0, 1)), ((2, 3, 4),)),
     "arrays.clip": [

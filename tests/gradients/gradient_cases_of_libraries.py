@@ -53,7 +53,36 @@ CASES_OF_LIBRARIES: dict[str, Case | list[Case]] = {
     "linalg.pinv": [Case(l.pinv, ((5, 3),)), Case(l.pinv, ((3, 5),))],
     "linalg.matrix_power": [Case(lambda x, k=k: l.matrix_power(x + SHIFT, k), ((4, 4),)) for k in (3, -2, 1)],
     "linalg.svdvals": Case(l.svdvals, ((2, 4, 3),)),
-    "linalg.eigvalsh": Case(lambda x: l.eigvalsh(x + x.mT), ((4, 4),)),
+    "linalg.eigvalsh": [
+        Case(lambda x: l.eigvalsh(x + x.mT), ((4, 4),)),
+        Case(lambda x, y: l.eigvalsh(x + x.mT, b=y @ y.mT + SHIFT), ((2, 4, 4), (2, 4, 4))),
+    ],
+    "linalg.eigvals": [
+        Case(lambda x: parts(l.eigvals(x)), ((5, 5),)),
+        Case(lambda x: parts(l.eigvals(x[0] + 1j * x[1]) ** 2), ((2, 3, 4, 4),)),
+    ],
+    "linalg.solve_triangular": [
+        *[
+            Case(lambda x, b, k=k, low=low, one=one: l.solve_triangular(x + SHIFT, b, k, low, one),
+                 ((2, 4, 4), (4, 2)))
+            for k, low, one in ((0, False, False), (1, True, False), ("C", True, True), ("T", False, True))
+        ],
+        *[
+            Case(lambda x, b, k=k: parts(
+                l.solve_triangular(x[0] + 1j * x[1] + SHIFT, b[0] + 1j * b[1], k, True)),
+                 ((2, 4, 4), (2, 4)))
+            for k in "NTC"
+        ],
+    ],
+    "linalg.cho_solve": [
+        *[
+            Case(lambda x, b, low=low: l.cho_solve((l.cholesky(x @ x.mT + SHIFT, upper=not low), low), b),
+                 ((2, 4, 4), (4, 3)))
+            for low in (True, False)
+        ],
+        Case(lambda x, b: parts(l.cho_solve((x[0] + 1j * x[1] + SHIFT, False), b[0] + 1j * b[1])),
+             ((2, 4, 4), (2, 4))),
+    ],
     "linalg.einsum": [
         Case(lambda x, y: l.einsum("ij,jk->ki", x, y), ((3, 4), (4, 2))),
         Case(lambda x, y: l.einsum("bij,j->b", x, y), ((2, 3, 4), (4,))),

@@ -63,6 +63,58 @@ def _of_complex(x: Any) -> Any:
     return joined([*made, real(sign), logarithm, real(values * values), a.abs(vectors) ** 2])
 
 
+def symmetric(x: Any) -> Any:
+    return x + a.conj(x).mT
+
+
+def definite(x: Any) -> Any:
+    return x @ a.conj(x).mT + (0j if x.dtype.kind == "complex" else 0.0) + SHIFT
+
+
+def _lu(x: Any) -> Any:
+    return la.lu(x)[0]
+
+
+def _solved(x: Any, b: Any, trans: int) -> Any:
+    """Solve by a call with both results, and by these one by one."""
+    factors, pivots = la.lu(x)
+    return la.lu_solve(la.lu(x), b, trans) * la.lu_solve((factors, pivots), b, trans)
+
+
+def _ldl(x: Any, *how: bool) -> Any:
+    outer, blocks, _ = la.ldl(x, *how)
+    return joined([real(outer), real(blocks)] if x.dtype.kind == "complex" else [outer, blocks])
+
+
+def _generalised(x: Any, y: Any, uplo: str = "L") -> Any:
+    values, vectors = la.eigh(symmetric(x), uplo, b=definite(y))
+    return joined([values, a.abs(vectors) ** 2])
+
+
+def _lstsq(x: Any, b: Any) -> Any:
+    solution, residuals, _, values = la.lstsq(x, b)
+    return joined([real(solution) if solution.dtype.kind == "complex" else solution, residuals, values])
+
+
+def _schur(x: Any, output: str = "real") -> Any:
+    """What does not depend on phases, and on the order of both columns of a block."""
+    form, z = la.schur(x, output)
+    values = la.diagonal(form)
+    parts = [a.sum(a.abs(form) ** 4, axis=(-2, -1)), a.sum(a.abs(z) ** 4, axis=-1)]
+    return joined([real(values) if values.dtype.kind == "complex" else values, *parts])
+
+
+def _hessenberg(x: Any) -> Any:
+    form, q = la.hessenberg(x, True)
+    return joined([form, q]) if form.dtype.kind == "float" else joined([a.abs(form) ** 2, a.abs(q) ** 2])
+
+
+def _full(x: Any) -> Any:
+    """What is unique of the full matrices."""
+    u, s, vh = la.svd(x)
+    return joined([s, (vh if x.shape[-2] > x.shape[-1] else u) ** 2])
+
+
 def _top_k(x: Any) -> Any:
     values, places = a.top_k(x, 2, axis=0, largest=False)
     return values * a.exp(values) + a.take_along_axis(x, places, axis=0)
@@ -84,12 +136,17 @@ CASES_OF_RESULTS: dict[str, Case | list[Case]] = {
         Case(_eigh, ((4, 4),)), Case(_eigh, ((2, 4, 4),)), Case(_of_complex, ((2, 4, 4),)),
         Case(lambda x: la.eigh(x + x.mT)[0] ** 3, ((4, 4),)),
         Case(lambda x: la.eigh(x + x.mT)[1] ** 2, ((4, 4),)),
+        *[Case(_generalised, (shape, shape)) for shape in ((4, 4), (2, 4, 4))],
+        Case(lambda x, y: _generalised(x, y, "U"), ((4, 4), (4, 4))),
+        Case(lambda x, y: _generalised(complex_matrix(x), complex_matrix(y)), ((2, 4, 4), (2, 4, 4))),
+        Case(lambda x, y: la.eigh(symmetric(x), b=definite(y))[0] ** 3, ((4, 4), (4, 4))),
     ],
     "linalg.svd": [
         *[Case(lambda x, kind=kind: _svd(x, kind), (shape,)) for shape in SHAPES for kind in OF_SVD],
         Case(lambda x: la.svd(x)[1] ** 2, ((5, 3),)),
         Case(lambda x: la.svd(x, compute_uv=False) ** 2, ((3, 5),)),
         Case(lambda x: joined(OF_SVD["all"](*la.svd(x))), ((4, 4),)),
+        *[Case(_full, (shape,)) for shape in ((5, 3), (3, 5), (2, 5, 3))],
     ],
     "linalg.qr": [
         *[Case(lambda x: joined(la.qr(x)), (shape,)) for shape in SHAPES],
@@ -103,6 +160,64 @@ CASES_OF_RESULTS: dict[str, Case | list[Case]] = {
         Case(lambda x: la.slogdet(x + SHIFT)[0] * a.sum(x), ((4, 4),)),
     ],
     "linalg.eig": Case(_eig, ((4, 4),)),
+    "linalg.lu": [
+        *[Case(_lu, (shape,)) for shape in (*SHAPES, (2, 3, 5))],
+        Case(lambda x: real(_lu(complex_matrix(x))), ((2, 4, 4),)),
+    ],
+    "linalg.lu_solve": [
+        *[Case(lambda x, b, k=k: _solved(x, b, k), ((2, 4, 4), (4, 2))) for k in (0, 1, 2)],
+        *[Case(lambda x, b, k=k: _solved(x, b, k), ((4, 4), (4,))) for k in (0, 1, 2)],
+        *[
+            Case(lambda x, b, k=k: real(_solved(complex_matrix(x), complex_matrix(b), k)),
+                 ((2, 4, 4), (2, 4, 3)))
+            for k in (0, 1, 2)
+        ],
+    ],
+    "linalg.ldl": [
+        *[
+            Case(lambda x, k=k, f=f: _ldl(f(x), k), (shape,))
+            for shape in ((5, 5), (2, 4, 4)) for k in (True, False) for f in (symmetric,)
+        ],
+        Case(lambda x: la.ldl(symmetric(x))[0], ((4, 4),)),
+        Case(lambda x: la.ldl(symmetric(x))[1], ((4, 4),)),
+        *[Case(lambda x, k=k: _ldl(symmetric(complex_matrix(x)), k), ((2, 4, 4),)) for k in (True, False)],
+        *[
+            Case(lambda x, k=k: _ldl(complex_matrix(x) + complex_matrix(x).mT, k, False), ((2, 4, 4),))
+            for k in (True, False)
+        ],
+    ],
+    "linalg.lstsq": [
+        *[Case(_lstsq, (shape, (shape[0], 2))) for shape in ((5, 3), (3, 5), (4, 4))],
+        *[Case(lambda x, b, k=k: la.lstsq(x, b)[k], ((5, 3), (5,))) for k in (0, 1, 3)],
+        Case(lambda x, b: _lstsq(complex_matrix(x), complex_matrix(b)), ((2, 5, 3), (2, 5))),
+        # Of rank 1.
+        Case(lambda x, b: la.lstsq(x @ a.ones_like(x).mT, b)[0], ((5, 1), (5,))),
+    ],
+    "linalg.schur": [
+        *[Case(_schur, (shape,)) for shape in ((5, 5), (6, 6), (3, 4, 4))],
+        Case(lambda x: la.schur(symmetric(x))[0], ((4, 4),)),
+        Case(lambda x: a.sum(la.schur(x)[1] ** 4, axis=-1), ((2, 5, 5),)),
+        Case(lambda x: _schur(x, "complex"), ((2, 4, 4),)),
+        Case(lambda x: _schur(complex_matrix(x)), ((2, 2, 4, 4),)),
+    ],
+    "linalg.hessenberg": [
+        *[Case(_hessenberg, (shape,)) for shape in ((6, 6), (2, 4, 4), (2, 3, 3), (2, 2))],
+        Case(la.hessenberg, ((5, 5),)), Case(lambda x: la.hessenberg(x, True)[1], ((5, 5),)),
+        Case(lambda x: la.hessenberg(x, True)[1], ((2, 2),)),
+        Case(lambda x: _hessenberg(complex_matrix(x)), ((2, 2, 4, 4),)),
+        Case(lambda x: real(la.diagonal(la.hessenberg(complex_matrix(x)))), ((2, 4, 4),)),
+    ],
+    "linalg.polar": [
+        *[
+            Case(lambda x, side=side: joined(la.polar(x, side)), (shape,))
+            for shape in SHAPES for side in ("right", "left")
+        ],
+        *[Case(lambda x, k=k: la.polar(x)[k], ((5, 3),)) for k in (0, 1)],
+        *[
+            Case(lambda x, side=side: joined(map(real, la.polar(complex_matrix(x), side))), ((2, 3, 4),))
+            for side in ("right", "left")
+        ],
+    ],
     "signal.stft": [
         Case(lambda x: real(ta.signal.stft(x, nperseg=6, axis=0)[2]), ((13, 2),)),
         Case(lambda x: real(ta.signal.stft(x, window="boxcar", nperseg=5, noverlap=1, nfft=8)[-1]), ((9,),)),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import trio_accel as ta
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.expressions import evaluate, parse, typed, unrolled
-from trio_accel.gradients._derive import gradient
+from trio_accel.derivatives._derive import gradient
 
 a: Any = ta.arrays
 F = DType.float64

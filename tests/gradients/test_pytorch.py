@@ -106,6 +106,36 @@ def of_complex(x: Any) -> Any:
     return joined([*made, mixed(sign), logarithm, mixed(values * values), vectors.abs() ** 2])
 
 
+def of_generalised(x: Any, y: Any) -> Any:
+    """The problem for the inverse of the triangular factor."""
+    root = T.inv(T.cholesky(y @ y.mT + SHIFTS))
+    w, v = T.eigh(root @ (x + x.mT) @ root.mT)
+    return joined([w, (root.mT @ v) ** 2])
+
+
+def of_lu(x: Any) -> Any:
+    return mixed(T.lu_factor(x[0] + 1j * x[1])[0]) if x.shape == (2, 4, 4) else T.lu_factor(x)[0]
+
+
+def of_lu_solve(x: Any, b: Any, k: int) -> Any:
+    return T.lu_solve(*T.lu_factor(x), b, adjoint=bool(k)) ** 2
+
+
+def parts_of_polar(x: Any, left: bool = False) -> Any:
+    w, s, vh = T.svd(x, full_matrices=False)
+    return w @ vh, (w * s[..., None, :]) @ w.mT if left else (vh.mT * s[..., None, :]) @ vh
+
+
+def parts_of_lstsq(x: Any, b: Any) -> Any:
+    solution = T.lstsq(x, b, driver="gels")[0] if x.shape[0] >= x.shape[1] else T.pinv(x) @ b
+    residuals = ((b - x @ solution) ** 2).sum(0) if x.shape[0] > x.shape[1] else x[:0, 0]
+    return solution, residuals, T.svdvals(x)
+
+
+def of_polar(x: Any, left: bool) -> Any:
+    return joined(parts_of_polar(x, left))
+
+
 def of_slogdet(x: Any) -> Any:
     sign, logarithm = T.slogdet(x + SHIFTS)
     return joined([sign, logarithm * sign])
@@ -245,6 +275,17 @@ TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
     "linalg.matrix_power": [lambda x, k=k: T.matrix_power(x + SHIFTS, k) for k in (3, -2, 1)],
     "linalg.svdvals": T.svdvals,
     "linalg.eigvalsh": lambda x: T.eigvalsh(x + x.mT),
+    "linalg.eigvals": lambda x: mixed(T.eigvals(x)),
+    "linalg.solve_triangular": [
+        lambda x, b: T.solve_triangular(x + SHIFTS, b, upper=True),
+        lambda x, b: T.solve_triangular((x + SHIFTS).mT, b, upper=True),
+        lambda x, b: T.solve_triangular((x + SHIFTS).mT, b, upper=True, unitriangular=True),
+        lambda x, b: T.solve_triangular((x + SHIFTS).mT, b, upper=False, unitriangular=True),
+    ],
+    "linalg.cho_solve": [
+        lambda x, b, up=up: torch.cholesky_solve(b, T.cholesky(x @ x.mT + SHIFTS, upper=up), upper=up)
+        for up in (False, True)
+    ],
     "linalg.einsum": [
         lambda *xs, text=text: torch.einsum(text, *xs)
         for text in ("ij,jk->ki", "bij,j->b", "ij->j", "ij,kj")
@@ -276,6 +317,7 @@ TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
     "arrays.top_k": lambda x: torch.topk(x, 3)[0],
     "linalg.eigh": [
         of_eigh, of_eigh, of_complex, lambda x: T.eigh(x + x.mT)[0] ** 3, lambda x: T.eigh(x + x.mT)[1] ** 2,
+        *[of_generalised] * 3,
     ],
     "linalg.svd": [
         *[lambda x, kind=kind: of_svd(x, kind) for _ in SHAPES for kind in OF_SVD],
@@ -284,6 +326,19 @@ TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
     "linalg.qr": [
         *[lambda x: joined(T.qr(x))] * len(SHAPES), *[lambda x, k=k: T.qr(x)[k] for k in (0, 1)],
         *[lambda x: T.qr(x)[1]] * len(SHAPES), lambda x: joined(T.qr(x, "complete")),
+    ],
+    "linalg.lu": [of_lu] * 6,
+    "linalg.lu_solve": [
+        *[lambda x, b, k=k: of_lu_solve(x, b, k) for k in (0, 1, 1)],
+        *[lambda x, b, k=k: of_lu_solve(x, b[:, None], k)[:, 0] for k in (0, 1, 1)],
+    ],
+    "linalg.lstsq": [
+        *[lambda x, b: joined(parts_of_lstsq(x, b)) for _ in range(3)],
+        *[lambda x, b, k=k: parts_of_lstsq(x, b[:, None])[k].reshape(-1) for k in (0, 1, 2)],
+    ],
+    "linalg.polar": [
+        *[lambda x, left=left: of_polar(x, left) for _ in SHAPES for left in (False, True)],
+        *[lambda x, k=k: parts_of_polar(x)[k] for k in (0, 1)],
     ],
     "linalg.slogdet": [
         of_slogdet, lambda x: T.slogdet(x + SHIFTS)[1], lambda x: T.slogdet(x + SHIFTS)[0] * x.sum(),

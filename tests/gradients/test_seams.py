@@ -102,3 +102,62 @@ async def test_a_second_where_keeps_nan_out_of_the_gradient(device: ta.Device) -
 
     np.testing.assert_array_equal(await slope(device, good, x), [0.0, 0.25])
     assert np.isnan(await slope(device, lambda x: a.where(x > 0, a.sqrt(x), 0), x)).tolist() == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "points", "want"),
+    [
+        ("where(x > 0, sqrt(x), 0)", [0.0, 4.0, -4.0], [0.0, 0.25, 0.0]),
+        ("where(x < 1, exp(x), x)", [1000.0, 0.0, np.nan], [1.0, 1.0, 1.0]),
+        ("t = log(x); where(x > 0, t * t, -1 / x)", [1.0, -2.0, 0.0], [0.0, 0.25, np.inf]),
+        ("where(x > 0, where(x > 1, sqrt(x - 1), x * x), exp(-x))", [5.0, 0.5, -800.0], [0.25, 1.0, -np.inf]),
+        ("t = sqrt(x); where(x > 0, 3 * t, 0) + where(x > 0, 0, 2)", [0.0, 9.0], [0.0, 0.5]),
+        ("where(x > 0, float64(sqrt(x)), 0)", [0.0, 4.0], [0.0, 0.25]),
+    ],
+)
+async def test_a_branch_that_was_not_chosen_adds_nothing(
+    device: ta.Device, text: str, points: list[float], want: list[float]
+) -> None:
+    """In one expression, an infinite derivative of the other branch is not multiplied by 0."""
+    *lines, last = text.split("; ")
+    kernel = ta.jit.elementwise("; ".join([*lines, f"y = {last}"]))
+    np.testing.assert_array_equal(await slope(device, kernel, np.array(points)), want)
+
+
+async def test_branches_choose_between_signs_of_zero(device: ta.Device) -> None:
+    """A sum with the 0 of the other branch would change the sign."""
+    kernel: Any = ta.jit.elementwise("where(x > 0, x, x * 0.5)")
+    x = await device.put(np.array([1.0, -1.0]))
+    found = await (await ta.grad(lambda x: a.sum(kernel(x) * -0.0))(x)).to_host()
+    assert np.signbit(found).all()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "minimum(maximum(x, -1), 2)",
+        "maximum(-1, minimum(2, x))",
+        "minimum(maximum(minimum(maximum(x, -5), 7), low), 2)",
+        "clip(x, low, 2)",
+        "t = maximum(x, low); s = 0 * x\nfor k in range(3):\n    s = s + minimum(t, 2)\ny = s / 3",
+        "s = maximum(x, low)\nfor k in range(3):\n    s = minimum(s, 2)\ny = 1 * s",
+    ],
+)
+async def test_bounds_of_bounds(device: ta.Device, text: str) -> None:
+    """The gradient is 0 at both bounds, beyond them, and at NaN."""
+    kernel: Any = ta.jit.elementwise(text if "y = " in text else f"y = {text}", inputs=None)
+    points = np.array([-9.0, -1.0, -0.5, 0.0, 1.5, 2.0, 9.0, np.nan])
+    low = {"low": -1.0} if "low" in text else {}
+    found = await slope(device, lambda x: kernel(x=x, **low), points)
+    np.testing.assert_array_equal(found, [0, 0, 1, 1, 1, 0, 0, 0])
+
+
+async def test_a_value_between_bounds_may_be_read_twice(device: ta.Device) -> None:
+    kernel: Any = ta.jit.elementwise("t = maximum(x, 0); y = minimum(t, 2) + t * t")
+    found = await slope(device, kernel, np.array([-1.0, 0.0, 1.0, 2.0, 3.0]))
+    np.testing.assert_array_equal(found, [0, 0, 3, 4, 6])
+
+
+async def test_the_slope_of_expm1_has_all_digits(device: ta.Device) -> None:
+    points = np.array([-40.0, -1.0, 1e-9, 3.0])
+    np.testing.assert_allclose(await slope(device, a.expm1, points), np.exp(points), rtol=1e-15)

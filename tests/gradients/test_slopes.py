@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
 import trio_accel as ta
 
@@ -65,10 +70,21 @@ OTHERS = {
     *("adaptive_avg_pool", "avg_pool", "conv_bias", "conv_input", "conv_weight", "max_pool"),
     *("dropout", "embedding", "linear_input", "linear_weight", "scaled_dot_product_attention"),
 }
-# The derivation from the expression has the same slopes as the text by hand, but for NaN at a bound.
-DERIVED = (
-    "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "relu", "relu6", "threshold",
-)  # fmt: skip
+SCALE, ALPHA = 1.0507009873554805, 1.6732632423543772
+# The functions whose slope is derived, in NumPy. Decision 155 has the others, with reasons.
+DERIVED: dict[str, Callable[..., Any]] = {
+    "elu": lambda g, x, alpha=1.0: np.where(x > 0, g, g * alpha * np.exp(np.minimum(x, 0))),
+    "hardshrink": lambda g, x, lambd=0.5: np.where(np.abs(x) <= lambd, 0, g),
+    "hardsigmoid": lambda g, x: np.where((x <= -3) | (x >= 3), 0, g / 6),
+    "hardtanh": lambda g, x, min_val=-1.0, max_val=1.0: np.where((x <= min_val) | (x >= max_val), 0, g),
+    "l1_loss": lambda g, x, target: g * np.sign(x - target),
+    "mse_loss": lambda g, x, target: 2 * (g * (x - target)),
+    "relu": lambda g, x: np.where(x <= 0, 0, g),
+    "relu6": lambda g, x: np.where((x <= 0) | (x >= 6), 0, g),
+    "selu": lambda g, x: SCALE * g * np.where(x > 0, 1, ALPHA * np.exp(np.minimum(x, 0))),
+    "threshold": lambda g, x, threshold, value: np.where(x <= threshold, 0, g),
+}
+GRADIENTS = (1.0, -3.3, 0.0, -0.0, 1e-3, INF, -INF, NAN)
 # Some of PyTorch's constants, such as 1 / 6 in hardsigmoid, have the digits of float32.
 TOLERANCE = 5e-8
 # PyTorch's names, where they are others.
@@ -135,19 +151,50 @@ async def test_losses(device: ta.Device, name: str, options: dict[str, Any], dty
     assert np.isfinite(by_function[np.isfinite(host[0]) & np.isfinite(host[1])]).all()
 
 
+def test_each_slope_is_derived_or_by_hand_with_a_reason() -> None:
+    page = Path(__file__).parents[2] / "docs/design/decisions/155-networks-of-expressions.md"
+    rows = re.findall(r"^\| (`.*`) \| (.+) \|$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    names = " ".join(cell for cell, _ in rows).replace("`", "").split()
+    assert len(names) == len(set(names))
+    assert {*names}.isdisjoint(DERIVED)
+    assert {*names, *DERIVED, "tanh"} == {*ACTIVATIONS, *LOSSES}
+    words = {name: ta.gradients.words()[f"nn.{name}"][0] for name in (*names, *DERIVED)}
+    assert words == dict.fromkeys(names, "rule") | dict.fromkeys(DERIVED, "derived")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("name", DERIVED)
-async def test_texts_by_hand_are_derivatives(device: ta.Device, name: str) -> None:
-    """Without `slopes`, `ta.grad` derives the same from the expression."""
-    host = np.array(POINTS[:-1])
-    for options in ACTIVATIONS[name]:
-        by_hand, _ = await ours(name, device, [host], options)
-        own = getattr(n, name).expression
-        numbers: dict[str, Any]
-        numbers = {"negative_slope": 0.01, "lambd": 0.5, "min_val": -1.0, "max_val": 1.0} | options
-        given = {one: numbers[one] for one in own.inputs[1:]}
-        kernel: Any = ta.jit.elementwise(own.text, inputs=own.inputs, name="derived")
-        derived = await by_tape_of(kernel, await device.put(host), **given)
-        np.testing.assert_allclose(derived, by_hand, rtol=1e-14, err_msg=str(options))
+async def test_derived_slopes(device: ta.Device, name: str, dtype: str) -> None:
+    """Derived slopes have the bits of formulas, also at seams and for infinite gradients and NaN."""
+    points, targets, several = LOSSES.get(name) or (POINTS, (0.0,), ACTIVATIONS[name])
+    seams = [np.nextafter(np.array(points, dtype), np.array(to, dtype)) for to in (-INF, INF)]
+    host = [np.concatenate([np.array(points, dtype), *seams]), *np.array([targets, GRADIENTS], dtype=object)]
+    x, target, g = (one.ravel().astype(dtype) for one in np.meshgrid(*host))
+    others, how = ([target], {"reduction": "none"}) if name in LOSSES else ([], {})
+    wide = "float64" if dtype == "float64" else "float32"
+    for options in several:
+        on = [await device.put(one) for one in (g, x, *others)]
+        found = await (await getattr(n, f"{name}_grad")(*on, **options, **how)).to_host()
+        with np.errstate(all="ignore"):
+            want = DERIVED[name](*[one.astype(wide) for one in (g, x, *others)], **options).astype(dtype)
+        eps = float(np.finfo(dtype).eps)
+        is_exact = name not in ("elu", "selu")
+        np.testing.assert_allclose(found, want, rtol=0 if is_exact else 2 * eps, atol=0)
+        is_number = ~np.isnan(want)
+        np.testing.assert_array_equal(np.signbit(found)[is_number], np.signbit(want)[is_number])
+
+
+async def test_a_slope_is_derived_at_its_first_use() -> None:
+    """Neither the import of the package nor that of `nn` derives a slope, and no gradient by hand does."""
+    code = """
+import sys
+import trio_accel as ta
+ta.nn.relu, ta.nn.silu_grad.expression.text
+assert "trio_accel.derivatives._derive" not in sys.modules
+ta.nn.relu_grad.expression.text
+assert "trio_accel.derivatives._derive" in sys.modules
+"""
+    await trio.run_process([sys.executable, "-c", code])
 
 
 async def test_arguments_by_name(device: ta.Device) -> None:

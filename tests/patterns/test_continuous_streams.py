@@ -74,18 +74,20 @@ LOSSES = (
 class World:
     """A step that is lost at times, and readers that check what they see."""
 
-    def __init__(self, losses: set[int]) -> None:
+    def __init__(self, losses: set[int], ahead: int) -> None:
         self.losses = losses
+        self.ahead = ahead
         self.calls = 0
         self.start = trio.current_time()
         self.ends: dict[int, str] = {}
         self.left: Counter[int] = Counter()
         self.stepped: set[int] = set()
-        self.is_stepping = False
+        self.running = 0
 
     async def step(self, batch: list[Sequence]) -> list[Any]:
-        assert not self.is_stepping
-        self.is_stepping = True
+        assert self.running <= self.ahead
+        assert all(sequence.ahead <= self.ahead for sequence in batch)
+        self.running += 1
         try:
             self.calls += 1
             call = self.calls
@@ -93,33 +95,36 @@ class World:
             assert not numbers & {*self.left}
             self.stepped |= numbers
             assert sum(sequence.item.cost for sequence in batch) <= MOST_COST
+            # Later on, steps before this one have given their parts.
+            results = [self._result(sequence) for sequence in batch]
+            bad = [sequence.item.number for sequence in batch if self._is_bad(sequence, "refused")]
             await trio.sleep(0.1)
             if call in self.losses:
                 raise LOSSES[call % len(LOSSES)]
-            bad = [sequence.item.number for sequence in batch if self._is_bad(sequence, "refused")]
             if bad:
                 raise ta.programs.Refused(f"bad: {bad}")
-            return [self._result(sequence) for sequence in batch]
+            return results
         finally:
-            self.is_stepping = False
+            self.running -= 1
 
     def _is_bad(self, sequence: Sequence, how: str) -> bool:
         visit = sequence.item
-        step = sequence.done - visit.length + sequence.chunk
+        step = sequence.done + sequence.ahead - visit.length + sequence.chunk
         return visit.how == how and step == visit.fails_in
 
     def _result(self, sequence: Sequence) -> StepResult[Part] | None:
         visit = sequence.item
-        step = sequence.done - visit.length + sequence.chunk
+        step = sequence.done + sequence.ahead - visit.length + sequence.chunk
         assert sequence.gives_part == (step >= 0)
         if step < 0:
+            assert not sequence.ahead
             return ()
-        assert sequence.parts == visit.parts(step)
+        assert sequence.parts == visit.parts(step - sequence.ahead)
         if self._is_bad(sequence, "error"):
             return outcome.Error(LookupError("bad"))
         if self._is_bad(sequence, "none"):
             return None
-        parts = visit.parts(step + 1)[len(sequence.parts) :]
+        parts = visit.parts(step + 1)[len(visit.parts(step)) :]
         return Last(parts) if step + 1 == len(visit.sizes) else parts
 
     def leave(self, sequence: Sequence) -> None:
@@ -154,7 +159,7 @@ class World:
     ) -> None:
         async with open_parts(batcher, visit) as stream:
             async for part in stream:
-                assert len(stream.unread) < BUFFER + MOST_PARTS
+                assert len(stream.unread) < BUFFER + MOST_PARTS * (1 + self.ahead)
                 parts.append(part)
                 await trio.sleep(pause)
         assert stream.parts == tuple(parts)
@@ -176,9 +181,9 @@ def priority_of(visit: Visit) -> int:
     return visit.number % 3 - 1
 
 
-async def observe(visits: list[Visit], losses: set[int]) -> tuple[World, ContinuousStatistics]:
+async def observe(visits: list[Visit], losses: set[int], ahead: int) -> tuple[World, ContinuousStatistics]:
     async with ta.open_system("test") as system:
-        world = World(losses)
+        world = World(losses, ahead)
         batcher: ta.Ref[ContinuousBatcher[Visit, Part]] = await system.spawn(
             ContinuousBatcher[Visit, Part],
             world.step,
@@ -190,13 +195,14 @@ async def observe(visits: list[Visit], losses: set[int]) -> tuple[World, Continu
             max_sequences=4,
             max_positions=6,
             buffer=BUFFER,
+            ahead=ahead,
             leave=world.leave,
         )
         async with trio.open_nursery() as nursery:
             for visit in visits:
                 nursery.start_soon(world.visit, batcher, visit)
-        # A step that has nobody left unwinds by itself.
-        await trio.testing.wait_all_tasks_blocked()
+        # A step that has nobody left unwinds by itself, or was called ahead and comes to its end.
+        await trio.sleep(0.11)
         statistics: ContinuousStatistics = await batcher.ask(GetStatistics())
         assert system.tree().find(batcher.path).restarts == 0
         return world, statistics
@@ -224,9 +230,9 @@ def visits_of(draw: st.DrawFn) -> list[Visit]:
 
 
 @settings(max_examples=150, deadline=None)
-@given(visits=visits_of(), losses=st.sets(st.integers(1, 60), max_size=8))
-def test_each_stream_has_its_own_parts(visits: list[Visit], losses: set[int]) -> None:
-    world, statistics = trio.run(observe, visits, losses, clock=MockClock(autojump_threshold=0))
+@given(visits=visits_of(), losses=st.sets(st.integers(1, 60), max_size=8), ahead=st.integers(0, 2))
+def test_each_stream_has_its_own_parts(visits: list[Visit], losses: set[int], ahead: int) -> None:
+    world, statistics = trio.run(observe, visits, losses, ahead, clock=MockClock(autojump_threshold=0))
     assert len(world.ends) == len(visits)
     # Given back once, if a step may have seen it.
     assert world.left == Counter(world.stepped)

@@ -18,7 +18,7 @@ from ._messages import WOKEN, AnyMessage, Waiter
 from ._outcomes import Outcomes, crash_error
 from ._ref import Ref
 
-__all__ = ["DirectReply", "idle_actor"]
+__all__ = ["DirectReply", "idle_actor", "unobserved_actor"]
 
 ActorT = TypeVar("ActorT")
 
@@ -193,3 +193,25 @@ def idle_actor(ref: Ref[ActorT], reply: DirectReply) -> ActorT | None:
         reply.began = observers.now()
     assert cell.incarnation is not None  # it is who waits
     return cell.incarnation.actor  # type: ignore[return-value]  # pyright: ignore[reportReturnType]  # the reference's
+
+
+def unobserved_actor(ref: Ref[ActorT]) -> tuple[ActorT, Outcomes] | None:
+    """Find the actor itself while it waits for a message, and no observer wants or measures any; else None.
+
+    Then its owner may do its work in its place, without a message, and adds to what it has handled.
+
+    Args:
+        ref: The actor.
+
+    Returns:
+        The actor, and its outcomes.
+    """
+    cell = ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as `idle_actor`
+    mailbox, observers = cell.mailbox, cell.outcomes.observers
+    if mailbox.receiver is None or mailbox.refusal is not None:
+        return None
+    if observers.of_every_message or observers.meter is not None:
+        return None
+    assert cell.incarnation is not None  # it is who waits
+    actor: ActorT = cell.incarnation.actor  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]  # the reference's
+    return actor, cell.outcomes

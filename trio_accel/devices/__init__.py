@@ -17,6 +17,7 @@ from .front._device import *
 from .front._group import *
 from .front._memory import *
 from .front._recording import *
+from .front._steps import *
 from .front._stream import *
 from .front._system import *
 from .launcher._launcher import describe_workers as describe_workers

@@ -13,7 +13,7 @@ from ..actors import binder, signed_like
 from ..backends.base import DType
 from ..devices import AccelRef, Call, Function, Operation, called
 from ._arguments import ARRAYS
-from ._expression import Elementwise
+from ._expression import Derived, Elementwise
 from ._reduction import Reduction
 from ._views import check_array
 
@@ -48,7 +48,7 @@ class DeclaredExpression(DeclaredFunction[ParametersP], Protocol[ParametersP]):
 
 
 def expression(
-    text: str = "x",
+    text: str | Callable[[], str] = "x",
     *,
     axes: bool = False,
     reduce: str | None = None,
@@ -68,7 +68,8 @@ def expression(
     widens the result.
 
     Args:
-        text: The expression; see `jit.elementwise`, and along axes `Reduction`.
+        text: The expression; see `jit.elementwise`, and along axes `Reduction`. That of each element may be
+            a function that makes it at its first use.
         axes: Whether ``sum(...)`` and the like in the text are along the axes of a call.
         reduce: How the values that the text makes are combined along axes; see `Reduction`.
         library: Import path of the library actor that serves it.
@@ -106,9 +107,9 @@ def expression(
         @functools.cache
         def made(dtype: str | None = None) -> Elementwise[AccelRef] | Reduction:
             if is_along:
-                return Reduction(text, reduce, dtype=dtype, **named)
+                return Reduction(cast("str", text), reduce, dtype=dtype, **named)
             given = [name for name in names if name not in numbers] if promoted is None else promoted
-            return Elementwise[AccelRef](text, promoted=given, **named)
+            return _elementwise(text, promoted=given, **named)
 
         try:
             first = made()
@@ -162,6 +163,12 @@ def like(
         return cast("FunctionT", declared.again(*texts, **options)(signed_like(other, own)))
 
     return declare
+
+
+def _elementwise(text: str | Callable[[], str], **options: Any) -> Elementwise[AccelRef]:
+    if isinstance(text, str):
+        return Elementwise(text, **options)
+    return Derived(text, **options)
 
 
 def _convert(given: dict[str, Any], numbers: Collection[str]) -> None:

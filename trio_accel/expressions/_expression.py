@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast
 
@@ -40,7 +40,7 @@ from ._arguments import (
     take,
 )
 
-__all__ = ["Compute", "Elementwise", "Expression", "KnownExpression"]
+__all__ = ["Compute", "Derived", "Elementwise", "Expression", "KnownExpression"]
 
 ReplyT = TypeVar("ReplyT")
 
@@ -443,6 +443,26 @@ class Elementwise(Expression[ReplyT]):
         if out is not None or shape is not None:
             named = {**named, "out": out, "shape": shape}  # type: ignore[dict-item]  # they are named, too
         return Call(self._asked, arguments, named or None)
+
+
+class Derived(Elementwise[ReplyT]):
+    """An expression whose text is made at its first use, because few programs use it and all import it.
+
+    Args:
+        make: Makes the text.
+        **options: See `Elementwise`.
+    """
+
+    __slots__ = ("_later",)
+
+    def __init__(self, make: Callable[[], str], **options: Any) -> None:
+        self._later = make, options
+
+    def __getattr__(self, name: str) -> Any:
+        # The slots of an expression are unset before.
+        make, options = self._later
+        super().__init__(make(), **options)
+        return object.__getattribute__(self, name)
 
 
 def _dtypes(

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import arrays as _arrays
+from ..actors import silence
 from ..backends.base import ArraySpec, DType, NotSupportedError
 from ..devices import AccelRef, Call, Chain, Function, arguments_of
 from ._elementwise import ADVICE, Rule, slopes_of
@@ -31,7 +32,7 @@ RULES: dict[str, Make] = {}
 """Rules by the names of functions: the modules of rules add them."""
 
 # Rooms and functions that make complex numbers of real ones, and types of such numbers.
-_COMPLEX = ("fft.", "signal.", "linalg.eig.")
+_COMPLEX = ("fft.", "signal.", "linalg.eig.", "linalg.eigvals.", "linalg.schur.", "linalg.sqrtm.")
 _NUMBERS = frozenset({complex, np.complex64, np.complex128})
 
 
@@ -62,10 +63,7 @@ def backward(
         g, several = slopes.pop(id(call)), _several(call)
         if several is not None:
             # The rule of the call gets a gradient for each result, and None for one that nobody uses.
-            parts = slopes.setdefault(id(several), [None] * len(several.ahead))
-            before = parts[call.args[1]]
-            made.append(g if before is None else before + g)
-            parts[call.args[1]] = made[-1]
+            _add_parts(slopes, several, {call.args[1]: g}, made)
             continue
         # An operand may be there twice.
         missing = [id(one) for one in arguments_of(call) if id(one) in depends]
@@ -73,6 +71,9 @@ def backward(
             if id(operand) in missing:
                 missing.remove(id(operand))
             if id(operand) in depends and (one := make()) is not None:
+                if isinstance(one, list):
+                    _add_parts(slopes, operand, dict(enumerate(one)), made)
+                    continue
                 if is_exact and operand.dtype.kind != "complex" and one.dtype.kind == "complex":
                     one = arrays.real(one)
                 before = slopes.get(id(operand))
@@ -81,6 +82,15 @@ def backward(
         if missing:
             raise _left_out(call, missing)
     return [slopes[id(leaf)] if id(leaf) in slopes else arrays.zeros_like(leaf) for leaf in leaves]
+
+
+def _add_parts(slopes: dict[int, Any], call: Any, given: Mapping[int, Any], made: list[Any]) -> None:
+    """Add gradients of some of the results of a call."""
+    parts = slopes.setdefault(id(call), [None] * len(call))
+    for place, g in given.items():
+        if g is not None:
+            made.append(g if parts[place] is None else parts[place] + g)
+            parts[place] = made[-1]
 
 
 def _several(call: Any) -> Any:
@@ -118,12 +128,19 @@ def _order(value: Any, leaves: Sequence[Any]) -> tuple[list[Any], set[int], bool
         is_complex = (
             is_complex or f"{name}.".startswith(_COMPLEX) or not _NUMBERS.isdisjoint(map(type, given))
         )
-        is_smooth = name not in STEP_NAMES and not depends.isdisjoint(map(id, given))
+        is_smooth = not depends.isdisjoint(map(id, given)) and not _is_step(call)
         # Some of several results may be integers.
         if is_smooth and (_several(call) is None or is_operand(call)):
             depends.add(id(call))
             order.append(call)
     return order, depends, is_complex
+
+
+def _is_step(call: Any) -> bool:
+    """Return whether small changes of its arguments do not change the result of a call."""
+    name = call.function.name
+    # The sign of a complex number is its direction.
+    return name in STEP_NAMES and not (name == "arrays.sign" and call.dtype.kind == "complex")
 
 
 def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
@@ -165,7 +182,10 @@ def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
     # Only a part of it may be needed.
     value.silence()
     is_exact = any(one.dtype.kind == "complex" for one in leaves)
-    return backward(value, leaves, g, [], is_exact=is_exact)
+    slopes = backward(value, leaves, g, [], is_exact=is_exact)
+    # Those of some operands may be, too.
+    silence(*slopes)
+    return slopes
 
 
 def _gathered(call: Any, g: Any) -> Iterator[Rule]:

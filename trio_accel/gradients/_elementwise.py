@@ -17,12 +17,13 @@ import numpy as np
 from .. import arrays as _arrays
 from ..backends.base import AccelError, DType, NotSupportedError
 from ..backends.base.expressions import ArgumentType, TypedExpression, Weak, evaluate, parse, unrolled
+from ..derivatives._derive import Addition, Program, additions, gradient
+from ..derivatives._steps import text_of
 from ..devices import AccelRef, Call, Function
 from ..expressions import DECLARED, Elementwise, Scatter
-from ._derive import Addition, Program, additions, gradient
+from ..nn._slopes import DERIVED
 from ._scatter import is_ordered, sorted_sums
 from ._shifts import Shift, gather_text, shifts_of
-from ._steps import text_of
 
 __all__ = ["ADVICE", "Rule", "elementwise_of", "slopes_of", "summed_to"]
 
@@ -191,6 +192,7 @@ def _derived(
         _numbers(kinds),
         reached=reached,
         has_result=_has_result(own),
+        passes_nan=own.operation in DERIVED,
     )
     if len(program.steps) == 1 and (not program.reads or _is_gradient(own, program)):
         return None, program.reads

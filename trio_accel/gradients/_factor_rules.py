@@ -9,7 +9,8 @@ not depend on it. The gradient of vectors is NaN or infinite where eigenvalues o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -21,28 +22,28 @@ from ._backward import RULES, bound, refuse
 from ._elementwise import Rule
 from ._rules import adjoint, composition, conjugate
 
-__all__: list[str] = []
+__all__ = ["added", "column", "hermitian_part", "on_diagonal", "over_gaps", "row"]
 
 # The types of functions tell what calls become when they are awaited.
 arrays: Any = _arrays
 linalg: Any = _linalg
 
 
-def _row(x: Any) -> Any:
+def row(x: Any) -> Any:
     return arrays.expand_dims(x, axis=-2)
 
 
-def _column(x: Any) -> Any:
+def column(x: Any) -> Any:
     return arrays.expand_dims(x, axis=-1)
 
 
-def _over_gaps(x: Any, values: Any) -> Any:
+def over_gaps(x: Any, values: Any) -> Any:
     """Divide element i, j of matrices by ``values[j] - values[i]``, with zeros on the diagonal."""
     is_diagonal = np.eye(x.shape[-1], dtype=bool)
-    return arrays.where(is_diagonal, 0, x / arrays.where(is_diagonal, 1, _row(values) - _column(values)))
+    return arrays.where(is_diagonal, 0, x / arrays.where(is_diagonal, 1, row(values) - column(values)))
 
 
-def _sum(*terms: Any) -> Any:
+def added(*terms: Any) -> Any:
     """Add terms, of which some may be None; returns None if all are."""
     total: Any = None
     for one in terms:
@@ -50,8 +51,13 @@ def _sum(*terms: Any) -> Any:
     return total
 
 
-def _on_diagonal(x: Any) -> Any:
-    return None if x is None else _row(x) * np.eye(x.shape[-1], dtype=x.dtype.dtype)
+def on_diagonal(x: Any) -> Any:
+    return None if x is None else row(x) * np.eye(x.shape[-1], dtype=x.dtype.dtype)
+
+
+def hermitian_part(x: Any, turn: Callable[[Any], Any] = adjoint) -> Any:
+    """Return the Hermitian part of matrices, or the symmetric one."""
+    return 0.5 * (x + turn(x))
 
 
 def _eigvalsh(call: Any, g: Any) -> Iterator[Rule]:
@@ -63,78 +69,112 @@ def _eigh(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _hermitian(call: Any, of_values: Any, of_vectors: Any) -> Iterator[Rule]:
+    """The gradients are Hermitian, whichever triangle is read. The inverse of the vectors is ``v^H @ b``."""
     at = bound(call)
-    if at["b"] is not None:
-        raise refuse(call.function.name, "the generalised problem has no rule")
+    a, b = at["a"], at["b"]
+    is_whole = call.function.name == "linalg.eigh"
+    made = cache(lambda: call if is_whole else linalg.eigh(a, at["UPLO"], b=b))
 
-    def slope() -> Any:
-        made = linalg.eigh(at["a"], at["UPLO"]) if call.function.name == "linalg.eigvalsh" else call
-        v = made[1]
+    def of_matrix() -> Any:
+        v = made()[1]
         if of_vectors is None:
-            return (v * _row(of_values)) @ adjoint(v)
-        turned = adjoint(v) @ of_vectors
-        # The gradient is Hermitian, whichever triangle is read.
-        inside = _over_gaps(0.5 * (turned - adjoint(turned)), made[0])
-        return v @ _sum(inside, _on_diagonal(of_values)) @ adjoint(v)
+            return (v * row(of_values)) @ adjoint(v)
+        inside = hermitian_part(over_gaps(adjoint(v) @ of_vectors, made()[0]))
+        return v @ added(inside, on_diagonal(of_values)) @ adjoint(v)
 
-    yield at["a"], slope
+    def of_other() -> Any:
+        values, v = made()[0], made()[1]
+        shared = None if of_values is None else of_values * values
+        if of_vectors is None:
+            return -(v * row(shared)) @ adjoint(v)
+        turned = adjoint(v) @ of_vectors
+        inside = hermitian_part(over_gaps(turned, values) * row(values))
+        lengths = 0.5 * arrays.real(linalg.diagonal(turned))
+        return -(v @ (inside + on_diagonal(added(lengths, shared))) @ adjoint(v))
+
+    yield a, of_matrix
+    yield b, of_other
 
 
 def _eig(call: Any, g: Any) -> Iterator[Rule]:
-    """Boeddeker et al., On the computation of complex-valued gradients (2017): vectors have length 1."""
-    of_values, of_vectors = g
+    yield bound(call)["a"], lambda: _general(call, *g)
+
+
+def _eigvals(call: Any, g: Any) -> Iterator[Rule]:
+    """The order with vectors may differ from the order without: equal values have equal gradients."""
+    a = bound(call)["a"]
 
     def slope() -> Any:
-        back, inside = adjoint(call[1]), _on_diagonal(of_values)
-        if of_vectors is not None:
-            turned = back @ of_vectors
-            lengths = arrays.real(linalg.diagonal(turned))
-            turned = turned - (back @ call[1]) * _row(lengths)
-            inside = _sum(_over_gaps(turned, conjugate(call[0])), inside)
-        return linalg.solve(back, inside @ back)
+        made = linalg.eig(a)
+        nearest = arrays.argmin(arrays.abs(column(made[0]) - row(call)), axis=-1)
+        return _general(made, arrays.take_along_axis(g, nearest, axis=-1), None)
 
-    yield bound(call)["a"], slope
+    yield a, slope
+
+
+def _general(made: Any, of_values: Any, of_vectors: Any) -> Any:
+    """Boeddeker et al., On the computation of complex-valued gradients (2017): vectors have length 1."""
+    back, inside = adjoint(made[1]), on_diagonal(of_values)
+    if of_vectors is not None:
+        turned = back @ of_vectors
+        lengths = arrays.real(linalg.diagonal(turned))
+        turned = turned - (back @ made[1]) * row(lengths)
+        inside = added(over_gaps(turned, conjugate(made[0])), inside)
+    return linalg.solve(back, inside @ back)
 
 
 def _svdvals(call: Any, g: Any) -> Iterator[Rule]:
-    yield from _singular(call, bound(call)["x"], None, g, None)
+    yield from _singular(None, bound(call)["x"], None, g, None)
 
 
 def _svd(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
     x, parts = at["a"], g if at["compute_uv"] else (None, g, None)
     has_vectors = parts[0] is not None or parts[2] is not None
-    if at["full_matrices"] and has_vectors and x.shape[-1] != x.shape[-2]:
-        raise refuse("linalg.svd", "the full matrices are not unique; pass full_matrices=False")
-    yield from _singular(call if has_vectors else None, x, *parts)
+    rows, columns = x.shape[-2:]
+    if at["full_matrices"] and parts[0 if rows > columns else 2] is not None and rows != columns:
+        what = f"the columns of U beyond {columns}" if rows > columns else f"the rows of Vh beyond {rows}"
+        raise refuse("linalg.svd", f"{what} are not unique; pass full_matrices=False")
+
+    def factors() -> tuple[Any, Any, Any]:
+        if not at["full_matrices"] or rows == columns:
+            return call[0], call[1], call[2]
+        # By the unique factors alone, so that this has a gradient, too.
+        s, unique = call[1], call[2 if rows > columns else 0]
+        if rows > columns:
+            return (x @ adjoint(unique)) / row(s), s, unique
+        return unique, s, (adjoint(unique) @ x) / column(s)
+
+    yield from _singular(factors if has_vectors else None, x, *parts)
 
 
-def _singular(call: Any, x: Any, of_u: Any, of_s: Any, of_vh: Any) -> Iterator[Rule]:
+def _singular(
+    factors: Callable[[], tuple[Any, Any, Any]] | None, x: Any, of_u: Any, of_s: Any, of_vh: Any
+) -> Iterator[Rule]:
     """Townsend, Differentiating the singular value decomposition (2016)."""
 
     def slope() -> Any:
-        made = call if of_u is not None or of_vh is not None else linalg.svd(x, full_matrices=False)
-        u, vh = made[0], made[2]
-        if made is not call:
-            return (u * _row(of_s)) @ vh
-        s = made[1]
+        if factors is None:
+            made = linalg.svd(x, full_matrices=False)
+            return (made[0] * row(of_s)) @ made[2]
+        u, s, vh = factors()
         inside = left = right = None
         if of_u is not None:
             turned = adjoint(u) @ of_u
-            inside = (turned - adjoint(turned)) * _row(s)
+            inside = (turned - adjoint(turned)) * row(s)
             if x.dtype.kind == "complex":
                 phases = 1j * arrays.imag(linalg.diagonal(turned)) / s
-                left = _on_diagonal(phases)
+                left = on_diagonal(phases)
         if of_vh is not None:
             turned = vh @ adjoint(of_vh)
-            inside = _sum(inside, (turned - adjoint(turned)) * _column(s))
-        inside = _sum(_over_gaps(inside, s * s), _on_diagonal(of_s), left)
+            inside = added(inside, (turned - adjoint(turned)) * column(s))
+        inside = added(over_gaps(inside, s * s), on_diagonal(of_s), left)
         result = u @ inside @ vh
         if of_u is not None and x.shape[-2] > x.shape[-1]:
-            outside = of_u / _row(s)
+            outside = of_u / row(s)
             result = result + (outside - u @ (adjoint(u) @ outside)) @ vh
         if of_vh is not None and x.shape[-1] > x.shape[-2]:
-            right = of_vh / _column(s)
+            right = of_vh / column(s)
             result = result + u @ (right - (right @ adjoint(vh)) @ vh)
         return result
 
@@ -151,18 +191,18 @@ def _qr(call: Any, g: Any) -> Iterator[Rule]:
         return
     of_q, of_r = g if mode != "r" else (None, g)
     if mode == "complete" and rows > columns and of_q is not None:
-        raise refuse("linalg.qr", "the complete Q is not unique; pass mode='reduced'")
+        raise refuse("linalg.qr", f"the columns of Q beyond {columns} are not unique; pass mode='reduced'")
 
     def slope() -> Any:
         made = linalg.qr(a) if mode == "r" or rows > columns else call
         q, r = made[0], made[1]
         inside = None if of_r is None else of_r[..., :columns, :] @ adjoint(r)
         if of_q is not None:
-            inside = _sum(inside, -(adjoint(q) @ of_q))
+            inside = added(inside, -(adjoint(q) @ of_q))
         upper = arrays.triu(inside, k=1)
         diagonal = arrays.real(linalg.diagonal(inside))
-        whole = q @ (upper + adjoint(upper) + _on_diagonal(diagonal))
-        return adjoint(linalg.solve(r, adjoint(_sum(whole, of_q))))
+        whole = q @ (upper + adjoint(upper) + on_diagonal(diagonal))
+        return adjoint(linalg.solve(r, adjoint(added(whole, of_q))))
 
     yield a, slope
 
@@ -181,7 +221,7 @@ def _slogdet(call: Any, g: Any) -> Iterator[Rule]:
     def slope() -> Any:
         factor = of_logarithm
         if of_sign is not None and a.dtype.kind == "complex":
-            factor = _sum(factor, 1j * arrays.imag(conjugate(call[0]) * of_sign))
+            factor = added(factor, 1j * arrays.imag(conjugate(call[0]) * of_sign))
         if factor is None:
             return None
         return arrays.reshape(factor, (*factor.shape, 1, 1)) * adjoint(linalg.inv(a))
@@ -190,6 +230,7 @@ def _slogdet(call: Any, g: Any) -> Iterator[Rule]:
 
 
 RULES.update({
-    "linalg.eig": _eig, "linalg.eigh": _eigh, "linalg.eigvalsh": _eigvalsh, "linalg.qr": _qr,
+    "linalg.eig": _eig, "linalg.eigh": _eigh, "linalg.eigvals": _eigvals, "linalg.eigvalsh": _eigvalsh,
+    "linalg.qr": _qr,
     "linalg.slogdet": _slogdet, "linalg.svd": _svd, "linalg.svdvals": _svdvals,
 })  # fmt: skip

@@ -16,8 +16,10 @@ import numpy as np
 from .. import arrays as _arrays
 from .. import fft as _fft
 from .. import linalg as _linalg
+from ..devices import gather
 from ._backward import RULES, bound, refuse
 from ._elementwise import Rule, summed_to
+from ._factor_rules import added, column, row
 from ._rules import adjoint, composition, conjugate
 
 # The types of functions tell what calls become when they are awaited.
@@ -306,6 +308,55 @@ def _cond(x: Any, p: Any) -> Any:
     return _matrix_norm(x, False, p) * _matrix_norm(linalg.inv(x), False, p)
 
 
+def _polar(call: Any, g: Any) -> Iterator[Rule]:
+    """The equation of Sylvester that the rotation solves: sums of singular values divide, and no gaps.
+
+    The Hermitian factor is ``adjoint(u) @ a``, or ``a @ adjoint(u)``.
+    """
+    at = bound(call)
+    a, is_right = at["a"], at["side"] == "right"
+    of_u, of_p = g
+
+    def slope() -> Any:
+        made = linalg.svd(a, full_matrices=False)
+        w, s, vh = made[0], made[1], made[2]
+        total, direct = of_u, None
+        if of_p is not None:
+            u = call[0]
+            direct = u @ of_p if is_right else of_p @ u
+            total = added(of_u, a @ adjoint(of_p) if is_right else adjoint(of_p) @ a)
+        turned = adjoint(w) @ total @ adjoint(vh)
+        result = w @ ((turned - adjoint(turned)) / (column(s) + row(s))) @ vh
+        if a.shape[-2] > a.shape[-1]:
+            outside = (total @ adjoint(vh)) / row(s)
+            result = result + (outside - w @ (adjoint(w) @ outside)) @ vh
+        elif a.shape[-2] < a.shape[-1]:
+            outside = (adjoint(w) @ total) / column(s)
+            result = result + w @ (outside - (outside @ adjoint(vh)) @ vh)
+        return added(result, direct)
+
+    yield a, slope
+
+
+def _lstsq(call: Any, g: Any) -> Iterator[Rule]:
+    """The rank must not change; there are residuals for full rank alone."""
+
+    def compose(a: Any, b: Any, rcond: float | None) -> Any:
+        rows, columns = a.shape
+        epsilon = float(np.finfo(a.dtype.dtype).eps)
+        least = epsilon * max(a.shape) if rcond is None else rcond if 0 < rcond < 1 else epsilon
+        x, values = linalg.pinv(a, rtol=least) @ b, linalg.svdvals(a)
+        if rows > columns:
+            sums = arrays.reshape(arrays.sum(arrays.abs(b - a @ x) ** 2, axis=0), (-1,))
+            residuals = arrays.where(values[-1] > least * values[0], sums, 0)
+        else:
+            residuals = arrays.reshape(x, (-1,))[:0]
+        return gather(x, residuals, values)
+
+    of_x, of_residuals, _, of_values = g
+    yield from composition(compose)(call, [of_x, of_residuals, of_values])
+
+
 RULES.update({
     "linalg.cholesky": _cholesky, "linalg.cross": composition(_cross), "linalg.det": _det,
     "linalg.dot": composition(lambda x, y: arrays.sum(x * y)),
@@ -321,7 +372,8 @@ RULES.update({
     "linalg.trace": composition(_trace), "linalg.vecdot": composition(_vecdot),
     "linalg.vector_norm": composition(_norm), "tensor.einsum": _einsum,
     "linalg.cond": composition(_cond),
-    "linalg.multi_dot": composition(_multi_dot), "linalg.solve_banded": _solve_banded,
+    "linalg.lstsq": _lstsq, "linalg.multi_dot": composition(_multi_dot), "linalg.polar": _polar,
+    "linalg.solve_banded": _solve_banded,
     "linalg.solveh_banded": composition(_solveh_banded),
     "linalg.solve_toeplitz": composition(_solve_toeplitz),
 })  # fmt: skip

@@ -15,7 +15,7 @@ import attrs
 
 from ..backends.base import DType
 from ..backends.base.expressions import Step
-from ._derive import Program
+from ..derivatives._derive import Program
 
 __all__ = ["Shift", "gather_text", "shifts_of"]
 

@@ -13,7 +13,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 
 from .. import arrays as _arrays
-from ..devices import AccelRef, Call, Function, called
+from ..backends.base import NotSupportedError
+from ..devices import AccelRef, Call, Function, called, is_traced
 from . import (  # noqa: F401  # they add rules
     _factor_rules,
     _field_rules,
@@ -22,14 +23,18 @@ from . import (  # noqa: F401  # they add rules
     _nn_rules,
     _order_rules,
     _reductions,
+    _similar_rules,
     _transform_rules,
+    _triangular_rules,
     _words,
 )
 from ._backward import OWN, backward, itself
 from ._elementwise import Rule
 from ._rules import filled
 
-__all__ = ["custom_gradient", "grad", "stop_gradient", "value_and_grad", "vjp"]
+__all__ = [
+    "custom_gradient", "flat_grad_and_value", "grad", "stop_gradient", "value_and_grad", "vjp",
+]  # fmt: skip
 
 # The types of functions tell what calls become when they are awaited.
 arrays: Any = _arrays
@@ -58,8 +63,8 @@ def value_and_grad(
     Returns:
         A function with the arguments of `f`. Await it for the value, an array without axes, and the
         gradients, nested as the argument is; for several `argnums` a tuple of these. All are views of one
-        array, so they have the dtype of the value. With calls in place of arrays it returns calls, so `f`
-        may contain gradients itself.
+        array, so they have the dtype of the value. With calls in place of arrays, and in a `trio_accel.step`,
+        it returns calls, so `f` may contain gradients itself.
 
     Raises:
         NotSupportedError: `f` has asked for an operation that has no gradient: nothing was launched.
@@ -71,10 +76,43 @@ def value_and_grad(
     def run(*args: Any, **named: Any) -> Any:
         tape = _Tape(f, "value_and_grad", places, args, named)
         if tape.is_nested:
+            for one in tape.refs:
+                _check_floating("value_and_grad", one)
             value = tape.run()
             value.silence()
             return value, tape.nested(iter(tape.parts(_seed(value, scale))))
         return _value_and_grad(tape, scale)
+
+    return run
+
+
+def flat_grad_and_value(
+    f: Callable[..., Any], argnums: int | Sequence[int] = 0, *, scale: float = 1.0
+) -> Callable[..., Call[AccelRef]]:
+    """Make a function of the gradients and the value of a function, in one flat array.
+
+    The function returns a call, so what follows from the gradients is part of the same request, and one
+    collective sums all of them. The gradients are derived once for each structure of the calls of `f`,
+    unless `f` has a host array or a `custom_gradient` among them.
+
+    Args:
+        f: See `value_and_grad`.
+        argnums: See `value_and_grad`.
+        scale: See `value_and_grad`.
+
+    Returns:
+        A function with the arguments of `f`. Its call makes an array with one axis: the elements of each
+        gradient, in the order of the arguments, and then the value. Raises as `value_and_grad` does.
+    """
+    places = _places(argnums)
+
+    def run(*args: Any, **named: Any) -> Call[AccelRef]:
+        tape = _Tape(f, "flat_grad_and_value", places, args, named)
+        try:
+            return tape.flat(tape.run(), scale)
+        except BaseException:
+            tape.close()
+            raise
 
     return run
 
@@ -116,7 +154,7 @@ async def vjp(f: Callable[..., Any], *args: Nested) -> tuple[AccelRef, Callable[
         if np.shape(g) != value.shape:
             raise ValueError(f"vjp: the gradient must have shape {value.shape}, got {np.shape(g)}")
         again = _Tape(f, "vjp", places, args, {})
-        return (await _joined(again, lambda made: g, has_value=False))[1]
+        return (await _joined(again, g, has_value=False))[1]
 
     return value, pull
 
@@ -141,7 +179,8 @@ def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable
         if not callable(cast("object", one)):
             raise TypeError(f"custom_gradient: {name} must be a function, got {type(one).__name__}")
     operation = getattr(f, "operation", None) or getattr(f, "__qualname__", type(f).__name__)
-    function = Function(f"custom_gradient({operation})", _only, "value")
+    # The rule may make other calls each time.
+    function = Function(f"custom_gradient({operation})", _only, "value", is_fixed=False)
 
     def call(*args: Any, **named: Any) -> Call[AccelRef]:
         # The arguments are operands, so that the tape finds them.
@@ -170,7 +209,7 @@ async def _second(both: Awaitable[tuple[Any, T]]) -> T:
 
 
 async def _value_and_grad(tape: _Tape, scale: float) -> tuple[AccelRef, Gradients]:
-    return await _joined(tape, lambda value: _seed(value, scale), has_value=True)
+    return await _joined(tape, scale, has_value=True)
 
 
 def _seed(value: Any, scale: float) -> Any:
@@ -179,26 +218,54 @@ def _seed(value: Any, scale: float) -> Any:
     return arrays.full_like(value, scale)
 
 
-async def _joined(tape: _Tape, seed: Callable[[Any], Any], *, has_value: bool) -> tuple[Any, Gradients]:
-    """Compute a value and all gradients as one request: each is flat, and one follows the other."""
+async def _joined(tape: _Tape, seed: Any, *, has_value: bool) -> tuple[Any, Gradients]:
+    """Compute all gradients, and the value, as one request; they are views of one array."""
     try:
-        value = tape.run()
-        parts = tape.parts(seed(value))
-        # One array has one dtype.
-        narrow = [part if part.dtype == value.dtype else part.cast(value.dtype) for part in parts]
-        out: AccelRef = await arrays.concat([value, *narrow] if has_value else narrow, axis=None)
+        out: AccelRef = await tape.flat(tape.run(), seed, has_value=has_value)
     finally:
         tape.close()
-    place = 1 if has_value else 0
-    shapes = [leaf.shape for leaf in tape.leaves]
 
     def taken() -> Iterator[AccelRef]:
-        stop = place
-        for shape in shapes:
-            start, stop = stop, stop + int(np.prod(shape, dtype=int))
-            yield out[start:stop].reshape(shape)
+        stop = 0
+        for ref in tape.refs:
+            start, stop = stop, stop + ref.size
+            yield out[start:stop].reshape(ref.shape)
 
-    return out[:1].reshape(()) if has_value else None, tape.nested(taken())
+    return out[-1:].reshape(()) if has_value else None, tape.nested(taken())
+
+
+def _flat(value: Any, leaves: Sequence[Any], seed: Any, has_value: bool) -> Any:
+    """Derive gradients: each is flat, and one follows the other.
+
+    Args:
+        value: The call that a function has returned.
+        leaves: The calls of its arguments.
+        seed: The gradient of the value, or its factor.
+        has_value: Whether the value follows the gradients; then `seed` is a factor.
+    """
+    made: list[Any] = []
+    try:
+        for one in leaves:
+            # Not before: its layout is found by a plan.
+            _check_floating("flat_grad_and_value", one)
+        if has_value:
+            seed = _seed(value, seed)
+            made.append(seed)
+        parts = backward(value, leaves, seed, made)
+        # One array has one dtype.
+        narrow = [part if part.dtype == value.dtype else part.cast(value.dtype) for part in parts]
+        return arrays.concat([*narrow, value] if has_value else narrow, axis=None)
+    finally:
+        # Some may be left out, and an error is enough.
+        for one in made:
+            one.silence()
+
+
+def _refuse_alone(*_: object) -> Any:
+    raise NotSupportedError("flat_grad_and_value: its gradients are parts of a chain; await the call")
+
+
+_FLAT = Function("flat_grad_and_value", _refuse_alone, "awaitable", expand=_flat)
 
 
 def _places(argnums: int | Sequence[int]) -> int | tuple[int, ...]:
@@ -214,8 +281,9 @@ class _Tape:
     """A call of a function, and the calls of its gradients.
 
     Attributes:
-        leaves: The arrays that get gradients, as calls.
-        is_nested: Whether the arguments are calls, so that the gradients are operands of an outer function.
+        refs: The arrays that get gradients.
+        leaves: The same as calls.
+        is_nested: Whether the gradients are operands: the arguments are calls, or this is in a step.
     """
 
     def __init__(
@@ -228,29 +296,26 @@ class _Tape:
     ) -> None:
         self._f, self._name, self._places, self._named = f, name, places, named
         self._args = list(args)
-        self._refs: list[Any] = []
+        self.refs: list[Any] = []
         for place in (places,) if isinstance(places, int) else places:
             if not -len(args) <= place < len(args):
                 raise ValueError(f"{name}: argnums: there is no argument {place}, got {len(args)} arguments")
-            _each(args[place], self._refs.append)
-        for one in self._refs:
+            _each(args[place], self.refs.append)
+        for one in self.refs:
             if not isinstance(one, (AccelRef, Call)):
                 raise TypeError(
                     f"{name}: arguments with gradients must be arrays on a device, in dicts and lists, got "
                     f"{type(one).__name__}"
                 )
-            if one.dtype.kind != "float":
-                raise TypeError(
-                    f"{name}: arguments with gradients must be floating, got {one.dtype}; cast it, or "
-                    "choose others by argnums"
-                )
-        self.is_nested = any(isinstance(one, Call) for one in self._refs)
+            if isinstance(one, AccelRef):
+                _check_floating(name, one)
+        self.is_nested = is_traced() or any(isinstance(one, Call) for one in self.refs)
         self.leaves: list[Any] = []
         self._made: list[Any] = []
 
     def run(self) -> Any:
         """Call the function; returns its call."""
-        for ref in self._refs:
+        for ref in self.refs:
             # A view of an array is an array, and would not be known as a part of it; a call may be an
             # operand of others.
             leaf = ref if isinstance(ref, Call) else arrays.reshape(ref, ref.shape)
@@ -277,6 +342,10 @@ class _Tape:
         finally:
             self.close()
 
+    def flat(self, value: Any, seed: Any, *, has_value: bool = True) -> Call[AccelRef]:
+        """Return the call of all gradients and the value in one array; see `_flat`."""
+        return Call(_FLAT, (value, self.leaves, seed, has_value))
+
     def close(self) -> None:
         """Let calls that were not awaited end without a warning: an error is enough."""
         for call in self._made:
@@ -296,6 +365,14 @@ class _Tape:
         value = self._made[-1]
         self._made.append(seed)
         return backward(value, self.leaves, seed, self._made)
+
+
+def _check_floating(name: str, one: Any) -> None:
+    if one.dtype.kind != "float":
+        raise TypeError(
+            f"{name}: arguments with gradients must be floating, got {one.dtype}; cast it, or choose others "
+            "by argnums"
+        )
 
 
 def _each(nested: Any, see: Callable[[Any], object]) -> None:

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from ..devices import Function
+from ..nn._slopes import DERIVED
 from ._backward import REASONS, RULES, STEP_NAMES
 from ._elementwise import elementwise_of
 
@@ -48,21 +49,13 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
         "bincount compress intersect1d setdiff1d setxor1d union1d unique_all unique_counts "
         "unique_inverse unique_values": _LENGTH,
         "put put_along_axis scatter scatter_nd": "it changes an array in place",
-        "angle imag": "it takes complex numbers",
         "nanmedian nanpercentile nanquantile": "NaNs decide which elements it takes; use "
         "ta.arrays.quantile of the others",
     },
     "linalg": {
         "axpy gemm gemv ger rot scal swap symm symv syr syr2 syr2k syrk trmm trmv trsm trsv": _IN_PLACE,
-        "hessenberg ldl lu schur": _UNWRITTEN,
-        "lstsq": f"{_UNWRITTEN}; use ta.linalg.pinv",
-        "polar": f"{_UNWRITTEN}; use ta.linalg.svd",
         "fused_matmul fused_matmul_grad fused_matmul_sums": "it is a fused step; use ta.nn.linear",
-        "eigvals": "its order may differ from the order with vectors; use ta.linalg.eig(x)[0]",
         "null_space orth": _LENGTH,
-        "solve_triangular": "the layout of its result is known once it has run; use ta.linalg.solve",
-        "cho_solve": "the layout of its result is known once it has run; use ta.linalg.solve",
-        "lu_solve": "its factors are those of lu, which has no rule; use ta.linalg.solve",
     },
     "fft": {"fused": "it is a fused step; use ta.fft and ta.arrays"},
     "nn": {
@@ -86,7 +79,7 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
         "add bsr coo csc csr diagonal eliminate_zeros max min multiply norm precondition rows spgemm "
         "sum sum_duplicates take_rows to_dense tobsr tocoo tocsc tocsr transpose tril triu": _SPARSE,
         "bicgstab cg eigsh gmres minres": _ITERATES,
-        "spsolve": "its gradient solves with ta.sparse.transpose(matrix), which must be awaited before",
+        "factor spsolve": "its gradient solves with ta.sparse.transpose(matrix), which must be awaited before",
         "sddmm": "its gradient is a product with a sparse matrix of values that are not known yet",
     },
     "spatial": {"cell_list neighbours": _LENGTH},
@@ -128,7 +121,7 @@ def _word(name: str, function: Any) -> tuple[str, str]:
     if name in REASONS:
         return "refused", REASONS[name]
     if name in RULES:
-        return "rule", ""
+        return ("derived" if name in DERIVED else "rule"), ""
     asked = getattr(function, "asked", None)
     found = elementwise_of(asked) if isinstance(asked, Function) else None
     if found is None:

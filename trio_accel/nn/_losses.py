@@ -22,7 +22,7 @@ from ..backends.base import DType, Ints, Strs
 from ..devices import AccelRef, Call, Operand, composed, device_of
 from ..expressions import Elementwise, ExpressionArgument, Reduction, check_array, like, promoted_dtype
 from ._library import check_choice, check_range, check_real, naming
-from ._slopes import slope_of
+from ._slopes import DERIVED, slope_of, slope_text
 
 __all__ = [
     "binary_cross_entropy_with_logits", "binary_cross_entropy_with_logits_grad", "cross_entropy",
@@ -45,7 +45,7 @@ class Loss:
         operation: Name of the operation.
         inputs: Names of the inputs: the prediction first, `target`, and options.
         text: Statements that make the loss of an element.
-        slopes: The text of its slope by the prediction, see `Elementwise`; None for a part of another loss.
+        slopes: The text of its slope by the prediction, see `Elementwise`.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Loss:
     @functools.cached_property
     def _slope(self) -> Elementwise[AccelRef]:
         own = self._each
-        text = f"g = grad * scale; {own.slopes[own.inputs[0]]}"
+        text = f"g = grad * scale\n{slope_text(own, _NUMBERS)}"
         return Elementwise(text, operation=f"{own.operation}_grad", precision="float32")
 
     @functools.cache  # noqa: B019  there is one for each loss
@@ -100,7 +100,7 @@ class Loss:
 
 
 def loss(
-    text: str, *, slopes: Mapping[str, str]
+    text: str, *, slopes: Mapping[str, str] | None = None
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], Callable[ParametersP, Call[AccelRef]]]:
     """Declare a loss that is computed for each element.
 
@@ -109,12 +109,14 @@ def loss(
 
     Args:
         text: See `Loss`.
-        slopes: See `Loss`.
+        slopes: See `Loss`; None if the slope is derived.
     """
 
     def declare(function: Any) -> Any:
         inputs = [name for name in inspect.signature(function).parameters if name != "reduction"]
         own = Loss(f"nn.{function.__name__}", inputs, text, slopes)
+        if slopes is None:
+            DERIVED.add(f"nn.{function.__name__}")
         made: Any = arguments_of(function, own.reduced)(function)
         made.derived, made.again = own.derived, loss
         return made
@@ -138,7 +140,7 @@ _DIVERGENCES = {
 }
 
 
-@loss("d = x - target; v = d * d", slopes={"x": "s = g * (2 * (x - target))"})
+@loss("d = x - target; v = d * d")
 async def mse_loss(x: Operand, target: Operand, *, reduction: LossReduction = "mean") -> AccelRef:
     """Compute squares of differences, as `torch.nn.functional.mse_loss`: one launch.
 
@@ -176,7 +178,7 @@ def mse_loss_grad() -> None:
     """
 
 
-@like(mse_loss, "v = abs(x - target)", slopes={"x": "s = g * sign(x - target)"})
+@like(mse_loss, "v = abs(x - target)")
 def l1_loss() -> None:
     """Compute sizes of differences, as `torch.nn.functional.l1_loss`: one launch.
 

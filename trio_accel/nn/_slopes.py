@@ -1,25 +1,58 @@
 """Gradients by the first argument, made of the slope that an expression has there.
 
-The expression of a function has the text of its slope, as `slopes` of `Expression`. The public gradient,
-`*_grad`, and the rule of `ta.grad` are both made of that text.
+The public gradient, `*_grad`, and the rule of `ta.grad` are both derived from the expression of the function.
+If the derived slope is wrong somewhere, or slow, the expression has a slope by hand, as `slopes` of
+`Expression`.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from functools import partial
 from typing import Any, Concatenate, ParamSpec
 
 from ..actors import arguments_of
+from ..backends.base import DType
+from ..backends.base.expressions import Weak, parse
 from ..devices import AccelRef, Call
 from ..expressions import Elementwise, ExpressionArgument, expression
 
-__all__ = ["FIRST", "slope_of"]
+__all__ = ["DERIVED", "FIRST", "slope_of", "slope_text"]
 
 FIRST: list[str] = []
 """The names of other functions than expressions whose gradient by the first argument is their `*_grad`."""
 
+DERIVED = set[str]()
+"""The names of the functions whose slope by the first argument is derived. Bounds do not make it 0 at NaN."""
+
 ParametersP = ParamSpec("ParametersP")
+
+
+def slope_text(own: Elementwise[AccelRef], numbers: Collection[str]) -> str:
+    """Return the text of the slope of an expression by its first input.
+
+    Args:
+        own: The expression.
+        numbers: The inputs that are numbers.
+    """
+    if own.slopes:
+        return own.slopes[own.inputs[0]]
+    # These are imported at first use, because few programs that import the package derive a slope.
+    from ..derivatives._derive import gradient
+    from ..derivatives._steps import text_of
+
+    kinds = [Weak.float if name in numbers else DType.float64 for name in own.inputs]
+    program = gradient(
+        own.typed(tuple(kinds)),
+        len(kinds),
+        0,
+        frozenset(n for n, kind in enumerate(kinds) if kind is Weak.float),
+        has_result=False,
+        passes_nan=True,
+    )
+    names = dict(enumerate((*own.inputs, "g")))
+    return text_of(program.steps, {"slope": program.outputs[0]}, names, is_typed=False)
 
 
 def slope_of(
@@ -45,9 +78,18 @@ def slope_of(
         own.__signature__ = signature
         own.__annotations__ = {"grad": first.annotation, **function.__annotations__}
         if isinstance(of := getattr(declared, "expression", None), Elementwise):
-            text = of.slopes[of.inputs[0]]
-            return expression(f"g = grad; {text}", precision="float32")(own)
+            if not of.slopes:
+                DERIVED.add(of.operation)
+            return expression(partial(_public_text, of, signature.parameters), precision="float32")(own)
         FIRST.append(declared.__name__)
         return arguments_of(own, run or declared.derived)(own)
 
     return make
+
+
+def _public_text(of: Elementwise[AccelRef], parameters: Mapping[str, inspect.Parameter]) -> str:
+    """Return the text of a public gradient, which reads all of its arguments."""
+    numbers = [name for name, parameter in parameters.items() if parameter.annotation == "float"]
+    text = f"g = grad\n{slope_text(of, numbers)}"
+    unread = [name for name in of.inputs if name not in parse(text).inputs]
+    return "\n".join([text, *[f"slope = where({name} == {name}, slope, slope)" for name in unread]])

@@ -15,6 +15,7 @@ from ._limits import *
 from ._moe import *
 from ._pages import *
 from ._parameter_server import *
+from ._parts import *
 from ._pipeline import *
 from ._router import *
 from ._servants import *

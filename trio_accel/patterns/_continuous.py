@@ -6,7 +6,8 @@ import inspect
 import logging
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, Generic, TypeAlias, TypeVar, cast, final
 
 import attrs
@@ -14,20 +15,17 @@ import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import Reading, checked_options, opens, running_beside
+from ..actors import Reading, checked_options
 from ..backends.base import ContextLostError
-from ..devices import track_progress
 from ._batcher import Batch, BatchResults, BatchServant, may_be_one_request, one_for_each
 from ._checks import ModelOutputError, must_be_count
 from ._fair_scheduler import FairQueue, Queued, Weights, weight_in
 from ._limits import is_transient
+from ._parts import PartStream, Streamable, Streamed
 from ._servants import Call, ItemT, Model, as_callable, count, outcome_of
 from ._waiting import Waiting, WaitingStatistics, spread_of_waits
 
-__all__ = [
-    "ContinuousBatcher", "ContinuousStatistics", "Last", "PartStream", "RunningSequence", "StepResult",
-    "Streamed", "open_parts",
-]  # fmt: skip
+__all__ = ["ContinuousBatcher", "ContinuousStatistics", "Last", "RunningSequence", "StepResult"]
 
 _logger = logging.getLogger("trio_accel.patterns")
 
@@ -39,6 +37,7 @@ _LEVEL = 4.0
 _MOST_PRIORITY, _MOST = 8, 10**9
 # Seconds, and how many steps may follow one another without a checkpoint between them.
 _FIRST_PAUSE, _LONGEST_PAUSE, _MOST_STEPS = 0.01, 1.0, 8
+_IS_OVER: Callable[[Any], bool] = attrgetter("is_over")
 
 
 @attrs.define(eq=False)
@@ -50,6 +49,8 @@ class RunningSequence(Generic[ItemT, PartT]):
         length: Positions of its prompt, at least 1.
         done: Positions that steps have been through. Each step of a sequence whose prompt is done adds 1.
         chunk: Positions that this step is to go through: some of the prompt, or 1 when that is done.
+        ahead: Steps of this sequence that have been called before this one and run yet, each of one position.
+            This step is at the position ``done + ahead``, and `parts` lacks theirs.
         parts: What it has given so far.
         state: The model's own, such as its pages.
     """
@@ -58,6 +59,7 @@ class RunningSequence(Generic[ItemT, PartT]):
     length: int
     done: int = 0
     chunk: int = 0
+    ahead: int = 0
     parts: list[PartT] = attrs.field(factory=list[Any])
     state: Any = None
 
@@ -87,142 +89,6 @@ StepResult: TypeAlias = Sequence[PartT] | Last[PartT] | outcome.Error
 """The result of a step for one sequence: a list or a tuple of parts, `Last`, or an error of it alone."""
 
 
-@attrs.define(eq=False, repr=False)
-class PartStream(Generic[PartT]):
-    """An async iterator over the parts of a sequence, for one task at a time. Made by `open_parts`.
-
-    Attributes:
-        unread: Parts that were given and not read.
-        on_read: Called when a part was read; None while no batcher fills it.
-        report: Called with the number of parts that were read.
-    """
-
-    report: Callable[[float], object]
-    unread: deque[PartT] = attrs.field(factory=deque[Any], init=False)
-    on_read: Callable[[], object] | None = attrs.field(default=None, init=False)
-    _count: int = attrs.field(default=0, init=False)
-    _results: list[outcome.Outcome[tuple[PartT, ...]]] = attrs.field(factory=list[Any], init=False)
-    _parts: tuple[PartT, ...] | None = attrs.field(default=None, init=False)
-    _has_parts: bool = attrs.field(default=False, init=False)
-    _has_ended: bool = attrs.field(default=False, init=False)
-    _is_read: bool = attrs.field(default=False, init=False)
-    _news: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
-
-    @property
-    def parts(self) -> tuple[PartT, ...]:
-        """All parts of the sequence.
-
-        Raises:
-            RuntimeError: The iteration has not come to its end.
-        """
-        if self._parts is None:
-            raise RuntimeError("parts: the stream has not ended; iterate over it to its end")
-        return self._parts
-
-    def __aiter__(self) -> PartStream[PartT]:
-        return self
-
-    async def __anext__(self) -> PartT:
-        """Return the next part; a cancellation loses none.
-
-        Raises:
-            trio.BusyResourceError: Another task waits for the next part.
-            Exception: Error of the batcher, after the parts before it.
-        """
-        if self._is_read:
-            raise trio.BusyResourceError("another task reads this stream: its parts go to one reader")
-        self._is_read = True
-        try:
-            wait = trio.lowlevel.checkpoint if self.unread or self._has_ended else self._news.park
-            await wait()
-        finally:
-            self._is_read = False
-        if self.unread:
-            part = self.unread.popleft()
-            self._count += 1
-            self.report(self._count)
-            if self.on_read is not None:
-                self.on_read()
-            return part
-        if self._results:
-            self._parts = self._results.pop().unwrap()
-        raise StopAsyncIteration
-
-    def begin(self, on_read: Callable[[], object]) -> None:
-        """Have a batcher fill it.
-
-        Raises:
-            RuntimeError: Another sequence fills it, or has given parts.
-        """
-        if self._has_parts or self.on_read is not None:
-            raise RuntimeError(
-                "the stream has a sequence already: a request is streamed from one place, once"
-            )
-        self.on_read = on_read
-
-    def put(self, parts: Sequence[PartT]) -> None:
-        """Give parts to the reader."""
-        self._has_parts = True
-        self.unread.extend(parts)
-        self._news.unpark_all()
-
-    def end(self, result: outcome.Outcome[tuple[PartT, ...]]) -> None:
-        """Give the reader the outcome, behind the parts."""
-        self._results.append(result)
-        self._has_ended = True
-        self._news.unpark_all()
-
-
-@attrs.frozen(eq=False)
-class Streamed(Generic[ItemT, PartT]):
-    """An item of a `ContinuousBatcher` whose parts are read as they come; made by `open_parts`.
-
-    Patterns in front of the batcher pass it along. The batcher's own functions get the plain item.
-
-    Attributes:
-        item: The item.
-        stream: Takes the parts.
-    """
-
-    item: ItemT
-    stream: PartStream[PartT]
-
-
-Streamable: TypeAlias = ItemT | Streamed[ItemT, PartT]
-
-
-@opens("the parts are not open yet: async with open_parts(...) as parts: async for part in parts")
-async def open_parts(
-    batcher: Model[Streamed[ItemT, PartT], tuple[PartT, ...]], item: ItemT, /
-) -> AsyncGenerator[PartStream[PartT]]:
-    """Ask a batcher for a sequence, and iterate over its parts as they come.
-
-    ``async with open_parts(batcher, prompt) as stream:``, and then ``async for token in stream:``. An error
-    comes behind the parts before it. At the end of the iteration, ``stream.parts`` has all of them.
-
-    A reader that is slow holds up its own sequence: the batcher makes at most `buffer` parts ahead, and those
-    of one step. At the end of the block, and at the reader's deadline, the sequence leaves the batch before
-    the next step.
-
-    Args:
-        batcher: A `ContinuousBatcher`, or a servant that leads to one, such as a `HotSwap`. A request must
-            not be sent to two of them: the second one refuses it.
-        item: The item.
-
-    Raises:
-        TypeError: `batcher` is no model.
-    """
-    ask = as_callable(batcher)
-    with track_progress("sequence", unit="parts") as report:
-        stream: PartStream[PartT] = PartStream(report)
-
-        async def generate() -> None:
-            stream.end(await outcome_of(ask(Streamed(item, stream))))
-
-        async with running_beside(generate):
-            yield stream
-
-
 @attrs.define(eq=False, kw_only=True)
 class _Entry(Waiting[ItemT, tuple[PartT, ...]]):
     """A request.
@@ -231,18 +97,30 @@ class _Entry(Waiting[ItemT, tuple[PartT, ...]]):
         sequence: Its sequence.
         stream: Takes its parts as they come; None if nobody wants them before the end.
         queued: Its place in the queue; None from its turn on.
-        is_in_step: Whether a step has it now.
+        steps: How many calls of the step have it, or have results for it which it was not given yet.
+        is_over: Whether it has its outcome, or its asker has gone.
     """
 
     sequence: RunningSequence[ItemT, PartT]
     stream: PartStream[PartT] | None
     queued: Queued[_Entry[ItemT, PartT]] | None = None
-    is_in_step: bool = False
+    steps: int = 0
+    is_over: bool = False
 
-    @property
-    def unread(self) -> int:
-        """Parts that wait for the reader."""
-        return 0 if self.stream is None else len(self.stream.unread)
+
+@attrs.define(eq=False)
+class _Flight(Batch[_Entry[ItemT, PartT]]):
+    """A call of the step that runs in a task of its own, while another one may run.
+
+    Attributes:
+        has_begun: Whether its task has called the step.
+        landed: Set when the call has ended.
+        results: Its outcome; None where it was cancelled.
+    """
+
+    has_begun: bool = attrs.field(default=False, init=False)
+    landed: trio.Event = attrs.field(factory=trio.Event, init=False)
+    results: outcome.Value[list[Any]] | outcome.Error | None = attrs.field(default=None, init=False)
 
 
 @attrs.frozen(kw_only=True)
@@ -294,6 +172,13 @@ class ContinuousBatcher(
     **Streams.** A sequence whose reader has not read `buffer` parts is in no step until it has. It keeps its
     place, and the others go on. Give asks a deadline, if readers may hang.
 
+    **Steps ahead.** With ``ahead=1`` the next step is called while one runs, so that a device never waits for
+    its program. It has the sequences that will go on if none of them ends, and `RunningSequence.ahead` counts
+    the parts that it has to do without: the model takes them from where the step before leaves them. What it
+    makes for a sequence that has ended meanwhile is dropped. Where the step before has failed, so is all that
+    it makes, and the failed step is called again alone. A step that finds that it had the wrong parts raises
+    `StepRepeatedError`. While a prompt goes through, there are no steps ahead.
+
     **Cancellation.** A sequence whose asker is cancelled leaves before the next step. If all askers of a step
     have gone, the step is cancelled. `leave` is called once for each sequence that a step may have seen,
     however it ended, and while no step has it.
@@ -322,6 +207,7 @@ class ContinuousBatcher(
         max_sequences: The most sequences in the batch.
         max_positions: The most positions in a step; at least `max_sequences`.
         buffer: How many parts a reader may have unread before its sequence waits.
+        ahead: How many steps are called while another one runs.
         capacity: The most sequences that wait for a place; one more is refused with `MailboxFullError`. None
             for no bound.
         leave: Called with a sequence that has ended, to give back what it holds. Its errors are logged.
@@ -347,6 +233,7 @@ class ContinuousBatcher(
         max_sequences: int = 64,
         max_positions: int = 512,
         buffer: int = 16,
+        ahead: int = 0,
         capacity: int | None = 1024,
         leave: Callable[[RunningSequence[ItemT, PartT]], object] | None = None,
         retry: int = 8,
@@ -361,6 +248,7 @@ class ContinuousBatcher(
         # Each prompt in the batch has a position in each step.
         self._most_positions = must_be_count(f"{name}: max_positions", max_positions, least=max_sequences)
         self._buffer = must_be_count(f"{name}: buffer", buffer)
+        self._ahead = must_be_count(f"{name}: ahead", ahead, least=0)
         if inspect.iscoroutinefunction(leave):
             raise TypeError(f"{name}: leave must not be async: it is called where nothing may wait")
         self._leaves_by = leave
@@ -373,6 +261,8 @@ class ContinuousBatcher(
         # Sequences with a place, in the order in which they came to it.
         self._running: dict[_Entry[ItemT, PartT], None] = {}
         self._batch = Batch[_Entry[ItemT, PartT]]([])
+        # Calls of the step that run, in their order.
+        self._flights = deque[_Flight[ItemT, PartT]]()
         self._firsts = spread_of_waits()
 
     def statistics(self) -> ContinuousStatistics:
@@ -430,29 +320,71 @@ class ContinuousBatcher(
     def leave(self, entry: _Entry[ItemT, PartT]) -> None:
         self._tally["cancelled"] += 1
         entry.reply.cancelled()
+        entry.is_over = True
         if entry.queued is not None:
             self._queue.withdraw(entry.queued)
         elif entry is self._next:
             self._next = None
             self._queue.finish()
-        if not entry.is_in_step:
+        if not entry.steps:
             self._release(entry)
-        self._batch.end_if_alone(entry)
+        for batch in (self._batch, *self._flights):
+            batch.end_if_alone(entry)
         self._bell.unpark_all()
 
     async def _run(self) -> None:
         while True:
             # D183: readers run while the next step does. But who has just got the last part may ask again,
             # and the step may have no checkpoint of its own.
-            is_one_done = any(entry.reply.is_done for entry in self._batch.entries)
+            is_one_done = any(map(_IS_OVER, self._batch.entries))
             if self._tally["steps"] % _MOST_STEPS == 0 or is_one_done:
                 await trio.lowlevel.checkpoint()
             self._admit()
+            while self._ahead and len(self._flights) <= self._ahead:
+                if self._flights and not self._flights[-1].has_begun:
+                    # Calls of the step begin in their order.
+                    await trio.lowlevel.checkpoint()
+                elif entries := self._next_batch(True):
+                    self._flights.append(_Flight(entries))
+                    self._nursery.start_soon(self._fly, self._flights[-1])
+                else:
+                    break
+            if self._flights:
+                await self._land()
+                continue
             self._batch = Batch(self._next_batch())
             if self._batch.entries:
                 await self._go_through(self._batch)
             else:
                 await self._bell.park()
+
+    async def _fly(self, flight: _Flight[ItemT, PartT]) -> None:
+        """Call the step for a flight, in a task of its own."""
+        flight.has_begun = True
+        try:
+            with flight.scope:
+                flight.entries = [entry for entry in flight.entries if not entry.is_over]
+                if flight.entries:
+                    flight.results = await outcome_of(self._call(flight.entries))
+        finally:
+            flight.landed.set()
+
+    async def _land(self) -> None:
+        """Wait for the flight that began first, and give its sequences what it has made."""
+        flight = self._batch = self._flights[0]
+        await flight.landed.wait()
+        self._end_step(self._flights.popleft().entries)
+        results = flight.results
+        if not isinstance(results, outcome.Error):
+            if results is not None:
+                self._give(flight.entries, results.value)
+            return
+        # The flights ahead of it have no right parts to go on from.
+        while self._flights:
+            await self._flights[0].landed.wait()
+            self._end_step(self._flights.popleft().entries)
+        self._batch = Batch(flight.entries)
+        await self._go_through(self._batch, results)
 
     def _cost_with(self, *more: _Entry[ItemT, PartT]) -> float:
         """Return the cost of the sequences in the batch, and of others."""
@@ -475,28 +407,56 @@ class ContinuousBatcher(
             self._next = None
             self._running[entry] = None
 
-    def _next_batch(self) -> list[_Entry[ItemT, PartT]]:
-        """Return the sequences of the next step, with their chunks: all whose readers have room."""
-        batch = [entry for entry in self._running if entry.unread < self._buffer]
-        for entry in batch:
-            entry.sequence.chunk = 1
-        prompts = [entry.sequence for entry in batch if entry.sequence.is_prefilling]
+    def _next_batch(self, is_ahead: bool = False) -> list[_Entry[ItemT, PartT]]:
+        """Return the sequences of the next step, with their chunks: all whose readers have room.
+
+        Args:
+            is_ahead: Whether other steps may run. Then there are none if a prompt is to go through.
+        """
+        batch, prompts = list[_Entry[ItemT, PartT]](), list[RunningSequence[ItemT, PartT]]()
+        for entry in self._running:
+            sequence, stream = entry.sequence, entry.stream
+            if entry.is_over:
+                continue
+            if stream is not None and len(stream.unread) + entry.steps >= self._buffer:
+                stream.is_held = True
+                continue
+            batch.append(entry)
+            sequence.chunk = 1
+            if sequence.done < sequence.length:
+                prompts.append(sequence)
+        if prompts and is_ahead:
+            return []
         wanted = [sequence.length - sequence.done for sequence in prompts]
         shares = _shared_evenly(self._most_positions - (len(batch) - len(prompts)), wanted)
         for sequence, share in zip(prompts, shares, strict=True):
             sequence.chunk = share
         return batch
 
-    async def _launch(self, entries: list[_Entry[ItemT, PartT]]) -> Exception | None:
+    async def _go_through(
+        self, batch: Batch[_Entry[ItemT, PartT]], results: outcome.Error | None = None
+    ) -> None:
+        with batch.scope:
+            error = await self._launch(batch.entries, results)
+            if error is not None:
+                await self._halve(batch.entries, error)
+
+    async def _launch(
+        self, entries: list[_Entry[ItemT, PartT]], failed: outcome.Error | None = None
+    ) -> Exception | None:
         # It is called again after a loss.
         for attempt in range(self._retry + 1):
-            entries = [entry for entry in entries if not entry.reply.is_done]
+            entries = [entry for entry in entries if not entry.is_over]
             if not entries:
                 break
-            results = await outcome_of(self._call(entries))
+            try:
+                results = failed or await outcome_of(self._call(entries))
+            finally:
+                if failed is None:
+                    self._end_step(entries)
+            failed = None
             if isinstance(results, outcome.Value):
-                for entry, result in zip(entries, results.value, strict=True):
-                    self._give(entry, result)
+                self._give(entries, results.value)
                 break
             error = cast("Exception", results.error)
             if attempt == self._retry or not _is_loss(error):
@@ -509,48 +469,59 @@ class ContinuousBatcher(
         self._tally["steps"] += 1
         self._sizes.add(len(entries))
         for entry in entries:
-            self._begin(entry)
-            entry.is_in_step = True
-        try:
-            return one_for_each(await self._step([entry.sequence for entry in entries]), len(entries))
-        finally:
-            for entry in entries:
-                entry.is_in_step = False
-                if entry.reply.is_done:
-                    self._release(entry)
+            if not entry.has_begun:
+                self._begin(entry)
+            entry.sequence.ahead = entry.steps
+            entry.steps += 1
+        return one_for_each(await self._step([entry.sequence for entry in entries]), len(entries))
 
     @enable_ki_protection
-    def _give(self, entry: _Entry[ItemT, PartT], result: StepResult[PartT]) -> None:
-        """Give a sequence what a step has returned for it, unless its asker has gone."""
-        if entry.reply.is_done:
-            return
-        if isinstance(result, outcome.Error) and isinstance(result.error, Exception):
-            self._fail([entry], result.error)
-            return
-        parts: object = result.parts if isinstance(result, Last) else result
-        if not isinstance(parts, list | tuple):
-            text = f"the step returned {type(parts).__name__} for a sequence; let it return a list of parts, "
-            self._fail([entry], ModelOutputError(f"{text}Last(parts) or outcome.Error(error)"))
-            return
-        sequence = entry.sequence
-        sequence.done += sequence.chunk
-        if parts:
-            if not sequence.parts:
-                self._firsts.add(trio.current_time() - entry.arrived)
-            sequence.parts.extend(parts)
-            self._tally["parts"] += len(parts)
-            if entry.stream is not None:
-                entry.stream.put(parts)
-        if isinstance(result, Last):
-            self._tally["answered"] += entry.reply.set(tuple(sequence.parts))
-            self._release(entry)
+    def _end_step(self, entries: list[_Entry[ItemT, PartT]]) -> None:
+        """Note that a call of the step has ended, just before its results are given."""
+        for entry in entries:
+            entry.steps -= 1
+            if entry.is_over and not entry.steps:
+                self._release(entry)
+
+    @enable_ki_protection
+    def _give(self, entries: list[_Entry[ItemT, PartT]], results: list[StepResult[PartT]]) -> None:
+        """Give sequences what a step has returned for them, unless their askers have gone."""
+        count = 0
+        for entry, result in zip(entries, results, strict=True):
+            if entry.is_over:
+                continue
+            # To look for the classes of `outcome` takes longer than the rest, and most results are lists.
+            parts: object = result
+            if not isinstance(parts, list | tuple):
+                if isinstance(result, outcome.Error) and isinstance(result.error, Exception):
+                    self._fail([entry], result.error)
+                    continue
+                parts = result.parts if isinstance(result, Last) else result
+            if not isinstance(parts, list | tuple):
+                text = f"the step returned {type(parts).__name__} for a sequence; let it return a list of "
+                self._fail([entry], ModelOutputError(f"{text}parts, Last(parts) or outcome.Error(error)"))
+                continue
+            sequence = entry.sequence
+            sequence.done += sequence.chunk
+            if parts:
+                if not sequence.parts:
+                    self._firsts.add(trio.current_time() - entry.arrived)
+                sequence.parts.extend(parts)
+                count += len(parts)
+                if entry.stream is not None:
+                    entry.stream.put(parts)
+            if isinstance(result, Last):
+                self._tally["answered"] += entry.reply.set(tuple(sequence.parts))
+                self._release(entry)
+        self._tally["parts"] += count
 
     @enable_ki_protection
     def _release(self, entry: _Entry[ItemT, PartT]) -> None:
-        # It has ended, no step has it, and it leaves its place once.
+        # It has ended, and leaves its place once no step has it.
+        entry.is_over = True
         if entry.stream is not None:
             entry.stream.on_read = None
-        if entry not in self._running:
+        if entry.steps or entry not in self._running:
             return
         del self._running[entry]
         self._queue.finish()
@@ -567,6 +538,7 @@ class ContinuousBatcher(
     @enable_ki_protection
     def _end(self, entry: _Entry[ItemT, PartT]) -> None:
         super()._end(entry)
+        entry.steps = 0
         self._release(entry)
 
 

@@ -12,6 +12,7 @@ from ..devices.operations._named import export_operations as _export_operations
 from ._conversions import *
 from ._eigen import *
 from ._elements import *
+from ._factors import *
 from ._formats import *
 from ._iterations import *
 from ._krylov import *

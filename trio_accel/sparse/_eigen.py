@@ -19,6 +19,7 @@ from ..graphs import Graph, capture
 from ..linalg import Gemm, Nrm2
 from ._conversions import add, tocsr
 from ._elements import norm
+from ._factors import factor
 from ._formats import CsrMatrix, SparseMatrix
 from ._iterations import (
     ConvergenceError,
@@ -30,8 +31,7 @@ from ._iterations import (
     reduce,
     unit_of,
 )
-from ._krylov import orthogonalize
-from ._systems import spsolve
+from ._krylov import ExtendBasis, orthogonalize
 
 __all__ = ["EigshResult", "eigsh"]
 
@@ -76,6 +76,8 @@ class _Lanczos:
         # The rest of a product is nothing but roundings if it is not larger than this part of it.
         self._least = 4 * float(np.finfo(problem.dtype.dtype).eps) * math.sqrt(n)
         self._graphs: dict[tuple[int, int], Graph[Any]] = {}
+        # Steps that become a graph are those of any backend.
+        self._is_one_operation = not problem.is_recorded
         self.locked: HostArray = np.zeros(0)
 
     async def start(self, v0: AccelRef) -> None:
@@ -148,11 +150,28 @@ class _Lanczos:
     async def _multiply(self, problem: Problem, first: int, end: int) -> None:
         for step in range(first, end):
             w = await problem.multiply(self._basis[step])
-            notes = [self._h[time, step, : step + 1] for time in range(2)]
-            w = await orthogonalize(problem, self._basis[: step + 1], w, notes)
-            size = await problem.ask(Nrm2(w, out=self._sizes[step]))
-            await problem.ask(_UNIT.compute(size=size, least=problem.least, w=w, out=self._basis[step + 1]))
+            notes = self._h[0, step, : step + 1], self._h[1, step, : step + 1]
+            if not await self._extend(w, step, *notes):
+                w = await orthogonalize(problem, self._basis[: step + 1], w, notes)
+                size = await problem.ask(Nrm2(w, out=self._sizes[step]))
+                await problem.ask(
+                    _UNIT.compute(size=size, least=problem.least, w=w, out=self._basis[step + 1])
+                )
         await problem.settle()
+
+    async def _extend(self, w: AccelRef, step: int, first: AccelRef, second: AccelRef) -> bool:
+        """Add a vector to the basis by one operation; return whether the backend has it."""
+        problem, basis = self._problem, self._basis
+        if not self._is_one_operation:
+            return False
+        message = ExtendBasis(
+            basis[: step + 1], w, first, second, self._sizes[step], basis[step + 1], problem.least
+        )
+        try:
+            await problem.device.ask(message)
+        except NotSupportedError:
+            self._is_one_operation = False
+        return self._is_one_operation
 
     async def _combine(self, vectors: HostArray) -> AccelRef:
         """Combine vectors of the basis that are not locked, beside it: one for each column."""
@@ -244,7 +263,7 @@ async def eigsh(
         maxiter: The largest number of rounds of a run; by default ``10 * n``.
         tol: How large a residual may be, relative to the eigenvalue; 0 for the accuracy of the dtype.
         sigma: A number near which eigenvalues are wanted: `which` then chooses by ``1 / (w - sigma)``, so
-            that ``"LM"`` has the nearest ones. Each product is a solution by `spsolve`, which factors anew.
+            that ``"LM"`` has the nearest ones. Each product is a solution by factors, as of `factor`.
 
     Returns:
         The eigenvalues, of shape (k,) and the real dtype, the smallest first; and the eigenvectors, as
@@ -256,7 +275,7 @@ async def eigsh(
         TypeError: `A` is no matrix or function, or of another dtype.
         ValueError: `A` is not square, or a number is out of its range.
         LibraryError: A wrong structure.
-        NotSupportedError: The backend has no `spsolve`, which `sigma` needs.
+        NotSupportedError: The backend has no `factor`, which `sigma` needs.
     """
     problem = await _problem(A, v0)
     unit, shifted = 1.0, None
@@ -267,7 +286,7 @@ async def eigsh(
             problem.a = attrs.evolve(problem.a, data=await _TIMES(problem.a.data, 1 / unit))
     if sigma is not None:
         shifted = await _shifted(problem, sigma, unit)
-        problem.a = functools.partial(spsolve, shifted)
+        problem.a = (await factor(shifted)).solve
     n = len(problem.b)
     k = whole("sparse.eigsh", "k", k)
     if not 0 < k < n:

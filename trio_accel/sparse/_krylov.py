@@ -28,7 +28,7 @@ from ._iterations import (
 )
 from ._products import SparseActor
 
-__all__ = ["LeastResidual", "bicgstab", "cg", "gmres", "minres"]
+__all__ = ["ExtendBasis", "LeastResidual", "bicgstab", "cg", "gmres", "minres"]
 
 # Where a divisor is 0, or has lost its digits, nothing is left to do, and the step changes nothing.
 _CG_STEP = make(
@@ -309,6 +309,36 @@ async def orthogonalize(problem: Problem, basis: AccelRef, w: AccelRef, outs: It
 
 
 @operation(
+    "basis(k, n), w(n), first(k), second(k), size: real(), unit(n) -> first, second, size, unit",
+    actor=SparseActor,
+    dtypes=NATIVE,
+)
+async def _extend_basis(
+    basis: Operand,
+    w: Operand,
+    first: AccelRef,
+    second: AccelRef,
+    size: AccelRef,
+    unit: AccelRef,
+    least: float,
+) -> tuple[AccelRef, AccelRef, AccelRef, AccelRef]:
+    """Take the parts of a vector along a basis off, twice, and divide the rest by its length.
+
+    The CPU has it, because the host's part in a step would take longer than the step.
+
+    Args:
+        basis: Vectors of length 1, row by row.
+        w: The vector, which is not changed.
+        first: Its parts along the basis.
+        second: Those that roundings have left.
+        size: The length of the rest.
+        unit: The rest divided by its length, or by `least` if that is larger.
+        least: The smallest divisor.
+    """
+    ...
+
+
+@operation(
     "h(m, m), sizes: real(m), size: real(), made: real() -> y(m), count: real()",
     actor=SparseActor,
     dtypes=NATIVE,
@@ -421,4 +451,5 @@ async def gmres(
     )
 
 
+ExtendBasis: Final = _extend_basis.message
 LeastResidual: Final = _least_residual.message

@@ -14,18 +14,18 @@ __all__ = [
     "Ic0", "Ilu0", "SpsolveTriangular", "ic0", "ilu0", "spsolve", "spsolve_triangular",
 ]  # fmt: skip
 
-_SQUARE = "matrix(n, n), matrix.indptr: index(n+1), matrix.indices: index(e), matrix.data(e)"
+SQUARE = "matrix(n, n), matrix.indptr: index(n+1), matrix.indices: index(e), matrix.data(e)"
 _NOT_FINITE, _NOT_HERMITIAN = -1, -2
 
 
-def _failure(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
+def describe_failure(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
     """Name the row, from 0, whose element of the diagonal, or pivot, is wrong: the word is one more."""
     function, row = spec.declaration.function, code - 1
     if code == _NOT_FINITE:
         trouble = "holds a NaN or an infinity"
     elif code == _NOT_HERMITIAN:
         trouble = "is not Hermitian"
-    elif function == "spsolve":
+    elif function in ("spsolve", "factor", "solve_factored"):
         trouble = "is singular"
     elif function == "ic0":
         trouble = f"has no incomplete Cholesky factor: its pivot of row {row} is missing or not positive"
@@ -36,7 +36,7 @@ def _failure(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryE
     return LinAlgError(f"{function}: the matrix {trouble}", library="sparse", code=code)
 
 
-@operation(f"{_SQUARE}, b(n, c?) -> out(n, c?)", actor=SparseActor, dtypes=NATIVE, status=_failure)
+@operation(f"{SQUARE}, b(n, c?) -> out(n, c?)", actor=SparseActor, dtypes=NATIVE, status=describe_failure)
 async def spsolve_triangular(
     matrix: CsrMatrix, b: Operand, lower: bool = True, *, unit_diagonal: bool = False, trans: Transpose = "N"
 ) -> AccelRef:
@@ -61,7 +61,7 @@ async def spsolve_triangular(
     ...
 
 
-@operation(f"{_SQUARE}, b(n, c?) -> out(n, c?)", actor=SparseActor, dtypes=NATIVE, status=_failure)
+@operation(f"{SQUARE}, b(n, c?) -> out(n, c?)", actor=SparseActor, dtypes=NATIVE, status=describe_failure)
 async def spsolve(matrix: CsrMatrix, b: Operand) -> AccelRef:
     """Solve ``matrix @ x = b`` by LU factors, as `scipy.sparse.linalg.spsolve` (SuperLU, COLAMD).
 
@@ -86,13 +86,13 @@ async def spsolve(matrix: CsrMatrix, b: Operand) -> AccelRef:
     ...
 
 
-@operation(f"{_SQUARE} -> out(e)", actor=SparseActor, dtypes=NATIVE, status=_failure)
+@operation(f"{SQUARE} -> out(e)", actor=SparseActor, dtypes=NATIVE, status=describe_failure)
 async def _ilu0(matrix: CsrMatrix) -> AccelRef:
     """Compute the values of incomplete LU factors."""
     ...
 
 
-@operation_like(_ilu0, f"{_SQUARE} -> out(e)", dtypes=NATIVE, status=_failure)
+@operation_like(_ilu0, f"{SQUARE} -> out(e)", dtypes=NATIVE, status=describe_failure)
 def _ic0() -> None:
     """Compute the values of an incomplete Cholesky factor."""
 

@@ -12,19 +12,22 @@ import attrs
 import numpy as np
 import trio
 
-from .. import arrays, nn
-from ..backends.base import NotSupportedError
+from .. import arrays
+from ..backends.base import DType, NotSupportedError
 from ..collectives import World
-from ..devices import AccelRef, run_together
-from ..gradients import value_and_grad
+from ..devices import AccelRef, Call, Function, called, gather, run_together
+from ..gradients import flat_grad_and_value
 from ..programs import Program, open_program
 from ._config import LEAST_SCALE, Config
 from ._layout import Batch, Layout, Work
 from ._mesh import Mesh
 from ._module import Beginning, Module, Told
+from ._optimizers import changed
 
 __all__ = ["CallModule"]
 
+# The bytes of samples that go with a request. A chain takes 64 KiB, with gaps and with arrays of the model.
+_MOST_SENT = 48 << 10
 # The largest power of two of float16. A larger scale is multiplied behind the backward pass.
 _LARGEST_WITHIN = 2.0**15
 
@@ -207,7 +210,7 @@ class CallReplicas(Replicas[CallModule]):
         self._next = self.states
 
     async def compute(self, works: Sequence[Work]) -> Told:
-        config, size = self._config, self._world.size
+        config, size, clip = self._config, self._world.size, self._config.clip_norm
         with trio.fail_after(math.inf if config.timeout is None else config.timeout):
             made = await self._on_each(lambda rank: self._gradient(rank, works[rank]))
             totals = [total for _, total in made]
@@ -215,62 +218,108 @@ class CallReplicas(Replicas[CallModule]):
                 totals = await self._world.reduce_scatter(totals)
             elif size > 1:
                 totals = await self._world.all_reduce(totals)
-            squares = await self._on_each(lambda rank: self._squares(totals[rank]))
-            # Without shares of the optimizer, all ranks have the same sum.
-            total = sum(squares) if self.is_apart else squares[0]
-            norm, factor = works[0].clipped(total, config.clip_norm)
-            self._next = await self._on_each(
-                lambda rank: self._changed(rank, totals[rank], factor, works[rank])
-            )
+            factor = 1.0 / works[0].scale
+            if clip is None:
+                # The factor does not depend on the norm, so both are part of one request.
+                changed = await self._on_each(
+                    lambda rank: self._changed(rank, totals[rank], factor, works[rank])
+                )
+                norm, _ = works[0].clipped(self._sum([squares for _, squares in changed]), clip)
+            else:
+                found = await self._on_each(lambda rank: self._squares(totals[rank]).to_host())
+                norm, factor = works[0].clipped(self._sum(found), clip)
+                changed = await self._on_each(
+                    lambda rank: self._changed(rank, totals[rank], factor, works[rank])
+                )
+            self._next = [state for state, _ in changed]
             if self.is_apart:
-                parts = [state["parameters"][self.own(rank)] for rank, state in enumerate(self._next)]
-                for state, whole in zip(self._next, await self._world.all_gather(parts), strict=True):
+                wholes = await self._world.all_gather([state["parameters"] for state in self._next])
+                for state, whole in zip(self._next, wholes, strict=True):
                     state["parameters"] = whole
         return {"loss": sum(loss for loss, _ in made), "norm": norm}
 
     def commit(self) -> None:
         self.states = self._next
 
-    async def _squares(self, total: AccelRef) -> float:
-        wide = await total.cast(self._config.precision.master)
-        return float(await (await arrays.sum(wide * wide)).to_host())
-
-    async def _changed(self, rank: int, gradient: AccelRef, factor: float, work: Work) -> dict[str, AccelRef]:
-        """Return the state of a rank after the optimizer's step; that of before stays."""
-        new = {name: await array.copy() for name, array in self.states[rank].items()}
-        # float16 holds neither the reciprocal of a small scale, nor a small gradient without its scale.
-        wide = await (gradient.cast(self._config.precision.master) * factor)
-        await self._optimize(new, new["parameters"][self.own(rank)], wide, work)
-        return new
+    def _sum(self, squares: Sequence[Any]) -> float:
+        """Return the sum of the squares of the gradient by those of the ranks."""
+        # Without shares of the optimizer, all ranks have the same sum.
+        return float(sum(map(float, squares))) if self.is_apart else float(squares[0])
 
     async def _gradient(self, rank: int, work: Work) -> tuple[float, AccelRef]:
-        """Compute a rank's part of the loss, and the flat gradient of that."""
-        config, layout, device = self._config, self.layouts[rank]["parameters"], self._world.devices[rank]
-        flat = await self.states[rank]["parameters"].cast(config.precision.compute)
-        views, total, loss = layout.views(flat), None, 0.0
-        end = await device.zeros(layout.padded - layout.size, flat.dtype)
-        for part, factor in work.parts(work.batch, config.accumulate):
-            samples = {name: await device.put(array) for name, array in part.items()}
+        """Compute a rank's part of the loss, and the flat gradient of that: a request for each part."""
+        config, layout, state = (
+            self._config,
+            self.layouts[rank]["parameters"],
+            self.states[rank]["parameters"],
+        )
+        precision, loss = config.precision, 0.0
+        made: AccelRef | None = None
+        end = np.zeros(layout.padded - layout.size, DType.of(precision.compute).dtype)
+        for number, (part, factor) in enumerate(work.parts(work.batch, config.accumulate), 1):
+            samples = await self._samples(part, state)
             # In the backward pass a small gradient of float16 is kept by its scale, as far as float16 has it.
             within = min(max(factor * work.scale, LEAST_SCALE), _LARGEST_WITHIN)
-            value, slopes = await value_and_grad(self._model.loss, scale=within)(views, samples)
-            loss += factor * float(await value.to_host())
-            joined = arrays.concat([*[slopes[name] for name in layout.names], end], axis=None)
-            scaled = joined * (factor * work.scale / within)
-            total = await (scaled if total is None else total + scaled)
-        assert total is not None  # there is one part at least
-        return loss, await total.cast(config.precision.reduce or config.precision.compute)
+            views = layout.views(_as_dtype(state, precision.compute))
+            both = flat_grad_and_value(self._model.loss, scale=within)(views, samples)
+            value, slopes = both[-1], both[:-1]
+            if end.size:
+                slopes = arrays.concat([slopes, end], axis=None)
+            if factor * work.scale != within:
+                slopes = slopes * (factor * work.scale / within)
+            total = slopes if made is None else made + slopes
+            if number == config.accumulate and precision.reduce not in (None, precision.compute):
+                total = total.cast(precision.reduce)
+            made, told = await gather(total, value.to_host())
+            loss += factor * float(told)
+        assert made is not None  # there is one part at least
+        return loss, made
 
-    async def _optimize(
-        self, new: Mapping[str, AccelRef], param: AccelRef, gradient: AccelRef, work: Work
-    ) -> None:
-        optimizer = self._config.optimizer
-        numbers = optimizer.numbers
-        common: dict[str, Any] = {"lr": work.rate, "weight_decay": numbers["weight_decay"]}
-        if optimizer.kind == "adamw":
-            betas = numbers["beta1"], numbers["beta2"]
-            states = new["exp_avg"], new["exp_avg_sq"]
-            await nn.adamw(param, gradient, *states, work.number, betas=betas, eps=numbers["eps"], **common)
+    async def _samples(self, part: Batch, near: AccelRef) -> dict[str, Any]:
+        """Return samples as arrays on a device: calls that send them with a request, if they are small."""
+        hosts = [array for array in part.values() if type(array) is np.ndarray]
+        is_sent = sum(host.nbytes for host in hosts) <= _MOST_SENT
+        return {
+            name: _SAMPLES(array, near)
+            if is_sent and type(array) is np.ndarray
+            else await near.device.put(array)
+            for name, array in part.items()
+        }
+
+    def _squares(self, total: AccelRef) -> Call[AccelRef]:
+        wide = _as_dtype(total, self._config.precision.master)
+        return arrays.sum(wide * wide)
+
+    async def _changed(
+        self, rank: int, total: AccelRef, factor: float, work: Work
+    ) -> tuple[dict[str, AccelRef], Any]:
+        """Compute the state of a rank after the optimizer's step; the committed one stays.
+
+        Returns:
+            The state, and the sum of the squares of the gradient if that is not known yet.
+        """
+        precision, optimizer, state = self._config.precision, self._config.optimizer, self.states[rank]
+        # float16 holds neither the reciprocal of a small scale, nor a small gradient without its scale.
+        wide = _as_dtype(total, precision.master)
+        param = state["parameters"]
+        own = {"parameters": param[self.own(rank)] if self.is_apart else param}
+        own |= {name: state[name] for name in optimizer.states}
+        step = changed(optimizer, own, wide * factor if factor != 1.0 else wide, work, precision.master)
+        if self._config.clip_norm is not None:
+            after, squares = await step, None
         else:
-            buffer = new.get("momentum_buffer")
-            await nn.sgd(param, gradient, buffer, momentum=numbers["momentum"], **common)
+            after, squares = await gather(step, self._squares(total).to_host())
+        return dict(zip(own, after, strict=True)), squares
+
+
+async def _placed(host: Any, near: AccelRef) -> AccelRef:
+    # In a chain, an array on the device stands for it.
+    return host if isinstance(host, AccelRef) else await near.device.put(host)
+
+
+# The samples that a request takes with it are arrays on the device for the model.
+_SAMPLES = called(Function("train.samples", _placed, "awaitable", takes_hosts=True))
+
+
+def _as_dtype(array: Any, dtype: str) -> Any:
+    return array if array.dtype == dtype else array.cast(dtype)

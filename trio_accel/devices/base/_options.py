@@ -328,6 +328,9 @@ class DeviceOptions:
         memory_limit: The most bytes that arrays on the device may take; None for all memory.
         libraries: Import paths ``"package.module:Class"`` of library actors that are to be ready with the
             context; others are opened on first use.
+        in_place: Whether a recorded `trio_accel.step` that is short is computed in the task that asks for it,
+            inline on a device that computes on the host: one that took at most 0.25 ms of processor time in
+            each of its last runs. Then it holds the loop for as long, and no deadline cuts it short.
         preload: Modules that the launcher of the workers imports before the first of them, such as
             ``("torch", "encoder")``, so that every worker begins with them. All are tried in a process of
             their own first. If one cannot be imported, or a fork could not use it, all are left to the
@@ -384,6 +387,7 @@ class DeviceOptions:
     )
     preload: tuple[str | Preload, ...] = attrs.field(default=(), validator=_modules)
     nvtx: bool = False
+    in_place: bool = True
 
 
 def _module(instance: Preload, attribute: attrs.Attribute[str], value: str) -> None:

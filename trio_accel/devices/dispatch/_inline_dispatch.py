@@ -24,6 +24,7 @@ from ...actors import (
     DirectReply,
     Ref,
     idle_actor,
+    unobserved_actor,
 )
 from ...backends.base import (
     AccelDevice,
@@ -52,10 +53,11 @@ from ..base._waits import Arrival
 from ..engine._context import ContextActor, Session, context_policy
 from ..engine._device_state import DeviceState
 from ..engine._engine import Engine
+from ..engine._in_place import InPlace
 from ..engine._library import LibraryActor
 from ..engine._library_opener import CloseLibrary, OpenLibrary
 from ..engine._recovery import STEADY
-from ..operations._blocks import BlockTable, BorrowedBlock
+from ..operations._blocks import Block, BlockTable, BorrowedBlock
 from ..operations._hooks import EngineHook
 from ..operations._operation import Launch, Operation, Planner, admit
 from ..operations._pending import Pending, ReplyT
@@ -246,6 +248,7 @@ class InlineDispatch:
         # Arrays of other devices that this one reads.
         self.borrowed: set[InlineBorrowed] = set()
         self.launching: Callable[[Launch], None] | None = None
+        self._place: InPlace | None = None
 
     @property
     def next_generation(self) -> int:
@@ -287,6 +290,22 @@ class InlineDispatch:
         self._context_ref = await context.spawn(
             ContextActor, self, name="context", policy=context_policy(self.options)
         )
+
+    def place(self, path: str) -> InPlace | None:
+        """Return what computes chains in the tasks of their askers; None where that is off, or not open.
+
+        Args:
+            path: Import path of the actor of chains.
+        """
+        session = self.session
+        library = None if session is None else session.libraries.get(path)
+        found = None if library is None else unobserved_actor(library)
+        if session is None or library is None or found is None or not self.options.in_place:
+            return None
+        actor = found[0]
+        if self._place is None or self._place.actor is not actor:
+            self._place = InPlace(session.engine, library, actor) if actor.is_plain else None
+        return self._place
 
     def looked(self, number: int, /) -> None:
         """Do nothing: no other process watches over this loop."""
@@ -338,7 +357,9 @@ class InlineDispatch:
         self._device.availability.interrupt()
 
     @enable_ki_protection
-    async def ask(self, operation: Operation[LibraryT, ReplyT], **_unknown: Never) -> ReplyT:
+    async def ask(  # noqa: C901, PLR0912, PLR0915  # calls that would make it shorter take as long as what they do
+        self, operation: Operation[LibraryT, ReplyT], **_unknown: Never
+    ) -> ReplyT:
         """See `Device.ask`."""
         recording = admit(self._device, operation, "ask", _unknown)
         if recording is not None:
@@ -349,8 +370,14 @@ class InlineDispatch:
         losses = 0
         while True:
             session = self.session or await self.ready()
-            planned = operation.plan(planner := Planner(self._device, operation))
-            launch = planner.launch(planned)
+            armed = operation.armed
+            ready = None if armed is None else armed.launch(operation, self._device)
+            if ready is None:
+                planned = operation.plan(planner := Planner(self._device, operation))
+                launch = planner.launch(planned)
+            else:
+                launch, planned = ready
+            uses = launch.uses
             path, engine = operation.library, session.engine
             library = session.libraries.get(path)
             if library is None:
@@ -374,7 +401,7 @@ class InlineDispatch:
                 continue
             except (ActorFailedError, ContextLostError) as error:
                 losses += 1
-                why = self._policy.why_it_fails(losses, is_repeatable=not planner.has_own)
+                why = self._policy.why_it_fails(losses, is_repeatable=_are_borrowed(uses))
                 self._check_loss(error, launch, library, engine, may_run_again=why is None)
                 continue
             finally:
@@ -520,6 +547,8 @@ class InlineDispatch:
     def poison(self, reason: str) -> None:
         """See `trio_accel.testing.poison`."""
         self._engine().device.poison(reason)
+        if self._place is not None:
+            self._place.stop()
 
     def _engine(self) -> Engine:
         if self.session is None:
@@ -578,6 +607,11 @@ class InlineDispatch:
     async def _end_of(self, session: Session) -> None:
         while self.session is session:
             await self._device.availability.wait_changed()
+
+
+def _are_borrowed(uses: Sequence[tuple[str, Block]]) -> bool:
+    """Whether no argument is an array that a context of the device takes with it: borrowed ones stay."""
+    return all(isinstance(block, BorrowedBlock) for _, block in uses)
 
 
 def _serving(launch: Launch, library: Ref[LibraryActor], engine: Engine) -> Awaitable[object]:

@@ -106,7 +106,9 @@ class TemplateTable:
         self._forgotten: list[int] = []
         self.kept: KeptPlans[str] = KeptPlans(on_end=lambda plan: self._forgotten.append(plan.number))
 
-    def find(self, launch: Launch, host: _AddressOf = _nowhere) -> tuple[int, Ints, tuple[bytes, ...]] | None:
+    def find(  # noqa: C901, PLR0915  # calls that would make it shorter take as long as what they do
+        self, launch: Launch, host: _AddressOf = _nowhere
+    ) -> tuple[int, Ints, tuple[bytes, ...]] | None:
         """Find the template of a launch; a new one is sent, ahead of what is sent next.
 
         Args:
@@ -122,6 +124,16 @@ class TemplateTable:
         """
         if launch.staged or launch.behind or launch.fault is not None or not self._is_on:
             return None
+        frame = launch.frame
+        if frame is not None and frame.table is self and frame.plan is not None:
+            framed = frame.plan
+            spec: Any = launch.spec
+            if framed.state != "over" and frame.nbytes == (
+                launch.allocations[-1][1] if launch.allocations else 0
+            ):
+                framed.is_used = True
+                self.kept.counts.found += 1
+                return framed.number, launch.order, (spec.given,)
         found = _spec_key(launch.spec, host)
         if found is None:
             return None
@@ -159,6 +171,9 @@ class TemplateTable:
                 self._send(_orders.forget_templates(tuple(self._forgotten)))
                 self._forgotten.clear()
             self._send(_orders.template(plan.number, plain))
+        if frame is not None and launch.order == tuple(positions):
+            frame.table, frame.plan = self, plan
+            frame.nbytes = launch.allocations[-1][1] if launch.allocations else 0
         return plan.number, tuple(positions), packed
 
 

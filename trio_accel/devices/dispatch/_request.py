@@ -42,7 +42,7 @@ the program's arrays run; its asker waits for copies alone, or has gone, and the
 Whether a worker has begun with it is told by a word of memory, and only a dead worker's counts (D58).
 """
 
-Step: TypeAlias = Literal["send", "return", "withdraw", "end", "unwind", "leave", "complete"]
+Step: TypeAlias = Literal["send", "return", "withdraw", "end", "unwind", "leave", "complete", "finish"]
 """What happens to a request."""
 
 
@@ -75,6 +75,8 @@ class RemoteRequest(Waiter):
         # Refused, or done. D4: a lost worker counts as a copy until it is dead.
         ("queued", "end"): "copying",
         ("sent", "end"): "copying",
+        # Done, and no copy runs.
+        ("sent", "finish"): "over",
         ("queued", "unwind"): "unwinding",
         ("sent", "unwind"): "unwinding",
         # The grace of a cancelled asker is over: copies of results are not waited for either.
@@ -101,9 +103,6 @@ class RemoteRequest(Waiter):
     # Its outcome, while copies run.
     _error: BaseException | None = attrs.field(default=None, init=False)
     _on_cancel: Callable[[RemoteRequest], bool] | None = attrs.field(default=None, init=False)
-
-    def __attrs_pre_init__(self) -> None:
-        super().__init__()
 
     def move(self, step: Step) -> None:
         """Go to the next stage.
@@ -150,6 +149,11 @@ class RemoteRequest(Waiter):
         self.move("end")
         self._error = error
         self._go_on()
+
+    def end_well(self) -> None:
+        """Give the outcome of a request that went well, and of whose arrays none is copied."""
+        self.move("finish")
+        self.settle(WOKEN)
 
     def unwind(self) -> None:
         """Let a cancelled asker go when nothing uses the program's arrays any more, whatever the outcome."""

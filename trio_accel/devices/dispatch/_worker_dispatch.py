@@ -471,6 +471,9 @@ class WorkerDispatch:
                 request.launch.forget()
         return planned.result()
 
+    def place(self, _path: str) -> None:
+        """Return nothing: the memory is the worker's."""
+
     def due(self) -> tuple[Channel, Take] | None:
         """Return where the worker's next answer comes from and what takes it, if it is due; see D171."""
         link = self._sender.link
@@ -505,9 +508,14 @@ class WorkerDispatch:
         device = self._device
         if not device.availability.is_ready:
             device.check_pending(self._requests.waiting)
-        planner = Planner(device, operation)
-        planned = operation.plan(planner)
-        launch = planner.launch(planned)
+        armed = operation.armed
+        ready = None if armed is None else armed.launch(operation, device)
+        if ready is None:
+            planner = Planner(device, operation)
+            planned = operation.plan(planner)
+            launch = planner.launch(planned)
+        else:
+            launch, planned = ready
         if device.hooks:
             device.validated(launch)
         hosts = HostArrays(self._by_value, self._staging)

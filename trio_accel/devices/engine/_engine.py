@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import attrs
 import trio
@@ -22,7 +23,7 @@ from ..operations._operation import Launch
 from ._completer import CancelGrace, Completer
 from ._context_state import ContextState, EngineObserver, Watchdog
 from ._enqueuer import Enqueuer, Ranges, ThreadedLaunches
-from ._in_flight import BlockUse, MemoryInUse
+from ._in_flight import BlockUse, BlockUses, MemoryInUse
 from ._leases import LaunchGate, LaunchOrder, Leases
 from ._stream_queues import StreamQueues
 
@@ -174,6 +175,8 @@ class Engine(ContextState):
         enter: Notes that an operation is handed over: later ones that touch its memory are launched after it.
         over: Notes that an operation is not waited for any more; see `LaunchGate.over`.
         placed: Returns the place of a block in a chunk that is kept; None if it is freed, or is to be.
+        uses: The uses of blocks.
+        exchange: Frees what the program has let go, and makes other blocks.
         fresh: Blocks with new places; the code that tells their places removes them.
         release_all: Frees blocks, each as soon as nothing in flight uses it.
         pin: Begins a use of a block.
@@ -201,6 +204,10 @@ class Engine(ContextState):
         self._close_grace = options.close_grace
         self._memory_in_use = MemoryInUse(device)
         # Methods of the parts, bound once: the hot path makes no call in between.
+        self.uses: BlockUses = self._memory_in_use.uses
+        self.exchange: Callable[[Sequence[tuple[int, int]]], None] = partial(
+            self._memory_in_use.exchange, blocks
+        )
         self.release_all: Callable[[Iterable[int]], None] = self._memory_in_use.release_all
         self.pin: Callable[[int], BlockUse] = self._memory_in_use.pin
         self.unpin: Callable[[Iterable[BlockUse]], None] = self._memory_in_use.unpin_all

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 import attrs
 
@@ -33,6 +33,13 @@ class _NotYet:
 
 
 NOT_YET = _NotYet()
+
+
+class Bound(Protocol):
+    """What refers to the memory of a block."""
+
+    def drop(self) -> None:
+        """Let the memory go: it is freed."""
 
 
 class InFlight:
@@ -167,6 +174,7 @@ class BlockUse:
         writer: The operation in flight that writes it last.
         last_write: The last write that was enqueued, unless it was seen to be done.
         reads: The reads since then, if any: the last of each stream.
+        bound: What is bound to its memory, and is dropped with it; None for nothing.
     """
 
     def __init__(self, block: int) -> None:
@@ -177,6 +185,7 @@ class BlockUse:
         self.writer: InFlight | None = None
         self.last_write: tuple[AccelStream, AccelEvent] | None = None
         self.reads: dict[AccelStream, AccelEvent] | None = None
+        self.bound: list[Bound] | None = None
 
     def order(self, stream: AccelStream, wait: Callable[[AccelEvent], object], *, is_write: bool) -> None:
         """Have later work on a stream wait for all that a read must follow, or a write."""
@@ -352,6 +361,9 @@ class MemoryInUse:
             else:
                 del uses[block]
                 self.fresh.discard(block)
+                if use.bound is not None:
+                    for bound in use.bound:
+                        bound.drop()
                 self._device.free(block)
 
     def placed(self, block: int) -> PlacedBlock | None:

@@ -144,6 +144,15 @@ class LibraryActor(Actor):
         context.report_progress()
         self._engine.observer.progressed()
 
+    def place(self) -> tuple[KernelLibrary, StreamQueue]:
+        """Return the library of this incarnation, and its stream."""
+        return self._kernels, self._queue
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether operations may be launched past its mailbox."""
+        return self._is_plain
+
     def launch_now(self, message: Launch) -> object:
         """Launch an operation that was handed over, unless it would have to wait."""
         try:

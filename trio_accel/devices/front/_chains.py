@@ -19,17 +19,17 @@ import numpy as np
 import numpy.typing as npt
 
 from ...backends.base import AccelError, DType, HostArray, Ints, KeptCounts, NotSupportedError
-from ...backends.base.contract.ops import ArraySpec, ChainSpec, contiguous_strides
+from ...backends.base.contract.ops import ArraySpec, ChainSpec, StatusArray, contiguous_strides
 from ...backends.base.kit.kept_plans import KeptPlan, KeptPlans
 from ..base._errors import FailureClass, classify
 from ..base._host_pool import SMALL
 from ..base._waits import run_together
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block, BlockTable
-from ..operations._calls import Call, SpentCall, evaluate, run_steps
+from ..operations._calls import Call, SpentCall, evaluate, run_by_steps, run_steps
 from ..operations._chain import GATHER, METHODS, Chain, Function, Layouts, Step, arguments_of, replaced
 from ..operations._gather import by_device, tables_of
-from ..operations._operation import RECORDING, Operation, Planned, Planner
+from ..operations._operation import RECORDING, Armed, Operation, Planned, Planner, recording_now
 from ..operations._ref import AccelRef, Device
 from ._layout import Layout, aligned, lay_out, map_tree
 from ._neighbours import has_neighbours, joined
@@ -50,7 +50,7 @@ _CALLS = (Call, SpentCall)
 _MAX_SAME_NUMBERS = 2
 # The plan of chains that are asked step by step.
 _BY_STEPS: KeptPlan[Any] = KeptPlan((), 0, KeptCounts())
-_TOLD_BY_STEPS = (FailureClass.REFUSED, FailureClass.RESOURCE)
+TOLD_BY_STEPS = (FailureClass.REFUSED, FailureClass.RESOURCE)
 # An expression computes in these without more precision: a number has one rounding, whatever it comes as.
 _NUMBER_DTYPES = DType.float32, DType.float64
 # A chain that comes so often gets neighbours that are one launch, which a GPU has to compile.
@@ -113,6 +113,9 @@ class RunChain(Operation[Any, Any]):
     operation: str  # pyright: ignore[reportIncompatibleMethodOverride]
     # The contents of the host arrays when it was planned first: the program may change them then.
     given: bytes | None = attrs.field(default=None, init=False)
+    # Of a step: what it has kept, and the blocks of its arguments.
+    armed: Armed | None = attrs.field(default=None, init=False)
+    blocks: list[Block] = attrs.field(factory=list[Block], init=False)
     library: ClassVar[str] = "trio_accel.graphs:GraphsActor"
 
     def plan(self, planner: Planner) -> Planned[Any]:
@@ -127,22 +130,58 @@ class RunChain(Operation[Any, Any]):
         for place, name, nbytes in template.updates:
             block = planner.update(name, refs[place]).block
             updated.append(ArraySpec(block, 0, _UINT8, (nbytes,), (1,)))
-        made: dict[int, AccelRef] = {}
-        written: list[ArraySpec] = []
-        for number, nbytes in template.layout.made.items():
-            made[number] = new = planner.output((nbytes,), _UINT8)
-            written.append(new.spec)
-        if template.layout.scratch:
-            written.append(_scratch_of(planner, self.chains.blocks, template.layout.scratch))
-        words, whole, reply = None, None, template.reply
+        made, written = self.outputs(planner)
         hosts = self.hosts
         given = self.given
         if given is None:
             given = b"" if not hosts else hosts[0].tobytes() if len(hosts) == 1 else self._joined()
             self.given = given
-        if template.result:
-            words = np.zeros(-(-template.result[2] // 4), np.int32)
-            whole = words.view(np.uint8)
+        result = template.result
+        words = np.zeros(-(-result[2] // 4), np.int32) if result else None
+        spec = ChainSpec(
+            template.recipe,
+            template.result,
+            given,
+            tuple(read),
+            tuple(updated),
+            written,
+            words,
+        )
+        return Planned(spec, self.reply_of(made, words), None, is_checked=True)
+
+    def outputs(self, planner: Planner) -> tuple[dict[int, AccelRef], tuple[ArraySpec, ...]]:
+        """Name the arrays that are made; returns these by their blocks in the template, and all written."""
+        made: dict[int, AccelRef] = {}
+        written: list[ArraySpec] = []
+        layout = self.template.layout
+        for number, nbytes in layout.made.items():
+            made[number] = new = planner.output((nbytes,), _UINT8)
+            written.append(new.spec)
+        if layout.scratch:
+            blocks, nbytes = self.chains.blocks, layout.scratch
+            # Memory for results in between is the same for all chains, which follow one another.
+            kept: AccelRef | None = blocks.spare
+            block = None if kept is None else kept.block
+            if (
+                kept is not None
+                and block is not None
+                and block.nbytes >= nbytes
+                and not block.is_released
+                and block.damaged_by is None
+                and block.generation >= block.table.valid_since
+            ):
+                written.append(planner.again(kept).spec)
+            else:
+                kept = planner.output((nbytes,), _UINT8)
+                written.append(kept.spec)
+                if nbytes <= _KEPT:
+                    blocks.spare = kept
+        return made, tuple(written)
+
+    def reply_of(self, made: Mapping[int, AccelRef], words: StatusArray | None) -> Any:
+        """Make the reply of a run, with host arrays in these status words."""
+        template = self.template
+        reply, whole = template.reply, None if words is None else words.view(np.uint8)
         if whole is not None and type(reply) is HostResult:
             # `HostResult.of` says the same, with more calls.
             layout = reply.ref.spec
@@ -151,16 +190,7 @@ class RunChain(Operation[Any, Any]):
             reply = _on(made[reply.block.id].block, reply)
         elif reply is not None:
             reply = self._reply(made, whole)
-        spec = ChainSpec(
-            template.recipe,
-            template.result,
-            given,
-            tuple(read),
-            tuple(updated),
-            tuple(written),
-            words,
-        )
-        return Planned(spec, reply, None, is_checked=True)
+        return reply
 
     def sent(self, chain: Chain) -> dict[int, Any]:
         """Return the host arrays of a chain as they were sent, by the identities of the arrays."""
@@ -202,17 +232,6 @@ class RunChain(Operation[Any, Any]):
         return _on(made[number].block if number in made else self.refs[place].block, ref)
 
 
-def _scratch_of(planner: Planner, blocks: BlockTable, nbytes: int) -> ArraySpec:
-    """Name memory for results in between: the same for all chains, which follow one another."""
-    kept = blocks.spare
-    if kept is not None and kept.block.nbytes >= nbytes and kept.block.is_usable:
-        return planner.again(kept).spec
-    made = planner.output((nbytes,), _UINT8)
-    if nbytes <= _KEPT:
-        blocks.spare = made
-    return made.spec
-
-
 def _on(block: Block, ref: AccelRef) -> AccelRef:
     """Return an array with the layout of another one, in a block."""
     spec = ref.spec
@@ -227,15 +246,17 @@ class Chains:
         state: What it shares with its dispatch.
 
     Attributes:
+        device: The argument.
+        state: The argument.
         blocks: The blocks of the device.
         kept: The templates by the keys of their structures.
     """
 
     def __init__(self, device: Device, state: DeviceState) -> None:
-        self._device = device
-        self._state = state
+        self.device: Device = device
+        self.state: DeviceState = state
         self.blocks: BlockTable = state.blocks
-        self.kept: KeptPlans[Template] = KeptPlans()
+        self.kept: KeptPlans[Any] = KeptPlans()
 
     async def ask(self, chain: Chain, /) -> Any:
         """See `Device.ask_chain`."""
@@ -243,6 +264,10 @@ class Chains:
             return await _ask_all(parts)
         plan, hosts, given = self._find(chain), chain.hosts, dict[int, Any]()
         template = plan.value
+        if (template is None or template.until_joined == 1) and chain.has_expansions:
+            whole = self._expanded(chain, plan)
+            if whole is not chain:
+                return await self.ask(whole)
         plan.in_flight += 1
         if hosts and (template is None or template.until_joined == 1):
             # It takes several turns of the loop, and the program may change an array meanwhile.
@@ -256,21 +281,39 @@ class Chains:
                     hosts = [*hosts, *_as_arrays(chain, template.numbers)]
                 message = RunChain(self, template, chain.refs, hosts, template.name)
                 try:
-                    reply = await self._device.ask(message)
+                    reply = await self.device.ask(message)
                     if not template.is_finished:
                         reply = await finish_results(template.reply, reply)
                 except AccelError as error:
-                    if template.updates or classify(error) not in _TOLD_BY_STEPS:
+                    if template.updates or classify(error) not in TOLD_BY_STEPS:
                         raise
                     # Nothing was changed. The step that is refused, or has no memory, tells so in its own
                     # words, and not as what came while this error was handled.
                     given = message.sent(chain)
                 else:
                     return reply
-            return await run_steps(chain.steps, given)
+            return await run_by_steps(chain, given)
         finally:
             plan.in_flight -= 1
             chain.let_go()
+
+    def _expanded(self, chain: Chain, plan: KeptPlan[Template]) -> Chain:
+        """Expand a chain that is to be recorded, or is asked step by step.
+
+        Returns:
+            The chain with other steps, or another chain if it has no template under its own key, because its
+            structure does not determine the steps, or because they use arrays that are not in the key.
+        """
+        expanded, key = chain.expanded(), chain.key
+        blocks, hosts = {ref.block for ref in chain.refs}, set(map(id, chain.hosts))
+        is_known = blocks.issuperset([ref.block for ref in expanded.refs])
+        is_known = is_known and hosts.issuperset(map(id, expanded.hosts))
+        if plan is _BY_STEPS or key is None or not is_known:
+            if plan is not _BY_STEPS and key is not None:
+                self.kept.keep(plan, None)
+            return expanded
+        chain.take_steps(expanded)
+        return chain
 
     async def _due(self, chain: Chain, plan: KeptPlan[Template]) -> Template | None:
         """Make the template of a chain, or the one in which its neighbours are one launch."""
@@ -301,7 +344,9 @@ class Chains:
     def _find(self, chain: Chain) -> KeptPlan[Template]:
         """Find the plan of a chain, or one to be recorded, which has no template; `_BY_STEPS` for none."""
         key, recording = chain.key, RECORDING.get()
-        if key is None or self._state.faults.waiting or not (recording is None or recording.is_over):
+        if chain.has_expansions and not chain.is_fixed:
+            return _BY_STEPS
+        if key is None or self.state.faults.waiting or not (recording is None or recording.is_over):
             return _BY_STEPS
         for ref in chain.refs:
             block = ref.block
@@ -339,6 +384,9 @@ class Chains:
             # It is in its key. Record it only if it comes again, because each other number has another plan.
             return self._seen_before(whole)
         if plan is not None or kept.see(key) >= _MAX_SAME_NUMBERS:
+            if chain.has_expansions:
+                # Its expanded steps may have the numbers, too, so the expanded chain hands them over.
+                return None
             chain.numbers = numbers
             return plan or kept.new(key)
         return kept.new(whole)
@@ -347,10 +395,10 @@ class Chains:
         """Make the template of a structure, or join the one that it has; None if it has none."""
         is_joined = plan.value is not None
         has_own_arrays = all(type(ref.block) is Block for ref in chain.refs)
-        if not self._state.availability.is_ready or not has_own_arrays:
+        if not self.state.availability.is_ready or not has_own_arrays:
             # It goes by steps, which wait for the next context. A borrowed array is no part of the structure.
             return None
-        may_be_one = "graphs" in self._device.libraries and _is_small(chain)
+        may_be_one = "graphs" in self.device.libraries and _is_small(chain)
         template = await self._recorded(chain, is_joined) if may_be_one else None
         if template is None and not all(ref.block.is_usable for ref in chain.refs):
             # An array went meanwhile, and others of this structure are there: the next one is recorded.
@@ -367,19 +415,45 @@ class Chains:
             _logger.debug("%s goes step by step", _name_of(chain))
         return template
 
-    async def _recorded(self, chain: Chain, is_joined: bool) -> Template | None:
+    async def record(
+        self, chain: Chain, recorder: ChainRecorder, hosts: Sequence[AccelRef]
+    ) -> Template | None:
+        """Make the template of a step, whose neighbours are one launch; None if it has none now.
+
+        Args:
+            chain: Its calls, with the arrays of the step as its own.
+            recorder: Has made stand-ins of the step's host arrays.
+            hosts: These, which the template takes ahead of the host arrays of the chain.
+        """
+        has_own_arrays = all(type(ref.block) is Block for ref in chain.refs)
+        if not (self.state.availability.is_ready and has_own_arrays and "graphs" in self.device.libraries):
+            return None
+        nbytes = [*[ref.nbytes for ref in hosts], *[host.nbytes for host in chain.hosts]]
+        if sum(map(aligned, nbytes)) > SMALL:
+            return None
+        return await self._recorded(chain, True, recorder, hosts)
+
+    async def _recorded(
+        self,
+        chain: Chain,
+        is_joined: bool,
+        recorder: ChainRecorder | None = None,
+        ahead: Sequence[AccelRef] = (),
+    ) -> Template | None:
         """Record a chain; None where a graph cannot hold it."""
-        recorder = ChainRecorder(self._device, self._state, None)
+        recorder = recorder or ChainRecorder(self.device, self.state, None)
         token = RECORDING.set(recorder)
         try:
             hosts = [recorder.stand_in_for(host.shape, DType.of(host.dtype)) for host in chain.hosts]
             given: dict[int, Any] = {id(host): ref for host, ref in zip(chain.hosts, hosts, strict=True)}
             numbers = _Numbers(recorder)
             reply = await _run_recorded(chain, recorder, numbers, given)
-            reply = await settle_results(recorder, self._state, reply)
-            hosts += numbers.stand_ins
-            unjoined = self._state.backend.unjoined
-            return await _made(chain, recorder, hosts, reply, is_joined=is_joined, unjoined=unjoined)
+            reply = await settle_results(recorder, self.state, reply)
+            hosts = [*ahead, *hosts, *numbers.stand_ins]
+            unjoined = self.state.backend.unjoined
+            return await _made(
+                chain, recorder, hosts, numbers.stand_ins, reply, is_joined=is_joined, unjoined=unjoined
+            )
         except Exception:  # it comes again, or does not, as the chain is asked step by step
             _logger.debug("%s is in no graph", _name_of(chain), exc_info=True)
             return None
@@ -388,9 +462,17 @@ class Chains:
             recorder.end()
 
     def _ahead_of(self, step: Step) -> Layouts:
+        if step.function.expand is not None:
+            call = step.function.expand(*step.args, **step.named or {})
+            try:
+                return self.look_ahead(Chain(call, is_spent=False))
+            finally:
+                call.close()
         if step.function is GATHER:
             return tuple([each.ahead if type(each) in _CALLS else each.spec for each in step.args])
-        recorder = LookingAhead(self._device, self._state, None)
+        # The calls of a step that is traced have stand-ins of its recording.
+        outer = recording_now()
+        recorder = LookingAhead(self.device, self.state, outer if isinstance(outer, Recorder) else None)
         operands: list[Any] = [each for each in arguments_of(step) if type(each) in _CALLS]
         given: dict[int, Any] = {
             id(each): map_tree(each.ahead, lambda one: recorder.stand_in_for(one.shape, one.dtype))
@@ -546,6 +628,7 @@ async def _made(
     chain: Chain,
     recorder: Recorder,
     hosts: Sequence[AccelRef],
+    numbers: Sequence[AccelRef],
     reply: Any,
     *,
     is_joined: bool,
@@ -582,7 +665,7 @@ async def _made(
         reply=reply,
         is_finished=is_finished(reply),
         leaves=results.leaves,
-        numbers=[ref.dtype for ref in hosts[len(chain.hosts) :]],
+        numbers=[ref.dtype for ref in numbers],
         until_joined=_SOON if may_join else 0,
     )
 
@@ -595,17 +678,26 @@ def _name_of(chain: Chain) -> str:
 
 
 def _layout_of(step: Step, value: object) -> Layouts:
-    def see(one: object) -> ArraySpec:
+    def see(one: object) -> ArraySpec | None:
         if isinstance(one, AccelRef):
             return one.spec
         if isinstance(one, np.ndarray):
             host: HostArray = cast("Any", one)
             dtype = DType.of(host.dtype)
             return ArraySpec(0, 0, dtype, host.shape, contiguous_strides(host.shape, dtype.itemsize))
-        raise NotSupportedError(
-            f"{step.function.name} returns {type(one).__name__}, which cannot be an operand; await it first",
-            operation=step.function.name,
-        )
+        if one is not value and isinstance(one, (int, float)):
+            # Arrays next to a number are operands.
+            return None
+        raise _no_operand(step, type(one).__name__)
 
-    layouts: Layouts = map_tree(value, see)
+    layouts: Layouts | None = map_tree(value, see)
+    if layouts is None:
+        raise _no_operand(step, "a number")
     return layouts
+
+
+def _no_operand(step: Step, what: str) -> NotSupportedError:
+    name = step.function.name
+    return NotSupportedError(
+        f"{name} returns {what}, which cannot be an operand; await it first", operation=name
+    )

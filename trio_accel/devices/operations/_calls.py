@@ -468,7 +468,7 @@ class Call(SpentCall[T_co]):
 
 
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
-Step.spent = SpentCall
+Step.spent, Step.fresh = SpentCall, Call
 
 
 async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
@@ -528,10 +528,17 @@ async def run_steps(steps: Sequence[Step], given: Mapping[int, Any]) -> Any:
         values.clear()
 
 
+async def run_by_steps(chain: Chain, given: Mapping[int, Any]) -> Any:
+    """Run the steps of a chain, expanded if need be; see `run_steps`."""
+    if chain.has_expansions:
+        chain.take_steps(chain.expanded())
+    return await run_steps(chain.steps, given)
+
+
 async def _run_alone(chain: Chain) -> Any:
     """Run a chain step by step; see `run_steps`."""
     try:
-        return await run_steps(chain.steps, {})
+        return await run_by_steps(chain, {})
     finally:
         chain.let_go()
 

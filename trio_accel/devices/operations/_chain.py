@@ -49,6 +49,11 @@ class Function:
         refuse: Raises the error of a call in the function's own words, if it has any.
         is_direct: Whether a call alone is asked for as it is. One that makes several operations, or has a
             long plan, is a chain of one: the plan is kept.
+        expand: Makes the calls that compute it, by its arguments; None if `make` computes it. It is called
+            when a chain is recorded, and not for later chains of the structure.
+        is_fixed: Whether `expand` may look at its calls: they depend on nothing but their arguments.
+        takes_hosts: Whether it makes arrays on the device of host arrays, so that no other function sees
+            their elements.
     """
 
     name: str
@@ -57,6 +62,9 @@ class Function:
     ask: Callable[[Any], Awaitable[Any]] | None = None
     refuse: Callable[[Exception, tuple[Any, ...], Mapping[str, Any]], object] | None = None
     is_direct: bool = attrs.field(default=attrs.Factory(_is_one_operation, takes_self=True))
+    expand: Callable[..., Any] | None = attrs.field(default=None, kw_only=True)
+    is_fixed: bool = attrs.field(default=True, kw_only=True)
+    takes_hosts: bool = attrs.field(default=False, kw_only=True)
 
 
 class Asked(Protocol):
@@ -96,6 +104,7 @@ class Step:
         named: Its arguments by name; None for none.
         ahead: Layout of its result, or layouts of several, if they were found.
         spent: The class of calls that were used.
+        fresh: The class of those that were not.
     """
 
     __slots__ = ("ahead", "args", "function", "named")
@@ -104,6 +113,7 @@ class Step:
     named: Mapping[str, Any] | None
     ahead: Layouts | None
     spent: ClassVar[type[Step]]
+    fresh: ClassVar[type[Step]]
 
 
 async def _gathered(*results: Any) -> tuple[Any, ...]:
@@ -131,13 +141,16 @@ class Chain:
         hosts: The host arrays, each once.
         numbers: Numbers that are handed over as host arrays are, with the places of their steps. Others are
             in the key.
+        has_expansions: Whether steps are to be expanded before the chain can run.
+        is_fixed: Whether all chains with the key expand to chains of one structure: no step has a rule of the
+            program's own, or a host array whose elements a rule may read.
 
     Raises:
         RuntimeError: A call was used before.
         ValueError: There are too many.
     """
 
-    __slots__ = ("hosts", "key", "numbers", "refs", "steps")
+    __slots__ = ("has_expansions", "hosts", "is_fixed", "key", "numbers", "refs", "steps")
 
     def __init__(self, call: Any, *, is_spent: bool = True, ends: Iterable[int] = ()) -> None:
         self.steps: list[Step] = []
@@ -175,7 +188,40 @@ class Chain:
         self.refs: list[Any] = []
         self.hosts: list[HostArray] = []
         self.numbers: list[tuple[int, float]] = []
+        self.has_expansions: bool = False
+        self.is_fixed: bool = True
         self.key: tuple[object, ...] | None = self._read(places)
+
+    def expanded(self) -> Chain:
+        """Return the chain with the calls of each `Function.expand` in place of its step.
+
+        Raises:
+            Exception: A function has raised it: the steps are spent.
+        """
+        made: dict[int, Any] = {}
+        *_, last = steps = self.steps
+        try:
+            for step in steps:
+                # It becomes an operand once more.
+                step.__class__ = Step.fresh
+            for step in steps:
+                args, named = replaced(step, made)
+                step.args, step.named = args, named or None
+                if step.function.expand is not None:
+                    made[id(step)] = step.function.expand(*args, **named)
+                    step.args, step.named = (), None
+            return Chain(made.get(id(last), last))
+        except Exception:
+            for call in made.values():
+                call.silence()
+            raise
+        finally:
+            for step in steps:
+                step.__class__ = Step.spent
+
+    def take_steps(self, expanded: Chain) -> None:
+        """Have the steps of the chain that this one expands to."""
+        self.steps, self.has_expansions = expanded.steps, False
 
     def without_numbers(self) -> tuple[tuple[object, ...] | None, list[tuple[int, float]]]:
         """Return a key without the numbers that may be handed over, and these."""
@@ -190,7 +236,11 @@ class Chain:
         refs, hosts, blocks, numbers = self.refs, self.hosts, dict[Any, int](), dict[int, int]()
         is_keyed = True
         for step in self.steps:
-            key.append(step.function)
+            function = step.function
+            key.append(function)
+            if function.expand is not None:
+                self.has_expansions = True
+            is_fixed = function.is_fixed
             # `_given` says the same of the usual call, with another one.
             args, named = step.args, step.named
             for each in (
@@ -206,11 +256,12 @@ class Chain:
                     key.append(blocks.setdefault(block.id, len(blocks)))
                     refs.append(each)
                 elif kind is np.ndarray:
+                    is_fixed = is_fixed and function.takes_hosts
                     number = numbers.setdefault(id(each), len(hosts))
                     key += each.shape, each.dtype, number
                     if number == len(hosts):
                         hosts.append(each)
-                elif handed is not None and kind is float and _takes_number(step):
+                elif handed is not None and kind is float and takes_number(step):
                     key.append(float)
                     handed.append((places[id(step)], each))
                 else:
@@ -222,10 +273,11 @@ class Chain:
                         if kind is float
                         else pack("2d", each.real, each.imag)
                         if kind is complex
-                        else _told(each)
+                        else told_by(each)
                     )
                     key += kind, told
                     is_keyed = is_keyed and told is not NotImplemented
+            self.is_fixed = self.is_fixed and is_fixed
         return tuple(key) if is_keyed else None
 
     def let_go(self) -> None:
@@ -295,13 +347,14 @@ def _flat(given: Iterable[Any]) -> list[Any]:
     return flat
 
 
-def _takes_number(step: Step) -> bool:
+def takes_number(step: Step) -> bool:
+    """Tell whether the function of a call takes a number as an array without axes, with the same bits."""
     # A number in a sequence is none of its operands.
     is_one = step.named is None and step.function.name in _OF_NUMBERS
     return is_one and _SEVERAL.isdisjoint(map(type, step.args))
 
 
-def _told(given: Any) -> object:
+def told_by(given: Any) -> object:
     """Return what tells an argument from others; NotImplemented where nothing does."""
     value: Any = given
     if isinstance(given, DType):

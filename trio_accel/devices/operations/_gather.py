@@ -123,4 +123,4 @@ def by_device(chain: Chain) -> list[tuple[Sequence[int], Call[Any]]]:
 
 def tables_of(chain: Chain) -> list[object]:
     """List the tables of blocks that the arrays of a chain are in, each once."""
-    return list(dict.fromkeys(ref.block.table for ref in chain.refs))
+    return list(dict.fromkeys([ref.block.table for ref in chain.refs]))

@@ -39,11 +39,12 @@ from ...backends.base.contract.ops import (
     contiguous_strides,
     map_arrays,
 )
+from ...backends.base.kit.kept_plans import KeptPlan
 from ..base._refusals import refuse_dtypes, what_to_do
 from ..base._statistics import LaunchTimes
 from ..base._views import check_apart, overlaps
 from ..base._waits import Arrival
-from ._blocks import Block, BlockTable, BorrowedBlock, Damage, in_turn
+from ._blocks import Block, BlockTable, Damage, in_turn
 from ._calls import Call
 from ._faults import FaultHit, Faults
 from ._pending import Pending, ReplyT, ReplyT_co
@@ -96,10 +97,12 @@ class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):
     Attributes:
         library: Import path of the library actor, ``"package.module:Class"``.
         not_recorded: Why the step of a graph cannot ask it; empty where it can.
+        armed: Makes its launch without a planner; None for all but the operations of steps.
     """
 
     __slots__ = ()
     not_recorded: ClassVar[str] = ""
+    armed: Armed | None = None
 
     @property
     def operation(self) -> str:
@@ -115,6 +118,14 @@ class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):
             NotSupportedError: The operation does not exist.
         """
         raise NotSupportedError(f"{type(self).__name__} lowers to no operation specification")
+
+
+class Armed(Protocol):
+    """What makes the launch of an operation from what an earlier one has kept."""
+
+    def launch(self, message: Any, state: Any, /) -> tuple[Launch, Planned[Any]] | None:
+        """Make it; None where a planner has to look more closely."""
+        ...
 
 
 @cache
@@ -137,6 +148,21 @@ def _name_of(cls: type[object]) -> str:
     # A user's own module keeps its last public part.
     public = [part for part in package if not part.startswith("_")] or package
     return f"{public[-1]}.{cls.__name__}"
+
+
+@attrs.define(eq=False)
+class LaunchFrame:
+    """What the messages of several launches to a worker have in common, once the worker has it.
+
+    Attributes:
+        table: The templates of that worker.
+        plan: The template among these.
+        nbytes: Bytes of the block that is allocated last, the only size that may differ.
+    """
+
+    table: object = None
+    plan: KeptPlan[str] | None = None
+    nbytes: int = 0
 
 
 @attrs.define(eq=False, on_setattr=None)
@@ -166,6 +192,9 @@ class Launch(Request[Any, None]):
         spoiled: Blocks that it has damaged.
         turn: Its number among all that were planned.
         is_overwriting: Whether what it changes in place depends on its other arguments alone.
+        frame: The template of its message to a worker, which other launches have, too; None if it is found
+            by the whole launch.
+        order: Its blocks in the order in which they occur; for a launch with a frame.
     """
 
     name: str
@@ -188,6 +217,8 @@ class Launch(Request[Any, None]):
     spoiled: frozenset[int] = attrs.field(default=frozenset(), init=False)
     turn: int = attrs.field(factory=in_turn)
     is_overwriting: bool = False
+    frame: LaunchFrame | None = attrs.field(default=None, init=False)
+    order: Ints = attrs.field(default=(), init=False)
 
     def advice(self, *, is_kept: bool) -> str:
         """Return advice for an operation that was lost in flight; `is_kept`: its arrays are there as ever."""
@@ -574,11 +605,6 @@ class Planner:
                 )
 
     @property
-    def has_own(self) -> bool:
-        """Whether it has taken arrays that a context of the device takes with it; borrowed ones stay."""
-        return not all(isinstance(block, BorrowedBlock) for _, block in self._uses)
-
-    @property
     def changed(self) -> list[Block]:
         """Blocks that are written, and were there before."""
         made = {number for number, _ in self._allocations}
@@ -630,6 +656,10 @@ class Planner:
             if (damage := launch.damage_of(block)) is not None:
                 raise block.spoiled(f"{self.name}: {argument}", damage)
         return launch
+
+    def made(self) -> tuple[tuple[tuple[int, int], ...], list[Block], list[object]]:
+        """Return what it has named by now: blocks to make first, those that are written, and what is kept."""
+        return self._allocations, self._outputs, self._keep
 
     def _without_views(self, spec: OperationSpec) -> tuple[OperationSpec, tuple[CopySpec, ...]]:
         """Have it write to memory without gaps in place of views; returns the copies to these as well."""

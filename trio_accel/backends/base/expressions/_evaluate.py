@@ -499,7 +499,9 @@ class _Evaluation:
         """Run the pass of a reduction for its operands, or for a piece of them."""
         values = dict(operands)
         self.run_pass(self.expression.passes[number], values)
-        return np.broadcast_to(values[step.steps[0]], shape)
+        made: HostArray = np.asarray(values[step.steps[0]])
+        # A broadcast array is read-only, and `argmax` copies those first.
+        return made if made.shape == shape else np.broadcast_to(made, shape)
 
     def _operands(self, number: int, values: Mapping[int, Any]) -> dict[int, Any]:
         return {each: values[each] for each in self.expression.passes[None].operands[number]}

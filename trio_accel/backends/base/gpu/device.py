@@ -7,7 +7,6 @@ import ctypes
 import math
 import sys
 import threading
-from collections.abc import Callable, Collection
 from functools import partial
 from operator import itemgetter
 from typing import Generic, TypeVar
@@ -420,9 +419,6 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
         self.arena: Arena = Arena(context, blocks)
         self.pinned: PinnedMemory = PinnedMemory(context)
         self.transfers: Transfers = Transfers(context, self.pinned)
-        # By block, the functions to call when its contents change (D26).
-        self._believed: dict[int, set[Callable[[int], None]]] = {}
-        self.believed: Collection[int] = self._believed
         self._spans: dict[tuple[Ints, Ints, int], tuple[int, int]] = {}
         self._usage: dict[str, LibraryUsage] = {}
 
@@ -447,21 +443,6 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
     def usage_of(self, library: str) -> LibraryUsage:
         """Return the counts of a library, where it counts its plans. From any thread."""
         return self._usage.setdefault(library, LibraryUsage())
-
-    def free(self, block: int) -> None:
-        """Give a memory block back; see `AccelDevice.free`."""
-        super().free(block)
-        if block in self._believed:
-            self.renew(block)
-
-    def renew(self, block: int) -> None:
-        """Forget facts about the contents of a block; see `AccelDevice.renew`."""
-        for invalidate in self._believed.pop(block, ()):
-            invalidate(block)
-
-    def invalidate_with(self, block: int, invalidate: Callable[[int], None]) -> None:
-        """Have a function called once, when a block's contents change or may change. From any thread."""
-        self._believed.setdefault(block, set()).add(invalidate)
 
     def at(self, array: ArraySpec) -> DeviceArray:
         """Return the address and layout of an array.

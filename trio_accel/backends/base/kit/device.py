@@ -38,7 +38,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         blocks: Its memory.
         streams: The streams that have not ended.
         is_closed: Whether it takes no more work.
-        believed: See `AccelDevice.believed`: none.
+        believed: See `AccelDevice.believed`.
         kept: See `AccelDevice.kept`.
         allocate: See `AccelDevice.allocate`; without a call in between.
         placement: See `AccelDevice.placement`; without a call in between.
@@ -49,7 +49,9 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         self.blocks: BlockMemory[ChunkT, BlockT] = blocks
         self.streams: list[StreamT] = []
         self.is_closed: bool = False
-        self.believed: Collection[int] = ()
+        # By block, the functions to call when its contents change (D26).
+        self._believed: dict[int, set[Callable[[int], None]]] = {}
+        self.believed: Collection[int] = self._believed
         self.kept: KeptCounts = KeptCounts()
         self.allocate: Callable[[int, int], None] = blocks.allocate
         self.placement: Callable[[int], PlacedBlock] = blocks.placement
@@ -58,9 +60,17 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
     def free(self, block: int) -> None:
         """Give a memory block back; see `AccelDevice.free`."""
         self.blocks.free(block)
+        if block in self._believed:
+            self.renew(block)
 
     def renew(self, block: int) -> None:
-        """Do nothing: no contents of a block are kept; see `AccelDevice.renew`."""
+        """Forget facts about the contents of a block; see `AccelDevice.renew`."""
+        for invalidate in self._believed.pop(block, ()):
+            invalidate(block)
+
+    def invalidate_with(self, block: int, invalidate: Callable[[int], None]) -> None:
+        """Have a function called once, when a block's contents change or may change. From any thread."""
+        self._believed.setdefault(block, set()).add(invalidate)
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
         """Make a chunk of another process addressable; see `AccelDevice.map_chunk`."""
@@ -158,6 +168,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
             is_idle: Whether all streams have ended.
         """
         self.blocks.clear()
+        self._believed.clear()
 
     def check_open(self) -> None:
         """Refuse what a closed device does not do.

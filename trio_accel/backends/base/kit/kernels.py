@@ -167,6 +167,8 @@ class KernelEntry:
         is_quick: Whether `plan` takes no longer than a launch, so that it is called in place.
         is_blocking: Whether `function` may take long, so that it is called in a thread.
         where: File and line, for errors.
+        bind: Called as ``bind(spec, call)``: makes what computes an operation as often as it is called, on the
+            same blocks; None, or a result of None, for `function` itself.
         prepares: Whether there may be anything to do before it is called in place.
     """
 
@@ -178,6 +180,7 @@ class KernelEntry:
     is_quick: bool = False
     is_blocking: bool = False
     where: str = attrs.field(default="", eq=False)
+    bind: Callable[..., Callable[[], object] | None] | None = None
     prepares: bool = attrs.field(init=False, default=attrs.Factory(_prepares, takes_self=True))
 
 
@@ -195,6 +198,7 @@ def kernel(
     plan: Callable[..., Any] | None = None,
     is_quick: bool = False,
     is_blocking: bool = False,
+    bind: Callable[..., Callable[[], object] | None] | None = None,
 ) -> Callable[[FunctionT], FunctionT]:
     """Declare a function as a kernel; a function may be one for several operations and backends.
 
@@ -215,6 +219,8 @@ def kernel(
         is_blocking: Whether the function may wait for the device, or takes long for another reason: then it
             is called in a thread, and the event loop goes on. For backends that have no thread for each
             stream.
+        bind: Called as ``bind(spec, call)``, where the backend computes on the host: makes what computes an
+            operation as often as it is called, with its views and addresses made once; or returns None.
 
     Raises:
         TypeError: The function does not take ``(spec, call)``, or `plan` not ``(spec, device)``.
@@ -234,8 +240,10 @@ def kernel(
         _check_signature(function, ("spec", "call"), is_method=is_method, where=where)
         if plan is not None:
             _check_signature(plan, ("spec", "device"), is_method=is_method, where=_where(plan, place))
+        if bind is not None:
+            _check_signature(bind, ("spec", "call"), is_method=is_method, where=_where(bind, place))
         for name, has in zip(names, allowed, strict=True):
-            made = KernelEntry(name, backend, function, plan, has, is_quick, is_blocking, where)
+            made = KernelEntry(name, backend, function, plan, has, is_quick, is_blocking, where, bind)
             _check_declared(made)
             if is_method or frame.f_code.co_name == "<module>":
                 _enter(made, frame.f_locals)

@@ -8,17 +8,17 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import attrs
 import numpy as np
 
 from ..contract.dtypes import HostArray
 from ..contract.errors import AccelError, NotSupportedError, OutOfMemoryError
-from ..contract.ops import DESCRIPTORS, ArraySpec, OperationSpec, StatusArray
+from ..contract.ops import DESCRIPTORS, ArraySpec, ChainSpec, OperationSpec, StatusArray
 from ..contract.protocols import AccelDevice, AccelStream, CacheCounts, InThread
 from .checks import check_dtypes, check_shapes
 from .kernels import KernelDevice, KernelEntry, kernels_of
@@ -297,8 +297,31 @@ class ComputingDevice(AccelDevice, Protocol):
         """
         ...
 
+    def invalidate_with(self, block: int, invalidate: Callable[[int], None]) -> None:
+        """Have a function called once, when a block's contents change or it is freed. From any thread."""
+        ...
+
     def exhausted(self, requested: int) -> OutOfMemoryError:
         """Make the error for memory that a kernel needs for itself, and the machine does not have."""
+        ...
+
+
+@runtime_checkable
+class ComputesInPlace(Protocol):
+    """A library of graphs whose chains can be computed in any thread while their stream is idle."""
+
+    def quick_runs(self, recipe: bytes, limit: int) -> int:
+        """Count the runs of a recipe that took less than so many nanoseconds; longer ones undo some."""
+        ...
+
+    def bind_chain(self, spec: ChainSpec, stream: AccelStream) -> Sequence[Callable[[], object]] | None:
+        """Make what computes a chain on these blocks, as often as it is called, while they exist.
+
+        It takes no host arrays, and fetches no result. What it raises are errors of the operations.
+
+        Returns:
+            Functions to call in this order, or None where an operation needs the stream's thread.
+        """
         ...
 
 
@@ -372,6 +395,29 @@ class ComputingCall:
             self._rooms = ()
 
 
+class BoundCall(ComputingCall):
+    """A launch that is called again and again on the same blocks: its views are made once."""
+
+    def __init__(
+        self,
+        function: Callable[..., object],
+        spec: OperationSpec,
+        plan: Any,
+        device: ComputingDevice,
+        stream: AccelStream,
+    ) -> None:
+        super().__init__(function, spec, plan, device, stream)
+        self._views: dict[tuple[int, bool], HostArray] = {}
+
+    def array(self, array: ArraySpec, *, write: bool = True) -> HostArray:
+        """Return an array; see `ComputingCall.array`."""
+        key = id(array), write
+        view = self._views.get(key)
+        if view is None:
+            view = self._views[key] = self.device.host_view(array, write=write)
+        return view
+
+
 class ComputingLibrary(TableLibrary):
     """One library of an open device: its kernels run in the threads of streams.
 
@@ -411,6 +457,14 @@ class ComputingLibrary(TableLibrary):
         kernel = self._kernel_of(spec)
         plan = self._plan_of(spec, kernel) if kernel.plan is not None or kernel.dtypes else None
         return ComputingCall(kernel.function, spec, plan, self._device, stream)
+
+    def bind(self, spec: OperationSpec, stream: AccelStream) -> Callable[[], object]:
+        """Make what runs an operation as often as it is called, while its blocks exist; raises as `call_of`."""
+        kernel = self._kernel_of(spec)
+        plan = self._plan_of(spec, kernel) if kernel.plan is not None or kernel.dtypes else None
+        call = BoundCall(kernel.function, spec, plan, self._device, stream)
+        bound = None if kernel.bind is None else kernel.bind(spec, call)
+        return call if bound is None else bound
 
     def close(self) -> None:
         """Give handles back: there are none."""

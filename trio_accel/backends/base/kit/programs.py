@@ -236,9 +236,10 @@ class ProgramHost:
 
     def _protect(self, views: Sequence[object], *, write: bool) -> None:
         """Let the methods write to arrays of the constructor and to views of them, or not."""
-        leaves = leaves_of(self._program, self._module)
         states: list[Any] = [view for view in views if isinstance(view, np.ndarray)]
-        arrays: list[Any] = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
+        leaves = leaves_of(self._program, self._module)
+        # Of arrays on a GPU there are no views by NumPy, and to look for some would take long.
+        arrays: list[Any] = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)] if states else []
         kept = [one for one in arrays if any(np.may_share_memory(one, state) for state in states)]
         self._arrays.protect([*views, *kept], write=write)
 
@@ -300,7 +301,10 @@ class ProgramHost:
                 with as_rank(self._arrays.rank(meeting[0], spec.asker or ops.Asker()) if meeting else None):
                     returned = function(*args, **kwargs)
                 if isinstance(spec, ops.ProgramReturn):
-                    self._keep(where, spec, returned, outputs)
+                    if inspect.isfunction(returned):
+                        self._arrays.when_done(partial(self._keep_plain, where, spec, returned))
+                    else:
+                        self._keep(where, spec, returned, outputs)
                 elif takes_out:
                     check_written(where, returned, out, outputs)
                 else:
@@ -446,6 +450,14 @@ class ProgramHost:
             room[: len(text)] = np.frombuffer(text, np.uint8)
         if arrays or not fits:
             self._kept[spec.slot] = _Kept(text, [self._arrays.keep(array) for array in arrays])
+
+    def _keep_plain(self, where: str, spec: ops.ProgramReturn, read: Callable[[], object]) -> None:
+        """Tell what a method has returned that has only enqueued its work, now that this is done."""
+        with _Named(where):
+            returned = read()
+            if self._flattened(where, returned)[1]:
+                raise TypeError(f"{where}: the function that it returned must return no arrays")
+            self._keep(where, spec, returned, ())
 
     def _copy(self, where: str, spec: ops.ProgramCall, returned: object, outputs: Sequence[object]) -> None:
         """Copy what a method has returned to what was declared."""

@@ -115,6 +115,12 @@ class Plan:
                 threading.Thread(target=self.compile, name="accel compiler", daemon=True).start()
         return self.entry
 
+    def hurry(self) -> None:
+        """Have it compiled soon: it comes again and again."""
+        if not self._is_begun and self.text is not None:
+            self._is_begun = True
+            threading.Thread(target=self.compile, name="accel compiler", daemon=True).start()
+
     def compile(self) -> None:
         """Compile it; blocks."""
         assert self.text is not None
@@ -174,6 +180,18 @@ def compute(spec: ExpressionSpec, call: Call) -> bool:
             plan.run(entry, plan.data(addresses, spec.scalars, is_second=True), is_split=False)
     counts.add(is_done)
     return is_done
+
+
+def bind(spec: ExpressionSpec, call: Call) -> Callable[[], object] | None:
+    """Return the compiled code with its addresses, where it computes alone and in one thread; else None."""
+    plan = find_plan(spec)
+    plan.hurry()
+    entry = plan.entry
+    if entry is None or plan.is_checked or spec.stored or plan.weight >= 2 * _SHARE:
+        return None
+    arrays = (*spec.results, *spec.arrays)
+    addresses = [call.at(array) for array in (*arrays, *(spec.loaded or arrays[:1]))]
+    return partial(entry, plan.data(addresses, spec.scalars), 0, plan.count)
 
 
 def find_plan(spec: ExpressionSpec) -> Plan:

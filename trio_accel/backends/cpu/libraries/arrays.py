@@ -20,9 +20,13 @@ from ._order import comparable, first_of, order_of, sort_to
 _PIECE = 1 << 18
 # Elements of a histogram whose bins are found at a time.
 _GUESSED = 1 << 14
+# Integers that are checked and counted at a time.
+_COUNTED = 1 << 17
+# Elements that are converted and accumulated at a time.
+_ACCUMULATED = 1 << 14
 
 
-@kernel(ops.ExpressionSpec, backend="cpu")
+@kernel(ops.ExpressionSpec, backend="cpu", bind=compiled.bind)
 def loop(spec: ops.ExpressionSpec, call: HostCall) -> None:
     """Compute a program by compiled code, or pieces one after another."""
     if compiled.compute(spec, call):
@@ -244,10 +248,24 @@ def count(spec: ops.CountSpec, call: HostCall) -> None:
                     bins = np.clip(found, 1, len(out)) * ((x[place] >= low) & (x[place] <= high))
                 total += np.bincount(bins, None if weights is None else weights[place], len(total))
         out[...] = total[1:-1]
-    elif x.size and not 0 <= x.min() <= x.max() < len(out):
-        spec.fault[0] = 1
     else:
-        out[...] = np.bincount(x.astype(np.intp), weights, len(out))
+        spec.fault[0] = not _count_numbers(x, weights, out)
+
+
+def _count_numbers(x: HostArray, weights: HostArray | None, out: HostArray) -> bool:
+    """Count integers that are the numbers of bins; return whether all of them are."""
+    # Pieces stay in a cache from the check to the count. Sums of weights keep their order.
+    is_whole = weights is not None or len(out) > _COUNTED // 4
+    found = [] if is_whole else [np.zeros(len(out), np.int64)]
+    for first in range(0, len(x), len(x) if is_whole else _COUNTED):
+        piece = x if is_whole else x[first : first + _COUNTED]
+        # Without a sign, negative integers are larger than all others.
+        if piece.view(f"u{piece.itemsize}").max() >= len(out):
+            return False
+        counts: HostArray = np.bincount(piece.astype(np.intp, copy=False), weights, len(out))
+        found = [np.add(found[0], counts, out=found[0])] if found else [counts]
+    out[...] = found[0] if found else 0
+    return True
 
 
 # With more bins than this, numbers of float32 do not tell which one is near.
@@ -315,11 +333,22 @@ def scan(spec: ops.ScanSpec, call: HostCall) -> None:
     """Combine the elements up to each one."""
     x, out = call.array(spec.x), call.array(spec.out)
     wide, ufunc = ops.accumulator_of(spec.out.dtype).dtype, _UFUNCS[spec.combine]
-    out = np.moveaxis(out, spec.axis, 0)
+    x, out = np.moveaxis(x, spec.axis, 0), np.moveaxis(out, spec.axis, 0)
     if spec.has_initial:
         out[0] = ops.identity_of(spec.combine, spec.out.dtype)
         out = out[1:]
     accumulate = cast("Callable[..., Any]", ufunc.accumulate)
     with np.errstate(all="ignore"):
-        values = by_way_of_int64(np.moveaxis(x, spec.axis, 0), out.dtype).astype(out.dtype)
-        np.copyto(out, accumulate(values, 0, wide), casting="unsafe")
+        if x.dtype == out.dtype == wide:
+            accumulate(x, 0, wide, out)
+            return
+        # A piece of the axis continues the sums of the piece before, and stays in a cache.
+        step, last = max(1, _ACCUMULATED * len(x) // max(x.size, 1)), None
+        for first in range(0, len(x), step):
+            piece = slice(first, first + step)
+            values = by_way_of_int64(x[piece], out.dtype).astype(out.dtype, copy=False).astype(wide)
+            if last is not None:
+                ufunc(last, values[0], out=values[0, ...])
+            accumulate(values, 0, out=values)
+            last = values[-1].copy()
+            np.copyto(out[piece], values, casting="unsafe")

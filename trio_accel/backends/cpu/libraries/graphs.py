@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from time import thread_time_ns
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,19 @@ import numpy as np
 from ...base import AccelStream, NotSupportedError
 from ...base.contract.ops import BranchSpec, ChainSpec, GraphNode, GraphSpec, LoopSpec, OperationSpec
 from ...base.gpu.graphs import CHAINS, AnyChain, Works, replay
-from ...base.kit.kept_chains import BoundChain, KeptChains, with_words
+from ...base.kit.kept_chains import BoundChain, KeptChains, bound_nodes, with_words
 from ...base.kit.kernels import KernelEntry, kernel
 from ...base.kit.library import ComputingCall, ComputingDevice
 from ..kit._library import CpuLibrary
 from ..runtime._stream import check_usable
+
+# Recipes whose quick runs are counted.
+_MAX_COUNTED = 1024
+_REMEMBERED, _SLOW = 64, 4
+# Libraries whose kernels may be called in any thread. Others call a program's code, which may never return.
+_ANYWHERE = frozenset([
+    "arrays", "blas", "blaslt", "dnn", "fft", "memory", "random", "solver", "sparse", "tensor",
+])  # fmt: skip
 
 
 class GraphLibrary(CpuLibrary):
@@ -30,6 +39,9 @@ class GraphLibrary(CpuLibrary):
     def __init__(self, name: str, device: ComputingDevice, kernels: Mapping[str, KernelEntry]) -> None:
         super().__init__(name, device, kernels)
         self._libraries: dict[str, CpuLibrary] = {}
+        # How many runs of a recipe were quick, without those that slow ones have undone.
+        self._quick: dict[bytes, int] = {}
+        self._limit = 0
         known: Any = device
         self._chains = KeptChains(known.blocks, known.kept)
 
@@ -43,12 +55,39 @@ class GraphLibrary(CpuLibrary):
     @kernel(ChainSpec, backend="cpu")
     def _run_chain(self, spec: ChainSpec, call: ComputingCall) -> None:
         run = self._prepared(self.name, spec, call)
+        began = thread_time_ns()
         if spec.given:
             call.array(spec.written[-1])[: len(spec.given)] = np.frombuffer(spec.given, np.uint8)
         run()
         if spec.words is not None:
             result = call.array(spec.result_at(), write=False)
             spec.words.view(np.uint8)[: len(result)] = result
+        quick = self._quick
+        is_quick = thread_time_ns() - began < self._limit
+        # A slow run counts as much as some that were quick: a machine has its moments.
+        runs = quick.get(spec.recipe, 0)
+        quick[spec.recipe] = min(runs + 1, _REMEMBERED) if is_quick else max(runs - _SLOW, 0)
+        if len(quick) > _MAX_COUNTED:
+            quick.clear()
+
+    def quick_runs(self, recipe: bytes, limit: int) -> int:
+        """See `ComputesInPlace.quick_runs`."""
+        self._limit = limit
+        return self._quick.get(recipe, 0)
+
+    def bind_chain(self, spec: ChainSpec, stream: AccelStream) -> Sequence[Callable[[], object]] | None:
+        """See `ComputesInPlace.bind_chain`."""
+        call = ComputingCall(self._run_chain, spec, None, self._device, stream)
+        works: list[Callable[[], object]] = []
+        for node, one in bound_nodes(self._chains.recipe(spec.recipe), spec.arrays):
+            if isinstance(one, CHAINS) or node.library not in _ANYWHERE:
+                return None
+            library = self._library(node.library, call)
+            has_status = one.descriptor().has_status
+            works.append(
+                partial(_run_again, library, node, one, stream) if has_status else library.bind(one, stream)
+            )
+        return works
 
     def _prepared(self, library: str, spec: OperationSpec, call: ComputingCall) -> Callable[[], None]:
         if not isinstance(spec, CHAINS):

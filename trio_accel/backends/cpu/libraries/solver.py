@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -115,6 +116,10 @@ def det(spec: Any, lapack: Lapack, a: HostArray, *wanted: HostArray | None) -> N
                 np.copyto(out, result, casting="same_kind")
 
 
+# Rows of matrices for which a call by `ctypes` takes longer than the solution.
+_SMALL = 16
+
+
 @_solver("solve inv", "a", "b", "out")
 def solve(spec: Any, lapack: Lapack, a: HostArray, b: HostArray | None, out: HostArray) -> None:
     """Solutions; a matrix that serves several right-hand sides is factored once."""
@@ -129,6 +134,11 @@ def solve(spec: Any, lapack: Lapack, a: HostArray, b: HostArray | None, out: Hos
             _substitute(b"N", packed, piv, b, out)
         return
     n, columns = out.shape[-2:]
+    if n <= _SMALL:
+        # NumPy calls the same routine in a loop of C. It does not say which matrix of a stack is singular.
+        with suppress(np.linalg.LinAlgError):
+            np.copyto(out, np.linalg.solve(a, b))
+            return
     packed, x = _packed(a), _packed(np.broadcast_to(b, out.shape))
     lapack = Lapack(spec.a.dtype, n, max(n, columns))
     lapack("gesv", n, columns, each(packed), n, each(piv, 1), each(x), n, each(spec.info, 0))

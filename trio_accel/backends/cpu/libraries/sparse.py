@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
+from weakref import ref
 
 import numpy as np
 from scipy import sparse
@@ -27,7 +29,9 @@ from ...base import (
     scalar_of,
     unordered,
 )
-from ..runtime.blas_threads import NUMPY, SCIPY
+from ...base.kit.library import ComputingCall
+from ..runtime.blas_threads import NUMPY, SCIPY, matrix_product
+from .blas import norm_of
 
 _tools: Any = _sparsetools
 _linalg: Any = linalg
@@ -278,10 +282,20 @@ class _KeptFactors(threading.local):
 
     Iterations solve with the same few matrices in each step, and a factorization takes much longer than a
     solution. An entry has copies of the arrays, because their memory may change.
+
+    SuperLU frees its memory in the thread that took it, and in no other one.
+
+    Attributes:
+        by_number: The factors that programs hold, by their numbers.
     """
 
     def __init__(self) -> None:
         self._kept: list[tuple[object, list[HostArray], Any]] = []
+        self.by_number: dict[int, Any] = {}
+
+    def drop(self, number: int) -> None:
+        """Free factors that no program holds any more."""
+        self.by_number.pop(number, None)
 
     def find(self, spec: Any, call: HostCall, how: tuple[Any, ...], make: Callable[[Any], Any]) -> Any:
         """Return the factors of a matrix, or what else `make` returns for it."""
@@ -298,6 +312,8 @@ class _KeptFactors(threading.local):
         return found
 
 
+# An element of the diagonal is a pivot unless another one of its column is so many times as large.
+_LEAST_PIVOT = 0.1
 _MAX_KEPT_FACTORS = 4
 _MAX_KEPT_BYTES = 1 << 25
 _factors = _KeptFactors()
@@ -354,8 +370,49 @@ def solve_triangular(spec: Any, call: HostCall) -> None:
 @kernel("sparse.spsolve", backend="cpu", dtypes=_DTYPES)
 def solve(spec: Any, call: HostCall) -> None:
     """Factor, unless that was done lately, and solve."""
+
+    def find() -> Any:
+        return _factors.find(spec, call, (), lambda matrix: _linalg.splu(matrix.tocsc()))
+
+    _solve_by(find, spec, call)
+
+
+@kernel("sparse.factor", "sparse.solve_factored", backend="cpu", dtypes=_DTYPES)
+def solve_factored(spec: Any, call: ComputingCall) -> None:
+    """Factor, unless this thread has the factors of the number, and solve if there is a right-hand side."""
+
+    def find() -> Any:
+        found = _factors.by_number.get(spec.number)
+        if found is None:
+            found = _factors.by_number[spec.number] = _factored(_matrix(spec, call))
+            call.device.invalidate_with(
+                spec.matrix_data.block, partial(_drop_factors, ref(call.stream), spec.number)
+            )
+        return found
+
+    _solve_by(find, spec, call)
+
+
+def _factored(matrix: Any) -> Any:
+    """Make LU factors; an order of a symmetric structure fills fewer elements in."""
+    columns = matrix.tocsc()
+    places = zip((matrix.indptr, matrix.indices), (columns.indptr, columns.indices), strict=True)
+    if not all(np.array_equal(*each) for each in places):
+        return _linalg.splu(columns)
+    options = {"SymmetricMode": True}
+    return _linalg.splu(columns, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=_LEAST_PIVOT, options=options)
+
+
+def _drop_factors(stream: ref[Any], number: int, _block: int) -> None:
+    """Have the thread of a stream free factors, unless it has ended."""
+    known = stream()
+    if known is not None:
+        with suppress(RuntimeError):
+            known.enqueue(partial(_factors.drop, number))
+
+
+def _solve_by(find: Callable[[], Any], spec: Any, call: HostCall) -> None:
     call.status(spec.info)
-    b, out = call.array(spec.b), call.array(spec.out)
     if not np.isfinite(call.array(spec.matrix_data)).all():
         spec.info[0] = -1
         return
@@ -363,13 +420,16 @@ def solve(spec: Any, call: HostCall) -> None:
         return
     with SCIPY.for_work(spec.matrix[0] ** 3):
         try:
-            factors = _factors.find(spec, call, (), lambda matrix: _linalg.splu(matrix.tocsc()))
+            factors = find()
         except RuntimeError:
             # SuperLU's word for a pivot of zero.
             spec.info[0] = 1
             return
-        if out.size:
-            np.copyto(out, factors.solve(np.ascontiguousarray(b)))
+        out = call.array(spec.out) if hasattr(spec, "out") else None
+        if out is not None and out.size:
+            trans = getattr(spec, "trans", "N")
+            b = np.ascontiguousarray(call.array(spec.b))
+            np.copyto(out, factors.solve(b, "H" if trans == "C" else trans))
 
 
 @kernel("sparse.ilu0", backend="cpu", dtypes=_DTYPES)
@@ -428,6 +488,19 @@ def least_residual(spec: Any, call: HostCall) -> None:
     out.fill(0)
     out[: len(y)] = y
     call.array(spec.count)[...] = call.array(spec.made) + count
+
+
+@kernel("sparse.extend_basis", backend="cpu", dtypes={"w": NATIVE})
+def extend_basis(spec: Any, call: HostCall) -> None:
+    """Take the parts along the vectors of a basis off, twice, and make a vector of length 1 of the rest."""
+    basis, left = call.array(spec.basis), call.array(spec.w).copy()
+    for noted in (spec.first, spec.second):
+        parts = np.conj(matrix_product(basis, np.conj(left)))
+        left -= matrix_product(parts, basis)
+        call.array(noted)[...] = parts
+    length = norm_of(left, spec.size.dtype)
+    call.array(spec.size)[...] = length
+    np.divide(left, left.dtype.type(np.maximum(length, spec.least)), out=call.array(spec.unit))
 
 
 def _eliminate(

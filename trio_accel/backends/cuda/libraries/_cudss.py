@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import importlib
 import struct
-from contextlib import ExitStack
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import numpy as np
 from nvmath.bindings import cudss
 
 from ...base import DType, NotSupportedError
-from ..kit._library import KernelCall, LibraryDevice
+from ..kit._library import KernelCall, LibraryDevice, read_now
 from ..runtime._stream import CudaStream
 from ._sparse_makers import TYPES, VALUE_TYPES
 
@@ -76,6 +78,19 @@ class System:
     x: int
 
 
+@attrs.frozen(eq=False)
+class CudssFactors:
+    """Factors that cuDSS has made.
+
+    Attributes:
+        terms: Its objects for the configuration, the factors and the matrix.
+        close: Frees them; the stream of `Cudss.use` orders that, and the context is current.
+    """
+
+    terms: tuple[int, int, int]
+    close: Callable[[], None]
+
+
 class Cudss:
     """The library on a device. Made in a thread, with the context current; all of it blocks.
 
@@ -105,28 +120,34 @@ class Cudss:
         """Give the handle back; the context is current."""
         cudss.destroy(self._handle)
 
-    def solve(self, system: System, stream: CudaStream, *, is_global: bool) -> bool:
-        """Solve, and wait for the outcome.
+    @property
+    def stream(self) -> CudaStream | None:
+        """The stream of the last `use`."""
+        return self._stream
 
-        Args:
-            system: The equations.
-            stream: Where to enqueue.
-            is_global: Whether pivots are looked for in whole columns, which takes longer. Else columns are
-                permuted first, so that the diagonal is large, and pivots are looked for in its blocks.
-
-        Returns:
-            Whether all pivots were large enough. Else there is no solution.
-        """
+    @contextmanager
+    def use(self, stream: CudaStream) -> Generator[None]:
+        """Enqueue on a stream within this, and raise what memory for the library has failed with."""
         self._stream, self._failure = stream, None
         cudss.set_stream(self._handle, stream.handle)
         try:
-            return self._solve(system, is_global=is_global)
+            yield
         except cudss.cuDSSError as error:
             if self._failure is not None:
                 raise self._failure from error
             raise
 
-    def _solve(self, system: System, *, is_global: bool) -> bool:
+    def factor(self, system: System, *, is_global: bool) -> CudssFactors | None:
+        """Factor, and wait for the outcome.
+
+        Args:
+            system: The equations, of which the matrix stays in its place as long as the factors.
+            is_global: Whether pivots are looked for in whole columns, which takes longer. Else columns are
+                permuted first, so that the diagonal is large, and pivots are looked for in its blocks.
+
+        Returns:
+            The factors; None where not all pivots are large enough.
+        """
         rows, kind, index = system.rows, VALUE_TYPES[system.dtype], _INDEX_TYPES[system.index]
         with ExitStack() as undo:
             config: int = cudss.config_create()
@@ -156,22 +177,19 @@ class Cudss:
                 cudss.IndexBase.ZERO,
             )
             undo.callback(cudss.matrix_destroy, a)
-            dense = list[int]()
-            for address in (system.x, system.b):
-                made: int = cudss.matrix_create_dn(
-                    rows, system.sides, rows, address, kind, cudss.Layout.COL_MAJOR
-                )
-                undo.callback(cudss.matrix_destroy, made)
-                dense.append(made)
-            terms = config, data, a, *dense
-            for phase in (cudss.Phase.ANALYSIS, cudss.Phase.FACTORIZATION):
-                cudss.execute(self._handle, phase, *terms)
+            with _sides(system) as dense:
+                for phase in (cudss.Phase.ANALYSIS, cudss.Phase.FACTORIZATION):
+                    cudss.execute(self._handle, phase, config, data, a, *dense)
             if self._read(data, cudss.DataParam.INFO, DType.int32) or self._read(
                 data, cudss.DataParam.NPIVOTS, system.index
             ):
-                return False
-            cudss.execute(self._handle, cudss.Phase.SOLVE, *terms)
-            return True
+                return None
+            return CudssFactors((config, data, a), undo.pop_all().close)
+
+    def solve(self, factors: CudssFactors, system: System) -> None:
+        """Enqueue the solution of equations whose matrix has these factors."""
+        with _sides(system) as dense:
+            cudss.execute(self._handle, cudss.Phase.SOLVE, *factors.terms, *dense)
 
     def _read(self, data: int, parameter: int, dtype: DType) -> int:
         """Wait for the device, and read a number."""
@@ -220,6 +238,107 @@ class Cudss:
         return 0
 
 
+class DirectSolver:
+    """Solves systems by cuDSS, and keeps the factors that have a number. Blocks, but for `has`.
+
+    Args:
+        device: The device.
+        lock: A lock of its own, because it takes seconds. Operations that block are called in threads.
+    """
+
+    def __init__(self, device: LibraryDevice, lock: Any) -> None:
+        self._device = device
+        self._lock = lock
+        self._made: Cudss | None = None
+        self._factors: dict[int, CudssFactors] = {}
+        # Factors that are to be freed by the next owner of the lock.
+        self._spent: list[CudssFactors] = []
+
+    def destroy(self) -> None:
+        """Free everything; the context is current."""
+        if self._made is not None:
+            self._spent += self._factors.values()
+            self._factors.clear()
+            self._free_spent()
+            self._made.destroy()
+
+    def has(self, number: int | None) -> bool:
+        """Return whether there are factors of a number."""
+        return number in self._factors
+
+    def solve(self, system: System, call: KernelCall, number: int | None, block: int) -> bool:
+        """Solve, and judge the solution.
+
+        Args:
+            system: The equations.
+            call: The launch.
+            number: The number of the factors; None if they are for this solution alone.
+            block: The block of the matrix, which ends the factors.
+
+        Returns:
+            Whether the solution is right. Else the matrix counts as singular.
+        """
+        with self._lock:
+            if self._made is None:
+                self._made = Cudss(self._device)
+            cudss = self._made
+            with cudss.use(call.stream):
+                self._free_spent()
+                kept = None if number is None else self._factors.get(number)
+                if kept is not None and _is_solved(cudss, kept, system, call):
+                    return True
+                # Pivots of blocks are found in less time. They may not do, where those of columns would.
+                for is_global in (False, True):
+                    found = cudss.factor(system, is_global=is_global)
+                    if found is None:
+                        continue
+                    try:
+                        is_right = _is_solved(cudss, found, system, call)
+                        if is_right and number is not None:
+                            self._keep(number, found, block)
+                            found = None
+                    finally:
+                        if found is not None:
+                            found.close()
+                    if is_right:
+                        return True
+        return False
+
+    def _keep(self, number: int, factors: CudssFactors, block: int) -> None:
+        self._drop(number)
+        self._factors[number] = factors
+        self._device.invalidate_with(block, partial(self._end, number))
+
+    def _drop(self, number: int) -> None:
+        factors = self._factors.pop(number, None)
+        if factors is not None:
+            self._spent.append(factors)
+
+    def _end(self, number: int, _block: int) -> None:
+        """Free factors whose matrix is gone, now unless the library is busy or its stream has ended."""
+        self._drop(number)
+        stream = None if self._made is None else self._made.stream
+        is_over = stream is None or stream.is_destroyed or self._device.context.is_lost
+        if not is_over and self._lock.acquire(blocking=False):
+            try:
+                with self._device.context:
+                    self._free_spent()
+            finally:
+                self._lock.release()
+
+    def _free_spent(self) -> None:
+        while self._spent:
+            self._spent.pop().close()
+
+
+def _is_solved(cudss: Cudss, factors: CudssFactors, system: System, call: KernelCall) -> bool:
+    """Solve by factors, and return whether the solution is right."""
+    cudss.solve(factors, system)
+    count = SIZES * system.sides
+    found = read_now(call.device, call.stream, cudss.find_sizes(system, call), 8 * count)
+    return is_solved(np.frombuffer(found, np.float64), system.dtype)
+
+
 def is_solved(sizes: Any, dtype: DType) -> bool:
     """Tell by the sizes of residuals, four for each side, whether solutions are as good as can be expected.
 
@@ -230,6 +349,26 @@ def is_solved(sizes: Any, dtype: DType) -> bool:
     with np.errstate(all="ignore"):
         most = _ROUNDINGS * float(np.finfo(dtype.dtype).eps) * (a * x + b)
         return bool(((np.isfinite(left) & (left <= most)) | ~np.isfinite(b)).all())
+
+
+@contextmanager
+def _sides(system: System) -> Generator[tuple[int, int]]:
+    """Describe the solutions and the right-hand sides of equations."""
+    with ExitStack() as undo:
+        made = list[int]()
+        for address in (system.x, system.b):
+            made.append(
+                cudss.matrix_create_dn(
+                    system.rows,
+                    system.sides,
+                    system.rows,
+                    address,
+                    VALUE_TYPES[system.dtype],
+                    cudss.Layout.COL_MAJOR,
+                )
+            )
+            undo.callback(cudss.matrix_destroy, made[-1])
+        yield made[0], made[1]
 
 
 def _set(config: int, parameter: int, value: float) -> None:

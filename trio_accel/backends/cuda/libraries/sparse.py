@@ -30,7 +30,7 @@ from ...base.contract.ops import ArraySpec, OperationSpec, StatusArray, array_ke
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, read_now
 from ..runtime._stream import CudaStream
 from ._cublas import KINDS
-from ._cudss import SIZES, Cudss, System, is_solved
+from ._cudss import DirectSolver, System
 from ._sparse_makers import (
     ANY,
     AS_IT_IS,
@@ -185,10 +185,9 @@ class SparseLibrary(CudaLibrary):
         self._seen: dict[tuple[object, ...], Seen] = {}
         self._uses = 0
         self._made_by: MakerKernels | None = None
-        self._direct: Cudss | None = None
+        self._direct = DirectSolver(device, threading.Lock())
         # Operations that block are called in threads, one for each stream.
         self._lock = threading.Lock()
-        self._solving = threading.Lock()
         self._stream: CudaStream | None = None
         self._handle: int = cusparse.create()
 
@@ -198,8 +197,7 @@ class SparseLibrary(CudaLibrary):
         if self._made_by is not None:
             self._made_by.scan.close()
             cusparse.destroy(self._made_by.handle)
-        if self._direct is not None:
-            self._direct.destroy()
+        self._direct.destroy()
         cusparse.destroy(self._handle)
 
     # ---- products
@@ -441,41 +439,43 @@ class SparseLibrary(CudaLibrary):
     # ---- systems
 
     @kernel("sparse.spsolve", backend="cuda", dtypes=_DTYPES, is_blocking=True)
+    @kernel("sparse.factor", backend="cuda", dtypes=_DTYPES, is_blocking=True)
+    @kernel("sparse.solve_factored", backend="cuda", dtypes=_DTYPES, is_blocking=True)
     def _solve(self, spec: Any, call: KernelCall) -> None:
-        status, dtype, rows = call.status(spec.info), spec.out.dtype, spec.matrix[0]
-        out = call.result(spec.out, "F")
-        with self._lock:
-            looked = self._looked_at(spec, call)
-            if looked.words[0]:
-                looked = self._added_up(spec, looked, call)
+        status, dtype, rows = call.status(spec.info), spec.matrix_data.dtype, spec.matrix[0]
+        number, wanted = getattr(spec, "number", None), getattr(spec, "out", None)
+        if getattr(spec, "trans", "N") != "N":
+            raise NotSupportedError("sparse.Factors.solve: cuDSS solves with trans='N' alone", backend="cuda")
+        out = 0 if wanted is None else call.result(wanted, "F")
+        arrays = spec.matrix_indptr, spec.matrix_indices, spec.matrix_data
+        if self._direct.has(number):
+            indptr, indices, data = map(call.packed, arrays)
+            looked = _Looked((indptr, indices, data), _stored(spec), None)
+        else:
+            with self._lock:
+                looked = self._looked_at(spec, call)
+                if looked.words[0] or not all(array.is_contiguous for array in arrays):
+                    # Factors that are kept refer to their matrix, and this one is workspace.
+                    number = None
+                if looked.words[0]:
+                    looked = self._added_up(spec, looked, call)
             if looked.words[2] or (rows and not looked.stored):
                 _tell(call, status, _NOT_FINITE if looked.words[2] else 1)
                 return
-            if not rows:
-                return
-            if self._direct is None:
-                self._direct = Cudss(self._device)
-        # The lock is one of its own, because this takes seconds: makers of matrices go on meanwhile.
-        with self._solving:
-            b, sides = call.packed(spec.b, "F"), spec.out.size // rows
-            if not sides:
-                # The matrix may be singular all the same.
-                b, out = (call.workspace(rows * dtype.itemsize) for _ in range(2))
-                call.stream.set_bytes(b, 0, rows * dtype.itemsize)
-            system = System(
-                rows, looked.stored, looked.addresses, spec.matrix_indptr.dtype, dtype, max(sides, 1), b, out
-            )
-            # Pivots of blocks are found in less time. They may not do, where those of columns would.
-            if not any(self._is_solved(system, call, is_global=is_global) for is_global in (False, True)):
-                _tell(call, status, 1)
-
-    def _is_solved(self, system: System, call: KernelCall, *, is_global: bool) -> bool:
-        """Solve, and tell whether the solution is right; blocks."""
-        assert self._direct is not None
-        if not self._direct.solve(system, call.stream, is_global=is_global):
-            return False
-        sizes = self._direct.find_sizes(system, call)
-        return is_solved(_read(call, sizes, np.float64, SIZES * system.sides), system.dtype)
+        if not rows:
+            return
+        sides = 0 if wanted is None else wanted.size // rows
+        if sides:
+            b = call.packed(spec.b, "F")
+        else:
+            # The matrix may be singular all the same.
+            b, out = (call.workspace(rows * dtype.itemsize) for _ in range(2))
+            call.fill(DeviceArray.packed(b, dtype, (rows,)), 1)
+        index = spec.matrix_indptr.dtype
+        system = System(rows, looked.stored, looked.addresses, index, dtype, max(sides, 1), b, out)
+        # Makers of matrices go on meanwhile.
+        if not self._direct.solve(system, call, number, spec.matrix_data.block):
+            _tell(call, status, 1)
 
     @kernel("sparse.least_residual", backend="cuda", dtypes={"h": NATIVE})
     def _find_least(self, spec: Any, call: KernelCall) -> None:

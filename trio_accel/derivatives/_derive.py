@@ -15,7 +15,7 @@ number of the iteration whose value is added.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
@@ -72,6 +72,7 @@ def gradient(
     *,
     reached: Sequence[int] = (0,),
     has_result: bool,
+    passes_nan: bool = False,
 ) -> Program:
     """Make the program of the gradient by an argument that is read element by element.
 
@@ -82,11 +83,14 @@ def gradient(
         numbers: The arguments that are numbers: where a bound is one, its tie has the gradient 0.
         reached: The results that have gradients; it is the sum over these.
         has_result: Whether the gradient may read the results in place of computing them again.
+        passes_nan: Whether the gradient of NaN is not 0 where a number is a bound.
 
     Raises:
         NotSupportedError: A function has no derivative.
     """
-    made = _Gradient(program, inputs, wrt, numbers, reached=reached, has_result=has_result)
+    made = _Gradient(
+        program, inputs, wrt, numbers, reached=reached, has_result=has_result, passes_nan=passes_nan
+    )
     adjoints = made.run()
     arguments = [
         n for n, step in enumerate(program.steps) if step.function == "argument" and step.value == wrt
@@ -143,13 +147,15 @@ class _Gradient(Builder):
         *,
         reached: Sequence[int],
         has_result: bool,
+        passes_nan: bool = False,
         probe: int = -1,
         depth: int = 0,
     ) -> None:
         super().__init__()
         self._old, self._outs, self._reached = program.steps, program.outputs, reached
         self._inputs, self._wrt, self._numbers = inputs, wrt, numbers
-        self._has_result, self._probe, self._depth = has_result, probe, depth
+        self._has_result, self._passes_nan, self._probe, self._depth = has_result, passes_nan, probe, depth
+        self._has_loops = any(step.function == "loop" for step in self._old)
         self._active = self._find_active()
         # The loops that run backwards: whether this iteration is probed, and the number of iterations.
         self._open: list[tuple[int, int]] = []
@@ -204,7 +210,9 @@ class _Gradient(Builder):
                     found[number] = found[step.steps[0]]
                 elif step.function == "where":
                     found[number] = any(found[one] for one in step.steps[1:])
-                elif step.function != "loop" and step.function not in STEPS:
+                elif step.function != "loop" and (
+                    step.function not in STEPS or (step.function == "sign" and step.dtype.kind == "complex")
+                ):
                     is_smooth = step.dtype.kind in ("float", "complex")
                     found[number] |= is_smooth and any(found[one] for one in step.steps)
         return found
@@ -218,11 +226,44 @@ class _Gradient(Builder):
     def _contribute(self, adjoints: dict[int, int], old: int, new: int) -> None:
         if self._active[old]:
             before = adjoints.get(old)
-            dtype = self._old[old].dtype
-            adjoints[old] = new if before is None else self.step("add", dtype, (before, new))
+            adjoints[old] = new if before is None else self._sum(before, new)
 
-    def _apply(self, text: str, given: Mapping[str, int], dtype: DType) -> int:
-        names = parse(text).inputs
+    def _is_zero(self, number: int) -> bool:
+        step = self.steps[number]
+        return step.function == "constant" and step.value == 0
+
+    def _sum(self, one: int, other: int) -> int:
+        """Add gradients. If a condition makes parts of both 0, it chooses between the sums of the others."""
+        dtype, pair = self.steps[one].dtype, (one, other)
+        for zero, rest in (pair, pair[::-1]):
+            if self._is_zero(zero):
+                return rest
+        first, second = (self.steps[number] for number in pair)
+        if first.function == second.function == "where" and first.steps[0] == second.steps[0]:
+            branches = [*first.steps[1:], *second.steps[1:]]
+            if any(map(self._is_zero, branches)):
+                sums = [self._sum(*both) for both in zip(first.steps[1:], second.steps[1:], strict=True)]
+                return self.step("where", dtype, (first.steps[0], *sums))
+        return self.step("add", dtype, pair)
+
+    def _where_not_zero(self, g: int, make: Callable[[int], int]) -> int:
+        """Apply a linear function to a gradient, but keep the zeros of branches that were not chosen.
+
+        The derivative of such a branch may be infinite or NaN, and so would be its product with 0.
+        """
+        step = self.steps[g]
+        is_zero = [self._is_zero(branch) for branch in step.steps[1:]]
+        if step.function != "where" or is_zero.count(True) != 1:
+            return make(g)
+        place = 1 + is_zero.index(False)
+        parts = list(step.steps)
+        parts[place] = self._where_not_zero(parts[place], make)
+        dtype = self.steps[parts[place]].dtype
+        parts[3 - place] = self.constant(0.0, dtype)
+        return self.step("where", dtype, parts)
+
+    def _apply(self, text: str, given: Mapping[str, int], dtype: DType, g: int) -> int:
+        given, names = {**given, "g": g}, parse(text).inputs
         made = _rule(text, tuple(self.steps[given[name]].dtype for name in names), dtype)
         numbers = [n for n, step in enumerate(made.steps) if step.function == "argument"]
         at = {n: given[names[_number(made.steps[n])]] for n in numbers}
@@ -249,10 +290,15 @@ class _Gradient(Builder):
             self._add(g, given)
         elif name == "where":
             zero = self.constant(0.0, dtype)
-            self._contribute(adjoints, step.steps[1], self.step("where", dtype, (given[0], g, zero)))
-            self._contribute(adjoints, step.steps[2], self.step("where", dtype, (given[0], zero, g)))
+            chosen = self._where_not_zero(g, lambda g: self.step("where", dtype, (given[0], g, zero)))
+            self._contribute(adjoints, step.steps[1], chosen)
+            chosen = self._where_not_zero(g, lambda g: self.step("where", dtype, (given[0], zero, g)))
+            self._contribute(adjoints, step.steps[2], chosen)
         elif name == "cast":
-            self._contribute(adjoints, step.steps[0], self._as(g, self._old[step.steps[0]].dtype))
+            to = self._old[step.steps[0]].dtype
+            self._contribute(adjoints, step.steps[0], self._where_not_zero(g, lambda g: self._as(g, to)))
+        elif self._bound(number, at) is not None:
+            self._back_bounds(number, at, adjoints)
         else:
             self._back_function(number, given, at[number], adjoints)
 
@@ -265,11 +311,35 @@ class _Gradient(Builder):
             # part: g times the conjugate of the derivative, which is the derivative at the conjugate.
             given = [self._conjugate(one) for one in given]
             y = self._conjugate(y)
-        operands = dict(zip("ab", given, strict=False)) | {"g": g, "y": y}
+        operands = dict(zip("ab", given, strict=False)) | {"y": y}
         for one, text in zip(step.steps, texts, strict=True):
             if text is not None and self._active[one]:
-                made = self._apply(text, operands, self._old[one].dtype)
-                self._contribute(adjoints, one, made)
+                dtype = self._old[one].dtype
+                make = functools.partial(self._apply, text, operands, dtype)
+                self._contribute(adjoints, one, self._where_not_zero(g, make))
+
+    def _bound(self, number: int, at: Mapping[int, int]) -> tuple[int, int] | None:
+        """Return the array and the bound of an extremum of an array and a number."""
+        step = self._old[number]
+        pairs = [step.steps, step.steps[::-1]] if step.function in BOUNDS else []
+        return next(((array, at[bound]) for array, bound in pairs if self._is_number(at[bound])), None)
+
+    def _back_bounds(self, number: int, at: Mapping[int, int], adjoints: dict[int, int]) -> None:
+        """Make 0 of a gradient beyond bounds that are numbers; the bounds of a `clip` are one step."""
+        g, limits, array = adjoints[number], list[tuple[str, int]](), number
+        while (found := self._bound(array, at)) is not None and not (limits and self._has_loops):
+            limits.append((BOUNDS[self._old[array].function][self._passes_nan], found[1]))
+            array = found[0]
+        conditions = [self.step(name, DType.bool, (at[array], bound)) for name, bound in limits]
+        join = "logical_or" if self._passes_nan else "logical_and"
+        condition = functools.reduce(lambda one, other: self.step(join, DType.bool, (one, other)), conditions)
+
+        def make(g: int) -> int:
+            zero = self.constant(0.0, self.steps[g].dtype)
+            parts = (condition, zero, g) if self._passes_nan else (condition, g, zero)
+            return self.step("where", self.steps[g].dtype, parts)
+
+        self._contribute(adjoints, array, self._where_not_zero(g, make))
 
     def _conjugate(self, number: int) -> int:
         dtype = self.steps[number].dtype
@@ -287,8 +357,6 @@ class _Gradient(Builder):
             return [OF_ONE[name]]
         if name not in OF_TWO:
             raise NotSupportedError(f"{name} has no gradient")
-        if name in BOUNDS and any(map(self._is_number, given)):
-            return [BOUNDS[name].format(*order) for order in ("ab", "ba")]
         by_base, by_exponent = OF_TWO[name]
         exponent = self.steps[given[1]]
         if name == "power" and exponent.function == "constant" and exponent.value:

@@ -238,6 +238,8 @@ class _Text:
         value: Any = step.value
         if step.dtype is DType.bool:
             return repr(bool(value))
+        if step.dtype.kind == "complex":
+            return f"{step.dtype.value}({complex(value)!r})"
         if step.dtype.kind == "float":
             number = float(value)
             text = "nan" if math.isnan(number) else repr(number) if math.isfinite(number) else str(number)

@@ -26,7 +26,7 @@ OF_ONE: Mapping[str, str] = {
     "absolute": "g * sign(a)", "fabs": "g * sign(a)", "negative": "-g", "positive": "g",
     "conjugate": "conj(g)", "real": "g", "imag": "g * 1j", "square": "2 * g * a",
     "reciprocal": "-g * y * y", "sqrt": "0.5 * g / y",
-    "cbrt": "g / (3 * y * y)", "exp": "g * y", "exp2": "g * y * 0.6931471805599453", "expm1": "g * (y + 1)",
+    "cbrt": "g / (3 * y * y)", "exp": "g * y", "exp2": "g * y * 0.6931471805599453", "expm1": "g * exp(a)",
     "log": "g / a", "log1p": "g / (1 + a)", "log2": "g / (a * 0.6931471805599453)",
     "log10": "g / (a * 2.302585092994046)", "sin": "g * cos(a)", "cos": "-g * sin(a)",
     "tan": "g * (1 + y * y)", "arcsin": "g / sqrt(1 - a * a)", "arccos": "-g / sqrt(1 - a * a)",
@@ -39,6 +39,8 @@ OF_ONE: Mapping[str, str] = {
     "erfcinv": "-g * 0.8862269254527579 * exp(y * y)", "bessel_i0": "g * bessel_i1(a)",
     "bessel_i1": "g * (bessel_i0(a) - where(a == 0, 0.5, y / where(a == 0, 1, a)))",
     "lgamma": f"{_DIGAMMA}x = g * d", "tgamma": f"{_DIGAMMA}x = g * y * d",
+    # Of complex numbers alone: it turns with them.
+    "sign": "where(a == 0, 0, (g - y * real(conj(y) * g)) / where(a == 0, 1, abs(a)))",
 }  # fmt: skip
 """The derivatives of functions of one argument."""
 
@@ -66,8 +68,10 @@ OF_TWO: Mapping[str, tuple[str | None, str | None]] = {
 """The derivatives of functions of two arguments by each of them; two equal arrays share that of an
 extremum."""
 
-BOUNDS: Mapping[str, str] = {"maximum": "where({0} > {1}, g, 0)", "minimum": "where({0} < {1}, g, 0)"}
-"""The derivatives by an array whose bound is a number: 0 at the bound."""
+BOUNDS: Mapping[str, tuple[str, str]] = {
+    "maximum": ("greater", "less_equal"), "minimum": ("less", "greater_equal"),
+}  # fmt: skip
+"""The comparisons of an array with its bound, a number, where the derivative is 1, and where it is 0."""
 
 STEPS = frozenset((
     "floor", "ceil", "trunc", "rint", "sign", "signbit", "floor_divide", "equal", "not_equal", "less",
@@ -78,6 +82,6 @@ STEPS = frozenset((
 """The functions whose derivative is 0, because a small change of an argument does not change the result."""
 
 NOT_HOLOMORPHIC = frozenset(
-    {"absolute", "real", "imag", "conjugate", "add", "subtract", "negative", "positive"}
+    {"absolute", "real", "imag", "conjugate", "add", "subtract", "negative", "positive", "sign"}
 )
 """The functions whose texts are the gradients of complex numbers as they are."""

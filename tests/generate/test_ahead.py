@@ -1,0 +1,192 @@
+"""`examples/generate`: steps that are asked for while the one before them runs, with tokens on the device."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import trio
+from chosen import BACKEND
+from generation import Generation, Prompt, WrongTokensError, open_generation
+from llama import checksum, multipliers, packed
+from model import GREEDY, Chosen, Sampling, open_model
+from running import TINY, generate
+from text import load_random
+
+import trio_accel as ta
+from trio_accel.patterns import Call, GetStatistics, open_parts
+
+pytestmark = pytest.mark.examples
+pytest.importorskip("tokenizers", reason="pip install '.[generate]'")
+pytest.importorskip("jinja2", reason="pip install '.[generate]'")
+if BACKEND != "cpu":
+    pytest.skip("these programs compute on the CPU here", allow_module_level=True)
+
+LOADED = load_random(TINY, 3)
+HOT = Sampling(temperature=0.8, top_p=0.9, seed=5)
+PROMPTS = [[5], [7, 8, 9], list(range(20, 37)), [250, 1, 1, 1, 299], list(range(100, 140))]
+SAMPLINGS = [GREEDY, HOT, GREEDY, attrs.evolve(HOT, seed=6), GREEDY]
+MOST = [23, 9, 30, 1, 17]
+FORWARDS = ["numpy", *(["torch"] if find_spec("torch") else [])]
+
+
+async def alone(model: Any) -> list[tuple[int, ...]]:
+    found = await generate(model, PROMPTS, max(MOST), samplings=SAMPLINGS)
+    return [tuple(tokens[:most]) for tokens, most in zip(found, MOST, strict=True)]
+
+
+async def together(made: Generation, pause: float = 0.0) -> list[tuple[int, ...]]:
+    found: list[list[int]] = [[] for _ in PROMPTS]
+
+    async def read(number: int) -> None:
+        how, most = SAMPLINGS[number], MOST[number]
+        item = Prompt(tokens=PROMPTS[number], most=most, sampling=how)
+        async with open_parts(made.batcher, item) as stream:
+            async for token in stream:
+                found[number].append(token)
+                if number % 2:
+                    await trio.sleep(pause)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(len(PROMPTS)):
+            nursery.start_soon(read, number)
+    return list(map(tuple, found))
+
+
+@pytest.mark.parametrize("forward", FORWARDS)
+async def test_tokens_are_those_of_single_steps(system: ta.System, device: ta.Device, forward: str) -> None:
+    async with open_model(device, TINY, LOADED.weights, pages=60, size=4, forward=forward) as model:
+        expected = await alone(model)
+        async with open_generation(system, model, LOADED, positions=70, ahead=True) as made:
+            for pause in (0.0, 0.002):
+                assert await together(made, pause) == expected
+            await made.batcher.stop(drain=True)
+            assert made.pages.used == 0
+            # Others find what the texts have left.
+            assert made.pages.open([*PROMPTS[2], *expected[2]]).length == 44
+
+
+async def test_a_step_is_asked_for_before_the_tokens_of_the_last_are_there(
+    system: ta.System, device: ta.Device
+) -> None:
+    async with open_model(device, TINY, LOADED.weights, pages=60, size=4, forward="numpy") as model:
+        sources: list[bool] = []
+
+        async def forward(batch: Any) -> Chosen:
+            sources.append(len(batch.rows) == 5 and bool((batch.rows[3] >= 0).any()))
+            return await model.forward(batch)
+
+        watched = attrs.evolve(model, forward=forward)
+        async with open_generation(system, watched, LOADED, positions=70, ahead=True) as made:
+            prompt = Prompt(tokens=[5], most=30, sampling=GREEDY)
+            assert len(await made.batcher.ask(Call(prompt))) == 30
+            # The prompt, the first step, and others on its heels, unless the one before is over by then.
+            assert len(sources) == 30
+            assert sources[:2] == [False, False]
+            assert sum(sources) > 5
+            assert (await made.batcher.ask(GetStatistics())).repeated == 0
+
+
+async def test_a_token_that_ends_a_text_drops_the_step_ahead(system: ta.System, device: ta.Device) -> None:
+    async with open_model(device, TINY, LOADED.weights, pages=60, size=4, forward="numpy") as model:
+        expected = await alone(model)
+        place = next(n for n, token in enumerate(expected[2]) if n > 1 and token not in expected[2][:n])
+        loaded = attrs.evolve(LOADED, text=load_random(TINY, 3).text)
+        loaded.text.ends = frozenset({expected[2][place]})
+        async with open_generation(system, model, loaded, positions=70, ahead=True) as made:
+            found = await together(made)
+            for tokens, whole in zip(found, expected, strict=True):
+                ends = [n for n, token in enumerate(whole) if token in loaded.text.ends]
+                assert tokens == whole[: ends[0] if ends else None]
+            await made.batcher.stop(drain=True)
+            assert made.pages.used == 0
+
+
+@pytest.mark.parametrize("place", range(2, 8))
+async def test_wrong_tokens_are_seen_and_the_step_runs_again(
+    system: ta.System, device: ta.Device, place: int
+) -> None:
+    """The device has other tokens than the step before has chosen."""
+    async with open_model(device, TINY, LOADED.weights, pages=60, size=4, forward="numpy") as model:
+        expected = await alone(model)
+        calls, struck = 0, 0
+
+        async def forward(batch: Any) -> Chosen:
+            nonlocal calls, struck
+            calls += 1
+            if calls >= place and not struck and len(batch.rows) == 5 and (batch.rows[3] >= 0).any():
+                struck = calls
+                sources = batch.rows[3]
+                batch.rows[3] = np.where(sources < 0, sources, (sources + 64) % 256)
+                batch.rows[3] %= 256
+            return await model.forward(batch)
+
+        watched = attrs.evolve(model, forward=forward)
+        async with open_generation(system, watched, LOADED, positions=200, ahead=True) as made:
+            assert await together(made) == expected
+            seen = await made.batcher.ask(GetStatistics())
+            assert struck >= place
+            assert seen.repeated == 1
+
+
+@pytest.mark.parametrize("retry", [0, 3])
+@pytest.mark.parametrize("forward", FORWARDS)
+async def test_kills_change_no_token(system: ta.System, forward: str, retry: int) -> None:
+    options = ta.DeviceOptions(
+        isolation="process",
+        retry=retry,
+        retry_suspects=bool(retry),
+        intensity=ta.Intensity(100, 60.0),
+        backoff=ta.Backoff(initial=0.0, base=0.0, jitter=0.0),
+    )
+    async with (
+        system.open_device("cpu", options=options) as device,
+        open_model(device, TINY, LOADED.weights, pages=60, size=4, forward=forward) as model,
+    ):
+        expected = await alone(model)
+        async with open_generation(system, model, LOADED, positions=70, ahead=True) as made:
+            fault = ta.testing.inject_fault(device, model.operation, kill=True, count=3)
+            assert await together(made) == expected
+            assert fault.hit == 3
+            await made.batcher.stop(drain=True)
+            assert made.pages.used == 0
+
+
+async def test_a_step_ahead_has_no_more_sequences_than_the_device_keeps_tokens_of(
+    system: ta.System, device: ta.Device
+) -> None:
+    opening = open_model(device, TINY, LOADED.weights, pages=8, size=4, forward="numpy", width=2)
+    async with opening as model:
+        with pytest.raises(ValueError, match="at most 2 sequences, got sequences=3"):
+            async with open_generation(system, model, LOADED, sequences=3, ahead=True):
+                raise AssertionError
+        async with open_generation(system, model, LOADED, sequences=2, positions=70, ahead=True) as made:
+            prompts = [Prompt(tokens=[token], most=5, sampling=GREEDY) for token in (5, 6, 7)]
+            async with trio.open_nursery() as nursery:
+                for prompt in prompts:
+                    nursery.start_soon(made.batcher.ask, Call(prompt))
+
+
+def test_a_checksum_tells_tokens_apart() -> None:
+    tokens = np.arange(64)
+    made = packed(np.append(tokens, (tokens * multipliers(64)).sum()))
+    assert np.frombuffer(made[:-8], np.int32).tolist() == tokens.tolist()
+    assert int.from_bytes(made[-8:], "little") == checksum(tokens)
+    for line in range(64):
+        other = tokens.copy()
+        other[line] += 1
+        assert checksum(other) != checksum(tokens)
+    assert checksum(tokens[::-1]) != checksum(tokens)
+    assert issubclass(WrongTokensError, ta.NotExecutedError)
+
+
+def test_draws_of_many_positions_are_those_of_each() -> None:
+    for position in (0, 1, 63, 1 << 40):
+        found = HOT.draws(position, 70)
+        assert found.tolist() == [HOT.draw(position + place) for place in range(70)]
+        key = np.array([HOT.seed, 0], np.uint64)
+        generator = np.random.Generator(np.random.Philox(counter=position, key=key))
+        assert generator.random(dtype=np.float32) == found[0]

@@ -1,0 +1,1 @@
+"""Derivatives of expressions: programs of steps, and their texts (D207)."""

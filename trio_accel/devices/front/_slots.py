@@ -1,0 +1,158 @@
+"""Stand-ins for the arguments of a step while its function is called: for host arrays, and for numbers."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn, cast
+
+import numpy as np
+
+from ...backends.base import DType, HostArray
+from ..operations._ref import AccelRef
+from ._layout import map_tree
+from ._recorder import ChainRecorder
+
+
+class Slot:
+    """A number of a step while that is traced: its value may be another one at each call.
+
+    Arithmetic with other numbers makes a slot whose value is computed with each call, by Python.
+
+    Args:
+        step: Name of the step.
+        name: Name of the parameter.
+        compute: Computes the number from all numbers of a call.
+    """
+
+    __slots__ = ("_name", "_step", "compute")
+
+    def __init__(self, step: str, name: str, compute: Callable[[Sequence[float]], float]) -> None:
+        self._step = step
+        self._name = name
+        self.compute = compute
+
+    def __repr__(self) -> str:
+        return f"<number {self._name} of step {self._step}>"
+
+    def refuse(self, *_: object) -> NoReturn:
+        """Refuse what needs the value.
+
+        Raises:
+            TypeError: Always.
+        """
+        raise TypeError(
+            f"step {self._step}: the value of {self._name} is not known while the step is traced, because "
+            f"the number may differ at each call; name it, ta.step(static={self._name!r}), to trace each "
+            "value, or decide outside of the step"
+        )
+
+    __bool__ = __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse
+    __hash__ = object.__hash__
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
+        """Take the arithmetic of NumPy's own floats, and refuse arrays and other functions.
+
+        Raises:
+            TypeError: It is another one.
+        """
+        function = _OF_UFUNCS.get(ufunc.__name__)
+        if function is None or method != "__call__" or named:
+            self.refuse()
+        first, second = inputs
+        is_reflected = first is not self
+        made = self._with(function, first if is_reflected else second, is_reflected=is_reflected)
+        return self.refuse() if made is NotImplemented else made
+
+    def _with(self, function: Callable[..., float], *others: object, is_reflected: bool = False) -> Any:
+        if not all(isinstance(other, (int, float, Slot)) for other in others):
+            # An array's own operator takes the slot.
+            return NotImplemented
+        parts = [self, *others][:: -1 if is_reflected else 1]
+
+        def compute(numbers: Sequence[float]) -> float:
+            return function(*[part.compute(numbers) if isinstance(part, Slot) else part for part in parts])
+
+        return Slot(self._step, self._name, compute)
+
+
+def _have_arithmetic() -> None:
+    def of_two(function: Callable[..., float], *, is_reflected: bool) -> Callable[[Slot, object], Any]:
+        return lambda self, other: self._with(function, other, is_reflected=is_reflected)
+
+    def of_one(function: Callable[..., float]) -> Callable[[Slot], Any]:
+        return lambda self: self._with(function)
+
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+        function = getattr(operator, name)
+        setattr(Slot, f"__{name}__", of_two(function, is_reflected=False))
+        setattr(Slot, f"__r{name}__", of_two(function, is_reflected=True))
+    for name in ("neg", "pos", "abs"):
+        setattr(Slot, f"__{name}__", of_one(getattr(operator, name)))
+
+
+_OF_UFUNCS: Mapping[str, Callable[..., float]] = {
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "divide": operator.truediv,
+    "floor_divide": operator.floordiv,
+    "remainder": operator.mod,
+    "power": operator.pow,
+}
+_have_arithmetic()
+
+
+class StandIns:
+    """Stand-ins for the arguments of a step while its function is called.
+
+    Args:
+        step: Name of the step.
+        static: Names and positions of parameters whose values are part of the structure.
+        recorder: Records the operations.
+        has_slots: Whether slots stand in for numbers.
+
+    Attributes:
+        hosts: Those for host arrays, in their order.
+    """
+
+    def __init__(
+        self, step: str, static: frozenset[int | str], recorder: ChainRecorder, *, has_slots: bool
+    ) -> None:
+        self._step = step
+        self._static = static
+        self._recorder = recorder
+        self._has_slots = has_slots
+        self._count = 0
+        self.hosts: list[AccelRef] = []
+
+    def of(
+        self, args: tuple[Any, ...], named: Mapping[str, Any], parameters: Mapping[str, object]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments with stand-ins in place of host arrays and numbers."""
+        names = [*list(parameters)[: len(args)], *[""] * (len(args) - len(parameters))]
+        return (
+            tuple(
+                [
+                    self._one(each, name, place)
+                    for place, (each, name) in enumerate(zip(args, names, strict=True))
+                ]
+            ),
+            {name: self._one(each, name, name) for name, each in named.items()},
+        )
+
+    def _one(self, given: Any, name: str, place: int | str) -> Any:
+        is_static = place in self._static
+
+        def one(each: Any) -> Any:
+            if type(each) is np.ndarray:
+                host: HostArray = cast("Any", each)
+                self.hosts.append(self._recorder.stand_in_for(host.shape, DType.of(host.dtype)))
+                return self.hosts[-1]
+            if type(each) is float and self._has_slots and not is_static:
+                self._count += 1
+                return Slot(self._step, name or "a number", operator.itemgetter(self._count - 1))
+            return each
+
+        return map_tree(given, one)

@@ -1,0 +1,348 @@
+"""What a step keeps for one structure of its arguments, and its launch without a planner."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from operator import attrgetter, itemgetter
+from struct import Struct
+from typing import Any
+
+import attrs
+import numpy as np
+
+from ...backends.base import DType, HostArray
+from ...backends.base.contract.ops import ArraySpec, ChainSpec
+from ...backends.base.kit.kept_plans import KeptPlan
+from ..engine._device_state import DeviceState
+from ..engine._in_place import LIMIT_NS, BoundWork, InPlace
+from ..operations._blocks import Block
+from ..operations._operation import Launch, LaunchFrame, Planned, Planner
+from ..operations._ref import AccelRef
+from ._chains import Chains, RunChain, Template
+from ._results import HostResult
+from ._slots import Slot
+
+_WORD = {DType.float32: Struct("=f"), DType.float64: Struct("=d")}
+_UINT8 = DType.uint8
+# So many runs in the stream's thread are quick before one is in place, and as many more each time that a run
+# in place was not.
+_QUICK, _MOST_PAUSE = 8, 1 << 14
+# Misses in a row after which a place is given up for a while.
+_MISSES = 32
+_MOST_BOUND = 4
+_STRIKES, _FORGIVEN = 3.0, 0.0625
+_NUMBER, _PLACE, _NAME = attrgetter("id"), itemgetter(0), itemgetter(1)
+NOT_HERE: Any = object()
+
+
+@attrs.define(eq=False)
+class StepPlan:
+    """What a step has kept for one structure.
+
+    Its launch has the fields that `Planner` would find. Those that depend on the blocks of the arguments
+    alone are kept until a call has other blocks.
+
+    Attributes:
+        chains: The chains of the device.
+        template: The recorded operations.
+        constants: Host arrays that the function uses besides its arguments, as they were when it was traced.
+        slots: The numbers that are handed over: offset, how its bytes are written, its dtype, and the slot.
+        nesting: How the results are nested, if there are several.
+        kept: The plan in the table of the device. It is bound once its launch is, and armed while it is
+            computed in place.
+        room: Bytes of all that is handed over.
+    """
+
+    chains: Chains
+    template: Template
+    constants: Sequence[HostArray]
+    slots: Sequence[tuple[int, Struct, DType, Slot]]
+    nesting: Any
+    kept: KeptPlan[Any]
+    room: int = 0
+    # Ids of the blocks of the last call. A plan keeps no block, which would keep its memory.
+    _numbers: tuple[int, ...] = attrs.field(default=(), init=False)
+    _read: tuple[ArraySpec, ...] = attrs.field(default=(), init=False)
+    _updated: tuple[ArraySpec, ...] = attrs.field(default=(), init=False)
+    # The blocks of the arguments in the order of the specification, and the template of its message to a worker.
+    _order: tuple[int, ...] = attrs.field(default=(), init=False)
+    _frame: LaunchFrame = attrs.field(factory=LaunchFrame, init=False)
+    _reads: frozenset[int] = attrs.field(default=frozenset(), init=False)
+    _writes: frozenset[int] = attrs.field(default=frozenset(), init=False)
+    # Where it is computed in place, if it may be; what it is bound to there, by the blocks.
+    place: InPlace | None = attrs.field(default=None, init=False)
+    _bound: dict[tuple[int, ...], BoundWork] = attrs.field(
+        factory=dict[tuple[int, ...], BoundWork], init=False
+    )
+    # Runs by a launch, and the number of them after which to look for a place.
+    _runs: int = attrs.field(default=0, init=False)
+    _wanted: int = attrs.field(default=_QUICK, init=False)
+    _misses: int = attrs.field(default=0, init=False)
+    # Runs in place that were slow, of which each is forgiven by some that were not.
+    _strikes: float = attrs.field(default=0.0, init=False)
+    # Nanoseconds of the last run in place.
+    _cost: int = attrs.field(default=0, init=False)
+    _pause: int = attrs.field(default=_QUICK, init=False)
+
+    @classmethod
+    def of(
+        cls,
+        chains: Chains,
+        template: Template,
+        constants: Sequence[HostArray],
+        slots: Sequence[Slot],
+        nesting: Any,
+        kept: KeptPlan[Any],
+    ) -> StepPlan:
+        """Make the plan of a template whose last host arrays are the numbers."""
+        offsets = template.offsets[len(template.offsets) - len(slots) :]
+        words = [
+            (offset, _WORD[dtype], dtype, slot)
+            for offset, dtype, slot in zip(offsets, template.numbers, slots, strict=True)
+        ]
+        return cls(chains, template, constants, words, nesting, kept)
+
+    def given(self, hosts: Sequence[HostArray], numbers: Sequence[float]) -> bytes:
+        """Copy what is handed over: host arrays and numbers."""
+        template = self.template
+        if not self.slots and not self.constants:
+            if not hosts:
+                return b""
+            if len(hosts) == 1:
+                return hosts[0].tobytes()
+        hosts = (*hosts, *self.constants)
+        room = self.room
+        if not room:
+            last = self.slots[-1][0] + self.slots[-1][1].size if self.slots else 0
+            ends = [offset + host.nbytes for offset, host in zip(template.offsets, hosts, strict=False)]
+            self.room = room = max(last, *ends, 0)
+        given = bytearray(room)
+        for offset, host in zip(template.offsets, hosts, strict=False):
+            given[offset : offset + host.nbytes] = host.tobytes()
+        for offset, form, dtype, slot in self.slots:
+            number = slot.compute(numbers)
+            try:
+                form.pack_into(given, offset, number)
+            except OverflowError:
+                # An expression converts it to infinity, too.
+                with np.errstate(over="ignore"):
+                    given[offset : offset + form.size] = np.array(number, dtype.dtype).tobytes()
+        return bytes(given)
+
+    def launch(self, message: RunChain, state: DeviceState) -> tuple[Launch, Planned[Any]] | None:
+        """Make the launch of a call; None where a planner has to look more closely, and to refuse it."""
+        template, table = self.template, self.chains.blocks
+        if state.faults.waiting:
+            return None
+        for block in message.blocks:
+            if (
+                block.is_released
+                or block.damaged_by is not None
+                or block.generation < table.valid_since
+                or block.frozen_by
+            ):
+                return None
+        blocks = message.blocks
+        numbers = tuple(map(_NUMBER, blocks))
+        if self._numbers != numbers:
+            self._take(numbers)
+        reads, updates = template.reads, template.updates
+        uses = list(zip(map(_NAME, reads), map(blocks.__getitem__, map(_PLACE, reads)), strict=True))
+        planner: Planner | None = None
+        scratch, made = table.spare, None
+        allocations: tuple[tuple[int, int], ...] = ()
+        outputs: list[Block] = []
+        keep: list[object] = []
+        written: tuple[ArraySpec, ...] = ()
+        writes = self._writes
+        is_whole = not template.layout.scratch or (
+            scratch is not None
+            and scratch.block.nbytes >= template.layout.scratch
+            and not scratch.block.is_released
+            and scratch.block.damaged_by is None
+            and scratch.block.generation >= table.valid_since
+        )
+        if template.layout.made or not is_whole:
+            planner = Planner(state, message)
+            made, written = message.outputs(planner)
+            allocations, outputs, keep = planner.made()
+            writes |= {one.block for one in written}
+        elif scratch is not None and template.layout.scratch:
+            block = scratch.block
+            allocations, outputs, keep = ((block.id, block.nbytes),), [block], [block]
+            written, writes = (scratch.spec,), writes | {block.id}
+        if updates:
+            changed = [(name, blocks[place]) for place, name, _ in updates]
+            uses += changed
+            outputs = [*[block for _, block in changed], *outputs]
+        result = template.result
+        words = np.zeros(-(-result[2] // 4), np.int32) if result else None
+        reply = message.reply_of(made or {}, words)
+        spec = ChainSpec(
+            template.recipe,
+            template.result,
+            message.given or b"",
+            self._read,
+            self._updated,
+            written,
+            words,
+        )
+        launch = Launch(
+            template.name,
+            spec,
+            self._reads,
+            writes,
+            allocations,
+            (),
+            (),
+            outputs,
+            uses,
+            keep,
+            RunChain.library,
+        )
+        order = self._order
+        order += (written[0].block,) if len(written) == 1 else tuple([one.block for one in written])
+        launch.frame, launch.order = self._frame, order
+        return launch, Planned(spec, reply, None, is_checked=True)
+
+    def launched(self, dispatch: Any) -> None:
+        """Note a run by a launch; look for a place from time to time."""
+        self._runs += 1
+        if self._runs < self._wanted:
+            return
+        place: InPlace | None = None if self.template.updates else dispatch.place(RunChain.library)
+        if place is not None and place.is_quick(self.template.recipe, _QUICK):
+            self.place, self._misses = place, 0
+            while self._bound:
+                self._bound.popitem()[1].drop()
+            if self.kept.state == "bound":
+                self.kept.move("arm")
+        self._wanted = self._runs + self._pause
+
+    def compute(  # noqa: C901, PLR0911, PLR0912  # a call for each part would take as long as the part
+        self, blocks: list[Block], refs: Sequence[AccelRef], given: bytes
+    ) -> Any:
+        """Compute it in place, now; returns the reply, or `NOT_HERE` if it is to be launched.
+
+        A failed run has changed nothing but what is made for it, and is told by the launch that follows.
+        """
+        place, template, chains = self.place, self.template, self.chains
+        table, state = chains.blocks, chains.state
+        assert place is not None  # as the caller has seen
+        if state.hooks or state.faults.waiting or not place.admits(self._cost * 1e-9):
+            return self._missed()
+        for block in blocks:
+            if block.is_released or block.damaged_by is not None or block.generation < table.valid_since:
+                return self._missed()
+        numbers = tuple(map(_NUMBER, blocks))
+        if self._numbers != numbers:
+            self._take(numbers)
+        layout, spare, made = template.layout, table.spare, dict[int, AccelRef]()
+        number = 0 if spare is None else spare.block.id
+        if layout.scratch and (
+            spare is None or spare.block.nbytes < layout.scratch or spare.block.generation < table.valid_since
+        ):
+            return self._missed()
+        try:
+            if layout.made:
+                message = RunChain(chains, template, refs, (), template.name)
+                planner = Planner(state, message)
+                made, written = message.outputs(planner)
+                place.allocate(planner.made()[0])
+                key = (number, *self._numbers, *[one.block for one in written])
+            else:
+                written = (spare.spec,) if spare is not None and layout.scratch else ()
+                key = (number, *self._numbers)
+            bound = self._bound.get(key)
+            if bound is None or bound.is_dropped or not bound.left:
+                bound = self._bind(place, key, written, given)
+                if bound is None:
+                    return NOT_HERE
+            used = place.compute(bound, given)
+        except Exception:  # noqa: BLE001  # the launch meets it again, and tells it
+            return self._gave_up()
+        if used < 0:
+            return self._missed()
+        self._misses, self._cost = 0, used
+        if used > LIMIT_NS or self._strikes:
+            self._judge(used)
+        result, reply = bound.result, template.reply
+        if type(reply) is HostResult and result is not None:
+            layout_of = reply.ref.spec
+            return result.copy().view(layout_of.dtype.dtype).reshape(layout_of.shape)
+        return None if reply is None else self._reply(result, made, refs)
+
+    def _reply(self, result: HostArray | None, made: Mapping[int, AccelRef], refs: Sequence[AccelRef]) -> Any:
+        """Make the reply of a run in place: arrays on the device, or several results."""
+        template, words = self.template, None
+        if result is not None:
+            words = np.zeros(-(-template.result[2] // 4), np.int32)
+            words.view(np.uint8)[: len(result)] = result
+        return RunChain(self.chains, template, refs, (), template.name).reply_of(made, words)
+
+    def _bind(
+        self, place: InPlace, key: tuple[int, ...], written: tuple[ArraySpec, ...], given: bytes
+    ) -> BoundWork | None:
+        """Bind it to blocks, and keep that."""
+        template = self.template
+        spec = ChainSpec(template.recipe, template.result, given, self._read, self._updated, written, None)
+        bound = place.bind(spec)
+        if bound is None:
+            self._leave()
+            self._wanted = sys.maxsize
+            return None
+        kept = self._bound
+        if key in kept:
+            # Bound for the second time: it stays.
+            bound.left = sys.maxsize
+        over = [one for one, other in kept.items() if other.is_dropped or one == key]
+        if not over and len(kept) >= _MOST_BOUND:
+            over = [next(iter(kept))]
+        for one in over:
+            # Its blocks refer to it, too.
+            kept.pop(one).drop()
+        kept[key] = bound
+        return bound
+
+    def _missed(self) -> Any:
+        self._misses += 1
+        if self._misses >= _MISSES:
+            self._leave()
+            self._wanted = self._runs + _MISSES
+        return NOT_HERE
+
+    def _judge(self, used: int) -> None:
+        """Launch it again where it is slow, and not once: a machine has its moments."""
+        self._strikes = self._strikes + 1.0 if used > LIMIT_NS else max(self._strikes - _FORGIVEN, 0.0)
+        if self._strikes >= _STRIKES:
+            self._gave_up()
+
+    def _leave(self) -> None:
+        """Be computed in place no more."""
+        self.place, self._strikes = None, 0.0
+        self._bound.clear()
+        if self.kept.state == "armed":
+            self.kept.move("disarm")
+
+    def _gave_up(self) -> Any:
+        self._leave()
+        self._pause = min(2 * self._pause, _MOST_PAUSE)
+        self._wanted = self._runs + self._pause
+        return NOT_HERE
+
+    def _take(self, numbers: tuple[int, ...]) -> None:
+        """Keep what depends on the blocks of the arguments."""
+        template = self.template
+
+        def whole(place: int, nbytes: int) -> ArraySpec:
+            return ArraySpec(numbers[place], 0, _UINT8, (nbytes,), (1,))
+
+        self._read = tuple([whole(place, nbytes) for place, _, nbytes in template.reads])
+        self._updated = tuple([whole(place, nbytes) for place, _, nbytes in template.updates])
+        self._writes = frozenset([array.block for array in self._updated])
+        self._reads = frozenset([array.block for array in self._read]) | self._writes
+        self._numbers = numbers
+        self._order = tuple([array.block for array in (*self._read, *self._updated)])
+        if self.kept.state == "recorded":
+            self.kept.move("bind")

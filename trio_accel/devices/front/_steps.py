@@ -1,0 +1,545 @@
+"""Steps: functions of arrays that are traced once for each structure of their arguments (D213).
+
+A chain is made anew with each request: its calls, its key, the search for its template. A step does this at
+its first call alone. From then on a call compares its arguments, fills in what differs, and launches the
+template that it has kept.
+
+The structure is what decides which operations run: dtypes, shapes, strides and offsets of arrays, sizes of
+their blocks, which arrays share a block, and the values of whole numbers, strings and the like. A float is no
+part of it. While a function is traced, a `Slot` stands in for it, and the recorded operation reads the number
+as an array without axes. That is possible for the operators + - * / beside arrays of float32 and float64; in
+all other places the number's value is part of the structure, too.
+
+These orders matter:
+
+* Host arrays and numbers are copied before the first checkpoint of a call, because the program may change
+  them as soon as other tasks run.
+* Whether the blocks may be used is looked at behind the last checkpoint before the launch.
+* A function is called without a checkpoint in between, so `_TRACING` has the steps of one call alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
+from operator import attrgetter
+from struct import error as struct_error
+from struct import pack
+from typing import Any, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar, cast, overload
+
+import attrs
+import numpy as np
+from trio.lowlevel import checkpoint, current_trio_token, enable_ki_protection
+
+from ...actors import named_arguments
+from ...backends.base import AccelError, HostArray
+from ...backends.base.kit.kept_plans import KeptPlan, KeptPlans
+from ..base._errors import classify
+from ..base._refusals import what_to_do
+from ..base._views import reach
+from ..operations._blocks import Block
+from ..operations._calls import Call, SpentCall
+from ..operations._chain import GATHER, Chain, arguments_of, takes_number, told_by
+from ..operations._operation import RECORDING
+from ..operations._ref import AccelRef
+from ._chains import TOLD_BY_STEPS, Chains, RunChain
+from ._layout import leaves_of, map_tree
+from ._recorder import ChainRecorder
+from ._results import finish_results
+from ._slots import Slot, StandIns
+from ._step_plans import NOT_HERE, StepPlan
+
+__all__ = ["is_traced", "step"]
+
+ParametersP = ParamSpec("ParametersP")
+ResultT = TypeVar("ResultT")
+_Key: TypeAlias = "tuple[object, ...]"
+
+_logger = logging.getLogger("trio_accel.devices")
+# How many structures of one step there are when the program is told.
+_MANY = 32
+# Values of these types are part of the structure, and stand for themselves.
+_PLAIN = frozenset({type(None), bool, int, str, bytes, type(...)})
+_NESTED = frozenset({tuple, list, dict})
+_CALLS = frozenset({Call, SpentCall})
+# Of a structure whose numbers are part of it by their values.
+_BY_VALUE: Any = object()
+_TABLE = attrgetter("table")
+
+
+# The steps whose functions are being called, the innermost last.
+_TRACING: ContextVar[tuple[Step[Any, Any], ...]] = ContextVar("trio_accel.steps", default=())
+
+
+@attrs.define(eq=False)
+class _Arguments:
+    """The arguments of one call, taken apart.
+
+    Attributes:
+        key: Their structure.
+        refs: The arrays on the device.
+        blocks: Their blocks.
+        hosts: The host arrays.
+        numbers: The numbers that are no part of the structure.
+        is_damaged: Whether another part of a block must not be used.
+    """
+
+    key: list[object] = attrs.field(factory=list[object])
+    refs: list[AccelRef] = attrs.field(factory=list[AccelRef])
+    blocks: list[Block] = attrs.field(factory=list[Block])
+    hosts: list[HostArray] = attrs.field(factory=list["HostArray"])
+    numbers: list[float] = attrs.field(factory=list[float])
+    is_damaged: bool = False
+
+
+class Step(Generic[ParametersP, ResultT]):
+    """A function of arrays that is traced once for each structure of its arguments. Made by `step`.
+
+    Args:
+        function: The function.
+        static: Names of the parameters whose values are part of the structure.
+
+    Attributes:
+        function: The argument.
+    """
+
+    def __init__(self, function: Callable[ParametersP, Call[ResultT]], static: Sequence[str]) -> None:
+        functools.update_wrapper(self, function)
+        self.function: Callable[ParametersP, Call[ResultT]] = function
+        self._name: str = getattr(function, "__qualname__", type(function).__name__)
+        try:
+            self._parameters: Mapping[str, inspect.Parameter] = inspect.signature(function).parameters
+        except (TypeError, ValueError):
+            self._parameters = {}
+        unknown = [name for name in static if name not in self._parameters]
+        if unknown:
+            raise ValueError(f"step: {self._name} has no parameter {unknown[0]!r}, which static names")
+        positions = list(self._parameters)
+        self._static: frozenset[int | str] = frozenset([*static, *map(positions.index, static)])
+        self._structures = 0
+
+    def __repr__(self) -> str:
+        return f"<step {self._name}, traced {self._structures} times>"
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        raise TypeError(
+            f"step {self._name}: a method cannot be a step, because its object is no array; make a step of a "
+            "function, or ta.step(object.method)"
+        )
+
+    def __call__(self, *args: ParametersP.args, **named: ParametersP.kwargs) -> Coroutine[Any, Any, ResultT]:
+        """Run the step; see `step`."""
+        if _TRACING.get():
+            # It is part of another step.
+            return cast("Coroutine[Any, Any, ResultT]", self._call(args, named))
+        if not (_CALLS.isdisjoint(map(type, args)) and _CALLS.isdisjoint(map(type, named.values()))):
+            # It is part of the request of the call that is its argument.
+            return cast("Coroutine[Any, Any, ResultT]", self._calls(args, named)[0])
+        return self._ask(args, named)
+
+    @enable_ki_protection
+    async def _ask(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> ResultT:
+        recording = RECORDING.get()
+        if recording is not None and not recording.is_over:
+            return await self._by_calls(args, named)
+        given = self._arguments(args, named)
+        key = tuple(given.key)
+        device: Any = given.blocks[0].table.device
+        kept: KeptPlans[Any] = device.chains.kept
+        found = kept.plans.get(key)
+        if found is None:
+            args, named, given = self._copied(args, named)
+            found = await self._trace(key, args, named, given)
+        if found is not None and found.value is _BY_VALUE:
+            # A number that can be no slot: the values are part of the structure.
+            found.is_used = True
+            key += tuple([pack("=d", number) for number in given.numbers])
+            found = kept.plans.get(key)
+            if found is None:
+                args, named, given = self._copied(args, named)
+                found = await self._trace(key, args, named, given, by_value=True)
+        if found is None or found.value is None or given.is_damaged:
+            return await self._by_calls(args, named)
+        found.is_used = True
+        return await self._run(found.value, given, args, named)
+
+    def _copied(
+        self, args: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any], _Arguments]:
+        """Copy the host arrays: to trace takes several turns of the loop, and the program may change them."""
+
+        def copied(each: Any) -> Any:
+            return cast("Any", each).copy() if isinstance(each, np.ndarray) else each
+
+        args, named = map_tree(args, copied), map_tree(dict(named), copied)
+        return args, named, self._arguments(args, named)
+
+    async def _run(
+        self, plan: StepPlan, given: _Arguments, args: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> ResultT:
+        """Run what was kept, in place or by a launch."""
+        template, chains, hosts = plan.template, plan.chains, given.hosts
+        try:
+            data = plan.given(hosts, given.numbers)
+        except struct_error:
+            # A power of a negative number is complex, which makes an array of another dtype.
+            return await self._by_calls(args, named)
+        reply: Any = NOT_HERE
+        try:
+            if plan.place is not None:
+                # Cancellation and other tasks come first.
+                await checkpoint()
+                reply = plan.compute(given.blocks, given.refs, data)
+            if reply is NOT_HERE:
+                message = RunChain(chains, template, given.refs, hosts, template.name)
+                message.given, message.armed, message.blocks = data, plan, given.blocks
+                chains.kept.counts.found += 1
+                device: Any = chains.device
+                reply = await device.ask(message)
+                plan.launched(device.dispatch)
+            if not template.is_finished:
+                reply = await finish_results(template.reply, reply)
+        except AccelError as error:
+            if template.updates or classify(error) not in TOLD_BY_STEPS:
+                raise
+        else:
+            made: ResultT = reply if plan.nesting is None else _nested(plan.nesting, reply)
+            return made
+        # Nothing was changed. The call that is refused, or has no memory, tells so in its own words.
+        copies = {
+            id(host): np.frombuffer(data, host.dtype, host.size, offset).reshape(host.shape)
+            for host, offset in zip(hosts, template.offsets, strict=False)
+        }
+
+        def sent(each: Any) -> Any:
+            return copies.get(id(each), each)
+
+        return await self._by_calls(map_tree(args, sent), map_tree(dict(named), sent))
+
+    def _arguments(  # noqa: C901, PLR0912  # calls that would make it shorter take as long as what they do
+        self, args: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> _Arguments:
+        """Take the arguments of a call apart.
+
+        Raises:
+            TypeError: One is no part of a structure, or none is an array on a device.
+            StaleRefError: An array must not be used.
+        """
+        given = _Arguments([self])
+        key, refs, blocks = given.key, given.refs, given.blocks
+        hosts, numbers = given.hosts, given.numbers
+        values = (*args, *named.values()) if named else args
+        if named:
+            key.append(tuple(named))
+        if self._static:
+            names: list[int | str] = [*range(len(args)), *named]
+            for name, each in zip(names, values, strict=True):
+                self._add(given, each, name, is_static=name in self._static)
+            values = ()
+        # `_add` says the same of each, with a call.
+        for each in values:
+            kind = type(each)
+            if kind is AccelRef:
+                spec, block = each.spec, each.block
+                if block.is_released or block.damaged_by or block.generation < block.table.valid_since:
+                    self._add(given, each, 0, is_static=False)
+                    continue
+                key += id(spec.dtype), spec.shape, spec.strides, spec.offset, block.nbytes
+                refs.append(each)
+                blocks.append(block)
+            elif kind is np.ndarray:
+                key += each.dtype, each.shape
+                hosts.append(each)
+            elif kind is float:
+                key.append(float)
+                numbers.append(each)
+            elif kind in _PLAIN:
+                key += kind, each
+            else:
+                self._add(given, each, [value is each for value in values].index(True), is_static=False)
+        if not refs:
+            self._refuse_hosts()
+        if len(set(blocks)) < len(blocks):
+            key.append(tuple(map(blocks.index, blocks)))
+        if len(set(map(_TABLE, blocks))) > 1:
+            # No plan has this key, so the function is traced, and the arrays are refused.
+            key.append(_BY_VALUE)
+        return given
+
+    def _add(self, given: _Arguments, each: Any, name: int | str, *, is_static: bool) -> None:
+        """Take one argument: what is nested, or is to be part of the structure, and the usual ones."""
+        kind, key = type(each), given.key
+        if is_static and kind is not AccelRef and kind is not np.ndarray and kind not in _NESTED:
+            try:
+                hash(each)
+            except TypeError:
+                self._refuse(each, name)
+            key += kind, pack("=d", each) if kind is float else each
+        elif kind in _NESTED:
+            members = cast("dict[str, Any]", each).values() if kind is dict else cast("list[Any]", each)
+            key += kind, len(each), tuple(each) if kind is dict else None
+            for member in members:
+                self._add(given, member, name, is_static=is_static)
+        elif isinstance(each, AccelRef):
+            spec, block = each.spec, each.block
+            block.check(f"step {self._name}", spec)
+            # One that is damaged elsewhere can be used, and a chain takes whole blocks.
+            given.is_damaged = given.is_damaged or block.damaged_by is not None
+            key += id(spec.dtype), spec.shape, spec.strides, spec.offset, block.nbytes
+            given.refs.append(each)
+            given.blocks.append(block)
+        elif kind is np.ndarray:
+            key += each.dtype, each.shape
+            given.hosts.append(each)
+        elif kind is float:
+            key.append(float)
+            given.numbers.append(each)
+        else:
+            value = (
+                each
+                if kind in _PLAIN
+                else pack("=2d", each.real, each.imag)
+                if kind is complex
+                else told_by(each)
+            )
+            if value is NotImplemented:
+                self._refuse(each, name)
+            key += kind, value
+
+    def _refuse(self, each: object, name: int | str) -> NoReturn:
+        names = list(self._parameters)
+        shown = names[name] if isinstance(name, int) and name < len(names) else name
+        raise TypeError(
+            f"step {self._name}: an argument{f' ({shown})' if shown != '' else ''} is of type "
+            f"{type(each).__name__}{what_to_do(each)}; give arrays, numbers, strings, tuples, lists and "
+            "dictionaries of these, or a hashable value whose parameter ta.step(static=...) names"
+        )
+
+    def _refuse_hosts(self) -> NoReturn:
+        raise TypeError(
+            f"step {self._name}: no argument is an array on a device, which says where it runs; put one "
+            "there: await device.put(x)"
+        )
+
+    async def _by_calls(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> ResultT:
+        """Call the function, and run its calls as any other ones."""
+        call, nesting = self._calls(args, named)
+        return cast("ResultT", _nested(nesting, await call))
+
+    def _call(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+        """Call the function; returns its result."""
+        steps = _TRACING.get()
+        if any(one is self for one in steps):
+            raise RecursionError(f"step {self._name} calls itself while it is traced; write a loop in it")
+        token = _TRACING.set((*steps, self))
+        try:
+            function: Callable[..., Any] = self.function
+            return function(*args, **named)
+        finally:
+            _TRACING.reset(token)
+
+    def _calls(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Call[Any], Any]:
+        """Call the function; returns its calls as one, and how its results are nested if it returns several.
+
+        Raises:
+            TypeError: It returns no call.
+        """
+        made = self._call(args, named)
+        if type(made) is Call:
+            return made, None
+        several = leaves_of(made) if type(made) in _NESTED else []
+        if several and all(type(each) in (Call, AccelRef) for each in several):
+            return Call[Any](GATHER, tuple(several)), map_tree(made, lambda _: 0)
+        if inspect.iscoroutine(made):
+            made.close()
+        raise TypeError(
+            f"step {self._name}: the function must return a call, or several in tuples, lists and "
+            f"dictionaries, got {type(made).__name__}"
+            + ("; it is to make calls and await none" if inspect.isawaitable(made) else "")
+        )
+
+    async def _trace(
+        self,
+        key: _Key,
+        args: tuple[Any, ...],
+        named: Mapping[str, Any],
+        given: _Arguments,
+        *,
+        by_value: bool = False,
+    ) -> KeptPlan[Any] | None:
+        """Record the operations of a structure, and keep them.
+
+        Returns:
+            What is kept: a `StepPlan`, or `_BY_VALUE`; None if nothing is, for now.
+        """
+        table = given.blocks[0].table
+        device: Any = table.device
+        for ref in given.refs:
+            if ref.block.table is not table:
+                raise ValueError(
+                    f"step {self._name}: an argument is on {ref.device.path}, this runs on {device.path}; "
+                    "copy it there: await x.copy_to(device)"
+                )
+        chains: Chains = device.chains
+        if current_trio_token() is not chains.state.token:
+            chains.state.check_run("step")
+        recorder = ChainRecorder(device, chains.state, None)
+        stand_ins = StandIns(self._name, self._static, recorder, has_slots=not by_value)
+        kept = chains.kept
+        try:
+            token = RECORDING.set(recorder)
+            try:
+                call, nesting = self._calls(*stand_ins.of(args, named, self._parameters))
+                chain = Chain(call)
+                if chain.has_expansions:
+                    chain = chain.expanded()
+            finally:
+                RECORDING.reset(token)
+            try:
+                self._check_arrays(chain, given, recorder)
+                uses = [
+                    (place, each)
+                    for place, one in enumerate(chain.steps)
+                    for each in arguments_of(one)
+                    if isinstance(each, Slot)
+                ]
+                if not all(takes_number(chain.steps[place]) for place, _ in uses):
+                    return kept.record(key, _BY_VALUE)
+                constants = [np.array(host) for host in chain.hosts]
+                chain.refs, chain.numbers = list(given.refs), cast("Any", uses)
+                template = await chains.record(chain, recorder, stand_ins.hosts)
+            finally:
+                chain.let_go()
+        finally:
+            recorder.end()
+        if template is None and uses:
+            return kept.record(key, _BY_VALUE)
+        if template is None:
+            # While the context is replaced it goes by steps, which wait for the next one. A borrowed array is
+            # no part of the structure.
+            is_refused = chains.state.availability.is_ready and all(
+                type(block) is Block for block in given.blocks
+            )
+            return kept.keep(kept.new(key), None) if is_refused else None
+        self._tell_structures()
+        new = kept.new(key)
+        slots = [slot for _, slot in uses]
+        return kept.keep(new, StepPlan.of(chains, template, constants, slots, nesting, new))
+
+    def _check_arrays(self, chain: Chain, given: _Arguments, recorder: ChainRecorder) -> None:
+        """Refuse arrays of a device that are no arguments.
+
+        Raises:
+            ValueError: The function uses one.
+        """
+        own: dict[int, list[tuple[int, int]]] = {}
+        for ref in given.refs:
+            own.setdefault(id(ref.block), []).append(reach(ref.spec))
+        for ref in chain.refs:
+            start, end = reach(ref.spec)
+            is_own = any(first <= start and end <= last for first, last in own.get(id(ref.block), ()))
+            if ref.block.table is not recorder.blocks and not is_own:
+                raise ValueError(
+                    f"step {self._name}: the function uses an array on {ref.device.path} that is not among "
+                    "its arguments; give it as one, because the step would go on with this array when "
+                    "another takes its name"
+                )
+
+    def _tell_structures(self) -> None:
+        """Tell once that there are many: a program that traces each time gains nothing."""
+        self._structures += 1
+        if self._structures == _MANY:
+            _logger.warning(
+                "step %s was traced for %d structures of its arguments: each dtype, shape and layout of an "
+                "array, and each value of a whole number, is one; pass what changes as a float or as an "
+                "array",
+                self._name,
+                _MANY,
+            )
+
+
+def _nested(nesting: Any, results: Any) -> Any:
+    """Nest several results as the function has returned their calls."""
+    if nesting is None:
+        return results
+    each = iter(results)
+    return map_tree(nesting, lambda _: next(each))
+
+
+def is_traced() -> bool:
+    """Tell whether the function of a step is being called here: it awaits nothing."""
+    return bool(_TRACING.get())
+
+
+@overload
+def step(
+    function: Callable[ParametersP, Call[ResultT]], *, static: str | Sequence[str] = ()
+) -> Callable[ParametersP, Coroutine[Any, Any, ResultT]]: ...
+@overload
+def step(
+    function: Callable[ParametersP, tuple[Call[Any], ...]], *, static: str | Sequence[str] = ()
+) -> Callable[ParametersP, Coroutine[Any, Any, tuple[Any, ...]]]: ...
+@overload
+def step(
+    *, static: str | Sequence[str] = ()
+) -> Callable[
+    [Callable[ParametersP, Call[ResultT]]], Callable[ParametersP, Coroutine[Any, Any, ResultT]]
+]: ...
+@named_arguments
+def step(function: Any = None, *, static: str | Sequence[str] = ()) -> Any:
+    """Make an async function of a function of arrays, which is traced once for each structure of arguments.
+
+    The first call with arguments of a structure calls the function and records the operations of the call
+    that it returns. All later calls launch what was recorded, as one request with one outcome, without
+    calling the function again. The results have the bits that the same calls have when they are awaited one
+    by one.
+
+    >>> import trio_accel as ta
+    >>> @ta.step
+    ... def layer(x, weights, scale):
+    ...     return (ta.nn.relu(ta.linalg.matmul(x, weights)) * scale).to_host()
+
+    The structure is made of the dtypes, shapes, strides and offsets of arrays, of the sizes of their blocks,
+    of which arrays share memory, and of the values of all other arguments but floats. A float may differ at
+    each call. While the function is traced, its value is not known, so a branch like ``if scale > 1`` is
+    refused. Where a float is not an operand of ``+ - * /`` beside arrays of float32 or float64, each
+    of its values is a structure of its own.
+
+    Effects of the Python code, such as a print, happen when it is traced. Host arrays that the function uses
+    besides its arguments are read then.
+
+    Args:
+        function: A plain function. It returns a call, or a tuple of calls, and awaits nothing. Its arguments
+            are arrays of one device, at least one, NumPy arrays, which are sent with the request, numbers,
+            strings, and tuples, lists and dictionaries of these. Arrays of a device that it uses must be
+            arguments.
+        static: Names of parameters whose values are part of the structure: floats that decide, and hashable
+            objects of other types.
+
+    Returns:
+        The async function. Where an argument is a call, it returns a call: the function becomes a part of
+        that request.
+
+    Raises:
+        TypeError: The function is async or returns no call, an argument has a type that is no part of a
+            structure, or a number decides.
+        ValueError: The function uses another array of a device, or arrays of two devices.
+
+    Calls raise the errors of the operations. See `Device.ask` for cancellation: a call that is cancelled
+    before it is launched never begins. A device keeps at most 1024 structures of steps and chains, those that
+    were used last.
+    """
+    names = (static,) if isinstance(static, str) else tuple(static)
+    if function is None:
+        return functools.partial(step, static=names)
+    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+        raise TypeError(
+            f"step: {function.__qualname__} is async; a step is a plain function that returns a call and "
+            "awaits nothing"
+        )
+    if not callable(function):
+        raise TypeError(f"step: {function!r} is not a function")
+    return Step(function, names)

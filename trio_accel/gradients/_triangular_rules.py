@@ -1,0 +1,170 @@
+"""Gradients of triangular factors, and of solutions by them.
+
+A small change of a matrix does not change the order of its rows, so an exchange of rows is a constant.
+"""
+
+# Operands are calls and arrays, whose results are known when they are awaited.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from .. import arrays as _arrays
+from .. import linalg as _linalg
+from ..devices import gather
+from ._backward import RULES, bound
+from ._elementwise import Rule, summed_to
+from ._factor_rules import added, hermitian_part
+from ._rules import adjoint, composition, conjugate
+
+__all__: list[str] = []
+
+# The types of functions tell what calls become when they are awaited.
+arrays: Any = _arrays
+linalg: Any = _linalg
+
+
+def _lower(factors: Any) -> Any:
+    """Return the lower factors of packed factors, which are made square by columns of the identity."""
+    rows, columns = factors.shape[-2:]
+    below = arrays.tril(factors, k=-1)
+    if rows > columns:
+        below = arrays.pad(below, [(0, 0)] * (len(factors.shape) - 1) + [(0, rows - columns)])
+    return below + np.eye(rows, dtype=factors.dtype.dtype)
+
+
+def _lu(call: Any, g: Any) -> Iterator[Rule]:
+    """Wide matrices begin with square ones, and tall ones have more rows in the lower factor."""
+    a = bound(call)["a"]
+    rows, columns = a.shape[-2:]
+    if rows < columns:
+        yield from composition(_wide_lu)(call, g)
+        return
+
+    def slope() -> Any:
+        factors, pivots, of_factors = call[0], call[1], g[0]
+        lower, upper = _lower(factors), arrays.triu(factors[..., :columns, :])
+        below = arrays.tril(adjoint(lower) @ arrays.tril(of_factors, k=-1), k=-1)
+        above = arrays.triu(arrays.triu(of_factors[..., :columns, :]) @ adjoint(upper))
+        if rows > columns:
+            above = arrays.pad(above, [(0, 0)] * (len(a.shape) - 2) + [(0, rows - columns), (0, 0)])
+            kept = np.broadcast_to(np.arange(columns, rows, dtype=np.int32), (*a.shape[:-2], rows - columns))
+            pivots = arrays.concat([pivots, kept], axis=-1)
+        inside = adjoint(linalg.solve(upper, adjoint(below + above)))
+        # The upper factor of these is the identity.
+        return linalg.lu_solve([lower, pivots], inside, 2)
+
+    yield a, slope
+
+
+def _wide_lu(a: Any) -> Any:
+    rows = a.shape[-2]
+    first, pivots = linalg.lu(a[..., :rows])
+    rest = linalg.lu_solve([_lower(first), pivots], a[..., rows:])
+    return gather(arrays.concat([first, rest], axis=-1), pivots)
+
+
+def _lu_solve(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    given, b, trans = at["lu_and_piv"], at["b"], at["trans"]
+    factors, pivots = given
+
+    def of_factors() -> Any:
+        identity = arrays.zeros_like(factors) + np.eye(factors.shape[-1], dtype=factors.dtype.dtype)
+        exchanged = linalg.lu_solve([identity, pivots], of_matrix(factors))
+        below = exchanged @ adjoint(arrays.triu(factors))
+        return arrays.tril(below, k=-1) + arrays.triu(adjoint(_lower(factors)) @ exchanged)
+
+    of_right, of_matrix = _solution(call, g, b, trans, partial(linalg.lu_solve, given))
+    yield b, of_right
+    if isinstance(given, (list, tuple)):
+        yield factors, of_factors
+    else:
+        # It is a call of `lu`, with both of its results.
+        yield given, lambda: [of_factors(), None]
+
+
+def _solution(
+    call: Any, g: Any, b: Any, trans: Any, solve: Callable[..., Any]
+) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """Return what makes the gradients of the right side, and of a matrix like another one.
+
+    Args:
+        call: The solution.
+        g: Its gradient.
+        b: The right side.
+        trans: Which of the matrix, its transpose and its conjugate transpose was solved with.
+        solve: Solves with the same matrix: called with a right side, and one of these.
+    """
+    is_vector = len(b.shape) == 1
+    letter = {0: "N", 1: "T", 2: "C"}.get(trans, trans)
+
+    def back() -> Any:
+        if letter == "T":
+            return conjugate(solve(conjugate(g), 0))
+        return solve(g, 2 if letter == "N" else 0)
+
+    slope = cache(back)
+
+    def of_matrix(matrix: Any) -> Any:
+        x, z = (arrays.expand_dims(one, axis=-1) if is_vector else one for one in (call, slope()))
+        made = z @ adjoint(x) if letter == "N" else x @ adjoint(z)
+        return -summed_to(conjugate(made) if letter == "T" else made, matrix.shape)
+
+    return lambda: summed_to(slope(), b.shape), of_matrix
+
+
+def _solve_triangular(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    a, b, is_lower, is_unit = at["a"], at["b"], at["lower"], at["unit_diagonal"]
+
+    def solve(right: Any, trans: int) -> Any:
+        return linalg.solve_triangular(a, right, trans, is_lower, is_unit)
+
+    of_right, of_matrix = _solution(call, g, b, at["trans"], solve)
+    yield b, of_right
+    kept = partial(arrays.tril, k=-int(is_unit)) if is_lower else partial(arrays.triu, k=int(is_unit))
+    yield a, lambda: kept(of_matrix(a))
+
+
+def _cho_solve(c_and_lower: Any, b: Any) -> Any:
+    factor, is_lower = c_and_lower
+    first, then = ("N", "C") if is_lower else ("C", "N")
+    return linalg.solve_triangular(
+        factor, linalg.solve_triangular(factor, b, first, is_lower), then, is_lower
+    )
+
+
+def _ldl(call: Any, g: Any) -> Iterator[Rule]:
+    """The outer factor has the identity in place of each block: the derivative is zero there."""
+    at = bound(call)
+    turn = adjoint if at["hermitian"] else _transposed
+    of_outer, of_blocks, _ = g
+
+    def slope() -> Any:
+        outer, blocks = call[0], call[1]
+        is_block = arrays.logical_or(blocks != 0, np.eye(blocks.shape[-1], dtype=bool))
+        inside = None if of_blocks is None else arrays.where(is_block, of_blocks, 0)
+        if of_outer is not None:
+            turned = adjoint(outer) @ of_outer
+            beyond = arrays.where(is_block, 0, arrays.tril(turned) if at["lower"] else arrays.triu(turned))
+            inside = added(inside, adjoint(linalg.solve(blocks, adjoint(beyond))))
+        back = adjoint(outer)
+        return hermitian_part(turn(linalg.solve(back, turn(linalg.solve(back, inside)))), turn)
+
+    yield at["a"], slope
+
+
+def _transposed(x: Any) -> Any:
+    return x.mT
+
+
+RULES.update({
+    "linalg.cho_solve": composition(_cho_solve), "linalg.ldl": _ldl, "linalg.lu": _lu,
+    "linalg.lu_solve": _lu_solve, "linalg.solve_triangular": _solve_triangular,
+})  # fmt: skip

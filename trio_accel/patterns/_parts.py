@@ -1,0 +1,171 @@
+"""The parts of one sequence of a `ContinuousBatcher`, read as they come."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import attrs
+import outcome
+import trio
+
+from ..actors import opens, running_beside
+from ..devices import track_progress
+from ._servants import ItemT, Model, as_callable, outcome_of
+
+__all__ = ["PartStream", "Streamed", "open_parts"]
+
+PartT = TypeVar("PartT")
+
+
+@attrs.define(eq=False, repr=False)
+class PartStream(Generic[PartT]):
+    """An async iterator over the parts of a sequence, for one task at a time. Made by `open_parts`.
+
+    Attributes:
+        unread: Parts that were given and not read.
+        on_read: Called when a part was read while the sequence is held back; None while no batcher fills it.
+        is_held: Whether the sequence waits for its reader.
+        report: Called with the number of parts that were read.
+    """
+
+    report: Callable[[float], object]
+    unread: deque[PartT] = attrs.field(factory=deque[Any], init=False)
+    on_read: Callable[[], object] | None = attrs.field(default=None, init=False)
+    is_held: bool = attrs.field(default=False, init=False)
+    _count: int = attrs.field(default=0, init=False)
+    _results: list[outcome.Outcome[tuple[PartT, ...]]] = attrs.field(factory=list[Any], init=False)
+    _parts: tuple[PartT, ...] | None = attrs.field(default=None, init=False)
+    _has_parts: bool = attrs.field(default=False, init=False)
+    _has_ended: bool = attrs.field(default=False, init=False)
+    _is_read: bool = attrs.field(default=False, init=False)
+    # A batch wakes many readers at each step. A `ParkingLot` would take half of the time for that.
+    _reader: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
+
+    @property
+    def parts(self) -> tuple[PartT, ...]:
+        """All parts of the sequence.
+
+        Raises:
+            RuntimeError: The iteration has not come to its end.
+        """
+        if self._parts is None:
+            raise RuntimeError("parts: the stream has not ended; iterate over it to its end")
+        return self._parts
+
+    def __aiter__(self) -> PartStream[PartT]:
+        return self
+
+    async def __anext__(self) -> PartT:
+        """Return the next part; a cancellation loses none.
+
+        Raises:
+            trio.BusyResourceError: Another task waits for the next part.
+            Exception: Error of the batcher, after the parts before it.
+        """
+        if self._is_read:
+            raise trio.BusyResourceError("another task reads this stream: its parts go to one reader")
+        self._is_read = True
+        try:
+            if self.unread or self._has_ended:
+                await trio.lowlevel.checkpoint()
+            else:
+                self._reader = trio.lowlevel.current_task()
+                await trio.lowlevel.wait_task_rescheduled(self._abort)
+        finally:
+            self._is_read = False
+        if self.unread:
+            part = self.unread.popleft()
+            self._count += 1
+            self.report(self._count)
+            if self.is_held and self.on_read is not None:
+                self.is_held = False
+                self.on_read()
+            return part
+        if self._results:
+            self._parts = self._results.pop().unwrap()
+        raise StopAsyncIteration
+
+    def begin(self, on_read: Callable[[], object]) -> None:
+        """Have a batcher fill it.
+
+        Raises:
+            RuntimeError: Another sequence fills it, or has given parts.
+        """
+        if self._has_parts or self.on_read is not None:
+            raise RuntimeError(
+                "the stream has a sequence already: a request is streamed from one place, once"
+            )
+        self.on_read = on_read
+
+    def put(self, parts: Sequence[PartT]) -> None:
+        """Give parts to the reader."""
+        self._has_parts = True
+        self.unread.extend(parts)
+        self._wake()
+
+    def end(self, result: outcome.Outcome[tuple[PartT, ...]]) -> None:
+        """Give the reader the outcome, behind the parts."""
+        self._results.append(result)
+        self._has_ended = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None:
+            trio.lowlevel.reschedule(self._reader)
+            self._reader = None
+
+    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self._reader = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+
+@attrs.frozen(eq=False)
+class Streamed(Generic[ItemT, PartT]):
+    """An item of a `ContinuousBatcher` whose parts are read as they come; made by `open_parts`.
+
+    Patterns in front of the batcher pass it along. The batcher's own functions get the plain item.
+
+    Attributes:
+        item: The item.
+        stream: Takes the parts.
+    """
+
+    item: ItemT
+    stream: PartStream[PartT]
+
+
+Streamable: TypeAlias = ItemT | Streamed[ItemT, PartT]
+
+
+@opens("the parts are not open yet: async with open_parts(...) as parts: async for part in parts")
+async def open_parts(
+    batcher: Model[Streamed[ItemT, PartT], tuple[PartT, ...]], item: ItemT, /
+) -> AsyncGenerator[PartStream[PartT]]:
+    """Ask a batcher for a sequence, and iterate over its parts as they come.
+
+    ``async with open_parts(batcher, prompt) as stream:``, and then ``async for token in stream:``. An error
+    comes behind the parts before it. At the end of the iteration, ``stream.parts`` has all of them.
+
+    A reader that is slow holds up its own sequence: the batcher makes at most `buffer` parts ahead, and those
+    of one step. At the end of the block, and at the reader's deadline, the sequence leaves the batch before
+    the next step.
+
+    Args:
+        batcher: A `ContinuousBatcher`, or a servant that leads to one, such as a `HotSwap`. A request must
+            not be sent to two of them: the second one refuses it.
+        item: The item.
+
+    Raises:
+        TypeError: `batcher` is no model.
+    """
+    ask = as_callable(batcher)
+    with track_progress("sequence", unit="parts") as report:
+        stream: PartStream[PartT] = PartStream(report)
+
+        async def generate() -> None:
+            stream.end(await outcome_of(ask(Streamed(item, stream))))
+
+        async with running_beside(generate):
+            yield stream
