@@ -61,7 +61,7 @@ LIBRARIES = {
     r"|libraries/random\.",
     # These are made of functions of other libraries alone.
     **dict.fromkeys(("ndimage", "signal", "spatial", "tables"), r"(?!)"),
-    "sparse": r"kernels/(sparse|structures|residuals)\.|libraries/(sparse|_sparse_makers|_cudss)\.",
+    "sparse": r"kernels/(sparse|structures|residuals)\.|libraries/(sparse|_sparse_makers|_sparse_steps|_cudss)\.",
     "tensor": r"ops/tensor\.|libraries/tensor\.",
 }
 SHARED = re.compile(r"base/contract/ops/|base/gpu/|(cpu|cuda)/(libraries|kernels|kit)/")

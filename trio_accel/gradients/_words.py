@@ -75,7 +75,7 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
         "add bsr coo csc csr diagonal eliminate_zeros max min multiply norm precondition rows spgemm "
         "sum sum_duplicates take_rows to_dense tobsr tocoo tocsc tocsr transpose tril triu": _SPARSE,
         "bicgstab cg eigsh gmres minres": _ITERATES,
-        "factor spsolve": "its gradient solves with ta.sparse.transpose(matrix), which must be awaited",
+        "factor spsolve": "its gradient solves with ta.sparse.transpose(matrix), to be awaited before",
         "sddmm": "its gradient is a product with a sparse matrix of values that are not known yet",
     },
     "spatial": {"cell_list neighbours": _LENGTH},
