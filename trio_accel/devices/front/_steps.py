@@ -535,7 +535,8 @@ def step(function: Any = None, *, static: str | Sequence[str] = (), stream: str 
             objects of other types.
         stream: Name of a stream of its own, which steps of the same name share; empty for the stream of all
             recorded work. On a GPU, steps of two streams run at the same time where neither waits for an
-            array of the other. Each stream has an actor in the tree, and handles of the libraries that it uses.
+            array of the other. Each stream has an actor in the tree, and handles of the libraries that it
+            uses.
 
     Returns:
         The async function. Where an argument is a call, it returns a call: the function becomes a part of
