@@ -61,7 +61,8 @@ LIBRARIES = {
     r"|libraries/random\.",
     # These are made of functions of other libraries alone.
     **dict.fromkeys(("ndimage", "signal", "spatial", "tables"), r"(?!)"),
-    "sparse": r"kernels/(sparse|structures|residuals)\.|libraries/(sparse|_sparse_makers|_cudss)\.",
+    "sparse": r"kernels/(sparse|structures|residuals)\."
+    r"|libraries/(sparse|_sparse_makers|_sparse_steps|_cudss)\.",
     "tensor": r"ops/tensor\.|libraries/tensor\.",
 }
 SHARED = re.compile(r"base/contract/ops/|base/gpu/|(cpu|cuda)/(libraries|kernels|kit)/")
@@ -247,7 +248,7 @@ async def executed_files(isolation: ta.Isolation) -> dict[str, Executed]:
                 "expression": lambda: ta.arrays.hypot(a, s),
                 "loss": lambda: ta.nn.mse_loss(a, s),
                 "chain": lambda: (ta.linalg.matmul(a, a) * 2.0).to_host(),
-                "step": lambda: product(a, 2.0),
+                "step": functools.partial(product, a, 2.0),
                 "random draw": lambda: generator.normal((64, 64)),
                 "sparse product": lambda: ta.sparse.spmv(sparse, x),
                 "program call": lambda: program.ask(Doubler.double, x),

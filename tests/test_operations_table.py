@@ -97,7 +97,7 @@ def test_every_function_that_is_declared_has_a_row() -> None:
         "arrays.sort_at",
         *(f"sparse.{one}" for one in ("bsr_to_csr", "check_structure", "coo_to_csr", "csr_to_bsr")),
         *(f"sparse.{one}" for one in ("csr_to_csc", "extend_basis", "find_rows", "least_residual")),
-        *(f"sparse.{one}" for one in ("solve_factored", "sum_of_two")),
+        *(f"sparse.{one}" for one in ("cg_steps", "solve_factored", "sum_of_two")),
         # Generators ask them.
         *(f"random.{one}" for one in ("multiply", "order", "rejected", "search", "sequence_bits")),
         "random.sobol_points",

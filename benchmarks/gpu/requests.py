@@ -2,9 +2,9 @@
 
 A request is a host array of 8 × 512 float32, one product or three operations, and a host array. Its peers
 are PyTorch, which blocks, and the floor in a Trio program: CuPy's calls, pinned memory, and an event that
-is polled between checkpoints. The same follow by `trio_accel.step`, also with a number that changes. Then come
-small asks on data that is there, requests of 16 askers, and a large product that is cold: NumPy works between
-two asks for longer than a processor keeps the code and the clock of the driver's path.
+is polled between checkpoints. The same follow by `trio_accel.step`, also with a number that changes. Then
+come small asks on data that is there, requests of 16 askers, and a large product that is cold: NumPy works
+between two asks for longer than a processor keeps the code and the clock of the driver's path.
 Everything is measured in turns. Without PyTorch and CuPy the columns of the peers are empty.
 """
 

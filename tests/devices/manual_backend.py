@@ -21,6 +21,7 @@ from trio_accel.backends.base import (
     AccelStream,
     ChunkKeeper,
     DeviceInfo,
+    KeptCounts,
     LibraryUsage,
     MemoryStatistics,
     NotSupportedError,
@@ -211,6 +212,7 @@ class ManualDevice:
     blocks: CpuMemory
     libraries: tuple[str, ...] = LIBRARIES
     believed: frozenset[int] = frozenset()
+    kept: KeptCounts = attrs.field(factory=KeptCounts)
     is_held: bool = False
     failure: Exception | None = None
     refuse: dict[type[OperationSpec], Callable[[], Exception]] = attrs.field(factory=dict)

@@ -15,14 +15,16 @@ from gradient_cases import CASES_OF_ELEMENTS, Case, Y, numbers
 from gradient_cases_of_arrays import CASES_OF_ARRAYS
 from gradient_cases_of_libraries import CASES_OF_LIBRARIES
 from gradient_cases_of_results import CASES_OF_RESULTS
+from gradient_cases_of_slopes import CASES_OF_SLOPES
 
 import trio_accel as ta
 
 a: Any = ta.arrays
 n: Any = ta.nn
-CASES = CASES_OF_ELEMENTS | CASES_OF_ARRAYS | CASES_OF_LIBRARIES | CASES_OF_RESULTS
+CASES = CASES_OF_ELEMENTS | CASES_OF_ARRAYS | CASES_OF_LIBRARIES | CASES_OF_RESULTS | CASES_OF_SLOPES
 # They take more than arrays, and have tests of their own below.
 ELSEWHERE = (
+    "nn.dropout",
     "signal.evaluate_spline",
     "sparse.spmm",
     "sparse.spmv",

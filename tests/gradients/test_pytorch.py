@@ -25,6 +25,7 @@ from gradient_cases import (
 from gradient_cases_of_arrays import CASES_OF_ARRAYS, NANS
 from gradient_cases_of_libraries import CASES_OF_LIBRARIES, NORM_ORDERS, NORMS, SHIFT
 from gradient_cases_of_results import CASES_OF_RESULTS, OF_SVD, SHAPES
+from gradient_cases_of_slopes import CASES_OF_SLOPES
 
 import trio_accel as ta
 
@@ -35,7 +36,7 @@ T: Any = torch.linalg
 S: Any = torch.special
 R: Any = torch.fft
 t = torch.tensor
-CASES = CASES_OF_ELEMENTS | CASES_OF_ARRAYS | CASES_OF_LIBRARIES | CASES_OF_RESULTS
+CASES = CASES_OF_ELEMENTS | CASES_OF_ARRAYS | CASES_OF_LIBRARIES | CASES_OF_RESULTS | CASES_OF_SLOPES
 SHIFTS = t(SHIFT)
 
 # Functions with one name and one argument, or two, in both libraries.
@@ -106,6 +107,12 @@ def of_complex(x: Any) -> Any:
     return joined([*made, mixed(sign), logarithm, mixed(values * values), vectors.abs() ** 2])
 
 
+def normalized_batch(x: Any, w: Any = None, b: Any = None, eps: float = 1e-5) -> Any:
+    others = (0, *range(2, x.ndim))
+    made = F.batch_norm(x, None, None, w, b, training=True, eps=eps)
+    return made, x.mean(others), x.var(others, correction=0)
+
+
 def of_generalised(x: Any, y: Any) -> Any:
     """The problem for the inverse of the triangular factor."""
     root = T.inv(T.cholesky(y @ y.mT + SHIFTS))
@@ -165,6 +172,10 @@ TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
     "nn.linear": [F.linear, F.linear],
     "nn.embedding": lambda w: F.embedding(t(ROWS), w),
     "nn.prelu": lambda x, w: F.prelu(x, w[:, 0]),
+    "nn.batch_norm_training": [
+        *[lambda x, w, b: joined(normalized_batch(x, w, b))] * 3, lambda x: normalized_batch(x)[0],
+        *[lambda x, w, b, k=k: normalized_batch(x, w, b, 0.1)[k] + (w * b).sum() for k in (1, 2)],
+    ],
     "nn.batch_norm": lambda x, w, b: F.batch_norm(x, t(MEANS), t(VARIANCES), w, b),
     "nn.group_norm": lambda x, w, b: F.group_norm(x, 2, w, b),
     "nn.instance_norm": lambda x, w, b: F.instance_norm(x, weight=w, bias=b),

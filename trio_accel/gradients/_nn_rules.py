@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
@@ -14,11 +14,11 @@ import numpy as np
 
 from .. import arrays as _arrays
 from .. import nn as _nn
-from ..devices import AccelRef, Function, called
 from ..nn._slopes import FIRST
 from ._backward import RULES, Make, bound, refuse
 from ._elementwise import Rule
-from ._rules import composition, part
+from ._factor_rules import added
+from ._rules import composition, part, spread
 from ._scatter import added_at, is_ordered
 
 # The types of functions tell what calls become when they are awaited.
@@ -49,53 +49,34 @@ def _linear(call: Any, g: Any) -> Iterator[Rule]:
     yield bias, lambda: arrays.sum(flat(), axis=0)
 
 
-async def _make_slopes(name: str, g: Any, *args: Any, **named: Any) -> Any:
-    """Make all gradients of an attention or a norm, each flat, behind one another."""
-    if "attention" in name:
-        args += await getattr(nn, name)(*args, **named, return_lse=True)
-    made = await getattr(nn, f"{name}_grad")(g, *args, **named)
-    return await arrays.concat([arrays.reshape(one, (-1,)) for one in made])
-
-
-async def _make_slope_of_maxima(name: str, g: Any, x: AccelRef, **named: Any) -> Any:
-    """Make the gradient of maxima of windows, which are found again, with their places."""
-    made = await getattr(nn, name)(x, **named | {"return_indices": True})
-    return await nn.max_pool_grad(g, made.indices, x.shape)
-
-
-_slopes = called(Function("train.slopes", _make_slopes, "awaitable"))
-_slope_of_maxima = called(Function("train.slope_of_maxima", _make_slope_of_maxima, "awaitable"))
-
-
-def _split(
-    flat: Callable[[], Any], wanted: Sequence[Any], shapes: Sequence[tuple[int, ...]]
-) -> Iterator[Rule]:
-    """Yield arguments with their gradients, which lie behind one another in one array."""
-    stop = 0
-    for one, shape in zip(wanted, shapes, strict=True):
-        first, stop = stop, stop + math.prod(shape)
-        yield one, partial(_shaped, flat, slice(first, stop), shape)
-
-
-def _shaped(flat: Callable[[], Any], part: slice, shape: tuple[int, ...]) -> Any:
-    return arrays.reshape(flat()[part], shape)
-
-
 def _group_norm(call: Any, g: Any) -> Iterator[Rule]:
     name, at = _bound(call)
     x, weight, bias = at.pop("x"), at.pop("weight"), at.pop("bias")
     groups = [at.pop("num_groups")] if "num_groups" in at else []
-    shapes = x.shape, (x.shape[1],), (x.shape[1],)
-    flat = cache(lambda: _slopes(name, g, x, *groups, weight, **at))
-    yield from _split(flat, (x, weight, bias), shapes)
+    made = cache(lambda: getattr(nn, f"{name}_grad")(g, x, *groups, weight, **at))
+    yield from _each(made, x, weight, bias)
 
 
 def _attention(call: Any, g: Any) -> Iterator[Rule]:
     name, at = _bound(call)
     given = [at.pop(one) for one in ("query", "key", "value")]
     del at["dropout_p"], at["return_lse"]
-    flat = cache(lambda: _slopes(name, g, *given, **at))
-    yield from _split(flat, given, [one.shape for one in given])
+
+    def slopes() -> Any:
+        output, lse = getattr(nn, name)(*given, **at, return_lse=True)
+        return getattr(nn, f"{name}_grad")(g, *given, output, lse, **at)
+
+    yield from _each(cache(slopes), *given)
+
+
+def _each(made: Callable[[], Any], *wanted: Any) -> Iterator[Rule]:
+    """Yield arguments with their gradients, which are the results of one call."""
+    for place, one in enumerate(wanted):
+        yield one, partial(_result, made, place)
+
+
+def _result(made: Callable[[], Any], place: int) -> Any:
+    return made()[place]
 
 
 def _convolution(call: Any, g: Any) -> Iterator[Rule]:
@@ -124,7 +105,8 @@ def _pool(call: Any, g: Any) -> Iterator[Rule]:
 
     def slope() -> Any:
         if "max" in name:
-            return _slope_of_maxima(name, _images(name, g), arrays.reshape(x, shape), **at)
+            made = getattr(nn, name)(arrays.reshape(x, shape), **at | {"return_indices": True})
+            return nn.max_pool_grad(_images(name, g), made[1], shape)
         if "adaptive" in name:
             return nn.adaptive_avg_pool_grad(_images(name, g), shape)
         return nn.avg_pool_grad(_images(name, g), shape, **at)
@@ -147,6 +129,33 @@ def _batch_norm(call: Any, g: Any) -> Iterator[Rule]:
     yield at["bias"], lambda: arrays.sum(g, axis=others)
 
 
+def _batch_norm_training(call: Any, g: Any) -> Iterator[Rule]:
+    """The statistics are functions of the elements, too. Running statistics are no operands."""
+    at = bound(call)
+    x, (of_y, of_mean, of_var) = at["x"], g
+    others = tuple(axis for axis in range(len(x.shape)) if axis != 1)
+    share = x.shape[1] / math.prod(x.shape)
+    made = cache(lambda: nn.batch_norm_training_grad(of_y, x, at["weight"], eps=at["eps"]))
+
+    def slope() -> Any:
+        total: Any = None if of_y is None else made()[0]
+        if of_mean is not None:
+            total = added(total, spread(of_mean * share, x, others))
+        if of_var is not None:
+            total = added(total, spread(of_var * (2 * share), x, others) * (x - spread(call[1], x, others)))
+        return total if total.dtype == x.dtype else total.cast(x.dtype)
+
+    yield x, slope
+    yield at["weight"], lambda: None if of_y is None else made()[1]
+    yield at["bias"], lambda: None if of_y is None else made()[2]
+
+
+def _dropout(call: Any, g: Any) -> Iterator[Rule]:
+    """The mask is a result of the call, which draws it once."""
+    at = bound(call)
+    yield at["x"], lambda: nn.dropout_grad(g[0], call[1], at["p"])
+
+
 def _ranking(call: Any, g: Any) -> Iterator[Rule]:
     at = _bound(call)[1]
     yield at["x1"], lambda: nn.margin_ranking_loss_grad(g, **at)
@@ -160,7 +169,9 @@ def _embedding(call: Any, g: Any) -> Iterator[Rule]:
     def slope() -> Any:
         if is_ordered(g):
             return nn.embedding_grad(g, indices, weight.shape[0], padding)
-        kept = g if padding is None else arrays.where(arrays.expand_dims(indices == padding, axis=-1), 0, g)
+        kept = g
+        if padding is not None:
+            kept = arrays.where((indices == padding % weight.shape[0])[..., None], 0, g)
         return added_at(weight, [indices], kept)
 
     yield weight, slope
@@ -231,7 +242,8 @@ _POOLS = ("adaptive_avg", "adaptive_max", "avg", "max")
 RULES.update({
     **{f"nn.{name}": _first for name in (*FIRST, "cross_entropy", "glu")},
     "arrays.softmax": _first, "arrays.log_softmax": _first,
-    "nn.batch_norm": _batch_norm, "nn.cosine_embedding_loss": composition(_cosine_embedding),
+    "nn.batch_norm": _batch_norm, "nn.batch_norm_training": _batch_norm_training, "nn.dropout": _dropout,
+    "nn.cosine_embedding_loss": composition(_cosine_embedding),
     "nn.embedding": _embedding, "nn.group_norm": _group_norm, "nn.instance_norm": _group_norm,
     "nn.softmax_grad": composition(_softmax_grad), "nn.log_softmax_grad": composition(_log_softmax_grad),
     **{f"nn.lp_pool{n}d": _lp_pool(f"lp_pool{n}d") for n in (1, 2, 3)},

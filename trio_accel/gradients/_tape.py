@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import arrays as _arrays
 from ..backends.base import NotSupportedError
-from ..devices import AccelRef, Call, Function, called, is_traced
+from ..devices import AccelRef, Call, Chain, Function, called, is_traced
 from . import (  # noqa: F401  # they add rules
     _factor_rules,
     _field_rules,
@@ -24,6 +24,7 @@ from . import (  # noqa: F401  # they add rules
     _order_rules,
     _reductions,
     _similar_rules,
+    _slope_rules,
     _transform_rules,
     _triangular_rules,
     _words,
@@ -143,12 +144,13 @@ async def vjp(f: Callable[..., Any], *args: Nested) -> tuple[AccelRef, Callable[
         between: each call runs `f` again, in one request with the gradients.
 
     Raises:
-        NotSupportedError: `f` has asked for an operation that has no gradient.
+        NotSupportedError: `f` has asked for an operation that has no gradient, or that does not compute the
+            same again.
         TypeError: `f` returns no call, or an argument is not floating.
     """
     places = tuple(range(len(args)))
     tape = _Tape(f, "vjp", places, args, {})
-    value = await tape.alone()
+    value = await tape.alone(_refuse_others)
 
     async def pull(g: Any) -> Any:
         if np.shape(g) != value.shape:
@@ -268,6 +270,22 @@ def _refuse_alone(*_: object) -> Any:
 _FLAT = Function("flat_grad_and_value", _refuse_alone, "awaitable", expand=_flat)
 
 
+def _refuse_others(call: Any) -> None:
+    """Refuse a function that would compute something else when it runs again."""
+    for step in Chain(call, is_spent=False).steps:
+        name, told = step.function.name, ""
+        if name.startswith("random.") or name == "nn.dropout":
+            told = "draw other numbers"
+        elif name == "nn.batch_norm_training" and (step.named or {}).get("running_mean") is not None:
+            told = "move its running statistics again"
+        if told:
+            raise NotSupportedError(
+                f"vjp: the function runs again for each gradient, and {name} would {told}; use "
+                "value_and_grad",
+                operation=name,
+            )
+
+
 def _places(argnums: int | Sequence[int]) -> int | tuple[int, ...]:
     given: Any = argnums
     if isinstance(given, (list, tuple)) and all(type(one) is int for one in cast("list[object]", given)):
@@ -334,10 +352,12 @@ class _Tape:
             raise TypeError(f"{self._name}: the function must return a call, got {type(value).__name__}")
         return cast("Any", value)
 
-    async def alone(self) -> AccelRef:
-        """Compute the value."""
+    async def alone(self, check: Callable[[Any], None]) -> AccelRef:
+        """Compute the value, whose call is checked before."""
         try:
-            value: AccelRef = await self.run()
+            call = self.run()
+            check(call)
+            value: AccelRef = await call
             return value
         finally:
             self.close()

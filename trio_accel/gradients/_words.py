@@ -60,13 +60,9 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
     "fft": {"fused": "it is a fused step; use ta.fft and ta.arrays"},
     "nn": {
         "adadelta adagrad adam adamax adamw clip_grad_norm lion radam rmsprop sgd": _UPDATES,
-        "batch_norm_training dropout": _UNWRITTEN,
-        "adaptive_avg_pool_grad avg_pool_grad batch_norm_training_grad binary_cross_entropy_grad "
-        "binary_cross_entropy_with_logits_grad conv_bias_grad conv_input_grad conv_weight_grad "
-        "cross_entropy_grad dropout_grad embedding_grad gaussian_nll_loss_grad gelu_grad glu_grad "
-        "group_norm_grad hinge_embedding_loss_grad huber_loss_grad instance_norm_grad kl_div_grad "
-        "l1_loss_grad layer_norm_grad linear_input_grad linear_weight_grad margin_ranking_loss_grad "
-        "max_pool_grad mse_loss_grad poisson_nll_loss_grad rms_norm_grad "
+        "binary_cross_entropy_grad binary_cross_entropy_with_logits_grad cross_entropy_grad "
+        "gaussian_nll_loss_grad gelu_grad glu_grad hinge_embedding_loss_grad huber_loss_grad kl_div_grad "
+        "l1_loss_grad margin_ranking_loss_grad mse_loss_grad poisson_nll_loss_grad "
         "scaled_dot_product_attention_grad smooth_l1_loss_grad soft_margin_loss_grad": _GRADIENT,
         "paged_attention": "it reads a cache of a generation; use ta.nn.scaled_dot_product_attention",
     },
@@ -79,7 +75,7 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
         "add bsr coo csc csr diagonal eliminate_zeros max min multiply norm precondition rows spgemm "
         "sum sum_duplicates take_rows to_dense tobsr tocoo tocsc tocsr transpose tril triu": _SPARSE,
         "bicgstab cg eigsh gmres minres": _ITERATES,
-        "factor spsolve": "its gradient solves with ta.sparse.transpose(matrix), which must be awaited before",
+        "factor spsolve": "its gradient solves with ta.sparse.transpose(matrix), to be awaited before",
         "sddmm": "its gradient is a product with a sparse matrix of values that are not known yet",
     },
     "spatial": {"cell_list neighbours": _LENGTH},

@@ -40,6 +40,11 @@ class GraphsActor(LibraryActor):
 
     library = "graphs"
 
+    @classmethod
+    def library_of(cls, argument: str | None) -> str:
+        """Name the backend's library: the same for each stream."""
+        return cls.library
+
 
 async def capture(
     device: Device, step: Callable[..., Awaitable[ReplyT]], *arrays: AccelRef, idempotent: bool = False

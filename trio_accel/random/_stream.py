@@ -18,6 +18,7 @@ import numpy as np
 from ..backends.base import DType, Ints, NotSupportedError, Strs, host_array
 from ..backends.base.contract.ops import PHILOX_ROW, LinearSequence
 from ..devices import AccelRef, Device, check_device, composed
+from ..devices.operations._operation import is_looking_ahead
 from ..expressions import Elementwise, ExpressionArgument, Out
 from ._messages import Bits, SequenceBits
 from ._sequences import PERIOD_BITS, State, moved, seeded
@@ -212,8 +213,8 @@ class Stream(Seeded):
         count = math.prod(extents)
         if self._kind == "philox4x32_10":
             return await self._device.ask(Bits(*self._rows(count), extents, out))
-        self._take(count)
-        return await self._device.ask(SequenceBits(self._kind, self._before(count), extents, out))
+        before = self._state_at(self._take(count))
+        return await self._device.ask(SequenceBits(self._kind, before, extents, out))
 
     def _begin(self, position: int, spawned: int = 0) -> None:
         self._position, self._spawned = position, spawned
@@ -238,17 +239,17 @@ class Stream(Seeded):
         is_philox = self._kind == "philox4x32_10"
         end = begin + (2 * _ROW * -(-numbers // _ROW) if is_philox else numbers)
         self._check_end(end)
-        self._position = end
+        if not is_looking_ahead():
+            self._position = end
         return begin
 
     def _rows(self, numbers: int) -> tuple[int, int]:
         """Take so many numbers out of Philox's sequence: seed and first row."""
         return self._seed, self._take(numbers) // _ROW
 
-    def _before(self, count: int) -> State:
-        """Find the state before the words that were just taken."""
+    def _state_at(self, begin: int) -> State:
+        """Find the state before a word."""
         kind: LinearSequence = "mrg32k3a" if self._kind == "mrg32k3a" else "xorwow"
-        begin = self._position - count
         place, state = self._known or (0, seeded(kind, self._seed))
         state = moved(kind, state, begin - place)
         self._known = begin, state

@@ -17,6 +17,7 @@ from ._formats import *
 from ._iterations import *
 from ._krylov import *
 from ._products import *
+from ._steps import *
 from ._structures import *
 from ._systems import *
 

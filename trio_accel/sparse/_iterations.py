@@ -43,6 +43,7 @@ from ..linalg import Nrm2
 from ._elements import diagonal
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix, check_csr
 from ._products import CheckStructure, Spmv, spmv
+from ._steps import Looks
 from ._structures import tril, triu
 from ._systems import SpsolveTriangular, ic0, ilu0
 
@@ -60,6 +61,9 @@ reduce = Reduction
 
 # Well below what `DeviceOptions.in_flight` allows by default.
 _MOST_PENDING = 24
+# Elements of matrices and vectors that one operation of many steps takes.
+_MOST_WORK = 1 << 25
+_MOST_LOOKS = 64
 
 _REAL_DOT = reduce("x * y", "sum", operation="sparse.dot")
 _COMPLEX_DOT = reduce("conj(x) * y", "sum", operation="sparse.dot")
@@ -114,6 +118,19 @@ class Method(Protocol):
     async def step(self) -> None:
         """Make it better by one round."""
         ...
+
+    async def look(self, turns: int, looks: int, bounds: tuple[float, float, float]) -> Looks | None:
+        """Make rounds up to each of several looks by one operation, where the backend has it.
+
+        Args:
+            turns: Rounds up to each look.
+            looks: The largest number of looks.
+            bounds: The residual that is wanted, that of the last look and that of the best one.
+
+        Returns:
+            The residuals, and the best state; None if the backend does not have it.
+        """
+        return None
 
 
 @attrs.define(eq=False)
@@ -199,6 +216,11 @@ class Problem:
     def is_recorded(self) -> bool:
         """Whether steps may become a graph: functions of the program's own are called in each step."""
         return not callable(self.a) and (self.m is None or getattr(self.m, "is_recorded", False) is True)
+
+    def most_looks(self, turns: int) -> int:
+        """Return the most looks of one operation: 30 ms, so that a cancellation ends a solver soon."""
+        elements = 8 * len(self.b) + (self.a.nnz if isinstance(self.a, CsrMatrix) else 0)
+        return min(max(1, _MOST_WORK // (turns * max(elements, 1))), _MOST_LOOKS)
 
     async def size(self, x: AccelRef) -> float:
         """Compute the norm of a vector, and wait for it."""
@@ -332,6 +354,12 @@ class _Best:
     residual: float
     state: list[AccelRef | None]
 
+    def take(self, made: Looks) -> None:
+        """Take the best of several looks if it is better."""
+        if made.best is not None:
+            self.residual = min(filter(math.isfinite, made.residuals), default=made.residuals[0])
+            self.state = list(made.best)
+
     def look(self, residual: float, spent: list[AccelRef]) -> None:
         """Take the present state if it is better; release the worse one, and what was spent."""
         if residual < self.residual or not math.isfinite(self.residual):
@@ -348,6 +376,43 @@ class _Best:
                 break
             self.look(residual, spent)
         _set_state(self.method, self.state)
+
+
+@attrs.define(eq=False)
+class _Rounds:
+    """Makes rounds: by one operation for several looks, by a graph, or by operations for each step.
+
+    Attributes:
+        method: The method.
+        best: Gets each look.
+        every: The usual rounds up to a look.
+        graph: The graph of as many; None if there is none.
+    """
+
+    method: Method
+    best: _Best
+    every: int
+    graph: Graph[tuple[AccelRef, ...]] | None = None
+
+    async def make(self, before: int, turns: int, looks: int, bounds: tuple[float, float]) -> list[float]:
+        """Make rounds up to the next look, or up to several; return their residuals.
+
+        Args:
+            before: The rounds that were made before.
+            turns: Rounds up to each look.
+            looks: The largest number of looks.
+            bounds: The residual that is wanted, and the last one.
+        """
+        made = await self.method.look(turns, looks, (*bounds, self.best.residual))
+        if made is not None:
+            self.best.take(made)
+            return made.residuals
+        # A solver that ends soon needs no graph, and the first step of a method is another one.
+        if before == self.every * self.method.alone:
+            self.graph = await _recorded(self.method, self.every)
+        residual, spent = await _advance(self.method, self.graph if turns == self.every else None, turns)
+        self.best.look(residual, spent)
+        return [residual]
 
 
 def _state(method: Method) -> list[Any]:
@@ -390,15 +455,14 @@ async def run(
     residual, problem.wanted = residual / unit, max(rtol * length, atol) / unit
     method, wanted = start(problem, begin, r), problem.wanted
     best = _Best(method, residual, _state(method))
-    graph: Graph[tuple[AccelRef, ...]] | None = None
+    making = _Rounds(method, best, check_every)
+    # A callback sees each look.
+    looks = 1 if callback is not None else problem.most_looks(check_every)
     while not residual <= wanted:
-        previous, turns = residual, min(check_every, most - rounds)
-        # A solver that ends soon needs no graph, and the first step of a method is another one.
-        if rounds == check_every * method.alone:
-            graph = await _recorded(method, check_every)
-        residual, spent = await _advance(method, graph if turns == check_every else None, turns)
-        best.look(residual, spent)
-        rounds += turns
+        turns = min(check_every, most - rounds)
+        made = await making.make(rounds, turns, min(looks, (most - rounds) // turns), (wanted, residual))
+        *others, residual = residual, *made
+        previous, rounds = others[-1], rounds + turns * len(made)
         told = None if callback is None else callback(await _given(method, unit))
         if told is not None:
             await told
@@ -463,9 +527,22 @@ class Preconditioner:
     _upper: CsrMatrix | None = attrs.field(default=None, alias="upper")
 
     @property
+    def arrays(self) -> tuple[AccelRef, ...]:
+        """The diagonal, or the arrays of both triangles, the lower one first."""
+        if self._diagonal is not None:
+            return (self._diagonal,)
+        triangles = [each for each in (self._lower, self._upper) if each is not None]
+        return tuple([array for each in triangles for array in (each.indptr, each.indices, each.data)])
+
+    @property
     def is_recorded(self) -> bool:
         """Whether a graph can hold it: triangular solutions tell by status words whether they failed."""
         return self._diagonal is not None
+
+    @property
+    def dtype(self) -> DType:
+        """Element type of the matrix."""
+        return self.arrays[-1].dtype
 
     def __repr__(self) -> str:
         return f"<Preconditioner {self.kind} {self.shape}>"

@@ -9,15 +9,16 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from ..actors import arguments_of
-from ..backends.base import NATIVE, Strs
+from ..backends.base import NATIVE, NotSupportedError, Strs
 from ..backends.base.contract.ops import real_of
 from ..devices import AccelRef, Operand, composed, operation
 from ..linalg import Axpy, Gemv, Matmul, Nrm2
-from ._formats import SparseMatrix
+from ._formats import CsrMatrix, SparseMatrix
 from ._iterations import (
     Callback,
     LinearMap,
     Method,
+    Preconditioner,
     Problem,
     SolveResult,
     check_bound,
@@ -27,6 +28,7 @@ from ._iterations import (
     run,
 )
 from ._products import SparseActor
+from ._steps import CgSteps, Looks
 
 __all__ = ["ExtendBasis", "LeastResidual", "bicgstab", "cg", "gmres", "minres"]
 
@@ -48,6 +50,26 @@ class _Cg(Method):
         self.problem, self.x, self._r = problem, x, r
         self._p: AccelRef | None = None
         self._rz: AccelRef = r
+        m = problem.m
+        self._is_one_operation = isinstance(problem.a, CsrMatrix) and (
+            m is None
+            or (isinstance(m, Preconditioner) and m.shape == problem.a.shape and m.dtype is problem.dtype)
+        )
+
+    async def look(self, turns: int, looks: int, bounds: tuple[float, float, float]) -> Looks | None:
+        problem, m = self.problem, self.problem.m
+        if not self._is_one_operation or not isinstance(problem.a, CsrMatrix):
+            return None
+        kind, arrays = (m.kind, m.arrays) if isinstance(m, Preconditioner) else ("", ())
+        state, all_bounds = (self.x, self._r, self._p, self._rz), (*bounds, problem.least)
+        message = CgSteps(problem.a, problem.b, state, kind, arrays, all_bounds, steps=turns, looks=looks)
+        try:
+            made = await problem.device.ask(message)
+        except NotSupportedError:
+            self._is_one_operation = False
+            return None
+        self.x, self._r, self._p, self._rz = made.state
+        return made
 
     async def step(self) -> None:
         problem = self.problem
@@ -92,12 +114,13 @@ async def cg(
 ) -> SolveResult:
     """Solve ``A @ x = b`` by conjugate gradients, as `scipy.sparse.linalg.cg`, on every backend.
 
-    All numbers stay on the device. Each `check_every` steps, ``b - A @ x`` is computed anew, and the host
-    reads its norm. So a solution may have some steps more than it needs, and its residual is the true one.
-    Steps write new arrays only, where `A` is of rows: with `DeviceOptions.retry` the solver goes on after the
-    loss of a worker, on the CPU with the same numbers. Where `A` is a matrix, and `M` is None or of kind
-    ``"jacobi"``, the steps between two looks are recorded as a graph after a while. If squares of `b` are
-    beyond the dtype, a multiple of the system is solved.
+    All numbers stay on the device. Each `check_every` steps, ``b - A @ x`` is computed anew, and its norm
+    decides. So a solution may have some steps more than it needs, and its residual is the true one. Steps
+    write new arrays only, where `A` is of rows: with `DeviceOptions.retry` the solver goes on after the loss
+    of a worker, on the CPU with the same numbers. Where `A` is of rows and `M` is None or of `precondition`,
+    the CPU makes many steps in one operation, whose length bounds how long it goes on after a cancellation.
+    Else, where `M` is None or of kind ``"jacobi"``, the steps between two looks are recorded as a graph after
+    a while. If squares of `b` are beyond the dtype, a multiple of the system is solved.
 
     Args:
         A: Hermitian positive definite matrix of shape (n, n) and any format, or an async function that

@@ -184,7 +184,8 @@ class ProgramReplicas(Replicas[Module]):
 class CallModule(ABC):
     """A model of own operations: its loss composes calls, and `train.grad` finds the gradients.
 
-    It runs in the application, so it may be a class of any place. Each step makes new arrays.
+    It runs in the application, so it may be a class of any place. Each step makes new arrays, by three
+    requests of each rank.
     """
 
     @abstractmethod
@@ -192,12 +193,17 @@ class CallModule(ABC):
         """Return the parameters of the beginning, as arrays of the host by name."""
 
     @abstractmethod
-    def loss(self, parameters: Mapping[str, Any], batch: Mapping[str, AccelRef]) -> Any:
-        """Return the mean loss of some samples: a call whose result has no axes."""
+    def loss(self, parameters: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
+        """Return the mean loss of some samples: a call whose result has no axes.
+
+        Args:
+            parameters: Calls of the parameters, by name.
+            batch: The samples by name: arrays on the device, or calls that send them with the request.
+        """
 
 
 class CallReplicas(Replicas[CallModule]):
-    """Models of own operations."""
+    """Models of own operations: a step is three requests of each rank (D218)."""
 
     async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
         if mesh.data != mesh.size:

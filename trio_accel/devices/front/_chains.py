@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar, cast
 
 import attrs
@@ -117,6 +117,7 @@ class RunChain(Operation[Any, Any]):
     armed: Armed | None = attrs.field(default=None, init=False)
     blocks: list[Block] = attrs.field(factory=list[Block], init=False)
     library: ClassVar[str] = "trio_accel.graphs:GraphsActor"
+    stream: ClassVar[str] = ""
 
     def plan(self, planner: Planner) -> Planned[Any]:
         """Take the arrays, whose layouts are those of the template."""
@@ -159,8 +160,8 @@ class RunChain(Operation[Any, Any]):
             written.append(new.spec)
         if layout.scratch:
             blocks, nbytes = self.chains.blocks, layout.scratch
-            # Memory for results in between is the same for all chains, which follow one another.
-            kept: AccelRef | None = blocks.spare
+            # Memory for results in between is the same for all chains of a stream, which follow one another.
+            kept: AccelRef | None = blocks.spares.get(self.stream) if self.stream else blocks.spare
             block = None if kept is None else kept.block
             if (
                 kept is not None
@@ -174,7 +175,9 @@ class RunChain(Operation[Any, Any]):
             else:
                 kept = planner.output((nbytes,), _UINT8)
                 written.append(kept.spec)
-                if nbytes <= _KEPT:
+                if nbytes <= _KEPT and self.stream:
+                    blocks.spares[self.stream] = kept
+                elif nbytes <= _KEPT:
                     blocks.spare = kept
         return made, tuple(written)
 
@@ -238,6 +241,14 @@ def _on(block: Block, ref: AccelRef) -> AccelRef:
     return AccelRef(block, ArraySpec(block.id, spec.offset, spec.dtype, spec.shape, spec.strides))
 
 
+@lru_cache
+def run_on(stream: str) -> type[RunChain]:
+    """Return the class of runs on a stream of this name, which has an actor of its own."""
+    if not stream:
+        return RunChain
+    return type("RunChain", (RunChain,), {"library": f"{RunChain.library}?{stream}", "stream": stream})
+
+
 class Chains:
     """The chains of one device.
 
@@ -258,7 +269,9 @@ class Chains:
         self.blocks: BlockTable = state.blocks
         self.kept: KeptPlans[Any] = KeptPlans()
 
-    async def ask(self, chain: Chain, /) -> Any:
+    async def ask(  # noqa: C901  # calls that would make it shorter take as long as what they do
+        self, chain: Chain, /
+    ) -> Any:
         """See `Device.ask_chain`."""
         if chain.steps[-1].function is GATHER and len(tables_of(chain)) > 1 and (parts := by_device(chain)):
             return await _ask_all(parts)

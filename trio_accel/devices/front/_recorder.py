@@ -58,9 +58,11 @@ class Recorder:
         made: See `Recorded`.
         is_over: Whether the step has ended.
         takes_status: Whether it takes operations that fail by their status words, where these are looked at.
+        is_ahead: Whether it only finds layouts, so that nothing else may change.
     """
 
     takes_status: ClassVar[bool] = False
+    is_ahead: ClassVar[bool] = False
 
     def __init__(self, device: Device, state: PlannedFor, outer: Recorder | None) -> None:
         self.path: str = state.path
@@ -219,6 +221,8 @@ class ChainRecorder(Recorder):
 
 class LookingAhead(Recorder):
     """A recorder that plans the operations of a call for the layout of its result, and notes nothing."""
+
+    is_ahead: ClassVar[bool] = True
 
     async def ask(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> ReplyT:
         """Plan an operation, without a checkpoint."""

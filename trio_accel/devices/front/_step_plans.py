@@ -51,6 +51,7 @@ class StepPlan:
         nesting: How the results are nested, if there are several.
         kept: The plan in the table of the device. It is bound once its launch is, and armed while it is
             computed in place.
+        run: The class of its runs, which names their stream.
         room: Bytes of all that is handed over.
     """
 
@@ -60,6 +61,7 @@ class StepPlan:
     slots: Sequence[tuple[int, Struct, DType, Slot]]
     nesting: Any
     kept: KeptPlan[Any]
+    run: type[RunChain]
     room: int = 0
     # Ids of the blocks of the last call. A plan keeps no block, which would keep its memory.
     _numbers: tuple[int, ...] = attrs.field(default=(), init=False)
@@ -95,6 +97,7 @@ class StepPlan:
         slots: Sequence[Slot],
         nesting: Any,
         kept: KeptPlan[Any],
+        run: type[RunChain],
     ) -> StepPlan:
         """Make the plan of a template whose last host arrays are the numbers."""
         offsets = template.offsets[len(template.offsets) - len(slots) :]
@@ -102,7 +105,7 @@ class StepPlan:
             (offset, _WORD[dtype], dtype, slot)
             for offset, dtype, slot in zip(offsets, template.numbers, slots, strict=True)
         ]
-        return cls(chains, template, constants, words, nesting, kept)
+        return cls(chains, template, constants, words, nesting, kept, run)
 
     def given(self, hosts: Sequence[HostArray], numbers: Sequence[float]) -> bytes:
         """Copy what is handed over: host arrays and numbers."""
@@ -151,7 +154,7 @@ class StepPlan:
         reads, updates = template.reads, template.updates
         uses = list(zip(map(_NAME, reads), map(blocks.__getitem__, map(_PLACE, reads)), strict=True))
         planner: Planner | None = None
-        scratch, made = table.spare, None
+        scratch, made = table.spares.get(self.run.stream) if self.run.stream else table.spare, None
         allocations: tuple[tuple[int, int], ...] = ()
         outputs: list[Block] = []
         keep: list[object] = []
@@ -200,7 +203,7 @@ class StepPlan:
             outputs,
             uses,
             keep,
-            RunChain.library,
+            self.run.library,
         )
         order = self._order
         order += (written[0].block,) if len(written) == 1 else tuple([one.block for one in written])
@@ -212,7 +215,7 @@ class StepPlan:
         self._runs += 1
         if self._runs < self._wanted:
             return
-        place: InPlace | None = None if self.template.updates else dispatch.place(RunChain.library)
+        place: InPlace | None = None if self.template.updates else dispatch.place(self.run.library)
         if place is not None and place.is_quick(self.template.recipe, _QUICK):
             self.place, self._misses = place, 0
             while self._bound:
@@ -241,7 +244,8 @@ class StepPlan:
         numbers = tuple(map(_NUMBER, blocks))
         if self._numbers != numbers:
             self._take(numbers)
-        layout, spare, made = template.layout, table.spare, dict[int, AccelRef]()
+        layout, made = template.layout, dict[int, AccelRef]()
+        spare: AccelRef | None = table.spares.get(self.run.stream) if self.run.stream else table.spare
         number = 0 if spare is None else spare.block.id
         if layout.scratch and (
             spare is None or spare.block.nbytes < layout.scratch or spare.block.generation < table.valid_since
@@ -249,7 +253,7 @@ class StepPlan:
             return self._missed()
         try:
             if layout.made:
-                message = RunChain(chains, template, refs, (), template.name)
+                message = self.run(chains, template, refs, (), template.name)
                 planner = Planner(state, message)
                 made, written = message.outputs(planner)
                 place.allocate(planner.made()[0])
@@ -282,7 +286,7 @@ class StepPlan:
         if result is not None:
             words = np.zeros(-(-template.result[2] // 4), np.int32)
             words.view(np.uint8)[: len(result)] = result
-        return RunChain(self.chains, template, refs, (), template.name).reply_of(made, words)
+        return self.run(self.chains, template, refs, (), template.name).reply_of(made, words)
 
     def _bind(
         self, place: InPlace, key: tuple[int, ...], written: tuple[ArraySpec, ...], given: bytes

@@ -40,12 +40,13 @@ from ...backends.base.kit.kept_plans import KeptPlan, KeptPlans
 from ..base._errors import classify
 from ..base._refusals import what_to_do
 from ..base._views import reach
+from ..engine._library import APART
 from ..operations._blocks import Block
 from ..operations._calls import Call, SpentCall
 from ..operations._chain import GATHER, Chain, arguments_of, takes_number, told_by
 from ..operations._operation import RECORDING
 from ..operations._ref import AccelRef
-from ._chains import TOLD_BY_STEPS, Chains, RunChain
+from ._chains import TOLD_BY_STEPS, Chains, run_on
 from ._layout import leaves_of, map_tree
 from ._recorder import ChainRecorder
 from ._results import finish_results
@@ -101,12 +102,15 @@ class Step(Generic[ParametersP, ResultT]):
     Args:
         function: The function.
         static: Names of the parameters whose values are part of the structure.
+        stream: Name of its stream; empty for that of all recorded work.
 
     Attributes:
         function: The argument.
     """
 
-    def __init__(self, function: Callable[ParametersP, Call[ResultT]], static: Sequence[str]) -> None:
+    def __init__(
+        self, function: Callable[ParametersP, Call[ResultT]], static: Sequence[str], stream: str
+    ) -> None:
         functools.update_wrapper(self, function)
         self.function: Callable[ParametersP, Call[ResultT]] = function
         self._name: str = getattr(function, "__qualname__", type(function).__name__)
@@ -120,6 +124,7 @@ class Step(Generic[ParametersP, ResultT]):
         positions = list(self._parameters)
         self._static: frozenset[int | str] = frozenset([*static, *map(positions.index, static)])
         self._structures = 0
+        self._stream = stream
 
     def __repr__(self) -> str:
         return f"<step {self._name}, traced {self._structures} times>"
@@ -194,7 +199,7 @@ class Step(Generic[ParametersP, ResultT]):
                 await checkpoint()
                 reply = plan.compute(given.blocks, given.refs, data)
             if reply is NOT_HERE:
-                message = RunChain(chains, template, given.refs, hosts, template.name)
+                message = plan.run(chains, template, given.refs, hosts, template.name)
                 message.given, message.armed, message.blocks = data, plan, given.blocks
                 chains.kept.counts.found += 1
                 device: Any = chains.device
@@ -402,12 +407,7 @@ class Step(Generic[ParametersP, ResultT]):
                 RECORDING.reset(token)
             try:
                 self._check_arrays(chain, given, recorder)
-                uses = [
-                    (place, each)
-                    for place, one in enumerate(chain.steps)
-                    for each in arguments_of(one)
-                    if isinstance(each, Slot)
-                ]
+                uses = _uses_of_slots(chain)
                 if not all(takes_number(chain.steps[place]) for place, _ in uses):
                     return kept.record(key, _BY_VALUE)
                 constants = [np.array(host) for host in chain.hosts]
@@ -417,19 +417,19 @@ class Step(Generic[ParametersP, ResultT]):
                 chain.let_go()
         finally:
             recorder.end()
-        if template is None and uses:
-            return kept.record(key, _BY_VALUE)
         if template is None:
             # While the context is replaced it goes by steps, which wait for the next one. A borrowed array is
             # no part of the structure.
-            is_refused = chains.state.availability.is_ready and all(
-                type(block) is Block for block in given.blocks
-            )
-            return kept.keep(kept.new(key), None) if is_refused else None
+            if not (
+                chains.state.availability.is_ready and all(type(block) is Block for block in given.blocks)
+            ):
+                return None
+            return kept.record(key, _BY_VALUE) if uses else kept.keep(kept.new(key), None)
         self._tell_structures()
         new = kept.new(key)
         slots = [slot for _, slot in uses]
-        return kept.keep(new, StepPlan.of(chains, template, constants, slots, nesting, new))
+        plan = StepPlan.of(chains, template, constants, slots, nesting, new, run_on(self._stream))
+        return kept.keep(new, plan)
 
     def _check_arrays(self, chain: Chain, given: _Arguments, recorder: ChainRecorder) -> None:
         """Refuse arrays of a device that are no arguments.
@@ -463,6 +463,16 @@ class Step(Generic[ParametersP, ResultT]):
             )
 
 
+def _uses_of_slots(chain: Chain) -> list[tuple[int, Slot]]:
+    """List the slots among the arguments of the steps of a chain, with the places of these."""
+    return [
+        (place, each)
+        for place, one in enumerate(chain.steps)
+        for each in arguments_of(one)
+        if isinstance(each, Slot)
+    ]
+
+
 def _nested(nesting: Any, results: Any) -> Any:
     """Nest several results as the function has returned their calls."""
     if nesting is None:
@@ -478,20 +488,23 @@ def is_traced() -> bool:
 
 @overload
 def step(
-    function: Callable[ParametersP, Call[ResultT]], *, static: str | Sequence[str] = ()
+    function: Callable[ParametersP, Call[ResultT]], *, static: str | Sequence[str] = (), stream: str = ""
 ) -> Callable[ParametersP, Coroutine[Any, Any, ResultT]]: ...
 @overload
 def step(
-    function: Callable[ParametersP, tuple[Call[Any], ...]], *, static: str | Sequence[str] = ()
+    function: Callable[ParametersP, tuple[Call[Any], ...]],
+    *,
+    static: str | Sequence[str] = (),
+    stream: str = "",
 ) -> Callable[ParametersP, Coroutine[Any, Any, tuple[Any, ...]]]: ...
 @overload
 def step(
-    *, static: str | Sequence[str] = ()
+    *, static: str | Sequence[str] = (), stream: str = ""
 ) -> Callable[
     [Callable[ParametersP, Call[ResultT]]], Callable[ParametersP, Coroutine[Any, Any, ResultT]]
 ]: ...
 @named_arguments
-def step(function: Any = None, *, static: str | Sequence[str] = ()) -> Any:
+def step(function: Any = None, *, static: str | Sequence[str] = (), stream: str = "") -> Any:
     """Make an async function of a function of arrays, which is traced once for each structure of arguments.
 
     The first call with arguments of a structure calls the function and records the operations of the call
@@ -520,6 +533,10 @@ def step(function: Any = None, *, static: str | Sequence[str] = ()) -> Any:
             arguments.
         static: Names of parameters whose values are part of the structure: floats that decide, and hashable
             objects of other types.
+        stream: Name of a stream of its own, which steps of the same name share; empty for the stream of all
+            recorded work. On a GPU, steps of two streams run at the same time where neither waits for an
+            array of the other. Each stream has an actor in the tree, and handles of the libraries that it
+            uses.
 
     Returns:
         The async function. Where an argument is a call, it returns a call: the function becomes a part of
@@ -536,12 +553,14 @@ def step(function: Any = None, *, static: str | Sequence[str] = ()) -> Any:
     """
     names = (static,) if isinstance(static, str) else tuple(static)
     if function is None:
-        return functools.partial(step, static=names)
+        return functools.partial(step, static=names, stream=stream)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"step: {function.__qualname__} is async; a step is a plain function that returns a call and "
             "awaits nothing"
         )
+    if not (stream == "" or (isinstance(stream, str) and stream.isidentifier() and stream != APART[1:])):
+        raise ValueError(f"step: stream must be a name of letters, digits and underscores, got {stream!r}")
     if not callable(function):
         raise TypeError(f"step: {function!r} is not a function")
-    return Step[Any, Any](cast("Any", function), names)
+    return Step[Any, Any](cast("Any", function), names, stream)

@@ -417,6 +417,7 @@ class BlockTable:
             None, and their sizes. It holds operations' arrays, on the application's side.
         valid_since: First generation whose memory is still there.
         spare: An array that is kept for results in between, as long as there is memory.
+        spares: Those of streams that steps have named, by the names.
         release: Gives the memory of blocks back.
     """
 
@@ -427,6 +428,7 @@ class BlockTable:
     device: Owner = attrs.field(init=False)
     valid_since: int = 0
     spare: Any = None
+    spares: dict[str, Any] = attrs.field(init=False)
     dropped: deque[_Dropped] = attrs.field(factory=deque[_Dropped])
     kept: dict[int, list[tuple[int, ArraySpec | None]]] = attrs.field(init=False)
     _kept_count: int = 0
@@ -443,7 +445,7 @@ class BlockTable:
     def __attrs_post_init__(self) -> None:
         reuses = self._reuses and current_fast_paths().reuse
         self._keeps, self._looks = self._keeps and reuses, _LOOKS if reuses else 0
-        self.kept, self.makers = {}, {}
+        self.kept, self.makers, self.spares = {}, {}, dict[str, Any]()
         self._notifier, self.release = LoopNotifier(self.drain), _nowhere
 
     def new(self, nbytes: int, number: int | None = None) -> Block:
@@ -507,6 +509,7 @@ class BlockTable:
     def make_room(self) -> None:
         """Give all back that nobody needs, as memory is short. Trio thread only."""
         self.spare = None
+        self.spares.clear()
         # Arrays in reference cycles, such as those of an error's frames, wait to be collected.
         gc.collect()
         self.drain()

@@ -352,6 +352,9 @@ class Recording(Protocol):
         """Whether it takes no more: those of tasks that outlive it are launched."""
         ...
 
+    is_ahead: ClassVar[bool]
+    """Whether it only finds layouts, so that nothing else may change."""
+
     async def ask(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> ReplyT:
         """Record an operation; see `Device.ask`.
 
@@ -373,6 +376,12 @@ def recording_now() -> Recording | None:
     """Return the recorder of this task's operations; None if they are launched."""
     recording = RECORDING.get()
     return None if recording is None or recording.is_over else recording
+
+
+def is_looking_ahead() -> bool:
+    """Return whether the operations of this task are planned for the layout of a result alone."""
+    recording = recording_now()
+    return recording is not None and recording.is_ahead
 
 
 def refuse_recording(verb: str, instead: str) -> None:

@@ -167,8 +167,8 @@ class KernelEntry:
         is_quick: Whether `plan` takes no longer than a launch, so that it is called in place.
         is_blocking: Whether `function` may take long, so that it is called in a thread.
         where: File and line, for errors.
-        bind: Called as ``bind(spec, call)``: makes what computes an operation as often as it is called, on the
-            same blocks; None, or a result of None, for `function` itself.
+        bind: Called as ``bind(spec, call)``: makes what computes an operation as often as it is called, on
+            the same blocks; None, or a result of None, for `function` itself.
         prepares: Whether there may be anything to do before it is called in place.
     """
 

@@ -459,7 +459,11 @@ class ComputingLibrary(TableLibrary):
         return ComputingCall(kernel.function, spec, plan, self._device, stream)
 
     def bind(self, spec: OperationSpec, stream: AccelStream) -> Callable[[], object]:
-        """Make what runs an operation as often as it is called, while its blocks exist; raises as `call_of`."""
+        """Make what runs an operation as often as it is called, while its blocks exist.
+
+        Raises:
+            NotSupportedError, LibraryError: As `call_of`.
+        """
         kernel = self._kernel_of(spec)
         plan = self._plan_of(spec, kernel) if kernel.plan is not None or kernel.dtypes else None
         call = BoundCall(kernel.function, spec, plan, self._device, stream)

@@ -31,6 +31,7 @@ from ...base import (
 )
 from ...base.kit.library import ComputingCall
 from ..runtime.blas_threads import NUMPY, SCIPY, matrix_product
+from ._sparse_steps import factor_triangle, make_steps
 from .blas import norm_of
 
 _tools: Any = _sparsetools
@@ -336,9 +337,8 @@ def _factor_triangle(matrix: Any, spec: Any) -> Any:
     triangle = _triangle(matrix, spec)
     if not np.isfinite(triangle.data).all() or (triangle.diagonal() == 0).any():
         return None
-    options = {"Equil": False, "SymmetricMode": True}
     try:
-        return _linalg.splu(triangle.tocsc(), permc_spec="NATURAL", diag_pivot_thresh=0.0, options=options)
+        return factor_triangle(triangle)
     except RuntimeError:
         # SuperLU takes some very small pivots for zeros.
         return None
@@ -488,6 +488,12 @@ def least_residual(spec: Any, call: HostCall) -> None:
     out.fill(0)
     out[: len(y)] = y
     call.array(spec.count)[...] = call.array(spec.made) + count
+
+
+@kernel("sparse.cg_steps", backend="cpu")
+def cg_steps(spec: Any, call: HostCall) -> None:
+    """Make steps of conjugate gradients."""
+    make_steps(spec, call, checked)
 
 
 @kernel("sparse.extend_basis", backend="cpu", dtypes={"w": NATIVE})

@@ -1,0 +1,177 @@
+"""Gradients of the gradients of `nn`, which most of them are linear in: second derivatives of layers."""
+
+# Operands are calls and arrays, whose results are known when they are awaited.
+# pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import arrays as _arrays
+from .. import nn as _nn
+from ..devices import gather
+from ._backward import RULES, bound
+from ._elementwise import Rule, summed_to
+from ._rules import composition
+
+__all__: list[str] = []
+
+# The types of functions tell what calls become when they are awaited.
+arrays: Any = _arrays
+nn: Any = _nn
+
+_OPTIONS = ("stride", "padding", "dilation", "groups")
+
+
+def _conv_input(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    weight, grad, how = at["weight"], at["grad_output"], {name: at[name] for name in _OPTIONS}
+    yield grad, lambda: _convolve(g, weight, how)
+    yield weight, lambda: nn.conv_weight_grad(g, weight.shape, grad, **how)
+
+
+def _conv_weight(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    x, grad, how = at["input"], at["grad_output"], {name: at[name] for name in _OPTIONS}
+    yield grad, lambda: _convolve(x, g, how)
+    yield x, lambda: nn.conv_input_grad(x.shape, g, grad, **how)
+
+
+def _convolve(x: Any, weight: Any, how: dict[str, Any]) -> Any:
+    return getattr(nn, f"conv{len(weight.shape) - 2}d")(x, weight, **how)
+
+
+def _conv_bias(grad_output: Any) -> Any:
+    return arrays.sum(grad_output, axis=_others(grad_output))
+
+
+def _others(x: Any) -> tuple[int, ...]:
+    """Return all axes but that of the channels."""
+    return (0, *range(2, len(x.shape)))
+
+
+def _pool(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    grad, size = at.pop("grad_output"), at.pop("input_size")
+    dims = len(size) - 2
+    if "adaptive" in call.function.name:
+        yield grad, lambda: getattr(nn, f"adaptive_avg_pool{dims}d")(g, grad.shape[2:])
+    else:
+        yield grad, lambda: getattr(nn, f"avg_pool{dims}d")(g, **at)
+
+
+def _max_pool(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    grad = at["grad_output"]
+    ends = grad.shape[:2]
+
+    def slope() -> Any:
+        places = at["indices"].reshape((*ends, -1))
+        return arrays.reshape(arrays.take_along_axis(arrays.reshape(g, (*ends, -1)), places), grad.shape)
+
+    yield grad, slope
+
+
+def _embedding(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    indices, padding = at["indices"], at["padding_idx"]
+
+    def slope() -> Any:
+        rows = nn.embedding(indices, g)
+        if padding is None:
+            return rows
+        return arrays.where((indices == padding % at["num_embeddings"])[..., None], 0, rows)
+
+    yield at["grad"], slope
+
+
+def _dropout(call: Any, g: Any) -> Iterator[Rule]:
+    at = bound(call)
+    yield at["grad"], lambda: nn.dropout_grad(g, at["mask"], at["p"])
+
+
+def _linear_weight(grad: Any, x: Any) -> Any:
+    flat = arrays.reshape(grad, (-1, grad.shape[-1]))
+    return gather(flat.mT @ arrays.reshape(x, (-1, x.shape[-1])), arrays.sum(flat, axis=0))
+
+
+def _normed(
+    grad: Any, x: Any, weight: Any, eps: float, axes: Sequence[int], *, is_centred: bool = True
+) -> tuple[Any, Any]:
+    """Return the gradient of what was normalized along axes, and the products of `grad` with the result."""
+    mean = partial(arrays.mean, axis=tuple(axes), keepdims=True)
+    off = x - mean(x) if is_centred else x
+    root = arrays.rsqrt(mean(off * off) + eps)
+    normal, scaled = off * root, grad * weight
+    less = scaled - normal * mean(scaled * normal)
+    return root * (less - mean(scaled) if is_centred else less), grad * normal
+
+
+def _by_channel(weight: Any, x: Any) -> Any:
+    return weight.reshape((-1, *(1,) * (len(x.shape) - 2))) if np.shape(weight) else weight
+
+
+def _of_channels(grad: Any, x: Any, weight: Any, eps: float, axes: Sequence[int]) -> Any:
+    of_x, product = _normed(grad, x, _by_channel(weight, x), eps, axes)
+    return gather(of_x, *[arrays.sum(one, axis=_others(x)) for one in (product, grad)])
+
+
+def _batch_norm(grad: Any, x: Any, weight: Any, eps: float) -> Any:
+    return _of_channels(grad, x, weight, eps, _others(x))
+
+
+def _instance_norm(grad: Any, x: Any, weight: Any, eps: float) -> Any:
+    return _of_channels(grad, x, weight, eps, range(2, len(x.shape)))
+
+
+def _group_norm(grad: Any, x: Any, num_groups: int, weight: Any, eps: float) -> Any:
+    apart = (x.shape[0], num_groups, -1, *x.shape[2:])
+    if np.shape(weight):
+        weight = weight.reshape((num_groups, -1, *(1,) * (len(x.shape) - 2)))
+    split, own = arrays.reshape(grad, apart), arrays.reshape(x, apart)
+    of_x, product = _normed(split, own, weight, eps, range(2, len(apart)))
+    shaped = arrays.reshape(product, x.shape)
+    return gather(
+        arrays.reshape(of_x, x.shape), *[arrays.sum(one, axis=_others(x)) for one in (shaped, grad)]
+    )
+
+
+def _layer_norm(grad: Any, x: Any, weight: Any, axis: Any, eps: float) -> Any:
+    axes = _normalized(axis, x)
+    of_x, product = _normed(grad, x, weight, eps, axes)
+    return gather(of_x, *[_of_factors(one, weight, axes) for one in (product, grad)])
+
+
+def _rms_norm(grad: Any, x: Any, weight: Any, axis: Any, eps: float) -> Any:
+    axes = _normalized(axis, x)
+    of_x, product = _normed(grad, x, weight, eps, axes, is_centred=False)
+    return gather(of_x, _of_factors(product, weight, axes))
+
+
+def _normalized(axis: Any, x: Any) -> tuple[int, ...]:
+    count = len(x.shape)
+    return tuple(range(count)) if axis is None else tuple(int(one) % count for one in np.atleast_1d(axis))
+
+
+def _of_factors(made: Any, weight: Any, axes: Sequence[int]) -> Any:
+    """Sum to the shape of the factors: of a number, one for each element along the axes."""
+    if np.shape(weight):
+        return summed_to(made, weight.shape)
+    others = tuple(axis for axis in range(len(made.shape)) if axis not in axes)
+    return arrays.sum(made, axis=others) if others else made
+
+
+RULES.update({
+    "nn.adaptive_avg_pool_grad": _pool, "nn.avg_pool_grad": _pool,
+    "nn.batch_norm_training_grad": composition(_batch_norm), "nn.conv_bias_grad": composition(_conv_bias),
+    "nn.conv_input_grad": _conv_input, "nn.conv_weight_grad": _conv_weight, "nn.dropout_grad": _dropout,
+    "nn.embedding_grad": _embedding, "nn.group_norm_grad": composition(_group_norm),
+    "nn.instance_norm_grad": composition(_instance_norm), "nn.layer_norm_grad": composition(_layer_norm),
+    "nn.linear_input_grad": composition(lambda grad, weight: grad @ weight),
+    "nn.linear_weight_grad": composition(_linear_weight), "nn.max_pool_grad": _max_pool,
+    "nn.rms_norm_grad": composition(_rms_norm),
+})  # fmt: skip
