@@ -520,8 +520,8 @@ def step(function: Any = None, *, static: str | Sequence[str] = (), stream: str 
     The structure is made of the dtypes, shapes, strides and offsets of arrays, of the sizes of their blocks,
     of which arrays share memory, and of the values of all other arguments but floats. A float may differ at
     each call. While the function is traced, its value is not known, so a branch like ``if scale > 1`` is
-    refused. Where a float is not an operand of ``+ - * /`` beside arrays of float32 or float64, each
-    of its values is a structure of its own.
+    refused. If a float is not an operand of ``+ - * /`` beside arrays of float32 or float64, each of its
+    values is a structure of its own.
 
     Effects of the Python code, such as a print, happen when it is traced. Host arrays that the function uses
     besides its arguments are read then.
