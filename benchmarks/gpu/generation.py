@@ -126,6 +126,8 @@ class Plain:
         weights = {name: torch.from_numpy(one).to(self.on, kind) for name, one in setting.weights.items()}
         cls = import_module("llama_torch").TorchLlama
         self.make = partial(cls, weights, config=attrs.asdict(setting.config))
+        # Kept for all turns, with their graphs: to capture one takes as long as many steps.
+        self.models: dict[int, Any] = {}
 
     def captured(self, llama_here: Any, rows: Any, tables: Any, ends: Any) -> Any:
         """The forward as a CUDA graph."""
@@ -143,9 +145,10 @@ class Plain:
         torch, count = self.torch, len(prompts)
         each = -(-(len(prompts[0]) + most) // SIZE)
         shape = self.config.cache_shape(count * each, SIZE)
-        llama_here = self.make(
-            [torch.zeros(shape, dtype=self.kind, device=self.on) for _ in range(self.config.layers)]
-        )
+        if count not in self.models:
+            caches = [torch.zeros(shape, dtype=self.kind, device=self.on) for _ in range(self.config.layers)]
+            self.models[count] = self.make(caches)
+        llama_here = self.models[count]
         tables = torch.arange(count * each, device=self.on).reshape(count, each)
         runs = [
             model_of.Run(tokens=list(tokens), start=0, pages=range(number * each, (number + 1) * each))
@@ -186,9 +189,10 @@ async def decode(setting: Setting) -> None:
                 if turn:
                     rates.append(tuple(row))
             mine, eager, graph = (statistics.median(one) for one in zip(*rates, strict=True))
+            repeated = (await generation.batcher.ask(GetStatistics())).repeated
             _say(
                 f"  {count:3} sequences {mine:8.0f} {eager:8.0f} {mine / eager:6.2f} {graph:8.0f} "
-                f"{mine / graph:6.2f}   (equal tokens: {same:.2f})"
+                f"{mine / graph:6.2f}   (equal tokens: {same:.2f}, steps repeated: {repeated})"
             )
 
 
