@@ -54,8 +54,8 @@ CALLS: dict[str, Mapping[str, Any]] = {
     "sparse.spmv": {"matrix": SPARSE, "x": VECTOR},
     "sparse.to_dense": {"matrix": SPARSE},
 }
-# Their reply has several arrays, or they need factors: tests/linalg/test_fused.py, tests/nn/test_linear.py and
-# tests/sparse/test_factors.py.
+# Their reply has several arrays, or they need factors: tests/linalg/test_fused.py, tests/nn/test_linear.py
+# and tests/sparse/test_factors.py.
 ELSEWHERE = {"linalg.fused_matmul_sums", "nn.linear_weight_grad", "sparse.solve_factored"}
 NOT_ON_STAND_IN = {
     *(
