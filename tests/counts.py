@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import attrs
 import numpy as np
@@ -28,6 +29,7 @@ import trio
 from traced_worker import Doubler, entered
 
 import trio_accel as ta
+from trio_accel.patterns import Call, ContinuousBatcher, Last, RunningSequence
 
 __all__ = [
     "PACKAGE",
@@ -205,6 +207,11 @@ async def executed_files(isolation: ta.Isolation) -> dict[str, Executed]:
         ranks = [x, await other.put(np.ones(64))]
         generator = ta.random.Generator(device, seed=1)
         async with ta.open_program(device, Doubler) as program, ta.open_world([device, other]) as world:
+
+            async def step(batch: list[RunningSequence[ta.AccelRef, ta.AccelRef]]) -> list[Any]:
+                return [Last([await program.ask(Doubler.double, one.item)]) for one in batch]
+
+            batcher = await system.spawn(ContinuousBatcher[ta.AccelRef, ta.AccelRef], step)
             asks: dict[str, Callable[[], Awaitable[object]]] = {
                 "matmul": lambda: ta.linalg.matmul(a, a),
                 "cholesky": lambda: ta.linalg.cholesky(s),
@@ -214,6 +221,7 @@ async def executed_files(isolation: ta.Isolation) -> dict[str, Executed]:
                 "random draw": lambda: generator.normal((64, 64)),
                 "sparse product": lambda: ta.sparse.spmv(sparse, x),
                 "program call": lambda: program.ask(Doubler.double, x),
+                "decode step": lambda: batcher.ask(Call(x)),
                 "collective": lambda: world.all_reduce(ranks),
             }
             for name, ask in asks.items():
