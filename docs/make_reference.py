@@ -72,7 +72,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.actors": _names(
         "DirectReply Measured Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
         "arguments_of bind_arguments binder check_name describe idle_actor message_target named_arguments "
-        "NotAwaited Opening Silenced not_copied opens silence "
+        "NotAwaited Opening Silenced not_copied opens silence unobserved_actor "
         "as_plain checked_options fits is_number must must_be_whole leaves named_options nearest "
         "note_end quick running_beside signed_like single unknown_option warn_untold ActorFigures "
         "ItemRequest Serves Validator"
@@ -81,8 +81,8 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
         "FaultKind FaultPlan Key Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded "
         "Lent Stay look_for_answers PeerCopy PeerCopyActor able alone_on anew by_key by_load check_device "
-        "describe_workers lend opened overlaps record refuse_recording run_together DECLARED operation_like "
-        "Chain Function arguments_of called composed refuse_value "
+        "describe_workers is_traced lend opened overlaps record refuse_recording run_together DECLARED "
+        "operation_like Chain Function arguments_of called composed refuse_value "
         "clamped integer is_several real refuse_dtypes said shown what_to_do whole wholes"
     ),
     "trio_accel.programs": _names("ProgramActor"),

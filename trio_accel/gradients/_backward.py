@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import arrays as _arrays
-from ..actors import silence
 from ..backends.base import ArraySpec, DType, NotSupportedError
 from ..devices import AccelRef, Call, Chain, Function, arguments_of
 from ._elementwise import ADVICE, Rule, slopes_of
@@ -183,8 +182,10 @@ def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
     value.silence()
     is_exact = any(one.dtype.kind == "complex" for one in leaves)
     slopes = backward(value, leaves, g, [], is_exact=is_exact)
-    # Those of some operands may be, too.
-    silence(*slopes)
+    # Some operands may need none, too.
+    for slope in slopes:
+        if isinstance(slope, Call):
+            slope.silence()
     return slopes
 
 

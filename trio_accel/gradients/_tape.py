@@ -248,7 +248,7 @@ def _flat(value: Any, leaves: Sequence[Any], seed: Any, has_value: bool) -> Any:
     made: list[Any] = []
     try:
         for one in leaves:
-            # Not before: its layout is found by a plan.
+            # A layout is found by a plan, so this is not asked before.
             _check_floating("flat_grad_and_value", one)
         if has_value:
             seed = _seed(value, seed)

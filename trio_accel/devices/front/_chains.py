@@ -113,7 +113,7 @@ class RunChain(Operation[Any, Any]):
     operation: str  # pyright: ignore[reportIncompatibleMethodOverride]
     # The contents of the host arrays when it was planned first: the program may change them then.
     given: bytes | None = attrs.field(default=None, init=False)
-    # Of a step: what it has kept, and the blocks of its arguments.
+    # The plan of a step, and the blocks of its arguments; for a chain nothing.
     armed: Armed | None = attrs.field(default=None, init=False)
     blocks: list[Block] = attrs.field(factory=list[Block], init=False)
     library: ClassVar[str] = "trio_accel.graphs:GraphsActor"

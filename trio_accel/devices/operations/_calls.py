@@ -357,7 +357,7 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
             used: Any = self  # pyright: ignore[reportUnknownVariableType]
             # No warning at its end.
             used.__class__ = SpentCall
-            # Who keeps a call keeps no arrays by it.
+            # A kept call keeps no arrays.
             self.args, self.named = (), None
             return evaluate(self.function, args, named or {})
         try:

@@ -49,7 +49,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         self.blocks: BlockMemory[ChunkT, BlockT] = blocks
         self.streams: list[StreamT] = []
         self.is_closed: bool = False
-        # By block, the functions to call when its contents change (D26).
+        # The functions to call when the contents of a block change, by the block (D26).
         self._believed: dict[int, set[Callable[[int], None]]] = {}
         self.believed: Collection[int] = self._believed
         self.kept: KeptCounts = KeptCounts()

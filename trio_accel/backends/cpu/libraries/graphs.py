@@ -40,7 +40,7 @@ class GraphLibrary(CpuLibrary):
     def __init__(self, name: str, device: ComputingDevice, kernels: Mapping[str, KernelEntry]) -> None:
         super().__init__(name, device, kernels)
         self._libraries: dict[str, CpuLibrary] = {}
-        # How many runs of a recipe were quick, without those that slow ones have undone.
+        # The number of quick runs of each recipe, without those that slow ones have undone.
         self._quick: dict[bytes, int] = {}
         self._limit = 0
         known: Any = device
