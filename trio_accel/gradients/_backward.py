@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from .. import arrays as _arrays
-from ..actors import silence
 from ..backends.base import ArraySpec, DType, NotSupportedError
 from ..devices import AccelRef, Call, Chain, Function, arguments_of
 from ._elementwise import ADVICE, Rule, slopes_of
@@ -184,7 +183,8 @@ def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
     is_exact = any(one.dtype.kind == "complex" for one in leaves)
     slopes = backward(value, leaves, g, [], is_exact=is_exact)
     # Those of some operands may be, too.
-    silence(*slopes)
+    for one in slopes:
+        one.silence()
     return slopes
 
 
