@@ -182,7 +182,7 @@ def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
     value.silence()
     is_exact = any(one.dtype.kind == "complex" for one in leaves)
     slopes = backward(value, leaves, g, [], is_exact=is_exact)
-    # Those of some operands may be, too.
+    # A caller may need the gradients of some operands alone.
     for one in slopes:
         one.silence()
     return slopes
