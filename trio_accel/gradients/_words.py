@@ -35,7 +35,6 @@ _STEPS = {
     "sparse": "ic0 ilu0",
     "tensor": "contract_path",
 }
-_UNWRITTEN = "nobody has written its rule"
 _LENGTH = "elements decide the length of the result"
 _IN_PLACE = "it works in place; use ta.linalg.matmul and operators"
 _ITERATES = "it iterates until it converges"
@@ -68,7 +67,6 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
     "signal": {"cubic_spline": "it returns a spline, and not an array"},
     "ndimage": {
         "bilateral_filter": "its weights depend on the image; compose it of ta.arrays.sliding_window_view",
-        "rotate": f"{_UNWRITTEN}; ta.ndimage.affine_transform of order 0 or 1 has one",
     },
     "sparse": {
         "add bsr coo csc csr diagonal eliminate_zeros max min multiply norm precondition rows spgemm "
