@@ -59,7 +59,7 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
     "nn": {
         "adadelta adagrad adam adamax adamw clip_grad_norm lion radam rmsprop sgd": _UPDATES,
         "binary_cross_entropy_grad binary_cross_entropy_with_logits_grad cross_entropy_grad "
-        "gaussian_nll_loss_grad gelu_grad glu_grad hinge_embedding_loss_grad huber_loss_grad kl_div_grad "
+        "gaussian_nll_loss_grad hinge_embedding_loss_grad huber_loss_grad kl_div_grad "
         "l1_loss_grad margin_ranking_loss_grad mse_loss_grad poisson_nll_loss_grad "
         "scaled_dot_product_attention_grad smooth_l1_loss_grad soft_margin_loss_grad": _GRADIENT,
         "paged_attention": "it reads a cache of a generation; use ta.nn.scaled_dot_product_attention",
