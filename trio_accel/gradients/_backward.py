@@ -184,7 +184,8 @@ def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
     slopes = backward(value, leaves, g, [], is_exact=is_exact)
     # A caller may need the gradients of some operands alone.
     for one in slopes:
-        one.silence()
+        if isinstance(one, Call):
+            one.silence()
     return slopes
 
 

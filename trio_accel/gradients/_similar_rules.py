@@ -19,6 +19,7 @@ import numpy as np
 
 from .. import arrays as _arrays
 from .. import linalg as _linalg
+from ..devices import Call
 from ._backward import RULES, bound, refuse
 from ._elementwise import Rule
 from ._factor_rules import added, column, on_diagonal, over_gaps, row
@@ -111,7 +112,7 @@ def _hessenberg(call: Any, g: Any) -> Iterator[Rule]:
         above = None if of_form is None else arrays.triu(of_form, k=-1)
         if count < 3:
             # The factor has phases alone.
-            if of_q is not None:
+            if isinstance(of_q, Call):
                 of_q.silence()
             return None if above is None else made[1] @ above @ adjoint(made[1])
         form, q = made[0], made[1]
