@@ -224,5 +224,11 @@ CASES_OF_ELEMENTS: dict[str, Case | list[Case]] = {
         lambda x, y: n.cosine_embedding_loss(x, y, np.array([1.0, -1.0, 1.0]), margin=-0.5), (X, X)
     ),
     "nn.triplet_margin_loss": Case(lambda x, y, z: n.triplet_margin_loss(x, y, z, margin=3.0), (X, X, X)),
-    "nn.linear": [Case(n.linear, ((2, 3, 4), (5, 4), (5,))), Case(n.linear, ((3, 4), (5, 4)))],
+    "nn.linear": [
+        Case(n.linear, ((2, 3, 4), (5, 4), (5,))), Case(n.linear, ((3, 4), (5, 4))),
+        *[
+            Case(lambda x, w, b, kind=kind: n.linear(x, w, b, kind), ((2, 3, 4), (5, 4), (5,)))
+            for kind in ("relu", "gelu")
+        ],
+    ],
 }  # fmt: skip

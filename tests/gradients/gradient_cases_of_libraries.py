@@ -275,6 +275,11 @@ CASES_OF_LIBRARIES: dict[str, Case | list[Case]] = {
         Case(lambda x: i_.affine_transform(x, [0.5, 1.2], 0.25, (4, 3), order=1, mode="nearest"), ((5, 6),)),
         Case(lambda x: i_.affine_transform(x, [[1.0, 0.1, 0.3], [0.2, 1.0, 0.1]], order=0), ((5, 6),)),
     ],
+    "ndimage.rotate": [
+        Case(lambda x: i_.rotate(x, 30.0, order=1), ((5, 6),)),
+        Case(lambda x: i_.rotate(x, -50.0, (2, 0), False, order=1, mode="nearest"), ((4, 2, 5),)),
+        Case(lambda x: i_.rotate(x, 90.0, order=0, cval=2.0), ((3, 4),)),
+    ],
     "ndimage.sobel": Case(lambda x: i_.sobel(x, axis=0), ((6, 7),)),
     "ndimage.prewitt": Case(lambda x: i_.prewitt(x, mode="constant"), ((6, 7),)),
     "ndimage.uniform_filter": Case(lambda x: i_.uniform_filter(x, (3, 4)), ((6, 7),)),

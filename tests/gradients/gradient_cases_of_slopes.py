@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gradient_cases import IMAGE, ROWS, Case, Y
+from gradient_cases import IMAGE, ROWS, Case, X, Y
 
 import trio_accel as ta
 
@@ -72,6 +72,13 @@ CASES_OF_SLOPES: dict[str, Case | list[Case]] = {
     "nn.embedding_grad": [
         Case(lambda g: n.embedding_grad(g, ROWS, 5), ((2, 2, 3),)),
         Case(lambda g: n.embedding_grad(g, ROWS, 5, -1), ((2, 2, 3),)),
+    ],
+    "nn.gelu_grad": [
+        Case(n.gelu_grad, (X, X)), Case(lambda g, x: n.gelu_grad(g, x, "tanh"), (X, X)),
+        Case(lambda x: n.gelu_grad(2.0, x)),
+    ],
+    "nn.glu_grad": [
+        Case(n.glu_grad, ((3, 2), X)), Case(lambda g, x: n.glu_grad(g, x, 0), ((2, 3), (4, 3))),
     ],
     "nn.dropout_grad": Case(lambda g: n.dropout_grad(g, Y > 0.5, 0.25)),
 }  # fmt: skip

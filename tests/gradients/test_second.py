@@ -23,8 +23,8 @@ TWICE = (
     "linalg.ldl", "linalg.lstsq", "linalg.lu", "linalg.lu_solve", "linalg.polar", "linalg.qr", "linalg.schur",
     "linalg.solve_triangular", "linalg.svd",
     "nn.adaptive_avg_pool1d", "nn.avg_pool1d", "nn.batch_norm_training", "nn.conv1d", "nn.conv_transpose1d",
-    "nn.conv2d", "nn.embedding", "nn.group_norm", "nn.instance_norm", "nn.linear", "nn.max_pool1d",
-    "nn.max_pool2d",
+    "nn.conv2d", "nn.embedding", "nn.gelu", "nn.glu", "nn.group_norm", "nn.instance_norm", "nn.linear",
+    "nn.max_pool1d", "nn.max_pool2d",
 )  # fmt: skip
 NUMBERED = [
     (name, number)

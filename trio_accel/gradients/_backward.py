@@ -182,10 +182,10 @@ def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
     value.silence()
     is_exact = any(one.dtype.kind == "complex" for one in leaves)
     slopes = backward(value, leaves, g, [], is_exact=is_exact)
-    # Some operands may need none, too.
-    for slope in slopes:
-        if isinstance(slope, Call):
-            slope.silence()
+    # A caller may need the gradients of some operands alone.
+    for one in slopes:
+        if isinstance(one, Call):
+            one.silence()
     return slopes
 
 

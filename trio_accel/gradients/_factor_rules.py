@@ -139,7 +139,7 @@ def _svd(call: Any, g: Any) -> Iterator[Rule]:
     def factors() -> tuple[Any, Any, Any]:
         if not at["full_matrices"] or rows == columns:
             return call[0], call[1], call[2]
-        # The unique factors alone are used, so that this has a gradient, too.
+        # The rule reads the unique factors alone, so that it has a gradient, too.
         s, unique = call[1], call[2 if rows > columns else 0]
         if rows > columns:
             return (x @ adjoint(unique)) / row(s), s, unique

@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import arrays as _arrays
 from .. import ndimage as _ndimage
+from ..ndimage._interpolation import rotation
 from ._backward import RULES, Make, bound, is_operand, refuse
 from ._elementwise import Rule
 from ._field_rules import PAD_MODES, axes_of_filter, each
@@ -125,6 +126,18 @@ def _affine_transform(matrix: Any, offset: Any, output_shape: Any, **at: Any) ->
     return _interpolated("ndimage.affine_transform", x, where, at)
 
 
+def _rotate(angle: float, axes: Any, reshape: bool, **at: Any) -> Any:
+    x = at["input"]
+    count = len(x.shape)
+    plane = sorted(int(axis) % count for axis in axes)
+    matrix, starts, shape = rotation(x.shape, angle, plane, reshape=reshape)
+    rows, offset = np.eye(count), np.zeros(count)
+    rows[np.ix_(plane, plane)], offset[plane] = matrix, starts
+    grid = np.indices(tuple(shape))
+    where = np.tensordot(rows, grid, 1) + offset.reshape(-1, *(1,) * count)
+    return _interpolated("ndimage.rotate", x, where, at)
+
+
 _RANKED = (
     "maximum_filter", "maximum_filter1d", "median_filter", "minimum_filter", "minimum_filter1d",
     "percentile_filter", "rank_filter",
@@ -133,5 +146,5 @@ RULES.update({
     **{f"ndimage.{name}": _ranked(name) for name in _RANKED},
     **{f"ndimage.{name}": _separable for name in ("shift", "spline_filter", "spline_filter1d", "zoom")},
     "ndimage.map_coordinates": composition(_map_coordinates),
-    "ndimage.affine_transform": composition(_affine_transform),
+    "ndimage.affine_transform": composition(_affine_transform), "ndimage.rotate": composition(_rotate),
 })  # fmt: skip

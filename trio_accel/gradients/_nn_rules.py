@@ -15,7 +15,7 @@ import numpy as np
 from .. import arrays as _arrays
 from .. import nn as _nn
 from ..nn._slopes import FIRST
-from ._backward import RULES, Make, bound, refuse
+from ._backward import RULES, Make, bound
 from ._elementwise import Rule
 from ._factor_rules import added
 from ._rules import composition, part, spread
@@ -38,11 +38,17 @@ def _first(call: Any, g: Any) -> Iterator[Rule]:
     yield next(iter(at.values())), partial(slope, g, **at)
 
 
+def _activated(x: Any, weight: Any, bias: Any, activation: str) -> Any:
+    made = nn.linear(x, weight, bias)
+    return nn.relu(made) if activation == "relu" else nn.gelu(made, "tanh")
+
+
 def _linear(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
     x, weight, bias = at["x"], at["weight"], at["bias"]
     if at["activation"] is not None:
-        raise refuse("nn.linear", "an activation has no rule; call it apart")
+        yield from composition(_activated)(call, g)
+        return
     flat = cache(lambda: arrays.reshape(g, (-1, weight.shape[0])))
     yield x, lambda: g @ weight
     yield weight, lambda: flat().mT @ arrays.reshape(x, (-1, weight.shape[1]))

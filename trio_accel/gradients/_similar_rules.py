@@ -19,7 +19,7 @@ import numpy as np
 
 from .. import arrays as _arrays
 from .. import linalg as _linalg
-from ..actors import silence
+from ..devices import Call
 from ._backward import RULES, bound, refuse
 from ._elementwise import Rule
 from ._factor_rules import added, column, on_diagonal, over_gaps, row
@@ -112,7 +112,8 @@ def _hessenberg(call: Any, g: Any) -> Iterator[Rule]:
         above = None if of_form is None else arrays.triu(of_form, k=-1)
         if count < 3:
             # The factor has phases alone.
-            silence(of_q)
+            if isinstance(of_q, Call):
+                of_q.silence()
             return None if above is None else made[1] @ above @ adjoint(made[1])
         form, q = made[0], made[1]
         return q @ added(above, _below(adjoint(form), _of_turns(form, q, above, of_q))) @ adjoint(q)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +17,7 @@ from .. import nn as _nn
 from ..devices import gather
 from ._backward import RULES, bound
 from ._elementwise import Rule, summed_to
-from ._rules import composition
+from ._rules import composition, part
 
 __all__: list[str] = []
 
@@ -165,11 +166,27 @@ def _of_factors(made: Any, weight: Any, axes: Sequence[int]) -> Any:
     return arrays.sum(made, axis=others) if others else made
 
 
+def _gelu(grad: Any, x: Any, approximate: str) -> Any:
+    if approximate == "none":
+        return grad * (arrays.ndtr(x) + x * arrays.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi)))
+    factor, cubic = math.sqrt(2 / math.pi), 0.044715
+    made = arrays.tanh(factor * (x + cubic * x * x * x))
+    inner = factor * (1 + 3 * cubic * x * x)
+    return grad * 0.5 * (1 + made + x * (1 - made * made) * inner)
+
+
+def _glu(grad: Any, x: Any, axis: int) -> Any:
+    place, count = axis % len(x.shape), x.shape[axis] // 2
+    first, share = part(x, place, slice(0, count)), arrays.expit(part(x, place, slice(count, None)))
+    return arrays.concat([grad * share, grad * first * share * (1 - share)], axis=place)
+
+
 RULES.update({
     "nn.adaptive_avg_pool_grad": _pool, "nn.avg_pool_grad": _pool,
     "nn.batch_norm_training_grad": composition(_batch_norm), "nn.conv_bias_grad": composition(_conv_bias),
     "nn.conv_input_grad": _conv_input, "nn.conv_weight_grad": _conv_weight, "nn.dropout_grad": _dropout,
-    "nn.embedding_grad": _embedding, "nn.group_norm_grad": composition(_group_norm),
+    "nn.embedding_grad": _embedding, "nn.gelu_grad": composition(_gelu),
+    "nn.glu_grad": composition(_glu), "nn.group_norm_grad": composition(_group_norm),
     "nn.instance_norm_grad": composition(_instance_norm), "nn.layer_norm_grad": composition(_layer_norm),
     "nn.linear_input_grad": composition(lambda grad, weight: grad @ weight),
     "nn.linear_weight_grad": composition(_linear_weight), "nn.max_pool_grad": _max_pool,

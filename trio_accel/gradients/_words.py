@@ -36,7 +36,6 @@ _STEPS = {
     "sparse": "ic0 ilu0",
     "tensor": "contract_path",
 }
-_UNWRITTEN = "nobody has written its rule"
 _LENGTH = "elements decide the length of the result"
 _IN_PLACE = "it works in place; use ta.linalg.matmul and operators"
 _ITERATES = "it iterates until it converges"
@@ -61,7 +60,7 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
     "nn": {
         "adadelta adagrad adam adamax adamw clip_grad_norm lion radam rmsprop sgd": _UPDATES,
         "binary_cross_entropy_grad binary_cross_entropy_with_logits_grad cross_entropy_grad "
-        "gaussian_nll_loss_grad gelu_grad glu_grad hinge_embedding_loss_grad huber_loss_grad kl_div_grad "
+        "gaussian_nll_loss_grad hinge_embedding_loss_grad huber_loss_grad kl_div_grad "
         "l1_loss_grad margin_ranking_loss_grad mse_loss_grad poisson_nll_loss_grad "
         "scaled_dot_product_attention_grad smooth_l1_loss_grad soft_margin_loss_grad": _GRADIENT,
         "paged_attention": "it reads a cache of a generation; use ta.nn.scaled_dot_product_attention",
@@ -69,7 +68,6 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
     "signal": {"cubic_spline": "it returns a spline, and not an array"},
     "ndimage": {
         "bilateral_filter": "its weights depend on the image; compose it of ta.arrays.sliding_window_view",
-        "rotate": f"{_UNWRITTEN}; ta.ndimage.affine_transform of order 0 or 1 has one",
     },
     "sparse": {
         "add bsr coo csc csr diagonal eliminate_zeros max min multiply norm precondition rows spgemm "

@@ -320,7 +320,7 @@ async def lstsq(a: Operand, b: Operand, rcond: float | None = None) -> LstsqResu
     Returns:
         x of shape (n,) or (n, k); the sums of the squared differences of each column, of shape (1,) or (k,)
         and the real dtype, without elements if the rank is less than n or m is not above n; the rank, an int;
-        and the singular values of `a`.
+        and the singular values of `a`. In a call that is not awaited, the arrays are operands.
 
     Raises:
         LinAlgError: The matrix holds a NaN or an infinity, or its iteration did not converge.

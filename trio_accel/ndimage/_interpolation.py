@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..backends.base import DType, HostArray, NotSupportedError
+from ..backends.base import DType, HostArray, Ints, NotSupportedError
 from ..devices import AccelRef, Operand, composed, device_of
 from . import windows as w
 from ._filters import line
@@ -477,19 +477,26 @@ async def rotate(
     Raises:
         TypeError, ValueError, NotSupportedError: As of `map_coordinates`; or not two axes.
     """
-    from scipy import special
-
     rest = (output, order, mode, cval, prefilter)
     plane = sorted(w.axes_of(input, axes))
     w.need(len(plane) == 2, f"axes must be two, got {axes!r}")
+    matrix, starts, shape = rotation(input.shape, w.real("angle", angle), plane, reshape=reshape)
+    return await _turned(input, matrix, starts, plane, shape, *rest, is_given=False)
+
+
+def rotation(
+    shape: Ints, degrees: float, plane: Sequence[int], *, reshape: bool
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], list[int]]:
+    """Return the matrix and the offset in the plane of a rotation, and the shape of the result."""
+    from scipy import special
+
     # They are exact at multiples of 90 degrees.
-    degrees = w.real("angle", angle)
     cosine, sine = special.cosdg(degrees), special.sindg(degrees)
     matrix = np.array([[cosine, sine], [-sine, cosine]])
-    rows, columns = (input.shape[axis] for axis in plane)
+    rows, columns = (shape[axis] for axis in plane)
     corners = matrix @ [[0, 0, rows, rows], [0, columns, 0, columns]]
     made = (np.ptp(corners, axis=1) + 0.5).astype(int) if reshape else np.array([rows, columns])
     starts = np.array([rows - 1, columns - 1]) / 2 - matrix @ ((made - 1) / 2)
-    shape = list(input.shape)
-    shape[plane[0]], shape[plane[1]] = made.tolist()
-    return await _turned(input, matrix, starts, plane, shape, *rest, is_given=False)
+    extents = list(shape)
+    extents[plane[0]], extents[plane[1]] = made.tolist()
+    return matrix, starts, extents
