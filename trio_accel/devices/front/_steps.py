@@ -418,8 +418,8 @@ class Step(Generic[ParametersP, ResultT]):
         finally:
             recorder.end()
         if template is None:
-            # The calls wait for the next context if one is replaced. The structure does not say that an array is
-            # borrowed.
+            # The calls wait for the next context if one is replaced. The structure does not say that an array
+            # is borrowed.
             if not (
                 chains.state.availability.is_ready and all(type(block) is Block for block in given.blocks)
             ):
