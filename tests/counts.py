@@ -31,6 +31,7 @@ from traced_worker import Doubler, entered
 
 import trio_accel as ta
 from trio_accel.devices import opened
+from trio_accel.patterns import Call, ContinuousBatcher, Last, RunningSequence
 
 __all__ = [
     "PACKAGE",
@@ -241,17 +242,23 @@ async def executed_files(isolation: ta.Isolation) -> dict[str, Executed]:
             ta.train.open_trainer([device, other], OneLayer, config) as trainer,
         ):
             steps = trainer.steps(itertools.repeat(batch))
+
+            async def step(batch: list[RunningSequence[ta.AccelRef, ta.AccelRef]]) -> list[Any]:
+                return [Last([await program.ask(Doubler.double, one.item)]) for one in batch]
+
+            batcher = await system.spawn(ContinuousBatcher[ta.AccelRef, ta.AccelRef], step)
             asks: dict[str, Callable[[], Awaitable[object]]] = {
                 "matmul": lambda: ta.linalg.matmul(a, a),
                 "cholesky": lambda: ta.linalg.cholesky(s),
                 "rfft": lambda: ta.fft.rfft(a),
                 "expression": lambda: ta.arrays.hypot(a, s),
                 "loss": lambda: ta.nn.mse_loss(a, s),
-                "chain": lambda: (ta.linalg.matmul(a, a) * 2.0).to_host(),  # noqa: PLW0108  # a new call each time
+                "chain": lambda: (ta.linalg.matmul(a, a) * 2.0).to_host(),  # noqa: PLW0108  # made anew each time
                 "step": functools.partial(product, a, 2.0),
                 "random draw": lambda: generator.normal((64, 64)),
                 "sparse product": lambda: ta.sparse.spmv(sparse, x),
                 "program call": lambda: program.ask(Doubler.double, x),
+                "decode step": lambda: batcher.ask(Call(x)),
                 "collective": lambda: world.all_reduce(ranks),
                 "train step": steps.__anext__,
             }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -214,8 +214,7 @@ class Llama:
         """The tokens that go in."""
         if len(rows) == 3:
             return rows[0]
-        tokens: Any = np.where(rows[3] < 0, rows[0], self.made[rows[3]])
-        return tokens
+        return cast("Any", np.where(rows[3] < 0, rows[0], self.made[rows[3]]))
 
     def _groups(self, tables: Any, positions: Any, counts: Sequence[Sequence[int]]) -> list[_Group]:
         """Neighbours with equally many tokens are attended together: there are few such groups."""

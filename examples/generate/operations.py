@@ -69,7 +69,7 @@ class Operations:
         tokens, (sequences, pages) = batch.rows.shape[1], batch.tables.shape
         pages = np.minimum(np.arange(rounded(pages)), pages - 1)
         row = np.minimum(np.arange(rounded(tokens)), tokens - 1)
-        ends: npt.NDArray[np.int64] = np.arange(tokens) if batch.ends is None else batch.ends
+        ends: npt.NDArray[np.int64] = np.arange(tokens, dtype=np.int64) if batch.ends is None else batch.ends
         owner = np.searchsorted(ends, row)
         ends = ends[np.minimum(np.arange(rounded(sequences)), sequences - 1)]
         return [np.ascontiguousarray(batch.rows[:, row]), batch.tables[owner][:, pages], ends]

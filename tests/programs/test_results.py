@@ -153,3 +153,18 @@ async def test_calls_of_long_ago_are_forgotten(device: ta.Device) -> None:
         for size in range(200):
             await program.ask(np.ones(size))
         assert (await operations(device, program, first))[0] == 2
+
+
+async def test_a_result_may_be_read_when_the_work_is_done(device: ta.Device) -> None:
+    x = await device.put(X)
+    total = X.sum() if device.info.backend == "cpu" else 0.0
+    async with ta.open_program(device, fns.later, intensity=MANY, backoff=AT_ONCE) as program:
+        for _ in range(3):
+            number, found = await operations(device, program, x, "plain")
+            assert (number, found) == (1, {"total": total, "bytes": b"abc"})
+        for what, told in (("bad", "nothing to read"), ("array", "must return no arrays")):
+            with pytest.raises(ta.ActorFailedError) as caught:
+                await program.ask(x, what)
+            assert told in str(caught.value.__cause__)
+            # The program is made anew, as after any other error of a call.
+            assert (await program.ask(x, "plain"))["bytes"] == b"abc"

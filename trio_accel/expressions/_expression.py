@@ -40,7 +40,7 @@ from ._arguments import (
     take,
 )
 
-__all__ = ["Compute", "Derived", "Elementwise", "Expression", "KnownExpression"]
+__all__ = ["Compute", "Elementwise", "Expression", "KnownExpression"]
 
 ReplyT = TypeVar("ReplyT")
 

@@ -49,8 +49,8 @@ class RunningSequence(Generic[ItemT, PartT]):
         length: Positions of its prompt, at least 1.
         done: Positions that steps have been through. Each step of a sequence whose prompt is done adds 1.
         chunk: Positions that this step is to go through: some of the prompt, or 1 when that is done.
-        ahead: Steps of this sequence that have been called before this one and run yet, each of one position.
-            This step is at the position ``done + ahead``, and `parts` lacks theirs.
+        ahead: Earlier steps of this sequence whose parts are not in `parts` yet, each of one position: this
+            step is at the position ``done + ahead``. It is 0 unless the batcher calls steps ahead.
         parts: What it has given so far.
         state: The model's own, such as its pages.
     """
@@ -172,12 +172,13 @@ class ContinuousBatcher(
     **Streams.** A sequence whose reader has not read `buffer` parts is in no step until it has. It keeps its
     place, and the others go on. Give asks a deadline, if readers may hang.
 
-    **Steps ahead.** With ``ahead=1`` the next step is called while one runs, so that a device never waits for
-    its program. It has the sequences that will go on if none of them ends, and `RunningSequence.ahead` counts
-    the parts that it has to do without: the model takes them from where the step before leaves them. What it
-    makes for a sequence that has ended meanwhile is dropped. Where the step before has failed, so is all that
-    it makes, and the failed step is called again alone. A step that finds that it had the wrong parts raises
-    `StepRepeatedError`. While a prompt goes through, there are no steps ahead.
+    **Steps ahead.** With ``ahead=1`` the next step is called while one runs, so that the device never waits
+    for the batcher. The next step has the sequences that go on if none of them ends. It lacks the last parts:
+    `RunningSequence.ahead` counts them, and the model takes them from the device. The batcher drops the parts
+    of a sequence that has ended meanwhile. If a step fails, the batcher drops the steps ahead, and calls the
+    failed step alone. A step that has run with the wrong parts raises a `NotExecutedError`, and is called
+    again. While a prompt goes through, no step is called ahead. A step must hand its work over in the order
+    of the calls, and read the fields of its sequences before it waits.
 
     **Cancellation.** A sequence whose asker is cancelled leaves before the next step. If all askers of a step
     have gone, the step is cancelled. `leave` is called once for each sequence that a step may have seen,
@@ -207,7 +208,7 @@ class ContinuousBatcher(
         max_sequences: The most sequences in the batch.
         max_positions: The most positions in a step; at least `max_sequences`.
         buffer: How many parts a reader may have unread before its sequence waits.
-        ahead: How many steps are called while another one runs.
+        ahead: How many steps are called while another one runs; 0 or more.
         capacity: The most sequences that wait for a place; one more is refused with `MailboxFullError`. None
             for no bound.
         leave: Called with a sequence that has ended, to give back what it holds. Its errors are logged.
@@ -379,7 +380,7 @@ class ContinuousBatcher(
             if results is not None:
                 self._give(flight.entries, results.value)
             return
-        # The flights ahead of it have no right parts to go on from.
+        # The flights after it have no right parts to go on from.
         while self._flights:
             await self._flights[0].landed.wait()
             self._end_step(self._flights.popleft().entries)

@@ -149,8 +149,8 @@ async def open_parts(
     comes behind the parts before it. At the end of the iteration, ``stream.parts`` has all of them.
 
     A reader that is slow holds up its own sequence: the batcher makes at most `buffer` parts ahead, and those
-    of one step. At the end of the block, and at the reader's deadline, the sequence leaves the batch before
-    the next step.
+    of the steps that run. At the end of the block, and at the reader's deadline, the sequence leaves the
+    batch before the next step.
 
     Args:
         batcher: A `ContinuousBatcher`, or a servant that leads to one, such as a `HotSwap`. A request must

@@ -72,7 +72,10 @@ def method(
 ) -> Callable[[Any], Any]:
     """Declare the outputs and effects of a method of a program, or of a function.
 
-    A method without this declaration may return any arrays.
+    A method without this declaration may return any arrays. It may also return a function without arguments,
+    which is called when the device has done what the method has enqueued, and whose result counts: numbers,
+    strings and collections of these, such as ``return lambda: tokens.tolist()`` of a tensor in pinned memory.
+    So the next call is enqueued meanwhile.
 
     Args:
         out: Called where the program is asked, with the arguments of the call. Returns shape and dtype of the

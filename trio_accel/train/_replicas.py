@@ -224,19 +224,13 @@ class CallReplicas(Replicas[CallModule]):
                 totals = await self._world.reduce_scatter(totals)
             elif size > 1:
                 totals = await self._world.all_reduce(totals)
-            factor = 1.0 / works[0].scale
-            if clip is None:
-                # The factor does not depend on the norm, so both are part of one request.
-                changed = await self._on_each(
-                    lambda rank: self._changed(rank, totals[rank], factor, works[rank])
-                )
-                norm, _ = works[0].clipped(self._sum([squares for _, squares in changed]), clip)
-            else:
-                found = await self._on_each(lambda rank: self._squares(totals[rank]).to_host())
-                norm, factor = works[0].clipped(self._sum(found), clip)
-                changed = await self._on_each(
-                    lambda rank: self._changed(rank, totals[rank], factor, works[rank])
-                )
+            factor, squares = 1.0 / works[0].scale, list[Any]()
+            if clip is not None:
+                squares = await self._on_each(lambda rank: self._squares(totals[rank]).to_host())
+                _, factor = works[0].clipped(self._sum(squares), clip)
+            changed = await self._on_each(lambda rank: self._changed(rank, totals[rank], factor, works[rank]))
+            # If nothing is clipped, the norm comes with the new state.
+            norm, _ = works[0].clipped(self._sum(squares or [one for _, one in changed]), clip)
             self._next = [state for state, _ in changed]
             if self.is_apart:
                 wholes = await self._world.all_gather([state["parameters"] for state in self._next])

@@ -165,7 +165,7 @@ class TestHandlers:
         ("done", 3, (), (), ("done", True, False, None, (-1, 2))),
         ("chunk", 7, 4096),
         ("unchunk", 7),
-        ("result", 1, (1, 1, {"a:B": 1}, (1,) * 7, {"a:B": (1, 2, 3, 4)})),
+        ("result", 1, (1, 1, {"a:B": 1}, (1,) * 7, {"a:B": (1, 2, 3, 4)}, (1,) * 7)),
         ("result", 1, None),
         ("log", "name", 10, "text\udc80"),
         ("closed",),

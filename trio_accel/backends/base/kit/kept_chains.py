@@ -103,7 +103,7 @@ class KeptChains:
                 if bound.places != self._places(arrays):
                     plan.move("unbind")
         if plan.binding is None:
-            # The places come last: what is freed meanwhile makes them be compared.
+            # Read the count first, so that a block that is freed meanwhile has the places compared again.
             freed, nodes = memory.freed, bound_nodes(plan.value, arrays)
             plan.binding = BoundChain(nodes, self._places(arrays), freed)
             plan.move("bind")
@@ -111,7 +111,7 @@ class KeptChains:
 
     def _places(self, arrays: Sequence[ArraySpec]) -> tuple[object, ...]:
         found = [self._memory.blocks.get(array.block) for array in arrays]
-        # A block that a run is to make has no memory yet.
+        # The run makes some blocks, which have no memory yet.
         return tuple([None if block is None else block[2] for block in found])
 
 

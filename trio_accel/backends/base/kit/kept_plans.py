@@ -3,7 +3,7 @@
 The application keeps recordings of chains, and launch templates for each worker. The process that launches
 keeps recipes and their bindings to blocks. All have the same states, bound and eviction:
 
-* A key that was merely seen is a hash in a ring. It takes no entry, so it evicts no plan.
+* A key without a plan is *seen*: its hash is in a ring. It takes no entry, so it evicts no plan.
 * A plan is *recorded* when it is made. A binding to blocks makes it *bound*, and prepared kernels make it
   *armed*. A plan without a recording is *refused*, so that nobody tries to record it again.
 * A full table evicts by a clock: the hand passes a plan that was used since its last turn, and one in flight.
@@ -108,7 +108,7 @@ class KeptPlan(Generic[T]):
 
 
 class KeptPlans(Generic[T]):
-    """Plans by their keys, at most so many.
+    """Plans by their keys, with a bound on their number.
 
     Args:
         bound: The most plans.
@@ -151,7 +151,7 @@ class KeptPlans(Generic[T]):
             return before
 
     def new(self, key: Key) -> KeptPlan[T]:
-        """Return a plan that is to be recorded, outside of the table yet."""
+        """Return a plan without a recording, which is not in the table yet."""
         with self._lock:
             self._last += 1
             return KeptPlan(key, self._last, self.counts)

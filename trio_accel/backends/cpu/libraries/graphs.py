@@ -21,9 +21,10 @@ from ..runtime._stream import check_usable
 # Recipes whose quick runs are counted.
 _MAX_COUNTED = 1024
 _REMEMBERED, _SLOW = 64, 4
-# Libraries whose kernels may be called in any thread. Others call a program's code, which may never return.
+# Libraries whose kernels may be called in any thread. Others call a program's code, which may never return,
+# or keep factors for the thread of a stream.
 _ANYWHERE = frozenset([
-    "arrays", "blas", "blaslt", "dnn", "fft", "memory", "random", "solver", "sparse", "tensor",
+    "arrays", "blas", "blaslt", "dnn", "fft", "memory", "random", "solver", "tensor",
 ])  # fmt: skip
 
 
