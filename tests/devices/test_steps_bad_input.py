@@ -437,6 +437,9 @@ async def test_a_loss(system: ta.System, isolation: Isolation, when: str) -> Non
     step = ta.step(f)
     async with system.open_device(BACKEND, options=options) as device:
         x = await device.put(np.ones(N))
+        # The libraries are open: opening one on a lost context is another story.
+        for _ in range(2):
+            await (x * 2.0).to_host()
         if when == "before":
             traced.append(None)
             for _ in range(20):

@@ -60,13 +60,13 @@ ResultT = TypeVar("ResultT")
 _Key: TypeAlias = "tuple[object, ...]"
 
 _logger = logging.getLogger("trio_accel.devices")
-# The number of structures of one step at which the program is told.
+# The log has a warning at this number of traces of one step.
 _MANY = 32
 # Values of these types are part of the structure, and stand for themselves.
 _PLAIN = frozenset({type(None), bool, int, str, bytes, type(...)})
 _NESTED = frozenset({tuple, list, dict})
 _CALLS = frozenset({Call, SpentCall})
-# The plan of a structure whose numbers are part of it by their values.
+# This value is kept for a structure in which the values of numbers count.
 _BY_VALUE: Any = object()
 _TABLE = attrgetter("table")
 
@@ -418,8 +418,8 @@ class Step(Generic[ParametersP, ResultT]):
         finally:
             recorder.end()
         if template is None:
-            # Steps wait for the next context while this one is replaced. A borrowed array is no part of the
-            # structure.
+            # The calls wait for the next context if one is replaced. The structure does not say that an array
+            # is borrowed.
             if not (
                 chains.state.availability.is_ready and all(type(block) is Block for block in given.blocks)
             ):
