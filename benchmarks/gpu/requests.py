@@ -111,23 +111,21 @@ async def _ours(device: ta.Device, given: _Inputs) -> Mapping[str, Ask]:
     def three() -> Awaitable[object]:
         return softmax(relu(linalg.matmul(x, w)) @ w, axis=1).to_host()
 
-    @ta.step
-    def step_of_one(x: Any, w: Any) -> Any:
+    def product(x: Any, w: Any) -> Any:
         return linalg.matmul(x, w).to_host()
 
-    @ta.step
-    def step_of_three(x: Any, w: Any) -> Any:
+    def shares(x: Any, w: Any) -> Any:
         return softmax(relu(linalg.matmul(x, w)) @ w, axis=1).to_host()
 
-    @ta.step
     def scaled(x: Any, w: Any, factor: float) -> Any:
         return (linalg.matmul(x, w) * factor).to_host()
 
     factors = itertools.count(1)
+    step_of_one, step_of_three, step_of_two = [ta.step(each) for each in (product, shares, scaled)]
     steps: dict[str, Ask] = {
         "step of one": lambda: step_of_one(x, w),
         "step of three": lambda: step_of_three(x, w),
-        "step, new number": lambda: scaled(x, w, 1 / next(factors)),
+        "step, new number": lambda: step_of_two(x, w, 1 / next(factors)),
     }
     asks: list[tuple[Ask, Any]] = [(one, given.one), (three, given.three)]
     asks += [(steps["step of one"], given.one), (steps["step of three"], given.three)]
@@ -254,9 +252,8 @@ async def _measure(backend: str, calls: int) -> None:
                         continue
                     is_many = name.startswith("16") and side != "PyTorch"
                     is_cold = name.startswith("cold")
-                    run = partial(
-                        _together if is_many else _each, asks[name], **{"is_cold": True} if is_cold else {}
-                    )
+                    alone = partial(_each, is_cold=is_cold)
+                    run = partial(_together if is_many else alone, asks[name])
                     if not number:
                         await run(4 if is_cold else _WARM)
                     took.setdefault(side, []).append(await run(8 if is_cold else calls))

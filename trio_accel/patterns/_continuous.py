@@ -380,7 +380,7 @@ class ContinuousBatcher(
             if results is not None:
                 self._give(flight.entries, results.value)
             return
-        # The flights after it have no right parts to go on from.
+        # D221: the flights after it have no right parts to go on from.
         while self._flights:
             await self._flights[0].landed.wait()
             self._end_step(self._flights.popleft().entries)

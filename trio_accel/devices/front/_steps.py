@@ -355,7 +355,7 @@ class Step(Generic[ParametersP, ResultT]):
         """
         made = self._call(args, named)
         if type(made) is Call:
-            call: Call[Any] = made
+            call: Call[Any] = made  # pyright: ignore[reportUnknownVariableType]  # `type` tells no parameter
             return call, None
         several = leaves_of(made) if type(made) in _NESTED else []
         if several and all(type(each) in (Call, AccelRef) for each in several):
