@@ -111,17 +111,17 @@ async def _ours(device: ta.Device, given: _Inputs) -> Mapping[str, Ask]:
     def three() -> Awaitable[object]:
         return softmax(relu(linalg.matmul(x, w)) @ w, axis=1).to_host()
 
-    def product(x: Any, w: Any) -> Any:
+    def product(x: Any, w: Any) -> ta.Call[Any]:
         return linalg.matmul(x, w).to_host()
 
-    def shares(x: Any, w: Any) -> Any:
+    def shares(x: Any, w: Any) -> ta.Call[Any]:
         return softmax(relu(linalg.matmul(x, w)) @ w, axis=1).to_host()
 
-    def scaled(x: Any, w: Any, factor: float) -> Any:
+    def scaled(x: Any, w: Any, factor: float) -> ta.Call[Any]:
         return (linalg.matmul(x, w) * factor).to_host()
 
     factors = itertools.count(1)
-    step_of_one, step_of_three, step_of_two = [ta.step(each) for each in (product, shares, scaled)]
+    step_of_one, step_of_three, step_of_two = ta.step(product), ta.step(shares), ta.step(scaled)
     steps: dict[str, Ask] = {
         "step of one": lambda: step_of_one(x, w),
         "step of three": lambda: step_of_three(x, w),
