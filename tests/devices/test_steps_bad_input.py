@@ -46,7 +46,7 @@ async def test_a_function_that_awaits(x: Any) -> None:
         ta.step(named("hidden", waits))(x),
         TypeError,
         "step hidden: the function must return a call, or several in tuples, lists and dictionaries, got "
-        "coroutine; it is to make calls and await none",
+        "coroutine; a step awaits nothing, so it cannot use async functions",
     )
 
 
@@ -68,18 +68,34 @@ async def test_generators_and_what_cannot_be_called() -> None:
         ta.step(yields)  # type: ignore[type-var]  # pyright: ignore[reportArgumentType, reportCallIssue]
     with pytest.raises(TypeError, match=r"^step: 3 is not a function$"):
         ta.step(3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    with pytest.raises(TypeError, match=r"^step: static must be names of parameters, got 2$"):
+        ta.step(lambda x: x, static=2)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
     with pytest.raises(ValueError, match=r"^step: .*<lambda> has no parameter 'k', which static names$"):
         ta.step(lambda x: x, static="k")
 
 
 @pytest.mark.parametrize(
-    ("result", "kind"), [(None, "NoneType"), (3.0, "float"), ((), "tuple"), ({"a": 1}, "dict"), ([], "list")]
+    ("result", "kind"),
+    [(None, "NoneType"), (3.0, "float"), ((), "tuple"), ({"a": 1}, "dict with 1"), ([], "list")],
 )
 async def test_a_function_that_returns_no_call(x: Any, result: object, kind: str) -> None:
     await refused(
         ta.step(named("f", lambda _: result))(x),
         TypeError,
         f"step f: the function must return a call, or several in tuples, lists and dictionaries, got {kind}",
+    )
+
+
+async def test_a_function_that_returns_a_number_beside_a_call(x: Any) -> None:
+    def f(x: Any, scale: float) -> Any:
+        return {"y": x * scale, "scale": scale}
+
+    f.__qualname__ = "f"
+    await refused(
+        ta.step(f)(x, 2.0),
+        TypeError,
+        "step f: the function must return a call, or several in tuples, lists and dictionaries, got dict "
+        "with <number scale of step f>",
     )
 
 
@@ -90,8 +106,8 @@ async def test_a_function_that_uses_another_array(device: ta.Device, x: Any) -> 
         await refused(
             step(x),
             ValueError,
-            f"step f: the function uses an array on {device.path} that is not among its arguments; give it "
-            "as one, because the step would go on with this array when another takes its name",
+            f"step f: the function uses an array on {device.path} that is not among its arguments; pass it "
+            "as an argument, because the step would keep this array when your program makes a new one",
         )
     # A part of an argument is an argument, and what reaches further is none.
     part = ta.step(named("g", lambda x: (x + w[0]).to_host()))
@@ -124,7 +140,7 @@ async def test_a_branch_by_a_number(x: Any, decide: Callable[..., Any]) -> None:
         ta.step(f)(x, 1.5),
         TypeError,
         "step f: the value of k is not known while the step is traced, because the number may differ at each "
-        "call; name it, ta.step(static='k'), to trace each value, or decide outside of the step",
+        "call; name it, ta.step(static='k'), to trace each value, or compute with it before the step",
     )
     by_value = ta.step(f, static="k")
     for value in (1.5, -2.5, 1.5):
@@ -403,8 +419,8 @@ async def test_methods(x: Any) -> None:
     with pytest.raises(TypeError) as caught:
         Model().asked(x)
     assert str(caught.value) == (
-        f"step {Model.__qualname__}.asked: a method cannot be a step, because its object is no array; make a "
-        "step of a function, or ta.step(object.method)"
+        f"step {Model.__qualname__}.asked: a method cannot be a step, because its object is not an array; "
+        "make a step of a function, or ta.step(object.method)"
     )
     np.testing.assert_array_equal(await ta.step(Model().plain)(x), np.full(N, 3.0))
 

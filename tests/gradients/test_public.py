@@ -167,7 +167,7 @@ async def test_rules_that_are_wrong(device: ta.Device, rule: Any, kind: type[Exc
         (lambda x: a.sum(ta.ndimage.rotate(a.reshape(x, (2, 3)), 9.0)), ta.NotSupportedError,
          "ndimage.rotate has no gradient, because only order 0 and 1 have rules, with the modes"),
         (lambda x: ta.nn.mse_loss(x, x * 2), ta.NotSupportedError, "nn.mse_loss has no gradient by target"),
-        (lambda x: x * 2, ValueError, r"value_and_grad: the value must have no axes, got shape \(6,\)"),
+        (lambda x: x * 2, ValueError, r"value_and_grad: the value must have no axes, got shape \(6,\); add"),
         (lambda x: 3.0, TypeError, "value_and_grad: the function must return a call, got float"),
         (lambda x: a.sum(ta.linalg.einsum("ii->i", a.reshape(a.concat([x, x, x, x, x, x]), (6, 6)))),
          ta.NotSupportedError, "'ii' takes a diagonal"),
@@ -190,7 +190,9 @@ async def test_arguments_that_have_no_gradient(device: ta.Device) -> None:
         x = await device.put(host)
         with pytest.raises(TypeError, match=says):
             await ta.grad(a.sum)(x)
-    with pytest.raises(TypeError, match="must be arrays on a device, in dicts and lists, got ndarray"):
+    with pytest.raises(
+        TypeError, match=r"must be arrays on a device, in dicts and lists, got ndarray; copy it to"
+    ):
         await ta.grad(a.sum)(HOST)
     x = await device.put(HOST)
     with pytest.raises(ValueError, match="argnums: there is no argument 1, got 1 arguments"):

@@ -237,11 +237,17 @@ async def test_matrices_that_are_refused(device: ta.Device, case: str) -> None:
 
 async def test_arguments_that_are_refused(device: ta.Device) -> None:
     factors = await sparse.factor(await sparse.csr(device, laplacian(3)))
-    with pytest.raises(TypeError, match="matrix must be a CsrMatrix"):
+    with pytest.raises(TypeError, match=r"CsrMatrix, got CooMatrix; use await sparse\.tocsr\(\.\.\.\)$"):
         await sparse.factor(await sparse.coo(device, laplacian(3)))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"CsrMatrix, got csr_array; use sparse\.csr$"):
+        await sparse.factor(laplacian(3))
     b = await device.put(np.ones(9))
     asks: list[tuple[Callable[[], Awaitable[object]], type[Exception], str]] = [
-        (lambda: factors.solve(np.ones(8)), ValueError, "b must have shape"),
+        (
+            lambda: factors.solve(np.ones(8)),
+            ValueError,
+            r"b must have shape \(9,\) or \(9, c\), got matrix of shape \(9, 9\) and b of shape \(8,\)$",
+        ),
         (lambda: factors.solve(np.ones(9, np.float32)), TypeError, "float32"),
         (lambda: factors.solve(b, trans="X"), ValueError, "trans must be"),  # type: ignore[arg-type]
         (lambda: factors.solve(b, out=b), ValueError, "out"),

@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import arrays as _arrays
 from ..backends.base import NotSupportedError
-from ..devices import AccelRef, Call, Chain, Function, called, is_traced
+from ..devices import AccelRef, Call, Chain, Function, called, is_traced, what_to_do
 from . import (  # noqa: F401  # they add rules
     _factor_rules,
     _field_rules,
@@ -216,7 +216,10 @@ async def _value_and_grad(tape: _Tape, scale: float) -> tuple[AccelRef, Gradient
 
 def _seed(value: Any, scale: float) -> Any:
     if value.shape:
-        raise ValueError(f"value_and_grad: the value must have no axes, got shape {value.shape}")
+        raise ValueError(
+            f"value_and_grad: the value must have no axes, got shape {value.shape}; add up its elements by "
+            "ta.arrays.sum or mean"
+        )
     return arrays.full_like(value, scale)
 
 
@@ -323,7 +326,7 @@ class _Tape:
             if not isinstance(one, (AccelRef, Call)):
                 raise TypeError(
                     f"{name}: arguments with gradients must be arrays on a device, in dicts and lists, got "
-                    f"{type(one).__name__}"
+                    f"{type(one).__name__}{what_to_do(one)}"
                 )
             if isinstance(one, AccelRef):
                 _check_floating(name, one)

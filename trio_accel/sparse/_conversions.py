@@ -11,7 +11,7 @@ import trio
 from ..backends.base import NATIVE, HostArray, check_plain
 from ..devices import AccelRef, Device, check_device, composed
 from ..expressions import Elementwise
-from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
+from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix, check_csr
 from ._products import row_indices
 from ._structures import BsrToCsr, CooToCsr, CsrToBsr, CsrToCsc, SumOfTwo
 
@@ -255,8 +255,7 @@ async def add(a: CsrMatrix, b: CsrMatrix, alpha: complex = 1.0, beta: complex = 
     """
     terms: list[CsrMatrix] = []
     for name, matrix, times, factor in (("a", a, "alpha", alpha), ("b", b, "beta", beta)):
-        if not isinstance(matrix, CsrMatrix):
-            raise TypeError(f"sparse.add: {name} must be a CsrMatrix, got {type(matrix).__name__}")
+        check_csr("add", matrix, name)
         data = matrix.data if factor == 1 else await _SCALED[times](matrix.data, factor)
         if data.dtype is not matrix.dtype:
             raise TypeError(f"sparse.add: {name} is of {matrix.dtype}, which a factor of {factor!r} is not")

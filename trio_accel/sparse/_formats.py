@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, NoReturn, TypeAlias, cast
 
 import attrs
 
@@ -163,11 +163,24 @@ SparseMatrix: TypeAlias = BsrMatrix | CooMatrix | CscMatrix | CsrMatrix
 """A matrix of any format."""
 
 
-def check_csr(name: str, matrix: object) -> None:
-    """Refuse what is no CSR matrix.
+def check_csr(name: str, matrix: object, argument: str = "matrix") -> None:
+    """Refuse a matrix of another format.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not a CSR matrix.
     """
     if not isinstance(matrix, CsrMatrix):
-        raise TypeError(f"sparse.{name}: matrix must be a CsrMatrix, got {type(matrix).__name__}")
+        refuse_format(f"sparse.{name}", argument, matrix, CsrMatrix)
+
+
+def refuse_format(name: str, argument: str, matrix: object, wanted: type[Any]) -> NoReturn:
+    """Refuse a matrix of another format, and name the function that makes the wanted one.
+
+    Raises:
+        TypeError: Always.
+    """
+    made_by = str(wanted.made_by).rpartition(".")[2]
+    told = f"await sparse.to{made_by}(...)" if isinstance(matrix, SparseMatrix) else f"sparse.{made_by}"
+    raise TypeError(
+        f"{name}: {argument} must be a {wanted.__name__}, got {type(matrix).__name__}; use {told}"
+    )

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..backends.base import NATIVE, DType, Ints, LibraryError, ops
 from ..devices import Operand, Planned, Planner, composed, operation, operation_like, whole
-from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
+from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix, refuse_format
 from ._products import SparseActor
 
 __all__ = [
@@ -58,10 +58,7 @@ def _read(planner: Planner, argument: str, matrix: Any, wanted: type[Any]) -> tu
     """
     name = planner.name
     if not isinstance(matrix, wanted):
-        told = _advice(matrix, wanted)
-        raise TypeError(
-            f"{name}: {argument} must be a {wanted.__name__}, got {type(matrix).__name__}; use {told}"
-        )
+        refuse_format(name, argument, matrix, wanted)
     fields = wanted.operand_fields
     arrays = tuple([planner.read(f"{argument}.{one}", getattr(matrix, one)) for one in fields])
     first, second, data = arrays
@@ -86,11 +83,6 @@ def _read(planner: Planner, argument: str, matrix: Any, wanted: type[Any]) -> tu
             f"{shapes[1][0]} and {shapes[1][1]}, got {shapes[0][0]} and {shapes[0][1]}"
         )
     return arrays
-
-
-def _advice(matrix: object, wanted: type[Any]) -> str:
-    name = str(wanted.made_by).rpartition(".")[2]
-    return f"await sparse.to{name}(...)" if isinstance(matrix, SparseMatrix) else f"sparse.{name}"
 
 
 def _plan(

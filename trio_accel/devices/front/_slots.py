@@ -44,7 +44,7 @@ class Slot:
         raise TypeError(
             f"step {self._step}: the value of {self._name} is not known while the step is traced, because "
             f"the number may differ at each call; name it, ta.step(static={self._name!r}), to trace each "
-            "value, or decide outside of the step"
+            "value, or compute with it before the step"
         )
 
     __bool__ = __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = refuse

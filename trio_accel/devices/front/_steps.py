@@ -23,7 +23,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from operator import attrgetter
 from struct import error as struct_error
@@ -34,11 +34,11 @@ import attrs
 import numpy as np
 from trio.lowlevel import checkpoint, current_trio_token, enable_ki_protection
 
-from ...actors import named_arguments
+from ...actors import named_arguments, silence
 from ...backends.base import AccelError, HostArray
 from ...backends.base.kit.kept_plans import KeptPlan, KeptPlans
 from ..base._errors import classify
-from ..base._refusals import what_to_do
+from ..base._refusals import shown, what_to_do
 from ..base._views import reach
 from ..engine._library import APART
 from ..operations._blocks import Block
@@ -131,8 +131,8 @@ class Step(Generic[ParametersP, ResultT]):
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         raise TypeError(
-            f"step {self._name}: a method cannot be a step, because its object is no array; make a step of a "
-            "function, or ta.step(object.method)"
+            f"step {self._name}: a method cannot be a step, because its object is not an array; make a step "
+            "of a function, or ta.step(object.method)"
         )
 
     def __call__(self, *args: ParametersP.args, **named: ParametersP.kwargs) -> Coroutine[Any, Any, ResultT]:
@@ -362,10 +362,17 @@ class Step(Generic[ParametersP, ResultT]):
             return Call[Any](GATHER, tuple(several)), map_tree(made, lambda _: 0)
         if inspect.iscoroutine(made):
             made.close()
+        # The error is enough: calls beside a wrong result are not reported, too.
+        silence(*several)
+        wrong = [each for each in several if type(each) not in (Call, AccelRef)]
         raise TypeError(
             f"step {self._name}: the function must return a call, or several in tuples, lists and "
-            f"dictionaries, got {type(made).__name__}"
-            + ("; it is to make calls and await none" if inspect.isawaitable(made) else "")
+            f"dictionaries, got {type(made).__name__}{f' with {shown(wrong[0])}' if wrong else ''}"
+            + (
+                "; a step awaits nothing, so it cannot use async functions"
+                if inspect.isawaitable(made)
+                else ""
+            )
         )
 
     async def _trace(
@@ -446,8 +453,8 @@ class Step(Generic[ParametersP, ResultT]):
             if ref.block.table is not recorder.blocks and not is_own:
                 raise ValueError(
                     f"step {self._name}: the function uses an array on {ref.device.path} that is not among "
-                    "its arguments; give it as one, because the step would go on with this array when "
-                    "another takes its name"
+                    "its arguments; pass it as an argument, because the step would keep this array when "
+                    "your program makes a new one"
                 )
 
     def _tell_structures(self) -> None:
@@ -551,6 +558,8 @@ def step(function: Any = None, *, static: str | Sequence[str] = (), stream: str 
     before it is launched never begins. A device keeps at most 1024 structures of steps and chains, those that
     were used last.
     """
+    if not isinstance(static, Iterable):
+        raise TypeError(f"step: static must be names of parameters, got {shown(static)}")
     names = (static,) if isinstance(static, str) else tuple(static)
     if function is None:
         return functools.partial(step, static=names, stream=stream)

@@ -110,10 +110,11 @@ class Item:
         """Return the shape that is wanted, with the extents that are known."""
         parts = [self.stack.removeprefix("s")] if self.stack else []
         parts += [str(extents.get(dim, dim)) if isinstance(dim, str) else str(dim) for dim in self.dims]
-        wanted = f"({', '.join(parts)}{',' * (len(parts) == 1)})"
+        shapes = [parts]
         if self.optional:
-            wanted = f"({', '.join(parts[1 : -self.optional])},) or {wanted}"
-        return wanted
+            # Without the optional dimensions, there is no stack either.
+            shapes.insert(0, parts[1 if self.stack else 0 : -self.optional])
+        return " or ".join([f"({', '.join(shape)}{',' * (len(shape) == 1)})" for shape in shapes])
 
 
 @attrs.frozen(eq=False)
@@ -238,7 +239,8 @@ class _Match:
         given = " and ".join(
             f"{one.name} of shape {shape}"
             for one, shape in zip(self._shapes.inputs, self._given, strict=True)
-            if shape is not None
+            # A reader knows the shape of a sparse matrix, but not those of its arrays.
+            if shape is not None and (one is item or "." not in one.name)
         )
         what = f"op({item.name})" if item.op else item.name
         if item.stack == "*":
