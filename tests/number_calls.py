@@ -726,7 +726,8 @@ _REASONS: dict[str, str] = {
         "patterns.PipelineStageStatistics patterns.PipelineStatistics patterns.ReplicaPoolStatistics "
         "patterns.ReplicaStatistics patterns.Routed patterns.RouterStatistics patterns.RoutingStatistics "
         "patterns.Score patterns.StageStatistics patterns.Swapped "
-        "RoutingStatistics.none ndimage.LabelResult sparse.Preconditioner sparse.SolveResult "
+        "RoutingStatistics.none ndimage.LabelResult sparse.Factors sparse.Preconditioner "
+        "sparse.SolveResult "
         "spatial.CellList "
         "tensor.ContractionPath telemetry.ActorMemoryRow telemetry.ActorRow "
         "telemetry.DeviceRow telemetry.FailureRow telemetry.Histogram telemetry.KeptRow telemetry.LibraryRow "
@@ -740,6 +741,9 @@ _REASONS: dict[str, str] = {
         "Planner.status devices.in_range "
         "expressions.axes_of expressions.contraction_path "
         "expressions.diagonal_of expressions.permuted expressions.reduced "
+    ),
+    "a function of the package asks for it, with numbers of its own": (
+        "sparse.CgSteps sparse.ExtendBasis sparse.Factor sparse.SolveFactored"
     ),
     "a worker asks for it, with what the user's class has defined": "Module.between Module.start",
     "it compares the number alone": "Trainer.steps Cluster.wait_epoch Router.wait_epoch",

@@ -93,6 +93,14 @@ async def _with_csr(data: Any, run: Run) -> Any:
     return await sparse.to_dense(made) if isinstance(made, sparse.CsrMatrix) else made
 
 
+async def _factored(matrix: Any) -> Any:
+    return await (await sparse.factor(matrix)).solve(ONES)
+
+
+async def _by_steps(matrix: Any) -> Any:
+    return (await sparse.cg(matrix, await matrix.data.device.put(ONES), rtol=1e-12)).x
+
+
 async def _drawn(lam: Any) -> Any:
     generator = ta.random.Generator(lam.device, seed=1)
     return await generator.poisson(lam.shape, lam)
@@ -176,6 +184,25 @@ CASES: dict[str, Case] = {
         lambda data: _with_csr(data, lambda a: sparse.spsolve(a, ONES)),
         np.linalg.solve(DEFINITE, ONES),
         "singular",
+    ),
+    "sparse.factor": _of_csr(
+        lambda data: _with_csr(data, _factored), np.linalg.solve(DEFINITE, ONES), "singular"
+    ),
+    "sparse.solve_factored": Case(
+        lambda data: _with_csr(data, _factored),
+        (DEFINITE.ravel(),),
+        (2 * DEFINITE.ravel(),),
+        np.linalg.solve(DEFINITE, ONES),
+        None,
+        np.linalg.solve(2 * DEFINITE, ONES),
+    ),
+    "sparse.cg_steps": Case(
+        lambda data: _with_csr(data, _by_steps),
+        (DEFINITE.ravel(),),
+        (2 * DEFINITE.ravel(),),
+        np.linalg.solve(DEFINITE, ONES),
+        None,
+        np.linalg.solve(2 * DEFINITE, ONES),
     ),
     "sparse.spsolve_triangular": _of_csr(
         lambda data: _with_csr(data, lambda a: sparse.spsolve_triangular(a, ONES, lower=True)),
