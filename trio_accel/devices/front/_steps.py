@@ -283,7 +283,8 @@ class Step(Generic[ParametersP, ResultT]):
                 hash(each)
             except TypeError:
                 self._refuse(each, name)
-            key += kind, pack("=d", each) if kind is float else each
+            value = _bits_of(each)
+            key += kind, each if value is NotImplemented else value
         elif kind in _NESTED:
             members = cast("dict[str, Any]", each).values() if kind is dict else cast("list[Any]", each)
             key += kind, len(each), tuple(each) if kind is dict else None
@@ -304,13 +305,7 @@ class Step(Generic[ParametersP, ResultT]):
             key.append(float)
             given.numbers.append(each)
         else:
-            value = (
-                each
-                if kind in _PLAIN
-                else pack("=2d", each.real, each.imag)
-                if kind is complex
-                else told_by(each)
-            )
+            value = each if kind in _PLAIN else _bits_of(each)
             if value is NotImplemented:
                 self._refuse(each, name)
             key += kind, value
@@ -408,7 +403,7 @@ class Step(Generic[ParametersP, ResultT]):
             try:
                 self._check_arrays(chain, given, recorder)
                 uses = _uses_of_slots(chain)
-                if not all(takes_number(chain.steps[place]) for place, _ in uses):
+                if stand_ins.is_by_value or not all(takes_number(chain.steps[place]) for place, _ in uses):
                     return kept.record(key, _BY_VALUE)
                 constants = [np.array(host) for host in chain.hosts]
                 chain.refs, chain.numbers = list(given.refs), cast("Any", uses)
@@ -461,6 +456,13 @@ class Step(Generic[ParametersP, ResultT]):
                 self._name,
                 _MANY,
             )
+
+
+def _bits_of(value: Any) -> object:
+    """Return the bits of a number, because 0.0 equals -0.0, or `told_by` of another value."""
+    if type(value) is float:
+        return pack("=d", value)
+    return pack("=2d", value.real, value.imag) if type(value) is complex else told_by(value)
 
 
 def _uses_of_slots(chain: Chain) -> list[tuple[int, Slot]]:
