@@ -65,6 +65,7 @@ _MANY = 32
 # Values of these types are part of the structure, and stand for themselves.
 _PLAIN = frozenset({type(None), bool, int, str, bytes, type(...)})
 _NESTED = frozenset({tuple, list, dict})
+_OF_SEVERAL = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 _CALLS = frozenset({Call, SpentCall})
 # This value is kept for a structure in which the values of numbers count.
 _BY_VALUE: Any = object()
@@ -121,8 +122,22 @@ class Step(Generic[ParametersP, ResultT]):
         unknown = [name for name in static if name not in self._parameters]
         if unknown:
             raise ValueError(f"step: {self._name} has no parameter {unknown[0]!r}, which static names")
-        positions = list(self._parameters)
-        self._static: frozenset[int | str] = frozenset([*static, *map(positions.index, static)])
+        several = [name for name in static if self._parameters[name].kind in _OF_SEVERAL]
+        if several:
+            raise ValueError(
+                f"step: static must name single parameters, and {several[0]!r} of {self._name} takes several "
+                "arguments"
+            )
+        self._static: frozenset[int | str] = frozenset(
+            [
+                *static,
+                *[
+                    place
+                    for place, (name, one) in enumerate(self._parameters.items())
+                    if name in static and one.kind is not inspect.Parameter.KEYWORD_ONLY
+                ],
+            ]
+        )
         self._structures = 0
         self._stream = stream
 
