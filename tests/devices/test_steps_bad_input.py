@@ -129,6 +129,8 @@ async def test_a_function_that_uses_another_array(device: ta.Device, x: Any) -> 
         lambda x, k: x * (np.float32(2.0) * k),
         lambda x, k: x * (k * np.ones(N)),
         lambda x, k: x * np.exp(k),
+        lambda x, k: x * {1.5: 2.0}.get(k, 1.0),
+        lambda x, k: x * 2.0 if k in {1.5, 2.5} else x * 1.0,
     ],
 )  # fmt: skip
 async def test_a_branch_by_a_number(x: Any, decide: Callable[..., Any]) -> None:
@@ -485,6 +487,29 @@ async def test_an_array_that_is_damaged_elsewhere_is_used(device: ta.Device, x: 
     np.testing.assert_array_equal(await step(both[:N]), 2.0 * np.arange(N))
     with pytest.raises(ta.StaleRefError, match="spoiled by"):
         await step(both[N:])
+
+
+@pytest.mark.parametrize("name", ["rest", "named"])
+def test_a_static_name_of_several_arguments(name: str) -> None:
+    def f(x: Any, *rest: float, k: float = 1.0, **named: float) -> Any:
+        return x * (rest[0] + named["scale"])
+
+    f.__qualname__ = "f"
+    with pytest.raises(ValueError, match="static must name single parameters") as caught:
+        ta.step(f, static=name)
+    assert str(caught.value) == (
+        f"step: static must name single parameters, and {name!r} of f takes several arguments"
+    )
+
+
+async def test_a_static_name_beside_several_arguments(x: Any) -> None:
+    def f(x: Any, *rest: float, k: float = 1.0) -> Any:
+        return (x * rest[0] * rest[1] if k > 0 else x * rest[0]).to_host()
+
+    step = ta.step(f, static="k")
+    for value in (1.0, 2.0, 3.0):
+        np.testing.assert_array_equal(await step(x, 2.0, value, k=1.0), np.full(N, 2.0 * value))
+    assert repr(step).endswith("traced 1 times>")
 
 
 async def test_a_name_for_its_structures(x: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,23 @@ async def test_values_that_are_part_of_the_structure(device: ta.Device) -> None:
             for keepdims in (False, True):
                 for number in (2, 2.0, True, np.float32(2), np.float64(2.5), 0.0, -0.0, 1j):
                     await compared(step, calls, x, axis, {"keepdims": keepdims}, number, runs=1)
+
+
+async def test_equal_static_values_with_other_bits(device: ta.Device) -> None:
+    x = await device.put(np.ones(N))
+
+    def calls(x: Any, number: Any) -> Any:
+        return (x / number).to_host()
+
+    step: Any = ta.step(calls, static="number")
+    for number in (
+        np.float64(0.0),
+        np.float64(-0.0),
+        np.float64(math.nan),
+        complex(0.0, 1.0),
+        complex(-0.0, 1.0),
+    ):
+        await compared(step, calls, x, number, runs=2)
 
 
 async def test_arguments_by_name_and_defaults(device: ta.Device) -> None:
@@ -146,6 +164,53 @@ async def test_gradients_in_a_step(device: ta.Device) -> None:
         found, new = await train(w, x, rate)
         np.testing.assert_array_equal(found, await value.to_host())
         np.testing.assert_array_equal(await new.to_host(), await (w - grad * rate).to_host())
+
+
+@pytest.mark.parametrize(
+    "slope_of",
+    [
+        lambda w, k: ta.value_and_grad(lambda w: ta.arrays.sum(w * w * k))(w),
+        ta.value_and_grad(lambda w, k: ta.arrays.sum(k / w) * (1.0 - k)),
+        lambda w, k: ta.value_and_grad(lambda w: ta.arrays.sum(ta.arrays.clip(w, -k, k) * w))(w),
+        lambda w, k: ta.value_and_grad(lambda w: ta.arrays.sum(w * w), scale=k)(w),
+    ],
+)
+async def test_gradients_with_a_number(device: ta.Device, slope_of: Callable[..., Any]) -> None:
+    w = await device.put(np.random.default_rng(1).standard_normal(N))
+    step = ta.step(slope_of)
+    for rate in (0.5, 1.5, -0.0, 0.5):
+        for found, expected in zip(await step(w, rate), await slope_of(w, rate), strict=True):
+            np.testing.assert_array_equal(await found.to_host(), await expected.to_host())
+
+
+async def test_layouts_beside_a_number(device: ta.Device) -> None:
+    x = await device.put(np.arange(24.0).reshape(4, 6))
+    traced: list[object] = []
+
+    def calls(x: Any, number: float) -> Any:
+        traced.append(number)
+        y = x * number
+        return (y.reshape(y.shape[1], -1) + y.ndim).to_host()
+
+    step = ta.step(calls)
+    for number in (0.5, 2.0, -1.0):
+        await compared(step, calls, x, number, runs=2)
+    # Each comparison makes the calls once, and the step once in all: the layout is the same for each number.
+    assert len(traced) == 4
+
+
+async def test_a_layout_that_a_number_decides(device: ta.Device) -> None:
+    x = await device.put(np.ones(N))
+
+    def calls(x: Any, number: float) -> Any:
+        line = ta.arrays.arange(x.device, 0.0, number, 1.0)
+        length = line.shape[0]
+        line.close()
+        return (x * float(length)).to_host()
+
+    step = ta.step(calls)
+    for number in (2.0, 5.0, 2.0):
+        await compared(step, calls, x, number, runs=2)
 
 
 async def test_what_is_written_to_is_returned(device: ta.Device) -> None:

@@ -27,7 +27,17 @@ from ..base._waits import run_together
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block, BlockTable
 from ..operations._calls import Call, SpentCall, evaluate, run_by_steps, run_steps
-from ..operations._chain import GATHER, METHODS, Chain, Function, Layouts, Step, arguments_of, replaced
+from ..operations._chain import (
+    GATHER,
+    METHODS,
+    Chain,
+    Function,
+    Layouts,
+    Step,
+    arguments_of,
+    replaced,
+    takes_number,
+)
 from ..operations._gather import by_device, tables_of
 from ..operations._operation import RECORDING, Armed, Operation, Planned, Planner, recording_now
 from ..operations._ref import AccelRef, Device
@@ -42,6 +52,7 @@ from ._results import (
     recorded_functions,
     settle_results,
 )
+from ._slots import Slot
 
 _logger = logging.getLogger("trio_accel.devices")
 _UINT8 = DType.uint8
@@ -491,6 +502,10 @@ class Chains:
             id(each): map_tree(each.ahead, lambda one: recorder.stand_in_for(one.shape, one.dtype))
             for each in operands
         }
+        slots = [each for each in arguments_of(step) if isinstance(each, Slot)]
+        # The layout of `x * scale` is the same for each scale, and that of `linspace` is not.
+        is_free = takes_number(step)
+        given.update({id(each): 1.0 if is_free else each.value_for_layout() for each in slots})
         args, named = replaced(step, given)
         asked = evaluate(step.function, args, named)
         token = RECORDING.set(recorder)

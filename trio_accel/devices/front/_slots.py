@@ -23,17 +23,26 @@ class Slot:
         step: Name of the step.
         name: Name of the parameter.
         compute: Computes the number from all numbers of a call.
+        stand_ins: The stand-ins of the call that is traced.
     """
 
-    __slots__ = ("_name", "_step", "compute")
+    __slots__ = ("_name", "_stand_ins", "_step", "compute")
 
-    def __init__(self, step: str, name: str, compute: Callable[[Sequence[float]], float]) -> None:
+    def __init__(
+        self, step: str, name: str, compute: Callable[[Sequence[float]], float], stand_ins: StandIns
+    ) -> None:
         self._step = step
         self._name = name
+        self._stand_ins = stand_ins
         self.compute = compute
 
     def __repr__(self) -> str:
         return f"<number {self._name} of step {self._step}>"
+
+    def value_for_layout(self) -> float:
+        """Return the value in the traced call, so that the structure has the values of all numbers."""
+        self._stand_ins.is_by_value = True
+        return self.compute(self._stand_ins.numbers)
 
     def refuse(self, *_: object) -> NoReturn:
         """Refuse what needs the value.
@@ -49,7 +58,8 @@ class Slot:
 
     __bool__ = __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = refuse
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse
-    __hash__ = object.__hash__
+    # A table or set would not find the number, and Python would go on with the default.
+    __hash__ = refuse
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
         """Take the arithmetic of NumPy's own floats, and refuse arrays and other functions.
@@ -76,7 +86,7 @@ class Slot:
         def compute(numbers: Sequence[float]) -> float:
             return function(*[part.compute(numbers) if isinstance(part, Slot) else part for part in parts])
 
-        return Slot(self._step, self._name, compute)
+        return Slot(self._step, self._name, compute, self._stand_ins)
 
 
 def _have_arithmetic() -> None:
@@ -118,6 +128,8 @@ class StandIns:
 
     Attributes:
         hosts: Those for host arrays, in their order.
+        numbers: The numbers that slots stand in for, in their order.
+        is_by_value: Whether a layout depends on the value of a number.
     """
 
     def __init__(
@@ -127,8 +139,9 @@ class StandIns:
         self._static = static
         self._recorder = recorder
         self._has_slots = has_slots
-        self._count = 0
         self.hosts: list[AccelRef] = []
+        self.numbers: list[float] = []
+        self.is_by_value: bool = False
 
     def of(
         self, args: tuple[Any, ...], named: Mapping[str, Any], parameters: Mapping[str, object]
@@ -145,8 +158,8 @@ class StandIns:
             {name: self._one(each, name, name) for name, each in named.items()},
         )
 
-    def _one(self, given: Any, name: str, place: int | str) -> Any:
-        is_static = place in self._static
+    def _one(self, given: Any, name: str, parameter: int | str) -> Any:
+        is_static = parameter in self._static
 
         def one(each: Any) -> Any:
             if type(each) is np.ndarray:
@@ -154,8 +167,9 @@ class StandIns:
                 self.hosts.append(self._recorder.stand_in_for(host.shape, DType.of(host.dtype)))
                 return self.hosts[-1]
             if type(each) is float and self._has_slots and not is_static:
-                self._count += 1
-                return Slot(self._step, name or "a number", operator.itemgetter(self._count - 1))
+                place = len(self.numbers)
+                self.numbers.append(each)
+                return Slot(self._step, name or "a number", operator.itemgetter(place), self)
             return each
 
         return map_tree(given, one)

@@ -65,6 +65,7 @@ _MANY = 32
 # Values of these types are part of the structure, and stand for themselves.
 _PLAIN = frozenset({type(None), bool, int, str, bytes, type(...)})
 _NESTED = frozenset({tuple, list, dict})
+_OF_SEVERAL = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 _CALLS = frozenset({Call, SpentCall})
 # This value is kept for a structure in which the values of numbers count.
 _BY_VALUE: Any = object()
@@ -121,8 +122,22 @@ class Step(Generic[ParametersP, ResultT]):
         unknown = [name for name in static if name not in self._parameters]
         if unknown:
             raise ValueError(f"step: {self._name} has no parameter {unknown[0]!r}, which static names")
-        positions = list(self._parameters)
-        self._static: frozenset[int | str] = frozenset([*static, *map(positions.index, static)])
+        several = [name for name in static if self._parameters[name].kind in _OF_SEVERAL]
+        if several:
+            raise ValueError(
+                f"step: static must name single parameters, and {several[0]!r} of {self._name} takes several "
+                "arguments"
+            )
+        self._static: frozenset[int | str] = frozenset(
+            [
+                *static,
+                *[
+                    place
+                    for place, (name, one) in enumerate(self._parameters.items())
+                    if name in static and one.kind is not inspect.Parameter.KEYWORD_ONLY
+                ],
+            ]
+        )
         self._structures = 0
         self._stream = stream
 
@@ -283,7 +298,8 @@ class Step(Generic[ParametersP, ResultT]):
                 hash(each)
             except TypeError:
                 self._refuse(each, name)
-            key += kind, pack("=d", each) if kind is float else each
+            value = _bits_of(each)
+            key += kind, each if value is NotImplemented else value
         elif kind in _NESTED:
             members = cast("dict[str, Any]", each).values() if kind is dict else cast("list[Any]", each)
             key += kind, len(each), tuple(each) if kind is dict else None
@@ -304,13 +320,7 @@ class Step(Generic[ParametersP, ResultT]):
             key.append(float)
             given.numbers.append(each)
         else:
-            value = (
-                each
-                if kind in _PLAIN
-                else pack("=2d", each.real, each.imag)
-                if kind is complex
-                else told_by(each)
-            )
+            value = each if kind in _PLAIN else _bits_of(each)
             if value is NotImplemented:
                 self._refuse(each, name)
             key += kind, value
@@ -415,7 +425,7 @@ class Step(Generic[ParametersP, ResultT]):
             try:
                 self._check_arrays(chain, given, recorder)
                 uses = _uses_of_slots(chain)
-                if not all(takes_number(chain.steps[place]) for place, _ in uses):
+                if stand_ins.is_by_value or not all(takes_number(chain.steps[place]) for place, _ in uses):
                     return kept.record(key, _BY_VALUE)
                 constants = [np.array(host) for host in chain.hosts]
                 chain.refs, chain.numbers = list(given.refs), cast("Any", uses)
@@ -468,6 +478,13 @@ class Step(Generic[ParametersP, ResultT]):
                 self._name,
                 _MANY,
             )
+
+
+def _bits_of(value: Any) -> object:
+    """Return the bits of a number, because 0.0 equals -0.0, or `told_by` of another value."""
+    if type(value) is float:
+        return pack("=d", value)
+    return pack("=2d", value.real, value.imag) if type(value) is complex else told_by(value)
 
 
 def _uses_of_slots(chain: Chain) -> list[tuple[int, Slot]]:
