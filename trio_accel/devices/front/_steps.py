@@ -499,7 +499,7 @@ def step(
 ) -> Callable[ParametersP, Coroutine[Any, Any, ResultT]]: ...
 @overload
 def step(
-    function: Callable[ParametersP, tuple[Call[Any], ...]],
+    function: Callable[ParametersP, tuple[Any, ...]],
     *,
     static: str | Sequence[str] = (),
     stream: str = "",
