@@ -516,7 +516,7 @@ def step(
 ) -> Callable[ParametersP, Coroutine[Any, Any, ResultT]]: ...
 @overload
 def step(
-    function: Callable[ParametersP, tuple[Call[Any], ...]],
+    function: Callable[ParametersP, tuple[Any, ...]],
     *,
     static: str | Sequence[str] = (),
     stream: str = "",
@@ -545,16 +545,16 @@ def step(function: Any = None, *, static: str | Sequence[str] = (), stream: str 
     of which arrays share memory, and of the values of all other arguments but floats. A float may differ at
     each call. While the function is traced, its value is not known, so a branch like ``if scale > 1`` is
     refused. If a float is not an operand of ``+ - * /`` beside arrays of float32 or float64, each of its
-    values is a structure of its own.
+    values is a structure of its own, and so is each value of a NumPy scalar.
 
     Effects of the Python code, such as a print, happen when it is traced. Host arrays that the function uses
     besides its arguments are read then.
 
     Args:
-        function: A plain function. It returns a call, or a tuple of calls, and awaits nothing. Its arguments
-            are arrays of one device, at least one, NumPy arrays, which are sent with the request, numbers,
-            strings, and tuples, lists and dictionaries of these. Arrays of a device that it uses must be
-            arguments.
+        function: A plain function. It returns a call, or several in tuples, lists and dictionaries, and
+            awaits nothing. Its arguments are arrays of one device, at least one, NumPy arrays, which are sent
+            with the request, numbers, strings, and tuples, lists and dictionaries of these. Arrays of a
+            device that it uses must be arguments.
         static: Names of parameters whose values are part of the structure: floats that decide, and hashable
             objects of other types.
         stream: Name of a stream of its own, which steps of the same name share; empty for the stream of all
