@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import scipy.signal
 
 from ..backends.base import DType, HostArray
 from ..devices import AccelRef
@@ -87,6 +86,8 @@ def filter_rows(b: HostArray, a: HostArray, x: AccelRef, state: Any) -> Awaitabl
 
 def by_recursion(lines: int, count: int, sections: int, order: int, *arrays: HostArray) -> None:
     """Compute a recursion on the CPU backend."""
+    import scipy.signal
+
     b, a, x, state, out, last = arrays
     if not count:
         last[...] = state  # SciPy leaves it as the memory was.

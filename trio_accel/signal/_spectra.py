@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import scipy.signal
 
 from ..arrays import imag, mean, moveaxis, pad, real, sliding_window_view
 from ..arrays._checks import check_number
@@ -72,9 +71,11 @@ def _segments(
             f"{name}: fs must be above 0, and nperseg from 1 to the {count} elements of the signal, got "
             f"{rate} and {wanted}"
         )
-    window = (
-        scipy.signal.get_window(window, wanted) if isinstance(window, (str, tuple)) else np.asarray(window)
-    )
+    if isinstance(window, (str, tuple)):
+        import scipy.signal
+
+        window = scipy.signal.get_window(window, wanted)
+    window = np.asarray(window)
     size, is_real = window.size, x.dtype.kind != "complex"
     overlap = size // 2 if shared is None else whole(name, "noverlap", shared)
     length = size if wide is None else whole(name, "nfft", wide)
