@@ -173,6 +173,7 @@ async def test_gradients_in_a_step(device: ta.Device) -> None:
         ta.value_and_grad(lambda w, k: ta.arrays.sum(k / w) * (1.0 - k)),
         lambda w, k: ta.value_and_grad(lambda w: ta.arrays.sum(ta.arrays.clip(w, -k, k) * w))(w),
         lambda w, k: ta.value_and_grad(lambda w: ta.arrays.sum(w * w), scale=k)(w),
+        lambda w, k: ta.value_and_grad(lambda w: ta.arrays.sum(ta.arrays.where(w > k, w * k, k)))(w),
     ],
 )
 async def test_gradients_with_a_number(device: ta.Device, slope_of: Callable[..., Any]) -> None:
@@ -181,6 +182,24 @@ async def test_gradients_with_a_number(device: ta.Device, slope_of: Callable[...
     for rate in (0.5, 1.5, -0.0, 0.5):
         for found, expected in zip(await step(w, rate), await slope_of(w, rate), strict=True):
             np.testing.assert_array_equal(await found.to_host(), await expected.to_host())
+
+
+@pytest.mark.parametrize("calls", [lambda x, k: x * (k * 1j), lambda x, k: x * float(f"{k}")])
+async def test_a_number_where_a_slot_fails(device: ta.Device, calls: Callable[..., Any]) -> None:
+    x = await device.put(np.ones(N))
+    step = ta.step(calls)
+    for number in (0.5, 2.0, 0.5):
+        await compared(step, calls, x, number, runs=3)
+    assert repr(step).endswith("traced 2 times>")
+
+
+async def test_an_error_beside_a_number(device: ta.Device) -> None:
+    x = await device.put(np.ones(N))
+    step: Any = ta.step(lambda x, k, shape: x.reshape(shape) * k)
+    for _ in range(3):
+        with pytest.raises(ValueError, match="reshape"):
+            await step(x, 0.5, (3,))
+        np.testing.assert_array_equal(await (await step(x, 0.5, (N,))).to_host(), np.full(N, 0.5))
 
 
 async def test_layouts_beside_a_number(device: ta.Device) -> None:

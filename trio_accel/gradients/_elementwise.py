@@ -20,6 +20,7 @@ from ..backends.base.expressions import ArgumentType, TypedExpression, Weak, eva
 from ..derivatives._derive import Addition, Program, additions, gradient
 from ..derivatives._steps import text_of
 from ..devices import AccelRef, Call, Function
+from ..devices.front._slots import Slot
 from ..expressions import DECLARED, Elementwise, Scatter
 from ..nn._slopes import DERIVED
 from ._scatter import is_ordered, sorted_sums
@@ -33,10 +34,16 @@ Rule: TypeAlias = "tuple[Any, Callable[[], Any]]"
 """An argument of a call, and a function that makes its gradient: nothing is made that nobody wants."""
 
 ADVICE = "give one by ta.custom_gradient"
-_NUMBERS = (int, float, complex)
+_NUMBERS = (int, float, complex, Slot)
 # The arrays that one kernel may read: a loop is written out for so many loads at most.
 _MAX_LOADS = 32
-_WEAK: dict[type, Weak] = {int: Weak.int, float: Weak.float, complex: Weak.complex, bool: Weak.int}
+_WEAK: dict[type, Weak] = {
+    int: Weak.int,
+    float: Weak.float,
+    complex: Weak.complex,
+    bool: Weak.int,
+    Slot: Weak.float,
+}
 
 
 def summed_to(g: Any, shape: Sequence[int]) -> Any:

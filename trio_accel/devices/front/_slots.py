@@ -6,12 +6,28 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
+import attrs
 import numpy as np
 
 from ...backends.base import DType, HostArray
 from ..operations._ref import AccelRef
 from ._layout import map_tree
 from ._recorder import ChainRecorder
+
+
+@attrs.define(eq=False)
+class TracedNumbers:
+    """The numbers of a call that is traced. Slots share them, and a kept slot keeps no arrays by them.
+
+    Attributes:
+        values: The values that slots stand in for, in their order.
+        is_by_value: Whether a layout depends on the value of a number.
+        is_refused: Whether a slot has refused to tell its value.
+    """
+
+    values: list[float] = attrs.field(factory=list[float])
+    is_by_value: bool = False
+    is_refused: bool = False
 
 
 class Slot:
@@ -23,17 +39,17 @@ class Slot:
         step: Name of the step.
         name: Name of the parameter.
         compute: Computes the number from all numbers of a call.
-        stand_ins: The stand-ins of the call that is traced.
+        traced: The numbers of the call that is traced.
     """
 
-    __slots__ = ("_name", "_stand_ins", "_step", "compute")
+    __slots__ = ("_name", "_step", "_traced", "compute")
 
     def __init__(
-        self, step: str, name: str, compute: Callable[[Sequence[float]], float], stand_ins: StandIns
+        self, step: str, name: str, compute: Callable[[Sequence[float]], float], traced: TracedNumbers
     ) -> None:
         self._step = step
         self._name = name
-        self._stand_ins = stand_ins
+        self._traced = traced
         self.compute = compute
 
     def __repr__(self) -> str:
@@ -41,8 +57,8 @@ class Slot:
 
     def value_for_layout(self) -> float:
         """Return the value in the traced call, so that the structure has the values of all numbers."""
-        self._stand_ins.is_by_value = True
-        return self.compute(self._stand_ins.numbers)
+        self._traced.is_by_value = True
+        return self.compute(self._traced.values)
 
     def refuse(self, *_: object) -> NoReturn:
         """Refuse what needs the value.
@@ -50,6 +66,7 @@ class Slot:
         Raises:
             TypeError: Always.
         """
+        self._traced.is_refused = True
         raise TypeError(
             f"step {self._step}: the value of {self._name} is not known while the step is traced, because "
             f"the number may differ at each call; name it, ta.step(static={self._name!r}), to trace each "
@@ -86,7 +103,7 @@ class Slot:
         def compute(numbers: Sequence[float]) -> float:
             return function(*[part.compute(numbers) if isinstance(part, Slot) else part for part in parts])
 
-        return Slot(self._step, self._name, compute, self._stand_ins)
+        return Slot(self._step, self._name, compute, self._traced)
 
 
 def _have_arithmetic() -> None:
@@ -128,8 +145,7 @@ class StandIns:
 
     Attributes:
         hosts: Those for host arrays, in their order.
-        numbers: The numbers that slots stand in for, in their order.
-        is_by_value: Whether a layout depends on the value of a number.
+        numbers: The numbers that slots stand in for.
     """
 
     def __init__(
@@ -140,8 +156,7 @@ class StandIns:
         self._recorder = recorder
         self._has_slots = has_slots
         self.hosts: list[AccelRef] = []
-        self.numbers: list[float] = []
-        self.is_by_value: bool = False
+        self.numbers: TracedNumbers = TracedNumbers()
 
     def of(
         self, args: tuple[Any, ...], named: Mapping[str, Any], parameters: Mapping[str, object]
@@ -167,9 +182,9 @@ class StandIns:
                 self.hosts.append(self._recorder.stand_in_for(host.shape, DType.of(host.dtype)))
                 return self.hosts[-1]
             if type(each) is float and self._has_slots and not is_static:
-                place = len(self.numbers)
-                self.numbers.append(each)
-                return Slot(self._step, name or "a number", operator.itemgetter(place), self)
+                compute = operator.itemgetter(len(self.numbers.values))
+                self.numbers.values.append(each)
+                return Slot(self._step, name or "a number", compute, self.numbers)
             return each
 
         return map_tree(given, one)

@@ -414,18 +414,16 @@ class Step(Generic[ParametersP, ResultT]):
         stand_ins = StandIns(self._name, self._static, recorder, has_slots=not by_value)
         kept = chains.kept
         try:
-            token = RECORDING.set(recorder)
-            try:
-                call, nesting = self._calls(*stand_ins.of(args, named, self._parameters))
-                chain = Chain(call)
-                if chain.has_expansions:
-                    chain = chain.expanded()
-            finally:
-                RECORDING.reset(token)
+            made = self._traced(stand_ins, recorder, args, named)
+            if made is None:
+                return kept.record(key, _BY_VALUE)
+            chain, nesting = made
             try:
                 self._check_arrays(chain, given, recorder)
                 uses = _uses_of_slots(chain)
-                if stand_ins.is_by_value or not all(takes_number(chain.steps[place]) for place, _ in uses):
+                if stand_ins.numbers.is_by_value or not all(
+                    takes_number(chain.steps[place]) for place, _ in uses
+                ):
                     return kept.record(key, _BY_VALUE)
                 constants = [np.array(host) for host in chain.hosts]
                 chain.refs, chain.numbers = list(given.refs), cast("Any", uses)
@@ -447,6 +445,23 @@ class Step(Generic[ParametersP, ResultT]):
         slots = [slot for _, slot in uses]
         plan = StepPlan.of(chains, template, constants, slots, nesting, new, run_on(self._stream))
         return kept.keep(new, plan)
+
+    def _traced(
+        self, stand_ins: StandIns, recorder: ChainRecorder, args: tuple[Any, ...], named: Mapping[str, Any]
+    ) -> tuple[Chain, Any] | None:
+        """Call the function with stand-ins; returns its chain and nesting, or None if it needs the values."""
+        token = RECORDING.set(recorder)
+        try:
+            call, nesting = self._calls(*stand_ins.of(args, named, self._parameters))
+            chain = Chain(call)
+            return chain.expanded() if chain.has_expansions else chain, nesting
+        except Exception:
+            if not stand_ins.numbers.values or stand_ins.numbers.is_refused:
+                raise
+            # A slot may have been the reason. If not, the function fails with the values, too.
+            return None
+        finally:
+            RECORDING.reset(token)
 
     def _check_arrays(self, chain: Chain, given: _Arguments, recorder: ChainRecorder) -> None:
         """Refuse arrays of a device that are no arguments.
