@@ -110,10 +110,8 @@ class Item:
         """Return the shape that is wanted, with the extents that are known."""
         parts = [self.stack.removeprefix("s")] if self.stack else []
         parts += [str(extents.get(dim, dim)) if isinstance(dim, str) else str(dim) for dim in self.dims]
-        wanted = f"({', '.join(parts)}{',' * (len(parts) == 1)})"
-        if self.optional:
-            wanted = f"({', '.join(parts[1 : -self.optional])},) or {wanted}"
-        return wanted
+        shorter = [parts[bool(self.stack) : -self.optional]] if self.optional else []
+        return " or ".join(f"({', '.join(each)}{',' * (len(each) == 1)})" for each in (*shorter, parts))
 
 
 @attrs.frozen(eq=False)
