@@ -233,6 +233,15 @@ TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
         lambda x: torch.quantile(x, 0.3, dim=1),
         lambda x: torch.quantile(x, torch.tensor([0.1, 0.9], dtype=torch.float64)),
     ],
+    "arrays.nanmedian": [
+        with_nan(torch.nanquantile, q=0.5), with_nan(torch.nanquantile, q=0.5, dim=0, keepdim=True),
+    ],
+    "arrays.nanquantile": [
+        with_nan(torch.nanquantile, q=0.3, dim=1),
+        with_nan(torch.nanquantile, q=t([0.0, 0.9, 1.0], dtype=torch.float64)),
+        lambda x: torch.nanquantile(x, 0.6, dim=0, keepdim=True),
+    ],
+    "arrays.nanpercentile": with_nan(torch.nanquantile, q=t([0.25, 0.6], dtype=torch.float64), dim=1),
     "arrays.where": lambda x, y: torch.where(t(Y > 0.5), x, y),
     "arrays.broadcast_to": lambda x: torch.broadcast_to(x, (2, 3, 4)),
     "arrays.concat": lambda x, y: torch.concat([x, 2 * y, x], 1),
@@ -405,3 +414,15 @@ async def test_gradients_are_those_of_pytorch(device: ta.Device, name: str, numb
     for slope, tensor in zip(found, tensors, strict=True):
         want = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
         np.testing.assert_allclose(await slope.to_host(), want.numpy(), rtol=1e-9, atol=1e-12)
+
+
+async def test_quantiles_of_equal_elements_and_of_nothing_but_nan(device: ta.Device) -> None:
+    """Without a number the first NaN gets the gradient, as in PyTorch."""
+    host = np.array([[1, np.nan, 3, 2], [np.nan] * 4, [np.nan, np.nan, 5, np.nan], [1, 1, 2, 1]])
+    for dtype in ("float64", "float32"):
+        x, tensor = await device.put(host.astype(dtype)), torch.tensor(host.astype(dtype), requires_grad=True)
+        for q in (0.0, 0.3, 0.5, 1.0):
+            (want,) = torch.autograd.grad(torch.nanquantile(tensor, q, dim=1).sum(), tensor)
+            found = await ta.grad(lambda x, q=q: a.sum(a.nanquantile(x, q, axis=1)))(x)
+            assert found.dtype == dtype
+            np.testing.assert_allclose(await found.to_host(), want.numpy(), rtol=1e-6)

@@ -48,8 +48,6 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
         "bincount compress intersect1d setdiff1d setxor1d union1d unique_all unique_counts "
         "unique_inverse unique_values": _LENGTH,
         "put put_along_axis scatter scatter_nd": "it changes an array in place",
-        "nanmedian nanpercentile nanquantile": "NaNs decide which elements it takes; use "
-        "ta.arrays.quantile of the others",
     },
     "linalg": {
         "axpy gemm gemv ger rot scal swap symm symv syr syr2 syr2k syrk trmm trmv trsm trsv": _IN_PLACE,
