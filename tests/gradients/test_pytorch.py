@@ -148,11 +148,47 @@ def of_slogdet(x: Any) -> Any:
     return joined([sign, logarithm * sign])
 
 
+def slope_of(f: Any, **how: Any) -> Callable[..., Any]:
+    """The gradient of a loss by its first argument, which has a gradient in turn."""
+
+    def run(*given: Any) -> Any:
+        g, x = given if len(given) > 1 else (torch.tensor(1.5, dtype=torch.float64), *given)
+        (made,) = torch.autograd.grad(f(x, **how), x, g, create_graph=True)
+        # Some do not depend on the argument.
+        return made + 0 * x
+
+    return run
+
+
+LOSSES: dict[str, Callable[..., Any]] = {
+    **{
+        name: lambda x, name=name, **how: getattr(F, name)(x, t(TARGETS[name]), **how)
+        for name in (
+            "binary_cross_entropy", "binary_cross_entropy_with_logits", "hinge_embedding_loss", "huber_loss",
+            "l1_loss", "mse_loss", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss",
+        )
+    },
+    "gaussian_nll_loss": lambda x, **how: F.gaussian_nll_loss(x, t(Y), torch.ones(X), **how),
+    # PyTorch warns of its mean.
+    "kl_div": lambda x, reduction="": (
+        F.kl_div(x, t(Y), reduction=reduction or "sum") / (1 if reduction else x.numel())
+    ),
+}  # fmt: skip
 TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
     **{f"arrays.{name}": getattr(torch, name) for name in OF_ELEMENTS},
     **{f"arrays.{name}": f for name, f in OTHER_NAMES.items()},
     **{f"nn.{name}": getattr(F, name) for name in ACTIVATIONS},
     **{f"nn.{name}": of_target(name) for name in TARGETS if hasattr(F, name)},
+    **{
+        f"nn.{name}_grad": [slope_of(f), slope_of(f, reduction="none"), slope_of(f, reduction="sum")]
+        for name, f in LOSSES.items()
+    },
+    "nn.cross_entropy_grad": [
+        slope_of(lambda x: F.cross_entropy(x, t(LABELS))),
+        slope_of(lambda x: F.cross_entropy(x, t(LABELS), reduction="sum")),
+        slope_of(lambda x: F.cross_entropy(x, t(LABELS), reduction="none")),
+        slope_of(lambda x: F.cross_entropy(x, t(2), label_smoothing=0.2)),
+    ],
     "arrays.lerp": torch.lerp,
     "nn.log_sigmoid": F.logsigmoid,
     # PyTorch's own has 1/6 in float32.
