@@ -50,6 +50,16 @@ CASES_OF_ARRAYS: dict[str, Case | list[Case]] = {
     "arrays.quantile": [
         Case(lambda x: a.quantile(x, 0.3, axis=1)), Case(lambda x: a.quantile(x, [0.1, 0.9])),
     ],
+    "arrays.nanmedian": [
+        Case(lambda x: a.nanmedian(a.where(NANS, np.nan, x))),
+        Case(lambda x: a.nanmedian(a.where(NANS, np.nan, x), axis=0, keepdims=True)),
+    ],
+    "arrays.nanquantile": [
+        Case(lambda x: a.nanquantile(a.where(NANS, np.nan, x), 0.3, axis=1)),
+        Case(lambda x: a.nanquantile(a.where(NANS, np.nan, x), [0.0, 0.9, 1.0], axis=(1, 0))),
+        Case(lambda x: a.nanquantile(x, 0.6, axis=0, keepdims=True), ((3, 2, 3),)),
+    ],
+    "arrays.nanpercentile": Case(lambda x: a.nanpercentile(a.where(NANS, np.nan, x), [25.0, 60.0], axis=1)),
     "arrays.percentile": Case(lambda x: a.percentile(x, 30.0, axis=(0, 1), keepdims=True)),
     # Complex numbers.
     "arrays.abs": [Case(a.abs), Case(lambda x: a.abs(x[0] + 1j * x[1]), ((2, 3, 4),))],

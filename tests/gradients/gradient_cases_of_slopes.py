@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
-from gradient_cases import IMAGE, ROWS, Case, X, Y
+from gradient_cases import IMAGE, LABELS, RANGES, ROWS, TARGETS, Case, X, Y
+from gradient_cases import OPTIONS as ARGUMENTS
 
 import trio_accel as ta
 
@@ -27,6 +29,47 @@ def norms(f: Any, shape: tuple[int, ...], factors: tuple[int, ...], **how: Any) 
         Case(lambda g, x: joined(f(g, x, **how)), (shape, shape)),
         *[Case(lambda g, x, k=k: f(g, x, eps=0.1, **how)[k], (shape, shape)) for k in (0, 1)],
     ]
+
+
+def of_loss(name: str, *rest: Any, **how: Any) -> list[Case]:
+    """The gradient of a loss: of a number by each reduction, and by its other arguments."""
+    f, at = getattr(n, f"{name}_grad"), RANGES.get(name, (-2.0, 2.0))
+    rest = rest or ARGUMENTS.get(name, (TARGETS[name],) if name in TARGETS else ())
+    return [
+        Case(lambda g, x: f(g, x, *rest, **how), ((), X), *at),
+        Case(lambda g, x: f(g, x, *rest, **how, reduction="none"), (X, X), *at),
+        Case(lambda x: f(1.5, x, *rest, **how, reduction="sum"), (X,), *at),
+    ]
+
+
+LOSSES = (
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "gaussian_nll_loss", "hinge_embedding_loss",
+    "huber_loss", "kl_div", "l1_loss", "mse_loss", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss",
+)  # fmt: skip
+WITH_OPTIONS: dict[str, list[Case]] = {
+    "binary_cross_entropy": [
+        Case(n.binary_cross_entropy_grad, ((), X, X, (4,)), 0.1, 0.9),
+    ],
+    "binary_cross_entropy_with_logits": [
+        Case(lambda g, x, y, w, v: n.binary_cross_entropy_with_logits_grad(g, x, y, w, pos_weight=v),
+             ((), X, X, (4,), (3, 1)), 0.1, 0.9),
+    ],
+    "gaussian_nll_loss": [
+        Case(lambda g, x, y, v: n.gaussian_nll_loss_grad(g, x, y, v, full=True), ((), X, X, (3, 1)), 0.2),
+    ],
+    "huber_loss": [Case(lambda g, x, y: n.huber_loss_grad(g, x, y, delta=0.7), ((), X, X))],
+    "kl_div": [
+        Case(lambda g, x, y: n.kl_div_grad(g, x, y, reduction="batchmean", log_target=True), ((), X, X)),
+        Case(lambda g, x, y: n.kl_div_grad(g, x, y, reduction="batchmean"), ((), X, X), 0.2),
+    ],
+    "mse_loss": [Case(lambda g, x, y: n.mse_loss_grad(g, x, y, reduction="sum"), ((), X, X))],
+    "poisson_nll_loss": [
+        Case(lambda g, x, y: n.poisson_nll_loss_grad(g, x, y, log_input=False, full=True), ((), X, X), 0.2),
+    ],
+    "smooth_l1_loss": [
+        Case(partial(n.smooth_l1_loss_grad, beta=beta), ((), X, X)) for beta in (0.7, 0.0)
+    ],
+}  # fmt: skip
 
 
 CASES_OF_SLOPES: dict[str, Case | list[Case]] = {
@@ -58,6 +101,23 @@ CASES_OF_SLOPES: dict[str, Case | list[Case]] = {
     "nn.conv_weight_grad": [
         Case(lambda x, g: n.conv_weight_grad(x, (3, 4, 2), g), ((2, 4, 5), (2, 3, 4))),
         Case(lambda x, g: n.conv_weight_grad(x, (6, 2, 2, 2), g, **OPTIONS), ((2, 4, 5, 4), (2, 6, 3, 2))),
+    ],
+    **{f"nn.{name}_grad": [*of_loss(name), *WITH_OPTIONS.get(name, [])] for name in LOSSES},
+    "nn.margin_ranking_loss_grad": [
+        Case(lambda g, x, y, z: n.margin_ranking_loss_grad(g, x, y, z, margin=0.3, reduction="none"),
+             (X, X, X, X)),
+    ],
+    "nn.cross_entropy_grad": [
+        *of_loss("cross_entropy", LABELS)[::2],
+        Case(lambda g, x: n.cross_entropy_grad(g, x, LABELS, reduction="none"), ((3,), X)),
+        Case(lambda g, x: n.cross_entropy_grad(g, x, np.asarray(2), label_smoothing=0.2), ((), (4,))),
+        *[
+            Case(lambda g, x, w, how=how: n.cross_entropy_grad(
+                g, x, np.array([[0, 9], [2, 1]]), w, ignore_index=9, label_smoothing=0.3, reduction=how),
+                 (shape, (2, 4, 2), (4,)), 0.2)
+            for how, shape in (("mean", ()), ("sum", ()), ("none", (2, 2)))
+        ],
+        Case(lambda g, x: n.cross_entropy_grad(g, x, LABELS, Y[0], ignore_index=3), ((), X)),
     ],
     "nn.conv_bias_grad": Case(n.conv_bias_grad, ((2, 3, 4, 2),)),
     "nn.linear_input_grad": Case(n.linear_input_grad, ((2, 3, 5), (5, 4))),

@@ -148,11 +148,47 @@ def of_slogdet(x: Any) -> Any:
     return joined([sign, logarithm * sign])
 
 
+def slope_of(f: Any, **how: Any) -> Callable[..., Any]:
+    """The gradient of a loss by its first argument, which has a gradient in turn."""
+
+    def run(*given: Any) -> Any:
+        g, x = given if len(given) > 1 else (torch.tensor(1.5, dtype=torch.float64), *given)
+        (made,) = torch.autograd.grad(f(x, **how), x, g, create_graph=True)
+        # Some do not depend on the argument.
+        return made + 0 * x
+
+    return run
+
+
+LOSSES: dict[str, Callable[..., Any]] = {
+    **{
+        name: lambda x, name=name, **how: getattr(F, name)(x, t(TARGETS[name]), **how)
+        for name in (
+            "binary_cross_entropy", "binary_cross_entropy_with_logits", "hinge_embedding_loss", "huber_loss",
+            "l1_loss", "mse_loss", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss",
+        )
+    },
+    "gaussian_nll_loss": lambda x, **how: F.gaussian_nll_loss(x, t(Y), torch.ones(X), **how),
+    # PyTorch warns of its mean.
+    "kl_div": lambda x, reduction="": (
+        F.kl_div(x, t(Y), reduction=reduction or "sum") / (1 if reduction else x.numel())
+    ),
+}  # fmt: skip
 TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
     **{f"arrays.{name}": getattr(torch, name) for name in OF_ELEMENTS},
     **{f"arrays.{name}": f for name, f in OTHER_NAMES.items()},
     **{f"nn.{name}": getattr(F, name) for name in ACTIVATIONS},
     **{f"nn.{name}": of_target(name) for name in TARGETS if hasattr(F, name)},
+    **{
+        f"nn.{name}_grad": [slope_of(f), slope_of(f, reduction="none"), slope_of(f, reduction="sum")]
+        for name, f in LOSSES.items()
+    },
+    "nn.cross_entropy_grad": [
+        slope_of(lambda x: F.cross_entropy(x, t(LABELS))),
+        slope_of(lambda x: F.cross_entropy(x, t(LABELS), reduction="sum")),
+        slope_of(lambda x: F.cross_entropy(x, t(LABELS), reduction="none")),
+        slope_of(lambda x: F.cross_entropy(x, t(2), label_smoothing=0.2)),
+    ],
     "arrays.lerp": torch.lerp,
     "nn.log_sigmoid": F.logsigmoid,
     # PyTorch's own has 1/6 in float32.
@@ -233,6 +269,15 @@ TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
         lambda x: torch.quantile(x, 0.3, dim=1),
         lambda x: torch.quantile(x, torch.tensor([0.1, 0.9], dtype=torch.float64)),
     ],
+    "arrays.nanmedian": [
+        with_nan(torch.nanquantile, q=0.5), with_nan(torch.nanquantile, q=0.5, dim=0, keepdim=True),
+    ],
+    "arrays.nanquantile": [
+        with_nan(torch.nanquantile, q=0.3, dim=1),
+        with_nan(torch.nanquantile, q=t([0.0, 0.9, 1.0], dtype=torch.float64)),
+        lambda x: torch.nanquantile(x, 0.6, dim=0, keepdim=True),
+    ],
+    "arrays.nanpercentile": with_nan(torch.nanquantile, q=t([0.25, 0.6], dtype=torch.float64), dim=1),
     "arrays.where": lambda x, y: torch.where(t(Y > 0.5), x, y),
     "arrays.broadcast_to": lambda x: torch.broadcast_to(x, (2, 3, 4)),
     "arrays.concat": lambda x, y: torch.concat([x, 2 * y, x], 1),
@@ -405,3 +450,15 @@ async def test_gradients_are_those_of_pytorch(device: ta.Device, name: str, numb
     for slope, tensor in zip(found, tensors, strict=True):
         want = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
         np.testing.assert_allclose(await slope.to_host(), want.numpy(), rtol=1e-9, atol=1e-12)
+
+
+async def test_quantiles_of_equal_elements_and_of_nothing_but_nan(device: ta.Device) -> None:
+    """Without a number the first NaN gets the gradient, as in PyTorch."""
+    host = np.array([[1, np.nan, 3, 2], [np.nan] * 4, [np.nan, np.nan, 5, np.nan], [1, 1, 2, 1]])
+    for dtype in ("float64", "float32"):
+        x, tensor = await device.put(host.astype(dtype)), torch.tensor(host.astype(dtype), requires_grad=True)
+        for q in (0.0, 0.3, 0.5, 1.0):
+            (want,) = torch.autograd.grad(torch.nanquantile(tensor, q, dim=1).sum(), tensor)
+            found = await ta.grad(lambda x, q=q: a.sum(a.nanquantile(x, q, axis=1)))(x)
+            assert found.dtype == dtype
+            np.testing.assert_allclose(await found.to_host(), want.numpy(), rtol=1e-6)

@@ -22,9 +22,12 @@ TWICE = (
     "linalg.cho_solve", "linalg.eigh", "linalg.eigvals", "linalg.eigvalsh", "linalg.hessenberg",
     "linalg.ldl", "linalg.lstsq", "linalg.lu", "linalg.lu_solve", "linalg.polar", "linalg.qr", "linalg.schur",
     "linalg.solve_triangular", "linalg.svd",
-    "nn.adaptive_avg_pool1d", "nn.avg_pool1d", "nn.batch_norm_training", "nn.conv1d", "nn.conv_transpose1d",
-    "nn.conv2d", "nn.embedding", "nn.gelu", "nn.glu", "nn.group_norm", "nn.instance_norm", "nn.linear",
-    "nn.max_pool1d", "nn.max_pool2d",
+    "nn.adaptive_avg_pool1d", "nn.avg_pool1d", "nn.batch_norm_training", "nn.binary_cross_entropy",
+    "nn.binary_cross_entropy_with_logits", "nn.conv1d", "nn.conv_transpose1d", "nn.conv2d",
+    "nn.cross_entropy", "nn.embedding", "nn.gaussian_nll_loss", "nn.gelu", "nn.glu", "nn.group_norm",
+    "nn.hinge_embedding_loss", "nn.huber_loss", "nn.instance_norm", "nn.kl_div", "nn.l1_loss", "nn.linear",
+    "nn.margin_ranking_loss", "nn.max_pool1d", "nn.max_pool2d", "nn.mse_loss", "nn.poisson_nll_loss",
+    "nn.smooth_l1_loss", "nn.soft_margin_loss",
 )  # fmt: skip
 NUMBERED = [
     (name, number)
@@ -86,3 +89,16 @@ async def test_the_sign_of_a_complex_number_turns_with_it(device: ta.Device) -> 
     np.testing.assert_allclose((found * direction).sum(), (sides[0] - sides[1]) / 2e-6, rtol=1e-7)
     at_zero = await ta.grad(f)(await device.put(np.zeros((2, 5))))
     assert not (await at_zero.to_host()).any()
+
+
+async def test_labels_of_small_dtypes_on_the_device(device: ta.Device) -> None:
+    host = numbers((3, 4))
+    labels = await device.put(np.array([1, 3, 0], "uint8"))
+    for f in (ta.nn.cross_entropy, ta.nn.nll_loss):
+
+        def slope(x: Any, labels: Any, f: Any = f) -> Any:
+            return a.sum(ta.grad(lambda x: f(x, labels, reduction="sum"))(x) * x)
+
+        found = await ta.grad(slope)(await device.put(host), labels)
+        want = await ta.grad(slope)(await device.put(host), np.array([1, 3, 0]))
+        np.testing.assert_array_equal(await found.to_host(), await want.to_host())

@@ -21,6 +21,8 @@ from ._factor_rules import added
 from ._rules import composition, part, spread
 from ._scatter import added_at, is_ordered
 
+__all__ = ["class_axis", "labelled"]
+
 # The types of functions tell what calls become when they are awaited.
 arrays: Any = _arrays
 nn: Any = _nn
@@ -220,16 +222,29 @@ def _triplet(anchor: Any, positive: Any, negative: Any, margin: float, eps: floa
     return _reduced(arrays.maximum(near - far + margin, 0), reduction)
 
 
-def _nll_loss(log_probs: Any, labels: Any, weight: Any, ignore_index: int, reduction: str) -> Any:
-    lib: Any = np if isinstance(labels, np.ndarray) else arrays
-    axis = 1 if len(log_probs.shape) > 1 else 0
-    is_used = labels != ignore_index
-    places = lib.where(is_used, labels, 0)
-    factors: Any = arrays.ones_like(part(log_probs, axis, 0))
+def class_axis(logits: Any) -> int:
+    return min(1, len(logits.shape) - 1)
+
+
+def labelled(logits: Any, labels: Any, weight: Any, ignore_index: int) -> tuple[Any, Any, Any]:
+    """Return which labels count, their classes, and the factors of these, which are 0 of other labels."""
+    is_host = isinstance(labels, np.ndarray)
+    lib: Any = np if is_host else arrays
+    # The dtype of the labels may not hold `ignore_index`.
+    own: Any = np.asarray(labels, "int64") if is_host else labels.cast("int64")
+    is_used = own != ignore_index
+    places = lib.where(is_used, own, 0)
+    factors: Any = arrays.ones_like(part(logits, class_axis(logits), 0))
     if weight is not None:
-        take: Any = np.take if lib is np and isinstance(weight, np.ndarray) else arrays.take
+        take: Any = np.take if is_host and isinstance(weight, np.ndarray) else arrays.take
         factors = factors * take(weight, places)
-    factors = arrays.where(is_used, factors, 0)
+    return is_used, places, arrays.where(is_used, factors, 0)
+
+
+def _nll_loss(log_probs: Any, labels: Any, weight: Any, ignore_index: int, reduction: str) -> Any:
+    axis = class_axis(log_probs)
+    _, places, factors = labelled(log_probs, labels, weight, ignore_index)
+    lib: Any = np if isinstance(labels, np.ndarray) else arrays
     taken = arrays.take_along_axis(log_probs, lib.expand_dims(places, axis=axis), axis=axis)
     values = -factors * arrays.squeeze(taken, axis=axis)
     return arrays.sum(values) / arrays.sum(factors) if reduction == "mean" else _reduced(values, reduction)

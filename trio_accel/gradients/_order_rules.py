@@ -257,7 +257,9 @@ def _clip(x: Any, min: Any, max: Any) -> Any:  # noqa: A002  # the names of the 
     return low if max is None else arrays.minimum(low, max)
 
 
-def _quantile(x: Any, q: Any, axis: Any, method: str, keepdims: bool, scale: float = 1.0) -> Any:
+def _quantile(
+    x: Any, q: Any, axis: Any, method: str, keepdims: bool, scale: float = 1.0, *, skips_nan: bool = False
+) -> Any:
     if method != "linear":
         raise refuse("arrays.quantile", f"method={method!r} has no rule; method='linear' has one")
     count = len(x.shape)
@@ -266,17 +268,34 @@ def _quantile(x: Any, q: Any, axis: Any, method: str, keepdims: bool, scale: flo
     kept = tuple(x.shape[one] for one in others)
     flat = arrays.reshape(arrays.permute_dims(x, (*others, *axes)), (*kept, -1))
     ordered = arrays.sort(flat, axis=-1)
-    made: list[Any] = []
-    for one in np.atleast_1d(np.asarray(q, float) * scale):
-        place = float(one) * (flat.shape[-1] - 1)
-        low = int(np.floor(place))
-        high, part = min(low + 1, flat.shape[-1] - 1), place - low
-        made.append(ordered[..., low] * (1 - part) + ordered[..., high] * part)
+    between = _between_numbers if skips_nan else _between
+    made = [between(ordered, float(one)) for one in np.atleast_1d(np.asarray(q, float) * scale)]
     if keepdims:
         made = [
             arrays.reshape(one, tuple(1 if k in axes else n for k, n in enumerate(x.shape))) for one in made
         ]
     return arrays.stack(made, axis=0) if np.ndim(q) else made[0]
+
+
+def _between(ordered: Any, share: float) -> Any:
+    """Interpolate at a share of the last axis."""
+    place = share * (ordered.shape[-1] - 1)
+    low = int(np.floor(place))
+    high, part = min(low + 1, ordered.shape[-1] - 1), place - low
+    return ordered[..., low] * (1 - part) + ordered[..., high] * part
+
+
+def _between_numbers(ordered: Any, share: float) -> Any:
+    """Interpolate at a share of the numbers along the last axis, which NaNs follow."""
+    numbers = arrays.sum(arrays.where(arrays.isnan(ordered), 0, 1), axis=-1, keepdims=True)
+    # Without numbers this is the first NaN.
+    last = arrays.maximum(numbers - 1, 0)
+    place = last.cast("float64") * share
+    low = arrays.floor(place)
+    part = (place - low).cast(ordered.dtype)
+    high = arrays.minimum(low.cast("int64") + 1, last)
+    below, above = (arrays.take_along_axis(ordered, one, axis=-1) for one in (low.cast("int64"), high))
+    return arrays.squeeze(below * (1 - part) + above * part, axis=-1)
 
 
 def _interp(x: Any, xp: Any, fp: Any, left: Any, right: Any) -> Any:
@@ -349,12 +368,8 @@ def _scan(call: Any, g: Any) -> Iterator[Rule]:
     yield x, slope
 
 
-def _median(x: Any, axis: Any, keepdims: bool) -> Any:
-    return _quantile(x, 0.5, axis, "linear", keepdims)
-
-
-def _percentile(**at: Any) -> Any:
-    return _quantile(**at, scale=0.01)
+def _median(x: Any, axis: Any, keepdims: bool, *, skips_nan: bool = False) -> Any:
+    return _quantile(x, 0.5, axis, "linear", keepdims, skips_nan=skips_nan)
 
 
 RULES.update({
@@ -366,7 +381,11 @@ RULES.update({
     "arrays.gather_nd": _gather_nd, "arrays.gradient": composition(_gradient),
     "arrays.interp": composition(_interp), "arrays.linear_recurrence": _linear_recurrence,
     "arrays.scan": _scan, "arrays.median": composition(_median),
-    "arrays.nan_to_num": composition(_nan_to_num), "arrays.percentile": composition(_percentile),
+    "arrays.nan_to_num": composition(_nan_to_num),
+    "arrays.nanmedian": composition(partial(_median, skips_nan=True)),
+    "arrays.nanpercentile": composition(partial(_quantile, scale=0.01, skips_nan=True)),
+    "arrays.nanquantile": composition(partial(_quantile, skips_nan=True)),
+    "arrays.percentile": composition(partial(_quantile, scale=0.01)),
     "arrays.polyval": composition(_polyval), "arrays.quantile": composition(_quantile),
     "arrays.segmented_reduce": _segments, "arrays.select": _select, "arrays.sort": _sort,
     "arrays.top_k": _top_k, "arrays.take": _take, "arrays.take_along_axis": _take_along_axis,

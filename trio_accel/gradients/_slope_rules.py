@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,10 @@ import numpy as np
 from .. import arrays as _arrays
 from .. import nn as _nn
 from ..devices import gather
-from ._backward import RULES, bound
-from ._elementwise import Rule, summed_to
+from ..nn._losses import SLOPES
+from ._backward import RULES, Make, bound
+from ._elementwise import Rule, slopes_of, summed_to
+from ._nn_rules import class_axis, labelled
 from ._rules import composition, part
 
 __all__: list[str] = []
@@ -181,10 +183,59 @@ def _glu(grad: Any, x: Any, axis: int) -> Any:
     return arrays.concat([grad * share, grad * first * share * (1 - share)], axis=place)
 
 
+def _expressed(slope: Callable[..., Any]) -> Make:
+    """Make a rule of a function that is an expression, so that its derivatives are derived."""
+
+    def rule(call: Any, g: Any) -> Iterator[Rule]:
+        expressed = slope(**bound(call))
+        # It is not computed, unless its derivatives are made of it.
+        expressed.silence()
+        found = slopes_of(expressed, g, is_exact=False)
+        assert found is not None
+        return found
+
+    return rule
+
+
+def _cross_entropy(
+    grad: Any,
+    logits: Any,
+    labels: Any,
+    weight: Any,
+    ignore_index: int,
+    reduction: str,
+    label_smoothing: float,
+) -> Any:
+    """Compose the gradient of the softmax, because the function itself has kernels of several launches."""
+    axis, classes = class_axis(logits), logits.shape[class_axis(logits)]
+    is_used, places, factors = labelled(logits, labels, weight, ignore_index)
+    line = (classes, *(1,) * (len(logits.shape) - axis - 1))
+    share = arrays.softmax(logits, axis=axis)
+    is_label = _expanded(places, axis) == np.reshape(np.arange(classes), line)
+    made = _expanded(factors, axis) * arrays.where(is_label, share - 1, share)
+    if label_smoothing:
+        own, whole = (1, classes) if weight is None else (weight.reshape(line), _library(weight).sum(weight))
+        smooth = arrays.where(_expanded(is_used, axis), share * whole - own, 0)
+        made = made * (1 - label_smoothing) + smooth * (label_smoothing / classes)
+    if reduction == "mean":
+        return grad / arrays.sum(factors) * made
+    return made * (_expanded(grad, axis) if reduction == "none" and np.shape(grad) else grad)
+
+
+def _library(one: object) -> Any:
+    return np if isinstance(one, (np.ndarray, np.generic)) else arrays
+
+
+def _expanded(one: Any, axis: int) -> Any:
+    return _library(one).expand_dims(one, axis=axis)
+
+
 RULES.update({
+    **{name: _expressed(slope) for name, slope in SLOPES.items()},
     "nn.adaptive_avg_pool_grad": _pool, "nn.avg_pool_grad": _pool,
     "nn.batch_norm_training_grad": composition(_batch_norm), "nn.conv_bias_grad": composition(_conv_bias),
-    "nn.conv_input_grad": _conv_input, "nn.conv_weight_grad": _conv_weight, "nn.dropout_grad": _dropout,
+    "nn.conv_input_grad": _conv_input, "nn.conv_weight_grad": _conv_weight,
+    "nn.cross_entropy_grad": composition(_cross_entropy), "nn.dropout_grad": _dropout,
     "nn.embedding_grad": _embedding, "nn.gelu_grad": composition(_gelu),
     "nn.glu_grad": composition(_glu), "nn.group_norm_grad": composition(_group_norm),
     "nn.instance_norm_grad": composition(_instance_norm), "nn.layer_norm_grad": composition(_layer_norm),

@@ -48,8 +48,6 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
         "bincount compress intersect1d setdiff1d setxor1d union1d unique_all unique_counts "
         "unique_inverse unique_values": _LENGTH,
         "put put_along_axis scatter scatter_nd": "it changes an array in place",
-        "nanmedian nanpercentile nanquantile": "NaNs decide which elements it takes; use "
-        "ta.arrays.quantile of the others",
     },
     "linalg": {
         "axpy gemm gemv ger rot scal swap symm symv syr syr2 syr2k syrk trmm trmv trsm trsv": _IN_PLACE,
@@ -59,10 +57,7 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
     "fft": {"fused": "it is a fused step; use ta.fft and ta.arrays"},
     "nn": {
         "adadelta adagrad adam adamax adamw clip_grad_norm lion radam rmsprop sgd": _UPDATES,
-        "binary_cross_entropy_grad binary_cross_entropy_with_logits_grad cross_entropy_grad "
-        "gaussian_nll_loss_grad hinge_embedding_loss_grad huber_loss_grad kl_div_grad "
-        "l1_loss_grad margin_ranking_loss_grad mse_loss_grad poisson_nll_loss_grad "
-        "scaled_dot_product_attention_grad smooth_l1_loss_grad soft_margin_loss_grad": _GRADIENT,
+        "scaled_dot_product_attention_grad": _GRADIENT,
         "paged_attention": "it reads a cache of a generation; use ta.nn.scaled_dot_product_attention",
     },
     "signal": {"cubic_spline": "it returns a spline, and not an array"},

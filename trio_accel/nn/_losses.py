@@ -37,6 +37,9 @@ _REDUCTIONS = ("none", "mean", "sum")
 # Options that are plain numbers, and those of them that are 0 at least.
 _NUMBERS, _FROM_ZERO = ("beta", "delta", "eps", "full", "margin"), ("beta", "delta")
 
+SLOPES: dict[str, Callable[..., Call[AccelRef]]] = {}
+"""Gradients of losses as calls of expressions, which have derivatives, of all arguments by name."""
+
 
 class Loss:
     """A loss that is computed for each element.
@@ -65,13 +68,21 @@ class Loss:
 
     async def derived(self, *, grad: ExpressionArgument, reduction: str, **given: Any) -> AccelRef:
         """Compute the gradient by the prediction: one launch."""
-        name, slope = f"{self._each.operation}_grad", self._slope
+        name = f"{self._each.operation}_grad"
         values = self._checked(name, reduction, given)
+        _check_grad(name, grad, values[self._each.inputs[0]].shape if reduction == "none" else ())
+        return await self.slope(grad=grad, reduction=reduction, **values)
+
+    def slope(
+        self, *, grad: ExpressionArgument, reduction: str, scale: float = 1.0, **given: Any
+    ) -> Call[AccelRef]:
+        """Return the gradient by the prediction as a call of an expression, without checks."""
+        values: dict[str, Any]
+        values = {name: float(one) if name in _NUMBERS else one for name, one in given.items()}
         x = values[self._each.inputs[0]]
-        _check_grad(name, grad, x.shape if reduction == "none" else ())
-        scale = 1.0 / x.size if reduction == "mean" and x.size else 1.0
+        scale = scale / x.size if reduction == "mean" and x.size else scale
         values |= {"grad": grad, "scale": scale}
-        return await slope(*[values[one] for one in slope.inputs])
+        return self._slope(*[values[one] for one in self._slope.inputs])
 
     def _checked(self, name: str, reduction: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Check all arguments, and return the inputs in their order."""
@@ -117,6 +128,7 @@ def loss(
         own = Loss(f"nn.{function.__name__}", inputs, text, slopes)
         if slopes is None:
             DERIVED.add(f"nn.{function.__name__}")
+        SLOPES[f"nn.{function.__name__}_grad"] = own.slope
         made: Any = arguments_of(function, own.reduced)(function)
         made.derived, made.again = own.derived, loss
         return made
@@ -335,6 +347,12 @@ def kl_div_grad() -> None:
     """
 
 
+def _slope_of_divergence(x: Any, reduction: str, log_target: bool, **given: Any) -> Call[AccelRef]:
+    scale = 1.0 / _batch("nn.kl_div_grad", x) if reduction == "batchmean" else 1.0
+    return _DIVERGENCES[bool(log_target)].slope(x=x, reduction=reduction, scale=scale, **given)
+
+
+SLOPES["nn.kl_div_grad"] = _slope_of_divergence
 _scaled = Elementwise[AccelRef]("y = x / count", inputs=("x", "count"), operation="nn.kl_div")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..devices import AccelRef, Operand, composed
+from ..devices import AccelRef, Call, Operand, composed
 from ..expressions import (
     Axis,
     ExpressionArgument,
@@ -20,7 +20,7 @@ from ..expressions import (
     squares,
 )
 from ._library import check_choice
-from ._losses import Loss, LossReduction, loss, mse_loss
+from ._losses import SLOPES, Loss, LossReduction, loss, mse_loss
 from ._slopes import slope_of
 
 __all__ = [
@@ -200,6 +200,13 @@ async def poisson_nll_loss(
 
 async def _poisson_grad(log_input: bool, **given: Any) -> AccelRef:
     return await _POISSON[bool(log_input)].derived(**given)
+
+
+def _poisson_slope(log_input: bool, **given: Any) -> Call[AccelRef]:
+    return _POISSON[bool(log_input)].slope(**given)
+
+
+SLOPES["nn.poisson_nll_loss_grad"] = _poisson_slope
 
 
 @slope_of(poisson_nll_loss, _poisson_grad)
