@@ -248,6 +248,17 @@ CASES_OF_LIBRARIES: dict[str, Case | list[Case]] = {
         ]
         for name in ("maximum", "minimum", "median")
     },
+    # Weights are functions of differences that are rounded to bins, and the gradient is that of fine ones.
+    "ndimage.bilateral_filter": [
+        *[
+            Case(lambda x, mode=mode: i_.bilateral_filter(x, 3, 0.7, 0.8, 10**13, mode, 0.3), ((5, 6),), -1.0)
+            for mode in ("constant", "edge", "symmetric", "reflect", "wrap")
+        ],
+        Case(lambda x: i_.bilateral_filter(x, bins=10**13), ((4, 5),), 0.2),
+        # The window is wider than the image.
+        Case(lambda x: i_.bilateral_filter(x, bins=10**13, mode="symmetric"), ((2, 3),), 0.2),
+        Case(lambda x: i_.bilateral_filter(x, sigma_color=0.5, bins=10**13), ((7, 6),), -2.0, -0.5),
+    ],
     "ndimage.rank_filter": [Case(lambda x, k=k: i_.rank_filter(x, k, 3), ((5, 6),)) for k in (1, -3)],
     "ndimage.percentile_filter": [
         Case(lambda x, k=k: i_.percentile_filter(x, k, footprint=CROSS, mode="mirror"), ((5, 6),))

@@ -103,3 +103,12 @@ async def test_random_compositions(device: ta.Device, seed: int) -> None:
             sides.append(await total(moved))
         want = (sides[0] - sides[1]) / 2e-5
         np.testing.assert_allclose((await slope.to_host() * direction).sum(), want, rtol=1e-6, atol=1e-7)
+
+
+async def test_a_bilateral_filter_of_an_even_image_is_the_image(device: ta.Device) -> None:
+    """Its differences and its deviation are 0."""
+    for host in (np.full((4, 5), 0.7), np.zeros((4, 5)), np.full((3, 3), -2.0, "float32"), np.zeros((0, 4))):
+        x = await device.put(host)
+        found = await ta.grad(lambda x: a.sum(ta.ndimage.bilateral_filter(x) * 2.0))(x)
+        assert found.dtype == host.dtype
+        np.testing.assert_array_equal(await found.to_host(), np.full(host.shape, 2.0))

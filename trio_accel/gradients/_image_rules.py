@@ -1,4 +1,4 @@
-"""Gradients of orders of windows, and of interpolations of images."""
+"""Gradients of orders and means of windows, and of interpolations of images."""
 
 # Operands are calls and arrays, whose results are known when they are awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
@@ -13,6 +13,7 @@ import numpy as np
 
 from .. import arrays as _arrays
 from .. import ndimage as _ndimage
+from ..ndimage._bilateral import window_size
 from ..ndimage._interpolation import rotation
 from ._backward import RULES, Make, bound, is_operand, refuse
 from ._elementwise import Rule
@@ -138,6 +139,38 @@ def _rotate(angle: float, axes: Any, reshape: bool, **at: Any) -> Any:
     return _interpolated("ndimage.rotate", x, where, at)
 
 
+def _bilateral(
+    image: Any,
+    win_size: int | None,
+    sigma_color: float | None,
+    sigma_spatial: float,
+    mode: str,
+    cval: float,
+    **_: Any,
+) -> Any:
+    """Weigh all windows, by differences that are not rounded to bins, because steps have no slope."""
+    if 0 in image.shape:
+        return image
+    x, half = image.cast("float64"), window_size(win_size, sigma_spatial) // 2
+    high, least = arrays.max(x), arrays.min(x)
+    low, is_even = arrays.minimum(least, 0), high == least
+    # An even image stays. Its own deviation of 0 would make quotients infinite.
+    deviation = arrays.where(is_even, 1.0, arrays.std(x)) if sigma_color is None else float(sigma_color)
+    shifted, span = x - low, arrays.where(is_even, 1.0, high - low)
+    if mode == "constant":
+        wide = arrays.pad(shifted, half, constant_values=cval)
+    else:
+        # A window may be wider than the image, which `arrays.pad` refuses.
+        rows, columns = (np.pad(np.arange(extent), half, mode) for extent in x.shape)  # type: ignore[call-overload]
+        wide = arrays.take(arrays.take(shifted, rows, axis=0), columns, axis=1)
+    windows = arrays.sliding_window_view(wide, (2 * half + 1,) * 2)
+    away = np.hypot(*(np.indices((2 * half + 1,) * 2) - half)) / sigma_spatial
+    differences = arrays.minimum(arrays.abs(windows - shifted[..., None, None]) / span, 1) * high / deviation
+    weights = arrays.exp(-0.5 * differences * differences) * np.exp(-0.5 * away * away)
+    means = arrays.sum(windows * weights, axis=(-2, -1)) / arrays.sum(weights, axis=(-2, -1))
+    return arrays.where(is_even, x, means + low).cast(image.dtype)
+
+
 _RANKED = (
     "maximum_filter", "maximum_filter1d", "median_filter", "minimum_filter", "minimum_filter1d",
     "percentile_filter", "rank_filter",
@@ -145,6 +178,7 @@ _RANKED = (
 RULES.update({
     **{f"ndimage.{name}": _ranked(name) for name in _RANKED},
     **{f"ndimage.{name}": _separable for name in ("shift", "spline_filter", "spline_filter1d", "zoom")},
+    "ndimage.bilateral_filter": composition(_bilateral),
     "ndimage.map_coordinates": composition(_map_coordinates),
     "ndimage.affine_transform": composition(_affine_transform), "ndimage.rotate": composition(_rotate),
 })  # fmt: skip

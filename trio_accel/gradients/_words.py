@@ -61,9 +61,6 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
         "paged_attention": "it reads a cache of a generation; use ta.nn.scaled_dot_product_attention",
     },
     "signal": {"cubic_spline": "it returns a spline, and not an array"},
-    "ndimage": {
-        "bilateral_filter": "its weights depend on the image; compose it of ta.arrays.sliding_window_view",
-    },
     "sparse": {
         "add bsr coo csc csr diagonal eliminate_zeros max min multiply norm precondition rows spgemm "
         "sum sum_duplicates take_rows to_dense tobsr tocoo tocsc tocsr transpose tril triu": _SPARSE,

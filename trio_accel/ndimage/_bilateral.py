@@ -70,8 +70,7 @@ async def bilateral_filter(
     is_right = is_right and (sigma_color is None or w.real("sigma_color", sigma_color) > 0)
     told = f"got {sigma_color}, {sigma_spatial} and {bins}"
     w.need(is_right, f"sigma_color, sigma_spatial and bins must be above 0, {told}")
-    size = max(5, 2 * math.ceil(min(3 * spatial, 1e9)) + 1) if win_size is None else win_size
-    size = w.integer("win_size", size)
+    size = w.integer("win_size", window_size(win_size, spatial))
     w.need(0 < size < 1 << 10 and size % 2 == 1, f"win_size must be odd, and from 1 to 1023, got {size}")
     if not x.size:
         return await w.converted(x, x.dtype)
@@ -89,6 +88,11 @@ async def bilateral_filter(
     text = "where(high > low, total / weight + minimum(low, 0), x)"
     names = "total", "weight", "x", "low", "high"
     return await w.compute("bilateral_filter", text, names, x.dtype)(*sums, x, low, high)
+
+
+def window_size(given: int | None, spatial: float) -> int:
+    """Return the elements of a window along an axis."""
+    return max(5, 2 * math.ceil(min(3 * spatial, 1e9)) + 1) if given is None else given
 
 
 def _weights(count: int, more: Strs) -> Any:
