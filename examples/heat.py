@@ -32,8 +32,8 @@ async def cool(device: ta.Device, matrix: sparse.csr_array, heat: np.ndarray, st
     x = await device.put(heat)
     for step in range(steps):
         if step == steps // 2:
-            # The next product takes its worker along.
-            ta.testing.inject_fault(device, ta.sparse.Spmv, kill=True)
+            # The next steps of conjugate gradients take their worker along.
+            ta.testing.inject_fault(device, ta.sparse.CgSteps, kill=True)
         found = await ta.sparse.cg(a, x, rtol=1e-10, M=jacobi)
         print(f"step {step}: {found.iterations} iterations, generation {device.generation}")
         x = found.x
