@@ -72,7 +72,31 @@ WITH_OPTIONS: dict[str, list[Case]] = {
 }  # fmt: skip
 
 
+def of_attention(*shapes: tuple[int, ...], **how: Any) -> Case:
+    """The gradients of an attention, whose result and logarithms follow from its arguments."""
+
+    def f(g: Any, q: Any, k: Any, v: Any) -> Any:
+        made = n.scaled_dot_product_attention(q, k, v, **how, return_lse=True)
+        return joined(n.scaled_dot_product_attention_grad(g, q, k, v, made[0], made[1], **how))
+
+    return Case(f, shapes)
+
+
+HEADS = (2, 4, 5, 2), (2, 4, 5, 3), (2, 4, 6, 3), (2, 4, 6, 2)
+LENGTHS = {"query_lengths": np.array([5, 3]), "key_lengths": np.array([6, 4])}
+
+
 CASES_OF_SLOPES: dict[str, Case | list[Case]] = {
+    "nn.scaled_dot_product_attention_grad": [
+        of_attention(*HEADS),
+        of_attention(*HEADS, is_causal=True, scale=0.3),
+        of_attention(*HEADS, window_size=(1, 2)),
+        of_attention(*HEADS, attn_mask=np.arange(30).reshape(5, 6) % 7 > 2),
+        of_attention(*HEADS, attn_mask=np.where(np.arange(30).reshape(5, 6) < 7, -np.inf, 0.5)),
+        of_attention(*HEADS, **LENGTHS, is_causal=True, causal_alignment="lower_right"),
+        of_attention(*HEADS[:2], (2, 2, 6, 3), (2, 2, 6, 2), enable_gqa=True),
+        of_attention((5, 2), (5, 3), (6, 3), (6, 2), key_lengths=np.array(4)),
+    ],
     "nn.batch_norm_training": [
         *[
             Case(lambda x, w, b: joined(n.batch_norm_training(x, w, b)), (shape, (3,), (3,)))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -47,11 +47,19 @@ def adjoint(x: Any) -> Any:
     return conjugate(x).mT
 
 
-def composition(f: Callable[..., Any]) -> Make:
-    """Make a rule of a composition of calls that computes the same as a function, by its arguments."""
+def composition(f: Callable[..., Any], *, without: Collection[str] = ()) -> Make:
+    """Make a rule of a composition of calls that computes the same as a function, by its arguments.
+
+    Args:
+        f: The composition.
+        without: Names of arguments that it does not take, because they follow from the others.
+    """
 
     def rule(call: Any, g: Any) -> Iterator[Rule]:
-        at = bound(call)
+        given = bound(call)
+        at = {name: one for name, one in given.items() if name not in without}
+        for name in without:
+            yield given[name], lambda: None
         operands = list(_operands(list(at.values())))
 
         def again(*leaves: Any) -> Any:

@@ -230,6 +230,71 @@ def _expanded(one: Any, axis: int) -> Any:
     return _library(one).expand_dims(one, axis=axis)
 
 
+def _attention(
+    grad_output: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    attn_mask: Any,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    causal_alignment: str,
+    window_size: Sequence[int],
+    query_lengths: Any,
+    key_lengths: Any,
+) -> Any:
+    """Compose the gradients of an attention, with all scores in memory at once."""
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    served = key.shape[-3] if enable_gqa and len(key.shape) > 2 else 0
+    times = query.shape[-3] // served if served else 1
+    keys, values = [arrays.repeat(one, times, axis=-3) if times > 1 else one for one in (key, value)]
+    scores = factor * (query @ keys.mT)
+    window = window_size[0], 0 if is_causal else window_size[1]
+    seen = _seen(scores, window, causal_alignment, query_lengths, key_lengths)
+    if attn_mask is not None and str(attn_mask.dtype) == "bool":
+        seen = arrays.logical_and(seen, attn_mask)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+        seen = arrays.logical_and(seen, attn_mask > -math.inf)
+    # A row without a key is zeros.
+    has_key, zeros = arrays.any(seen, axis=-1, keepdims=True), arrays.zeros_like(scores)
+    shown = arrays.where(seen, scores, arrays.where(has_key, zeros - math.inf, zeros))
+    weights = arrays.where(seen, arrays.softmax(shown, axis=-1), 0.0)
+    inner = grad_output @ values.mT
+    of_scores = weights * (inner - arrays.sum(weights * inner, axis=-1, keepdims=True))
+    made = [factor * (of_scores.mT @ query), weights.mT @ grad_output]
+    if times > 1:
+        apart = [(*one.shape[:-3], served, times, *one.shape[-2:]) for one in made]
+        made = [
+            arrays.sum(arrays.reshape(one, shape), axis=-3) for one, shape in zip(made, apart, strict=True)
+        ]
+    return gather(factor * (of_scores @ keys), *made)
+
+
+def _seen(scores: Any, window: Sequence[int], alignment: str, query_lengths: Any, key_lengths: Any) -> Any:
+    """Return which keys each query sees, by the band and the lengths; see `ops.AttentionSpec`."""
+    shape = scores.shape
+    rows, columns = np.arange(shape[-2])[:, None], np.arange(shape[-1])
+    lengths = [
+        count if one is None else one.reshape((*one.shape, *(1,) * min(len(shape), 3)))
+        for one, count in zip((query_lengths, key_lengths), shape[-2:], strict=True)
+    ]
+    places = columns - rows
+    if alignment == "lower_right":
+        places = places + (lengths[0] - lengths[1])
+    left, right = window
+    bounds = [places >= -left] if left >= 0 else []
+    bounds += [places <= right] if right >= 0 else []
+    bounds += [rows < lengths[0]] if query_lengths is not None else []
+    bounds += [columns < lengths[1]] if key_lengths is not None else []
+    seen = arrays.zeros_like(scores) == 0
+    for each in bounds:
+        seen = arrays.logical_and(seen, each)
+    return seen
+
+
 RULES.update({
     **{name: _expressed(slope) for name, slope in SLOPES.items()},
     "nn.adaptive_avg_pool_grad": _pool, "nn.avg_pool_grad": _pool,
@@ -242,4 +307,5 @@ RULES.update({
     "nn.linear_input_grad": composition(lambda grad, weight: grad @ weight),
     "nn.linear_weight_grad": composition(_linear_weight), "nn.max_pool_grad": _max_pool,
     "nn.rms_norm_grad": composition(_rms_norm),
+    "nn.scaled_dot_product_attention_grad": composition(_attention, without=("output", "logsumexp")),
 })  # fmt: skip

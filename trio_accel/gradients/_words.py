@@ -41,7 +41,6 @@ _IN_PLACE = "it works in place; use ta.linalg.matmul and operators"
 _ITERATES = "it iterates until it converges"
 _SPARSE = "the tape has arrays, and not sparse matrices; ta.sparse.spmm has a gradient by its dense factor"
 _UPDATES = "it changes parameters in place"
-_GRADIENT = "it is a gradient itself, and second derivatives have no rule here"
 _REASONS: Mapping[str, Mapping[str, str]] = {
     "arrays": {
         "partition run_lengths": _LENGTH,
@@ -57,7 +56,6 @@ _REASONS: Mapping[str, Mapping[str, str]] = {
     "fft": {"fused": "it is a fused step; use ta.fft and ta.arrays"},
     "nn": {
         "adadelta adagrad adam adamax adamw clip_grad_norm lion radam rmsprop sgd": _UPDATES,
-        "scaled_dot_product_attention_grad": _GRADIENT,
         "paged_attention": "it reads a cache of a generation; use ta.nn.scaled_dot_product_attention",
     },
     "signal": {"cubic_spline": "it returns a spline, and not an array"},
