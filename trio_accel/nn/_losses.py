@@ -77,12 +77,11 @@ class Loss:
         self, *, grad: ExpressionArgument, reduction: str, scale: float = 1.0, **given: Any
     ) -> Call[AccelRef]:
         """Return the gradient by the prediction as a call of an expression, without checks."""
-        values: dict[str, Any]
-        values = {name: float(one) if name in _NUMBERS else one for name, one in given.items()}
-        x = values[self._each.inputs[0]]
+        given |= {name: float(given[name]) for name in _NUMBERS if name in given}
+        x = given[self._each.inputs[0]]
         scale = scale / x.size if reduction == "mean" and x.size else scale
-        values |= {"grad": grad, "scale": scale}
-        return self._slope(*[values[one] for one in self._slope.inputs])
+        given |= {"grad": grad, "scale": scale}
+        return self._slope(*[given[one] for one in self._slope.inputs])
 
     def _checked(self, name: str, reduction: str, given: Mapping[str, Any]) -> dict[str, Any]:
         """Check all arguments, and return the inputs in their order."""
