@@ -14,9 +14,10 @@ import numpy as np
 
 from .. import arrays as _arrays
 from .. import nn as _nn
+from ..nn._losses import LOSSES
 from ..nn._slopes import FIRST
-from ._backward import RULES, Make, bound
-from ._elementwise import Rule
+from ._backward import RULES, Make, bound, is_operand
+from ._elementwise import Rule, slopes_of
 from ._factor_rules import added
 from ._rules import composition, part, spread
 from ._scatter import added_at, is_ordered
@@ -38,6 +39,34 @@ def _first(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
     slope = getattr(nn, f"{call.function.name.partition('.')[2]}_grad")
     yield next(iter(at.values())), partial(slope, g, **at)
+    yield from _by_others(call, g, 1)
+
+
+def _by_others(call: Any, g: Any, first: int) -> Iterator[Rule]:
+    """The gradients of a loss by its later inputs, such as the target, are derived from its expression."""
+    at = bound(call)
+    if call.function.name not in LOSSES:
+        return
+    own = LOSSES[call.function.name](**at)
+    names = [name for name in own.inputs if is_operand(at[name])]
+
+    def slopes() -> list[Rule]:
+        each, x = own.each(**at), at[own.inputs[0]]
+        # It is not computed, unless its derivatives are made of it.
+        each.silence()
+        counts = {"mean": x.size, "batchmean": x.shape[0] if x.shape else 1}
+        found = slopes_of(each, g / counts.get(at["reduction"], 1), is_exact=False)
+        assert found is not None  # it is a call of an expression
+        return list(found)
+
+    made = cache(slopes)
+    for place, name in enumerate(names):
+        if name in own.inputs[first:]:
+            yield at[name], partial(_of_rule, made, place)
+
+
+def _of_rule(made: Callable[[], list[Rule]], place: int) -> Any:
+    return made()[place][1]()
 
 
 def _activated(x: Any, weight: Any, bias: Any, activation: str) -> Any:
@@ -168,6 +197,7 @@ def _ranking(call: Any, g: Any) -> Iterator[Rule]:
     at = _bound(call)[1]
     yield at["x1"], lambda: nn.margin_ranking_loss_grad(g, **at)
     yield at["x2"], lambda: -nn.margin_ranking_loss_grad(g, **at)
+    yield from _by_others(call, g, 2)
 
 
 def _embedding(call: Any, g: Any) -> Iterator[Rule]:

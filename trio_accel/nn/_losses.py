@@ -40,6 +40,9 @@ _NUMBERS, _FROM_ZERO = ("beta", "delta", "eps", "full", "margin"), ("beta", "del
 SLOPES: dict[str, Callable[..., Call[AccelRef]]] = {}
 """Gradients of losses as calls of expressions, which have derivatives, of all arguments by name."""
 
+LOSSES: dict[str, Callable[..., Loss]] = {}
+"""By the names of functions, what returns the loss of each element by their arguments."""
+
 
 class Loss:
     """A loss that is computed for each element.
@@ -72,6 +75,15 @@ class Loss:
         values = self._checked(name, reduction, given)
         _check_grad(name, grad, values[self._each.inputs[0]].shape if reduction == "none" else ())
         return await self.slope(grad=grad, reduction=reduction, **values)
+
+    @property
+    def inputs(self) -> Sequence[str]:
+        """Names of the inputs, the prediction first."""
+        return self._each.inputs
+
+    def each(self, **given: Any) -> Call[AccelRef]:
+        """Return the loss of each element as a call of an expression, without checks."""
+        return self._each(*[float(given[one]) if one in _NUMBERS else given[one] for one in self.inputs])
 
     def slope(
         self, *, grad: ExpressionArgument, reduction: str, scale: float = 1.0, **given: Any
@@ -109,6 +121,10 @@ class Loss:
         return Reduction(text, inputs=own.inputs, precision="float32", operation=own.operation)
 
 
+def _itself(own: Loss, **_: object) -> Loss:
+    return own
+
+
 def loss(
     text: str, *, slopes: Mapping[str, str] | None = None
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], Callable[ParametersP, Call[AccelRef]]]:
@@ -128,6 +144,7 @@ def loss(
         if slopes is None:
             DERIVED.add(f"nn.{function.__name__}")
         SLOPES[f"nn.{function.__name__}_grad"] = own.slope
+        LOSSES[f"nn.{function.__name__}"] = functools.partial(_itself, own)
         made: Any = arguments_of(function, own.reduced)(function)
         made.derived, made.again = own.derived, loss
         return made
@@ -344,6 +361,13 @@ def kl_div_grad() -> None:
 
     Arguments and errors are those of `kl_div` and `mse_loss_grad`.
     """
+
+
+def _divergence_of(log_target: bool, **_: object) -> Loss:
+    return _DIVERGENCES[bool(log_target)]
+
+
+LOSSES["nn.kl_div"] = _divergence_of
 
 
 def _slope_of_divergence(x: Any, reduction: str, log_target: bool, **given: Any) -> Call[AccelRef]:

@@ -20,7 +20,7 @@ from ..expressions import (
     squares,
 )
 from ._library import check_choice
-from ._losses import SLOPES, Loss, LossReduction, loss, mse_loss
+from ._losses import LOSSES, SLOPES, Loss, LossReduction, loss, mse_loss
 from ._slopes import slope_of
 
 __all__ = [
@@ -206,7 +206,11 @@ def _poisson_slope(log_input: bool, **given: Any) -> Call[AccelRef]:
     return _POISSON[bool(log_input)].slope(**given)
 
 
-SLOPES["nn.poisson_nll_loss_grad"] = _poisson_slope
+def _poisson_of(log_input: bool, **_: object) -> Loss:
+    return _POISSON[bool(log_input)]
+
+
+SLOPES["nn.poisson_nll_loss_grad"], LOSSES["nn.poisson_nll_loss"] = _poisson_slope, _poisson_of
 
 
 @slope_of(poisson_nll_loss, _poisson_grad)
