@@ -153,7 +153,7 @@ def changed_after_a_turn(
         try:
             given = yield value
             send = asked.send
-        except BaseException as error:  # noqa: BLE001  # Trio's own, which the coroutine gets
+        except BaseException as error:  # noqa: ASYNC103, BLE001  # the coroutine gets it, and raises
             given, send = error, asked.throw
 
 
