@@ -142,7 +142,7 @@ def check_numbers(what: str, numbers: npt.NDArray[np.int64], count: int) -> None
 
 @attrs.frozen(eq=False)
 class Chosen:
-    """What a step has chosen.
+    """The choice of a step.
 
     Attributes:
         tokens: The next token of each sequence.
