@@ -46,6 +46,7 @@ _MOST_TEXT = 1 << 16
 _AddressOf: TypeAlias = Callable[[HostArray], "Message | None"]
 
 _ID = attrgetter("id")
+_BLOCK = attrgetter("block")
 # Values of these types stand for themselves.
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 _NAMES = {id(member): member.value for member in DType}
@@ -124,16 +125,16 @@ class TemplateTable:
         """
         if launch.staged or launch.behind or launch.fault is not None or not self._is_on:
             return None
-        frame = launch.frame
+        frame, spec = launch.frame, cast("Any", launch.spec)
         if frame is not None and frame.table is self and frame.plan is not None:
             framed = frame.plan
-            spec: Any = launch.spec
             if framed.state != "over" and frame.nbytes == (
                 launch.allocations[-1][1] if launch.allocations else 0
             ):
                 framed.is_used = True
                 self.kept.counts.found += 1
-                return framed.number, launch.order, (spec.given,)
+                order = tuple(map(_BLOCK, spec.read + spec.updated + spec.written))
+                return framed.number, order, (spec.given,)
         found = _spec_key(launch.spec, host)
         if found is None:
             return None
@@ -171,7 +172,8 @@ class TemplateTable:
                 self._send(_orders.forget_templates(tuple(self._forgotten)))
                 self._forgotten.clear()
             self._send(_orders.template(plan.number, plain))
-        if frame is not None and launch.order == tuple(positions):
+        # Each block of a chain must occur once, so that their order is that of its arrays.
+        if frame is not None and list(map(_BLOCK, spec.arrays)) == list(positions):
             frame.table, frame.plan = self, plan
             frame.nbytes = launch.allocations[-1][1] if launch.allocations else 0
         return plan.number, tuple(positions), packed

@@ -514,6 +514,7 @@ class WorkerDispatch:
             planner = Planner(device, operation)
             planned = operation.plan(planner)
             launch = planner.launch(planned)
+            launch.frame = operation.frame
         else:
             launch, planned = ready
         if device.hooks:

@@ -39,7 +39,7 @@ from ..operations._chain import (
     takes_number,
 )
 from ..operations._gather import by_device, tables_of
-from ..operations._operation import RECORDING, Armed, Operation, Planned, Planner, recording_now
+from ..operations._operation import RECORDING, Armed, LaunchFrame, Operation, Planned, Planner, recording_now
 from ..operations._ref import AccelRef, Device
 from ._layout import Layout, aligned, lay_out, map_tree
 from ._neighbours import has_neighbours, joined
@@ -88,6 +88,7 @@ class Template:
             they are returned as they are.
         numbers: Dtypes of the numbers that are handed over.
         until_joined: How many runs there are yet until neighbours become one; 0 where there are none.
+        frame: The template of its messages to a worker.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Template:
     leaves: Mapping[int, tuple[int, bool]]
     numbers: Sequence[DType]
     until_joined: int
+    frame: LaunchFrame = attrs.field(factory=LaunchFrame, init=False)
 
 
 @attrs.define(eq=False, on_setattr=None)
@@ -114,6 +116,7 @@ class RunChain(Operation[Any, Any]):
         refs: The arrays on the device, in the order of the key.
         hosts: The host arrays.
         operation: Names of the functions.
+        frame: That of the template.
     """
 
     chains: Chains
@@ -126,6 +129,7 @@ class RunChain(Operation[Any, Any]):
     given: bytes | None = attrs.field(default=None, init=False)
     # The plan of a step, and the blocks of its arguments; for a chain nothing.
     armed: Armed | None = attrs.field(default=None, init=False)
+    frame: LaunchFrame | None = attrs.field(default=None, init=False)
     blocks: list[Block] = attrs.field(factory=list[Block], init=False)
     library: ClassVar[str] = "trio_accel.graphs:GraphsActor"
     stream: ClassVar[str] = ""
@@ -304,6 +308,7 @@ class Chains:
                 if template.numbers:
                     hosts = [*hosts, *_as_arrays(chain, template.numbers)]
                 message = RunChain(self, template, chain.refs, hosts, template.name)
+                message.frame = template.frame
                 try:
                     reply = await self.device.ask(message)
                     if not template.is_finished:

@@ -17,7 +17,7 @@ from ...backends.base.kit.kept_plans import KeptPlan
 from ..engine._device_state import DeviceState
 from ..engine._in_place import LIMIT_NS, BoundWork, InPlace
 from ..operations._blocks import Block
-from ..operations._operation import Launch, LaunchFrame, Planned, Planner
+from ..operations._operation import Launch, Planned, Planner
 from ..operations._ref import AccelRef
 from ._chains import Chains, RunChain, Template
 from ._results import HostResult
@@ -67,10 +67,6 @@ class StepPlan:
     _numbers: tuple[int, ...] = attrs.field(default=(), init=False)
     _read: tuple[ArraySpec, ...] = attrs.field(default=(), init=False)
     _updated: tuple[ArraySpec, ...] = attrs.field(default=(), init=False)
-    # The blocks of the arguments in the order of the specification, and the template of its message to a
-    # worker.
-    _order: tuple[int, ...] = attrs.field(default=(), init=False)
-    _frame: LaunchFrame = attrs.field(factory=LaunchFrame, init=False)
     _reads: frozenset[int] = attrs.field(default=frozenset(), init=False)
     _writes: frozenset[int] = attrs.field(default=frozenset(), init=False)
     # Where it is computed in place, if it may be; what it is bound to there, by the blocks.
@@ -205,9 +201,7 @@ class StepPlan:
             keep,
             self.run.library,
         )
-        order = self._order
-        order += (written[0].block,) if len(written) == 1 else tuple([one.block for one in written])
-        launch.frame, launch.order = self._frame, order
+        launch.frame = template.frame
         return launch, Planned(spec, reply, None, is_checked=True)
 
     def launched(self, dispatch: Any) -> None:
@@ -350,6 +344,5 @@ class StepPlan:
         self._writes = frozenset([array.block for array in self._updated])
         self._reads = frozenset([array.block for array in self._read]) | self._writes
         self._numbers = numbers
-        self._order = tuple([array.block for array in (*self._read, *self._updated)])
         if self.kept.state == "recorded":
             self.kept.move("bind")

@@ -98,11 +98,14 @@ class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):
         library: Import path of the library actor, ``"package.module:Class"``.
         not_recorded: Why the step of a graph cannot ask it; empty where it can.
         armed: Makes its launch without a planner; None for all but the operations of steps.
+        frame: The template of its message to a worker, which other operations have, too; None if it is found
+            by the whole launch.
     """
 
     __slots__ = ()
     not_recorded: ClassVar[str] = ""
     armed: Armed | None = None
+    frame: LaunchFrame | None = None
 
     @property
     def operation(self) -> str:
@@ -192,9 +195,7 @@ class Launch(Request[Any, None]):
         spoiled: Blocks that it has damaged.
         turn: Its number among all that were planned.
         is_overwriting: Whether what it changes in place depends on its other arguments alone.
-        frame: The template of its message to a worker, which other launches have, too; None if it is found
-            by the whole launch.
-        order: Its blocks in the order in which they occur; for a launch with a frame.
+        frame: See `Operation.frame`.
     """
 
     name: str
@@ -218,7 +219,6 @@ class Launch(Request[Any, None]):
     turn: int = attrs.field(factory=in_turn)
     is_overwriting: bool = False
     frame: LaunchFrame | None = attrs.field(default=None, init=False)
-    order: Ints = attrs.field(default=(), init=False)
 
     def advice(self, *, is_kept: bool) -> str:
         """Return advice for an operation that was lost in flight; `is_kept`: its arrays are there as ever."""

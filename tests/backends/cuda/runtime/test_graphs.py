@@ -299,11 +299,10 @@ def test_two_that_are_open_at_once_do_not_take_each_others_memory(open_rig: Any,
 @pytest.fixture
 def few(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Room for two, one of which may make way whenever there is no room."""
-    from trio_accel.backends.base.kit import launch_cache
-
-    monkeypatch.setattr(launch_cache, "_PATIENCE", 1)
     rig.library("blas")
-    rig.device.graphs._cache.most = 2
+    captured = rig.device.graphs._captured
+    monkeypatch.setattr(captured, "_patience", 1)
+    captured.bound = 2
     return rig
 
 

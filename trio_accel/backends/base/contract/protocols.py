@@ -76,7 +76,7 @@ class KeptCounts:
         found: Requests that found their plan.
         recorded: Plans that were made.
         bound: Bindings of plans to blocks.
-        armed: Bindings whose kernels were prepared.
+        armed: Bindings whose kernels were prepared, and launches that the driver has captured.
         refused: Requests whose key can have no plan.
         evicted: Plans that made way for others.
     """

@@ -23,9 +23,9 @@ from ..contract.ops import (
     OperationSpec,
 )
 from ..contract.protocols import AccelStream, InThread
+from ..kit.captured_calls import CapturedLaunches, GraphCall, Key
 from ..kit.host import address_of
 from ..kit.kept_chains import KeptChains, bound_nodes, with_words
-from ..kit.launch_cache import GraphCall, Key, LaunchCache
 from .library import EnqueuingLibrary
 
 _logger = logging.getLogger("trio_accel.devices")
@@ -125,8 +125,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         self._libraries: dict[str, Any] = {self.name: self}
         self._chains = KeptChains(device.blocks, device.kept)
         # Any graph can be thrown away at any time: the driver lets one in flight run to its end.
-        self._cache: LaunchCache[Any] = LaunchCache(lambda key, last: True, self._discard)
-        self._cache.most = _MOST
+        self._captured = CapturedLaunches(device.kept, self._discard, _MOST)
         # The number of operations that were enqueued.
         self._enqueued = 0
         # The last question for a key, and the key.
@@ -213,13 +212,13 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         except KeyError:
             # Its outputs have no memory yet.
             return InThread() if chain.is_blocking else None
-        entry = self._cache.entries.get((*key, 0))
+        plan = self._captured.plans.get((*key, 0))
         capture = None
-        if key in chain.due and self._cache.has_room():
+        if key in chain.due and self._captured.has_room():
             capture = partial(self._in_context, self._capture, key, chain, spec)
         # A launched graph does not block.
-        is_cached = entry is not None and self._is_in_place(entry.value)
-        return InThread(capture) if chain.is_blocking and (capture or not is_cached) else capture
+        is_captured = plan is not None and self._is_in_place(plan.value)
+        return InThread(capture) if chain.is_blocking and (capture or not is_captured) else capture
 
     def plan_chain(self, spec: AnyChain, device: object) -> Chain:
         """Open the libraries of a chain, and prepare its operations; blocks. The `plan` of its kernels.
@@ -278,18 +277,19 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         # It is taken last: what is refused before takes no piece.
         host = _Host(spec, self._device)
         key = *key, host.address
-        entry = self._cache.entries.get(key)
-        if entry is not None and self._is_in_place(entry.value):
-            entry.last = stream.launched
+        plan = self._captured.plans.get(key)
+        if plan is not None and self._is_in_place(plan.value):
+            plan.is_used = True
             host.fill()
-            if self._launch_graph(entry.value):
+            if self._launch_graph(plan.value):
+                self._captured.counts.found += 1
                 self._plans.note_launch(chain)
                 if host.address:
                     stream.after(host.end)
                 return True
             chain.call.refuse(key)
-        if entry is not None:
-            self._cache.remove(key)
+        if plan is not None:
+            self._captured.end(plan)
         host.give_back()
         return False
 
@@ -311,7 +311,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         if chain.is_captured and not stream.is_capturing:
             key = self._key(chain, spec, stream)
             whole = *key, host.address
-            if not chain.call.is_refused(whole) and self._cache.is_due(whole):
+            if self._captured.is_due(whole):
                 if len(chain.due) >= _MOST_DUE:
                     chain.due.clear()
                 chain.due[key] = host.address, self._workspace(stream)
@@ -384,16 +384,15 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             if failure is not None:
                 raise failure from error
             chain.call.refuse(key)
-            self._cache.forget(key)
             _logger.info(
                 "a graph of %d operations is replayed one by one: %s", len(chain.recipe.nodes), error
             )
             return
-        self._cache.store(key, graph, launching.launched)
+        self._captured.record(key, graph, "arm")
 
     def _close_libraries(self) -> None:
         """Throw all graphs away, and close what was opened for them."""
-        self._cache.clear()
+        self._captured.close()
         self._chains.plans.close()
         for name, library in self._libraries.items():
             if name != self.name:

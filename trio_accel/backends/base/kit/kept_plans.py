@@ -1,12 +1,15 @@
 """The table of kept plans: work that was prepared once, and is found again by its key.
 
 The application keeps recordings of chains, and launch templates for each worker. The process that launches
-keeps recipes and their bindings to blocks. All have the same states, bound and eviction:
+keeps recipes and their bindings to blocks, and graphs that the driver has captured. All have the same states,
+bound and eviction:
 
 * A key without a plan is *seen*: its hash is in a ring. It takes no entry, so it evicts no plan.
 * A plan is *recorded* when it is made. A binding to blocks makes it *bound*, and prepared kernels make it
   *armed*. A plan without a recording is *refused*, so that nobody tries to record it again.
 * A full table evicts by a clock: the hand passes a plan that was used since its last turn, and one in flight.
+  Where plans are expensive, the hand is patient: it moves by one plan at every eighth key that wants a place.
+  So a program that uses a few more keys in turn than there are places keeps its plans.
 
 Threads of streams share a table, so its changes take a lock. A look-up needs none, because it is one step of
 the interpreter: `KeptPlans.plans.get`. Whoever finds a plan sets its `is_used`.
@@ -25,7 +28,7 @@ from ..contract.errors import NoEdgeError
 from ..contract.protocols import KeptCounts
 
 MAX_PLANS = 1024
-_MAX_SEEN = 1024
+_MAX_SEEN = 2048
 
 PlanState: TypeAlias = Literal["seen", "recorded", "bound", "armed", "refused", "over"]
 PlanStep: TypeAlias = Literal[
@@ -60,6 +63,7 @@ class KeptPlan(Generic[T]):
         state: Where it is.
         is_used: Whether it was used since the clock's hand passed.
         in_flight: The number of its users that forbid its eviction.
+        last: When it was used last, as its stream counts; only tables with `is_free` need it.
     """
 
     edges: ClassVar[Mapping[tuple[PlanState, PlanStep], PlanState]] = {
@@ -76,6 +80,8 @@ class KeptPlan(Generic[T]):
         ("armed", "unbind"): "recorded",
         # The driver refuses it, or it takes too long.
         ("armed", "disarm"): "bound",
+        # The driver has captured a launch, which has no recording.
+        ("seen", "arm"): "armed",
         **{(state, "evict"): "over" for state in _KEPT},
         # The other end of a link has forgotten it, or the recording that it depends on has ended.
         **{(state, "forget"): "over" for state in _KEPT},
@@ -89,6 +95,7 @@ class KeptPlan(Generic[T]):
     state: PlanState = attrs.field(default="seen", init=False)
     is_used: bool = attrs.field(default=False, init=False)
     in_flight: int = attrs.field(default=0, init=False)
+    last: int = attrs.field(default=0, init=False)
 
     def move(self, step: PlanStep) -> None:
         """Go to the next state, and count the step.
@@ -113,7 +120,11 @@ class KeptPlans(Generic[T]):
     Args:
         bound: The most plans.
         counts: Counts them, for several tables if need be.
-        on_end: Called with each plan that has left the table.
+        on_end: Called with each plan that has left the table, or found no place in it.
+        is_free: Whether a plan may be evicted as far as its device knows; without it, each may that is not in
+            flight.
+        patience: Every so many keys that want a place, the clock's hand moves by one plan; 0 if it moves
+            until it finds a plan that makes way.
 
     Attributes:
         plans: The plans by their keys. Only the table changes it.
@@ -126,25 +137,36 @@ class KeptPlans(Generic[T]):
         bound: int | None = None,
         counts: KeptCounts | None = None,
         on_end: Callable[[KeptPlan[T]], object] | None = None,
+        *,
+        is_free: Callable[[KeptPlan[T]], bool] | None = None,
+        patience: int = 0,
     ) -> None:
         self.bound: int = MAX_PLANS if bound is None else bound
         self.counts: KeptCounts = KeptCounts() if counts is None else counts
         self.plans: OrderedDict[Key, KeptPlan[T]] = OrderedDict()
         self._on_end = on_end
+        # Plans that are over, and that `on_end` was not called with yet.
+        self._over: deque[KeptPlan[T]] = deque()
+        self._is_free = is_free
+        self._patience = patience
+        self._waits = 0
         self._last = 0
         self._ring: deque[int] = deque()
         self._times: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def see(self, key: Key) -> int:
-        """Note a key without a plan; returns how often it was seen among the last 1024."""
+        """Note a key without a plan; returns how often it was seen among the last 2048.
+
+        A key is counted anew when it has had a plan.
+        """
         with self._lock:
             ring, times, seen = self._ring, self._times, hash(key)
             if len(ring) >= _MAX_SEEN:
                 oldest = ring.popleft()
-                times[oldest] -= 1
-                if not times[oldest]:
-                    del times[oldest]
+                left = times.pop(oldest, 1) - 1
+                if left:
+                    times[oldest] = left
             ring.append(seen)
             before = times.get(seen, 0)
             times[seen] = before + 1
@@ -156,35 +178,62 @@ class KeptPlans(Generic[T]):
             self._last += 1
             return KeptPlan(key, self._last, self.counts)
 
-    def keep(self, plan: KeptPlan[T], value: T | None) -> KeptPlan[T]:
+    def has_room(self) -> bool:
+        """Tell whether a key that wants a place may have one; another plan may make way for it."""
+        with self._lock:
+            has_room = len(self.plans) < self.bound or self._evict()
+        self._tell()
+        return has_room
+
+    def keep(self, plan: KeptPlan[T], value: T | None, step: PlanStep = "record") -> KeptPlan[T]:
         """Add a plan with its recording, or refuse it without one; a plan of this key that is there stays.
 
+        Args:
+            plan: A new plan.
+            value: The recording, or what a captured launch is launched by.
+            step: The step of a plan that has one: ``"record"`` or ``"arm"``.
+
         Returns:
-            The plan of this key. It is over at once if all others are in flight.
+            The plan of this key. It is over at once if no other makes way.
         """
         with self._lock:
             known = self.plans.get(plan.key)
             if known is not None:
                 return known
             plan.value = value
-            plan.move("refuse" if value is None else "record")
-            while len(self.plans) >= self.bound:
-                if not self._evict():
-                    plan.move("evict")
-                    return plan
-            # The hand passes it once it was used again.
-            plan.is_used = False
-            self.plans[plan.key] = plan
-            return plan
+            plan.move("refuse" if value is None else step)
+            has_room = True
+            while has_room and len(self.plans) >= self.bound:
+                has_room = self._evict()
+            if has_room:
+                # The hand passes it once it was used again.
+                plan.is_used = False
+                self.plans[plan.key] = plan
+                # A key whose plan has ended is counted anew.
+                self._times.pop(hash(plan.key), None)
+            else:
+                self._end(plan, "evict")
+        self._tell()
+        return plan
 
-    def record(self, key: Key, value: T) -> KeptPlan[T]:
+    def record(self, key: Key, value: T, step: PlanStep = "record") -> KeptPlan[T]:
         """Add a plan of a key."""
-        return self.keep(self.new(key), value)
+        return self.keep(self.new(key), value, step)
 
     def end(self, plan: KeptPlan[T], step: PlanStep = "forget") -> None:
-        """Take a plan out."""
+        """Take a plan out, if another thread has not."""
         with self._lock:
-            self._end(plan, step)
+            if plan.state != "over":
+                self._end(plan, step)
+        self._tell()
+
+    def drop(self, ends: Callable[[KeptPlan[T]], bool]) -> None:
+        """Take plans out; one that is in use makes way later."""
+        with self._lock:
+            for plan in tuple(self.plans.values()):
+                if ends(plan) and self._may_end(plan):
+                    self._end(plan, "forget")
+        self._tell()
 
     def close(self) -> None:
         """Take all out, and forget what was seen."""
@@ -193,14 +242,22 @@ class KeptPlans(Generic[T]):
                 self._end(plan, "close")
             self._ring.clear()
             self._times.clear()
+        self._tell()
+
+    def _may_end(self, plan: KeptPlan[T]) -> bool:
+        return not plan.in_flight and (self._is_free is None or self._is_free(plan))
 
     def _evict(self) -> bool:
         """Have the clock's hand find a plan that makes way; returns whether there is one."""
         plans = self.plans
         # After one turn, no plan is in use.
-        for _ in range(2 * len(plans)):
+        moves = 2 * len(plans)
+        if self._patience:
+            self._waits += 1
+            moves = int(bool(plans) and self._waits % self._patience == 0)
+        for _ in range(moves):
             plan = next(iter(plans.values()))
-            if not (plan.is_used or plan.in_flight):
+            if not plan.is_used and self._may_end(plan):
                 self._end(plan, "evict")
                 return True
             plan.is_used = False
@@ -212,4 +269,13 @@ class KeptPlans(Generic[T]):
         if self.plans.get(plan.key) is plan:
             del self.plans[plan.key]
         if self._on_end is not None:
+            self._over.append(plan)
+
+    def _tell(self) -> None:
+        """Call `on_end` with the plans that are over; without the lock, so that nobody waits for it."""
+        while self._on_end is not None and self._over:
+            try:
+                plan = self._over.popleft()
+            except IndexError:
+                return  # another thread has taken it
             self._on_end(plan)

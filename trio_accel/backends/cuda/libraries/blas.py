@@ -18,7 +18,7 @@ from ...base.contract.device_array import DeviceArray, broadcast
 from ...base.contract.ops import ArraySpec, MatmulSpec, OperationSpec, contiguous_strides
 from ...base.gpu.driver import Function, with_axes
 from ...base.kit.blas import Factor, Matrix, Plan, Routine, plan_routine
-from ...base.kit.launch_cache import GraphCall, Key
+from ...base.kit.captured_calls import GraphCall, Key
 from ...base.kit.product_layouts import Product, broadcast_operands, plan_gemm, plan_matmul, vectors
 from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, factor_of
 from ..runtime._stream import CudaStream

@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 import attrs
 from cuda.bindings import driver
 
-from ...base import NotSupportedError
+from ...base import KeptCounts, NotSupportedError
+from ...base.kit.captured_calls import CapturedLaunches, Key
 from ...base.kit.fast_paths import current_fast_paths
-from ...base.kit.launch_cache import Key, LaunchCache
+from ...base.kit.kept_plans import KeptPlan
 from ._context import CudaContext, is_sticky
 from ._stream import CudaStream
 
@@ -46,25 +47,29 @@ class Graphs:
     The driver waits for everything that runs when its memory for graphs has to grow. So as many as may ever
     be there at once are made, and destroyed, before anything runs: that memory stays. One that is in flight
     keeps its part of it until it has ended, and does not make way for another before.
+
+    Args:
+        context: The device's context.
+        counts: Counts the graphs.
     """
 
-    def __init__(self, context: CudaContext) -> None:
+    def __init__(self, context: CudaContext, counts: KeptCounts) -> None:
         self._context = context
-        self._cache: LaunchCache[Any] = LaunchCache(_has_ended, self._destroy)
-        self._entries = self._cache.entries
+        # No bound above 0 before `warm` has made the memory.
+        self._captured = CapturedLaunches(counts, self._destroy, 0, _has_ended)
         self._stream: int | None = None
         self._is_warm = False
-        # The lock guards the cache, except where a graph is launched: a launch does not wait for it.
+        # Held while a thread captures, or throws away. A launch does not wait for it.
         self._lock = threading.Lock()
 
     @property
     def room(self) -> int:
         """The most that there may be."""
-        return self._cache.most
+        return self._captured.bound
 
     def __len__(self) -> int:
         """Tell how many there are."""
-        return len(self._entries)
+        return len(self._captured.plans)
 
     def replay(self, key: Key, stream: CudaStream) -> bool:
         """Replay the graph of a key; returns False where there is none.
@@ -72,26 +77,22 @@ class Graphs:
         Raises:
             ContextPoisonedError: The context is lost.
         """
-        entry = self._entries.get(key)
-        if entry is None:
+        plan: Any = self._captured.plans.get(key)
+        if plan is None:
             return False
         # Work that is enqueued now is done with the stream's next number.
-        entry.last = stream.timeline.sequence
-        code = driver.cuGraphLaunch(entry.value, stream.native)[0]
+        plan.last = stream.timeline.sequence
+        plan.is_used = True
+        code = driver.cuGraphLaunch(plan.value, stream.native)[0]
         if code:
-            self._give_up(key, code)
+            self._give_up(plan, code)
             return False
+        self._captured.counts.found += 1
         return True
 
     def is_due(self, key: Key) -> bool:
         """Count a launch without a graph; returns whether `capture` is to follow instead of it."""
-        # Counting needs no lock: other threads only forget whole keys, of calls that are not made any more.
-        if not self._cache.is_due(key) or key[0].is_refused(key) or not self._lock.acquire(blocking=False):
-            return False
-        try:
-            return self._cache.has_room()
-        finally:
-            self._lock.release()
+        return self._captured.is_due(key) and not self._lock.locked() and self._captured.has_room()
 
     def capture(self, key: Key, enqueue: Callable[[int], None]) -> bool:
         """Capture something, store it for a key, and launch it; returns False where that cannot be done.
@@ -112,9 +113,8 @@ class Graphs:
             made = None if graph is None else self._instantiate(graph)
             if made is None:
                 key[0].refuse(key)
-                self._cache.forget(key)
                 return False
-            self._cache.store(key, made, 0)
+            self._captured.record(key, made, "arm")
         finally:
             self._lock.release()
         return self.replay(key, key[1])
@@ -155,21 +155,21 @@ class Graphs:
             if room > 0:
                 # One of its own: no other use of an operation's stream meets a capture.
                 self._stream = int(self._context.check(driver.cuStreamCreate(_NON_BLOCKING)))
-                self._cache.most = room
+                self._captured.bound = room
                 _rooms[number] += room
 
     def drop(self, owner: object) -> None:
         """Throw away what calls of an owner made: it launches no more. The context is current."""
         with self._lock:
-            self._cache.drop(owner)
+            self._captured.drop(lambda plan: plan.key[0].owner is owner)
 
     def close(self) -> None:
         """Throw everything away; nothing is in flight any more. The context is current, or dead."""
         with self._lock:
-            self._cache.clear()
+            self._captured.close()
             with _warming:
-                _rooms[int(self._context.number)] -= self._cache.most
-            self._cache.most = 0
+                _rooms[int(self._context.number)] -= self._captured.bound
+            self._captured.bound = 0
             if self._stream is not None and not self._context.is_dead:
                 driver.cuStreamDestroy(self._stream)
             self._stream = None
@@ -223,12 +223,11 @@ class Graphs:
             self._context.check(result)
         return None if result[0] else result[1]
 
-    def _give_up(self, key: Key, code: int) -> None:
+    def _give_up(self, plan: KeptPlan[Any], code: int) -> None:
         """Give up a graph that is refused: from now on its call goes without."""
         self._take((code, None))
-        key[0].refuse(key)
-        with self._lock:
-            self._cache.remove(key)
+        plan.key[0].refuse(plan.key)
+        self._captured.end(plan)
 
     def _destroy(self, executable: Any) -> None:
         if not self._context.is_dead:
@@ -243,9 +242,9 @@ def _count_nodes(graph: Any) -> int:
     return int(count)
 
 
-def _has_ended(key: Key, last: int) -> bool:
-    stream: CudaStream = key[1]
-    return stream.is_destroyed or stream.refresh() > last
+def _has_ended(plan: KeptPlan[Any]) -> bool:
+    stream: CudaStream = plan.key[1]
+    return stream.is_destroyed or stream.refresh() > plan.last
 
 
 # It may also take memory and load kernels: a part that runs on a condition may never have run before.

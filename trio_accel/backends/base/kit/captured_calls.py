@@ -1,0 +1,78 @@
+"""Launches that a driver may capture, and when their third one at the same place is to be captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import attrs
+
+from ..contract.protocols import KeptCounts
+from .kept_plans import KeptPlan, KeptPlans
+
+# A launch is captured when its key was seen so often before.
+_SEEN_BEFORE = 2
+_PATIENCE = 8
+_MOST_REFUSED = 16
+
+
+@attrs.define(eq=False)
+class GraphCall:
+    """A call without its stream, addresses and factors. Known by its identity, which a key holds.
+
+    Whether it can be cached may depend on the factors, and is taken not to depend on the rest. A refusal is
+    remembered for a few factors; a call that was refused with so many is refused with all others.
+
+    Attributes:
+        owner: The library that has what such a call needs.
+    """
+
+    owner: object
+    _refused: set[bytes] = attrs.field(factory=set[bytes], init=False, repr=False)
+
+    def is_refused(self, key: Key) -> bool:
+        """Tell whether it turned out that it cannot be cached, with the factors of a key of its own."""
+        refused = self._refused
+        return bool(refused) and (len(refused) >= _MOST_REFUSED or _factors_of(key) in refused)
+
+    def refuse(self, key: Key) -> None:
+        """It cannot be cached, with the factors of a key of its own."""
+        if len(self._refused) < _MOST_REFUSED:
+            self._refused.add(_factors_of(key))
+
+
+Key: TypeAlias = tuple[GraphCall, Any, *tuple[int | bytes, ...]]
+"""A call, its stream, and whatever else it was made for: addresses, and last its factors, if it has any."""
+
+
+def _factors_of(key: Key) -> bytes:
+    last = key[-1]
+    return last if isinstance(last, bytes) else b""
+
+
+class CapturedLaunches(KeptPlans[Any]):
+    """Captured launches by their keys. The table is patient, because a capture takes long.
+
+    Args:
+        counts: Counts them.
+        discard: Throws a captured launch away.
+        bound: The most captured launches.
+        is_free: Whether a captured launch may be thrown away; without it, any may.
+    """
+
+    def __init__(
+        self,
+        counts: KeptCounts,
+        discard: Callable[[Any], object],
+        bound: int,
+        is_free: Callable[[KeptPlan[Any]], bool] | None = None,
+    ) -> None:
+        super().__init__(bound, counts, lambda plan: discard(plan.value), is_free=is_free, patience=_PATIENCE)
+
+    def is_due(self, key: Key) -> bool:
+        """Note a launch that was not captured; returns whether it is to be, if there is room."""
+        if not key[0].is_refused(key):
+            if self.see(key) >= _SEEN_BEFORE:
+                return True
+            self.counts.seen += 1
+        return False
