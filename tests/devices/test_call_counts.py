@@ -91,9 +91,9 @@ def changing(x: Any, w: Any, scale: float) -> Any:
 
 
 STEP_CALLS = {
-    "one": (60, 145),
-    "three": (75, 145),
-    "changing": (70, 145),
+    "one": (60, 140),
+    "three": (75, 140),
+    "changing": (70, 140),
 }
 """The most of a step: inline, where it is computed in place, and by a worker."""
 

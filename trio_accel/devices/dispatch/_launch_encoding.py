@@ -125,7 +125,8 @@ class TemplateTable:
         """
         if launch.staged or launch.behind or launch.fault is not None or not self._is_on:
             return None
-        frame, spec = launch.frame, cast("Any", launch.spec)
+        frame = launch.frame
+        spec: Any = launch.spec
         if frame is not None and frame.table is self and frame.plan is not None:
             framed = frame.plan
             if framed.state != "over" and frame.nbytes == (
