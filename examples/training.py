@@ -16,7 +16,7 @@ import trio_accel as ta
 from trio_accel import train
 
 # A worker that is stopped counts as lost after two seconds.
-OPTIONS = ta.DeviceOptions(isolation="process", spares=1, stuck_after=2.0, intensity=ta.Intensity(99, 1.0))
+OPTIONS = ta.DeviceOptions(isolation="process", spares=1, stuck_after=2.0)
 KINDS = "kill", "poison", "stop"
 
 

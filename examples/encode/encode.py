@@ -285,8 +285,7 @@ async def main(given: argparse.Namespace) -> int:
         # The faults come by themselves, so a request that meets one runs again, too.
         retry=1 if given.faults else 0,
         retry_suspects=True,
-        # Faults come every second and on purpose: no supervisor is to give up, or to wait.
-        intensity=ta.Intensity(100, 60.0),
+        # Faults come every second and on purpose: no supervisor is to wait.
         backoff=ta.Backoff(initial=0.0, base=0.0, jitter=0.0),
         close_grace=0.2,
     )

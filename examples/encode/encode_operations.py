@@ -39,8 +39,7 @@ OPTIONS = ta.DeviceOptions(
     # The faults come by themselves, so the batch that meets one runs again, too.
     retry=1,
     retry_suspects=True,
-    # And they come on purpose: no supervisor is to give up, or to wait.
-    intensity=ta.Intensity(100, 60.0),
+    # And they come on purpose: no supervisor is to wait.
     backoff=ta.Backoff(initial=0.0, base=0.0, jitter=0.0),
 )
 # Of a fault, until somebody is answered again.

@@ -36,6 +36,18 @@ except ModuleNotFoundError as error:
     ) from None
 
 KEYS = "GENERATE_KEYS"
+# A worker process, and one that stands ready; with faults and without. A device that makes progress is not
+# given up, however often it is lost.
+DEVICE = ta.DeviceOptions(
+    isolation="process",
+    # Steps are idempotent. Those that are lost more often are called again by the batcher.
+    retry=1,
+    retry_suspects=True,
+    spares=1,
+    stuck_after=60.0,
+    close_grace=1.0,
+    when_given_up="reopen",
+)
 # A whole answer may take minutes, unless the client sends `X-Deadline`.
 LIMITS = Limits(answer=math.inf, grace=30.0)
 
@@ -97,7 +109,7 @@ async def run(given: Options) -> int:
         system = await enter(ta.open_system("generate"))
         recorder = stack.enter_context(ta.telemetry.record(system))
         try:
-            device = await enter(system.open_device(given.backend, options=device_options(given)))
+            device = await enter(system.open_device(given.backend, options=DEVICE))
         except ValueError as error:
             raise InputError(str(error)) from None
         forward = "operations" if given.operations else None
@@ -141,21 +153,6 @@ async def note_end(
         print("ending: answers that were begun come to their ends", flush=True)
         nursery.cancel_scope.cancel()
     signal.raise_signal(received)
-
-
-def device_options(given: Options) -> ta.DeviceOptions:
-    """A worker process, and one that stands ready."""
-    return ta.DeviceOptions(
-        isolation="process",
-        # Steps are idempotent. Those that are lost more often are called again by the batcher.
-        retry=1,
-        retry_suspects=True,
-        spares=1,
-        stuck_after=60.0,
-        close_grace=1.0,
-        intensity=ta.Intensity(1000 if given.faults else 5, 60.0),
-        when_given_up="reopen",
-    )
 
 
 app = cyclopts.App(help=__doc__)

@@ -40,8 +40,6 @@ _OPTIONS = ta.DeviceOptions(
     isolation="process",
     # Seconds that the command waits after Ctrl-C for an operation that still runs.
     close_grace=0.2,
-    # The demo loses contexts and actors on purpose; a device that does so all the time would be given up.
-    intensity=ta.Intensity(100, 60.0),
     # It tells how soon the next one serves, and not how long a supervisor waits after several in a row.
     backoff=ta.Backoff(initial=0.0, base=0.0, jitter=0.0),
     # One operation hangs, and no other one takes so long.
