@@ -212,6 +212,18 @@ def types(session: nox.Session) -> None:
 
 
 @in_env_if_named
+def weekly(session: nox.Session) -> None:
+    """Run the searches that take too long for each change; what follows `--` goes to pytest."""
+    marks = "slow and not (gpu or lint or ray or docs or examples)"
+    arguments = session.posargs or [*TWO_AT_A_TIME, *_files(having=["slow"])]
+    _python(session, "-m", "pytest", "-m", marks, *arguments, env={"TRIO_ACCEL_BACKEND": "cpu"})
+    if not session.posargs:
+        on_stand_in = ("-m", "trio_accel.testing.stand_in", "-m", "pytest", "-m", "slow")
+        steps = "tests/devices/test_steps_random.py"
+        _python(session, *on_stand_in, steps, env={"TRIO_ACCEL_BACKEND": "cuda"})
+
+
+@in_env_if_named
 def types_public(session: nox.Session) -> None:
     """Check that every public name is typed, as pyright sees it in the installed package."""
     # It looks for py.typed on the path only, and not where an editable installation points to.
