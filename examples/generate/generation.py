@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from operator import attrgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
 import numpy.typing as npt
+import outcome
 import trio
+from constraints import Constraint, ConstraintError, Grammar
 from llama import SLOTS, checksum
-from model import Model, Run, Sampling
+from model import Model, Run, Sampling, joined_masks
 from text import Loaded
 
 import trio_accel as ta
@@ -23,6 +25,9 @@ __all__ = ["Generation", "Prompt", "open_generation"]
 _Ints: TypeAlias = npt.NDArray[np.int64]
 _Sequence: TypeAlias = RunningSequence["Prompt", int]
 _Batcher: TypeAlias = ContinuousBatcher["Prompt", int]
+_Mask: TypeAlias = npt.NDArray[np.int32]
+_Errors: TypeAlias = dict[_Sequence, outcome.Error]
+_NOTHING_WRONG: Mapping[_Sequence, outcome.Error] = {}
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -34,12 +39,16 @@ class Prompt:
         most: The most tokens that are made.
         sampling: How they are chosen.
         tenant: Whose share it counts for.
+        grammar: What the text must be; None for any.
+        is_asked: Whether its tokens are of `Token`.
     """
 
     tokens: list[int]
     most: int
     sampling: Sampling
     tenant: str = ""
+    grammar: Grammar | None = None
+    is_asked: bool = False
 
     def length(self) -> int:
         """Count its tokens."""
@@ -56,6 +65,10 @@ class _Shown(ta.Actor):
     async def lifespan(self, context: ta.ActorContext) -> AsyncGenerator[None, None]:
         context.show_readings(self._pages.readings)
         yield
+
+
+def _has_grammar(sequences: Iterable[_Sequence]) -> bool:
+    return any(one.item.grammar is not None and one.gives_part for one in sequences)
 
 
 # Pages are reserved so many at a time, and random numbers made.
@@ -76,6 +89,8 @@ class _Company:
         tables: The pages of each.
         rooms: Up to which position each has pages.
         lasts: The last position at which each gets a token.
+        asked: The lines of those whose tokens are of `Token`; None if there are none.
+        is_constrained: Whether some have a grammar.
     """
 
     def __init__(self, sequences: list[_Sequence], size: int) -> None:
@@ -88,6 +103,9 @@ class _Company:
         for line in range(len(sequences)):
             self._look_at(line)
         hows = [one.item.sampling for one in sequences]
+        asked: _Ints = np.flatnonzero([one.item.is_asked for one in sequences])
+        self.asked = asked if len(asked) else None
+        self.is_constrained = any(one.item.grammar is not None for one in sequences)
         self._hows: list[Sampling] | None = hows if any(how.temperature > 0 for how in hows) else None
         self._draws = np.zeros((len(sequences), _MORE_DRAWS), np.float32)
         # Position of the first of these; none has any yet.
@@ -167,6 +185,7 @@ class Generation:
     _company: _Company | None = attrs.field(default=None, init=False)
     _last: _Made = attrs.field(factory=lambda: _Made([], 0), init=False)
     _reserving: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+    _constraints: dict[_Sequence, Constraint] = attrs.field(factory=dict[Any, Constraint], init=False)
 
     @property
     def most(self) -> int:
@@ -195,9 +214,13 @@ class Generation:
         # Where the step before runs, the token is on the device, and not known here.
         tokens = np.array([0 if one.ahead else one.parts[-1] for one in batch])
         is_ahead = np.array([one.ahead > 0 for one in batch])
-        if self._reserving.locked() or (starts >= company.rooms).any():
+        masks, wrong = None, _NOTHING_WRONG
+        if self._reserving.locked() or company.is_constrained or (starts >= company.rooms).any():
             async with self._reserving:
                 await company.reserve(starts)
+                if company.is_constrained:
+                    found, wrong = await trio.to_thread.run_sync(self._masks, batch)
+                    masks = joined_masks([found.get(one) for one in batch])
         # From here on nothing waits until the request is sent, so steps are sent in their order.
         before = self._last
         sources = np.where(is_ahead, before.places(batch), -1) if is_ahead.any() else np.full(len(batch), -1)
@@ -206,7 +229,7 @@ class Generation:
         tables = company.tables[:, : int(starts.max()) // self.size + 1]
         try:
             chosen = await self.model.decode(
-                np.array(rows[: 5 if width else 3]), tables, company.sampling(starts)
+                np.array(rows[: 5 if width else 3]), tables, company.sampling(starts), masks, company.asked
             )
             if is_ahead.any():
                 await before.ended.wait()
@@ -214,10 +237,13 @@ class Generation:
             made.tokens = chosen.tokens
         finally:
             made.ended.set()
-        found, lasts = chosen.tokens.tolist(), starts == company.lasts
-        if self.loaded.text.ends.isdisjoint(found) and not lasts.any():
-            return [[token] for token in found]
-        return [self._result(token, is_last) for token, is_last in zip(found, lasts.tolist(), strict=True)]
+        listed, lasts = chosen.listed(company.asked), starts == company.lasts
+        if self.loaded.text.ends.isdisjoint(listed) and not lasts.any() and not wrong:
+            return [[token] for token in listed]
+        return [
+            wrong.get(one) or self._result(token, is_last)
+            for one, token, is_last in zip(batch, listed, lasts.tolist(), strict=True)
+        ]
 
     def _check(self, before: _Made, tokens: _Ints, sources: _Ints, found: int) -> None:
         """Refuse a step that has not had the tokens of the step before it, as that had failed or was late."""
@@ -232,13 +258,36 @@ class Generation:
         # Pages may be exchanged for equal ones.
         self._company = None
         runs = {one: run for one in batch if (run := await self._run(one))}
+        masks, wrong = await trio.to_thread.run_sync(self._masks, runs) if _has_grammar(runs) else ({}, {})
+        for one, mask in masks.items():
+            runs[one] = attrs.evolve(runs[one], mask=mask)
         tokens = dict(zip(runs, await self.model.step(list(runs.values())) if runs else [], strict=True))
         for one, run in runs.items():
             one.state.wrote(run.tokens)
         return [
-            self._result(tokens.get(one, 0), len(one.parts) + 1 == one.item.most) if one.gives_part else []
+            wrong.get(one) or self._result(tokens.get(one, 0), len(one.parts) + 1 == one.item.most)
+            if one.gives_part
+            else []
             for one in batch
         ]
+
+    def _masks(self, sequences: Iterable[_Sequence]) -> tuple[dict[_Sequence, _Mask], _Errors]:
+        """Return the tokens that may come next, and errors of grammars that cannot go on. Blocking.
+
+        They are made of the parts of a sequence alone, so a step that is repeated has the same ones.
+        """
+        masks, wrong = dict[_Sequence, _Mask](), _Errors()
+        for one in sequences:
+            grammar: Grammar | None = one.item.grammar
+            if grammar is None or not one.gives_part:
+                continue
+            if one not in self._constraints:
+                self._constraints[one] = grammar.begin()
+            try:
+                masks[one] = self._constraints[one].mask(one.parts)
+            except ConstraintError as error:
+                wrong[one] = outcome.Error(error)
+        return masks, wrong
 
     def cost(self, prompt: Prompt) -> int:
         """Pages that a sequence may need in the end, so that no step finds none."""
@@ -249,6 +298,8 @@ class Generation:
         prompt = sequence.item
         if sequence.state is None:
             sequence.state = self.pages.open(prompt.tokens)
+            # A mask is made of all tokens before it.
+            sequence.needs_parts = prompt.grammar is not None
         table: PageTable = sequence.state
         self._tell(sequence)
         end = sequence.done + sequence.chunk
@@ -259,7 +310,13 @@ class Generation:
         # An equal beginning, such as the message of the system, is in the pages already, and is left out.
         made = [place - prompt.length() for place in (table.length, end)]
         tokens = [*prompt.tokens[table.length : end], *sequence.parts[max(made[0], 0) : max(made[1], 0)]]
-        return Run(tokens=tokens, start=table.length, pages=table.pages, sampling=prompt.sampling)
+        return Run(
+            tokens=tokens,
+            start=table.length,
+            pages=table.pages,
+            sampling=prompt.sampling,
+            is_asked=prompt.is_asked and sequence.gives_part,
+        )
 
     def _result(self, token: int, is_last: bool) -> StepResult[int]:
         """Return the tokens that a sequence gets: not the one that ends it."""
@@ -279,6 +336,7 @@ class Generation:
 
     def leave(self, sequence: _Sequence) -> None:
         """Give pages back."""
+        self._constraints.pop(sequence, None)
         if sequence.state is not None:
             self._tell(sequence)
             sequence.state.close()

@@ -18,12 +18,15 @@ import trio_accel as ta
 from trio_accel.programs import Array
 
 __all__ = [
-    "SLOTS", "Config", "Llama", "checksum", "multipliers", "packed", "random_weights", "rotations", "rounded",
-    "weights_of",
+    "LIKELIEST", "SLOTS", "Config", "Llama", "allowed_of", "checksum", "likely_of", "multipliers", "packed",
+    "random_weights", "rotations", "rounded", "weights_of",
 ]  # fmt: skip
 
 SLOTS = 4
 """Steps whose tokens stay on the device: of two that run, the second reads those of the first."""
+
+LIKELIEST = 20
+"""Alternatives to a token whose logarithms of probability a step returns."""
 
 
 @attrs.frozen(kw_only=True)
@@ -118,6 +121,32 @@ def packed(made: npt.NDArray[np.int64]) -> bytes:
     return made[:-1].astype(np.int32).tobytes() + made[-1:].tobytes()
 
 
+def allowed_of(masks: npt.NDArray[np.int32], words: int) -> npt.NDArray[np.bool_]:
+    """Return which tokens masks allow, as `Llama.step` has them: an array of shape (masks, words)."""
+    bits = np.ascontiguousarray(masks[:, 1:]).view(np.uint8)
+    return np.unpackbits(bits, axis=1, count=words, bitorder="little").view(np.bool_)
+
+
+def likely_of(logits: Any, chosen: Any) -> npt.NDArray[np.float64]:
+    """Return how likely tokens are before anything forbids or sharpens them.
+
+    Args:
+        logits: Array of shape (rows, words).
+        chosen: The token that was chosen in each row.
+
+    Returns:
+        For each row the logarithm of the probability of its token; the `LIKELIEST` tokens, the likeliest
+        first; and theirs.
+    """
+    rows = logits.astype(np.float64)
+    rows -= rows.max(axis=1, keepdims=True)
+    rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    best = np.argpartition(-rows, LIKELIEST - 1, axis=1)[:, :LIKELIEST]
+    best = np.take_along_axis(best, np.argsort(-np.take_along_axis(rows, best, 1), axis=1), 1)
+    own, others = (np.take_along_axis(rows, one, 1) for one in (chosen[:, None], best))
+    return np.concatenate([own, best.astype(np.float64), others], axis=1)
+
+
 _Group: TypeAlias = tuple[int, int, Any, Any]  # first row, the one behind the last, pages, mask
 
 
@@ -154,6 +183,8 @@ class Llama:
         ends: Array | None,
         sampling: Array | None,
         counts: Sequence[Sequence[int]],
+        masks: Array | None = None,
+        asked: Array | None = None,
     ) -> bytes:
         """Put tokens of several sequences into the cache, and choose the next token of each.
 
@@ -172,16 +203,21 @@ class Llama:
                 None, if all take the likeliest token.
             counts: For each sequence how many tokens it has in `rows`, and how many in all, with these. It is
                 empty if each has one: such requests differ by arrays alone, and go to a worker as a template.
+            masks: Array of shape (constrained, 1 + words / 32), int32: the number of a sequence, and then a
+                bit for each token, 1 if it may come next. None if all may.
+            asked: Array of int64: numbers of sequences whose `likely_of` is returned.
 
         Returns:
-            The next token of each sequence: see `packed`.
+            The next token of each sequence: see `packed`. Behind that are the numbers of `likely_of`.
         """
         tokens = self.taken(rows)
-        chosen = self._choose(self.forward([tokens, *rows[1:3]], tables, ends, counts), sampling)
+        logits = self.forward([tokens, *rows[1:3]], tables, ends, counts)
+        chosen = self._choose(self._masked(logits, masks), sampling)
+        likely = b"" if asked is None else likely_of(logits[asked], chosen[asked]).tobytes()
         if len(rows) == 3:
-            return packed(np.append(chosen, 0))
+            return packed(np.append(chosen, 0)) + likely
         self.made[rows[4]] = chosen
-        return packed(np.append(chosen, np.sum(tokens * multipliers(len(tokens)))))
+        return packed(np.append(chosen, np.sum(tokens * multipliers(len(tokens))))) + likely
 
     @ta.programs.method(updates=["self.caches"], idempotent=True)
     def logits(self, rows: Array, tables: Array, ends: Array, counts: Sequence[Sequence[int]]) -> Array:
@@ -244,6 +280,14 @@ class Llama:
             mixed = mixed.reshape(len(pages), kinds, -1, heads // kinds * width).swapaxes(1, 2)
             made[row:stop] = mixed.reshape(stop - row, -1)
         return made
+
+    def _masked(self, logits: Any, masks: Any) -> Any:
+        """Return logits in which those of forbidden tokens are minus infinity."""
+        if masks is None:
+            return logits
+        found, rows = logits.copy(), masks[:, 0]
+        found[rows] = np.where(allowed_of(masks, logits.shape[1]), logits[rows], np.float32(-np.inf))
+        return found
 
     def _choose(self, logits: Any, sampling: Any) -> Any:
         chosen = logits.argmax(axis=1)

@@ -7,7 +7,7 @@ from copy import copy
 from importlib import import_module
 from typing import Any
 
-from llama import Llama, multipliers, packed, rounded
+from llama import LIKELIEST, Llama, multipliers, packed, rounded
 from model import Batch, Run
 
 import trio_accel as ta
@@ -97,19 +97,23 @@ class TorchLlama(Llama):
         ends: Array | None,
         sampling: Array | None,
         counts: Sequence[Sequence[int]],
+        masks: Array | None = None,
+        asked: Array | None = None,
     ) -> Any:
         """See `Llama.step`. It only enqueues, so the device has the next step before this one is over."""
         with torch.inference_mode():
             rows, logits, tokens = self._logits(rows, tables, ends, counts)
-            chosen = self._choose(logits, None if sampling is None else torch.from_dlpack(sampling))
+            allowed = self._masked(logits, None if masks is None else torch.from_dlpack(masks))
+            chosen = self._choose(allowed, None if sampling is None else torch.from_dlpack(sampling))
+            likely = None if asked is None else self._likely(logits, chosen, torch.from_dlpack(asked))
             if len(rows) == 3:
-                return self._packed(torch.nn.functional.pad(chosen, (0, 1)))
+                return self._packed(torch.nn.functional.pad(chosen, (0, 1)), likely)
             self.made[rows[4]] = chosen
             count = len(chosen)
             if count not in self._multipliers:
                 self._multipliers[count] = torch.from_numpy(multipliers(count)).to(rows.device)
             sums = (tokens[:count] * self._multipliers[count]).sum(dim=0, keepdim=True)
-            return self._packed(torch.cat([chosen, sums]))
+            return self._packed(torch.cat([chosen, sums]), likely)
 
     @ta.programs.method(updates=["self.caches"], idempotent=True)
     def logits(self, rows: Array, tables: Array, ends: Array, counts: Sequence[Sequence[int]]) -> Array:
@@ -117,13 +121,35 @@ class TorchLlama(Llama):
         with torch.inference_mode():
             return self._logits(rows, tables, ends, counts)[1]
 
-    def _packed(self, made: Any) -> Any:
+    def _packed(self, made: Any, likely: Any) -> Any:
         """Copy the result of a step to the host; on a GPU it is read when the device has come to it."""
-        if not made.is_cuda:
-            return packed(made.numpy())
-        host = torch.empty(made.shape, dtype=made.dtype, pin_memory=True)
-        host.copy_(made, non_blocking=True)
-        return lambda: packed(host.numpy())
+        parts = [made] if likely is None else [made, likely]
+        if made.is_cuda:
+            hosts = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in parts]
+            for host, part in zip(hosts, parts, strict=True):
+                host.copy_(part, non_blocking=True)
+        else:
+            hosts = parts
+
+        def read() -> bytes:
+            return packed(hosts[0].numpy()) + b"".join(host.numpy().tobytes() for host in hosts[1:])
+
+        return read if made.is_cuda else read()
+
+    def _masked(self, logits: Any, masks: Any) -> Any:
+        if masks is None:
+            return logits
+        rows, bits = masks[:, 0].long(), torch.arange(32, device=masks.device)
+        allowed = (masks[:, 1:, None] >> bits & 1).flatten(1)[:, : logits.shape[1]].bool()
+        found = logits.clone()
+        found[rows] = logits[rows].masked_fill(~allowed, float("-inf"))
+        return found
+
+    def _likely(self, logits: Any, chosen: Any, asked: Any) -> Any:
+        """See `likely_of`."""
+        rows = logits[asked].double().log_softmax(dim=1)
+        best = rows.topk(LIKELIEST, dim=1)
+        return torch.cat([rows.gather(1, chosen[asked, None]), best.indices, best.values], dim=1)
 
     def _logits(
         self, rows: Any, tables: Any, ends: Any, counts: Sequence[Sequence[int]]

@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 import numpy.typing as npt
-from llama import SLOTS, Config, Llama
+from llama import LIKELIEST, SLOTS, Config, Llama
 
 import trio_accel as ta
 
-__all__ = ["GREEDY", "Batch", "Chosen", "Model", "Run", "Sampling", "open_model"]
+__all__ = ["GREEDY", "Batch", "Chosen", "Likely", "Model", "Run", "Sampling", "Token", "open_model"]
 
 
 @attrs.frozen(kw_only=True)
@@ -54,6 +54,36 @@ class Sampling:
 GREEDY = Sampling()
 
 
+@attrs.frozen
+class Likely:
+    """How likely a token was, by the model alone: before temperature, top-p and masks.
+
+    Attributes:
+        own: Logarithm of the token's probability.
+        others: The likeliest tokens, and theirs; the likeliest first.
+    """
+
+    own: float
+    others: Sequence[tuple[int, float]]
+
+    @classmethod
+    def of(cls, row: npt.NDArray[np.float64]) -> Likely:
+        """Read a row of `likely_of`."""
+        own, *numbers = row.tolist()
+        tokens = map(int, numbers[:LIKELIEST])
+        return cls(own, list(zip(tokens, numbers[LIKELIEST:], strict=True)))
+
+
+class Token(int):
+    """A token that also has how likely it was.
+
+    Attributes:
+        likely: That.
+    """
+
+    likely: Likely
+
+
 @attrs.frozen(kw_only=True)
 class Run:
     """The tokens of one sequence in a step.
@@ -63,12 +93,16 @@ class Run:
         start: Position of the first of them.
         pages: The pages of the sequence in order; they have room for these tokens.
         sampling: How the next token is chosen.
+        mask: The tokens that may come next, a bit for each, in int32; None if all may.
+        is_asked: Whether the next token is a `Token`.
     """
 
     tokens: Sequence[int]
     start: int
     pages: Sequence[int]
     sampling: Sampling = GREEDY
+    mask: npt.NDArray[np.int32] | None = None
+    is_asked: bool = False
 
     @property
     def length(self) -> int:
@@ -85,6 +119,8 @@ class Batch:
     ends: npt.NDArray[np.int64] | None
     sampling: npt.NDArray[np.float32] | None
     counts: list[list[int]]
+    masks: npt.NDArray[np.int32] | None = None
+    asked: npt.NDArray[np.int64] | None = None
 
     @classmethod
     def of(cls, runs: Sequence[Run], config: Config, pages: int, size: int) -> Batch:
@@ -122,7 +158,16 @@ class Batch:
             each = [(run.sampling, run.sampling.draw(run.length)) for run in runs]
             chosen = [(how.temperature, how.top_p, draw) for how, draw in each]
             sampling = np.ascontiguousarray(np.array(chosen, np.float32).T)
-        return cls(np.stack([tokens, positions, places]), tables, ends, sampling, counts)
+        masks = joined_masks([run.mask for run in runs])
+        asked = np.flatnonzero([run.is_asked for run in runs])
+        rows = np.stack([tokens, positions, places])
+        return cls(rows, tables, ends, sampling, counts, masks, asked if len(asked) else None)
+
+
+def joined_masks(masks: Sequence[npt.NDArray[np.int32] | None]) -> npt.NDArray[np.int32] | None:
+    """Put the masks of a step together, as `Llama.step` wants them."""
+    rows = [np.append(np.int32(row), mask) for row, mask in enumerate(masks) if mask is not None]
+    return np.stack(rows) if rows else None
 
 
 def _check(run: Run, config: Config, size: int) -> None:
@@ -147,10 +192,21 @@ class Chosen:
     Attributes:
         tokens: The next token of each sequence.
         sum: The `checksum` of the tokens that went in, where some were taken from the device.
+        likely: The `likely_of` of the sequences that were asked.
     """
 
     tokens: npt.NDArray[np.int32]
     sum: int = 0
+    likely: npt.NDArray[np.float64] | None = None
+
+    def listed(self, asked: npt.NDArray[np.int64] | None) -> list[int]:
+        """Return the tokens; those of the sequences that were asked are of `Token`."""
+        tokens: list[int] = self.tokens.tolist()
+        if asked is not None and self.likely is not None:
+            for row, numbers in zip(map(int, asked), self.likely, strict=True):
+                tokens[row] = token = Token(tokens[row])
+                token.likely = Likely.of(numbers)
+        return tokens
 
 
 class Forward(Protocol):
@@ -197,9 +253,10 @@ class Model:
         pages, size = self.caches[0].shape[:2]
         # Those with equally many tokens stand together, and are attended together.
         order = sorted(range(len(runs)), key=lambda number: len(runs[number].tokens))
-        chosen = await self.forward(Batch.of([runs[number] for number in order], self.config, pages, size))
+        batch = Batch.of([runs[number] for number in order], self.config, pages, size)
+        chosen = await self.forward(batch)
         tokens = [0] * len(runs)
-        for number, token in zip(order, chosen.tokens.tolist(), strict=True):
+        for number, token in zip(order, chosen.listed(batch.asked), strict=True):
             tokens[number] = token
         return tokens
 
@@ -208,6 +265,8 @@ class Model:
         rows: npt.NDArray[np.int64],
         tables: npt.NDArray[np.int64],
         sampling: npt.NDArray[np.float32] | None,
+        masks: npt.NDArray[np.int32] | None = None,
+        asked: npt.NDArray[np.int64] | None = None,
     ) -> Chosen:
         """Put one token of each sequence into the cache, and choose the next one: see `Llama.step`.
 
@@ -218,7 +277,7 @@ class Model:
         check_numbers("tokens", rows[0], self.config.words)
         check_numbers("positions", rows[1], self.config.context)
         check_numbers("pages", tables, self.caches[0].shape[0])
-        return await self.forward(Batch(rows, tables, None, sampling, []))
+        return await self.forward(Batch(rows, tables, None, sampling, [], masks, asked))
 
 
 def _program(name: str) -> type[Llama]:
@@ -271,9 +330,13 @@ async def open_model(
     async with opening as program:
 
         async def step(batch: Batch) -> Chosen:
-            found: bytes = await program.ask(
-                cls.step, batch.rows, batch.tables, batch.ends, batch.sampling, batch.counts
-            )
-            return Chosen(np.frombuffer(found[:-8], np.int32), int.from_bytes(found[-8:], "little"))
+            first = (batch.rows, batch.tables, batch.ends, batch.sampling, batch.counts)
+            found: bytes = await program.ask(cls.step, *first, batch.masks, batch.asked)
+            end = 4 * len(batch.tables)
+            likely = None
+            if batch.asked is not None:
+                likely = np.frombuffer(found[end + 8 :]).reshape(len(batch.asked), -1)
+            total = int.from_bytes(found[end : end + 8], "little")
+            return Chosen(np.frombuffer(found[:end], np.int32), total, likely)
 
         yield Model(config, caches, step, program.operation(cls.step), width)

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from llama import Config, rotations, rounded
+from llama import Config, allowed_of, likely_of, rotations, rounded
 from model import Batch, Chosen
 
 import trio_accel as ta
@@ -54,12 +54,19 @@ class Operations:
         given = self._filled(batch)
         graph = await self._graph(*given)
         logits, chosen = await graph(*given)
+        asked = None if batch.asked is None else (await logits.to_host())[batch.asked]
+        if batch.masks is not None:
+            allowed = np.ones(logits.shape, np.bool_)
+            allowed[batch.masks[:, 0]] = allowed_of(batch.masks, logits.shape[1])
+            logits = await arrays.where(allowed, logits, -np.inf)
+            chosen = await arrays.argmax(logits, axis=1)
         if batch.sampling is not None:
             sampling = np.zeros((3, len(chosen)), np.float32)
             sampling[:, : len(batch.tables)] = batch.sampling
             chosen = await _choose(logits, chosen, sampling)
         tokens = (await chosen.to_host())[: len(batch.tables)]
-        return Chosen(tokens.astype(np.int32))
+        likely = None if asked is None else likely_of(asked, tokens[batch.asked])
+        return Chosen(tokens.astype(np.int32), likely=likely)
 
     def _filled(self, batch: Batch) -> list[npt.NDArray[np.int64]]:
         """Fill a batch up to a size that there is a graph for.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -14,6 +16,7 @@ import numpy.typing as npt
 from llama import Config, random_weights, weights_of
 
 __all__ = [
+    "CALL",
     "SMOLLM2",
     "InputError",
     "Loaded",
@@ -24,7 +27,10 @@ __all__ = [
     "load_random",
 ]
 
-_PACKAGES = ("tokenizers", "jinja2")
+CALL = ("<tool_call>\n", "\n</tool_call>")
+"""What models of Qwen's and Hermes' kind write around the call of a tool."""
+_MARK = CALL[0].strip()
+_PACKAGES = ("tokenizers", "jinja2", "llguidance")
 _CONTROL = 3
 """The kind of a token that steers the model and is no text (`gguf.TokenType.CONTROL`)."""
 
@@ -76,6 +82,7 @@ class Text:
     def __init__(
         self, tokenizer: Any, controls: Mapping[str, int], template: str, ends: Sequence[int]
     ) -> None:
+        from jinja2 import meta
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
         self.tokenizer, self.controls, self.ends = tokenizer, dict(controls), frozenset(ends)
@@ -83,10 +90,23 @@ class Text:
         self.tokenizer.encode_special_tokens = True
         # A template comes with a model's file, from anywhere.
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        # As templates expect it; the one of Jinja is for HTML.
+        environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         self._template = environment.from_string(template)
+        names = meta.find_undeclared_variables(environment.parse(template))
+        self.has_tools = "tools" in names and _MARK in template and _MARK not in controls
+        """Whether its template tells the model of tools, and how it calls them: between the texts `CALL`."""
         self._control = re.compile("(" + "|".join(map(re.escape, controls)) + ")")
         # Letters of the longest token: a text of that many bytes may be a single token.
         self._longest = max(map(len, self.tokenizer.get_vocab()))
+        self._bytes = _bytes_of_letters()
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token."""
+        word: str = self.tokenizer.id_to_token(token)
+        if word in self.controls or not self._bytes.keys() >= set(word):
+            return word.encode()
+        return bytes(self._bytes[letter] for letter in word)
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Tokens of a text of a user; it has no control tokens.
@@ -111,35 +131,60 @@ class Text:
         if most is not None and least > most:
             raise TooLongError(least)
 
-    def chat(self, messages: Sequence[Mapping[str, str]], most: int | None = None) -> list[int]:
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], most: int | None = None, tools: Sequence[Any] = ()
+    ) -> list[int]:
         """Tokens of a chat, up to where the answer begins.
 
         Args:
-            messages: Each has a role and a content.
+            messages: Each has a role and a content, and what else the template knows.
             most: The most tokens that are of use.
+            tools: Tools of the template, if it `has_tools`.
 
         Raises:
             TooLongError: The contents are so long that they must have more tokens.
         """
-        said = [message["content"] for message in messages]
+        said = list(_texts([*messages, *tools]))
         self._check_length(said, most)
         # A letter that nobody uses breaks each control token that a user has written, until the template's
         # own are found. What stands beside each other is still encoded together.
         used = set[str]().union(*said)
         mark = next(letter for letter in map(chr, range(0xE000, 0x110000)) if letter not in used)
-        broken = [
-            {
-                **message,
-                "content": self._control.sub(lambda found: found[0][0] + mark + found[0][1:], content),
-            }
-            for message, content in zip(messages, said, strict=True)
-        ]
-        text = self._template.render(messages=broken, add_generation_prompt=True)
+
+        def broken(value: Any) -> Any:
+            if isinstance(value, str):
+                return self._control.sub(lambda found: found[0][0] + mark + found[0][1:], value)
+            if isinstance(value, Mapping):
+                return {broken(name): broken(one) for name, one in cast("Any", value).items()}
+            return [broken(one) for one in cast("Any", value)] if isinstance(value, list) else value
+
+        given = {"tools": broken(list(tools))} if tools else {}
+        text = self._template.render(messages=broken(list(messages)), add_generation_prompt=True, **given)
         # Control tokens are at the odd places.
         parts = self._control.split(text)
         plain = self._encode([part.replace(mark, "") for part in parts[::2]])
         controls = [*([self.controls[part]] for part in parts[1::2]), []]
         return [token for pair in zip(plain, controls, strict=True) for tokens in pair for token in tokens]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts in JSON."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, one in cast("Any", value).items():
+            yield name
+            yield from _texts(one)
+    elif isinstance(value, list):
+        for one in cast("Any", value):
+            yield from _texts(one)
+
+
+def _bytes_of_letters() -> dict[str, int]:
+    """Return the byte that each letter in the texts of tokens stands for, as GPT-2 has it."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = sorted(set(range(256)).difference(plain))
+    return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 class Shown:

@@ -53,6 +53,8 @@ class RunningSequence(Generic[ItemT, PartT]):
             step is at the position ``done + ahead``. It is 0 unless the batcher calls steps ahead.
         parts: What it has given so far.
         state: The model's own, such as its pages.
+        needs_parts: Whether a step of it must have all its parts. A step sets it: then no step of it is called
+            ahead.
     """
 
     item: ItemT
@@ -62,6 +64,7 @@ class RunningSequence(Generic[ItemT, PartT]):
     ahead: int = 0
     parts: list[PartT] = attrs.field(factory=list[Any])
     state: Any = None
+    needs_parts: bool = False
 
     @property
     def is_prefilling(self) -> bool:
@@ -177,7 +180,8 @@ class ContinuousBatcher(
     `RunningSequence.ahead` counts them, and the model takes them from the device. The batcher drops the parts
     of a sequence that has ended meanwhile. If a step fails, the batcher drops the steps ahead, and calls the
     failed step alone. A step that has run with the wrong parts raises a `NotExecutedError`, and is called
-    again. While a prompt goes through, no step is called ahead. A step must hand its work over in the order
+    again. While a prompt goes through, no step is called ahead, and never one of a sequence that `needs_parts`:
+    it is in each second step at most, or alone in each. A step must hand its work over in the order
     of the calls, and read the fields of its sequences before it waits.
 
     **Cancellation.** A sequence whose asker is cancelled leaves before the next step. If all askers of a step
@@ -293,10 +297,11 @@ class ContinuousBatcher(
         return self._queue.queued + (self._next is not None)
 
     def make(self, message: Call[Streamable[ItemT, PartT]]) -> _Entry[ItemT, PartT]:
-        is_streamed, given = isinstance(message.item, Streamed), cast("Any", message.item)
-        item: ItemT = given.item if is_streamed else given
-        sequence = RunningSequence[ItemT, PartT](item, length=1)
-        return _Entry(item=item, sequence=sequence, stream=given.stream if is_streamed else None)
+        item: Any = message.item
+        stream: Any = None
+        if isinstance(message.item, Streamed):
+            item, stream = item.item, item.stream
+        return _Entry(item=item, sequence=RunningSequence(item, length=1), stream=stream)
 
     def put(self, entry: _Entry[ItemT, PartT]) -> None:
         path, sequence, item = self.context.path, entry.sequence, entry.item
@@ -417,7 +422,7 @@ class ContinuousBatcher(
         batch, prompts = list[_Entry[ItemT, PartT]](), list[RunningSequence[ItemT, PartT]]()
         for entry in self._running:
             sequence, stream = entry.sequence, entry.stream
-            if entry.is_over:
+            if entry.is_over or (sequence.needs_parts and entry.steps):
                 continue
             if stream is not None and len(stream.unread) + entry.steps >= self._buffer:
                 stream.is_held = True
