@@ -133,7 +133,9 @@ class _Company:
         """How each chooses the token behind a position; see `Llama.step`."""
         if self._hows is None:
             return None
-        for line in np.flatnonzero(starts + 1 - self._drawn >= _MORE_DRAWS).tolist():
+        places = starts + 1 - self._drawn
+        # A step that is repeated may come before the first that this company has made.
+        for line in np.flatnonzero((places < 0) | (places >= _MORE_DRAWS)).tolist():
             self._drawn[line] = starts[line] + 1
             self._draws[line] = self._hows[line].draws(int(starts[line]) + 1, _MORE_DRAWS)
         draws = self._draws[self.lines, starts + 1 - self._drawn]
@@ -248,7 +250,7 @@ class Generation:
     def _check(self, before: _Made, tokens: _Ints, sources: _Ints, found: int) -> None:
         """Refuse a step that has not had the tokens of the step before it, as that had failed or was late."""
         if before.tokens is not None:
-            taken = np.where(sources < 0, tokens, before.tokens[sources - before.place])
+            taken = np.where(sources < 0, tokens, before.tokens[np.maximum(sources - before.place, 0)])
             if checksum(taken) == found:
                 return
         raise WrongTokensError("a step has run without the tokens of the step before it; it runs again")

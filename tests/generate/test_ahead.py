@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import trio
 from chosen import BACKEND
-from generation import Generation, Prompt, WrongTokensError, open_generation
+from generation import Generation, Prompt, WrongTokensError, _Company, _Made, open_generation
 from llama import checksum, multipliers, packed
 from model import GREEDY, Chosen, Sampling, open_model
 from running import TINY, generate
 from text import load_random
 
 import trio_accel as ta
-from trio_accel.patterns import Call, GetStatistics, open_parts
+from trio_accel.patterns import Call, GetStatistics, RunningSequence, open_parts
 
 pytestmark = pytest.mark.examples
 pytest.importorskip("tokenizers", reason="pip install '.[generate]'")
@@ -181,6 +181,36 @@ def test_a_checksum_tells_tokens_apart() -> None:
         assert checksum(other) != checksum(tokens)
     assert checksum(tokens[::-1]) != checksum(tokens)
     assert issubclass(WrongTokensError, ta.NotExecutedError)
+
+
+async def test_a_step_may_have_sequences_that_the_one_before_it_has_not(
+    system: ta.System, device: ta.Device
+) -> None:
+    async with (
+        open_model(device, TINY, LOADED.weights, pages=8, size=4, forward="numpy") as model,
+        open_generation(system, model, LOADED, positions=70, ahead=True) as made,
+    ):
+        before = _Made([], 192, np.array([7], np.int32))
+        tokens, sources = np.array([5, 0]), np.array([-1, 192])
+        made._check(before, tokens, sources, checksum(np.array([5, 7])))
+        with pytest.raises(WrongTokensError):
+            made._check(before, tokens, sources, checksum(np.array([5, 8])))
+
+
+async def test_draws_of_a_step_that_is_repeated(system: ta.System, device: ta.Device) -> None:
+    """Its company may have been made by the step ahead of it."""
+    async with (
+        open_model(device, TINY, LOADED.weights, pages=40, size=4, forward="numpy") as model,
+        open_generation(system, model, LOADED, positions=70, ahead=True) as made,
+    ):
+        sequence = RunningSequence[Prompt, int](Prompt(tokens=[5], most=90, sampling=HOT), length=1)
+        sequence.state = made.pages.open([5])
+        company = _Company([sequence], 4)
+        for start in (50, 49, 80, 3):
+            found = company.sampling(np.array([start]))
+            assert found is not None
+            assert found[2, 0] == HOT.draw(start + 1)
+        sequence.state.close()
 
 
 def test_draws_of_many_positions_are_those_of_each() -> None:
