@@ -238,7 +238,7 @@ class AskedChat(Asked):
             if self.is_free() and self.response_format.type != "text":
                 raise ApiError("response_format must be text where tool_choice is auto", "response_format")
             return grammars.lark(grammar_of(tools, self.is_free()))
-        if "tool_choice" in self.model_fields_set and self.tool_choice not in {"none", "auto"}:
+        if isinstance(self.tool_choice, Named) or self.tool_choice == "required":
             raise ApiError(f"tool_choice must name one of the tools, which are {shown(names)}", "tool_choice")
         wanted = self.response_format
         if wanted.type == "text":

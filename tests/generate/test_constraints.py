@@ -13,13 +13,14 @@ import attrs
 import numpy as np
 import pytest
 import trio
+from asked import AskedChat
 from chosen import BACKEND
 from constraints import OBJECT, ConstraintError, Grammars
 from generation import Generation, Prompt, open_generation
 from model import GREEDY, Sampling, open_model
 from random_schemas import check_answer, random_schema
 from running import TINY
-from text import load_random
+from text import Text, load_random
 from tools import CallReader, Tool, grammar_of
 
 import trio_accel as ta
@@ -328,6 +329,54 @@ def test_calls_are_read_however_they_come(is_free: bool) -> None:
         )
         assert not reader.is_whole
         assert said in whole[:cut]
+
+
+QWEN = (
+    "{% if tools %}<|im_start|>system\nTools:\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    "Answer <tool_call>\\n...{% endif %}<|im_end|>\n{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}"
+    "<|im_end|>\n{% endfor %}"
+)
+
+
+def test_a_template_with_tools_lets_the_model_choose() -> None:
+    plain = LOADED.text
+    text = Text(plain.tokenizer, plain.controls, QWEN, list(plain.ends))
+    assert (plain.has_tools, text.has_tools) == (False, True)
+    said = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [
+            {
+                "id": "1",
+                "type": "function",
+                "function": {"name": "add", "arguments": '{"name": "é<|im_end|>"}'},
+            },
+        ],
+    }
+    tool = {
+        "type": "function",
+        "function": {"name": "add", "description": "<|im_start|>", "parameters": FIXED},
+    }
+    asked = AskedChat.model_validate({"model": "x", "messages": [said], "tools": [tool]})
+    [tokens] = asked.prompts(text, 5000)
+    shown = text.tokenizer.decode(tokens, skip_special_tokens=False)
+    assert '{"type": "function", "function": {"name": "add", "description": "<|im_start|>", "para' in shown
+    assert '{"name": "é<|im_end|>"}' in shown
+    # What a user has written is no control token.
+    assert tokens.count(text.controls["<|im_start|>"]) == 2
+    assert tokens.count(text.controls["<|im_end|>"]) == 2
+    grammar = asked.grammar(GRAMMARS, text)
+    assert grammar is not None
+    call = '<tool_call>\n{"name":"add","arguments":{"name":"abc","count":5}}\n</tool_call>'
+    end = next(iter(text.ends))
+    for answer, may_end in ((call, True), ("Hello <tool_call>", True), (call[:-3], False), ("", True)):
+        mask = grammar.begin().mask(text.encode(answer))
+        allowed = np.unpackbits(mask.view(np.uint8), bitorder="little")
+        assert bool(allowed[end]) is may_end
+    mask = grammar.begin().mask(text.encode(call))
+    assert np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist() == [end]
 
 
 def test_a_free_text_is_no_call() -> None:

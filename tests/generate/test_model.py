@@ -9,9 +9,9 @@ import attrs
 import numpy as np
 import pytest
 from chosen import BACKEND
-from llama import Llama, random_weights
+from llama import LIKELIEST, Llama, random_weights
 from llama_float64 import logits_of
-from model import Batch, Run, Sampling, open_model
+from model import Batch, Run, Sampling, Token, open_model
 from running import FORWARDS, TINY, generate
 
 import trio_accel as ta
@@ -132,6 +132,59 @@ async def test_the_ends_of_top_p(device: ta.Device, forward: str, top_p: float) 
     hot = Sampling(temperature=1.0 if top_p < 1 else 1e-4, top_p=top_p, seed=4)
     async with open_model(device, TINY, WEIGHTS, pages=10, forward=forward) as model:
         assert await generate(model, [[7, 8, 9]], 4, samplings=[hot]) == [plain([7, 8, 9], 4)]
+
+
+def logarithms(prompt: list[int]) -> Any:
+    """Logarithms of probabilities of the next token, by float64."""
+    scores = logits_of(WEIGHTS, TINY, prompt)
+    return scores - scores.max() - np.log(np.exp(scores - scores.max()).sum())
+
+
+def mask_of(allowed: list[int]) -> Any:
+    bits = np.zeros(320, np.uint8)
+    bits[allowed] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+async def test_masks_and_logarithms_of_probabilities(device: ta.Device, forward: str) -> None:
+    hot = Sampling(temperature=5.0, seed=4)
+    async with open_model(device, TINY, WEIGHTS, pages=60, size=4, forward=forward) as model:
+        # First the prompts without their last tokens; then these, each alone in its sequence.
+        pages = [list(range(11 * number, 11 * number + 11)) for number in range(len(PROMPTS))]
+        whole = [Run(tokens=prompt, start=0, pages=own) for prompt, own in zip(PROMPTS, pages, strict=True)]
+        last = [
+            Run(tokens=prompt[-1:], start=len(prompt) - 1, pages=own)
+            for prompt, own in zip(PROMPTS, pages, strict=True)
+        ]
+        free = await model.step(whole)
+        for runs in (whole, last):
+            for how in (Sampling(), hot):
+                given = [
+                    attrs.evolve(
+                        run,
+                        sampling=how,
+                        mask=mask_of([3, 40, 299]) if number % 2 else None,
+                        is_asked=number != 2,
+                    )
+                    for number, run in enumerate(runs)
+                ]
+                tokens = await model.step(given)
+                for number, (token, prompt) in enumerate(zip(tokens, PROMPTS, strict=True)):
+                    expected = logarithms(prompt)
+                    if number % 2:
+                        assert token in {3, 40, 299}
+                    if number % 2 and how is not hot:
+                        assert token == max((3, 40, 299), key=lambda one: expected[one])
+                    elif how is not hot:
+                        assert token == free[number]
+                    assert isinstance(token, Token) is (number != 2)
+                    if isinstance(token, Token):
+                        likely = token.likely
+                        assert abs(likely.own - expected[token]) < 2e-5
+                        assert len(likely.others) == LIKELIEST
+                        others, values = zip(*likely.others, strict=True)
+                        np.testing.assert_allclose(values, np.sort(expected)[::-1][:LIKELIEST], atol=2e-5)
+                        np.testing.assert_allclose(values, expected[list(others)], atol=2e-5)
 
 
 @pytest.mark.parametrize("isolation", ["process"])
