@@ -7,7 +7,8 @@ The model is that of ``examples/generate``, as a PyTorch program in a worker. Pa
 * ``transformers``: the same requests as a whole by the continuous batching of `transformers`.
 * ``first``: steps until the first token of a short prompt, beside 32 sequences and a prompt of 4000 tokens.
 * ``faults``: 200 readers, while every 2 s the worker is killed or another operation writes to a bad address.
-  Each text is compared with that of an undisturbed run. float64, as rounding depends on the batch.
+  Each text is compared with that of an undisturbed run. float64, because rounding depends on the batch;
+  bfloat16 with ``--exact``.
 * ``replicas``: a model on each of ``--devices``, behind one router. First nobody disturbs them, and then the
   worker of one is killed each second. Each text is compared with that of an undisturbed run.
 
@@ -76,6 +77,7 @@ class Setting:
     config: Any
     weights: Any
     forward: str | None
+    exact: bool = False
 
     @asynccontextmanager
     async def open(
@@ -87,7 +89,14 @@ class Setting:
             ta.open_system("generation") as system,
             system.open_device(self.backend, options=options) as device,
             model_of.open_model(
-                device, self.config, self.weights, pages=pages, size=SIZE, dtype=kind, forward=self.forward
+                device,
+                self.config,
+                self.weights,
+                pages=pages,
+                size=SIZE,
+                dtype=kind,
+                forward=self.forward,
+                exact=64 * self.exact,
             ) as model,
         ):
             loaded = text.Loaded(name="random", config=self.config, weights=self.weights, text=Endless())
@@ -332,7 +341,9 @@ async def faults(setting: Setting, *, seconds: float, spares: int, readers: int,
     )
     prompts = _prompts(setting.config, readers)
     pages = readers * -(-(PROMPT + made) // SIZE)
-    opening = setting.open(dtype="float64", pages=pages, sequences=readers, options=options)
+    # An exact model has the same bits in any batch.
+    dtype = "bfloat16" if setting.exact else "float64"
+    opening = setting.open(dtype=dtype, pages=pages, sequences=readers, options=options)
     async with opening as generation:
         device = generation.model.caches[0].device
         began = time.perf_counter()
@@ -408,7 +419,9 @@ async def replicas(setting: Setting, devices: Sequence[str], *, seconds: float, 
 async def _main(given: argparse.Namespace) -> None:
     config = SMALL if given.small else text.SMOLLM2
     weights = llama.random_weights(config)
-    setting = Setting(backend=given.backend, config=config, weights=weights, forward=given.forward)
+    setting = Setting(
+        backend=given.backend, config=config, weights=weights, forward=given.forward, exact=given.exact
+    )
     for part in given.parts or ["decode", "transformers", "first", "faults"]:
         began = time.perf_counter()
         try:
@@ -437,6 +450,7 @@ def main() -> None:
     parser.add_argument("--devices", default="cuda:0", help="of replicas, one each; a device may stand twice")
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--forward", choices=["torch", "numpy", "operations"])
+    parser.add_argument("--exact", action="store_true", help="texts that are the same in any company")
     parser.add_argument("--small", action="store_true", help="a tiny model, to try the script")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long faults last")
     parser.add_argument("--readers", type=int, default=200)

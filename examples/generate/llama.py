@@ -6,7 +6,7 @@ Kwon et al., "PagedAttention", 2023.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias, cast
 
@@ -18,12 +18,15 @@ import trio_accel as ta
 from trio_accel.programs import Array
 
 __all__ = [
-    "LIKELIEST", "SLOTS", "Config", "Llama", "allowed_of", "checksum", "likely_of", "multipliers", "packed",
-    "random_weights", "rotations", "rounded", "weights_of",
+    "LIKELIEST", "SLOTS", "Config", "Llama", "allowed_of", "checksum", "likely_of", "multipliers",
+    "packed", "random_weights", "rotations", "rounded", "weights_of",
 ]  # fmt: skip
 
 SLOTS = 4
 """Steps whose tokens stay on the device: of two that run, the second reads those of the first."""
+
+KEYS = 256
+"""Keys of each part of an attention, where texts are exact; see `Llama`."""
 
 LIKELIEST = 20
 """Alternatives to a token whose logarithms of probability a step returns."""
@@ -153,13 +156,23 @@ _Group: TypeAlias = tuple[int, int, Any, Any]  # first row, the one behind the l
 class Llama:
     """Computes next tokens. All of it is float32.
 
+    A library chooses how it sums a product by the number of its rows, and the next token may depend on the
+    last bit of a sum. So the company of a sequence in a batch could decide its text. An exact model has the
+    same bits in any company: each product has equally many rows, whatever is in them, and each attention goes
+    through parts of `KEYS` keys in their order. A prompt goes through in the same way as a token that was
+    made, so its chunks and shared beginnings change no bit either.
+
     Args:
         weights: Arrays by the names of `weights_of`.
         caches: For each layer an array of the shape `Config.cache_shape`.
         made: The tokens that the last steps have chosen: `SLOTS` times as many as sequences in a step. None
             if no step takes tokens from there.
         config: What the model is like, by `attrs.asdict`.
+        exact: Rows of each product of an exact model; 0 for another one.
     """
+
+    xp: Any = np
+    """The library that computes."""
 
     def __init__(
         self,
@@ -168,8 +181,9 @@ class Llama:
         made: Array | None = None,
         *,
         config: Mapping[str, Any],
+        exact: int = 0,
     ) -> None:
-        self.config = Config(**config)
+        self.config, self.exact = Config(**config), exact
         self.weights, self.caches = dict(weights), list(caches)
         self.made: Any = made
         self._cosines, self._sines = rotations(self.config)
@@ -226,10 +240,41 @@ class Llama:
 
     def forward(self, rows: Any, tables: Any, ends: Any | None, counts: Sequence[Sequence[int]]) -> Any:
         """Put tokens into the cache, and return the logits, as arrays of the library that computes."""
+        if not self.exact:
+            return self.layers(rows, tables, ends, counts)
+        parts = self._parts(rows, tables, counts)
+        logits = self.xp.concatenate([self._pass(*part) for part in parts])
+        return logits[: len(rows[0])] if ends is None else logits[ends]
+
+    def _parts(self, rows: Any, tables: Any, counts: Sequence[Sequence[int]]) -> Iterator[tuple[Any, Any]]:
+        """Yield the tokens in parts, each with the pages of its sequence.
+
+        The last part repeats the last token, which writes what is written anyway.
+        """
+        number, pages, per = len(rows[0]), tables.shape[1], self._pages_of_part()
+        owners = (
+            self._array(np.repeat(np.arange(len(tables)), [count for count, _ in counts])) if counts else None
+        )
+        columns = self._range(0, rounded(-(-pages // per)) * per).clip(max=pages - 1)
+        for first in range(0, number, self.exact):
+            place = self._range(first, first + self.exact).clip(max=number - 1)
+            owner = place if owners is None else owners[place]
+            yield [row[place] for row in rows], tables[owner][:, columns]
+
+    def _pages_of_part(self) -> int:
+        size: int = self.caches[0].shape[1]
+        return max(KEYS // size, 1)
+
+    def _pass(self, rows: Any, tables: Any) -> Any:
+        """Put a part through the layers."""
+        return self.layers(rows, tables, None, ())
+
+    def layers(self, rows: Any, tables: Any, ends: Any | None, counts: Sequence[Sequence[int]]) -> Any:
+        """Put tokens through the layers, all at once."""
         config, weights = self.config, self.weights
         tokens, positions, places = rows
         cosines, sines = self._cosines[positions][:, None], self._sines[positions][:, None]
-        groups = self._groups(tables, positions, counts)
+        groups = [] if self.exact else self._groups(tables, positions, counts)
         turning = config.heads + config.groups  # Values do not turn.
         x = weights["words"][tokens]
         for layer, cache in enumerate(self.caches):
@@ -238,7 +283,11 @@ class Llama:
             turned = made[:, :turning]
             turned[...] = turned * cosines + turned[..., self._neighbours] * sines
             cache.reshape(-1, *cache.shape[2:])[places] = made[:, config.heads :]
-            mixed = self._attention(made[:, : config.heads], cache, groups)
+            query = made[:, : config.heads]
+            if self.exact:
+                mixed = self._attend_in_parts(query, cache, tables, positions)
+            else:
+                mixed = self._attention(query, cache, groups)
             x = x + self._dense(f"{layer}.attention_output", mixed)
             both = self._dense(f"{layer}.gate_up", self._norm(f"{layer}.feed_norm", x))
             inner = self._silu(both[:, : config.inner]) * both[:, config.inner :]
@@ -280,6 +329,50 @@ class Llama:
             mixed = mixed.reshape(len(pages), kinds, -1, heads // kinds * width).swapaxes(1, 2)
             made[row:stop] = mixed.reshape(stop - row, -1)
         return made
+
+    def _attend_in_parts(self, query: Any, cache: Any, tables: Any, positions: Any) -> Any:
+        """Attend with each query to its own keys, part after part.
+
+        This is the softmax of Milakov and Gimelshein ("Online normalizer calculation for softmax", 2018). A
+        part without a key of a query changes nothing: it is multiplied by 1, and 0 is added.
+        """
+        xp, config, size, per = self.xp, self.config, cache.shape[1], self._pages_of_part()
+        kinds, rows = config.groups, len(query)
+        asked = self._wide(query.reshape(rows, kinds, -1, config.width)) * config.width**-0.5
+        seen, top = self._range(0, per * size), None
+        total: Any = None
+        mixed: Any = None
+        for first in range(0, tables.shape[1], per):
+            kept = self._wide(cache[tables[:, first : first + per]])
+            kept = kept.reshape(rows, per * size, 2 * kinds, -1).swapaxes(1, 2)
+            hidden = (seen + first * size > positions[:, None])[:, None, None]
+            scores = xp.where(hidden, -np.inf, asked @ kept[:, :kinds].swapaxes(-1, -2))
+            best = xp.amax(scores, axis=-1, keepdims=True)
+            best = best if top is None else xp.maximum(best, top)
+            shares = xp.exp(scores - best)
+            summed, values = xp.sum(shares, axis=-1, keepdims=True), shares @ kept[:, kinds:]
+            if top is None:
+                total, mixed = summed, values
+            else:
+                older = xp.exp(top - best)
+                total, mixed = total * older + summed, mixed * older + values
+            top = best
+        return self._like((mixed / total).reshape(rows, -1), query)
+
+    def _array(self, numbers: npt.NDArray[np.int64]) -> Any:
+        """Make an array of the library."""
+        return numbers
+
+    def _range(self, start: int, stop: int) -> Any:
+        return np.arange(start, stop)
+
+    def _wide(self, x: Any) -> Any:
+        """Return it in float32."""
+        return x
+
+    def _like(self, x: Any, other: Any) -> Any:
+        """Return it in the dtype of another one."""
+        return x.astype(other.dtype)
 
     def _masked(self, logits: Any, masks: Any) -> Any:
         """Return logits in which those of forbidden tokens are minus infinity."""

@@ -51,11 +51,13 @@ class _Step:
     def _run(self) -> tuple[Any, Any]:
         tokens = self._model.taken(self._rows)
         rows = [tokens, *self._rows[1:3]]
-        return self._model.forward(rows, self._tables, None, ()).float(), tokens
+        return self._model.layers(rows, self._tables, None, ()).float(), tokens
 
 
 class TorchLlama(Llama):
     """As `Llama`, in PyTorch. Weights and caches may be float32, bfloat16 or float16; logits are float32."""
+
+    xp = torch
 
     def __init__(
         self,
@@ -64,11 +66,13 @@ class TorchLlama(Llama):
         made: Array | None = None,
         *,
         config: Mapping[str, Any],
+        exact: int = 0,
     ) -> None:
         tensors = {name: torch.from_dlpack(array) for name, array in weights.items()}
         places = None if made is None else torch.from_dlpack(made)
-        super().__init__(tensors, [torch.from_dlpack(cache) for cache in caches], places, config=config)
-        self._steps: dict[tuple[int, int], _Step] = {}
+        arrays = [torch.from_dlpack(cache) for cache in caches]
+        super().__init__(tensors, arrays, places, config=config, exact=exact)
+        self.graphs: dict[tuple[int, int], _Step] = {}
         self._multipliers: dict[int, Any] = {}
         on = tensors["words"].device
         self._cosines, self._sines, self._neighbours = (
@@ -78,10 +82,13 @@ class TorchLlama(Llama):
     def warm_up(self) -> None:
         """Load kernels before a request waits; a worker that stands ready must not write to the cache."""
         size, other, on = self.caches[0].shape[1], copy(self), self._neighbours.device
+        # Graphs write to the cache that they were captured with.
+        other.graphs = {}
         other.caches = [torch.zeros_like(cache[:1]) for cache in self.caches]
         with torch.inference_mode():
             # A prompt, and steps of few and of many sequences, whose products are other kernels.
-            for sequences, tokens in ((1, size), (1, 1), (64, 1)):
+            shapes = ((self.exact, 1),) if self.exact else ((1, size), (1, 1), (64, 1))
+            for sequences, tokens in shapes:
                 runs = [Run(tokens=[0] * tokens, start=0, pages=[0])] * sequences
                 batch = Batch.of(runs, self.config, 1, size)
                 given = (torch.from_numpy(one).to(on) for one in (batch.rows, batch.tables, batch.ends))
@@ -156,7 +163,7 @@ class TorchLlama(Llama):
     ) -> tuple[Any, Any, Any]:
         """Return the rows as a tensor, the logits, and the tokens that went in, perhaps with more behind."""
         rows, tables = torch.from_dlpack(rows), torch.from_dlpack(tables)
-        if rows.is_cuda and not counts:
+        if rows.is_cuda and not counts and not self.exact:
             return rows, *self._replayed(rows, tables)
         ends = None if ends is None else torch.from_dlpack(ends)
         tokens = self.taken(rows)
@@ -169,11 +176,19 @@ class TorchLlama(Llama):
         writes what is written anyway.
         """
         sequences, pages = tables.shape
-        key = rounded(sequences), rounded(pages)
-        if key not in self._steps:
-            self._steps[key] = _Step(self, *key, rows.device)
-        logits, tokens = self._steps[key](rows, tables)
+        logits, tokens = self._graph_of(rounded(sequences), rounded(pages))(rows, tables)
         return logits[:sequences], tokens
+
+    def _graph_of(self, sequences: int, pages: int) -> _Step:
+        key = sequences, pages
+        if key not in self.graphs:
+            self.graphs[key] = _Step(self, *key, self._neighbours.device)
+        return self.graphs[key]
+
+    def _pass(self, rows: Any, tables: Any) -> Any:
+        if not tables.is_cuda:
+            return super()._pass(rows, tables)
+        return self._graph_of(*tables.shape)(torch.stack(rows), tables)[0].clone()
 
     def taken(self, rows: Any) -> Any:
         """The tokens that go in."""
@@ -182,6 +197,16 @@ class TorchLlama(Llama):
         return torch.where(rows[3] < 0, rows[0], self.made[rows[3].clamp(min=0)])
 
     def _choose(self, logits: Any, sampling: Any) -> Any:
+        if sampling is None or not self.exact:
+            return self._choose_at_once(logits, sampling)
+        # Sums over the words are products of fixed sizes, too.
+        count, found = len(logits), []
+        for first in range(0, count, self.exact):
+            place = torch.arange(first, first + self.exact, device=logits.device).clamp(max=count - 1)
+            found.append(self._choose_at_once(logits[place], sampling[:, place]))
+        return torch.cat(found)[:count]
+
+    def _choose_at_once(self, logits: Any, sampling: Any) -> Any:
         likeliest = logits.argmax(dim=1)
         if sampling is None:
             return likeliest
@@ -196,6 +221,18 @@ class TorchLlama(Llama):
     def _mask(self, keys: int, own: Any) -> Any:
         own = own.repeat_interleave(self.config.heads // self.config.groups, dim=1)[:, None, :, None]
         return torch.arange(keys, device=own.device) <= own
+
+    def _array(self, numbers: Any) -> Any:
+        return torch.from_numpy(numbers).to(self._neighbours.device)
+
+    def _range(self, start: int, stop: int) -> Any:
+        return torch.arange(start, stop, device=self._neighbours.device)
+
+    def _wide(self, x: Any) -> Any:
+        return x.float()
+
+    def _like(self, x: Any, other: Any) -> Any:
+        return x.to(other.dtype)
 
     def _empty_like(self, x: Any) -> Any:
         return torch.empty_like(x, memory_format=torch.contiguous_format)

@@ -288,6 +288,27 @@ def _program(name: str) -> type[Llama]:
     return TorchLlama
 
 
+async def _has_same_bits(
+    program: ta.programs.Program[Llama], cls: type[Llama], config: Config, pages: int, size: int
+) -> bool:
+    """Try whether a sequence has the same bits alone, among others, and among them in reverse."""
+    random, count = np.random.default_rng(0), min(pages, 64)
+    length = min(size, 5)
+    runs = [
+        Run(tokens=random.integers(0, config.words, length).tolist(), start=0, pages=[page])
+        for page in range(count)
+    ]
+
+    async def logits(chosen: Sequence[Run]) -> npt.NDArray[Any]:
+        batch = Batch.of(chosen, config, pages, size)
+        found = await program.ask(cls.logits, batch.rows, batch.tables, batch.ends, batch.counts)
+        return np.asarray(await found.to_host())
+
+    together = await logits(runs)
+    reverse, alone = await logits(runs[::-1]), await logits(runs[count // 2 :][:1])
+    return np.array_equal(together, reverse[::-1]) and np.array_equal(together[count // 2], alone[0])
+
+
 @asynccontextmanager
 async def open_model(
     device: ta.Device,
@@ -299,6 +320,7 @@ async def open_model(
     dtype: str = "float32",
     forward: str | None = None,
     width: int = 64,
+    exact: int = 0,
 ) -> AsyncGenerator[Model]:
     """Copy a model to a device, and open what computes it.
 
@@ -312,6 +334,11 @@ async def open_model(
         forward: What computes: ``"numpy"``, ``"torch"``, or ``"operations"`` for the functions of the
             package; None for PyTorch where it is installed, else NumPy.
         width: See `Model.width`; with ``"operations"`` it is 0.
+        exact: Rows of each product, so that a sequence has the same bits in any company, and however often
+            the context is lost; see `Llama`. 0 for products of any shape. Not with ``"operations"``.
+
+    Raises:
+        NotSupportedError: It cannot be exact, because rows of products have other bits at other places.
     """
     placed: dict[str, Any] = {
         name: await device.put(array.astype(dtype, copy=False)) for name, array in weights.items()
@@ -319,6 +346,10 @@ async def open_model(
     shape = config.cache_shape(pages, size)
     caches: list[Any] = [await device.zeros(shape, dtype) for _ in range(config.layers)]
     chosen = forward or ("torch" if find_spec("torch") else "numpy")
+    if exact and chosen == "operations":
+        raise ta.NotSupportedError(
+            "exact: the functions of the package choose how they sum; use torch or numpy"
+        )
     if chosen == "operations":
         from operations import Operations
 
@@ -326,8 +357,12 @@ async def open_model(
         return
     cls = _program(chosen)
     made = await device.zeros((SLOTS * width,), "int64")
-    opening = ta.open_program(device, cls, placed, caches, made, config=attrs.asdict(config))
+    opening = ta.open_program(device, cls, placed, caches, made, config=attrs.asdict(config), exact=exact)
     async with opening as program:
+        if exact and not await _has_same_bits(program, cls, config, pages, size):
+            raise ta.NotSupportedError(
+                "exact: on this device a row of a product has other bits beside other rows or elsewhere"
+            )
 
         async def step(batch: Batch) -> Chosen:
             first = (batch.rows, batch.tables, batch.ends, batch.sampling, batch.counts)

@@ -29,6 +29,7 @@ try:
     from encoder import open_encoder
     from faults import Faults
     from generation import open_generation
+    from llama import rounded
     from model import open_model
     from text import SMOLLM2, InputError, load_file, load_random
 except ModuleNotFoundError as error:
@@ -68,6 +69,7 @@ class Options:
         layers: Of random weights.
         operations: Compute by operations of the package.
         dtype: Of weights and cache.
+        exact: A text is the same by bits in any company.
         pages: Pages of 16 tokens.
         sequences: At once.
         faults: Lose the context after so many seconds, again and again, and count tokens.
@@ -82,6 +84,7 @@ class Options:
     layers: int = SMOLLM2.layers
     operations: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    exact: bool = False
     pages: int = 1024
     sequences: int = 64
     faults: float | None = None
@@ -117,7 +120,13 @@ async def run(given: Options) -> int:
         except ValueError as error:
             raise InputError(str(error)) from None
         forward = "operations" if given.operations else None
-        opening = partial(open_model, pages=given.pages, dtype=given.dtype, forward=forward)
+        opening = partial(
+            open_model,
+            pages=given.pages,
+            dtype=given.dtype,
+            forward=forward,
+            exact=rounded(min(given.sequences, 64)) if given.exact else 0,
+        )
         model = await enter(opening(device, loaded.config, loaded.weights))
         generation = await enter(
             open_generation(system, model, loaded, weights=keys or None, sequences=given.sequences)
@@ -129,7 +138,7 @@ async def run(given: Options) -> int:
             encoder=await open_encoder(system, device, given.encoder, loaded.text if is_random else None),
             keys=keys,
         )
-        faults = Faults(generation, given.faults or math.inf, given.dtype)
+        faults = Faults(generation, given.faults or math.inf, given.dtype, given.exact)
         serving = partial(
             serve,
             application(service),
