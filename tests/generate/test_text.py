@@ -203,7 +203,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(text, "find_spec", lambda name: None)
     with pytest.raises(
         InputError,
-        match=r"this program needs tokenizers, jinja2, gguf: pip install '\.\[generate\]' in a checkout",
+        match=r"this program needs tokenizers, jinja2, llguidance, gguf: pip install '\.\[generate\]' in a checkout",
     ):
         load_file()
     with pytest.raises(InputError, match=r"this program needs tokenizers, jinja2: pip install"):
