@@ -230,7 +230,7 @@ class AskedChat(Asked):
         """The form of the answer; None for any. Blocking."""
         names = [tool.function.name for tool in self.tools]
         if len(set(names)) < len(names):
-            raise ApiError("tools must have names of their own, got some twice", "tools")
+            raise ApiError("tools must have different names, got one twice", "tools")
         if tools := self.offered():
             if self.is_free() and not text.has_tools:
                 what = "tool_choice must be required, none or a function: this model's template has no tools"
@@ -238,8 +238,10 @@ class AskedChat(Asked):
             if self.is_free() and self.response_format.type != "text":
                 raise ApiError("response_format must be text where tool_choice is auto", "response_format")
             return grammars.lark(grammar_of(tools, self.is_free()))
-        if isinstance(self.tool_choice, Named) or self.tool_choice == "required":
+        if isinstance(self.tool_choice, Named):
             raise ApiError(f"tool_choice must name one of the tools, which are {shown(names)}", "tool_choice")
+        if self.tool_choice == "required":
+            raise ApiError("tool_choice required must come with tools, got none", "tool_choice")
         wanted = self.response_format
         if wanted.type == "text":
             return None

@@ -82,7 +82,8 @@ def told_of(error: Exception, path: str = "") -> ApiError:
         if error.status_code == 404:
             way = next((way for other, way in OTHERS.items() if path.startswith(other)), PATHS)
             return ApiError(f"there is no {name} here: {way}", None, "unknown_url", 404)
-        return ApiError(f"{error.detail}: {name} takes another method", status=error.status_code)
+        methods = (error.headers or {}).get("Allow", "another method")
+        return ApiError(f"{error.detail}: {name} takes {methods}", status=error.status_code)
     return next(told for kind, told in TOLD.items() if isinstance(error, kind))
 
 

@@ -318,7 +318,7 @@ REFUSED: dict[str, Refused] = {
         lambda c: chat(c, tools=[TOOL]), "tool_choice", "must be required, none or a function"
     ),
     "tool_choice without tools": Refused(
-        lambda c: chat(c, tool_choice="required"), "tool_choice", "must name one of the tools"
+        lambda c: chat(c, tool_choice="required"), "tool_choice", "must come with tools, got none"
     ),
     "a tool that there is not": Refused(
         lambda c: chat(c, tools=[OTHER], tool_choice=NAMED), "tool_choice", "which are ['wait']"
@@ -327,7 +327,7 @@ REFUSED: dict[str, Refused] = {
         lambda c: chat(c, tools=[{"type": "function", "function": {"name": ""}}]), "tools", "a name"
     ),
     "two tools of one name": Refused(
-        lambda c: chat(c, tools=[TOOL, TOOL], tool_choice="required"), "tools", "names of their own"
+        lambda c: chat(c, tools=[TOOL, TOOL], tool_choice="required"), "tools", "different names"
     ),
     "129 tools": Refused(lambda c: chat(c, tools=[TOOL] * 129), "tools", "at most 128 tools"),
     "a tool of another type": Refused(

@@ -221,7 +221,7 @@ def test_other_paths_methods_and_models(service: Serving) -> None:
     with pytest.raises(openai.NotFoundError, match="only 'random-encoder'"):
         client.embeddings.create(model="random", input="a")
     told = json.loads(service.get("/v1/chat/completions"))["error"]["message"]
-    assert told == "Method Not Allowed: '/v1/chat/completions' takes another method"
+    assert told == "Method Not Allowed: '/v1/chat/completions' takes POST"
     with service.send(b"HEAD /v1/completions?prompt=a HTTP/1.1\r\nHost: x\r\n\r\n") as sock:
         assert sock.recv(65536).startswith(b"HTTP/1.1 405 ")
     status, answer = post(service, "/v1/completions", b"x" * ((1 << 20) + 1))

