@@ -163,15 +163,18 @@ def checked_schema(schema: Mapping[str, Any]) -> str:
     Raises:
         ConstraintError: It is too large or too deep, or no text that it describes has an end.
     """
+    try:
+        source = json.dumps({**schema, "x-guidance": _OPTIONS}, ensure_ascii=False, separators=(",", ":"))
+    except RecursionError:
+        raise ConstraintError(f"it is nested deeper than {_MAX_DEPTH}") from None
+    if len(source) > MAX_SCHEMA:
+        raise ConstraintError(f"it must have at most {MAX_SCHEMA} letters, got {len(source)}")
     for node, depth in _nodes(schema):
         if depth > _MAX_DEPTH:
             raise ConstraintError(f"it is nested deeper than {_MAX_DEPTH}")
         multiple = node.get("multipleOf", 1)
         if not isinstance(multiple, dict) and (not isinstance(multiple, int) or multiple > _MAX_MULTIPLE):
             raise ConstraintError(f"multipleOf must be a whole number up to {_MAX_MULTIPLE}")
-    source = json.dumps({**schema, "x-guidance": _OPTIONS}, ensure_ascii=False, separators=(",", ":"))
-    if len(source) > MAX_SCHEMA:
-        raise ConstraintError(f"it must have at most {MAX_SCHEMA} letters, got {len(source)}")
     if not _has_end(schema):
         raise ConstraintError("it has no end: it requires itself")
     return source

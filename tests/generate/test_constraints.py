@@ -17,7 +17,7 @@ from asked import AskedChat
 from chosen import BACKEND
 from constraints import OBJECT, ConstraintError, Grammars
 from generation import Generation, Prompt, open_generation
-from model import GREEDY, Sampling, open_model
+from model import GREEDY, Sampling, Token, open_model
 from random_schemas import check_answer, random_schema
 from running import TINY
 from text import Text, load_random
@@ -137,6 +137,7 @@ async def test_steps_ahead_leave_constrained_sequences_out(
     system: ta.System, device: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = [prompt(FIXED, 1), prompt(None, 2, 60), prompt(FIXED, 3), prompt(None, 0, 40)]
+    prompts[1:3] = [attrs.evolve(one, is_asked=True) for one in prompts[1:3]]
     aheads: list[tuple[bool, int]] = []
 
     async def parts(made: Generation) -> list[list[int]]:
@@ -168,7 +169,13 @@ async def test_steps_ahead_leave_constrained_sequences_out(
 
         made.model = attrs.evolve(made.model, forward=forward)
         monkeypatch.setattr(Generation, "_masks", watched)
-        assert await parts(made) == expected
+        found = await parts(made)
+        assert found == expected
+        for number in (1, 2):
+            for token, same in zip(found[number], expected[number], strict=True):
+                assert isinstance(token, Token)
+                assert isinstance(same, Token)
+                np.testing.assert_allclose(token.likely.own, same.likely.own, atol=1e-5)
         # Steps of free sequences alone are asked for ahead.
         assert any(is_ahead and not is_masked for is_masked, is_ahead in aheads)
 
@@ -244,6 +251,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (fields(560, type="integer"), "Current row has"),
     (nested(65), "nested deeper than 64"),
     (nested(300), "nested deeper than 64"),
+    (nested(5000), "nested deeper than 64"),
+    ({"enum": [{} for _ in range(300_000)]}, "at most 16384 letters, got"),
     ({"$ref": "#"}, "it has no end"),
     ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "it has no end"),
     ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "it has no end"),
