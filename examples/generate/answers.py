@@ -94,7 +94,7 @@ class Answer:
                 for index in range(len(self.prompts)):
                     nursery.start_soon(self._send, index, sending.clone())
             try:
-                async with aclosing(_raised(receiving)) as pieces:
+                async with receiving, aclosing(_raised(receiving)) as pieces:
                     yield pieces
             # Out of the nursery it would come in a group.
             except Exception as error:  # noqa: BLE001
@@ -155,11 +155,10 @@ async def _raised(
     receiving: trio.MemoryReceiveChannel[Piece | Exception],
 ) -> AsyncGenerator[Piece, None]:
     """Yield what is received, and raise errors."""
-    async with receiving:
-        async for piece in receiving:
-            if isinstance(piece, Exception):
-                raise piece
-            yield piece
+    async for piece in receiving:
+        if isinstance(piece, Exception):
+            raise piece
+        yield piece
 
 
 def _event(said: _Fields) -> str:
