@@ -38,7 +38,7 @@ _Bombs = Iterator[tuple[str, Callable[[], Bomb]]]
 
 def _of_text() -> _Bombs:
     sys.path[:0] = [str(_EXAMPLES / folder) for folder in ("generate", "service")]
-    from completions import AskedChat, AskedText  # type: ignore[import-not-found, unused-ignore]
+    from asked import AskedChat, AskedText  # type: ignore[import-not-found, unused-ignore]
 
     models: dict[str, Any] = {"/v1/chat/completions": AskedChat, "/v1/completions": AskedText}
     for path, model in models.items():
