@@ -132,7 +132,7 @@ def asked(application: Starlette) -> Callable[[bytes], Any]:
 @asynccontextmanager
 async def text_service(system: ta.System, device: ta.Device) -> AsyncGenerator[Starlette, None]:
     """The service of examples/generate, with a tiny model."""
-    for name in ("tokenizers", "jinja2", "pydantic"):
+    for name in ("tokenizers", "jinja2", "llguidance", "pydantic"):
         pytest.importorskip(name, reason="pip install '.[generate]'")
     completions, generation, model, text, llama = map(
         importlib.import_module, ("completions", "generation", "model", "text", "llama")
@@ -145,7 +145,8 @@ async def text_service(system: ta.System, device: ta.Device) -> AsyncGenerator[S
         model.open_model(device, tiny, loaded.weights, pages=40, size=4, forward="operations") as opened,
         generation.open_generation(system, opened, loaded) as made,
     ):
-        yield completions.application(made, {})
+        grammars = importlib.import_module("constraints").Grammars(loaded)
+        yield completions.application(completions.Service(generation=made, grammars=grammars))
         await made.batcher.stop(drain=True)
 
 
@@ -155,16 +156,16 @@ async def test_a_field_of_the_text_service_costs_what_its_size_costs(
 ) -> None:
     monkeypatch.setattr("benchmarks._bombs.FORMS", {form: FORMS[form]})
     async with text_service(system, device) as application:
-        completions = importlib.import_module("completions")
+        bodies = importlib.import_module("asked")
         for path, name in PATHS.items():
-            places = places_of(getattr(completions, name), model="random", max_tokens=1)
-            assert {place.name for place in places} >= getattr(completions, name).model_fields.keys()
+            places = places_of(getattr(bodies, name), model="random", max_tokens=1)
+            assert {place.name for place in places} >= getattr(bodies, name).model_fields.keys()
             assert await check_costs(body_bombs(path, places, [SIZE]), asked(application)) == []
 
 
 def test_bombs_are_in_the_fields_of_fields_too() -> None:
     pytest.importorskip("pydantic", reason="pip install '.[generate]'")
-    names = {place.name for place in places_of(importlib.import_module("completions").AskedChat)}
+    names = {place.name for place in places_of(importlib.import_module("asked").AskedChat)}
     assert {"messages.role", "messages.content", "messages.content.text", "unknown"} <= names
 
 
