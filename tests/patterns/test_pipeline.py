@@ -524,7 +524,7 @@ untyped_stage: Any = PipelineStage
         (lambda: untyped_stage(nothing, workers=1.5), TypeError, "workers must be a whole number, got 1.5"),
         (lambda: PipelineStage(nothing, name=""), ValueError, "name must be a non-empty string"),
         (lambda: PipelineStage(nothing, name="a/b"), ValueError, "without '/', got 'a/b'"),
-        (lambda: untyped_stage(nothing, name=3), ValueError, "name must be a non-empty string.*, got 3"),
+        (lambda: untyped_stage(nothing, name=3), TypeError, "name must be a string or None, got 3"),
         (
             lambda: PipelineStage(nothing, deadline=0.0),
             ValueError,
