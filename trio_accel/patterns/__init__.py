@@ -18,6 +18,7 @@ from ._parameter_server import *
 from ._parts import *
 from ._pipeline import *
 from ._router import *
+from ._sequences import *
 from ._servants import *
 from ._speculative import *
 from ._stacked import *

@@ -8,7 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Generic, TypeAlias, TypeVar, cast, final
+from typing import Any, Generic, TypeVar, cast, final
 
 import attrs
 import outcome
@@ -19,18 +19,18 @@ from ..actors import Reading, checked_options
 from ..backends.base import ContextLostError
 from ._batcher import Batch, BatchResults, BatchServant, may_be_one_request, one_for_each
 from ._checks import ModelOutputError, must_be_count
-from ._fair_scheduler import FairQueue, Queued, Weights, weight_in
+from ._fair_scheduler import FairQueue, Weights, weight_in
 from ._limits import is_transient
-from ._parts import PartStream, Streamable, Streamed
+from ._parts import Streamable, Streamed
+from ._sequences import ContinuousStatistics, Last, RunningSequence, SequenceEntry, StepResult
 from ._servants import Call, ItemT, Model, as_callable, count, outcome_of
-from ._waiting import Waiting, WaitingStatistics, spread_of_waits
+from ._waiting import spread_of_waits
 
-__all__ = ["ContinuousBatcher", "ContinuousStatistics", "Last", "RunningSequence", "StepResult"]
+__all__ = ["ContinuousBatcher"]
 
 _logger = logging.getLogger("trio_accel.patterns")
 
 PartT = TypeVar("PartT")
-PartT_co = TypeVar("PartT_co", covariant=True)
 
 # A level of priority has so many times the share of the one below: the one below still has its share.
 _LEVEL = 4.0
@@ -41,78 +41,7 @@ _IS_OVER: Callable[[Any], bool] = attrgetter("is_over")
 
 
 @attrs.define(eq=False)
-class RunningSequence(Generic[ItemT, PartT]):
-    """A sequence as a step sees it: the same object in all steps of a request.
-
-    Attributes:
-        item: What the asker has sent.
-        length: Positions of its prompt, at least 1.
-        done: Positions that steps have been through. Each step of a sequence whose prompt is done adds 1.
-        chunk: Positions that this step is to go through: some of the prompt, or 1 when that is done.
-        ahead: Earlier steps of this sequence whose parts are not in `parts` yet, each of one position: this
-            step is at the position ``done + ahead``. It is 0 unless the batcher calls steps ahead.
-        parts: What it has given so far.
-        state: The model's own, such as its pages.
-        needs_parts: Whether a step of this sequence needs all its parts, so that none is called ahead. A step
-            may set it.
-    """
-
-    item: ItemT
-    length: int
-    done: int = 0
-    chunk: int = 0
-    ahead: int = 0
-    parts: list[PartT] = attrs.field(factory=list[Any])
-    state: Any = None
-    needs_parts: bool = False
-
-    @property
-    def is_prefilling(self) -> bool:
-        """Whether a part of its prompt has been through no step."""
-        return self.done < self.length
-
-    @property
-    def gives_part(self) -> bool:
-        """Whether this step is to give a part: it comes to the end of the prompt, or goes on behind it."""
-        return self.done + self.chunk >= self.length
-
-
-@attrs.frozen
-class Last(Generic[PartT_co]):
-    """The result of a step for a sequence that ends with it.
-
-    Attributes:
-        parts: Its last parts, a list or a tuple. There may be none.
-    """
-
-    parts: Sequence[PartT_co] = ()
-
-
-StepResult: TypeAlias = Sequence[PartT] | Last[PartT] | outcome.Error
-"""The result of a step for one sequence: a list or a tuple of parts, `Last`, or an error of it alone."""
-
-
-@attrs.define(eq=False, kw_only=True)
-class _Entry(Waiting[ItemT, tuple[PartT, ...]]):
-    """A request.
-
-    Attributes:
-        sequence: Its sequence.
-        stream: Takes its parts as they come; None if nobody wants them before the end.
-        queued: Its place in the queue; None from its turn on.
-        steps: How many calls of the step have it, or have results for it which it was not given yet.
-        is_over: Whether it has its outcome, or its asker has gone.
-    """
-
-    sequence: RunningSequence[ItemT, PartT]
-    stream: PartStream[PartT] | None
-    queued: Queued[_Entry[ItemT, PartT]] | None = None
-    steps: int = 0
-    is_over: bool = False
-
-
-@attrs.define(eq=False)
-class _Flight(Batch[_Entry[ItemT, PartT]]):
+class _Flight(Batch[SequenceEntry[ItemT, PartT]]):
     """A call of the step that runs in a task of its own, while another one may run.
 
     Attributes:
@@ -126,26 +55,10 @@ class _Flight(Batch[_Entry[ItemT, PartT]]):
     results: outcome.Value[list[Any]] | outcome.Error | None = attrs.field(default=None, init=False)
 
 
-@attrs.frozen(kw_only=True)
-class ContinuousStatistics(WaitingStatistics):
-    """Counts of a `ContinuousBatcher` since its incarnation began: the reply of `GetStatistics`.
-
-    Attributes:
-        steps: Calls of the step.
-        repeated: Those of them that repeated one that was lost.
-        parts: Parts of all sequences.
-        cost: Cost of the sequences that steps go through.
-    """
-
-    steps: int = 0
-    repeated: int = 0
-    parts: int = 0
-    cost: float = 0.0
-
-
 @final
 class ContinuousBatcher(
-    BatchServant[Streamable[ItemT, PartT], tuple[PartT, ...], _Entry[ItemT, PartT]], Generic[ItemT, PartT]
+    BatchServant[Streamable[ItemT, PartT], tuple[PartT, ...], SequenceEntry[ItemT, PartT]],
+    Generic[ItemT, PartT],
 ):
     """Goes through many sequences at once, step by step; they join and leave between two steps.
 
@@ -180,9 +93,9 @@ class ContinuousBatcher(
     `RunningSequence.ahead` counts them, and the model takes them from the device. The batcher drops the parts
     of a sequence that has ended meanwhile. If a step fails, the batcher drops the steps ahead, and calls the
     failed step alone. A step that has run with the wrong parts raises a `NotExecutedError`, and is called
-    again. While a prompt goes through, no step is called ahead. A sequence that `needs_parts` is in no step
-    ahead: beside others it is in each second step. A step must hand its work over in the order of the calls,
-    and read the fields of its sequences before it waits.
+    again. While a prompt goes through, no step is called ahead, and never one of a sequence that
+    `needs_parts`: it is in each second step at most, or alone in each. A step must hand its work over in the
+    order of the calls, and read the fields of its sequences before it waits.
 
     **Cancellation.** A sequence whose asker is cancelled leaves before the next step. If all askers of a step
     have gone, the step is cancelled. `leave` is called once for each sequence that a step may have seen,
@@ -260,12 +173,14 @@ class ContinuousBatcher(
         self._retry = must_be_count(f"{name}: retry", retry, least=0)
         self._weights = weights if isinstance(weights, Weights) else Weights(weights)
         # The capacity is the only bound.
-        self._queue = FairQueue[_Entry[ItemT, PartT]](self._weights, max_queued=_MOST, max_tenants=_MOST)
+        self._queue = FairQueue[SequenceEntry[ItemT, PartT]](
+            self._weights, max_queued=_MOST, max_tenants=_MOST
+        )
         # Its turn has come, and the batch has no room for its cost yet.
-        self._next: _Entry[ItemT, PartT] | None = None
+        self._next: SequenceEntry[ItemT, PartT] | None = None
         # Sequences with a place, in the order in which they came to it.
-        self._running: dict[_Entry[ItemT, PartT], None] = {}
-        self._batch = Batch[_Entry[ItemT, PartT]]([])
+        self._running: dict[SequenceEntry[ItemT, PartT], None] = {}
+        self._batch = Batch[SequenceEntry[ItemT, PartT]]([])
         # Calls of the step that run, in their order.
         self._flights = deque[_Flight[ItemT, PartT]]()
         self._firsts = spread_of_waits()
@@ -296,14 +211,14 @@ class ContinuousBatcher(
     def _waiting(self) -> int:
         return self._queue.queued + (self._next is not None)
 
-    def make(self, message: Call[Streamable[ItemT, PartT]]) -> _Entry[ItemT, PartT]:
+    def make(self, message: Call[Streamable[ItemT, PartT]]) -> SequenceEntry[ItemT, PartT]:
         item: Any = message.item
         stream: Any = None
         if isinstance(message.item, Streamed):
             item, stream = item.item, item.stream
-        return _Entry(item=item, sequence=RunningSequence(item, length=1), stream=stream)
+        return SequenceEntry(item=item, sequence=RunningSequence(item, length=1), stream=stream)
 
-    def put(self, entry: _Entry[ItemT, PartT]) -> None:
+    def put(self, entry: SequenceEntry[ItemT, PartT]) -> None:
         path, sequence, item = self.context.path, entry.sequence, entry.item
         if self._length is not None:
             sequence.length = must_be_count(f"{path}: the length of a prompt", self._length(item), most=_MOST)
@@ -323,7 +238,7 @@ class ContinuousBatcher(
         self._bell.unpark_all()
 
     @enable_ki_protection
-    def leave(self, entry: _Entry[ItemT, PartT]) -> None:
+    def leave(self, entry: SequenceEntry[ItemT, PartT]) -> None:
         self._tally["cancelled"] += 1
         entry.reply.cancelled()
         entry.is_over = True
@@ -392,7 +307,7 @@ class ContinuousBatcher(
         self._batch = Batch(flight.entries)
         await self._go_through(self._batch, results)
 
-    def _cost_with(self, *more: _Entry[ItemT, PartT]) -> float:
+    def _cost_with(self, *more: SequenceEntry[ItemT, PartT]) -> float:
         """Return the cost of the sequences in the batch, and of others."""
         # Summed anew each time: a difference of sums would not come back to 0.
         return math.fsum(entry.cost for entry in (*self._running, *more))
@@ -413,13 +328,13 @@ class ContinuousBatcher(
             self._next = None
             self._running[entry] = None
 
-    def _next_batch(self, is_ahead: bool = False) -> list[_Entry[ItemT, PartT]]:
+    def _next_batch(self, is_ahead: bool = False) -> list[SequenceEntry[ItemT, PartT]]:
         """Return the sequences of the next step, with their chunks: all whose readers have room.
 
         Args:
             is_ahead: Whether other steps may run. Then there are none if a prompt is to go through.
         """
-        batch, prompts = list[_Entry[ItemT, PartT]](), list[RunningSequence[ItemT, PartT]]()
+        batch, prompts = list[SequenceEntry[ItemT, PartT]](), list[RunningSequence[ItemT, PartT]]()
         for entry in self._running:
             sequence, stream = entry.sequence, entry.stream
             if entry.is_over or (sequence.needs_parts and entry.steps):
@@ -440,7 +355,7 @@ class ContinuousBatcher(
         return batch
 
     async def _go_through(
-        self, batch: Batch[_Entry[ItemT, PartT]], results: outcome.Error | None = None
+        self, batch: Batch[SequenceEntry[ItemT, PartT]], results: outcome.Error | None = None
     ) -> None:
         with batch.scope:
             error = await self._launch(batch.entries, results)
@@ -448,7 +363,7 @@ class ContinuousBatcher(
                 await self._halve(batch.entries, error)
 
     async def _launch(
-        self, entries: list[_Entry[ItemT, PartT]], failed: outcome.Error | None = None
+        self, entries: list[SequenceEntry[ItemT, PartT]], failed: outcome.Error | None = None
     ) -> Exception | None:
         # It is called again after a loss.
         for attempt in range(self._retry + 1):
@@ -471,7 +386,7 @@ class ContinuousBatcher(
             await trio.sleep(min(_FIRST_PAUSE * 2.0**attempt, _LONGEST_PAUSE))
         return None
 
-    async def _call(self, entries: list[_Entry[ItemT, PartT]]) -> list[StepResult[PartT]]:
+    async def _call(self, entries: list[SequenceEntry[ItemT, PartT]]) -> list[StepResult[PartT]]:
         self._tally["steps"] += 1
         self._sizes.add(len(entries))
         for entry in entries:
@@ -482,7 +397,7 @@ class ContinuousBatcher(
         return one_for_each(await self._step([entry.sequence for entry in entries]), len(entries))
 
     @enable_ki_protection
-    def _end_step(self, entries: list[_Entry[ItemT, PartT]]) -> None:
+    def _end_step(self, entries: list[SequenceEntry[ItemT, PartT]]) -> None:
         """Note that a call of the step has ended, just before its results are given."""
         for entry in entries:
             entry.steps -= 1
@@ -490,7 +405,7 @@ class ContinuousBatcher(
                 self._release(entry)
 
     @enable_ki_protection
-    def _give(self, entries: list[_Entry[ItemT, PartT]], results: list[StepResult[PartT]]) -> None:
+    def _give(self, entries: list[SequenceEntry[ItemT, PartT]], results: list[StepResult[PartT]]) -> None:
         """Give sequences what a step has returned for them, unless their askers have gone."""
         count = 0
         for entry, result in zip(entries, results, strict=True):
@@ -522,7 +437,7 @@ class ContinuousBatcher(
         self._tally["parts"] += count
 
     @enable_ki_protection
-    def _release(self, entry: _Entry[ItemT, PartT]) -> None:
+    def _release(self, entry: SequenceEntry[ItemT, PartT]) -> None:
         # It has ended, and leaves its place once no step has it.
         entry.is_over = True
         if entry.stream is not None:
@@ -537,12 +452,12 @@ class ContinuousBatcher(
             except Exception:  # a stranger's function; the others go on
                 _logger.exception("%s: `leave` failed for a sequence that has ended", self.context.path)
 
-    def _open(self) -> Iterable[_Entry[ItemT, PartT]]:
+    def _open(self) -> Iterable[SequenceEntry[ItemT, PartT]]:
         waiting = [queued.value for queued in self._queue]
         return [*waiting, *([] if self._next is None else [self._next]), *self._running]
 
     @enable_ki_protection
-    def _end(self, entry: _Entry[ItemT, PartT]) -> None:
+    def _end(self, entry: SequenceEntry[ItemT, PartT]) -> None:
         super()._end(entry)
         entry.steps = 0
         self._release(entry)

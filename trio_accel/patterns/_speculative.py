@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..actors import checked_options, must_be_whole, named_options
 from ._batcher import ModelOfBatches, one_for_each
 from ._checks import ModelOutputError, Rows, Sampler, must_be_count, must_be_positive, scores_of, whole
-from ._continuous import Last, RunningSequence, StepResult
+from ._sequences import Last, RunningSequence, StepResult
 from ._servants import as_callable
 
 __all__ = ["DecodingStatistics", "Generate", "PromptLookup", "Score", "SpeculativeStep"]
