@@ -142,6 +142,41 @@ async def test_pages_are_not_shared_without_leave(arrays: list[ta.AccelRef]) -> 
     assert pages.statistics().known == 0
 
 
+async def test_pages_are_shared_within_a_tenant_alone(arrays: list[ta.AccelRef]) -> None:
+    pages = Pages(arrays, SIZE)
+    tokens = list(range(10))
+    one = pages.open(tokens, tenant="a")
+    await append(arrays, one, tokens)
+    assert pages.wanted(tokens, tenant="b") == pages.wanted(tokens) == 3
+    # A tenant may be called as a serial is.
+    for tenant in ("b", None, 0, 1):
+        with pages.open(tokens, tenant=tenant) as two:
+            assert two.length == 0
+    two = pages.open(tokens, tenant="b")
+    await append(arrays, two, tokens)
+    assert not set(one.pages) & set(two.pages)
+    for table, tenant in ((one, "a"), (two, "b")):
+        assert pages.wanted(tokens, tenant=tenant) == 1
+        with pages.open(tokens, tenant=tenant) as again, again.fork() as fork:
+            assert again.pages == fork.pages == table.pages[:2]
+            assert (table.own, again.own) == (1, 0)
+        await check(arrays, table, tokens)
+
+
+async def test_a_table_that_comes_back_shares_with_its_own_tenant(arrays: list[ta.AccelRef]) -> None:
+    pages = Pages(arrays, SIZE, host=COUNT)
+    tables = {tenant: pages.open(TEXT, tenant=tenant) for tenant in "ab"}
+    for table in tables.values():
+        await append(arrays, table, TEXT)
+    await tables["a"].spill()
+    with pages.open() as others:
+        await others.reserve(5 * SIZE)
+    await tables["a"].restore()
+    assert not set(tables["a"].pages) & set(tables["b"].pages)
+    for table in tables.values():
+        await check(arrays, table, TEXT)
+
+
 async def test_the_least_recently_used_goes_first(arrays: list[ta.AccelRef]) -> None:
     pages = Pages(arrays, SIZE)
     texts = {name: [number] * 9 for number, name in enumerate("abc")}
@@ -526,6 +561,7 @@ MADE: list[tuple[Make, type[Exception], str]] = [
     (lambda x, _: CACHE(x).open([1, -1]), ValueError, "at least 0, got -1"),
     (lambda x, _: CACHE(x).open([0.5]), TypeError, "integer"),
     (lambda x, _: CACHE(x).open("ab"), TypeError, "integer"),
+    (lambda x, _: CACHE(x).open(tenant=[]), TypeError, "unhashable"),
     (lambda x, _: CACHE(x).open().wrote([1]), ValueError, "room up to 0"),
 ]
 
@@ -554,7 +590,7 @@ async def test_what_a_table_refuses(arrays: list[ta.AccelRef]) -> None:
         await table.reserve(33)
     with pytest.raises(TypeError, match="whole number"):
         await table.reserve(4.0)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match="at most 0, got 1"):
+    with pytest.raises(PagesFullError, match="in host memory: 1 wanted, and 0 free"):
         await table.spill()
     with pytest.raises(ValueError, match="-5"):
         table.wrote([4, -5])

@@ -28,6 +28,7 @@ from trio_accel.patterns import Pages, PagesFullError, PageTable
 COUNT, SIZE, HOST = 7, 2, 4
 # Few, so that beginnings are equal.
 TOKENS = st.lists(st.integers(0, 1), max_size=7)
+TENANTS = st.sampled_from(["a", "a", "a", "b"])
 WHICH = st.integers(0, 99)
 
 
@@ -46,6 +47,7 @@ class One:
 
     table: PageTable
     tokens: list[int]
+    tenant: str
     is_spilled: bool = False
 
     @property
@@ -94,22 +96,25 @@ class Life(RuleBasedStateMachine):
         return more + (is_shared and length > len(one.tokens))
 
     @precondition(lambda self: len(self.ones) < 5)
-    @rule(tokens=TOKENS)
-    def open(self, tokens: list[int]) -> None:
-        table = self.pages.open(tokens)
+    @rule(tokens=TOKENS, tenant=TENANTS)
+    def open(self, tokens: list[int], tenant: str) -> None:
+        wanted, used = self.pages.wanted(tokens, tenant=tenant), self.pages.used
+        table = self.pages.open(tokens, tenant=tenant)
+        # The pages that it has found, if they had no users, and those that it lacks.
+        assert wanted == self.pages.used - used + len(tokens) // SIZE + 1 - len(table.pages)
         assert table.length % SIZE == 0
         assert table.length < max(len(tokens), 1)
         assert len(table.pages) * SIZE == table.length
         # The pages of open tables are known for sure.
         sure = 0
         for one in self.ones:
-            if not one.is_spilled and self.shares:
+            if not one.is_spilled and self.shares and one.tenant == tenant:
                 full = one.tokens[: len(one.tokens) // SIZE * SIZE]
                 same = [mine == its for mine, its in zip(tokens, full, strict=False)]
                 sure = max(sure, [*same, False].index(False) // SIZE)
         least = min(sure, max(len(tokens) - 1, 0) // SIZE) * SIZE
         assert table.length >= least if self.shares else table.length == 0
-        self.ones.append(One(table, tokens[: table.length]))
+        self.ones.append(One(table, tokens[: table.length], tenant))
 
     @precondition(lambda self: self.ones)
     @rule(which=WHICH, more=TOKENS)
@@ -172,7 +177,7 @@ class Life(RuleBasedStateMachine):
             trio.lowlevel.add_instrument(instrument)
             try:
                 await call()
-            except (PagesFullError, ValueError):
+            except PagesFullError:
                 await trio.lowlevel.checkpoint()
             finally:
                 trio.lowlevel.remove_instrument(instrument)
@@ -185,27 +190,27 @@ class Life(RuleBasedStateMachine):
             with pytest.raises(ValueError, match="spilled"):
                 one.table.fork()
             # Whether a cancelled spill came about is a matter of time on a GPU. What may come next is not.
-            self.ones.append(One(self.pages.open([]), []))
+            self.ones.append(One(self.pages.open([]), [], "a"))
         else:
-            self.ones.append(One(one.table.fork(), list(one.tokens)))
+            self.ones.append(One(one.table.fork(), list(one.tokens), one.tenant))
 
     @precondition(lambda self: self.ones)
     @rule(which=WHICH)
     def spill(self, which: int) -> None:
-        one, free = self.one(which), HOST - self.pages.statistics().spilled
-        raised: Exception | None = None
+        one, free, used = self.one(which), HOST - self.pages.statistics().spilled, self.pages.used
+        raised: PagesFullError | None = None
+        own = one.table.own
         try:
             trio.from_thread.run(one.table.spill)
-        except (PagesFullError, ValueError) as error:
+        except PagesFullError as error:
             raised = error
         if raised is None or one.is_spilled:
             assert (raised, one.table.pages) == (None, ())
+            assert self.pages.used == used - own
             one.is_spilled = True
-        elif isinstance(raised, PagesFullError):
-            assert (raised.wanted, raised.free) == (one.filled, free)
-            assert free < one.filled <= HOST
         else:
-            assert one.filled > HOST
+            assert (raised.wanted, raised.free) == (one.filled, free)
+            assert free < one.filled
 
     @precondition(lambda self: self.ones)
     @rule(which=WHICH)
@@ -229,6 +234,7 @@ class Life(RuleBasedStateMachine):
             # A page has the same place in all its tables, behind equal tokens.
             for other in self.ones:
                 for page in set(one.table.pages) & set(other.table.pages):
+                    assert one.tenant == other.tenant
                     place = one.table.pages.index(page)
                     assert other.table.pages.index(page) == place
                     both = min(len(one.tokens), len(other.tokens), (place + 1) * SIZE)

@@ -11,11 +11,18 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from ..actors import Validator, as_plain, must
+from ..actors import NotExecutedError, Validator, as_plain, must
 from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef
 
-__all__ = ["ModelOutputError"]
+__all__ = ["ModelOutputError", "NoRoomError"]
+
+
+class NoRoomError(NotExecutedError):
+    """There is no room for what was wanted, such as pages of a cache; nothing was changed.
+
+    A step of a `ContinuousBatcher` raises it, and the batcher sets sequences aside.
+    """
 
 
 def must_be_positive(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from itertools import count, groupby
 from typing import Any, TypeAlias
@@ -20,19 +20,20 @@ import numpy as np
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import NotExecutedError, Reading, named_arguments
+from ..actors import Reading, named_arguments
 from ..devices import AccelRef, Stack
-from ._checks import must_be_count
+from ._checks import NoRoomError, must_be_count
 
 __all__ = ["PageTable", "Pages", "PagesFullError", "PagesStatistics"]
 
-_Key: TypeAlias = tuple[int, tuple[int, ...]]
+# The tenant of a first page, and the serial of the page before of any other.
+_Key: TypeAlias = tuple[Hashable, int, tuple[int, ...]]
 _Arrays: TypeAlias = AccelRef | Sequence[AccelRef]
 _Host: TypeAlias = np.ndarray[Any, Any]
 _Sources: TypeAlias = Sequence[AccelRef | _Host]
 
 
-class PagesFullError(NotExecutedError):
+class PagesFullError(NoRoomError):
     """There are not so many pages free now; nothing was changed.
 
     Attributes:
@@ -96,17 +97,16 @@ class _Pool:
         self._serials, self._next_serial = [0] * self.count, count(1)
         self.healing, self.spilling = trio.Lock(), trio.Lock()
 
-    def find(self, tokens: Sequence[int], most: int) -> list[int]:
-        """Use the pages that hold the beginning of tokens, at most so many."""
+    def find(self, tokens: Sequence[int], most: int, tenant: Hashable) -> list[int]:
+        """Return the pages that hold the beginning of a tenant's tokens, at most so many."""
         found: list[int] = []
-        while len(found) < most and (key := self._key(found, tokens)) in self._index:
+        while len(found) < most and (key := self._key(found, tokens, tenant)) in self._index:
             found.append(self._index[key])
-        self.use(found)
         return found
 
-    def offer(self, before: list[int], page: int, tokens: Sequence[int]) -> int:
+    def offer(self, before: list[int], page: int, tokens: Sequence[int], tenant: Hashable) -> int:
         """Let a full page be found behind others; where one with its tokens is known, use that instead."""
-        key = self._key(before, tokens)
+        key = self._key(before, tokens, tenant)
         known = self._index.setdefault(key, page)
         if known == page:
             self._keys[page], self._serials[page] = key, next(self._next_serial)
@@ -115,9 +115,10 @@ class _Pool:
             self.drop([page])
         return known
 
-    def _key(self, before: list[int], tokens: Sequence[int]) -> _Key:
+    def _key(self, before: list[int], tokens: Sequence[int], tenant: Hashable) -> _Key:
         start = len(before) * self.size
-        return (self._serials[before[-1]] if before else 0), tuple(tokens[start : start + self.size])
+        part = tuple(tokens[start : start + self.size])
+        return (None, self._serials[before[-1]], part) if before else (tenant, 0, part)
 
     def use(self, pages: Iterable[int]) -> None:
         """Count one more user of each page."""
@@ -185,8 +186,8 @@ class PageTable(AbstractContextManager["PageTable"]):
     it has written when it has come back. One task at a time does so.
     """
 
-    def __init__(self, pool: _Pool, tokens: Sequence[int], pages: list[int]) -> None:
-        self._pool, self._tokens, self._pages = pool, list(tokens), pages
+    def __init__(self, pool: _Pool, tokens: Sequence[int], pages: list[int], tenant: Hashable) -> None:
+        self._pool, self._tokens, self._pages, self._tenant = pool, list(tokens), pages, tenant
         self._host: list[_Host] | None = None
         self._is_closed = False
 
@@ -210,6 +211,11 @@ class PageTable(AbstractContextManager["PageTable"]):
     def room(self) -> int:
         """The length up to which tokens may be written now, without another `reserve`."""
         return max(self.length, 0 if self._shared() else len(self._pages) * self._pool.size)
+
+    @property
+    def own(self) -> int:
+        """How many pages no other table has: `close` and `spill` make them free."""
+        return sum(self._pool.users[page] == 1 for page in self._pages)
 
     @property
     def is_spilled(self) -> bool:
@@ -242,8 +248,10 @@ class PageTable(AbstractContextManager["PageTable"]):
         host, before, first, shared = self._host, self._pages, self.length // pool.size, self._shared()
         if host is None and length <= self.room:
             return
-        pages = list(before) if host is None else pool.find(self._tokens, first)
+        pages = list(before) if host is None else pool.find(self._tokens, first, self._tenant)
         found, fresh = len(pages), list[int]()
+        if host is not None:
+            pool.use(pages)
         places = shared if host is None else range(found, self._filled())
         try:
             fresh = pool.take(max(-(-length // pool.size) - found, 0) + len(shared))
@@ -286,7 +294,7 @@ class PageTable(AbstractContextManager["PageTable"]):
 
     @enable_ki_protection
     def fork(self) -> PageTable:
-        """Make a table of the same tokens, which shares their pages.
+        """Make a table of the same tokens and tenant, which shares their pages.
 
         Call it between two steps. Then call `reserve` before the next one, for either table.
 
@@ -299,7 +307,7 @@ class PageTable(AbstractContextManager["PageTable"]):
             raise ValueError("fork: the table is spilled; call restore() first")
         pages = self._pages[: self._filled()]
         self._pool.use(pages)
-        return PageTable(self._pool, self._tokens, pages)
+        return PageTable(self._pool, self._tokens, pages, self._tenant)
 
     @enable_ki_protection
     async def spill(self) -> None:
@@ -309,8 +317,7 @@ class PageTable(AbstractContextManager["PageTable"]):
         spilled table it does nothing.
 
         Raises:
-            PagesFullError: There is not so much room in host memory now.
-            ValueError: There never is: `host` of `Pages` is less.
+            PagesFullError: There is not so much room in host memory now, or `host` of `Pages` is less.
             OutOfMemoryError: The device has no memory for a copy of the pages of one array.
             trio.BusyResourceError, trio.ClosedResourceError: As of `reserve`.
         """
@@ -321,7 +328,6 @@ class PageTable(AbstractContextManager["PageTable"]):
             if self.is_spilled:
                 return
             wanted, before = self._filled(), self._pages
-            must_be_count("spill: pages that go to host memory", wanted, least=0, most=pool.host)
             _must_fit("in host memory", wanted, pool.host - pool.tallies["spilled"])
             host = await pool.fetch(before[:wanted])
             self._check("spill", before)
@@ -373,7 +379,8 @@ class PageTable(AbstractContextManager["PageTable"]):
         # Another list tells a task that is at work on this table.
         self._pages = list(self._pages)
         for index in range(first, self.length // self._pool.size if self._pool.shares else 0):
-            self._pages[index] = self._pool.offer(self._pages[:index], self._pages[index], self._tokens)
+            before, page = self._pages[:index], self._pages[index]
+            self._pages[index] = self._pool.offer(before, page, self._tokens, self._tenant)
 
 
 class Pages:
@@ -428,22 +435,36 @@ class Pages:
         return self._pool.count - self._pool.used
 
     @enable_ki_protection
-    def open(self, tokens: Iterable[int] = ()) -> PageTable:
+    def open(self, tokens: Iterable[int] = (), *, tenant: Hashable = None) -> PageTable:
         """Open a table for a sequence.
 
         Args:
             tokens: How it begins. Full pages of the longest beginning that is known are shared at once:
                 `PageTable.length` tokens are there. At least one token is left to compute, since its result
                 is what comes next.
+            tenant: Only tables of one tenant share pages. If strangers share them, a prompt whose beginning
+                somebody else has sent is answered sooner: who measures that can guess the prompts of others,
+                page by page. So give strangers different tenants.
 
         Raises:
-            TypeError, ValueError: These are no whole numbers of at least 0.
+            TypeError, ValueError: `tokens` are no whole numbers of at least 0, or `tenant` cannot be hashed.
         """
         given, pool = _checked(tokens), self._pool
-        pages = pool.find(given, max(len(given) - 1, 0) // pool.size)
+        hash(tenant)
+        pages = self._found(given, tenant)
+        pool.use(pages)
         length = len(pages) * pool.size
         pool.tallies["shared_tokens"] += length
-        return PageTable(pool, given[:length], pages)
+        return PageTable(pool, given[:length], pages, tenant)
+
+    def wanted(self, tokens: Sequence[int], *, tenant: Hashable = None) -> int:
+        """Return how many free pages a table takes if `open` is called for it, and it gets one token more."""
+        users = self._pool.users
+        shared = sum(users[page] > 0 for page in self._found(tokens, tenant))
+        return len(tokens) // self._pool.size + 1 - shared
+
+    def _found(self, tokens: Sequence[int], tenant: Hashable) -> list[int]:
+        return self._pool.find(tokens, max(len(tokens) - 1, 0) // self._pool.size, tenant)
 
     def statistics(self) -> PagesStatistics:
         """Count pages, and what became of them."""
