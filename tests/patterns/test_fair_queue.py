@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from sfq_model import Sfq
 
 from trio_accel.patterns import Weights
-from trio_accel.patterns._fair_scheduler import FairQueue, QueueFull
+from trio_accel.patterns._fair_queue import FairQueue, QueueFull
 
 FLOWS = "abc"
 weights_of_flows = st.fixed_dictionaries({flow: st.sampled_from([0.5, 1.0, 3.0, 10.0]) for flow in FLOWS})

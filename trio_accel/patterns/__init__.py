@@ -9,6 +9,7 @@ from ._batcher import *
 from ._cascade import *
 from ._checks import *
 from ._continuous import *
+from ._fair_queue import *
 from ._fair_scheduler import *
 from ._hot_swap import *
 from ._limits import *

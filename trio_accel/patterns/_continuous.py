@@ -19,7 +19,7 @@ from ..actors import Reading, checked_options
 from ..backends.base import ContextLostError
 from ._batcher import Batch, BatchResults, BatchServant, may_be_one_request, one_for_each
 from ._checks import ModelOutputError, must_be_count
-from ._fair_scheduler import FairQueue, Weights, weight_in
+from ._fair_queue import FairQueue, Weights, weight_in
 from ._limits import is_transient
 from ._parts import Streamable, Streamed
 from ._sequences import ContinuousStatistics, Last, RunningSequence, SequenceEntry, StepResult

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import attrs
 import outcome
 
-from ._fair_scheduler import Queued
+from ._fair_queue import Queued
 from ._parts import PartStream
 from ._servants import ItemT
 from ._waiting import Waiting, WaitingStatistics
