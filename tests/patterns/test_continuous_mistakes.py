@@ -137,6 +137,7 @@ async def test_beyond_its_capacity_it_refuses(system: ta.System, autojump_clock:
         ({"max_cost": 3}, ValueError, "cost and max_cost go together"),
         ({"cost": len}, ValueError, "cost and max_cost go together"),
         ({"cost": len, "max_cost": math.nan}, ValueError, "max_cost must be a finite number above 0"),
+        ({"room": object()}, TypeError, "room must be a Room or None"),
         ({"max_sequences": 0}, ValueError, "max_sequences must be at least 1"),
         ({"max_sequences": 64, "max_positions": 63}, ValueError, "max_positions must be at least 64, got 63"),
         ({"buffer": 0}, ValueError, "buffer must be at least 1"),

@@ -18,6 +18,7 @@ from trio.lowlevel import enable_ki_protection
 from ..actors import ActorError, MailboxFullError, Reading, Spread, checked_options
 from ..backends.base import CompletionTimeoutError, ContextLostError, DeviceLostError, QueueFullError, Refused
 from ._checks import ModelOutputError, must_be_count, must_be_positive
+from ._limits import is_transient
 from ._servants import Call, ItemT, Model, ResultT, as_callable, outcome_of
 from ._waiting import EntryT, QueueServant, Waiting, WaitingStatistics
 
@@ -163,6 +164,13 @@ def may_be_one_request(error: Exception) -> bool:
     if isinstance(error, ContextLostError):
         return error.is_to_blame
     return not isinstance(error, (*_OF_ALL, ModelOutputError))
+
+
+def is_loss(error: Exception) -> bool:
+    """Tell whether an error is no sequence's fault, and the same step may succeed a moment later."""
+    if isinstance(error, ExceptionGroup):
+        return all(map(is_loss, cast("ExceptionGroup[Exception]", error).exceptions))
+    return is_transient(error) and not (isinstance(error, ContextLostError) and error.is_to_blame)
 
 
 @attrs.define(eq=False)

@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, cast, final
 
@@ -16,13 +16,12 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ..actors import Reading, checked_options
-from ..backends.base import ContextLostError
-from ._batcher import Batch, BatchResults, BatchServant, may_be_one_request, one_for_each
-from ._checks import ModelOutputError, must_be_count
+from ._batcher import Batch, BatchResults, BatchServant, is_loss, may_be_one_request, one_for_each
+from ._checks import ModelOutputError, NoRoomError, must_be_count
 from ._fair_queue import FairQueue, Weights, weight_in
-from ._limits import is_transient
 from ._parts import Streamable, Streamed
-from ._sequences import ContinuousStatistics, Last, RunningSequence, SequenceEntry, StepResult
+from ._places import LEVEL_ARRIVALS, Places
+from ._sequences import ContinuousStatistics, Last, Room, RunningSequence, SequenceEntry, StepResult
 from ._servants import Call, ItemT, Model, as_callable, count, outcome_of
 from ._waiting import spread_of_waits
 
@@ -77,9 +76,18 @@ class ContinuousBatcher(
     others the same each, and the earliest the rest. So a short prompt does not wait for a long one, and no
     prompt waits for ever.
 
-    **Places.** At most `max_sequences` are in the batch, of at most `max_cost` together, such as the pages
-    that a sequence may need in the end. One that does not fit waits, and those behind it wait, too: small
-    ones do not overtake it. One that can never fit is refused with `ValueError`.
+    **Places.** At most `max_sequences` are in the batch, of at most `max_cost` together. One that does not
+    fit waits, and those behind it wait, too: small ones do not overtake it. One that can never fit is refused
+    with `ValueError`.
+
+    **Room.** If sequences grow, such as by pages of a cache, give `room` in place of `cost`. A sequence comes
+    in when there is room for its prompt. A step that finds no room raises `NoRoomError` before it changes
+    anything. Then a sequence is **set aside**: the youngest of the lowest priority, and of the tenant that
+    has the most for its weight. It goes on at its next part when there is room, and its reader sees a pause.
+    A sequence that waits takes the place of one of a tenant that has more places or room. The oldest of the
+    highest priority is never set aside, unless its reader does not read. A level of priority goes before 1000
+    later arrivals of the level below, so nobody waits for ever. A sequence that has no room although all
+    others were set aside gets the error of the step.
 
     **Turns.** Tenants that wait have shares by their weights; of one tenant, a level of `priority` has four
     times the share of the level below. The cost in this is the `length`. Sequences of one tenant and priority
@@ -119,6 +127,7 @@ class ContinuousBatcher(
         length: Positions of the prompt of an item, a whole number from 1; without it, 1.
         cost: Cost of an item, at least 0.
         max_cost: The highest cost of all sequences in the batch.
+        room: What sequences take while they grow.
         tenant: The tenant of an item, anything that can be hashed; without it, all are of the tenant None.
         priority: Priority of an item, a whole number from -8 to 8; without it, 0.
         weights: Weights of the tenants, as in `FairScheduler`.
@@ -145,6 +154,7 @@ class ContinuousBatcher(
         length: Callable[[ItemT], int] | None = None,
         cost: Callable[[ItemT], float] | None = None,
         max_cost: float | None = None,
+        room: Room[ItemT, PartT] | None = None,
         tenant: Callable[[ItemT], Hashable] | None = None,
         priority: Callable[[ItemT], int] | None = None,
         weights: Mapping[Any, float] | None = None,
@@ -178,8 +188,15 @@ class ContinuousBatcher(
         )
         # Its turn has come, and the batch has no room for its cost yet.
         self._next: SequenceEntry[ItemT, PartT] | None = None
-        # Sequences with a place, in the order in which they came to it.
+        # Sequences with a place, in the order in which they came to it; and those that were set aside.
         self._running: dict[SequenceEntry[ItemT, PartT], None] = {}
+        self._aside: dict[SequenceEntry[ItemT, PartT], None] = {}
+        if room is not None and cost is not None:
+            raise ValueError(f"{name}: room takes the place of cost: give one of them")
+        self._room, self._places = room, None
+        if room is not None:
+            places = self._running, self._aside, self._queue, self._weights, self._most_sequences
+            self._places = Places[ItemT, PartT](*places, room)
         self._batch = Batch[SequenceEntry[ItemT, PartT]]([])
         # Calls of the step that run, in their order.
         self._flights = deque[_Flight[ItemT, PartT]]()
@@ -187,10 +204,12 @@ class ContinuousBatcher(
 
     def statistics(self) -> ContinuousStatistics:
         """Return the counts since its incarnation began."""
+        room = self._room
         return ContinuousStatistics(
             waiting=self._waiting,
-            in_flight=sum(not entry.reply.is_done for entry in self._running),
-            cost=self._cost_with(),
+            in_flight=sum(not entry.reply.is_done for entry in (*self._running, *self._aside)),
+            cost=self._cost_with() if room is None else room.total - room.free,
+            aside=len(self._aside),
             **self._tally,
         )
 
@@ -200,8 +219,10 @@ class ContinuousBatcher(
         seen = self.statistics()
         yield count("parts", "Parts that sequences have given.", seen.parts)
         text = "Sequences of a batcher by whether steps go through them."
-        for state, value in (("running", seen.in_flight), ("waiting", seen.waiting)):
+        running = seen.in_flight - seen.aside
+        for state, value in (("running", running), ("waiting", seen.waiting), ("set_aside", seen.aside)):
             yield Reading(name="sequences", kind="gauge", help=text, value=value, labels=(("state", state),))
+        yield count("sequences_set_aside", "How often a sequence was set aside.", seen.set_aside)
         text = "Cost of the sequences that steps go through."
         yield Reading(name="sequence_cost", kind="gauge", help=text, value=seen.cost)
         text = "Seconds from the request for a sequence to its first part."
@@ -223,6 +244,10 @@ class ContinuousBatcher(
         if self._length is not None:
             sequence.length = must_be_count(f"{path}: the length of a prompt", self._length(item), most=_MOST)
         entry.cost = self._cost_of(item)
+        room = self._room
+        if room is not None and (wanted := room.wanted(sequence)) > room.total:
+            told = f"the item wants {wanted:g} to begin, and there are {room.total:g} in all"
+            raise ValueError(f"{path}: {told}; it can never be served")
         tenant = None if self._tenant is None else self._tenant(item)
         priority = 0 if self._priority is None else self._priority(item)
         must_be_count(f"{path}: a priority", priority, least=-_MOST_PRIORITY, most=_MOST_PRIORITY)
@@ -233,7 +258,9 @@ class ContinuousBatcher(
             entry.stream.begin(self._bell.unpark_all)
         # At a level of its own, each has more of the tenant's weight: it costs so much less.
         cost = sequence.length / _LEVEL**priority
+        entry.tenant, entry.weight = tenant, weight
         entry.queued = self._queue.put(entry, tenant, cost, weight, level=priority)
+        entry.rank = entry.queued.number - priority * LEVEL_ARRIVALS
         self._admit()
         self._bell.unpark_all()
 
@@ -284,7 +311,7 @@ class ContinuousBatcher(
         flight.has_begun = True
         try:
             with flight.scope:
-                flight.entries = [entry for entry in flight.entries if not entry.is_over]
+                flight.entries = [one for one in flight.entries if not (one.is_over or one.is_moving)]
                 if flight.entries:
                     flight.results = await outcome_of(self._call(flight.entries))
         finally:
@@ -315,6 +342,10 @@ class ContinuousBatcher(
     @enable_ki_protection
     def _admit(self) -> None:
         """Give sequences places in the order of their turns, as long as there are some."""
+        if self._places is not None:
+            if self._queue.queued or self._aside or self._places.leaving:
+                self._admit_growing(self._places)
+            return
         while len(self._running) < self._most_sequences:
             if self._next is None:
                 queued = self._queue.take()
@@ -328,16 +359,27 @@ class ContinuousBatcher(
             self._next = None
             self._running[entry] = None
 
+    def _admit_growing(self, places: Places[ItemT, PartT]) -> None:
+        while (entry := places.take(self._tally["steps"])) is not None:
+            if entry.is_aside:
+                entry.is_moving, entry.steps = True, 1
+                self._nursery.start_soon(self._bring_back, entry)
+        for entry in places.leaving:
+            if not entry.steps:
+                entry.steps = 1
+                self._nursery.start_soon(self._set_aside, entry)
+
     def _next_batch(self, is_ahead: bool = False) -> list[SequenceEntry[ItemT, PartT]]:
         """Return the sequences of the next step, with their chunks: all whose readers have room.
 
         Args:
-            is_ahead: Whether other steps may run. Then there are none if a prompt is to go through.
+            is_ahead: Whether other steps may run. Then there are none if a prompt is to go through, or waits
+                for those that leave.
         """
         batch, prompts = list[SequenceEntry[ItemT, PartT]](), list[RunningSequence[ItemT, PartT]]()
         for entry in self._running:
             sequence, stream = entry.sequence, entry.stream
-            if entry.is_over or (sequence.needs_parts and entry.steps):
+            if entry.is_over or entry.is_moving or (sequence.needs_parts and entry.steps):
                 continue
             if stream is not None and len(stream.unread) + entry.steps >= self._buffer:
                 stream.is_held = True
@@ -346,7 +388,7 @@ class ContinuousBatcher(
             sequence.chunk = 1
             if sequence.done < sequence.length:
                 prompts.append(sequence)
-        if prompts and is_ahead:
+        if is_ahead and (prompts or (self._places is not None and self._places.leaving)):
             return []
         wanted = [sequence.length - sequence.done for sequence in prompts]
         shares = _shared_evenly(self._most_positions - (len(batch) - len(prompts)), wanted)
@@ -366,10 +408,11 @@ class ContinuousBatcher(
         self, entries: list[SequenceEntry[ItemT, PartT]], failed: outcome.Error | None = None
     ) -> Exception | None:
         # It is called again after a loss.
-        for attempt in range(self._retry + 1):
-            entries = [entry for entry in entries if not entry.is_over]
-            if not entries:
-                break
+        attempt = 0
+        if failed is not None and isinstance(failed.error, NoRoomError):
+            # It was called ahead, and there may be room by now.
+            failed = None
+        while entries := [one for one in entries if not (one.is_over or one.is_moving or one.is_aside)]:
             try:
                 results = failed or await outcome_of(self._call(entries))
             finally:
@@ -380,11 +423,88 @@ class ContinuousBatcher(
                 self._give(entries, results.value)
                 break
             error = cast("Exception", results.error)
-            if attempt == self._retry or not _is_loss(error):
+            if self._places is not None and isinstance(error, NoRoomError):
+                entries = await self._make_room(self._places, entries, error)
+                continue
+            if not await self._may_go_better(error, attempt):
                 return error
+            attempt += 1
             self._tally["repeated"] += 1
-            await trio.sleep(min(_FIRST_PAUSE * 2.0**attempt, _LONGEST_PAUSE))
         return None
+
+    async def _may_go_better(self, error: Exception, attempt: int) -> bool:
+        """Return whether what was lost may be called again, after a pause."""
+        if attempt >= self._retry or not is_loss(error):
+            await trio.lowlevel.checkpoint_if_cancelled()
+            return False
+        await trio.sleep(min(_FIRST_PAUSE * 2.0**attempt, _LONGEST_PAUSE))
+        return True
+
+    async def _make_room(
+        self,
+        places: Places[ItemT, PartT],
+        entries: list[SequenceEntry[ItemT, PartT]],
+        error: NoRoomError,
+    ) -> list[SequenceEntry[ItemT, PartT]]:
+        """Set a sequence aside, as a step has no room, and return those that the step is to have now."""
+        moving = [entry for entry in self._running if entry.is_moving]
+        if any(entry.steps for entry in moving):
+            # It gives room back, or fails, as there is none.
+            await self._bell.park()
+            return entries
+        for victim in [*moving, *places.by_turn()]:
+            victim.is_moving, victim.steps = True, 1
+            if await self._set_aside(victim):
+                return [entry for entry in entries if entry is not victim]
+        # None can be set aside. Those that need no more room go on.
+        if len(entries) > 1:
+            last = max(entries, key=lambda entry: entry.rank)
+            return [entry for entry in entries if entry is not last]
+        self._fail((places.by_turn() or entries)[:1], error)
+        return entries
+
+    async def _set_aside(self, entry: SequenceEntry[ItemT, PartT]) -> bool:
+        """Have what a sequence holds given back; returns whether it is."""
+        error = await self._moved(entry, cast("Room[ItemT, PartT]", self._room).set_aside)
+        if not entry.is_over and error is None:
+            del self._running[entry]
+            self._aside[entry] = None
+            entry.is_aside, entry.since = True, self._tally["steps"]
+            self._tally["set_aside"] += 1
+        return entry.is_over or error is None
+
+    async def _bring_back(self, entry: SequenceEntry[ItemT, PartT]) -> None:
+        # It takes its room at once.
+        entry.is_aside = False
+        error = await self._moved(entry, cast("Room[ItemT, PartT]", self._room).bring_back)
+        if not entry.is_over and error is not None:
+            del self._running[entry]
+            self._aside[entry] = None
+            entry.is_aside = True
+
+    async def _moved(
+        self,
+        entry: SequenceEntry[ItemT, PartT],
+        call: Callable[[RunningSequence[ItemT, PartT]], Awaitable[None]],
+    ) -> Exception | None:
+        """Have a sequence set aside or brought back; returns why that is not so. Another error ends it."""
+        error: Exception | None = None
+        try:
+            for attempt in range(self._retry + 1):
+                result = await outcome_of(call(entry.sequence))
+                error = None if isinstance(result, outcome.Value) else cast("Exception", result.error)
+                is_final = error is None or entry.is_over or isinstance(error, NoRoomError)
+                if is_final or not await self._may_go_better(cast("Exception", error), attempt):
+                    break
+        finally:
+            entry.is_moving = False
+            if self._places is not None and entry in self._places.leaving:
+                self._places.leaving.remove(entry)
+            self._end_step([entry])
+            self._bell.unpark_all()
+        if error is not None and not isinstance(error, NoRoomError):
+            self._fail([entry], error)
+        return error
 
     async def _call(self, entries: list[SequenceEntry[ItemT, PartT]]) -> list[StepResult[PartT]]:
         self._tally["steps"] += 1
@@ -442,9 +562,10 @@ class ContinuousBatcher(
         entry.is_over = True
         if entry.stream is not None:
             entry.stream.on_read = None
-        if entry.steps or entry not in self._running:
+        places = self._aside if entry in self._aside else self._running
+        if entry.steps or entry not in places:
             return
-        del self._running[entry]
+        del places[entry]
         self._queue.finish()
         if self._leaves_by is not None and entry.has_begun:
             try:
@@ -454,20 +575,13 @@ class ContinuousBatcher(
 
     def _open(self) -> Iterable[SequenceEntry[ItemT, PartT]]:
         waiting = [queued.value for queued in self._queue]
-        return [*waiting, *([] if self._next is None else [self._next]), *self._running]
+        return [*waiting, *([] if self._next is None else [self._next]), *self._running, *self._aside]
 
     @enable_ki_protection
     def _end(self, entry: SequenceEntry[ItemT, PartT]) -> None:
         super()._end(entry)
         entry.steps = 0
         self._release(entry)
-
-
-def _is_loss(error: Exception) -> bool:
-    """Tell whether an error is no sequence's fault, and the same step may succeed a moment later."""
-    if isinstance(error, ExceptionGroup):
-        return all(map(_is_loss, cast("ExceptionGroup[Exception]", error).exceptions))
-    return is_transient(error) and not (isinstance(error, ContextLostError) and error.is_to_blame)
 
 
 def _shared_evenly(most: int, wanted: Sequence[int]) -> list[int]:
