@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from operator import attrgetter
@@ -18,7 +19,15 @@ from model import Model, Run, Sampling, joined_masks
 from text import Loaded
 
 import trio_accel as ta
-from trio_accel.patterns import ContinuousBatcher, Last, Pages, PageTable, RunningSequence, StepResult
+from trio_accel.patterns import (
+    ContinuousBatcher,
+    Last,
+    Pages,
+    PagesFullError,
+    PageTable,
+    RunningSequence,
+    StepResult,
+)
 
 __all__ = ["Generation", "Prompt", "open_generation"]
 
@@ -38,7 +47,7 @@ class Prompt:
         tokens: The prompt, at least one token.
         most: The most tokens that are made.
         sampling: How they are chosen.
-        tenant: Whose share it counts for.
+        tenant: Whose share it counts for, and who shares pages with it.
         grammar: What the text must be; None for any.
         is_asked: Whether its tokens are of `Token`.
     """
@@ -71,8 +80,10 @@ def _has_grammar(sequences: Iterable[_Sequence]) -> bool:
     return any(one.item.grammar is not None and one.gives_part for one in sequences)
 
 
-# Pages are reserved so many at a time, and random numbers made.
+# Pages are reserved so many at a time, while there are many; and random numbers made.
 _MORE_PAGES, _MORE_DRAWS = 4, 64
+# The part of the pages that is left to short prompts which begin.
+_SPARE = 1 / 64
 
 
 class WrongTokensError(ta.NotExecutedError):
@@ -96,7 +107,7 @@ class _Company:
     def __init__(self, sequences: list[_Sequence], size: int) -> None:
         self.sequences, self._size = sequences, size
         self.lines: _Ints = np.arange(len(sequences))
-        lasts = [one.length + one.item.most - 2 for one in sequences]
+        lasts = [one.item.length() + one.item.most - 2 for one in sequences]
         self.lasts: _Ints = np.array(lasts, np.int64)
         self.tables: _Ints = np.zeros((len(sequences), max(lasts) // size + 1), np.int64)
         self.rooms: _Ints = np.zeros(len(sequences), np.int64)
@@ -117,10 +128,19 @@ class _Company:
         self.tables[line, : len(pages)] = pages
         self.rooms[line] = table.room
 
-    async def reserve(self, starts: _Ints) -> None:
-        """Have pages for these positions."""
-        for line in np.flatnonzero(starts >= self.rooms).tolist():
-            most = min(int(starts[line]) + _MORE_PAGES * self._size, int(self.lasts[line]))
+    async def reserve(self, starts: _Ints, pages: Pages, spare: int) -> None:
+        """Have pages for these positions, and leave some free unless a sequence runs alone.
+
+        Raises:
+            PagesFullError: There are not so many.
+        """
+        lines = np.flatnonzero(starts >= self.rooms).tolist()
+        free = pages.free - spare * (len(self.sequences) > 1)
+        if len(lines) > free:
+            raise PagesFullError("on the device", free=max(free, 0), wanted=len(lines))
+        more = _MORE_PAGES if free > 2 * _MORE_PAGES * len(lines) else 0
+        for line in lines:
+            most = min(int(starts[line]) + more * self._size, int(self.lasts[line]))
             await self.sequences[line].state.reserve(most + 1)
             self._look_at(line)
 
@@ -176,6 +196,9 @@ class Generation:
         model: What computes.
         pages: Its cache.
         size: Tokens of a page.
+        recompute: Whether a sequence that is set aside is computed again where the host has no room for a
+            copy. A token may differ in its last bit then.
+        shares: Whether tenants share pages of equal beginnings: see `Pages.open` for what that shows them.
         batcher: What is asked: `ta.patterns.open_parts` of it has the tokens of a `Prompt`.
     """
 
@@ -183,8 +206,11 @@ class Generation:
     model: Model
     pages: Pages
     size: int
+    recompute: bool = True
+    shares: bool = False
     batcher: ta.Ref[_Batcher] = attrs.field(init=False)
     _company: _Company | None = attrs.field(default=None, init=False)
+    _running: int = attrs.field(default=0, init=False)
     _last: _Made = attrs.field(factory=lambda: _Made([], 0), init=False)
     _reserving: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _constraints: dict[_Sequence, Constraint] = attrs.field(factory=dict[Any, Constraint], init=False)
@@ -196,7 +222,15 @@ class Generation:
 
     async def step(self, batch: list[_Sequence]) -> list[StepResult[int]]:
         """Have the model make one step of each sequence. A step that failed is made again: see `Run`."""
-        company = self._company
+        try:
+            return await self._step(batch)
+        except ta.StaleRefError as error:
+            # A copy was lost whose pages no sequence has, and which spoil the whole array.
+            await self.pages.heal()
+            raise ta.NotExecutedError("pages were spoiled; the step runs again") from error
+
+    async def _step(self, batch: list[_Sequence]) -> list[StepResult[int]]:
+        company, self._running = self._company, len(batch)
         if company is None or company.sequences != batch:
             if any(one.is_prefilling for one in batch):
                 return await self._prefill(batch)
@@ -207,7 +241,7 @@ class Generation:
             return await self._decode(company, starts)
         # Steps ahead do not know yet that these have their last tokens.
         rest = [one for one, is_going in zip(batch, going, strict=True) if is_going]
-        results = dict(zip(rest, await self.step(rest) if rest else [], strict=True))
+        results = dict(zip(rest, await self._step(rest) if rest else [], strict=True))
         return [results.get(one, []) for one in batch]
 
     async def _decode(self, company: _Company, starts: _Ints) -> list[StepResult[int]]:
@@ -219,7 +253,7 @@ class Generation:
         masks, wrong = None, _NOTHING_WRONG
         if self._reserving.locked() or company.is_constrained or (starts >= company.rooms).any():
             async with self._reserving:
-                await company.reserve(starts)
+                await company.reserve(starts, self.pages, self._kept)
                 if company.is_constrained:
                     found, wrong = await trio.to_thread.run_sync(self._masks, batch)
                     masks = joined_masks([found.get(one) for one in batch])
@@ -291,15 +325,11 @@ class Generation:
                 wrong[one] = outcome.Error(error)
         return masks, wrong
 
-    def cost(self, prompt: Prompt) -> int:
-        """Pages that a sequence may need in the end, so that no step finds none."""
-        return -(-(prompt.length() + prompt.most) // self.size)
-
     async def _run(self, sequence: _Sequence) -> Run | None:
         """Return the part that a sequence computes now; None where another one has computed it already."""
         prompt = sequence.item
         if sequence.state is None:
-            sequence.state = self.pages.open(prompt.tokens)
+            sequence.state = self.pages.open(self._tokens(sequence), tenant=self._tenant(sequence))
             # A mask is made of all tokens before it.
             sequence.needs_parts = prompt.grammar is not None
         table: PageTable = sequence.state
@@ -310,10 +340,8 @@ class Generation:
         if table.room < end:
             await table.reserve(end)
         # An equal beginning, such as the message of the system, is in the pages already, and is left out.
-        made = [place - prompt.length() for place in (table.length, end)]
-        tokens = [*prompt.tokens[table.length : end], *sequence.parts[max(made[0], 0) : max(made[1], 0)]]
         return Run(
-            tokens=tokens,
+            tokens=self._tokens(sequence, table.length, end),
             start=table.length,
             pages=table.pages,
             sampling=prompt.sampling,
@@ -332,9 +360,75 @@ class Generation:
         They may be exchanged for equal ones, so no step may run that has them. Then no page that a step reads
         is another sequence's when the step is repeated.
         """
-        table, prompt = sequence.state, sequence.item
+        table = sequence.state
         if table.length < sequence.done:
-            table.wrote([*prompt.tokens, *sequence.parts][table.length : sequence.done])
+            table.wrote(self._tokens(sequence, table.length, sequence.done))
+
+    def _tokens(self, sequence: _Sequence, begin: int = 0, end: int = sys.maxsize) -> list[int]:
+        prompt, length = sequence.item.tokens, sequence.item.length()
+        return [*prompt[begin:end], *sequence.parts[max(begin - length, 0) : max(end - length, 0)]]
+
+    def _tenant(self, sequence: _Sequence) -> str | None:
+        return None if self.shares else sequence.item.tenant
+
+    # What follows is a `ta.patterns.Room`: the batcher has sequences share the pages.
+
+    @property
+    def total(self) -> int:
+        """All pages."""
+        return self.pages.count
+
+    @property
+    def free(self) -> int:
+        """Free pages."""
+        return self.pages.free
+
+    @property
+    def spare(self) -> int:
+        """Pages that stay free: one for each sequence that runs, and some for short prompts."""
+        return self._kept + self._running
+
+    @property
+    def _kept(self) -> int:
+        return int(self.pages.count * _SPARE)
+
+    def held(self, sequence: _Sequence) -> int:
+        """Count the pages that only this sequence has."""
+        return 0 if sequence.state is None else sequence.state.own
+
+    def wanted(self, sequence: _Sequence) -> int:
+        """Count the pages that a sequence takes until its next token."""
+        table: PageTable | None = sequence.state
+        most = max(sequence.length, sequence.done) // self.size + 1
+        if table is not None and not table.is_spilled:
+            return max(most - len(table.pages), 0)
+        if most <= self.pages.free:
+            return most
+        # Others may have some of them. It takes longer to find that out.
+        return self.pages.wanted(self._tokens(sequence), tenant=self._tenant(sequence))
+
+    async def set_aside(self, sequence: _Sequence) -> None:
+        """Copy the pages of a sequence to the host, or have it computed again later."""
+        table: PageTable | None = sequence.state
+        # No step takes its tables for those that they were.
+        self._company = None
+        if table is None:
+            return
+        self._tell(sequence)
+        try:
+            await table.spill()
+        except (PagesFullError, ta.OutOfMemoryError):
+            if not self.recompute:
+                raise
+            table.close()
+            sequence.state = None
+            sequence.begin_again(len(self._tokens(sequence)))
+
+    async def bring_back(self, sequence: _Sequence) -> None:
+        """Copy its pages back, if there are any."""
+        self._company = None
+        if sequence.state is not None:
+            await sequence.state.restore()
 
     def leave(self, sequence: _Sequence) -> None:
         """Give pages back."""
@@ -354,6 +448,9 @@ async def open_generation(
     sequences: int = 64,
     positions: int = 512,
     ahead: bool | None = None,
+    host: int = 0,
+    recompute: bool = True,
+    shares: bool = False,
 ) -> AsyncGenerator[Generation, None]:
     """Open the batcher of a model.
 
@@ -366,19 +463,23 @@ async def open_generation(
         positions: The most tokens in a step.
         ahead: Whether a step is asked for while the one before it runs; None if it is a GPU that computes. On
             a processor this would take cores from the model.
+        host: The most pages in host memory, of sequences that are set aside where the cache is full.
+        recompute: See `Generation.recompute`. Without it, give `host` many pages: if it has no room, either,
+            the last sequence ends with an error.
+        shares: See `Generation.shares`.
     """
     size = model.caches[0].shape[1]
     if ahead is None:
         ahead = model.caches[0].device.info.backend != "cpu" and sequences <= model.width
     elif ahead and sequences > model.width:
         raise ValueError(f"steps ahead have at most {model.width} sequences, got sequences={sequences}")
-    made = Generation(loaded, model, Pages(model.caches, size=size), size)
+    pages = Pages(model.caches, size=size, host=host)
+    made = Generation(loaded, model, pages, size, recompute, shares)
     made.batcher = await system.spawn(
         _Batcher,
         made.step,
         length=Prompt.length,
-        cost=made.cost,
-        max_cost=made.pages.count,
+        room=made,
         tenant=attrgetter("tenant"),
         weights=weights,
         max_sequences=sequences,

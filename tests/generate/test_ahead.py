@@ -66,7 +66,7 @@ async def test_tokens_are_those_of_single_steps(system: ta.System, device: ta.De
             await made.batcher.stop(drain=True)
             assert made.pages.used == 0
             # Others find what the texts have left.
-            assert made.pages.open([*PROMPTS[2], *expected[2]]).length == 44
+            assert made.pages.open([*PROMPTS[2], *expected[2]], tenant="").length == 44
 
 
 async def test_a_step_is_asked_for_before_the_tokens_of_the_last_are_there(

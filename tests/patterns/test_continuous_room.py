@@ -170,9 +170,12 @@ async def test_the_last_one_ends_where_nothing_can_be_kept_and_all_need_room(
     assert seen.set_aside == 0
 
 
-async def test_room_takes_the_place_of_cost(autojump_clock: MockClock) -> None:
+async def test_room_takes_the_place_of_cost(system: ta.System) -> None:
+    cache = Cache(total=4)
     with pytest.raises(ValueError, match="room takes the place of cost: give one of them"):
-        await run(Cache(total=4), [], cost=length_of, max_cost=3)
+        await system.spawn(
+            ContinuousBatcher[Visit, Part], cache.step, room=cache, cost=length_of, max_cost=3.0
+        )
 
 
 async def test_a_prompt_that_can_never_fit_is_refused(system: ta.System, autojump_clock: MockClock) -> None:

@@ -457,6 +457,16 @@ class Pages:
         pool.tallies["shared_tokens"] += length
         return PageTable(pool, given[:length], pages, tenant)
 
+    async def heal(self) -> None:
+        """Write over pages to which a copy was lost, as `reserve` does: they spoil the arrays as a whole.
+
+        Call it if a step finds spoiled contents while another task restores a table, and call the step again.
+
+        Raises:
+            ContextLostError, DeviceLostError, StaleRefError: As of `AccelRef.assign`.
+        """
+        await self._pool.heal()
+
     def wanted(self, tokens: Sequence[int], *, tenant: Hashable = None) -> int:
         """Return how many free pages a table takes if `open` is called for it, and it gets one token more."""
         users = self._pool.users
