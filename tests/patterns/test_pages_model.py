@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from typing import Any
 
 import attrs
 import numpy as np
@@ -24,6 +25,7 @@ from hypothesis.stateful import (
 
 import trio_accel as ta
 from trio_accel.patterns import Pages, PagesFullError, PageTable
+from trio_accel.testing import FaultInjection, inject_fault
 
 COUNT, SIZE, HOST = 7, 2, 4
 # Few, so that beginnings are equal.
@@ -60,6 +62,8 @@ class Life(RuleBasedStateMachine):
 
     arrays: tuple[ta.AccelRef, ...]
     shares: bool
+    # A device whose worker may be killed; None for none.
+    mortal: ta.Device | None = None
 
     @initialize()
     def begin(self) -> None:
@@ -177,10 +181,47 @@ class Life(RuleBasedStateMachine):
             trio.lowlevel.add_instrument(instrument)
             try:
                 await call()
-            except PagesFullError:
+            except (PagesFullError, ValueError):
                 await trio.lowlevel.checkpoint()
             finally:
                 trio.lowlevel.remove_instrument(instrument)
+
+    @precondition(lambda self: self.mortal is not None and self.ones)
+    @rule(
+        which=WHICH, ahead=st.integers(0, 5), after=st.integers(0, 2), what=st.sampled_from(["room", "spill"])
+    )
+    def lose(self, which: int, ahead: int, after: int, what: str) -> None:
+        """The worker is killed while pages are copied, and the call is made again."""
+        one = self.one(which)
+        if not one.tokens and len(one.table.pages) * SIZE < COUNT:
+            self.write(which, [1, 0, 1])
+        if what == "room":
+            trio.from_thread.run(self.lost, one.table.spill)
+        before = one.table.pages, one.table.is_spilled, self.pages.used
+        call = one.table.spill if what == "spill" else partial(one.table.reserve, len(one.tokens) + ahead)
+        operation = "devices.ToHost" if what == "spill" else "devices.Assign"
+        plans = [self.plan(operation, delay=0.0) for _ in range(after)] + [self.plan(operation, kill=True)]
+        is_lost = trio.from_thread.run(self.lost, call)
+        assert is_lost == plans[-1].hit
+        for plan in plans:
+            trio.from_thread.run_sync(plan.remove)
+        if is_lost:
+            assert (one.table.pages, one.table.is_spilled, self.pages.used) == before
+            trio.from_thread.run(self.lost, call)
+        one.is_spilled = one.table.is_spilled
+
+    def plan(self, operation: str, **what: Any) -> FaultInjection:
+        assert self.mortal is not None
+        return trio.from_thread.run_sync(partial(inject_fault, self.mortal, operation, **what))
+
+    async def lost(self, call: Callable[[], Awaitable[None]]) -> bool:
+        try:
+            await call()
+        except ta.ContextLostError:
+            return True
+        except (PagesFullError, ValueError):
+            await trio.lowlevel.checkpoint()
+        return False
 
     @precondition(lambda self: 0 < len(self.ones) < 5)
     @rule(which=WHICH)
@@ -247,6 +288,9 @@ class Life(RuleBasedStateMachine):
             trio.from_thread.run(self.look)
 
     async def look(self) -> None:
+        if self.mortal is not None:
+            # What a lost copy was writing to spoils the array, until somebody writes over it.
+            await self.pages.heal()
         whole = [await array.to_host() for array in self.arrays]
         for one in self.ones:
             if not one.is_spilled:
@@ -264,8 +308,31 @@ def test_any_order(shares: bool) -> None:
                 await device.zeros((COUNT, SIZE, 3)),
                 await device.zeros((COUNT, SIZE), "int64"),
             )
-            Life.shares = shares
+            Life.shares, Life.mortal = shares, None
             wide = settings(max_examples=60 if shares else 15, stateful_step_count=30, deadline=None)
             await trio.to_thread.run_sync(partial(run_state_machine_as_test, Life, settings=wide))
+
+    trio.run(main)
+
+
+@pytest.mark.skipif(BACKEND != "cpu", reason="it kills worker processes, one after the other")
+def test_any_order_with_losses() -> None:
+    options = ta.DeviceOptions(
+        isolation="process",
+        retry=0,
+        intensity=ta.Intensity(10_000, 60.0),
+        backoff=ta.Backoff(initial=0.0, base=0.0, jitter=0.0),
+    )
+
+    async def main() -> None:
+        async with ta.open_system("test") as system, system.open_device("cpu", options=options) as device:
+            Life.arrays = (
+                await device.zeros((COUNT, SIZE, 3)),
+                await device.zeros((COUNT, SIZE), "int64"),
+            )
+            Life.shares, Life.mortal = True, device
+            wide = settings(max_examples=20, stateful_step_count=20, deadline=None)
+            await trio.to_thread.run_sync(partial(run_state_machine_as_test, Life, settings=wide))
+            assert device.generation > 5
 
     trio.run(main)
