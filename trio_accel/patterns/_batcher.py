@@ -7,7 +7,7 @@ import math
 import sys
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, final
 
 import attrs
@@ -291,6 +291,21 @@ class BatchServant(QueueServant[ItemT, ResultT, EntryT]):
         """Yield the counts that metrics show, with sizes of batches."""
         yield from super().readings()
         yield self._sizes.reading("batch_size", "Requests in a batch when the model gets it.")
+
+
+def shared_evenly(most: int, wanted: Sequence[int]) -> list[int]:
+    """Share positions out: small wishes are met, the others get the same, the first the rest (D183)."""
+    shares, left = [0] * len(wanted), most
+    by_size = sorted(range(len(wanted)), key=wanted.__getitem__)
+    for rank, index in enumerate(by_size):
+        level, rest = divmod(left, len(wanted) - rank)
+        if wanted[index] > level:
+            for number, other in enumerate(sorted(by_size[rank:])):
+                shares[other] = level + (number < rest)
+            break
+        shares[index] = wanted[index]
+        left -= wanted[index]
+    return shares
 
 
 def one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:

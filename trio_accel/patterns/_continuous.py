@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, Generic, TypeVar, cast, final
 
@@ -16,7 +16,15 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ..actors import Reading, checked_options
-from ._batcher import Batch, BatchResults, BatchServant, is_loss, may_be_one_request, one_for_each
+from ._batcher import (
+    Batch,
+    BatchResults,
+    BatchServant,
+    is_loss,
+    may_be_one_request,
+    one_for_each,
+    shared_evenly,
+)
 from ._checks import ModelOutputError, NoRoomError, must_be_count
 from ._fair_queue import FairQueue, Weights, weight_in
 from ._parts import Streamable, Streamed
@@ -391,7 +399,7 @@ class ContinuousBatcher(
         if is_ahead and (prompts or (self._places is not None and self._places.leaving)):
             return []
         wanted = [sequence.length - sequence.done for sequence in prompts]
-        shares = _shared_evenly(self._most_positions - (len(batch) - len(prompts)), wanted)
+        shares = shared_evenly(self._most_positions - (len(batch) - len(prompts)), wanted)
         for sequence, share in zip(prompts, shares, strict=True):
             sequence.chunk = share
         return batch
@@ -467,20 +475,33 @@ class ContinuousBatcher(
         """Have what a sequence holds given back; returns whether it is."""
         error = await self._moved(entry, cast("Room[ItemT, PartT]", self._room).set_aside)
         if not entry.is_over and error is None:
-            del self._running[entry]
-            self._aside[entry] = None
-            entry.is_aside, entry.since = True, self._tally["steps"]
+            self._leave_place(entry)
+            entry.since = self._tally["steps"]
             self._tally["set_aside"] += 1
         return entry.is_over or error is None
 
     async def _bring_back(self, entry: SequenceEntry[ItemT, PartT]) -> None:
+        room = cast("Room[ItemT, PartT]", self._room)
+
+        async def bring_back(sequence: RunningSequence[ItemT, PartT]) -> None:
+            try:
+                await room.bring_back(sequence)
+            except NoRoomError:
+                # It may be tried again at once.
+                await trio.sleep(_FIRST_PAUSE)
+                raise
+
         # It takes its room at once.
         entry.is_aside = False
-        error = await self._moved(entry, cast("Room[ItemT, PartT]", self._room).bring_back)
+        error = await self._moved(entry, bring_back)
         if not entry.is_over and error is not None:
-            del self._running[entry]
-            self._aside[entry] = None
-            entry.is_aside = True
+            self._leave_place(entry)
+
+    @enable_ki_protection
+    def _leave_place(self, entry: SequenceEntry[ItemT, PartT]) -> None:
+        del self._running[entry]
+        self._aside[entry] = None
+        entry.is_aside = True
 
     async def _moved(
         self,
@@ -582,18 +603,3 @@ class ContinuousBatcher(
         super()._end(entry)
         entry.steps = 0
         self._release(entry)
-
-
-def _shared_evenly(most: int, wanted: Sequence[int]) -> list[int]:
-    """Share positions out: small wishes are met, the others get the same, the first the rest (D183)."""
-    shares, left = [0] * len(wanted), most
-    by_size = sorted(range(len(wanted)), key=wanted.__getitem__)
-    for rank, index in enumerate(by_size):
-        level, rest = divmod(left, len(wanted) - rank)
-        if wanted[index] > level:
-            for number, other in enumerate(sorted(by_size[rank:])):
-                shares[other] = level + (number < rest)
-            break
-        shares[index] = wanted[index]
-        left -= wanted[index]
-    return shares

@@ -113,11 +113,33 @@ class Places(Generic[ItemT, PartT]):
 
     def take(self, step: int) -> SequenceEntry[ItemT, PartT] | None:
         """Give the next sequence a place, or choose `leaving` for a `claimant`; None if there is no place."""
-        if self.leaving or (self._state(step) == self._seen and self.room.free <= self._seen_free):
-            return None
-        heads = [queued.value for queued in self.queue.heads()]
-        aside = [entry for entry in self.aside if not entry.is_held]
-        look = self._look([*heads, *aside])
+        while not (self.leaving or (self._state(step) == self._seen and self.room.free <= self._seen_free)):
+            heads = [queued.value for queued in self.queue.heads()]
+            aside = [entry for entry in self.aside if not entry.is_held]
+            look = self._look([*heads, *aside])
+            available = self.room.free - sum(map(self._promised, self.running))
+            candidates = self._candidates(heads, aside, look)
+            self.claimant = None
+            for entry, wanted in candidates.items():
+                has_room = not self.running or wanted <= available
+                if has_room and len(self.running) < self.most:
+                    self._leave_queue(entry, step)
+                    del self.aside[entry]
+                    self.running[entry] = None
+                    self._seen = None
+                    return entry
+            if not self._displace(candidates, look, available, step) and self._let_overtake(candidates, step):
+                continue
+            self._seen, self._seen_free = self._state(step), self.room.free
+        return None
+
+    def _candidates(
+        self,
+        heads: list[SequenceEntry[ItemT, PartT]],
+        aside: list[SequenceEntry[ItemT, PartT]],
+        look: _Look[ItemT, PartT],
+    ) -> dict[SequenceEntry[ItemT, PartT], float]:
+        """Return some that want a place, in the order of their turns, with the room that they want."""
 
         def order(entry: SequenceEntry[ItemT, PartT]) -> tuple[bool, bool, float, bool, int]:
             waits = entry.queued is not None
@@ -125,34 +147,28 @@ class Places(Generic[ItemT, PartT]):
             return not is_next[0], not is_next[1], look.share(entry), waits, 0 if waits else entry.rank
 
         # Behind the first ones, the shortest may fit.
-        small = sorted(aside, key=lambda entry: entry.sequence.length)[:_MOST_CANDIDATES]
+        found = sorted(aside, key=lambda entry: entry.sequence.length)[:_MOST_CANDIDATES]
         for kind in (heads, aside):
-            small += sorted(kind, key=order)[:_MOST_CANDIDATES]
-        candidates = sorted(set(small), key=order)
-        self.claimant = None
-        available = self.room.free - sum(map(self._promised, self.running))
-        wanted = {entry: self._wanted(entry) for entry in candidates}
-        for entry in candidates:
-            has_room = not self.running or wanted[entry] <= available
-            if has_room and len(self.running) < self.most:
-                self._leave_queue(entry, step)
-                del self.aside[entry]
-                self.running[entry] = None
-                self._seen = None
-                return entry
-        for entry in candidates:
-            self.leaving = self._victims(entry, look, wanted[entry], available, step)
+            found += sorted(kind, key=order)[:_MOST_CANDIDATES]
+        return {entry: self._wanted(entry) for entry in sorted(dict.fromkeys(found), key=order)}
+
+    def _displace(
+        self,
+        candidates: dict[SequenceEntry[ItemT, PartT], float],
+        look: _Look[ItemT, PartT],
+        available: float,
+        step: int,
+    ) -> bool:
+        """Choose `leaving` for the first that may take the place of others."""
+        for entry, wanted in candidates.items():
+            self.leaving = self._victims(entry, look, wanted, available, step)
             if self.leaving:
                 self._leave_queue(entry, step)
                 self.claimant = entry
                 for victim in self.leaving:
                     victim.is_moving = True
-                break
-        else:
-            if self._let_overtake(candidates, step):
-                return self.take(step)
-        self._seen, self._seen_free = self._state(step), self.room.free
-        return None
+                return True
+        return False
 
     def by_turn(self) -> list[SequenceEntry[ItemT, PartT]]:
         """Return those that may be set aside if a step has no room, in this order."""
@@ -180,7 +196,7 @@ class Places(Generic[ItemT, PartT]):
             entry.queued, entry.since = None, step
             self.aside[entry] = None
 
-    def _let_overtake(self, candidates: list[SequenceEntry[ItemT, PartT]], step: int) -> bool:
+    def _let_overtake(self, candidates: Iterable[SequenceEntry[ItemT, PartT]], step: int) -> bool:
         """Have one that waits stand beside the queue, if there is a place, but no room for it."""
         waiting = [entry for entry in candidates if entry.queued is not None]
         is_room = len(self.running) < self.most and len(self.aside) < _MOST_ASIDE
