@@ -340,7 +340,8 @@ class ContinuousBatcher(
             await self._flights[0].landed.wait()
             self._end_step(self._flights.popleft().entries)
         self._batch = Batch(flight.entries)
-        await self._go_through(self._batch, results)
+        # For a step that was called ahead, there may be room by now.
+        await self._go_through(self._batch, None if isinstance(results.error, NoRoomError) else results)
 
     def _cost_with(self, *more: SequenceEntry[ItemT, PartT]) -> float:
         """Return the cost of the sequences in the batch, and of others."""
@@ -417,9 +418,6 @@ class ContinuousBatcher(
     ) -> Exception | None:
         # It is called again after a loss.
         attempt = 0
-        if failed is not None and isinstance(failed.error, NoRoomError):
-            # It was called ahead, and there may be room by now.
-            failed = None
         while entries := [one for one in entries if not (one.is_over or one.is_moving or one.is_aside)]:
             try:
                 results = failed or await outcome_of(self._call(entries))
@@ -478,22 +476,14 @@ class ContinuousBatcher(
             self._leave_place(entry)
             entry.since = self._tally["steps"]
             self._tally["set_aside"] += 1
+        entry.is_stuck = error is not None
         return entry.is_over or error is None
 
     async def _bring_back(self, entry: SequenceEntry[ItemT, PartT]) -> None:
-        room = cast("Room[ItemT, PartT]", self._room)
-
-        async def bring_back(sequence: RunningSequence[ItemT, PartT]) -> None:
-            try:
-                await room.bring_back(sequence)
-            except NoRoomError:
-                # It may be tried again at once.
-                await trio.sleep(_FIRST_PAUSE)
-                raise
-
-        # It takes its room at once.
+        # It takes its room at once. If there is none after all, it may be tried again as soon.
         entry.is_aside = False
-        error = await self._moved(entry, bring_back)
+        call = cast("Room[ItemT, PartT]", self._room).bring_back
+        error = await self._moved(entry, call, _FIRST_PAUSE)
         if not entry.is_over and error is not None:
             self._leave_place(entry)
 
@@ -507,6 +497,7 @@ class ContinuousBatcher(
         self,
         entry: SequenceEntry[ItemT, PartT],
         call: Callable[[RunningSequence[ItemT, PartT]], Awaitable[None]],
+        pause: float = 0.0,
     ) -> Exception | None:
         """Have a sequence set aside or brought back; returns why that is not so. Another error ends it."""
         error: Exception | None = None
@@ -514,6 +505,8 @@ class ContinuousBatcher(
             for attempt in range(self._retry + 1):
                 result = await outcome_of(call(entry.sequence))
                 error = None if isinstance(result, outcome.Value) else cast("Exception", result.error)
+                if isinstance(error, NoRoomError):
+                    await trio.sleep(pause)
                 is_final = error is None or entry.is_over or isinstance(error, NoRoomError)
                 if is_final or not await self._may_go_better(cast("Exception", error), attempt):
                     break
@@ -587,6 +580,8 @@ class ContinuousBatcher(
         if entry.steps or entry not in places:
             return
         del places[entry]
+        for other in self._running if self._places is not None else ():
+            other.is_stuck = False
         self._queue.finish()
         if self._leaves_by is not None and entry.has_begun:
             try:

@@ -30,7 +30,8 @@ from ._servants import ItemT
 
 # Arrivals of the level below that one of a level of priority goes before.
 LEVEL_ARRIVALS = 1000
-# Steps until a sequence that was set aside takes the place of a later one.
+# Steps until a sequence that was set aside takes the place of a later one of its tenant, and until it makes
+# way for one when it is back.
 _PATIENCE = 64
 # How many of those that wait, and that were set aside, are looked at. Of these, so many may be overtaken.
 _MOST_CANDIDATES, _MOST_ASIDE = 8, 256
@@ -126,6 +127,7 @@ class Places(Generic[ItemT, PartT]):
                     self._leave_queue(entry, step)
                     del self.aside[entry]
                     self.running[entry] = None
+                    entry.stays_until = step + _PATIENCE if entry.is_aside else 0
                     self._seen = None
                     return entry
             if not self._displace(candidates, look, available, step) and self._let_overtake(candidates, step):
@@ -229,10 +231,10 @@ class Places(Generic[ItemT, PartT]):
         has_waited = entry.queued is None and step - entry.since >= _PATIENCE
 
         def makes_way(one: SequenceEntry[ItemT, PartT]) -> bool:
-            if one.is_held or entry is look.first:
-                return True
+            if one.is_stuck or one.is_held or entry is look.first:
+                return not one.is_stuck
             if entry.tenant == one.tenant:
-                return has_waited and entry.rank < one.rank
+                return has_waited and entry.rank < one.rank and step >= one.stays_until
             is_over = look.share(entry) < look.share(one, look.held[one])
             return is_over and (has_waited or not entry.is_aside)
 

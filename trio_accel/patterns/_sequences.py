@@ -146,6 +146,9 @@ class SequenceEntry(Waiting[ItemT, tuple[PartT, ...]]):
         is_moving: Whether it is being set aside, or brought back, and so is in no step.
         is_aside: Whether it was set aside, and is not back yet.
         since: The number of the step at which it was set aside.
+        stays_until: The number of the step until which it makes no way for others of its tenant, as it has
+            just come back.
+        is_stuck: Whether it could not be set aside, and no sequence has ended since.
     """
 
     sequence: RunningSequence[ItemT, PartT]
@@ -159,6 +162,8 @@ class SequenceEntry(Waiting[ItemT, tuple[PartT, ...]]):
     is_moving: bool = False
     is_aside: bool = False
     since: int = 0
+    stays_until: int = 0
+    is_stuck: bool = False
 
     @property
     def is_held(self) -> bool:
