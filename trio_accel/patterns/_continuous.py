@@ -252,8 +252,7 @@ class ContinuousBatcher(
         if self._length is not None:
             sequence.length = must_be_count(f"{path}: the length of a prompt", self._length(item), most=_MOST)
         entry.cost = self._cost_of(item)
-        room = self._room
-        if room is not None and (wanted := room.wanted(sequence)) > room.total:
+        if (room := self._room) is not None and (wanted := room.wanted(sequence)) > room.total:
             told = f"the item wants {wanted:g} to begin, and there are {room.total:g} in all"
             raise ValueError(f"{path}: {told}; it can never be served")
         tenant = None if self._tenant is None else self._tenant(item)
