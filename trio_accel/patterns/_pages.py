@@ -26,6 +26,7 @@ from ._checks import NoRoomError, must_be_count
 
 __all__ = ["PageTable", "Pages", "PagesFullError", "PagesStatistics"]
 
+_COPIES_AT_ONCE = 64
 # The tenant of a first page, and the serial of the page before of any other.
 _Key: TypeAlias = tuple[Hashable, int, tuple[int, ...]]
 _Arrays: TypeAlias = AccelRef | Sequence[AccelRef]
@@ -163,11 +164,30 @@ class _Pool:
 
     async def copy(self, pages: Sequence[int], places: Sequence[int], sources: _Sources) -> None:
         """Write to the first pages what is at places of other arrays, one for each of these."""
+        jobs, errors = list[tuple[AccelRef, AccelRef | _Host]](), list[Exception]()
         for ahead, run in groupby(zip(pages, places, strict=False), key=lambda two: two[0] - two[1]):
             part = [place for _, place in run]
             start, end = part[0], part[-1] + 1
             for array, source in zip(self.arrays, sources, strict=True):
-                await array[start + ahead : end + ahead].assign(source[start:end])
+                jobs.append((array[start + ahead : end + ahead], source[start:end]))
+
+        left = iter(jobs)
+
+        async def work() -> None:
+            for target, source in left:
+                try:
+                    await target.assign(source)
+                except Exception as error:  # noqa: BLE001  # raised below
+                    errors.append(error)
+                if errors:
+                    break
+
+        # Several at once go between two steps of others. One by one, each would wait for a step.
+        async with trio.open_nursery() as nursery:
+            for _ in range(min(len(jobs), _COPIES_AT_ONCE)):
+                nursery.start_soon(work)
+        if errors:
+            raise errors[0]
 
     async def fetch(self, pages: Sequence[int]) -> list[_Host]:
         """Copy pages to pinned host memory."""
@@ -255,7 +275,8 @@ class PageTable(AbstractContextManager["PageTable"]):
         places = shared if host is None else range(found, self._filled())
         try:
             fresh = pool.take(max(-(-length // pool.size) - found, 0) + len(shared))
-            await pool.copy(fresh, places, pool.arrays if host is None else host)
+            if places:
+                await pool.copy(fresh, places, pool.arrays if host is None else host)
             self._check("reserve", before)
         except BaseException:
             # Pages that were found stay so, and are in no doubt.
