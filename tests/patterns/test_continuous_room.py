@@ -141,6 +141,19 @@ async def test_a_reader_that_does_not_read_gives_its_room_first(autojump_clock: 
     assert list(cache.ends) == [1, 2, 0]
 
 
+async def test_a_low_priority_is_not_starved_by_a_flood_of_a_higher_one(autojump_clock: MockClock) -> None:
+    """More come than the cache has room for. The low one needs nearly all of it, and has its turn at last."""
+    low = Visit(number=0, length=8, parts=60, priority=-1)
+    flood = [Visit(number=1 + n, at=5.3 + 2.1 * n, length=12, parts=8) for n in range(1400)]
+    cache = Cache(total=20)
+    await run(cache, [low, *flood], max_sequences=8)
+    assert set(cache.ends.values()) == {"answered"}
+    # 1000 arrivals later, no other is before it.
+    ended = list(cache.ends).index(0)
+    assert 900 < ended < 1200
+    assert cache.aside.count(0) < 100
+
+
 async def test_one_that_alone_outgrows_all_pages(autojump_clock: MockClock) -> None:
     visits = [Visit(number=0, length=8, parts=99), Visit(number=1, at=10.1, length=8, parts=28)]
     cache = Cache(total=10)
