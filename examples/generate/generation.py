@@ -402,7 +402,7 @@ class Generation:
         most = max(sequence.length, sequence.done) // self.size + 1
         if table is not None and not table.is_spilled:
             return max(most - len(table.pages), 0)
-        if most <= self.pages.free:
+        if most <= self.pages.free or most > self.pages.count:
             return most
         # Others may have some of them. It takes longer to find that out.
         return self.pages.wanted(self._tokens(sequence), tenant=self._tenant(sequence))

@@ -212,12 +212,12 @@ class ContinuousBatcher(
 
     def statistics(self) -> ContinuousStatistics:
         """Return the counts since its incarnation began."""
-        room = self._room
+        room, aside = self._room, sum(entry.is_aside for entry in self._aside)
         return ContinuousStatistics(
             waiting=self._waiting,
-            in_flight=sum(not entry.reply.is_done for entry in (*self._running, *self._aside)),
+            in_flight=sum(not entry.reply.is_done for entry in self._running) + aside,
             cost=self._cost_with() if room is None else room.total - room.free,
-            aside=len(self._aside),
+            aside=aside,
             **self._tally,
         )
 
@@ -238,7 +238,8 @@ class ContinuousBatcher(
 
     @property
     def _waiting(self) -> int:
-        return self._queue.queued + (self._next is not None)
+        beside = sum(not entry.is_aside for entry in self._aside)
+        return self._queue.queued + (self._next is not None) + beside
 
     def make(self, message: Call[Streamable[ItemT, PartT]]) -> SequenceEntry[ItemT, PartT]:
         item: Any = message.item
@@ -481,8 +482,7 @@ class ContinuousBatcher(
     async def _bring_back(self, entry: SequenceEntry[ItemT, PartT]) -> None:
         # It takes its room at once. If there is none after all, it may be tried again as soon.
         entry.is_aside = False
-        call = cast("Room[ItemT, PartT]", self._room).bring_back
-        error = await self._moved(entry, call, _FIRST_PAUSE)
+        error = await self._moved(entry, cast("Room[ItemT, PartT]", self._room).bring_back, _FIRST_PAUSE)
         if not entry.is_over and error is not None:
             self._leave_place(entry)
 
