@@ -225,9 +225,10 @@ class Generation:
         try:
             return await self._step(batch)
         except ta.StaleRefError as error:
-            # A copy was lost whose pages no sequence has, and which spoil the whole array.
-            await self.pages.heal()
-            raise ta.NotExecutedError("pages were spoiled; the step runs again") from error
+            stale = error
+        # A copy was lost whose pages no sequence has, and which spoil the whole array.
+        await self.pages.heal()
+        raise ta.NotExecutedError("pages were spoiled; the step runs again") from stale
 
     async def _step(self, batch: list[_Sequence]) -> list[StepResult[int]]:
         company, self._running = self._company, len(batch)

@@ -121,7 +121,7 @@ async def test_a_client_that_leaves_while_it_is_set_aside(system: ta.System, dev
             nursery.start_soon(ask, 0)
             for number in (1, 2, 3):
                 leaving.start_soon(ask, number)
-            while not (await count(made)).aside:
+            while not (await count(made)).aside:  # noqa: ASYNC110  # nobody tells of it
                 await trio.lowlevel.checkpoint()
             leaving.cancel_scope.cancel()
         assert len(texts) == 1
