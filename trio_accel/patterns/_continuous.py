@@ -109,9 +109,9 @@ class ContinuousBatcher(
     `RunningSequence.ahead` counts them, and the model takes them from the device. The batcher drops the parts
     of a sequence that has ended meanwhile. If a step fails, the batcher drops the steps ahead, and calls the
     failed step alone. A step that has run with the wrong parts raises a `NotExecutedError`, and is called
-    again. While a prompt goes through, no step is called ahead, and never one of a sequence that
-    `needs_parts`: it is in each second step at most, or alone in each. A step must hand its work over in the
-    order of the calls, and read the fields of its sequences before it waits.
+    again. While a prompt goes through, no step is called ahead. A sequence that `needs_parts` is in no step
+    ahead: beside others it is in each second step. A step must hand its work over in the order of the calls,
+    and read the fields of its sequences before it waits.
 
     **Cancellation.** A sequence whose asker is cancelled leaves before the next step. If all askers of a step
     have gone, the step is cancelled. `leave` is called once for each sequence that a step may have seen,

@@ -33,8 +33,8 @@ class RunningSequence(Generic[ItemT, PartT]):
             step is at the position ``done + ahead``. It is 0 unless the batcher calls steps ahead.
         parts: What it has given so far.
         state: The model's own, such as its pages.
-        needs_parts: Whether a step of it must have all its parts. A step sets it: then no step of it is
-            called ahead.
+        needs_parts: Whether a step of this sequence needs all its parts, so that none is called ahead. A step
+            may set it.
     """
 
     item: ItemT
