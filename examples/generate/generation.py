@@ -82,8 +82,8 @@ def _has_grammar(sequences: Iterable[_Sequence]) -> bool:
 
 # Pages are reserved so many at a time, while there are many; and random numbers made.
 _MORE_PAGES, _MORE_DRAWS = 4, 64
-# The part of the pages that is left to short prompts which begin.
-_SPARE = 1 / 64
+# One page of so many is left to short prompts which begin.
+_SPARE = 64
 
 
 class WrongTokensError(ta.NotExecutedError):
@@ -391,7 +391,7 @@ class Generation:
 
     @property
     def _kept(self) -> int:
-        return int(self.pages.count * _SPARE)
+        return -(-self.pages.count // _SPARE)
 
     def held(self, sequence: _Sequence) -> int:
         """Count the pages that only this sequence has."""

@@ -488,11 +488,11 @@ class Pages:
         """
         await self._pool.heal()
 
-    def wanted(self, tokens: Sequence[int], *, tenant: Hashable = None) -> int:
+    def wanted(self, tokens: Iterable[int], *, tenant: Hashable = None) -> int:
         """Return how many free pages a table takes if `open` is called for it, and it gets one token more."""
-        users = self._pool.users
-        shared = sum(users[page] > 0 for page in self._found(tokens, tenant))
-        return len(tokens) // self._pool.size + 1 - shared
+        users, given = self._pool.users, _checked(tokens)
+        shared = sum(users[page] > 0 for page in self._found(given, tenant))
+        return len(given) // self._pool.size + 1 - shared
 
     def _found(self, tokens: Sequence[int], tenant: Hashable) -> list[int]:
         return self._pool.find(tokens, max(len(tokens) - 1, 0) // self._pool.size, tenant)

@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 import attrs
 import outcome
 
+from ._checks import must_be_count
 from ._fair_queue import Queued
 from ._parts import PartStream
 from ._servants import ItemT
@@ -64,7 +65,7 @@ class RunningSequence(Generic[ItemT, PartT]):
         Args:
             length: Positions of the prompt and of all parts so far.
         """
-        self.done, self.length = 0, length
+        self.done, self.length = 0, must_be_count("begin_again: length", length)
 
 
 @attrs.frozen
