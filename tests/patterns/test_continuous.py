@@ -275,7 +275,7 @@ async def test_a_step_that_is_lost_again_and_again_fails_its_sequences(
 ) -> None:
     writer = Writer(lambda batch: ta.ContextLostError("lost", device="cpu:0"))
     writer.seconds = 0
-    batcher = await spawn(system, writer, retry=3)
+    batcher = await spawn(system, writer, patience=0.05)
     start = trio.current_time()
     results = await ask_all(batcher, [("a", 2)])
     assert isinstance(results["a"], ta.ContextLostError)
@@ -290,7 +290,7 @@ async def test_who_leaves_while_a_step_is_repeated_is_in_no_call_of_it(
     system: ta.System, autojump_clock: MockClock
 ) -> None:
     writer = Writer(lambda batch: ta.QueueFullError("full", device="cpu:0"))
-    batcher = await spawn(system, writer, retry=100)
+    batcher = await spawn(system, writer, patience=100)
     results: dict[str, object] = {}
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask, batcher, ("a", 2), results)

@@ -142,7 +142,7 @@ async def test_beyond_its_capacity_it_refuses(system: ta.System, autojump_clock:
         ({"max_sequences": 64, "max_positions": 63}, ValueError, "max_positions must be at least 64, got 63"),
         ({"buffer": 0}, ValueError, "buffer must be at least 1"),
         ({"capacity": 0}, ValueError, "capacity must be at least 1"),
-        ({"retry": -1}, ValueError, "retry must be at least 0"),
+        ({"patience": -1.0}, ValueError, "patience must be a finite number of at least 0"),
         ({"splits": -1}, ValueError, "splits must be at least 0"),
         ({"weights": {"a": 0}}, ValueError, "the weight of 'a'"),
         ({"leave": Writer.__call__}, TypeError, "leave must not be async"),

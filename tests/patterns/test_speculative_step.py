@@ -59,7 +59,7 @@ def test_a_text_is_the_same_alone_and_beside_others_and_after_losses(
             alone = [await alone_in.ask(Call(request)) for request in requests]
             step = SpeculativeStep(Many(verifier, losses), Many(draft, losses), lookahead=lookahead)
             # Prompts go through in chunks.
-            batcher = await batcher_of(system, step, max_sequences=3, max_positions=4, retry=40)
+            batcher = await batcher_of(system, step, max_sequences=3, max_positions=4, patience=60.0)
             assert await tokens_of(batcher, requests) == alone
             # Rounds that were lost do not count.
             assert step.statistics == lone.statistics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import logging
 import math
 from collections import deque
@@ -25,7 +26,7 @@ from ._batcher import (
     one_for_each,
     shared_evenly,
 )
-from ._checks import ModelOutputError, NoRoomError, must_be_count
+from ._checks import ModelOutputError, NoRoomError, must_be_count, must_be_positive
 from ._fair_queue import FairQueue, Weights, weight_in
 from ._parts import Streamable, Streamed
 from ._places import LEVEL_ARRIVALS, Places
@@ -120,7 +121,7 @@ class ContinuousBatcher(
     **Failure.** A step that fails is called again with halves of the batch, as in `Batcher`, so that only the
     bad sequence fails. A loss that is no sequence's fault does not end streams: a context lost to something
     else, a model's actor that crashed or restarts, a queue that is full. Then the same step is called again
-    after a short pause, at most `retry` times in a row. After that, its sequences get the error.
+    after a short pause, for `patience` seconds from its first loss. After that, its sequences get the error.
 
     ``stop(drain=True)`` goes through all sequences; give the actor a `Policy` whose `grace` is as long as
     they may take. If the incarnation ends otherwise, those in the batch fail with `ActorFailedError`, and
@@ -146,7 +147,7 @@ class ContinuousBatcher(
         capacity: The most sequences that wait for a place; one more is refused with `MailboxFullError`. None
             for no bound.
         leave: Called with a sequence that has ended, to give back what it holds. Its errors are logged.
-        retry: How often in a row a step that was lost is called again.
+        patience: Seconds from its first loss for which a step is called again; 0 for no second call.
         splits: How often a batch is halved of which no part has succeeded; 0: it fails as a whole.
         divides: Whether an error may be that of one sequence.
 
@@ -172,7 +173,7 @@ class ContinuousBatcher(
         ahead: int = 0,
         capacity: int | None = 1024,
         leave: Callable[[RunningSequence[ItemT, PartT]], object] | None = None,
-        retry: int = 8,
+        patience: float = 60.0,
         splits: int = 1,
         divides: Callable[[Exception], bool] = may_be_one_request,
     ) -> None:
@@ -188,7 +189,7 @@ class ContinuousBatcher(
         if inspect.iscoroutinefunction(leave):
             raise TypeError(f"{name}: leave must not be async: it is called where nothing may wait")
         self._leaves_by = leave
-        self._retry = must_be_count(f"{name}: retry", retry, least=0)
+        self._patience = must_be_positive(f"{name}: patience", patience, allows_zero=True)
         self._weights = weights if isinstance(weights, Weights) else Weights(weights)
         # The capacity is the only bound.
         self._queue = FairQueue[SequenceEntry[ItemT, PartT]](
@@ -417,7 +418,7 @@ class ContinuousBatcher(
         self, entries: list[SequenceEntry[ItemT, PartT]], failed: outcome.Error | None = None
     ) -> Exception | None:
         # It is called again after a loss.
-        attempt = 0
+        attempt, end = 0, math.inf
         while entries := [one for one in entries if not (one.is_over or one.is_moving or one.is_aside)]:
             try:
                 results = failed or await outcome_of(self._call(entries))
@@ -432,15 +433,16 @@ class ContinuousBatcher(
             if self._places is not None and isinstance(error, NoRoomError):
                 entries = await self._make_room(self._places, entries, error)
                 continue
-            if not await self._may_go_better(error, attempt):
+            end = min(end, trio.current_time() + self._patience)
+            if not await self._may_go_better(error, attempt, end):
                 return error
             attempt += 1
             self._tally["repeated"] += 1
         return None
 
-    async def _may_go_better(self, error: Exception, attempt: int) -> bool:
+    async def _may_go_better(self, error: Exception | None, attempt: int, end: float) -> bool:
         """Return whether what was lost may be called again, after a pause."""
-        if attempt >= self._retry or not is_loss(error):
+        if error is None or trio.current_time() >= end or not is_loss(error):
             await trio.lowlevel.checkpoint_if_cancelled()
             return False
         await trio.sleep(min(_FIRST_PAUSE * 2.0**attempt, _LONGEST_PAUSE))
@@ -501,13 +503,14 @@ class ContinuousBatcher(
         """Have a sequence set aside or brought back; returns why that is not so. Another error ends it."""
         error: Exception | None = None
         try:
-            for attempt in range(self._retry + 1):
+            end = trio.current_time() + self._patience
+            for attempt in itertools.count():
                 result = await outcome_of(call(entry.sequence))
                 error = None if isinstance(result, outcome.Value) else cast("Exception", result.error)
                 if isinstance(error, NoRoomError):
                     await trio.sleep(pause)
                 is_final = error is None or entry.is_over or isinstance(error, NoRoomError)
-                if is_final or not await self._may_go_better(cast("Exception", error), attempt):
+                if is_final or not await self._may_go_better(error, attempt, end):
                     break
         finally:
             entry.is_moving = False
