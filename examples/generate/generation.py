@@ -197,7 +197,7 @@ class Generation:
         pages: Its cache.
         size: Tokens of a page.
         recompute: Whether a sequence that is set aside is computed again where the host has no room for a
-            copy. A token may differ in its last bit then.
+            copy. Its tokens may differ then, unless the model is exact.
         shares: Whether tenants share pages of equal beginnings: see `Pages.open` for what that shows them.
         batcher: What is asked: `ta.patterns.open_parts` of it has the tokens of a `Prompt`.
     """

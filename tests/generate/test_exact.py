@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import asynccontextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -23,7 +23,7 @@ from running import TINY
 from text import load_random
 
 import trio_accel as ta
-from trio_accel.patterns import Call
+from trio_accel.patterns import Call, GetStatistics
 
 pytestmark = pytest.mark.examples
 for package in ("tokenizers", "jinja2", "llguidance"):
@@ -167,6 +167,17 @@ async def test_texts_are_the_same_in_any_company_and_under_kills(system: ta.Syst
                 fault = ta.testing.inject_fault(device, model.operation, kill=True, count=3)
                 assert await answers(made) == alone
                 assert fault.hit == 3
+
+
+@pytest.mark.parametrize("host", [0, 12])
+async def test_texts_that_are_set_aside_are_the_same(system: ta.System, device: ta.Device, host: int) -> None:
+    opening = partial(open_model, device, TINY, LOADED.weights, size=SIZE, exact=8)
+    async with opening(pages=100) as model, opened(model, sequences=1, positions=3) as made:
+        alone = await answers(made)
+    # Two of the longest have no room together, and the host has room for one or for none.
+    async with opening(pages=20) as model, opened(model, sequences=10, positions=20, host=host) as made:
+        assert await answers(made) == alone
+        assert (await made.batcher.ask(GetStatistics())).set_aside > 0
 
 
 async def test_functions_of_the_package_are_not_exact(device: ta.Device) -> None:
