@@ -157,10 +157,10 @@ class Llama:
     """Computes next tokens. All of it is float32.
 
     A library chooses how it sums a product by the number of its rows, and the next token may depend on the
-    last bit of a sum. So the company of a sequence in a batch could decide its text. An exact model has the
-    same bits in any company: each product has equally many rows, whatever is in them, and each attention goes
-    through parts of `KEYS` keys in their order. A prompt goes through in the same way as a token that was
-    made, so its chunks and shared beginnings change no bit either.
+    last bit of a sum. So the company of a sequence in a batch could decide its text. An exact model (D223)
+    has the same bits in any company: each product has equally many rows, whatever is in them, and each
+    attention goes through parts of `KEYS` keys in their order. A prompt goes through in the same way as a
+    token that was made, so its chunks and shared beginnings change no bit either.
 
     Args:
         weights: Arrays by the names of `weights_of`.
