@@ -200,7 +200,7 @@ class TorchLlama(Llama):
         if sampling is None or not self.exact:
             return self._choose_at_once(logits, sampling)
         # Sums over the words are products of fixed sizes, too.
-        count, found = len(logits), []
+        count, found = len(logits), list[Any]()
         for first in range(0, count, self.exact):
             place = torch.arange(first, first + self.exact, device=logits.device).clamp(max=count - 1)
             found.append(self._choose_at_once(logits[place], sampling[:, place]))
