@@ -22,8 +22,7 @@ from hypothesis.extra import numpy as hnp
 from trio_accel import linalg
 from trio_accel.backends.base import DType, ops
 from trio_accel.backends.base.contract.ops import ArraySpec, OperationSpec, reads, writes
-from trio_accel.devices.dispatch._launch_encoding import encode_array, encode_spec
-from trio_accel.devices.worker._launch_decoding import decode_array, decode_spec
+from trio_accel.devices.wire._specs import decode_array, decode_spec, encode_array, encode_spec
 
 pytestmark = pytest.mark.no_device
 
@@ -242,7 +241,7 @@ class TestSpecs:
         data = encode_spec(ops.FillSpec(2**60 + 1, ARRAY), encode_array)
         program = (
             "import pickle, sys\n"
-            "from trio_accel.devices.worker._launch_decoding import decode_array, decode_spec\n"
+            "from trio_accel.devices.wire._specs import decode_array, decode_spec\n"
             "print(decode_spec(pickle.load(sys.stdin.buffer), decode_array))"
         )
         result = subprocess.run(

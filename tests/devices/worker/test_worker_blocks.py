@@ -9,8 +9,8 @@ from trio_accel.backends.base import DType, StaleRefError
 from trio_accel.backends.base.contract.ops import ArraySpec, MatmulSpec
 from trio_accel.backends.base.kit.kept_plans import KeptPlans
 from trio_accel.devices.base._waits import Availability
-from trio_accel.devices.dispatch._launch_encoding import encode_spec
 from trio_accel.devices.operations._blocks import BlockTable
+from trio_accel.devices.wire._specs import encode_spec
 from trio_accel.devices.worker._launch_decoding import LaunchTemplate, no_host
 from trio_accel.devices.worker._memory import WorkerBlocks
 

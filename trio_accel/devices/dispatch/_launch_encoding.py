@@ -6,16 +6,13 @@ these blocks: the rest is sent only once.
 
 from __future__ import annotations
 
-import enum
-import functools
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, TypeAlias, cast
 
-import attrs
 import numpy as np
 
-from ...backends.base import DType, HostArray, Ints
+from ...backends.base import HostArray, Ints
 from ...backends.base.contract.ops import (
     DESCRIPTORS,
     ArraySpec,
@@ -29,16 +26,11 @@ from ...backends.base.contract.ops import (
 )
 from ...backends.base.kit.fast_paths import current_fast_paths
 from ...backends.base.kit.kept_plans import KeptPlans
-from ..base._library_paths import why_not_found
 from ..operations._operation import Launch
 from ..wire import _orders
-from ..wire._messages import SHORT
-from ..wire._protocol import ARRAY, COMPLEX, ENUM, HOST, TUPLE, Message
+from ..wire._protocol import Message
+from ..wire._specs import PLAIN, HostEncoder, encode_spec, result_of
 from ..wire._wire_values import encode_fault
-
-HostEncoder: TypeAlias = Callable[[HostArray], object]
-"""Called with each host array; returns the plain values to send instead."""
-
 
 # Characters, or bytes, of a value in a template: recipes of graphs have some thousands.
 _MOST_TEXT = 1 << 16
@@ -47,10 +39,6 @@ _AddressOf: TypeAlias = Callable[[HostArray], "Message | None"]
 
 _ID = attrgetter("id")
 _BLOCK = attrgetter("block")
-# Values of these types stand for themselves.
-_PLAIN = frozenset({type(None), bool, int, float, str, bytes})
-_NAMES = {id(member): member.value for member in DType}
-_PATHS: dict[type[OperationSpec], str] = {}
 
 
 def encode_launch(launch: Launch, read: HostEncoder, write: HostEncoder, fill: HostEncoder) -> Message:
@@ -81,11 +69,6 @@ def encode_launch(launch: Launch, read: HostEncoder, write: HostEncoder, fill: H
 
 def _nowhere(host: HostArray) -> None:
     """No host array is in memory that a worker shares."""
-
-
-def result_of(host: HostArray) -> Message:
-    """Tell a worker of a host array that is filled from its reply."""
-    return "result", DType.of(host.dtype).value, host.shape
 
 
 class TemplateTable:
@@ -228,7 +211,7 @@ def _spec_key(
             blocks.append(array.block)
             # `array_key` makes the same part of a key, with a call for each array.
             key += array.offset, id(array.dtype), array.shape, array.strides
-        elif kind in _PLAIN and kind is not float:
+        elif kind in PLAIN and kind is not float:
             # `value_key` makes the same part.
             key += kind, value
             if (kind is bytes or kind is str) and len(value) > _MOST_TEXT:  # type: ignore[arg-type]  # it has one
@@ -253,134 +236,3 @@ def _without_contents(described: Descriptor, fields: list[Any]) -> tuple[list[An
     for index in described.status:
         fields[index] = getattr(fields[index], "size", None)
     return fields, packed
-
-
-def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None = None) -> Message:
-    """Make plain values of a specification.
-
-    Args:
-        spec: Any attrs class that another process can import.
-        host: Called with each host array; returns the plain values to send instead.
-        status: The same for status words; `host` if there is none.
-
-    Raises:
-        TypeError: The class cannot be imported elsewhere, or a field holds something that cannot
-            cross (the message names it).
-    """
-    cls = type(spec)
-    values: list[object] = [_PATHS.get(cls) or _path_of(cls)]
-    described = DESCRIPTORS[cls]
-    if described.has_status:
-        host = _by_field(spec, host, status)
-    for field in described.values(spec):
-        try:
-            values.append(_encode_value(field, host))
-        except _CannotCrossError as error:
-            name = described.fields[len(values) - 1].name
-            raise TypeError(
-                "a specification that crosses to a worker holds numbers, strings, bytes, None, dtypes, "
-                "members of enums, ArraySpec, host arrays and tuples of these; "
-                f"{cls.__qualname__}.{name} is {SHORT.repr(field)}{error}"
-            ) from None
-    return tuple(values)
-
-
-def _by_field(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None) -> HostEncoder:
-    """Encode status words by one function, and other host arrays by another."""
-    if status is None:
-        return host
-    fields = spec.descriptor().fields
-    words = {id(getattr(spec, field.name)) for field in fields if field.role.kind == "status"}
-    return lambda array: status(array) if id(array) in words else host(array)
-
-
-def _path_of(cls: type[OperationSpec]) -> str:
-    """Tell where another process finds a specification class.
-
-    Raises:
-        TypeError: It cannot, or the class is no attrs class.
-    """
-    try:
-        path = _class_path(cls)
-    except _CannotCrossError as error:
-        raise TypeError(
-            f"a specification that crosses to a worker is of a class that another process can import{error}"
-        ) from None
-    if not attrs.has(cast("type[object]", cls)):
-        raise TypeError(
-            f"a specification that crosses to a worker is an attrs class; {cls.__qualname__} is not"
-        )
-    _PATHS[cls] = path
-    return path
-
-
-class _CannotCrossError(Exception):
-    """The value that is being encoded cannot cross; the text says more than the value does, or nothing."""
-
-
-def _encode_value(value: object, host: HostEncoder) -> object:
-    """Make plain values of one.
-
-    Raises:
-        _CannotCrossError: It cannot cross.
-    """
-    kind = type(value)
-    if kind in _PLAIN:
-        return value
-    if kind is ArraySpec:
-        array = cast("ArraySpec", value)
-        return ARRAY, int(array.block), _layout_of(array.offset, id(array.dtype), array.shape, array.strides)
-    if kind is tuple:
-        return TUPLE, *[_encode_value(item, host) for item in cast("tuple[object, ...]", value)]
-    if isinstance(value, enum.Enum):
-        return ENUM, _class_path(kind), _encode_value(value.value, host)
-    if kind is complex or issubclass(kind, np.generic):
-        return _encode_number(value)
-    if isinstance(value, np.ndarray):
-        return HOST, host(cast("HostArray", value))
-    raise _CannotCrossError
-
-
-@functools.lru_cache(1024)
-def _layout_of(offset: int, dtype: int, shape: Ints, strides: Ints) -> Message:
-    """Return all of an array but its block; a pickle has one that occurs again only once.
-
-    Args:
-        offset: Offset in the block.
-        dtype: Identity of the dtype: its hash takes longer than all the rest.
-        shape: Extents.
-        strides: Steps.
-    """
-    # The integers are made exact: NumPy would pickle extents and steps that came from it.
-    return int(offset), _NAMES[dtype], tuple(map(int, shape)), tuple(map(int, strides))
-
-
-def _encode_number(value: Any) -> object:
-    plain: object = value if type(value) is complex else value.item()
-    if type(plain) is complex:
-        # The pickler calls Python for these.
-        return COMPLEX, plain.real, plain.imag
-    if type(plain) not in _PLAIN:
-        raise _CannotCrossError(f", a {type(value).__name__}")
-    return plain
-
-
-def _class_path(cls: type[object]) -> str:
-    """Tell where another process finds a class.
-
-    Raises:
-        _CannotCrossError: It does not.
-    """
-    why = why_not_found(cls)
-    if why is not None:
-        raise _CannotCrossError(f": {cls.__module__}.{cls.__qualname__} {why}")
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
-def encode_array(array: HostArray) -> Message:
-    """Make plain values of a small host array: dtype, shape and bytes in C order.
-
-    Raises:
-        TypeError: Devices have no such dtype.
-    """
-    return DType.of(array.dtype).value, array.shape, array.tobytes()

@@ -23,8 +23,9 @@ from ..operations._operation import Launch
 from ..wire import _orders
 from ..wire._frames import close_all
 from ..wire._protocol import Address, Message
+from ..wire._specs import encode_array, result_of
 from ._chunks import Chunk, Stay
-from ._launch_encoding import TemplateTable, encode_array, encode_launch, result_of
+from ._launch_encoding import TemplateTable, encode_launch
 from ._link import WorkerLink
 
 # D61: the next array is copied while one is transferred. A bound is needed, since promised memory is not all

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import enum
-import functools
-import importlib
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NoReturn, TypeAlias, TypeVar, cast
+from typing import Any, NoReturn, cast
 
 import attrs
 import numpy as np
 
 from ...backends.base import DType, HostArray, Ints
-from ...backends.base.contract.ops import ArraySpec, Descriptor, OperationSpec, map_arrays
+from ...backends.base.contract.ops import ArraySpec, OperationSpec, map_arrays
 from ...backends.base.kit.kept_plans import KeptPlans
 from ..base._waits import Arrival
 from ..operations._blocks import Block
 from ..operations._faults import FaultHit, FaultPlan, Faults
 from ..operations._operation import Launch
-from ..wire._protocol import ARRAY, COMPLEX, DTYPES, HOST, TUPLE, Message
+from ..wire._protocol import DTYPES
+from ..wire._specs import decode_array, decode_spec
 from ..wire._wire_values import decode_fault
 from ._memory import RemoteArray, WorkerBlocks
-
-HostDecoder: TypeAlias = Callable[[Any], HostArray]
-"""Called with what was sent for a host array; returns the array."""
-
-T = TypeVar("T")
 
 
 def decode_launch(
@@ -90,71 +83,6 @@ def decode_launch(
         number,
         arrivals,
     )
-
-
-def decode_spec(data: Message, host: HostDecoder) -> OperationSpec:
-    """Make a specification of what `encode_spec` made of it.
-
-    Args:
-        data: From `encode_spec`.
-        host: Called with what its counterpart returned; returns the host array.
-
-    Raises:
-        ImportError: This process has no such module.
-    """
-    path, *fields = cast("tuple[Any, ...]", data)
-    spec: OperationSpec = _descriptor_at(path).make([_decode_value(field, host) for field in fields])
-    return spec
-
-
-@functools.cache
-def _descriptor_at(path: str) -> Descriptor:
-    return _resolve(path, OperationSpec).descriptor()
-
-
-def _decode_value(data: object, host: HostDecoder) -> object:
-    """Make the value that something stands for: itself, unless it is a tuple."""
-    kind = type(data)
-    if kind is not tuple:
-        return data
-    tag, *values = cast("tuple[Any, ...]", data)
-    if tag == ARRAY:
-        block, (offset, dtype, shape, strides) = values
-        return ArraySpec(block, offset, DTYPES[dtype], shape, strides)
-    if tag in (COMPLEX, HOST):
-        return complex(*values) if tag == COMPLEX else host(values[0])
-    items = [_decode_value(value, host) for value in values]
-    if tag == TUPLE:
-        return tuple(items)
-    path, value = items
-    return _enum_at(path)(value)
-
-
-@functools.cache
-def _enum_at(path: str) -> Callable[[object], enum.Enum]:
-    return _resolve(path, enum.Enum)
-
-
-def _resolve(path: str, base: type[T]) -> type[T]:
-    """Find the class of a path.
-
-    Raises:
-        ImportError: This process has no such module.
-        TypeError: It is no subclass of `base`.
-    """
-    module, _, name = path.partition(":")
-    found: object = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise TypeError(f"{path} is not a subclass of {base.__name__}")
-    return found
-
-
-def decode_array(data: Message) -> HostArray:
-    """Make a writable array, contiguous in C order, of what `encode_array` made of it."""
-    dtype, shape, content = cast("tuple[str, tuple[int, ...], bytes]", data)
-    return np.ndarray(shape, DTYPES[dtype].dtype, bytearray(content))
 
 
 def no_host(array: Any) -> NoReturn:

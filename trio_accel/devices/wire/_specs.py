@@ -1,0 +1,233 @@
+"""Specifications as plain values, and back: what a worker and a journal get of an operation."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar, cast
+
+import attrs
+import numpy as np
+
+from ...backends.base import DType, HostArray, Ints
+from ...backends.base.contract.ops import DESCRIPTORS, ArraySpec, Descriptor, OperationSpec
+from ..base._library_paths import why_not_found
+from ._messages import SHORT
+from ._protocol import ARRAY, COMPLEX, DTYPES, ENUM, HOST, TUPLE, Message
+
+HostEncoder: TypeAlias = Callable[[HostArray], object]
+"""Called with each host array; returns the plain values to send instead."""
+
+HostDecoder: TypeAlias = Callable[[Any], HostArray]
+"""Called with what was sent for a host array; returns the array."""
+
+T = TypeVar("T")
+
+PLAIN = frozenset({type(None), bool, int, float, str, bytes})
+"""Values of these types stand for themselves."""
+
+_NAMES = {id(member): member.value for member in DType}
+_PATHS: dict[type[OperationSpec], str] = {}
+
+
+def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None = None) -> Message:
+    """Make plain values of a specification.
+
+    Args:
+        spec: Any attrs class that another process can import.
+        host: Called with each host array; returns the plain values to send instead.
+        status: The same for status words; `host` if there is none.
+
+    Raises:
+        TypeError: The class cannot be imported elsewhere, or a field holds something that cannot
+            cross (the message names it).
+    """
+    cls = type(spec)
+    values: list[object] = [_PATHS.get(cls) or _path_of(cls)]
+    described = DESCRIPTORS[cls]
+    if described.has_status:
+        host = _by_field(spec, host, status)
+    for field in described.values(spec):
+        try:
+            values.append(_encode_value(field, host))
+        except _CannotCrossError as error:
+            name = described.fields[len(values) - 1].name
+            raise TypeError(
+                "a specification that crosses to a worker holds numbers, strings, bytes, None, dtypes, "
+                "members of enums, ArraySpec, host arrays and tuples of these; "
+                f"{cls.__qualname__}.{name} is {SHORT.repr(field)}{error}"
+            ) from None
+    return tuple(values)
+
+
+def _by_field(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None) -> HostEncoder:
+    """Encode status words by one function, and other host arrays by another."""
+    if status is None:
+        return host
+    fields = spec.descriptor().fields
+    words = {id(getattr(spec, field.name)) for field in fields if field.role.kind == "status"}
+    return lambda array: status(array) if id(array) in words else host(array)
+
+
+def _path_of(cls: type[OperationSpec]) -> str:
+    """Tell where another process finds a specification class.
+
+    Raises:
+        TypeError: It cannot, or the class is no attrs class.
+    """
+    try:
+        path = _class_path(cls)
+    except _CannotCrossError as error:
+        raise TypeError(
+            f"a specification that crosses to a worker is of a class that another process can import{error}"
+        ) from None
+    if not attrs.has(cast("type[object]", cls)):
+        raise TypeError(
+            f"a specification that crosses to a worker is an attrs class; {cls.__qualname__} is not"
+        )
+    _PATHS[cls] = path
+    return path
+
+
+class _CannotCrossError(Exception):
+    """The value that is being encoded cannot cross; the text says more than the value does, or nothing."""
+
+
+def _encode_value(value: object, host: HostEncoder) -> object:
+    """Make plain values of one.
+
+    Raises:
+        _CannotCrossError: It cannot cross.
+    """
+    kind = type(value)
+    if kind in PLAIN:
+        return value
+    if kind is ArraySpec:
+        array = cast("ArraySpec", value)
+        return ARRAY, int(array.block), _layout_of(array.offset, id(array.dtype), array.shape, array.strides)
+    if kind is tuple:
+        return TUPLE, *[_encode_value(item, host) for item in cast("tuple[object, ...]", value)]
+    if isinstance(value, enum.Enum):
+        return ENUM, _class_path(kind), _encode_value(value.value, host)
+    if kind is complex or issubclass(kind, np.generic):
+        return _encode_number(value)
+    if isinstance(value, np.ndarray):
+        return HOST, host(cast("HostArray", value))
+    raise _CannotCrossError
+
+
+@functools.lru_cache(1024)
+def _layout_of(offset: int, dtype: int, shape: Ints, strides: Ints) -> Message:
+    """Return all of an array but its block; a pickle has one that occurs again only once.
+
+    Args:
+        offset: Offset in the block.
+        dtype: Identity of the dtype: its hash takes longer than all the rest.
+        shape: Extents.
+        strides: Steps.
+    """
+    # The integers are made exact: NumPy would pickle extents and steps that came from it.
+    return int(offset), _NAMES[dtype], tuple(map(int, shape)), tuple(map(int, strides))
+
+
+def _encode_number(value: Any) -> object:
+    plain: object = value if type(value) is complex else value.item()
+    if type(plain) is complex:
+        # The pickler calls Python for these.
+        return COMPLEX, plain.real, plain.imag
+    if type(plain) not in PLAIN:
+        raise _CannotCrossError(f", a {type(value).__name__}")
+    return plain
+
+
+def _class_path(cls: type[object]) -> str:
+    """Tell where another process finds a class.
+
+    Raises:
+        _CannotCrossError: It does not.
+    """
+    why = why_not_found(cls)
+    if why is not None:
+        raise _CannotCrossError(f": {cls.__module__}.{cls.__qualname__} {why}")
+    return f"{cls.__module__}:{cls.__qualname__}"
+
+
+def encode_array(array: HostArray) -> Message:
+    """Make plain values of a small host array: dtype, shape and bytes in C order.
+
+    Raises:
+        TypeError: Devices have no such dtype.
+    """
+    return DType.of(array.dtype).value, array.shape, array.tobytes()
+
+
+def result_of(host: HostArray) -> Message:
+    """Tell a worker of a host array that is filled from its reply."""
+    return "result", DType.of(host.dtype).value, host.shape
+
+
+def decode_spec(data: Message, host: HostDecoder) -> OperationSpec:
+    """Make a specification of what `encode_spec` made of it.
+
+    Args:
+        data: From `encode_spec`.
+        host: Called with what its counterpart returned; returns the host array.
+
+    Raises:
+        ImportError: This process has no such module.
+    """
+    path, *fields = cast("tuple[Any, ...]", data)
+    spec: OperationSpec = _descriptor_at(path).make([_decode_value(field, host) for field in fields])
+    return spec
+
+
+@functools.cache
+def _descriptor_at(path: str) -> Descriptor:
+    return _resolve(path, OperationSpec).descriptor()
+
+
+def _decode_value(data: object, host: HostDecoder) -> object:
+    """Make the value that something stands for: itself, unless it is a tuple."""
+    kind = type(data)
+    if kind is not tuple:
+        return data
+    tag, *values = cast("tuple[Any, ...]", data)
+    if tag == ARRAY:
+        block, (offset, dtype, shape, strides) = values
+        return ArraySpec(block, offset, DTYPES[dtype], shape, strides)
+    if tag in (COMPLEX, HOST):
+        return complex(*values) if tag == COMPLEX else host(values[0])
+    items = [_decode_value(value, host) for value in values]
+    if tag == TUPLE:
+        return tuple(items)
+    path, value = items
+    return _enum_at(path)(value)
+
+
+@functools.cache
+def _enum_at(path: str) -> Callable[[object], enum.Enum]:
+    return _resolve(path, enum.Enum)
+
+
+def _resolve(path: str, base: type[T]) -> type[T]:
+    """Find the class of a path.
+
+    Raises:
+        ImportError: This process has no such module.
+        TypeError: It is no subclass of `base`.
+    """
+    module, _, name = path.partition(":")
+    found: object = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise TypeError(f"{path} is not a subclass of {base.__name__}")
+    return found
+
+
+def decode_array(data: Message) -> HostArray:
+    """Make a writable array, contiguous in C order, of what `encode_array` made of it."""
+    dtype, shape, content = cast("tuple[str, tuple[int, ...], bytes]", data)
+    return np.ndarray(shape, DTYPES[dtype].dtype, bytearray(content))
