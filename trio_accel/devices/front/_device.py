@@ -56,7 +56,7 @@ from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..operations._blocks import Hold, held
 from ..operations._chain import Chain, Layouts
-from ..operations._hooks import Around, Ask, EngineHook
+from ..operations._hooks import Around, Ask, EngineHook, Submitted, Written
 from ..operations._operation import Operation, refuse_recording
 from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
@@ -96,6 +96,8 @@ class OpenDevice(Device):
         # `alone_on` takes this lock.
         self.turn: trio.Lock = trio.Lock()
         self._around: list[Around] = []
+        self._submitted: list[Submitted] = []
+        self._written: list[Written] = []
         self._set_ask()
         self.chains: Chains = Chains(self, self.state)
         # No coroutine stands in between.
@@ -233,22 +235,38 @@ class OpenDevice(Device):
         return await self.dispatch.ask(cast("Operation[LibraryT, ReplyT]", operation), **_unknown)
 
     @contextmanager
-    def observed(self, hook: EngineHook, around: Around) -> Generator[None]:
+    def observed(
+        self,
+        hook: EngineHook,
+        around: Around,
+        submitted: Submitted | None = None,
+        written: Written | None = None,
+    ) -> Generator[None]:
         """Have operations seen, at every step and by their asks, inside the ``with``.
 
         Args:
             hook: Called at every step of every operation. Where the device works in a worker, all steps
                 behind the validation are told at the end, and `Launch.times` says when they were.
             around: Makes what is asked in place of the dispatch, in the task of the asker.
+            submitted: Called with each operation that was submitted.
+            written: Called with a block behind each lease that may have written it.
         """
+        told = [] if submitted is None else [submitted]
+        writes = [] if written is None else [written]
         self.state.hooks.append(hook)
         self.state.on_hooks()
         self._around.append(around)
+        self._submitted += told
+        self._written += writes
         self._set_ask()
         try:
             yield
         finally:
             self._around.remove(around)
+            for one in told:
+                self._submitted.remove(one)
+            for each in writes:
+                self._written.remove(each)
             self._set_ask()
             self.state.hooks.remove(hook)
             self.state.on_hooks()
@@ -264,7 +282,11 @@ class OpenDevice(Device):
     @named_arguments
     def submit(self, operation: DeviceRequest[LibraryT, ReplyT], /) -> Pending[ReplyT]:
         """See `Device.submit`."""
-        return self.dispatch.submit(cast("Operation[LibraryT, ReplyT]", operation))
+        asked = cast("Operation[LibraryT, ReplyT]", operation)
+        pending = self.dispatch.submit(asked)
+        for told in self._submitted:
+            told(asked, pending)
+        return pending
 
     @named_arguments
     async def put(self, host: npt.ArrayLike | SharesCudaMemory, *, pinned: bool = False) -> AccelRef:
@@ -313,19 +335,23 @@ class OpenDevice(Device):
         self.state.check_run("lease")
         refuse_recording("lease", "hold the array before the capture, or after a replay")
         own = owned("lease", ref)
-        async with opened(own.device).dispatch.lease(own, write=write, stream=stream) as array:
-            hold = own.block.hold()
-            if not isinstance(array, np.ndarray):
-                # A library keeps this object in what it makes of a GPU's array; the object refuses after the
-                # lease.
-                weakref.finalize(array, _let_go, hold).atexit = False
-                yield array
-                return
-            given = held(cast("HostArray", array), hold)
-            try:
-                yield given
-            finally:
-                given.flags.writeable = False
+        try:
+            async with opened(own.device).dispatch.lease(own, write=write, stream=stream) as array:
+                hold = own.block.hold()
+                if not isinstance(array, np.ndarray):
+                    # A library keeps this object in what it makes of a GPU's array; the object refuses after
+                    # the lease.
+                    weakref.finalize(array, _let_go, hold).atexit = False
+                    yield array
+                    return
+                given = held(cast("HostArray", array), hold)
+                try:
+                    yield given
+                finally:
+                    given.flags.writeable = False
+        finally:
+            for written in self._written if write else ():
+                written(own.block)
 
     @opens("the array is not borrowed yet: async with device.borrow(ref) as borrowed")
     @enable_ki_protection

@@ -7,9 +7,11 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeAlias
 
+from ._blocks import Block
 from ._operation import Launch, Operation
+from ._pending import Pending
 
-__all__ = ["Around", "Ask", "EngineHook", "Phase"]
+__all__ = ["Around", "Ask", "EngineHook", "Phase", "Submitted", "Written"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
@@ -18,6 +20,10 @@ Ask: TypeAlias = Callable[[Operation[Any, Any]], Coroutine[Any, Any, Any]]
 """Asks an operation of a device, as `Device.ask` does."""
 Around: TypeAlias = Callable[[Ask], Ask]
 """Makes what is asked in place of another."""
+Submitted: TypeAlias = Callable[[Operation[Any, Any], Pending[Any]], object]
+"""Called with an operation that was submitted, and its outcome to be."""
+Written: TypeAlias = Callable[[Block], object]
+"""Called with a block that something other than an operation has written: the holder of a lease."""
 
 
 class Phase(enum.Enum):

@@ -559,6 +559,33 @@ class Planner:
         self._keep.append(block)
         return kept
 
+    def memory(self, nbytes: int) -> Block:
+        """Name new memory, which is no output by itself."""
+        return self._new((nbytes,), DType.uint8).block
+
+    def take(
+        self,
+        outputs: Sequence[Block],
+        uses: Sequence[tuple[str, Block]],
+        staged: tuple[CopyFromHostSpec | CopySpec, ...] = (),
+        views: tuple[tuple[ArraySpec, ArraySpec], ...] = (),
+        keep: Sequence[object] = (),
+    ) -> None:
+        """Take the parts of a launch that another planner has made, for blocks of this device.
+
+        Args:
+            outputs: Blocks that are written.
+            uses: Arguments that exist already, and their blocks.
+            staged: Copies of operands, to be enqueued before it.
+            views: Views to write to, and the memory without gaps that is written in place of them.
+            keep: Host arrays that must live until it is complete.
+        """
+        self._staged += staged
+        self._views += views
+        self._outputs += outputs
+        self._uses += uses
+        self._keep += [*outputs, *[block for _, block in uses], *keep]
+
     def status(self, count: int) -> StatusArray:
         """Make the status words of an operation, for a `status` field of its specification.
 

@@ -28,7 +28,7 @@ class _Planned(Protocol[ReplyT_co]):
 class Pending(NotAwaited, Generic[ReplyT]):
     """An operation that was handed over. Made by `Device.submit`."""
 
-    __slots__ = ("_callback", "_done", "_error", "_operation", "_planned")
+    __slots__ = ("_callbacks", "_done", "_error", "_operation", "_planned")
     what_to_do = (
         "its reply is pending.value, which can be given to further operations at once; "
         "await pending.wait() waits until the operation is done"
@@ -39,7 +39,7 @@ class Pending(NotAwaited, Generic[ReplyT]):
         self._operation = operation
         self._error: BaseException | None = None
         self._done = trio.Event()
-        self._callback: Callable[[], None] | None = None
+        self._callbacks: tuple[Callable[[], None], ...] = ()
 
     def __repr__(self) -> str:
         if self._error is not None:
@@ -108,17 +108,17 @@ class Pending(NotAwaited, Generic[ReplyT]):
         """Call something short when it is done, or now if it is.
 
         Args:
-            callback: The only one. It must not raise.
+            callback: One of several. It must not raise.
         """
         if self.is_done:
             callback()
         else:
-            self._callback = callback
+            self._callbacks += (callback,)
 
     def settle(self, error: BaseException | None) -> None:
         """Take the outcome; called by the device, once."""
         self._error = error
         self._done.set()
-        callback, self._callback = self._callback, None
-        if callback is not None:
+        callbacks, self._callbacks = self._callbacks, ()
+        for callback in callbacks:
             callback()

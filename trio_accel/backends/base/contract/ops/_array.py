@@ -190,14 +190,17 @@ def number(role: NumberRole, of: str) -> Any:
     return _field(Role("scalar", number=role, of=of))
 
 
-def status() -> StatusArray:
+def status(*, optional: bool = False) -> Any:
     """Declare a field of an `OperationSpec` as status words: a host array that the operation fills.
 
     The planner makes it by `Planner.status`. The backend has filled it when the operation is complete;
     then `OperationSpec.check_status` reads it, and the reply may be made from it.
+
+    Args:
+        optional: Whether it may be None.
     """
-    field: StatusArray = attrs.field(metadata={_ROLE: Role("status")}, eq=False)
-    return field
+    role = Role("status", count="optional" if optional else "one")
+    return attrs.field(metadata={_ROLE: role}, eq=False)
 
 
 def _arrays(access: Access, *, optional: bool, many: bool) -> Any:

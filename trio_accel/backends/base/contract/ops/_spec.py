@@ -366,7 +366,7 @@ def _test(fields: Iterable[SpecField]) -> Callable[[Any], bool]:
         elif field.is_array:
             tests.append(f"({value} is nothing or is_of({role.count!r}, {value}))")
         elif role.kind == "status":
-            tests.append(f"is_status({value})")
+            tests.append(f"({value} is {role.count} or is_status({value}))")
         elif role.kind == "exact":
             tests.append(f"(type({value}) in exact or {value} is nothing or is_exact({value}))")
         elif role.number is not None:
@@ -375,7 +375,7 @@ def _test(fields: Iterable[SpecField]) -> Callable[[Any], bool]:
             tests.append(f"spec.{role.of}.dtype.is_inexact")
     names = {"ArraySpec": ArraySpec, "plain": (int, float), "is_of": _is_of, "is_status": _is_status}
     # There is one empty tuple, which needs no further look.
-    more = {"exact": frozenset(_EXACT), "is_exact": _is_exact, "nothing": ()}
+    more = {"exact": frozenset(_EXACT), "is_exact": _is_exact, "nothing": (), "optional": None, "one": ()}
     return _generated(" and ".join(tests) or "True", **names, **more)
 
 
@@ -389,7 +389,7 @@ def _check_field(name: str, spec: Any, field: SpecField) -> None:
             "planner.read() and planner.update() return one, and planner.output() a reference that has "
             "it as .spec"
         )
-    if role.kind == "status" and not _is_status(value):
+    if role.kind == "status" and not (_is_status(value) or (role.count == "optional" and value is None)):
         raise TypeError(f"{name}: {where} must be an array of planner.status(), got {_type_of(value)}")
     if role.kind == "exact" and not _is_exact(value):
         raise TypeError(f"{name}: {where} must be a whole number, a name, or a tuple of these, got {value!r}")

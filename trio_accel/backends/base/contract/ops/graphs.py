@@ -58,7 +58,7 @@ class ChainSpec(OperationSpec):
     read: tuple[ArraySpec, ...] = reads(many=True)
     updated: tuple[ArraySpec, ...] = updates(many=True)
     written: tuple[ArraySpec, ...] = writes(many=True)
-    words: StatusArray | None = status()
+    words: StatusArray | None = status(optional=True)
 
     @property
     def arrays(self) -> tuple[ArraySpec, ...]:
