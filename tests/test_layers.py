@@ -67,6 +67,8 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     "signal": ("actors", "backends.base", "devices", "expressions", "arrays", "fft", "jit"),
     # What services ride on, and what shows them: they know no capability.
     "patterns": ("actors", "backends.base", "devices"),
+    # What a device was asked, asked again: it knows no capability.
+    "replay": ("_version", "actors", "backends.base", "devices"),
     "telemetry": ("actors", "backends.base", "devices", "http"),
     # The edge of a service: its limits, and probes that look at devices and programs.
     "http": ("actors", "backends.base", "devices", "patterns", "programs"),

@@ -137,6 +137,7 @@ if _typing.TYPE_CHECKING:
         patterns as patterns,
         programs as programs,
         random as random,
+        replay as replay,
         signal as signal,
         sparse as sparse,
         spatial as spatial,
@@ -167,8 +168,8 @@ if _typing.TYPE_CHECKING:
 _LATER = frozenset(
     (
         "cluster", "collectives", "fft", "gradients", "graphs", "http", "interop", "jit", "linalg", "ndimage",
-        "nn", "patterns", "programs", "random", "signal", "sparse", "spatial", "tables", "telemetry",
-        "tensor", "testing", "train", "weights",
+        "nn", "patterns", "programs", "random", "replay", "signal", "sparse", "spatial", "tables",
+        "telemetry", "tensor", "testing", "train", "weights",
     )
 )  # fmt: skip
 _NAMES_OF_LATER = {

@@ -1,0 +1,9 @@
+"""Replay: what a device was asked, asked again elsewhere, and the first operation that differs."""
+
+from .._names import export as _export
+from ._compare import *
+from ._journal import *
+from ._recorder import *
+from ._replay import *
+
+_export(__name__)

@@ -1,0 +1,31 @@
+"""What results depend on besides their inputs: versions, processor, device."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+from typing import TypeAlias
+
+import numpy as np
+
+from .._version import __version__
+from ..devices import Device
+
+Environment: TypeAlias = tuple[tuple[str, str], ...]
+
+_DISTRIBUTIONS = ("numpy", "scipy", "cuda-bindings", "cuda-core", "nvmath-python", "torch")
+
+
+def environment(device: Device) -> Environment:
+    """Return names and values, of plain texts."""
+    found = {"trio_accel": __version__, "python": platform.python_version(), "system": platform.platform()}
+    for name in _DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
+    found["BLAS of NumPy"] = f"{blas['name']} {blas['version']}"
+    found["processor"] = platform.processor() or platform.machine()
+    found["device"] = f"{device.info.backend}: {device.info.description}"
+    return tuple(found.items())

@@ -1,0 +1,226 @@
+"""Journals: where the entries of a recording are kept, and how they are read again.
+
+An entry is a tuple of plain values, pickled. It is read by an unpickler that refuses every name, so a journal
+of a stranger runs nothing. A journal of your own needs two methods, `append` and `entries`.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import sqlite3
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, TypeAlias
+
+from ..backends.base import AccelError
+
+__all__ = ["FileJournal", "Journal", "JournalError", "MemoryJournal", "SqliteJournal"]
+
+FORMAT = 1
+"""Number of the format of entries."""
+
+Entry: TypeAlias = tuple[Any, ...]
+"""The kind of an entry, and its values."""
+
+_MAGIC = b"trio_accel journal\n"
+# Length and checksum of a frame.
+_FRAME = struct.Struct("<QI")
+
+
+class JournalError(AccelError):
+    """A journal cannot be written, or holds something that is no recording."""
+
+
+class Journal(Protocol):
+    """Keeps the entries of a recording, in their order."""
+
+    def append(self, entry: bytes, /) -> None:
+        """Keep an entry. It must outlive the process once this returns, if the journal is to survive a kill.
+
+        It may be called by a thread, but by one at a time.
+        """
+        ...
+
+    def entries(self) -> Iterator[bytes]:
+        """Yield all entries in their order."""
+        ...
+
+
+class MemoryJournal:
+    """Entries in the memory of this process."""
+
+    def __init__(self) -> None:
+        self._entries: list[bytes] = []
+
+    def append(self, entry: bytes, /) -> None:
+        """See `Journal.append`."""
+        self._entries.append(entry)
+
+    def entries(self) -> Iterator[bytes]:
+        """See `Journal.entries`."""
+        return iter(tuple(self._entries))
+
+
+class FileJournal:
+    """Entries in a file, each written by one call, so that a killed process loses none that was kept.
+
+    A new recording is written behind what a file holds. The last entry may be torn if the process was killed
+    while it wrote: it is no entry, and the next recording overwrites it.
+
+    Args:
+        path: The file. It is made by the first entry.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path: Path = Path(path)
+        self._descriptor: int | None = None
+
+    def __del__(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def append(self, entry: bytes, /) -> None:
+        """See `Journal.append`.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        if self._descriptor is None:
+            end = self._end()
+            self._descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600)
+            os.ftruncate(self._descriptor, end)
+            os.lseek(self._descriptor, end, os.SEEK_SET)
+            if not end:
+                self._write(_MAGIC)
+        self._write(_FRAME.pack(len(entry), zlib.crc32(entry)) + entry)
+
+    def entries(self) -> Iterator[bytes]:
+        """See `Journal.entries`.
+
+        Raises:
+            JournalError: It is no journal.
+            OSError: The file cannot be read.
+        """
+        return (entry for entry, _ in self._frames())
+
+    def _write(self, content: bytes) -> None:
+        assert self._descriptor is not None
+        view, start = memoryview(content), os.lseek(self._descriptor, 0, os.SEEK_CUR)
+        try:
+            while view:
+                view = view[os.write(self._descriptor, view) :]
+        except OSError:
+            # What is torn is overwritten by the next entry.
+            os.lseek(self._descriptor, start, os.SEEK_SET)
+            raise
+
+    def _end(self) -> int:
+        """Where the next entry goes."""
+        if not self.path.exists() or not self.path.stat().st_size:
+            return 0
+        return max((end for _, end in self._frames()), default=len(_MAGIC))
+
+    def _frames(self) -> Iterator[tuple[bytes, int]]:
+        """Yield the whole entries, and where each ends."""
+        with self.path.open("rb") as file:
+            if file.read(len(_MAGIC)) != _MAGIC:
+                raise JournalError(f"{self.path} is no journal: it does not begin with {_MAGIC!r}")
+            size = os.fstat(file.fileno()).st_size
+            while len(head := file.read(_FRAME.size)) == _FRAME.size:
+                length, checksum = _FRAME.unpack(head)
+                if length > size - file.tell():
+                    return
+                entry = file.read(length)
+                if zlib.crc32(entry) != checksum:
+                    return
+                yield entry, file.tell()
+
+
+class SqliteJournal:
+    """Entries in a database of SQLite, each committed by itself.
+
+    Args:
+        path: The database.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path: Path = Path(path)
+        try:
+            self._database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+            for line in (
+                "pragma journal_mode=wal",
+                "pragma synchronous=normal",
+                "create table if not exists entries (number integer primary key, entry blob not null)",
+            ):
+                self._database.execute(line)
+        except sqlite3.Error as error:
+            raise JournalError(f"{self.path} is no journal: {error}") from error
+
+    def __del__(self) -> None:
+        if hasattr(self, "_database"):
+            self._database.close()
+
+    def append(self, entry: bytes, /) -> None:
+        """See `Journal.append`.
+
+        Raises:
+            sqlite3.Error: The database cannot be written.
+        """
+        self._database.execute("insert into entries (entry) values (?)", (entry,))
+
+    def entries(self) -> Iterator[bytes]:
+        """See `Journal.entries`."""
+        for (entry,) in self._database.execute("select entry from entries order by number"):
+            yield entry
+
+
+def pack(entry: Entry) -> bytes:
+    """Make bytes of an entry."""
+    return pickle.dumps(entry, protocol=5)
+
+
+class _Plain(pickle.Unpickler):
+    """Reads plain values alone."""
+
+    def find_class(self, module: str, name: str, /) -> NoReturn:
+        raise JournalError(f"the journal names {module}.{name}: an entry holds plain values alone")
+
+    def persistent_load(self, pid: object, /) -> NoReturn:
+        raise JournalError(f"the journal refers to {pid!r:.60}: an entry holds plain values alone")
+
+
+def unpack(entry: bytes) -> Entry:
+    """Read an entry.
+
+    Raises:
+        JournalError: It is none.
+    """
+    try:
+        found: object = _Plain(io.BytesIO(entry)).load()
+    except JournalError:
+        raise
+    except Exception as error:
+        raise JournalError(f"an entry of the journal cannot be read: {error!r:.200}") from error
+    if type(found) is not tuple or not found or type(found[0]) is not str:
+        raise JournalError(f"an entry of the journal must be a tuple with its kind first, got {found!r:.60}")
+    return found
+
+
+def read(journal: Journal) -> list[Entry]:
+    """Read a journal.
+
+    Raises:
+        JournalError: It is none, or of a newer format.
+    """
+    entries = list(map(unpack, journal.entries()))
+    if not entries or entries[0][0] != "header":
+        raise JournalError("the journal has no header: nothing was recorded in it")
+    for entry in entries:
+        if entry[0] == "header" and (len(entry) < 3 or entry[1] != FORMAT):
+            told = entry[1] if len(entry) > 1 else None
+            raise JournalError(f"the journal has format {told!r:.20}, this version reads format {FORMAT}")
+    return entries
