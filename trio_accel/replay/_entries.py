@@ -8,6 +8,8 @@ anything is launched.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
@@ -17,9 +19,12 @@ import numpy as np
 
 from ..backends.base import DType, HostArray
 from ..backends.base.contract.ops import (
+    DESCRIPTORS,
     ArraySpec,
+    ChainSpec,
     CopyFromHostSpec,
     CopySpec,
+    CopyToHostSpec,
     GraphNode,
     GraphRecipe,
     OperationSpec,
@@ -28,11 +33,15 @@ from ..backends.base.contract.ops import (
 )
 from ..backends.base.contract.program_definition import ProgramDefinition
 from ..devices import Launch, Operation, Planned, Planner
-from ..devices.wire._specs import HostEncoder, decode_spec, encode_array, encode_spec, result_of
+from ..devices.wire._protocol import ENUM, TUPLE
+from ..devices.wire._specs import HostEncoder, decode_spec, encode_spec, result_of
 from ._journal import Entry, JournalError
 
 PROGRAMS = "trio_accel.programs:ProgramActor"
-_PACKAGE = "trio_accel"
+PACKAGE = "trio_accel"
+# Steps of a recipe, with those of the recipes that it names: few entries could name very many.
+_MOST_STEPS = 100_000
+_REPLAYED_PROGRAMS = 1_000_000
 Blocks: TypeAlias = dict[int, Any]
 """Blocks of a replay by their ids in the journal."""
 
@@ -42,26 +51,26 @@ class Recipes:
 
     Args:
         append: Keeps an entry.
-        host: Encodes a host array.
+        contents: Whether numbers of the program are kept.
     """
 
-    def __init__(self, append: Callable[[Entry], object], host: HostEncoder) -> None:
-        self._append, self._host = append, host
+    def __init__(self, append: Callable[[Entry], object], *, contents: bool) -> None:
+        self._append, self._contents = append, contents
         self._numbers: dict[bytes, int] = {}
 
     def encode(self, spec: OperationSpec, host: HostEncoder) -> Entry:
         """Make plain values of a specification, with the number of its recipe in place of that."""
-        plain = list(encode_spec(spec, host, result_of))
-        place = _recipe_place(spec)
-        if place is not None:
-            plain[place + 1] = self._number(cast("bytes", plain[place + 1]))
-        return tuple(plain)
+        plain = encode_spec(spec if self._contents else _blanked(spec), host, result_of)
+        place = _recipe_place(type(spec))
+        if place < 0:
+            return plain
+        return *plain[: place + 1], self._number(cast("bytes", plain[place + 1])), *plain[place + 2 :]
 
     def _number(self, recipe: bytes) -> int:
         number = self._numbers.get(recipe)
         if number is None:
             nodes = [
-                (node.operation, node.library, self.encode(node.spec, self._host))
+                (node.operation, node.library, self.encode(node.spec, result_of))
                 for node in graph_recipe(recipe).nodes
             ]
             number = self._numbers[recipe] = len(self._numbers)
@@ -69,11 +78,140 @@ class Recipes:
         return number
 
 
-def _recipe_place(spec: OperationSpec) -> int | None:
-    for place, field in enumerate(spec.descriptor().fields):
-        if field.name == "recipe":
-            return place
-    return None
+def _blanked(spec: OperationSpec) -> OperationSpec:
+    """Return a specification without numbers of the program: sizes and names stay."""
+    described, values = spec.descriptor(), list[Any]()
+    for field, value in zip(described.fields, described.values(spec), strict=True):
+        if field.role.is_packed:
+            values.append(bytes(len(value)))
+        elif isinstance(value, (float, complex, np.inexact)) or field.role.number is not None:
+            values.append(type(value)(1))
+        else:
+            values.append(value)
+    made: OperationSpec = described.make(values)
+    return made
+
+
+_PLACES: dict[Any, int] = {}
+
+
+def _recipe_place(cls: Any) -> int:
+    """Return the place of the recipe among the fields of a specification; -1 if it has none."""
+    place = _PLACES.get(cls)
+    if place is None:
+        names = [field.name for field in cls.descriptor().fields]
+        place = _PLACES[cls] = names.index("recipe") if "recipe" in names else -1
+    return place
+
+
+class Decoded:
+    """The recipes and large arrays of a journal that is read.
+
+    Attributes:
+        recipes: Recipes by their numbers.
+        blobs: Contents of large arrays by their numbers, in parts.
+        programs: Whether code that the journal names may run.
+    """
+
+    def __init__(self, *, programs: bool) -> None:
+        self.recipes: dict[int, bytes] = {}
+        self.blobs: dict[int, list[bytes]] = {}
+        self.programs = programs
+        # Steps of each recipe, with those of its own recipes.
+        self._sizes: dict[int, int] = {}
+
+    def add(self, number: int, nodes: Iterable[Entry]) -> None:
+        """Read a recipe, which may use those that were read before."""
+        size = 0
+        made: list[GraphNode] = []
+        for operation, library, plain in nodes:
+            spec = self.spec(plain, _words_alone)
+            spec.descriptor().check(f"recipe {number}, {operation!r:.80}", spec)
+            made.append(GraphNode(str(operation), str(library), spec))
+            place = _recipe_place(type(spec))
+            size += 1 if place < 0 else 1 + self._sizes[plain[place + 1]]
+        if size > _MOST_STEPS:
+            raise JournalError(f"recipe {number} has {size} steps, at most {_MOST_STEPS} are allowed")
+        self._sizes[number], self.recipes[number] = size, GraphRecipe(made).encode()
+
+    def spec(self, plain: Entry, host: Callable[[Any], HostArray]) -> OperationSpec:
+        """Make a specification of plain values.
+
+        Raises:
+            JournalError: It is of a module that this process has not imported, runs code, or is no
+                specification.
+        """
+        try:
+            self._check_modules(plain)
+            cls = _class_at(str(plain[0]))
+            self._check_code(cls)
+            place = _recipe_place(cls) + 1
+            if place:
+                plain = *plain[:place], self._recipe(plain[place]), *plain[place + 1 :]
+            return decode_spec(plain, host)
+        except JournalError:
+            raise
+        except Exception as error:
+            raise JournalError(f"{plain!r:.80} in the journal cannot be read: {error!r:.200}") from error
+
+    def _check_code(self, cls: Any) -> None:
+        if cls.runs_code and not self.programs:
+            raise JournalError(
+                f"the journal has a {cls.__name__}, which runs code that the journal names; give "
+                "programs=True if you trust it"
+            )
+
+    def _recipe(self, number: Any) -> bytes:
+        recipe = self.recipes.get(number)
+        if recipe is None:
+            raise JournalError(
+                f"recipe {number!r:.20} is used before it is made, as by one that names itself"
+            )
+        return recipe
+
+    def _check_modules(self, plain: Any) -> None:
+        """Refuse modules of specifications and enums that would be imported because a journal says so."""
+        self.check_module(plain[0])
+        for value in plain[1:]:
+            if type(value) is tuple and value:
+                self._check_values(value)
+
+    def _check_values(self, plain: Any) -> None:
+        if plain[0] == ENUM:
+            self.check_module(plain[1])
+        elif plain[0] == TUPLE:
+            for value in plain[1:]:
+                if type(value) is tuple and value:
+                    self._check_values(value)
+
+    def check_module(self, path: str) -> None:
+        """Refuse a module that would be imported because a journal says so.
+
+        Raises:
+            JournalError: It would.
+        """
+        module = path.partition(":")[0]
+        if module in sys.modules or self.programs:
+            return
+        if module.partition(".")[0] != PACKAGE or "__main__" in module:
+            raise JournalError(
+                f"the journal uses the module {module!r:.80}, which this program has not imported; import "
+                "it, or give programs=True if you trust the journal"
+            )
+
+    def array(self, plain: Any) -> HostArray:
+        """Make an array of plain values.
+
+        Raises:
+            JournalError: It is none.
+        """
+        try:
+            name, shape, content = plain
+            if type(content) is int:
+                content = b"".join(self.blobs[content])
+            return np.frombuffer(content, DType(name).dtype).reshape(shape).copy()
+        except (KeyError, TypeError, ValueError) as error:
+            raise JournalError(f"a host array of the journal cannot be read: {error}") from error
 
 
 @attrs.define(eq=False)
@@ -81,6 +219,7 @@ class Asked:
     """An entry of a launch.
 
     Attributes:
+        decoded: The recipes and large arrays of its recording.
         number: Its number.
         name: Name of the operation.
         library: Import path of its library actor.
@@ -90,11 +229,12 @@ class Asked:
         behind: Copies of results to views.
         outputs: Ids of the blocks that are written.
         uses: Arguments that exist already, and the ids of their blocks.
-        results: What came to the host; None if nobody knows.
+        results: The host arrays that it has filled; None if the journal lacks them.
         failure: Class and text of its error; None if it has not failed.
         contents: Contents of blocks before it, by their ids; None for one that could not be read.
     """
 
+    decoded: Decoded
     number: int
     name: str
     library: str
@@ -106,7 +246,12 @@ class Asked:
     uses: tuple[tuple[str, int], ...]
     results: tuple[Entry, ...] | None = None
     failure: tuple[str, str] | None = None
-    contents: dict[int, tuple[int, bytes | None]] = attrs.field(factory=dict[Any, Any])
+    contents: dict[int, tuple[int, Entry | None]] = attrs.field(factory=dict[Any, Any])
+
+    @property
+    def where(self) -> str:
+        """Its place in texts of errors."""
+        return f"operation {self.number}"
 
     @property
     def blocks(self) -> set[int]:
@@ -115,61 +260,13 @@ class Asked:
         return {*[block for block, _ in self.allocations], *self.outputs, *used, *self.contents}
 
 
-class Decoded:
-    """The recipes and host arrays of a journal that is read.
-
-    Attributes:
-        nodes: Recipes by their numbers, encoded.
-        hosts: Host arrays that have entries of their own.
-    """
-
-    def __init__(self, *, programs: bool) -> None:
-        self.nodes: dict[int, Sequence[GraphNode]] = {}
-        self.hosts: dict[int, HostArray] = {}
-        self.programs = programs
-
-    def add(self, number: int, nodes: Iterable[Entry]) -> None:
-        """Read a recipe."""
-        self.nodes[number] = [
-            GraphNode(str(operation), str(library), self.spec(spec, _words_alone))
-            for operation, library, spec in nodes
-        ]
-
-    def spec(self, plain: Entry, host: Callable[[Any], HostArray]) -> OperationSpec:
-        """Make a specification of plain values.
-
-        Raises:
-            JournalError: It is of a module that this process has not imported, or is no specification.
-        """
-        path = plain[0]
-        self.check_module(str(path))
-        try:
-            values = list(plain)
-            for place, value in enumerate(values):
-                # A recipe is the only field that is a number where bytes belong.
-                if place and type(value) is int and self._is_recipe(str(path), place - 1):
-                    values[place] = GraphRecipe(self.nodes[value]).encode()
-            return decode_spec(tuple(values), host)
-        except JournalError:
-            raise
-        except Exception as error:
-            raise JournalError(f"{path!r:.80} in the journal cannot be read: {error!r:.200}") from error
-
-    def check_module(self, path: str) -> None:
-        """Refuse a module that would be imported because a journal says so."""
-        module = path.partition(":")[0]
-        if module.partition(".")[0] != _PACKAGE and module not in sys.modules and not self.programs:
-            raise JournalError(
-                f"the journal uses the module {module!r:.80}, which this program has not imported; import "
-                "it, or give programs=True if you trust the journal"
-            )
-
-    @staticmethod
-    def _is_recipe(path: str, place: int) -> bool:
-        module, _, name = path.partition(":")
-        cls: Any = getattr(sys.modules.get(module), name, None)
-        fields = cls.descriptor().fields if isinstance(cls, type) and issubclass(cls, OperationSpec) else ()
-        return place < len(fields) and fields[place].name == "recipe"
+def _class_at(path: str) -> Any:
+    """Return the class of a specification."""
+    module, _, name = path.partition(":")
+    found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    if not (isinstance(found, type) and issubclass(found, OperationSpec)):
+        raise JournalError(f"{path!r:.80} in the journal is no specification of an operation")
+    return found
 
 
 def _words_alone(plain: Any) -> HostArray:
@@ -185,23 +282,23 @@ class Again(Operation[Any, "Again"]):
     Attributes:
         entry: The launch.
         results: Host arrays that it fills.
+        spec: Its specification for this device, once it is planned.
     """
 
     library = ""
     not_recorded = "a replay is not recorded by a graph"
 
-    def __init__(self, entry: Asked, decoded: Decoded, blocks: Blocks) -> None:
-        self.entry, self._decoded, self._blocks = entry, decoded, blocks
+    def __init__(self, entry: Asked, blocks: Blocks) -> None:
+        self.entry, self._decoded, self._blocks = entry, entry.decoded, blocks
         self.results: list[HostArray] = []
-        self._name = entry.name
-        vars(self)["library"] = self._library()
-        self.keep: list[HostArray] = []
         self.spec: OperationSpec | None = None
+        vars(self)["library"] = self._library()
+        self._keep: list[HostArray] = []
 
     @property
     def operation(self) -> str:
         """Name of the operation."""
-        return self._name
+        return self.entry.name
 
     def _library(self) -> str:
         """The library, with the blocks of this device in the definition of a program."""
@@ -209,103 +306,134 @@ class Again(Operation[Any, "Again"]):
         self._decoded.check_module(path)
         if path != PROGRAMS:
             return self.entry.library
-        if not self._decoded.programs:
-            raise JournalError(
-                f"operation {self.entry.number} is of a program, which runs code that the journal names; "
-                "give programs=True if you trust it"
-            )
+        self._refuse_programs()
         definition = ProgramDefinition.decode(text)
         arrays = tuple([self._placed(array) for array in definition.arrays])
-        again = attrs.evolve(definition, number=definition.number + 1_000_000, arrays=arrays)
-        return f"{path}?{again.encode()}"
+        # The number differs from those of programs that this device has open already.
+        number = definition.number + _REPLAYED_PROGRAMS
+        return f"{path}?{attrs.evolve(definition, number=number, arrays=arrays).encode()}"
+
+    def _refuse_programs(self) -> None:
+        if not self._decoded.programs:
+            raise JournalError(
+                f"{self.entry.where}, {self.entry.name}, is of a program, which runs code that "
+                "the journal names; give programs=True if you trust it"
+            )
+
+    def check(self) -> None:
+        """Refuse what must not be launched, if all that it uses is there.
+
+        Raises:
+            JournalError: It must not be.
+        """
+        self._keep, self.results = [], []
+        for plain in (self.entry.spec, *self.entry.staged, *self.entry.behind):
+            self.moved(plain)
+        self._keep, self.results = [], []
 
     def _placed(self, array: ArraySpec) -> ArraySpec:
-        block = self._blocks.get(array.block)
-        if block is None:
-            raise JournalError(
-                f"operation {self.entry.number} uses block {array.block}, which nothing has made"
-            )
+        block = self._block(array.block)
         made = ArraySpec(block.id, array.offset, array.dtype, array.shape, array.strides)
-        check_inside(self.entry.number, made, block.nbytes)
+        check_inside(self.entry.where, made, block.nbytes)
         return made
+
+    def _block(self, number: int) -> Any:
+        block = self._blocks.get(number)
+        if block is None:
+            raise JournalError(f"{self.entry.where} uses block {number!r:.40}, which nothing has made")
+        return block
 
     def moved(self, plain: Entry) -> Any:
-        """Make a specification for blocks of this device."""
+        """Make a specification for blocks of this device.
+
+        Raises:
+            JournalError: It cannot be made, or an array reaches beyond its block.
+        """
         spec = self._decoded.spec(plain, self._host)
-        described = spec.descriptor()
-        values = [map_arrays(value, self._placed) for value in described.values(spec)]
-        made: OperationSpec = described.make(values)
-        if _recipe_place(made) is not None:
-            self._check_recipe(cast("Any", made).recipe, cast("Any", made).arrays)
+        made: Any = _mapped(spec, self._placed)
+        made.descriptor().check(self.entry.name, made)
+        if _recipe_place(type(made)) >= 0:
+            sizes = [self._block(base.block).nbytes for base in spec_arrays(spec)]
+            if isinstance(made, ChainSpec):
+                self._check_ends(made, sizes)
+            self._check_recipe(made.recipe, spec_arrays(made), sizes)
         return made
 
-    def _check_recipe(self, recipe: bytes, arrays: Sequence[ArraySpec]) -> None:
-        """Hold the arrays of all steps against the arrays of the chain."""
-        sizes = {block.id: block.nbytes for block in self._blocks.values()}
-
-        def check(array: ArraySpec) -> ArraySpec:
-            if not 0 <= array.block < len(arrays):
-                raise JournalError(
-                    f"operation {self.entry.number}: a step uses array {array.block}, there is none"
-                )
-            base = arrays[array.block]
-            placed = ArraySpec(
-                base.block, base.offset + array.offset, array.dtype, array.shape, array.strides
+    def _check_ends(self, chain: ChainSpec, sizes: Sequence[int]) -> None:
+        """Check where host arrays of a chain go to, and where its result is read."""
+        where = self.entry.where
+        if chain.given:
+            given = attrs.evolve(
+                chain.written[-1], dtype=DType.uint8, shape=(len(chain.given),), strides=(1,)
             )
-            check_inside(self.entry.number, placed, sizes[base.block])
-            return placed
+            check_inside(where, given, sizes[-1])
+        if chain.result:
+            position, _, nbytes = chain.result
+            if not 0 <= position < len(sizes) or chain.words is None or nbytes > chain.words.nbytes:
+                raise JournalError(f"{where}: the result of a chain has no place")
+            check_inside(where, chain.result_at(), sizes[position])
+
+    def _check_recipe(self, recipe: bytes, arrays: Sequence[ArraySpec], sizes: Sequence[int]) -> None:
+        """Compare the arrays of all steps with the blocks of the chain's arrays."""
+        where = self.entry.where
+
+        def placed(array: ArraySpec) -> ArraySpec:
+            if not 0 <= array.block < len(arrays):
+                raise JournalError(f"{where}: a step uses array {array.block}, there is none")
+            base = arrays[array.block]
+            made = ArraySpec(base.block, base.offset + array.offset, array.dtype, array.shape, array.strides)
+            check_inside(where, made, sizes[array.block])
+            return made
 
         for node in graph_recipe(recipe).nodes:
             described = node.spec.descriptor()
-            placed = [map_arrays(value, check) for value in described.values(node.spec)]
-            if (place := _recipe_place(node.spec)) is not None:
-                inner = described.make(placed)
-                self._check_recipe(placed[place], inner.arrays)
+            inner: Any = described.make([map_arrays(value, placed) for value in described.values(node.spec)])
+            if _recipe_place(type(inner)) >= 0:
+                nested = [sizes[array.block] for array in spec_arrays(node.spec)]
+                self._check_recipe(inner.recipe, spec_arrays(inner), nested)
 
     def _host(self, plain: Any) -> HostArray:
         kind = plain[0]
-        if kind == "result":
-            made = np.zeros(plain[2], DType(plain[1]).dtype)
-            self.results.append(made)
-        elif kind == "read":
-            made = np.empty(plain[2], DType(plain[1]).dtype)
-            self.results.append(made)
-        elif kind == "at":
-            made = self._decoded.hosts[plain[1]]
+        if kind == "value":
+            made = self._decoded.array(plain[1])
         elif kind == "blank":
-            made = _random(plain[2], DType(plain[1]))
+            made = _random(plain[1][1], DType(plain[1][0]))
         else:
-            made = array_of(plain[1])
-        self.keep.append(made)
+            made = (np.zeros if kind == "result" else np.empty)(plain[2], DType(plain[1]).dtype)
+            self.results.append(made)
+        self._keep.append(made)
         return made
 
     def plan(self, planner: Planner) -> Planned[Again]:
         """Make the launch for blocks of this device."""
         entry, blocks = self.entry, self._blocks
-        self.results, self.keep = [], []
+        self.results, self._keep = [], []
         for number, nbytes in entry.allocations:
-            if type(nbytes) is not int or nbytes < 0:
-                raise JournalError(f"operation {entry.number}: a block has {nbytes!r:.40} bytes")
             blocks[number] = planner.memory(nbytes)
-        try:
-            outputs = [blocks[number] for number in entry.outputs]
-            uses = [(argument, blocks[number]) for argument, number in entry.uses]
-        except KeyError as error:
-            raise JournalError(
-                f"operation {entry.number} uses block {error}, which nothing has made"
-            ) from None
-        spec = self.moved(entry.spec)
+        outputs = [self._block(number) for number in entry.outputs]
+        uses = [(argument, self._block(number)) for argument, number in entry.uses]
+        self.spec = spec = self.moved(entry.spec)
         staged: Any = tuple([self.moved(copy) for copy in entry.staged])
         behind: Any = [self.moved(copy) for copy in entry.behind]
         if not all(isinstance(copy, (CopyFromHostSpec, CopySpec)) for copy in (*staged, *behind)):
-            raise JournalError(f"operation {entry.number}: what is staged must be copies")
+            raise JournalError(f"{entry.where}: staged operations must be copies")
         views = tuple([(copy.out, copy.source) for copy in behind])
-        planner.take(outputs, uses, staged, views, self.keep)
-        self.spec = spec
+        planner.take(outputs, uses, staged, views, self._keep)
         return Planned(spec, self)
 
 
-def check_inside(number: int, array: ArraySpec, nbytes: int) -> None:
+def _mapped(spec: OperationSpec, function: Callable[[ArraySpec], ArraySpec]) -> Any:
+    described = spec.descriptor()
+    return described.make([map_arrays(value, function) for value in described.values(spec)])
+
+
+def spec_arrays(spec: Any) -> Sequence[ArraySpec]:
+    """Return the arrays of a specification in the order in which its recipe numbers them."""
+    arrays: Sequence[ArraySpec] = spec.arrays
+    return arrays
+
+
+def check_inside(where: str, array: ArraySpec, nbytes: int) -> None:
     """Refuse an array that reaches beyond its block.
 
     Raises:
@@ -313,28 +441,13 @@ def check_inside(number: int, array: ArraySpec, nbytes: int) -> None:
     """
     steps = list(zip(array.shape, array.strides, strict=True))
     if any(type(value) is not int or type(step) is not int or value < 0 for value, step in steps):
-        raise JournalError(f"operation {number}: an array has the shape {array.shape!r:.60}")
+        raise JournalError(f"{where}: an array has the shape {array.shape!r:.60}")
     if 0 in array.shape:
         return
     low = array.offset + sum(min((extent - 1) * step, 0) for extent, step in steps)
     high = array.offset + sum(max((extent - 1) * step, 0) for extent, step in steps) + array.dtype.itemsize
     if low < 0 or high > nbytes:
-        raise JournalError(
-            f"operation {number}: an array reaches from byte {low} to {high} of a block of {nbytes}"
-        )
-
-
-def array_of(plain: Any) -> HostArray:
-    """Make an array of what `encode_array` made of it.
-
-    Raises:
-        JournalError: It is none.
-    """
-    try:
-        name, shape, content = plain
-        return np.frombuffer(content, DType(name).dtype).reshape(shape).copy()
-    except (TypeError, ValueError) as error:
-        raise JournalError(f"a host array of the journal cannot be read: {error}") from error
+        raise JournalError(f"{where}: an array reaches from byte {low} to {high} of a block of {nbytes}")
 
 
 def _random(shape: Sequence[int], dtype: DType) -> HostArray:
@@ -343,22 +456,31 @@ def _random(shape: Sequence[int], dtype: DType) -> HostArray:
         return np.asarray(np.abs(made) if dtype.dtype.kind in "ub" else made).astype(dtype.dtype)
 
 
-def plain_launch(launch: Launch, recipes: Recipes, host: HostEncoder, copied: HostEncoder) -> Entry:
+def plain_array(array: HostArray, content: bytes | int) -> Entry:
+    """Make plain values of a host array: dtype, shape, and its bytes or the number of its parts."""
+    return DType.of(array.dtype).value, array.shape, content
+
+
+def _read(array: HostArray) -> Entry:
+    return "read", DType.of(array.dtype).value, array.shape
+
+
+def plain_launch(launch: Launch, recipes: Recipes, host: HostEncoder) -> Entry:
     """Make plain values of a launch, but for its number.
 
     Args:
         launch: The launch.
         recipes: The recipes of the journal.
-        host: Encodes host arrays of the specification.
-        copied: Encodes those of copies ahead of it.
+        host: Encodes host arrays that it reads.
     """
+    spec = launch.spec
     return (
         launch.name,
         launch.library,
-        recipes.encode(launch.spec, host),
-        tuple(launch.allocations),
-        tuple([recipes.encode(copy, copied) for copy in launch.staged]),
-        tuple([recipes.encode(copy, copied) for copy in launch.behind]),
+        recipes.encode(spec, _read if type(spec) is CopyToHostSpec else host),
+        launch.allocations,
+        tuple([recipes.encode(copy, host) for copy in launch.staged]),
+        tuple([recipes.encode(copy, host) for copy in launch.behind]),
         tuple([block.id for block in launch.outputs]),
         tuple([(argument, block.id) for argument, block in launch.uses]),
     )
@@ -366,13 +488,10 @@ def plain_launch(launch: Launch, recipes: Recipes, host: HostEncoder, copied: Ho
 
 def filled_by(spec: OperationSpec) -> list[HostArray]:
     """Return the host arrays that an operation fills: what it reads, and its status words."""
-    fields = spec.descriptor().fields
-    words = [getattr(spec, field.name) for field in fields if field.role.kind == "status"]
-    host: Any = getattr(spec, "host", None)
-    is_read = not isinstance(spec, CopyFromHostSpec) and isinstance(host, np.ndarray)
-    return [*([host] if is_read else []), *[each for each in words if each is not None]]
-
-
-def encoded(arrays: Iterable[HostArray]) -> tuple[Entry, ...]:
-    """Make plain values of host arrays."""
-    return tuple([encode_array(np.ascontiguousarray(array)) for array in arrays])
+    if type(spec) is CopyToHostSpec:
+        return [spec.host]
+    described = DESCRIPTORS[type(spec)]
+    if not described.has_status:
+        return []
+    words = [getattr(spec, described.fields[place].name) for place in described.status]
+    return [each for each in words if each is not None]

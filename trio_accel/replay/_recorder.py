@@ -1,23 +1,29 @@
-"""The recorder of a device: it writes launches before they are launched, and results before they are told.
+"""The recorder of a device: it writes launches before they are launched, and results before they are replied.
 
 Which order matters:
 
 * A launch is an entry before the device has it. If the entry cannot be written, nothing is launched.
-* The content of a block that does not follow from the journal is read, and written, before its first use:
-  arrays from before the recording, borrowed ones, and those that a lease or another library has written. A
-  hook must not wait, so it refuses the launch, the block is read, and the operation is asked again. For a
-  submitted operation, the read is submitted ahead of it.
+* The content of a block that does not follow from the journal is written before its first use: arrays from
+  before the recording, borrowed ones, and those that a lease or another library has written. A hook must not
+  wait, so it refuses the launch, the block is read, and the operation is asked again. For a submitted
+  operation, the read is submitted ahead of it.
 * What an operation has filled on the host is written before its asker is told. A reply that was given is in
   the journal.
-* Large host arrays are written by a thread, in entries of their own, ahead of the launch that refers to them.
+* A thread writes large contents, in parts, so that neither they nor their lock hold the loop. Only a
+  submitted operation writes in the loop, because it cannot wait.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import itertools
 import threading
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -25,26 +31,20 @@ import numpy as np
 import trio
 
 from ..backends.base import DType, HostArray
-from ..backends.base.contract.ops import (
-    ArraySpec,
-    CopyFromHostSpec,
-    CopySpec,
-    CopyToHostSpec,
-    FillSpec,
-    OperationSpec,
-)
+from ..backends.base.contract.ops import ArraySpec, CopyToHostSpec, KernelDefinition, OperationSpec
+from ..backends.base.contract.program_definition import ProgramDefinition
 from ..devices import AccelRef, Device, Launch, Operation, Phase, Planned, Planner, opened
-from ..devices.operations._blocks import Block
+from ..devices.front._memory import ToHost
+from ..devices.operations._blocks import Block, BorrowedBlock
 from ..devices.operations._hooks import Ask
 from ..devices.operations._pending import Pending
-from ..devices.wire._specs import encode_array
-from ._entries import Recipes, encoded, filled_by, plain_launch
+from ._entries import PACKAGE, PROGRAMS, Recipes, filled_by, plain_array, plain_launch
 from ._environment import environment
 from ._journal import FORMAT, Entry, Journal, JournalError, pack
 
 __all__ = ["Recording", "record"]
 
-_LARGE = 1 << 20
+_LARGE_BYTES = 1 << 20
 _MEMORY = "trio_accel.devices:MemoryActor"
 
 
@@ -65,7 +65,7 @@ class ReadBlock(Operation[Any, HostArray]):
 
 
 class _UnreadError(Exception):
-    """Blocks have contents that no entry has."""
+    """The journal lacks the contents of blocks."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class _UnreadError(Exception):
 
 
 class _LargeError(Exception):
-    """Host arrays are to be written by a thread."""
+    """A thread must write host arrays first."""
 
     def __init__(self, arrays: Sequence[HostArray]) -> None:
         super().__init__()
@@ -86,28 +86,32 @@ class _Ask:
 
     Attributes:
         number: Number of its launch; 0 before that.
-        spec: The specification of the launch.
+        spec: The specification of the launch; None where its results come from outside.
         changed: Blocks that were there before, and that it writes.
-        hosts: Numbers of the entries of its large host arrays, by their identities.
-        is_own: Whether it is the recorder's, which no entry tells.
+        blobs: Numbers of its large host arrays, by their identities.
+        is_own: Whether it is the recorder's, which has no entry.
+        is_over: Whether it has ended. A task that began during it may have it still.
+        is_submitted: Whether it was submitted.
     """
 
     number: int = 0
     spec: OperationSpec | None = None
     changed: tuple[int, ...] = ()
-    hosts: dict[int, int] = attrs.field(factory=dict[int, int])
+    blobs: dict[int, int] = attrs.field(factory=dict[int, int])
     is_own: bool = False
+    is_over: bool = False
+    is_submitted: bool = False
 
 
 _ASK: ContextVar[_Ask | None] = ContextVar("trio_accel.replay", default=None)
 
 
 class Recording:
-    """What was recorded so far. Made by `record`.
+    """The progress of a recording. Made by `record`.
 
     Attributes:
-        operations: Launches.
-        nbytes: Bytes of their entries.
+        operations: The number of launches.
+        nbytes: Bytes of the entries.
     """
 
     def __init__(self, recorder: _Recorder) -> None:
@@ -128,11 +132,14 @@ class Recording:
             arrays: Arrays of the device.
 
         Raises:
+            ValueError: An array is on another device.
             JournalError: The journal cannot be written.
         """
         for name, array in arrays.items():
             if array.device is not self._recorder.device:
-                raise ValueError(f"mark: {name} is on {array.device.path}, and another device is recorded")
+                raise ValueError(
+                    f"mark: {name} must be on {self._recorder.device.path}, got {array.device.path}"
+                )
         await self._recorder.mark(label, arrays)
 
 
@@ -141,11 +148,14 @@ class _Recorder:
         self.device = device
         self.recording = Recording(self)
         self._journal, self._contents = journal, contents
+        # Blocks whose contents follow from the journal, and those that are being read.
         self._known: set[int] = set()
-        self._recipes = Recipes(self.append, self._small)
-        self._hosts = 0
+        self._reading: dict[int, trio.Event] = {}
+        self._recipes = Recipes(self.append, contents=contents)
+        self._blobs = itertools.count(1)
+        self._modules: set[str] = set()
         self._lock = threading.Lock()
-        # The launch that a submission has made; its outcome to be comes behind.
+        # The launch of the submission in progress.
         self._submission: _Ask | None = None
         self._open = 0
         self._settled = trio.Event()
@@ -165,69 +175,64 @@ class _Recorder:
             raise JournalError(f"the journal cannot be written: {error}", device=self.device.name) from error
         self.recording.nbytes += len(content)
 
-    # What the device tells.
+    # Callbacks of the device.
 
     def hook(self, phase: Phase, launch: Launch, /) -> None:
-        """Write a launch that was validated."""
+        """Write a validated launch."""
         if phase is not Phase.VALIDATE:
             return
         ask = _ASK.get()
-        if ask is not None and ask.is_own:
+        if ask is None or ask.is_over:
+            ask = self._submission = _Ask(is_submitted=True)
+        elif ask.is_own:
             return
-        unread = [block for _, block in launch.uses if block.id not in self._known]
-        if unread:
-            if ask is not None:
-                raise _UnreadError(unread)
+        known = self._known
+        unread = [block for _, block in launch.uses if block.id not in known]
+        if unread and ask.is_submitted:
             self._submit_reads(unread)
-        if ask is None:
-            ask = self._submission = _Ask()
+        elif unread:
+            raise _UnreadError(unread)
         if ask.number:
-            # Its context went before it ran, and it was planned again.
+            # Its context was lost before it ran, and it was planned again.
             self.append(("failed", ask.number, "NotExecutedError", "it was planned again"))
         self._write(launch, ask)
+        # Another device may write to these at any time.
+        known.difference_update([block.id for _, block in launch.uses if type(block) is BorrowedBlock])
 
     def _write(self, launch: Launch, ask: _Ask) -> None:
-        large: list[HostArray] = []
-
-        def host(array: HostArray) -> Entry:
-            number = ask.hosts.get(id(array))
-            if number is not None:
-                return "at", number
-            if self._contents and array.nbytes > _LARGE and ask is not self._submission:
-                large.append(array)
-            return self._small(array)
-
-        def read(array: HostArray) -> Entry:
-            return "read", DType.of(array.dtype).value, array.shape
-
-        is_read = isinstance(launch.spec, CopyToHostSpec)
-        plain = plain_launch(
-            launch if self._contents else attrs.evolve(launch, spec=_blanked(launch.spec)),
-            self._recipes,
-            read if is_read else host,
-            host,
-        )
-        if large:
-            raise _LargeError(large)
-        self.recording.operations += 1
-        number = self.recording.operations
-        self.append(("launch", number, *plain))
-        ask.number, ask.spec = number, launch.spec
-        made = {block for block, _ in launch.allocations}
-        self._known |= made
+        number = self.recording.operations + 1
+        spec: OperationSpec | None = launch.spec
+        if launch.spec.is_from_outside:
+            self.append(("outside", number, launch.name))
+            self._known.difference_update([block.id for block in launch.outputs])
+            spec = None
+        else:
+            large: list[HostArray] = []
+            plain = plain_launch(launch, self._recipes, partial(self._host, ask, large))
+            if large:
+                raise _LargeError(large)
+            if launch.library not in self._modules:
+                self._note_modules(launch)
+            self.append(("launch", number, *plain))
+            self._known.update([block for block, _ in launch.allocations])
+        self.recording.operations = ask.number = number
+        ask.spec = spec
+        made = [block for block, _ in launch.allocations]
         ask.changed = tuple([block.id for block in launch.outputs if block.id not in made])
-        if not isinstance(launch.spec, (CopyFromHostSpec, CopySpec, FillSpec)) and _is_foreign(launch.spec):
-            self._known -= {block.id for block in launch.outputs}
 
-    def _small(self, array: HostArray) -> Entry:
-        if array.nbytes > _LARGE and self._contents:
-            return ("value", ())
+    def _host(self, ask: _Ask, large: list[HostArray], array: HostArray) -> Entry:
         if not self._contents:
-            return "blank", DType.of(array.dtype).value, array.shape
-        return "value", encode_array(array)
+            return "blank", plain_array(array, b"")
+        if array.nbytes <= _LARGE_BYTES:
+            return "value", plain_array(array, array.tobytes())
+        blob = ask.blobs.get(id(array))
+        if blob is None and not ask.is_submitted:
+            large.append(array)
+            return "value", ()
+        return "value", plain_array(array, self._blob(array) if blob is None else blob)
 
     def around(self, ask: Ask) -> Ask:
-        """Ask, and write what came to the host."""
+        """Ask, and write what an operation has filled on the host."""
 
         async def asked(operation: Operation[Any, Any], **unknown: Any) -> Any:
             own = _Ask()
@@ -236,8 +241,6 @@ class _Recorder:
                 while True:
                     try:
                         reply = await ask(operation, **unknown)
-                        await self._filled(own)
-                        return reply
                     except _UnreadError as error:
                         unread: Any = error.blocks
                     except _LargeError as error:
@@ -246,28 +249,40 @@ class _Recorder:
                     except BaseException as error:
                         self._failed(own, error)
                         raise
+                    else:
+                        if own.spec is not None and self._contents:
+                            await self._filled(own, own.spec)
+                        return reply
                     own.is_own = True
                     await self._read(unread, ask)
                     own.is_own = False
             finally:
+                own.is_over = True
                 _ASK.reset(token)
 
         return asked
 
     def submitted(self, operation: Operation[Any, Any], pending: Pending[Any]) -> None:
-        """Note the outcome of a submitted operation when it is there."""
+        """Write the outcome of a submitted operation when it has ended."""
         ask, self._submission = self._submission, None
         if ask is None:
             return
+
+        def settled() -> None:
+            if pending.error is not None:
+                self._failed(ask, pending.error)
+            elif ask.spec is not None and self._contents:
+                self._keep_filled(ask.number, filled_by(ask.spec))
+
+        self._when_done(pending, settled)
+
+    def _when_done(self, pending: Pending[Any], call: Any) -> None:
         self._open += 1
 
         def settled() -> None:
             self._open -= 1
             try:
-                if pending.error is not None:
-                    self._failed(ask, pending.error)
-                else:
-                    self._keep_filled(ask)
+                call()
             except JournalError as error:
                 self._error = error
             if not self._open:
@@ -278,98 +293,132 @@ class _Recorder:
     def written(self, block: Block) -> None:
         """Read a block again that a lease has written."""
         self._known.discard(block.id)
+        self._reading.pop(block.id, None)
 
     # Entries.
 
     def _failed(self, ask: _Ask, error: BaseException) -> None:
-        if not ask.number:
+        # A cancellation must not be replaced by another error.
+        if not ask.number or isinstance(error, JournalError):
             return
-        self.append(("failed", ask.number, type(error).__name__, str(error)[:1000]))
         # Whether it has written them is not known.
         self._known.difference_update(ask.changed)
+        try:
+            self.append(("failed", ask.number, type(error).__name__, str(error)[:1000]))
+        except JournalError as failed:
+            self._error = failed
 
-    def _keep_filled(self, ask: _Ask) -> None:
-        arrays = filled_by(ask.spec) if ask.spec is not None and self._contents else []
-        if arrays:
-            self.append(("result", ask.number, encoded(arrays)))
-
-    async def _filled(self, ask: _Ask) -> None:
-        if ask.spec is None or not self._contents:
+    async def _filled(self, ask: _Ask, spec: OperationSpec) -> None:
+        arrays = filled_by(spec)
+        if not arrays:
             return
-        arrays = filled_by(ask.spec)
-        if sum(array.nbytes for array in arrays) > _LARGE:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._keep_filled, ask)
-        elif arrays:
-            self._keep_filled(ask)
+        if sum([array.nbytes for array in arrays]) > _LARGE_BYTES:
+            await _in_thread(self._keep_filled, ask.number, arrays)
+        else:
+            self._keep_filled(ask.number, arrays)
+
+    def _keep_filled(self, number: int, arrays: Sequence[HostArray]) -> None:
+        if arrays:
+            self.append(("result", number, tuple([self._kept(array) for array in arrays])))
+
+    def _kept(self, array: HostArray) -> Entry:
+        is_large = array.nbytes > _LARGE_BYTES
+        return plain_array(array, self._blob(array) if is_large else array.tobytes())
+
+    def _blob(self, array: HostArray) -> int:
+        """Write a large array in parts; returns its number."""
+        number = next(self._blobs)
+        whole: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        content = memoryview(whole)
+        for start in range(0, len(content), _LARGE_BYTES):
+            self.append(("part", number, bytes(content[start : start + _LARGE_BYTES])))
+        return number
 
     async def _write_hosts(self, arrays: Iterable[HostArray], ask: _Ask) -> None:
         for array in arrays:
-            self._hosts += 1
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._keep_host, self._hosts, array)
-            ask.hosts[id(array)] = self._hosts
-
-    def _keep_host(self, number: int, array: HostArray) -> None:
-        self.append(("host", number, encode_array(array)))
+            ask.blobs[id(array)] = await _in_thread(self._blob, array)
 
     async def _read(self, blocks: Iterable[Block], ask: Ask) -> None:
         for block in blocks:
-            if block.id in self._known:
-                continue
-            try:
-                content: HostArray | None = await ask(ReadBlock(block))
-            except Exception:  # noqa: BLE001  # it is damaged, and what uses it is told so
-                content = None
-            if block.id in self._known:
-                # Another task has read it meanwhile, and may have changed it since.
-                continue
-            # No other launch may come between what was read and its entry.
-            self._known.add(block.id)
-            await trio.to_thread.run_sync(self._keep_content, block, content)
+            if (other := self._reading.get(block.id)) is not None:
+                await other.wait()
+            elif block.id not in self._known:
+                over = self._reading[block.id] = trio.Event()
+                try:
+                    await self._read_one(block, ask)
+                    # A lease may have written meanwhile.
+                    if self._reading.get(block.id) is over:
+                        self._known.add(block.id)
+                finally:
+                    if self._reading.get(block.id) is over:
+                        del self._reading[block.id]
+                    over.set()
+
+    async def _read_one(self, block: Block, ask: Ask) -> None:
+        try:
+            content: HostArray | None = await ask(ReadBlock(block))
+        except Exception:  # noqa: BLE001  # it is damaged, which its user learns from the device
+            content = None
+        if block.nbytes > _LARGE_BYTES:
+            await _in_thread(self._keep_content, block, content)
+        else:
+            self._keep_content(block, content)
 
     def _submit_reads(self, blocks: Iterable[Block]) -> None:
         own = _ASK.set(_Ask(is_own=True))
+        number = self.recording.operations + 1
         try:
             for block in blocks:
                 pending = self.device.dispatch.submit(ReadBlock(block))
-                self._open += 1
-                number = self.recording.operations + 1
 
-                def settled(
-                    block: Block = block, pending: Pending[HostArray] = pending, number: int = number
-                ) -> None:
-                    self._open -= 1
+                def settled(block: Block = block, pending: Pending[HostArray] = pending) -> None:
                     content = None if pending.error is not None else pending.value
-                    try:
-                        self._keep_content(block, content, number)
-                    except JournalError as error:
-                        self._error = error
+                    self._keep_content(block, content, number)
 
-                pending.when_done(settled)
+                self._when_done(pending, settled)
                 self._known.add(block.id)
         finally:
             _ASK.reset(own)
 
-    def _keep_content(self, block: Block, content: HostArray | None, number: int = 0) -> None:
-        given = None if content is None or not self._contents else content.tobytes()
-        self.append(("content", block.id, block.nbytes, given, number or self.recording.operations + 1))
-        self._known.add(block.id)
+    def _keep_content(self, block: Block, content: HostArray | None, before: int = 0) -> None:
+        given = None if content is None or not self._contents else self._kept(content)
+        self.append(("content", block.id, block.nbytes, given, before or self.recording.operations + 1))
+
+    def _note_modules(self, launch: Launch) -> None:
+        """Write digests of the sources of the user's modules that a launch names."""
+        path, _, text = launch.library.partition("?")
+        if path == PROGRAMS:
+            path = ProgramDefinition.decode(text).target
+        definition = getattr(launch.spec, "definition", None)
+        paths = [path, type(launch.spec).__module__]
+        if isinstance(definition, str) and launch.spec.runs_code:
+            paths.append(KernelDefinition.decode(definition).cpu or PACKAGE)
+        else:
+            self._modules.add(launch.library)
+        for module in {each.partition(":")[0] for each in paths} - self._modules:
+            self._modules.add(module)
+            if module.partition(".")[0] != PACKAGE:
+                self.append(("module", module, module_digest(module)))
 
     async def mark(self, label: str, arrays: dict[str, AccelRef]) -> None:
         own = _ASK.set(_Ask(is_own=True))
         try:
-            found = [(name, encode_array(await array.to_host())) for name, array in arrays.items()]
+            found = [(name, await self.device.dispatch.ask(ToHost(ref))) for name, ref in arrays.items()]
         finally:
             _ASK.reset(own)
+        after = self.recording.operations
         values = [
-            (name, value if self._contents else None, ref.block.id, _layout(ref))
-            for (name, value), ref in zip(found, arrays.values(), strict=True)
+            (name, await _in_thread(self._kept, host) if self._contents else None, ref.block.id, _layout(ref))
+            for (name, host), ref in zip(found, arrays.values(), strict=True)
         ]
-        self.append(("mark", label, self.recording.operations, tuple(values)))
+        self.append(("mark", label, after, tuple(values)))
 
     async def finish(self) -> None:
-        """Wait for the outcomes of what was submitted."""
+        """Wait for the outcomes of submitted operations.
+
+        Raises:
+            JournalError: An outcome could not be written.
+        """
         while self._open:
             self._settled = trio.Event()
             await self._settled.wait()
@@ -377,28 +426,24 @@ class _Recorder:
             raise self._error
 
 
+async def _in_thread(function: Any, *arguments: Any) -> Any:
+    with trio.CancelScope(shield=True):
+        return await trio.to_thread.run_sync(function, *arguments)
+
+
 def _layout(ref: AccelRef) -> Entry:
     spec = ref.spec
     return spec.offset, spec.dtype.value, tuple(map(int, spec.shape)), tuple(map(int, spec.strides))
 
 
-def _is_foreign(spec: OperationSpec) -> bool:
-    """Whether it takes contents from outside of the device, such as memory of another library or device."""
-    return type(spec).__name__.startswith(("CopyFrom", "CopyPeer", "Collective"))
-
-
-def _blanked(spec: OperationSpec) -> OperationSpec:
-    """Return a specification without numbers of the program: sizes and names stay."""
-    described, values = spec.descriptor(), list[Any]()
-    for field, value in zip(described.fields, described.values(spec), strict=True):
-        if field.role.kind == "scalar" and isinstance(value, bytes):
-            values.append(bytes(len(value)))
-        elif field.role.kind == "scalar" and isinstance(value, (float, complex)):
-            values.append(type(value)(1))
-        else:
-            values.append(value)
-    made: OperationSpec = described.make(values)
-    return made
+def module_digest(module: str) -> str:
+    """Return a digest of a module's source, which is not imported; empty if there is none."""
+    try:
+        found = importlib.util.find_spec(module)
+        origin = None if found is None else found.origin
+        return blake2b(Path(origin).read_bytes(), digest_size=16).hexdigest() if origin else ""
+    except (ImportError, OSError, ValueError):
+        return ""
 
 
 @asynccontextmanager
@@ -412,7 +457,8 @@ async def record(
     operations is not recorded: its results are contents of later operations.
 
     A journal has all numbers that the device was given. With ``contents=False`` it has shapes and dtypes
-    alone; a replay takes random numbers, and compares nothing.
+    alone; a replay takes random numbers, and compares nothing. Texts of code stay: constants of expressions,
+    and arguments of programs.
 
     Args:
         device: The device. Two recordings at once are two journals.
@@ -427,6 +473,10 @@ async def record(
     with recorder.device.observed(recorder.hook, recorder.around, recorder.submitted, recorder.written):
         try:
             yield recorder.recording
-        finally:
-            with trio.CancelScope(shield=True):
+        except BaseException:
+            # The error of the block counts, and not what the journal lacks.
+            with suppress(JournalError), trio.CancelScope(shield=True):
                 await recorder.finish()
+            raise
+        with trio.CancelScope(shield=True):
+            await recorder.finish()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import attrs
 import numpy as np
@@ -80,6 +80,8 @@ class CopyFromForeignSpec(OperationSpec):
 
     Only devices have it that share their memory with other libraries.
     """
+
+    is_from_outside: ClassVar[bool] = True
 
     source: ForeignArray
     out: ArraySpec = writes()

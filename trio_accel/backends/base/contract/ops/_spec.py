@@ -169,6 +169,9 @@ class OperationSpec:
     Attributes:
         operation: Names the class in the tables of kernels; by default its module and name.
         runs_once: Whether it cannot run again alone when its context is lost, as others meet it.
+        is_from_outside: Whether its results depend on memory that none of its arrays names: of another
+            library, or of another device.
+        runs_code: Whether it runs code that it names: a program of the user's, or a kernel.
         is_idempotent: Whether it may run again in part or in full, whatever has become of it: what it changes
             in place has sound contents at any time.
         asker: What its kernel is told of its asker; None where it does not look.
@@ -181,6 +184,8 @@ class OperationSpec:
 
     operation: ClassVar[str]
     runs_once: ClassVar[bool] = False
+    is_from_outside: ClassVar[bool] = False
+    runs_code: ClassVar[bool] = False
     is_idempotent: bool = False
     asker: Asker | None = None
 

@@ -56,6 +56,8 @@ class Waiting:
 class _WaitingSpec(OperationSpec):
     """What may wait for other ranks; the library may wait for its own threads, too."""
 
+    is_from_outside: ClassVar[bool] = True
+
     waiting: Waiting = attrs.field(factory=Waiting, init=False, eq=False, repr=False)
 
     @property
@@ -71,6 +73,8 @@ class CommunicatorIdSpec(OperationSpec):
     Attributes:
         words: The name.
     """
+
+    is_from_outside: ClassVar[bool] = True
 
     words: StatusArray = status()
 
@@ -101,6 +105,8 @@ class CloseCommunicatorSpec(OperationSpec):
     Attributes:
         number: The application's number of the communicator.
     """
+
+    is_from_outside: ClassVar[bool] = True
 
     number: int = scalar()
 

@@ -6,7 +6,7 @@ import base64
 import functools
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import attrs
 
@@ -147,6 +147,8 @@ class KernelSpec(OperationSpec):
         scalars: Scalars, likewise: each aligned to its size, as a C structure has them.
     """
 
+    runs_code: ClassVar[bool] = True
+
     definition: str = exact()
     grid: Dim3 = exact()
     block: Dim3 = exact()
@@ -167,6 +169,8 @@ class KernelInfoSpec(OperationSpec):
         shared: Bytes of dynamic shared memory for each block.
         words: Filled in the order of `WORDS`.
     """
+
+    runs_code: ClassVar[bool] = True
 
     WORDS = (
         "max_active_blocks", "suggested_block", "suggested_grid", "max_active_clusters", "max_threads",
@@ -213,6 +217,8 @@ class ProgramCall(OperationSpec):
         asker: Its asker. No field that crosses: each process has one of its own.
     """
 
+    runs_code: ClassVar[bool] = True
+
     method: str = exact()
     arguments: str = exact()
     packed: bytes = exact()
@@ -246,6 +252,8 @@ class ProgramReturn(ProgramCall):
         words: Description of the results; see `RESULT_WORDS`.
     """
 
+    runs_code: ClassVar[bool] = True
+
     slot: int = scalar()
     forget: Ints = scalar()
     words: StatusArray = status()
@@ -260,6 +268,8 @@ class ProgramNext(ProgramReturn):
         item: Number of the item; 0 begins, and only this one has the arguments. -1 closes the generator.
     """
 
+    runs_code: ClassVar[bool] = True
+
     stream: int = scalar()
     item: int = scalar()
 
@@ -273,6 +283,8 @@ class ProgramResult(OperationSpec):
         words: Filled with the text.
     """
 
+    runs_code: ClassVar[bool] = True
+
     slot: int = scalar()
     words: StatusArray = status()
 
@@ -285,6 +297,8 @@ class ProgramFetch(OperationSpec):
         slot: Its number.
         written: Where they are copied to.
     """
+
+    runs_code: ClassVar[bool] = True
 
     slot: int = scalar()
     written: tuple[ArraySpec, ...] = writes(many=True)

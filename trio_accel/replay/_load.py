@@ -1,0 +1,208 @@
+"""A journal that is read: its launches in order, checked before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, TypeAlias
+
+import attrs
+
+from ..backends.base.contract.program_definition import ProgramDefinition
+from ._entries import PROGRAMS, Again, Asked, Decoded
+from ._journal import Entry, Journal, JournalError, read
+
+# The errors of launches that have done nothing that a replay could compare.
+NEVER_DONE = frozenset(
+    {"ContextLostError", "ContextPoisonedError", "DeviceLostError", "InputFailedError", "Cancelled"}
+    | {"NotExecutedError", "QueueFullError", "OutOfMemoryError", "LibraryOpenError", "ActorStoppedError"}
+)
+
+
+@attrs.frozen
+class Mark:
+    """A mark: arrays with their names, contents, blocks and layouts.
+
+    Attributes:
+        label: Its text.
+        values: Name, contents or None, number of the block, and layout of each array.
+        decoded: The recipes and large arrays of its recording.
+    """
+
+    label: str
+    values: tuple[Entry, ...]
+    decoded: Decoded
+
+
+@attrs.frozen
+class Outside:
+    """An operation whose results came from outside.
+
+    Attributes:
+        number: Its number.
+        name: Its name.
+    """
+
+    number: int
+    name: str
+
+
+Steps: TypeAlias = "list[Asked | Mark | Outside]"
+
+
+@attrs.define(eq=False)
+class Loaded:
+    """A journal that was read.
+
+    Attributes:
+        steps: Launches and marks in their order.
+        environment: The environment of the recording.
+        modules: Digests of the user's modules that launches name.
+        over: Numbers of the blocks that nothing uses after a launch, by its number.
+    """
+
+    steps: Steps
+    environment: Mapping[str, str]
+    modules: Mapping[str, str]
+    over: Mapping[int, Sequence[int]]
+
+    def until(self, last: int | None) -> Iterator[Asked | Mark | Outside]:
+        """Yield the steps to a launch."""
+        for step in self.steps:
+            if last is not None and not isinstance(step, Mark) and step.number > last:
+                return
+            yield step
+
+
+class _Reader:
+    """Reads the entries of a journal, by a method for each kind."""
+
+    def __init__(self, *, programs: bool) -> None:
+        self._programs = programs
+        self._decoded = Decoded(programs=programs)
+        # The last number of the recordings before this one, which are in the same journal.
+        self._before = 0
+        self._steps: Steps = []
+        self._environment: Mapping[str, str] = {}
+        self._modules: dict[str, str] = {}
+        self._asked: dict[int, Asked] = {}
+        self._contents: list[tuple[int, int, Any, int]] = []
+
+    def take(self, entry: Entry) -> None:
+        """Take an entry; a later version may have further kinds, which are left out."""
+        method = getattr(self, f"_on_{entry[0]}", None)
+        if method is not None:
+            method(*entry[1:])
+
+    def _on_header(self, _format: int, environment: Iterable[tuple[str, str]], _contents: object) -> None:
+        self._decoded = Decoded(programs=self._programs)
+        self._before = max((step.number for step in self._steps if not isinstance(step, Mark)), default=0)
+        self._environment = dict(environment)
+
+    def _on_module(self, name: str, digest: str) -> None:
+        self._modules[name] = digest
+
+    def _on_recipe(self, number: int, nodes: Iterable[Entry]) -> None:
+        self._decoded.add(number, nodes)
+
+    def _on_part(self, number: int, content: bytes) -> None:
+        self._decoded.blobs.setdefault(number, []).append(content)
+
+    def _on_launch(self, number: int, name: str, library: str, *values: Any) -> None:
+        number += self._before
+        launch = self._asked[number] = Asked(self._decoded, number, name, library, *values)
+        _require(type(number) is int and type(name) is str and type(library) is str, launch)
+        _require(all(type(part) is tuple for part in values), launch)
+        sizes = [type(block) is type(size) is int and size >= 0 for block, size in launch.allocations]
+        _require(all(sizes), launch)
+        self._steps.append(launch)
+
+    def _on_outside(self, number: int, name: str) -> None:
+        self._steps.append(Outside(number + self._before, name))
+
+    def _on_content(self, block: int, nbytes: int, content: Any, before: int) -> None:
+        self._contents.append((block, nbytes, content, before + self._before))
+
+    def _on_result(self, number: int, arrays: tuple[Entry, ...]) -> None:
+        self._asked[number + self._before].results = arrays
+
+    def _on_failed(self, number: int, name: str, text: str) -> None:
+        # The results of some came from outside.
+        if launch := self._asked.get(number + self._before):
+            launch.failure = name, text
+
+    def _on_mark(self, label: str, _after: int, values: tuple[Entry, ...]) -> None:
+        self._steps.append(Mark(label, values, self._decoded))
+
+    def loaded(self) -> Loaded:
+        """Return what was read; contents may follow the launches that need them."""
+        for block, nbytes, content, before in self._contents:
+            if before in self._asked:
+                self._asked[before].contents[block] = nbytes, content
+        loaded = Loaded(self._steps, self._environment, self._modules, self._over())
+        for step in self._steps:
+            if isinstance(step, Asked):
+                step.decoded.check_module(step.library)
+        _check(loaded)
+        return loaded
+
+    def _over(self) -> dict[int, list[int]]:
+        """Find the last launch that needs each block; a later allocation replaces it."""
+        last: dict[int, int] = {}
+        number = 0
+        for step in self._steps:
+            if isinstance(step, Mark):
+                used = {value[2] for value in step.values}
+            else:
+                number = step.number
+                used = step.blocks | _of_program(step) if isinstance(step, Asked) else set[int]()
+            last.update(dict.fromkeys(used, number))
+        over: dict[int, list[int]] = {}
+        for block, at in last.items():
+            over.setdefault(at, []).append(block)
+        return over
+
+
+def _of_program(step: Asked) -> set[int]:
+    path, _, text = step.library.partition("?")
+    return {array.block for array in ProgramDefinition.decode(text).arrays} if path == PROGRAMS else set()
+
+
+def _require(holds: bool, launch: Asked) -> None:
+    if not holds:
+        raise JournalError(f"operation {launch.number!r:.20} of the journal cannot be read: {launch!r:.200}")
+
+
+def _check(loaded: Loaded) -> None:
+    """Refuse launches that must not be, before any runs.
+
+    Raises:
+        JournalError: An array reaches beyond its block, or code would run that is not allowed.
+    """
+    blocks: dict[int, Any] = {}
+    for step in loaded.steps:
+        if not isinstance(step, Asked) or (step.failure and step.failure[0] in NEVER_DONE):
+            continue
+        made = [*step.allocations]
+        made += [(block, nbytes) for block, (nbytes, _) in step.contents.items()]
+        blocks.update({block: SimpleNamespace(id=block, nbytes=nbytes) for block, nbytes in made})
+        # What uses the result of a skipped operation is skipped, too.
+        if all(block in blocks for _, block in step.uses):
+            Again(step, blocks).check()
+
+
+def load(journal: Journal, *, programs: bool) -> Loaded:
+    """Read a journal, and refuse what must not run, before anything runs.
+
+    Raises:
+        JournalError: It is none, or must not run.
+    """
+    reader = _Reader(programs=programs)
+    try:
+        for entry in read(journal):
+            reader.take(entry)
+        return reader.loaded()
+    except JournalError:
+        raise
+    except Exception as error:
+        raise JournalError(f"the journal cannot be read: {error!r:.200}") from error

@@ -1,0 +1,291 @@
+"""Journals asked again on two devices in lockstep: the first operation that differs, and its first step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import attrs
+import numpy as np
+
+from ..backends.base import NotSupportedError, OutOfMemoryError
+from ..backends.base.contract.ops import (
+    ArraySpec,
+    ChainSpec,
+    CopyFromHostSpec,
+    CopySpec,
+    GraphNode,
+    GraphRecipe,
+    GraphSpec,
+    OperationSpec,
+    graph_recipe,
+    map_arrays,
+)
+from ..devices import Device, Operation, Planned, Planner
+from ..devices.operations._blocks import Block
+from ._compare import Tolerance, difference
+from ._entries import Again, Asked
+from ._journal import Entry, Journal, JournalError
+from ._load import Mark, Outside, load
+from ._recorder import ReadBlock
+from ._replay import Player, WriteBlock, changes_of, name_of, once, viewed
+from ._report import Failure, Report, Skipped
+
+__all__ = ["lockstep"]
+
+
+def _written(spec: OperationSpec) -> list[tuple[str, ArraySpec]]:
+    """Return the arrays that a specification writes, by their names."""
+    found: list[tuple[str, ArraySpec]] = []
+    described = spec.descriptor()
+    for field, value in zip(described.fields, described.values(spec), strict=True):
+        if not field.is_array or field.role.access == "read":
+            continue
+        arrays: list[ArraySpec] = []
+
+        def note(array: ArraySpec, into: list[ArraySpec] = arrays) -> ArraySpec:
+            into.append(array)
+            return array
+
+        map_arrays(value, note)
+        names = [field.name] if len(arrays) == 1 else [f"{field.name}[{at}]" for at in range(len(arrays))]
+        found += zip(names, arrays, strict=True)
+    return found
+
+
+class _Step(Operation[Any, None]):
+    """One step of a chain, as a chain of one."""
+
+    library = ""
+
+    def __init__(self, library: str, name: str, spec: GraphSpec, blocks: Mapping[int, Block]) -> None:
+        vars(self)["library"] = library
+        self._name, self._spec, self._blocks = name, spec, blocks
+
+    @property
+    def operation(self) -> str:
+        """Name of the step."""
+        return self._name
+
+    def plan(self, planner: Planner) -> Planned[None]:
+        """See `Operation.plan`."""
+        changed = [self._blocks[array.block] for array in (*self._spec.updated, *self._spec.written)]
+        uses = [(f"array {at}", self._blocks[array.block]) for at, array in enumerate(self._spec.arrays)]
+        planner.take(list(dict.fromkeys(changed)), uses)
+        return Planned(self._spec, None)
+
+
+class _Staged(Operation[Any, None]):
+    """A copy before or after a chain."""
+
+    library = "trio_accel.devices:MemoryActor"
+
+    def __init__(self, spec: CopyFromHostSpec | CopySpec, blocks: Mapping[int, Block]) -> None:
+        self._spec, self._blocks = spec, blocks
+
+    def plan(self, planner: Planner) -> Planned[None]:
+        """See `Operation.plan`."""
+        spec = self._spec
+        read, written = [
+            [self._blocks[one.block] for one in each] for each in (spec.inputs(), spec.outputs())
+        ]
+        keep = [spec.host] if isinstance(spec, CopyFromHostSpec) else []
+        planner.take(written, [("array", block) for block in (*read, *written)], keep=keep)
+        return Planned(spec, None)
+
+
+class _Chain:
+    """A chain that is played step by step on one device."""
+
+    def __init__(self, asked: Asked, player: Player) -> None:
+        self.nodes: Sequence[GraphNode] = ()
+        self._asked, self._player = asked, player
+        self._again = Again(asked, player.blocks)
+        self._spec: Any = None
+        self._blocks: dict[int, Block] = {}
+
+    async def begin(self) -> None:
+        """Make its blocks, and write its host arrays."""
+        player, asked = self._player, self._asked
+        for number, nbytes in asked.allocations:
+            player.blocks[number] = await player.device.ask(WriteBlock(np.zeros(nbytes, np.uint8)))
+        spec = self._spec = self._again.moved(asked.spec)
+        self._blocks = {block.id: block for block in map(player.blocks.__getitem__, asked.blocks)}
+        self.nodes = graph_recipe(spec.recipe).nodes
+        await self._copy(asked.staged)
+        if isinstance(spec, ChainSpec) and spec.given:
+            last, given = spec.written[-1], np.frombuffer(spec.given, np.uint8)
+            await player.device.ask(WriteBlock(given, self._blocks[last.block], last.offset))
+
+    async def run(self, node: GraphNode) -> list[tuple[str, ArraySpec]]:
+        """Run a step; returns the arrays that it writes, by their names."""
+        spec, recipe = self._spec, GraphRecipe([node])
+        one = GraphSpec(recipe.encode(), False, spec.read, spec.updated, spec.written)
+        await self._player.device.ask(_Step(self._asked.library, node.operation, one, self._blocks))
+        (placed,) = recipe.bind(spec.arrays)
+        return _written(placed)
+
+    async def end(self) -> None:
+        """Copy results to views."""
+        await self._copy(self._asked.behind)
+
+    async def _copy(self, copies: Sequence[Entry]) -> None:
+        for plain in copies:
+            await self._player.device.ask(_Staged(self._again.moved(plain), self._blocks))
+
+
+async def lockstep(
+    journal: Journal,
+    reference: Device,
+    candidate: Device,
+    *,
+    alone: bool = True,
+    steps: bool = True,
+    programs: bool = False,
+    most: int = 1,
+    tolerance: Tolerance | None = None,
+) -> Report:
+    """Ask each operation of a journal on two devices, and compare all that it writes.
+
+    The same device opened twice names what is not deterministic.
+
+    Args:
+        journal: The journal.
+        reference: A device.
+        candidate: Another one, of any backend.
+        alone: Whether the candidate goes on with the reference's numbers, so that no difference is inherited.
+        steps: Whether chains are compared step by step, because a later step may hide a difference.
+        programs: See `replay`.
+        most: How many differences end it.
+        tolerance: See `replay`.
+
+    Raises:
+        ValueError: Both are one device.
+        JournalError, OutOfMemoryError: See `replay`.
+    """
+    if reference is candidate:
+        raise ValueError("lockstep: the devices must be two; open the device twice")
+    loaded, report, began = load(journal, programs=programs), Report(), time.perf_counter()
+    report.environment = changes_of(loaded, candidate)
+    players = Player(loaded, reference), Player(loaded, candidate)
+    rules = _Rules(tolerance, alone)
+    for step in loaded.steps:
+        if isinstance(step, Mark):
+            continue
+        for player in players:
+            player.begin(step)
+        if isinstance(step, Outside):
+            report.outside.append(step.name)
+        elif steps and _is_chain(step):
+            await _chain_in_lockstep(step, players, report, rules)
+        else:
+            await _launch_in_lockstep(step, players, report, rules)
+        if len(report.differences) >= most:
+            del report.differences[most:]
+            break
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+@attrs.frozen
+class _Rules:
+    """How arrays are compared.
+
+    Attributes:
+        tolerance: How far elements may be apart.
+        alone: Whether the second device goes on with the numbers of the first.
+    """
+
+    tolerance: Tolerance | None
+    alone: bool
+
+
+def _is_chain(step: Asked) -> bool:
+    return str(step.spec[0]).rpartition(":")[2] in ("ChainSpec", "GraphSpec") and step.failure is None
+
+
+_Pair: TypeAlias = tuple[Player, Player]
+
+
+async def _launch_in_lockstep(step: Asked, players: _Pair, report: Report, rules: _Rules) -> None:
+    other = Report()
+    ours = await once(step, players[0], report)
+    theirs = await once(step, players[1], other)
+    report.failures += [one for one in other.failures if one not in report.failures]
+    report.skipped += [one for one in other.skipped if one not in report.skipped]
+    if ours is None or theirs is None:
+        # A block that the second device has, and the first lacks, is of no use.
+        for number in {block for block, _ in step.allocations}:
+            for player in players:
+                player.blocks.pop(number, None)
+        return
+    for at, (left, right) in enumerate(zip(ours.results, theirs.results, strict=True)):
+        argument = "host" if len(ours.results) == 1 else f"host {at}"
+        report.compare(
+            difference(
+                left, right, rules.tolerance, number=step.number, operation=step.name, argument=argument
+            )
+        )
+    one, two = (_written(cast("OperationSpec", each.spec)) for each in (ours, theirs))
+    await _compare(step, players, one, two, report, rules)
+
+
+async def _chain_in_lockstep(step: Asked, players: _Pair, report: Report, rules: _Rules) -> None:
+    why = [await player.give(step) for player in players]
+    if any(why):
+        report.skipped.append(Skipped(step.number, step.name, max(why)))
+        return
+    chains = [_Chain(step, player) for player in players]
+    try:
+        for chain in chains:
+            await chain.begin()
+        report.operations += 1
+        count = len(chains[0].nodes)
+        for number, (one, two) in enumerate(zip(chains[0].nodes, chains[1].nodes, strict=True), 1):
+            written = await chains[0].run(one), await chains[1].run(two)
+            named = f"{step.name}, step {number} of {count}, {one.operation}"
+            await _compare(step, players, *written, report, rules, named=named, at=number)
+        for chain in chains:
+            await chain.end()
+    except (JournalError, OutOfMemoryError):
+        raise
+    except NotSupportedError as error:
+        report.skipped.append(Skipped(step.number, step.name, name_of(error)))
+    except Exception as error:  # noqa: BLE001  # the report has it
+        report.failures.append(Failure(step.number, step.name, "", name_of(error)))
+
+
+async def _compare(
+    step: Asked,
+    players: _Pair,
+    ours: list[tuple[str, ArraySpec]],
+    theirs: list[tuple[str, ArraySpec]],
+    report: Report,
+    rules: _Rules,
+    *,
+    named: str = "",
+    at: int = 0,
+) -> None:
+    """Compare arrays of two devices; if they differ, the second gets those of the first."""
+    blocks = [
+        {block.id: block for block in map(player.blocks.__getitem__, step.blocks & player.blocks.keys())}
+        for player in players
+    ]
+    for (argument, one), (_, two) in zip(ours, theirs, strict=True):
+        pair = blocks[0][one.block], blocks[1][two.block]
+        contents = [
+            await player.device.ask(ReadBlock(block)) for player, block in zip(players, pair, strict=True)
+        ]
+        found = difference(
+            viewed(contents[0], one),
+            viewed(contents[1], two),
+            rules.tolerance,
+            number=step.number,
+            operation=named or step.name,
+            argument=argument,
+            step=at,
+        )
+        report.compare(found)
+        if rules.alone and contents[0].tobytes() != contents[1].tobytes():
+            await players[1].device.ask(WriteBlock(contents[0], pair[1]))
