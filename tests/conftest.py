@@ -28,6 +28,7 @@ from chosen import BACKEND, IS_STAND_IN
 from driver_spy import Spy, spy_on
 from kept_launcher import KeptLink
 from recorded import OperationRecorder
+from replayed import ReplayRecorder
 from timeouts import *  # noqa: F403  hooks of pytest
 
 import trio_accel as ta
@@ -100,6 +101,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="write which functions passed with which dtypes; see docs/reference/operations.md",
     )
+    parser.addoption(
+        "--record-replay",
+        action="store_true",
+        help="record each device of each test, and replay it when the test has passed",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -108,6 +114,8 @@ def pytest_configure(config: pytest.Config) -> None:
     file: Path | None = config.getoption("--record-operations")
     if file is not None:
         config.pluginmanager.register(OperationRecorder(file, is_worker=hasattr(config, "workerinput")))
+    if config.getoption("--record-replay"):
+        config.pluginmanager.register(ReplayRecorder())
 
 
 @pytest.hookimpl(trylast=True)  # when all have given their parameters

@@ -249,6 +249,11 @@ class Asked:
     contents: dict[int, tuple[int, Entry | None]] = attrs.field(factory=dict[Any, Any])
 
     @property
+    def is_of_program(self) -> bool:
+        """Whether a program of the user's own ran it."""
+        return self.library.partition("?")[0] == PROGRAMS
+
+    @property
     def where(self) -> str:
         """Its place in texts of errors."""
         return f"operation {self.number}"

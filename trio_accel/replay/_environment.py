@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from importlib import metadata
 from typing import TypeAlias
@@ -14,6 +15,8 @@ from ..devices import Device
 Environment: TypeAlias = tuple[tuple[str, str], ...]
 
 _DISTRIBUTIONS = ("numpy", "scipy", "cuda-bindings", "cuda-core", "nvmath-python", "torch")
+# Settings that change how operations are computed.
+_SETTINGS = ("TRIO_ACCEL_CPU_COMPILED", "OPENBLAS_CORETYPE", "NVIDIA_TF32_OVERRIDE")
 
 
 def environment(device: Device) -> Environment:
@@ -28,4 +31,5 @@ def environment(device: Device) -> Environment:
     found["BLAS of NumPy"] = f"{blas['name']} {blas['version']}"
     found["processor"] = platform.processor() or platform.machine()
     found["device"] = f"{device.info.backend}: {device.info.description}"
+    found |= {name: os.environ[name] for name in _SETTINGS if name in os.environ}
     return tuple(found.items())

@@ -16,6 +16,8 @@ from ._journal import Entry, Journal, JournalError, read
 NEVER_DONE = frozenset(
     {"ContextLostError", "ContextPoisonedError", "DeviceLostError", "InputFailedError", "Cancelled"}
     | {"NotExecutedError", "QueueFullError", "OutOfMemoryError", "LibraryOpenError", "ActorStoppedError"}
+    # What did not end in time does not end in a replay.
+    | {"CompletionTimeoutError"}
 )
 
 

@@ -170,20 +170,24 @@ async def lockstep(
     report.environment = changes_of(loaded, candidate)
     players = Player(loaded, reference), Player(loaded, candidate)
     rules = _Rules(tolerance, alone)
-    for step in loaded.steps:
-        if isinstance(step, Mark):
-            continue
+    try:
+        for step in loaded.steps:
+            if isinstance(step, Mark):
+                continue
+            for player in players:
+                player.begin(step)
+            if isinstance(step, Outside):
+                report.outside.append(step.name)
+            elif steps and _is_chain(step):
+                await _chain_in_lockstep(step, players, report, rules)
+            else:
+                await _launch_in_lockstep(step, players, report, rules)
+            if len(report.differences) >= most:
+                del report.differences[most:]
+                break
+    finally:
         for player in players:
-            player.begin(step)
-        if isinstance(step, Outside):
-            report.outside.append(step.name)
-        elif steps and _is_chain(step):
-            await _chain_in_lockstep(step, players, report, rules)
-        else:
-            await _launch_in_lockstep(step, players, report, rules)
-        if len(report.differences) >= most:
-            del report.differences[most:]
-            break
+            await player.close()
     report.seconds = time.perf_counter() - began
     return report
 

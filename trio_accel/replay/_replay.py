@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import trio
 
 from ..backends.base import DType, HostArray, NotSupportedError, OutOfMemoryError
 from ..backends.base.contract.ops import ArraySpec, CopyFromHostSpec
-from ..devices import Device, Operation, Planned, Planner
+from ..devices import Device, Operation, Planned, Planner, opened
 from ..devices.operations._blocks import Block
 from ._compare import Tolerance, difference
 from ._entries import Again, Asked, Blocks, check_inside
@@ -49,6 +50,7 @@ class Player:
         self.device = device
         self.blocks: Blocks = {}
         self._loaded = loaded
+        self._programs: set[str] = set()
         self._over: Sequence[int] = ()
 
     async def give(self, asked: Asked) -> str:
@@ -72,7 +74,17 @@ class Player:
 
     async def ask(self, asked: Asked) -> Again:
         """Ask a launch again."""
-        return await self.device.ask(Again(asked, self.blocks))
+        again = Again(asked, self.blocks)
+        if asked.is_of_program:
+            self._programs.add(again.library)
+        return await self.device.ask(again)
+
+    async def close(self) -> None:
+        """Close the programs that were opened, and drop all blocks."""
+        self.blocks.clear()
+        with trio.CancelScope(shield=True):
+            for path in self._programs:
+                await opened(self.device).close_library(path)
 
     async def content(self, number: int) -> HostArray:
         """Read a block."""
@@ -129,27 +141,30 @@ async def replay(
     loaded, report, began = load(journal, programs=programs), Report(), time.perf_counter()
     report.environment = changes_of(loaded, device)
     player = Player(loaded, device)
-    for step in loaded.until(until):
-        if isinstance(step, Mark):
-            await _compare_mark(step, player, report, tolerance)
-            continue
-        player.begin(step)
-        if isinstance(step, Outside):
-            report.outside.append(step.name)
-            continue
-        again = await once(step, player, report)
-        if again is None or step.results is None:
-            continue
-        for place, (plain, found) in enumerate(zip(step.results, again.results, strict=True)):
-            one = difference(
-                step.decoded.array(plain),
-                found,
-                tolerance,
-                number=step.number,
-                operation=step.name,
-                argument="host" if len(step.results) == 1 else f"host {place}",
-            )
-            report.compare(one)
+    try:
+        for step in loaded.until(until):
+            if isinstance(step, Mark):
+                await _compare_mark(step, player, report, tolerance)
+                continue
+            player.begin(step)
+            if isinstance(step, Outside):
+                report.outside.append(step.name)
+                continue
+            again = await once(step, player, report)
+            if again is None or step.results is None:
+                continue
+            for place, (plain, found) in enumerate(zip(step.results, again.results, strict=True)):
+                one = difference(
+                    step.decoded.array(plain),
+                    found,
+                    tolerance,
+                    number=step.number,
+                    operation=step.name,
+                    argument="host" if len(step.results) == 1 else f"host {place}",
+                )
+                report.compare(one)
+    finally:
+        await player.close()
     report.seconds = time.perf_counter() - began
     return report
 

@@ -1,0 +1,10 @@
+"""Modules that several tests of journals share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# Test folders are no packages: what several modules of this one share is imported by its own name.
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "devices"))

@@ -1,0 +1,86 @@
+"""Records each device of each test, and replays it when the test has passed: `pytest --record-replay`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Generator
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import pytest
+import trio
+from chosen import BACKEND
+
+import trio_accel as ta
+from trio_accel import replay
+from trio_accel.devices.front._device import OpenDevice
+
+_INJECTING = re.compile(r"inject|poison|fault|Fault|crash")
+_SETTING = "TRIO_ACCEL_CPU_COMPILED"
+
+
+class ReplayRecorder:
+    """A plugin of pytest.
+
+    Attributes:
+        operations: Operations that were replayed.
+        compared: Arrays that were compared.
+    """
+
+    def __init__(self) -> None:
+        self.operations = 0
+        self.compared = 0
+        # With the setting under which the device was opened.
+        self._journals: list[tuple[replay.MemoryJournal, str | None]] | None = None
+        self._open: WeakKeyDictionary[Any, AbstractAsyncContextManager[Any]] = WeakKeyDictionary()
+        start, close = OpenDevice.start, OpenDevice.close
+
+        async def started(device: OpenDevice, parent: Any) -> None:
+            await start(device, parent)
+            if self._journals is not None:
+                self._journals.append((journal := replay.MemoryJournal(), os.environ.get(_SETTING)))
+                recording = self._open[device] = replay.record(device, journal)
+                await recording.__aenter__()
+
+        async def closed(device: OpenDevice) -> None:
+            # What is in flight ends by that.
+            await close(device)
+            if (recording := self._open.pop(device, None)) is not None:
+                await recording.__aexit__(None, None, None)
+
+        setattr(OpenDevice, "start", started)  # noqa: B010  # neither is meant to be replaced
+        setattr(OpenDevice, "close", closed)  # noqa: B010
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Record while a test runs, and replay."""
+        self._journals = journals = []
+        try:
+            result = yield
+        finally:
+            self._journals = None
+        for journal, setting in journals:
+            with pytest.MonkeyPatch.context() as patch:
+                if setting is None:
+                    patch.delenv(_SETTING, raising=False)
+                else:
+                    patch.setenv(_SETTING, setting)
+                trio.run(self._replay, item, journal)
+        return result
+
+    async def _replay(self, item: pytest.Item, journal: replay.MemoryJournal) -> None:
+        async with ta.open_system("replay") as system, system.open_device(BACKEND) as device:
+            report = await replay.replay(journal, device, programs=True)
+        self.operations += report.operations
+        self.compared += report.compared
+        # An error that a test has injected does not occur again.
+        injects = _INJECTING.search(item.path.read_text(encoding="utf-8"))
+        failures = [one for one in report.failures if one.found or not injects]
+        if report.differences or failures:
+            pytest.fail(f"{item.nodeid}: the replay differs:\n{report}", pytrace=False)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Print how much was compared."""
+        terminalreporter.write_line(f"replayed {self.operations} operations, compared {self.compared} arrays")
