@@ -48,8 +48,8 @@ class Work:
 
         self._step = ta.step(step)
 
-    async def run(self, count: int) -> None:
-        """Do so many things."""
+    async def run(self, count: int, kills: int = 0) -> None:
+        """Do so many things, and kill the worker meanwhile."""
         device = self._device
         self._values = [await device.put(self._host()) for _ in range(3)]
         parts = await device.put(np.zeros((2 * N, N)))
@@ -77,7 +77,9 @@ class Work:
                 self._large,
                 *[self._chain] * 12,
             ]
-            for _ in range(count):
+            for number in range(count):
+                if kills and number % (count // kills) == 3:
+                    await self._kill()
                 await self._note(await kinds[int(self._draw.integers(len(kinds)))]())
 
     def _host(self) -> Host:
@@ -120,6 +122,10 @@ class Work:
         await more.wait()
         return pending.value
 
+    async def _kill(self) -> None:
+        ta.testing.inject_fault(self._device, ta.linalg.Matmul, kill=True)
+        await self._note(await ta.linalg.matmul(*self._values[:2]))
+
     async def _large(self) -> Any:
         """Numbers of more than 1 MiB in and out."""
         host = np.full((160, 1024), float(self._draw.random()))
@@ -131,7 +137,7 @@ class Work:
 
 
 async def recorded(
-    system: ta.System, isolation: Isolation, tasks: int, count: int, **options: Any
+    system: ta.System, isolation: Isolation, tasks: int, count: int, *, kills: int = 0, **options: Any
 ) -> tuple[replay.MemoryJournal, list[bytes], ta.Device]:
     """Record the work of tasks on a device of its own; returns the journal, what was read, and the device."""
     journal = replay.MemoryJournal()
@@ -144,7 +150,7 @@ async def recorded(
     ):
         for seed in range(tasks):
             made.append(work := Work(device, seed))
-            nursery.start_soon(work.run, count // tasks)
+            nursery.start_soon(work.run, count // tasks, kills)
     return journal, [each for work in made for each in work.read], device
 
 

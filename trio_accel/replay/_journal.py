@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import Any, NoReturn, Protocol, TypeAlias, cast
 
 from ..backends.base import AccelError
 
@@ -92,7 +92,8 @@ class FileJournal:
         if self._descriptor is None:
             end = self._end()
             self._descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o600)
-            os.ftruncate(self._descriptor, end)
+            if os.fstat(self._descriptor).st_size > end:
+                os.ftruncate(self._descriptor, end)
             os.lseek(self._descriptor, end, os.SEEK_SET)
             if not end:
                 self._write(_MAGIC)
@@ -205,9 +206,11 @@ def unpack(entry: bytes) -> Entry:
         raise
     except Exception as error:
         raise JournalError(f"an entry of the journal cannot be read: {error!r:.200}") from error
-    if type(found) is not tuple or not found or type(found[0]) is not str:
-        raise JournalError(f"an entry of the journal must be a tuple with its kind first, got {found!r:.60}")
-    return found
+    values = cast("Entry", found) if type(found) is tuple else ()
+    if not values or type(values[0]) is not str:
+        told = f"{type(found).__name__} of {type(values[0]).__name__}" if values else type(found).__name__
+        raise JournalError(f"an entry of the journal must be a tuple with its kind first, got {told}")
+    return values
 
 
 def read(journal: Journal) -> list[Entry]:

@@ -1,0 +1,137 @@
+"""Journals keep entries in order, and say of everything else that it is no journal."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from trio_accel import replay
+from trio_accel.replay._journal import FORMAT, pack, read, unpack
+
+ENTRIES = [pack(("header", FORMAT, (), True)), *[pack(("part", n, bytes(n))) for n in range(5)]]
+
+
+def journals(folder: Path) -> Iterator[replay.Journal]:
+    yield replay.MemoryJournal()
+    yield replay.FileJournal(folder / "file")
+    yield replay.SqliteJournal(folder / "database")
+
+
+def test_entries_are_in_order(tmp_path: Path) -> None:
+    for journal in journals(tmp_path):
+        for entry in ENTRIES:
+            journal.append(entry)
+        assert list(journal.entries()) == ENTRIES
+        assert read(journal) == [unpack(entry) for entry in ENTRIES]
+    assert list(replay.FileJournal(tmp_path / "file").entries()) == ENTRIES
+    assert list(replay.SqliteJournal(tmp_path / "database").entries()) == ENTRIES
+
+
+def test_a_journal_of_ones_own(tmp_path: Path) -> None:
+    class Folder:
+        def append(self, entry: bytes, /) -> None:
+            (tmp_path / f"{len(list(tmp_path.iterdir())):09}").write_bytes(entry)
+
+        def entries(self) -> Iterator[bytes]:
+            return (path.read_bytes() for path in sorted(tmp_path.iterdir()))
+
+    journal: replay.Journal = Folder()
+    for entry in ENTRIES:
+        journal.append(entry)
+    assert read(journal) == [unpack(entry) for entry in ENTRIES]
+
+
+def test_a_file_that_is_cut_is_read_up_to_there(tmp_path: Path) -> None:
+    journal = replay.FileJournal(tmp_path / "whole")
+    ends = []
+    for entry in ENTRIES:
+        journal.append(entry)
+        ends.append(journal.path.stat().st_size)
+    content = journal.path.read_bytes()
+    magic = ends[0] - len(ENTRIES[0]) - 12
+    for size in range(len(content)):
+        (tmp_path / "cut").write_bytes(content[:size])
+        cut = replay.FileJournal(tmp_path / "cut")
+        if size < magic:
+            with pytest.raises(replay.JournalError, match="no journal"):
+                list(cut.entries())
+            continue
+        assert list(cut.entries()) == ENTRIES[: sum(end <= size for end in ends)]
+        # The next recording overwrites what is torn.
+        cut.append(b"next")
+        assert list(cut.entries()) == [*ENTRIES[: sum(end <= size for end in ends)], b"next"]
+
+
+def test_a_changed_byte_ends_a_file(tmp_path: Path) -> None:
+    journal = replay.FileJournal(tmp_path / "file")
+    for entry in ENTRIES:
+        journal.append(entry)
+    content = bytearray(journal.path.read_bytes())
+    content[-1] ^= 1
+    journal.path.write_bytes(content)
+    assert list(journal.entries()) == ENTRIES[:-1]
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(b"some text that is longer than the beginning of a journal")
+    with pytest.raises(replay.JournalError, match="is no journal: it does not begin with"):
+        replay.FileJournal(path).append(b"")
+    with pytest.raises(replay.JournalError, match="is no journal"):
+        replay.SqliteJournal(path)
+    with pytest.raises(FileNotFoundError):
+        list(replay.FileJournal(tmp_path / "missing").entries())
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    (tmp_path / "full").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space"):
+        replay.FileJournal(tmp_path / "full").append(b"entry")
+
+
+class Runs:
+    """Runs something when it is unpickled."""
+
+    def __reduce__(self) -> object:
+        return os.system, ("touch /tmp/trio_accel_must_not_exist",)
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        (pickle.dumps(("part", Runs())), "names posix.system"),
+        (pickle.dumps(("part", Path("x"))), r"names pathlib\.\w+"),
+        (b"rubbish", "cannot be read"),
+        (b"", "cannot be read"),
+        (b"(" * 100_000 + b"t" * 100_000 + b".", "must be a tuple|cannot be read"),
+        (pickle.dumps(["part"]), "must be a tuple"),
+        (pickle.dumps(()), "must be a tuple"),
+        (pickle.dumps((1, 2)), "must be a tuple"),
+    ],
+)
+def test_entries_that_are_none(entry: bytes, why: str) -> None:
+    with pytest.raises(replay.JournalError, match=why):
+        unpack(entry)
+    assert not Path("/tmp/trio_accel_must_not_exist").exists()  # noqa: S108  # nobody makes it
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        (None, "nothing was recorded"),
+        (("part", 1, b""), "no header"),
+        (("header", FORMAT + 1, (), True), f"has format {FORMAT + 1}, this version reads format {FORMAT}"),
+        (("header",), "has format None"),
+        (("header", FORMAT), f"has format {FORMAT}"),
+    ],
+)
+def test_headers(first: tuple[object, ...] | None, why: str) -> None:
+    journal = replay.MemoryJournal()
+    if first is not None:
+        journal.append(pack(first))
+    with pytest.raises(replay.JournalError, match=why):
+        read(journal)
