@@ -1,0 +1,201 @@
+"""A stranger's journal runs no code, and reads and writes no memory but that of its own arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import replayed_programs
+from chosen import BACKEND
+
+import trio_accel as ta
+from trio_accel import replay
+from trio_accel.replay._journal import pack, unpack
+
+Change = Callable[[Any], Any]
+
+
+async def journal_of(device: ta.Device) -> list[Any]:
+    """Entries of a product, a chain, a view that is written, and a staged copy."""
+    journal = replay.MemoryJournal()
+    async with replay.record(device, journal):
+        x = await device.put(np.arange(16.0).reshape(4, 4))
+        out = await device.zeros((4, 8), "complex128")
+        await ta.linalg.matmul(x, np.ones((4, 4)))
+        await ta.fft.fft(x, out=out[:, ::2])
+        await ta.arrays.softmax(ta.nn.relu(x @ x) + 1.0, axis=1).to_host()
+    return [unpack(entry) for entry in journal.entries()]
+
+
+def with_entries(entries: list[Any]) -> replay.MemoryJournal:
+    journal = replay.MemoryJournal()
+    for entry in entries:
+        journal.append(pack(tuple(entry)))
+    return journal
+
+
+def replaced(value: Any, change: Change) -> Any:
+    """Apply a change to all tuples of plain values, from within."""
+    if not isinstance(value, tuple):
+        return value
+    return change(tuple(replaced(each, change) for each in value))
+
+
+def arrays(change: Callable[[int, int, str, Any, Any], Any]) -> Change:
+    """Change all arrays: block, offset, dtype, shape, strides."""
+
+    def apply(value: Any) -> Any:
+        is_array = len(value) == 3 and value[0] == 1 and isinstance(value[2], tuple) and len(value[2]) == 4
+        return (1, *change(value[1], *value[2])) if is_array else value
+
+    return apply
+
+
+BEYOND: dict[str, Change] = {
+    "offset": arrays(lambda block, offset, dtype, shape, steps: (block, (1 << 30, dtype, shape, steps))),
+    "before": arrays(lambda block, offset, dtype, shape, steps: (block, (-8, dtype, shape, steps))),
+    "strides": arrays(
+        lambda block, offset, dtype, shape, steps: (block, (offset, dtype, shape, tuple(99 * s for s in steps)))
+    ),
+    "backwards": arrays(
+        lambda block, offset, dtype, shape, steps: (block, (offset, dtype, shape, tuple(-s for s in steps)))
+    ),
+    "block": arrays(lambda block, offset, dtype, shape, steps: (block + 77, (offset, dtype, shape, steps))),
+    "no number": arrays(lambda block, offset, dtype, shape, steps: (block, (offset, dtype, shape, ("8",) * 2))),
+}
+
+
+def places(entries: list[Any]) -> dict[str, tuple[int, int]]:
+    """Entries and their parts that have arrays: specifications, staged copies, copies to views, steps."""
+    launches = [at for at, entry in enumerate(entries) if entry[0] == "launch"]
+    product = next(at for at in launches if entries[at][2] == "linalg.Matmul")
+    behind = next(at for at in launches if entries[at][7])
+    recipe = next(at for at, entry in enumerate(entries) if entry[0] == "recipe")
+    return {"spec": (product, 4), "staged": (product, 6), "behind": (behind, 7), "step": (recipe, 2)}
+
+
+@pytest.mark.parametrize("where", ["spec", "staged", "behind", "step"])
+@pytest.mark.parametrize("how", list(BEYOND))
+async def test_arrays_beyond_their_blocks(device: ta.Device, where: str, how: str) -> None:
+    entries = await journal_of(device)
+    assert (await replay.replay(with_entries(entries), device)).is_same
+    at, part = places(entries)[where]
+    entry = list(entries[at])
+    entry[part] = replaced(entry[part], BEYOND[how])
+    assert entry != list(entries[at])
+    launched: list[str] = []
+    opened: Any = device
+    hooks: Any = opened.state.hooks
+    hooks.append(lambda phase, launch: launched.append(launch.name))
+    opened.state.on_hooks()
+    try:
+        with pytest.raises(replay.JournalError):
+            await replay.replay(with_entries([*entries[:at], tuple(entry), *entries[at + 1 :]]), device)
+    finally:
+        hooks.clear()
+        opened.state.on_hooks()
+    assert not launched
+
+
+async def test_recipes(device: ta.Device) -> None:
+    entries = await journal_of(device)
+    at = next(at for at, entry in enumerate(entries) if entry[0] == "recipe")
+    chain = next(entry for entry in entries if entry[0] == "launch" and "ChainSpec" in entry[4][0])
+    spec = list(chain[4])
+    step = ("graphs.Replay", chain[3], ("trio_accel.backends.base.contract.ops.graphs:GraphSpec", 0, False, (0,), (0,), (0,)))
+    with pytest.raises(replay.JournalError, match="recipe 0 is used before it is made, as by one that names"):
+        await replay.replay(with_entries([*entries[:at], ("recipe", 0, (step,)), *entries[at + 1 :]]), device)
+    # Each has two of the one before.
+    bomb = [
+        ("recipe", n, (tuple([*step[:2], (step[2][0], n - 1, *step[2][2:])]),) * 8) for n in range(1, 30)
+    ]
+    with pytest.raises(replay.JournalError, match="steps, at most 100000 are allowed"):
+        await replay.replay(with_entries([*entries[: at + 1], *bomb]), device)
+    spec[1] = 99
+    changed = [(*e[:4], tuple(spec), *e[5:]) if e is chain else e for e in entries]
+    with pytest.raises(replay.JournalError, match="recipe 99 is used before"):
+        await replay.replay(with_entries(changed), device)
+
+
+async def test_programs_run_if_they_are_allowed(device: ta.Device, tmp_path: Path) -> None:
+    journal = replay.MemoryJournal()
+    async with replay.record(device, journal):
+        x = await device.put(np.ones((4, 4)))
+        async with ta.open_program(device, replayed_programs.Scaler, x) as program:
+            await program.ask(replayed_programs.Scaler.grow, 1.0)
+    before = device.generation
+    with pytest.raises(replay.JournalError, match="operation 2, .* is of a program|ProgramReturn, which runs"):
+        await replay.replay(journal, device)
+    report = await replay.replay(journal, device, programs=True)
+    assert report.is_same, report
+    assert device.generation == before
+    # The source of the program has another digest now.
+    entries = [unpack(entry) for entry in journal.entries()]
+    module = next(entry for entry in entries if entry[0] == "module")
+    assert module[1] == "replayed_programs"
+    assert module[2]
+    changed = [("module", module[1], "other") if entry is module else entry for entry in entries]
+    report = await replay.replay(with_entries(changed), device, programs=True)
+    assert [change.name for change in report.environment] == ["module replayed_programs"]
+    assert "module replayed_programs: recorded other, here" in str(report)
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("antigravity:X", "uses the module 'antigravity', which this program has not imported"),
+        ("trio_accel.__main__:X", "uses the module 'trio_accel.__main__'"),
+        ("trio_accel.cluster:Node", "is no specification|cannot be read"),
+        ("os:system", "is no specification of an operation"),
+        ("trio_accel.no_such:X", "cannot be read: ModuleNotFoundError"),
+    ],
+)
+async def test_modules(device: ta.Device, path: str, why: str) -> None:
+    entries = await journal_of(device)
+    changed = [(*e[:4], (path, *e[4][1:]), *e[5:]) if e[0] == "launch" else e for e in entries]
+    with pytest.raises(replay.JournalError, match=why):
+        await replay.replay(with_entries(changed), device)
+    enum = [(*e[:4], (e[4][0], (3, path, 1), *e[4][2:]), *e[5:]) if e[0] == "launch" else e for e in entries]
+    with pytest.raises(replay.JournalError):
+        await replay.replay(with_entries(enum), device)
+    library = [(*e[:3], path, *e[4:]) if e[0] == "launch" else e for e in entries]
+    with suppress(replay.JournalError):
+        assert (await replay.replay(with_entries(library), device)).failures
+
+
+async def test_rubbish(device: ta.Device) -> None:
+    """Parts of entries that are of another type or missing."""
+    entries = await journal_of(device)
+    for at, entry in enumerate(entries[1:], 1):
+        for part in range(1, len(entry)):
+            for other in (None, -1, "text", (), ((),), 1 << 70):
+                if entry[part] == other or (entry[0] == "result" and part == 2):
+                    continue
+                changed = [*entries[:at], (*entry[:part], other, *entry[part + 1 :]), *entries[at + 1 :]]
+                try:
+                    await replay.replay(with_entries(changed), device)
+                except replay.JournalError:
+                    pass
+                except ta.AccelError:
+                    # Another library, or a block of another size.
+                    assert entry[0] == "launch"
+    x = await device.put(np.ones(3))
+    assert (await x.to_host()).tolist() == [1.0, 1.0, 1.0]
+    assert device.generation == 1
+
+
+async def test_contents_of_other_sizes(system: ta.System) -> None:
+    journal = replay.MemoryJournal()
+    async with system.open_device(BACKEND) as device:
+        x = await device.put(np.ones(4))
+        async with replay.record(device, journal):
+            await (x * 2.0).to_host()
+        entries = [unpack(entry) for entry in journal.entries()]
+        content = next(entry for entry in entries if entry[0] == "content")
+        wrong = (*content[:2], content[2] + 8, *content[3:])
+        with pytest.raises(replay.JournalError, match="has 40 bytes, its content is of uint8"):
+            await replay.replay(with_entries([wrong if e is content else e for e in entries]), device)
