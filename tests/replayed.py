@@ -56,7 +56,8 @@ class ReplayRecorder:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
         """Record while a test runs, and replay."""
-        self._journals = journals = []
+        journals: list[tuple[replay.MemoryJournal, str | None]] = []
+        self._journals = journals
         try:
             result = yield
         finally:

@@ -59,13 +59,18 @@ BEYOND: dict[str, Change] = {
     "offset": arrays(lambda block, offset, dtype, shape, steps: (block, (1 << 30, dtype, shape, steps))),
     "before": arrays(lambda block, offset, dtype, shape, steps: (block, (-8, dtype, shape, steps))),
     "strides": arrays(
-        lambda block, offset, dtype, shape, steps: (block, (offset, dtype, shape, tuple(99 * s for s in steps)))
+        lambda block, offset, dtype, shape, steps: (
+            block,
+            (offset, dtype, shape, tuple(99 * s for s in steps)),
+        )
     ),
     "backwards": arrays(
         lambda block, offset, dtype, shape, steps: (block, (offset, dtype, shape, tuple(-s for s in steps)))
     ),
     "block": arrays(lambda block, offset, dtype, shape, steps: (block + 77, (offset, dtype, shape, steps))),
-    "no number": arrays(lambda block, offset, dtype, shape, steps: (block, (offset, dtype, shape, ("8",) * 2))),
+    "no number": arrays(
+        lambda block, offset, dtype, shape, steps: (block, (offset, dtype, shape, ("8",) * 2))
+    ),
 }
 
 
@@ -106,13 +111,15 @@ async def test_recipes(device: ta.Device) -> None:
     at = next(at for at, entry in enumerate(entries) if entry[0] == "recipe")
     chain = next(entry for entry in entries if entry[0] == "launch" and "ChainSpec" in entry[4][0])
     spec = list(chain[4])
-    step = ("graphs.Replay", chain[3], ("trio_accel.backends.base.contract.ops.graphs:GraphSpec", 0, False, (0,), (0,), (0,)))
+    step = (
+        "graphs.Replay",
+        chain[3],
+        ("trio_accel.backends.base.contract.ops.graphs:GraphSpec", 0, False, (0,), (0,), (0,)),
+    )
     with pytest.raises(replay.JournalError, match="recipe 0 is used before it is made, as by one that names"):
         await replay.replay(with_entries([*entries[:at], ("recipe", 0, (step,)), *entries[at + 1 :]]), device)
     # Each has two of the one before.
-    bomb = [
-        ("recipe", n, (tuple([*step[:2], (step[2][0], n - 1, *step[2][2:])]),) * 8) for n in range(1, 30)
-    ]
+    bomb = [("recipe", n, ((*step[:2], (step[2][0], n - 1, *step[2][2:])),) * 8) for n in range(1, 30)]
     with pytest.raises(replay.JournalError, match="steps, at most 100000 are allowed"):
         await replay.replay(with_entries([*entries[: at + 1], *bomb]), device)
     spec[1] = 99
@@ -128,7 +135,9 @@ async def test_programs_run_if_they_are_allowed(device: ta.Device, tmp_path: Pat
         async with ta.open_program(device, replayed_programs.Scaler, x) as program:
             await program.ask(replayed_programs.Scaler.grow, 1.0)
     before = device.generation
-    with pytest.raises(replay.JournalError, match="operation 2, .* is of a program|ProgramReturn, which runs"):
+    with pytest.raises(
+        replay.JournalError, match=r"operation 2, .* is of a program|ProgramReturn, which runs"
+    ):
         await replay.replay(journal, device)
     report = await replay.replay(journal, device, programs=True)
     assert report.is_same, report

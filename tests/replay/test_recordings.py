@@ -78,7 +78,7 @@ async def test_arrays_from_outside_of_the_recording(system: ta.System, isolation
             read.append(await copied.to_host())
         np.testing.assert_array_equal(read[1][1:3], 21.0)
         assert f"{recording.operations} operations" in repr(recording)
-        with pytest.raises(ValueError, match="mark: x must be on .* got .*other"):
+        with pytest.raises(ValueError, match=r"mark: x must be on .* got .*other"):
             await recording.mark("x", x=far)
     await check(system, journal, len(read) + 2)
 
@@ -150,19 +150,19 @@ async def test_a_world(system: ta.System) -> None:
 @inline
 async def test_lost_contexts(system: ta.System, isolation: Isolation) -> None:
     journal, lost = replay.MemoryJournal(), 0
-    async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
-        async with replay.record(device, journal):
-            for turn in range(6):
-                x = await device.put(np.arange(16.0).reshape(4, 4) + turn)
-                y = await (x @ x)
-                if turn % 2:
-                    ta.testing.inject_fault(device, ta.linalg.Scal, poison=True)
-                    with pytest.raises(ta.ContextLostError):
-                        await ta.linalg.scal(2.0, y)
-                    lost += 1
-                else:
+    options = ta.DeviceOptions(isolation=isolation)
+    async with system.open_device(BACKEND, options=options) as device, replay.record(device, journal):
+        for turn in range(6):
+            x = await device.put(np.arange(16.0).reshape(4, 4) + turn)
+            y = await (x @ x)
+            if turn % 2:
+                ta.testing.inject_fault(device, ta.linalg.Scal, poison=True)
+                with pytest.raises(ta.ContextLostError):
                     await ta.linalg.scal(2.0, y)
-                    await y.to_host()
+                lost += 1
+            else:
+                await ta.linalg.scal(2.0, y)
+                await y.to_host()
     for where in ("inline", "process"):
         report = await replayed(system, journal, where)
         assert report.is_same, report
@@ -174,7 +174,7 @@ async def test_lost_contexts(system: ta.System, isolation: Isolation) -> None:
 @inline
 async def test_without_contents(system: ta.System, isolation: Isolation) -> None:
     journal, journals = replay.MemoryJournal(), replay.MemoryJournal()
-    secret = 123.456789
+    secret, y = 123.456789, np.empty(0)
     async with system.open_device(BACKEND) as device:
         before = await device.put(np.full((4, 4), secret))
         for contents, kept in ((False, journal), (True, journals)):
@@ -225,24 +225,28 @@ class Failing:
 
 async def test_a_full_disk(device: ta.Device) -> None:
     x = await device.put(np.ones(4))
-    with pytest.raises(replay.JournalError, match="cannot be written: .*No space"):
+    with pytest.raises(replay.JournalError, match=r"cannot be written: .*No space"):
         async with replay.record(device, Failing(0)):
             raise AssertionError
     journal = Failing(1)
     # The content that the started call would have used could not be written.
     with pytest.raises(replay.JournalError, match="No space"):
-        async with replay.record(device, journal):
-            with pytest.raises(replay.JournalError, match="No space"):
-                await ta.linalg.scal(2.0, x)
-            with pytest.raises(replay.JournalError, match="No space"):
-                await (x * 2.0).to_host()
-            with pytest.raises(replay.JournalError, match="No space"):
-                ta.linalg.scal(2.0, x).start()
-            with pytest.raises(replay.JournalError, match="No space"):
-                await device.put(np.ones((200, 1024)))
+        await asked_of_a_full_disk(device, journal, x)
     assert journal.entered > 3
     # Nothing was launched.
     np.testing.assert_array_equal(await x.to_host(), 1.0)
+
+
+async def asked_of_a_full_disk(device: ta.Device, journal: replay.Journal, x: ta.AccelRef) -> None:
+    async with replay.record(device, journal):
+        with pytest.raises(replay.JournalError, match="No space"):
+            await ta.linalg.scal(2.0, x)
+        with pytest.raises(replay.JournalError, match="No space"):
+            await (x * 2.0).to_host()
+        with pytest.raises(replay.JournalError, match="No space"):
+            ta.linalg.scal(2.0, x).start()
+        with pytest.raises(replay.JournalError, match="No space"):
+            await device.put(np.ones((200, 1024)))
 
 
 async def test_less_memory_than_was_used(system: ta.System) -> None:
@@ -253,6 +257,6 @@ async def test_less_memory_than_was_used(system: ta.System) -> None:
         await held.to_host()
     options = ta.DeviceOptions(memory_limit=4 << 20)
     async with system.open_device(BACKEND, options=options) as device:
-        with pytest.raises(ta.OutOfMemoryError, match="operation 3, devices.Put"):
+        with pytest.raises(ta.OutOfMemoryError, match=r"operation 3, devices\.Put"):
             await replay.replay(journal, device)
         assert (await replay.replay(journal, device, until=2)).compared == 1

@@ -34,7 +34,7 @@ class Difference:
 
     Attributes:
         number: Number of the operation in the journal, from 1; 0 for a mark.
-        operation: Its name, or the label of the mark.
+        operation: Its name, for a step of a chain with the name of that; or the label of the mark.
         step: Number of the step inside of a chain, from 1; 0 where it was compared whole.
         argument: The array.
         elements: How many elements differ.
@@ -53,11 +53,10 @@ class Difference:
     index: tuple[int, ...]
 
     def __str__(self) -> str:
-        step = f", step {self.step}" if self.step else ""
         by = "" if self.ulps is None else f", by {self.ulps} ulp at most"
         at = f", first at {list(self.index)}" if self.index else ""
         where = f"operation {self.number}, {self.operation}" if self.number else f"mark {self.operation!r}"
-        return f"{where}{step}: {self.elements} of {self.of} elements differ in {self.argument}{at}{by}"
+        return f"{where}: {self.elements} of {self.of} elements differ in {self.argument}{at}{by}"
 
 
 def difference(

@@ -8,7 +8,6 @@ anything is launched.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -85,7 +84,8 @@ def _blanked(spec: OperationSpec) -> OperationSpec:
         if field.role.is_packed:
             values.append(bytes(len(value)))
         elif isinstance(value, (float, complex, np.inexact)) or field.role.number is not None:
-            values.append(type(value)(1))
+            kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
+            values.append(kind(1))
         else:
             values.append(value)
     made: OperationSpec = described.make(values)
@@ -268,7 +268,9 @@ class Asked:
 def _class_at(path: str) -> Any:
     """Return the class of a specification."""
     module, _, name = path.partition(":")
-    found: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
     if not (isinstance(found, type) and issubclass(found, OperationSpec)):
         raise JournalError(f"{path!r:.80} in the journal is no specification of an operation")
     return found

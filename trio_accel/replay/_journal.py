@@ -206,11 +206,11 @@ def unpack(entry: bytes) -> Entry:
         raise
     except Exception as error:
         raise JournalError(f"an entry of the journal cannot be read: {error!r:.200}") from error
-    values = cast("Entry", found) if type(found) is tuple else ()
-    if not values or type(values[0]) is not str:
-        told = f"{type(found).__name__} of {type(values[0]).__name__}" if values else type(found).__name__
-        raise JournalError(f"an entry of the journal must be a tuple with its kind first, got {told}")
-    return values
+    entry_values: Any = found
+    kind = type(entry_values).__name__
+    if kind != "tuple" or not entry_values or type(entry_values[0]) is not str:
+        raise JournalError(f"an entry of the journal must be a tuple with its kind first, got a {kind}")
+    return cast("Entry", entry_values)
 
 
 def read(journal: Journal) -> list[Entry]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -52,6 +52,15 @@ def _written(spec: OperationSpec) -> list[tuple[str, ArraySpec]]:
         names = [field.name] if len(arrays) == 1 else [f"{field.name}[{at}]" for at in range(len(arrays))]
         found += zip(names, arrays, strict=True)
     return found
+
+
+def _results(spec: Any) -> list[tuple[str, ArraySpec]]:
+    """Return what a launch writes, but for memory between the results of a chain's steps."""
+    if isinstance(spec, ChainSpec):
+        return _written(attrs.evolve(spec, written=spec.written[:-1]))
+    if isinstance(spec, GraphSpec):
+        return [each for step in graph_recipe(spec.recipe).bind(spec.arrays) for each in _written(step)]
+    return _written(spec)
 
 
 class _Step(Operation[Any, None]):
@@ -231,7 +240,7 @@ async def _launch_in_lockstep(step: Asked, players: _Pair, report: Report, rules
                 left, right, rules.tolerance, number=step.number, operation=step.name, argument=argument
             )
         )
-    one, two = (_written(cast("OperationSpec", each.spec)) for each in (ours, theirs))
+    one, two = (_results(each.spec) for each in (ours, theirs))
     await _compare(step, players, one, two, report, rules)
 
 
