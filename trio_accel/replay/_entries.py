@@ -60,7 +60,9 @@ class Recipes:
     def encode(self, spec: OperationSpec, host: HostEncoder) -> Entry:
         """Make plain values of a specification, with the number of its recipe in place of that."""
         plain = encode_spec(spec if self._contents else _blanked(spec), host, result_of)
-        place = _recipe_place(type(spec))
+        place = _PLACES.get(type(spec))
+        if place is None:
+            place = _recipe_place(type(spec))
         if place < 0:
             return plain
         return *plain[: place + 1], self._number(cast("bytes", plain[place + 1])), *plain[place + 2 :]
@@ -411,6 +413,12 @@ class Again(Operation[Any, "Again"]):
         self._keep.append(made)
         return made
 
+    def _zeros(self, number: int) -> CopyFromHostSpec:
+        block = self._block(number)
+        zeros = np.zeros(block.nbytes, np.uint8)
+        self._keep.append(zeros)
+        return CopyFromHostSpec(zeros, ArraySpec(block.id, 0, DType.uint8, zeros.shape, (1,)))
+
     def plan(self, planner: Planner) -> Planned[Again]:
         """Make the launch for blocks of this device."""
         entry, blocks = self.entry, self._blocks
@@ -425,6 +433,9 @@ class Again(Operation[Any, "Again"]):
         if not all(isinstance(copy, (CopyFromHostSpec, CopySpec)) for copy in (*staged, *behind)):
             raise JournalError(f"{entry.where}: staged operations must be copies")
         views = tuple([(copy.out, copy.source) for copy in behind])
+        if entry.is_of_program:
+            # At the end of a stream, and where it keeps a result, a program leaves its array as it was.
+            staged += tuple([self._zeros(number) for number, nbytes in entry.allocations if nbytes])
         planner.take(outputs, uses, staged, views, self._keep)
         return Planned(spec, self)
 
@@ -463,13 +474,16 @@ def _random(shape: Sequence[int], dtype: DType) -> HostArray:
         return np.asarray(np.abs(made) if dtype.dtype.kind in "ub" else made).astype(dtype.dtype)
 
 
+_NAMES = {member.dtype: member.value for member in DType}
+
+
 def plain_array(array: HostArray, content: bytes | int) -> Entry:
     """Make plain values of a host array: dtype, shape, and its bytes or the number of its parts."""
-    return DType.of(array.dtype).value, array.shape, content
+    return _NAMES[array.dtype], array.shape, content
 
 
 def _read(array: HostArray) -> Entry:
-    return "read", DType.of(array.dtype).value, array.shape
+    return "read", _NAMES[array.dtype], array.shape
 
 
 def plain_launch(launch: Launch, recipes: Recipes, host: HostEncoder) -> Entry:
@@ -480,25 +494,28 @@ def plain_launch(launch: Launch, recipes: Recipes, host: HostEncoder) -> Entry:
         recipes: The recipes of the journal.
         host: Encodes host arrays that it reads.
     """
-    spec = launch.spec
+    encode, spec, outputs, uses = recipes.encode, launch.spec, list[int](), list[tuple[str, int]]()
+    # No comprehensions, which would be calls for each operation.
+    for block in launch.outputs:
+        outputs.append(block.id)
+    for argument, block in launch.uses:
+        uses.append((argument, block.id))
     return (
         launch.name,
         launch.library,
-        recipes.encode(spec, _read if type(spec) is CopyToHostSpec else host),
+        encode(spec, _read if type(spec) is CopyToHostSpec else host),
         launch.allocations,
-        tuple([recipes.encode(copy, host) for copy in launch.staged]),
-        tuple([recipes.encode(copy, host) for copy in launch.behind]),
-        tuple([block.id for block in launch.outputs]),
-        tuple([(argument, block.id) for argument, block in launch.uses]),
+        tuple([encode(copy, host) for copy in launch.staged]) if launch.staged else (),
+        tuple([encode(copy, host) for copy in launch.behind]) if launch.behind else (),
+        tuple(outputs),
+        tuple(uses),
     )
 
 
-def filled_by(spec: OperationSpec) -> list[HostArray]:
-    """Return the host arrays that an operation fills: what it reads, and its status words."""
-    if type(spec) is CopyToHostSpec:
-        return [spec.host]
-    described = DESCRIPTORS[type(spec)]
-    if not described.has_status:
-        return []
-    words = [getattr(spec, described.fields[place].name) for place in described.status]
-    return [each for each in words if each is not None]
+def status_words(spec: OperationSpec) -> list[HostArray]:
+    """Return the status words of a specification."""
+    described, words = DESCRIPTORS[type(spec)], list[HostArray]()
+    for place in described.status:
+        if (word := getattr(spec, described.fields[place].name)) is not None:
+            words.append(word)
+    return words

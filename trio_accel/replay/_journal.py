@@ -23,6 +23,9 @@ __all__ = ["FileJournal", "Journal", "JournalError", "MemoryJournal", "SqliteJou
 FORMAT = 1
 """Number of the format of entries."""
 
+PROTOCOL = 5
+"""Protocol of the pickles that entries are."""
+
 Entry: TypeAlias = tuple[Any, ...]
 """The kind of an entry, and its values."""
 
@@ -181,7 +184,7 @@ class SqliteJournal:
 
 def pack(entry: Entry) -> bytes:
     """Make bytes of an entry."""
-    return pickle.dumps(entry, protocol=5)
+    return pickle.dumps(entry, PROTOCOL)
 
 
 class _Plain(pickle.Unpickler):

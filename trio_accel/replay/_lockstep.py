@@ -57,7 +57,7 @@ def _written(spec: OperationSpec) -> list[tuple[str, ArraySpec]]:
 def _results(spec: Any) -> list[tuple[str, ArraySpec]]:
     """Return what a launch writes, but for memory between the results of a chain's steps."""
     if isinstance(spec, ChainSpec):
-        return _written(attrs.evolve(spec, written=spec.written[:-1]))
+        return [each for each in _written(spec) if each[1] is not spec.written[-1]]
     if isinstance(spec, GraphSpec):
         return [each for step in graph_recipe(spec.recipe).bind(spec.arrays) for each in _written(step)]
     return _written(spec)

@@ -24,6 +24,7 @@ from contextvars import ContextVar
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from pickle import dumps
 from typing import Any
 
 import attrs
@@ -31,16 +32,16 @@ import numpy as np
 import trio
 
 from ..backends.base import DType, HostArray
-from ..backends.base.contract.ops import ArraySpec, CopyToHostSpec, KernelDefinition, OperationSpec
+from ..backends.base.contract.ops import DESCRIPTORS, ArraySpec, CopyToHostSpec, KernelDefinition
 from ..backends.base.contract.program_definition import ProgramDefinition
-from ..devices import AccelRef, Device, Launch, Operation, Phase, Planned, Planner, opened
+from ..devices import AccelRef, Device, Launch, Operation, Planned, Planner, opened
 from ..devices.front._memory import ToHost
 from ..devices.operations._blocks import Block, BorrowedBlock
 from ..devices.operations._hooks import Ask
 from ..devices.operations._pending import Pending
-from ._entries import PACKAGE, PROGRAMS, Recipes, filled_by, plain_array, plain_launch
+from ._entries import PACKAGE, PROGRAMS, Recipes, plain_array, plain_launch, status_words
 from ._environment import environment
-from ._journal import FORMAT, Entry, Journal, JournalError, pack
+from ._journal import FORMAT, PROTOCOL, Entry, Journal, JournalError
 
 __all__ = ["Recording", "record"]
 
@@ -86,8 +87,8 @@ class _Ask:
 
     Attributes:
         number: Number of its launch; 0 before that.
-        spec: The specification of the launch; None where its results come from outside.
-        changed: Blocks that were there before, and that it writes.
+        outputs: Blocks that it writes.
+        filled: Host arrays that it fills.
         blobs: Numbers of its large host arrays, by their identities.
         is_own: Whether it is the recorder's, which has no entry.
         is_over: Whether it has ended. A task that began during it may have it still.
@@ -95,9 +96,9 @@ class _Ask:
     """
 
     number: int = 0
-    spec: OperationSpec | None = None
-    changed: tuple[int, ...] = ()
-    blobs: dict[int, int] = attrs.field(factory=dict[int, int])
+    outputs: Sequence[Block] = ()
+    filled: Sequence[HostArray] = ()
+    blobs: dict[int, int] | None = None
     is_own: bool = False
     is_over: bool = False
     is_submitted: bool = False
@@ -167,7 +168,7 @@ class _Recorder:
         Raises:
             JournalError: It cannot be written.
         """
-        content = pack(entry)
+        content = dumps(entry, PROTOCOL)
         try:
             with self._lock:
                 self._journal.append(content)
@@ -177,17 +178,20 @@ class _Recorder:
 
     # Callbacks of the device.
 
-    def hook(self, phase: Phase, launch: Launch, /) -> None:
+    def validated(self, launch: Launch, /) -> None:
         """Write a validated launch."""
-        if phase is not Phase.VALIDATE:
-            return
         ask = _ASK.get()
         if ask is None or ask.is_over:
             ask = self._submission = _Ask(is_submitted=True)
         elif ask.is_own:
             return
-        known = self._known
-        unread = [block for _, block in launch.uses if block.id not in known]
+        # No comprehension here and below: each would be a call for each operation.
+        known, unread, borrowed = self._known, list[Block](), list[int]()
+        for _, block in launch.uses:
+            if block.id not in known:
+                unread.append(block)
+            if type(block) is BorrowedBlock:
+                borrowed.append(block.id)
         if unread and ask.is_submitted:
             self._submit_reads(unread)
         elif unread:
@@ -197,15 +201,14 @@ class _Recorder:
             self.append(("failed", ask.number, "NotExecutedError", "it was planned again"))
         self._write(launch, ask)
         # Another device may write to these at any time.
-        known.difference_update([block.id for _, block in launch.uses if type(block) is BorrowedBlock])
+        known.difference_update(borrowed)
 
     def _write(self, launch: Launch, ask: _Ask) -> None:
-        number = self.recording.operations + 1
-        spec: OperationSpec | None = launch.spec
-        if launch.spec.is_from_outside:
+        number, spec, known = self.recording.operations + 1, launch.spec, self._known
+        filled: Sequence[HostArray] = ()
+        if spec.is_from_outside:
             self.append(("outside", number, launch.name))
-            self._known.difference_update([block.id for block in launch.outputs])
-            spec = None
+            known.difference_update([block.id for block in launch.outputs])
         else:
             large: list[HostArray] = []
             plain = plain_launch(launch, self._recipes, partial(self._host, ask, large))
@@ -214,18 +217,22 @@ class _Recorder:
             if launch.library not in self._modules:
                 self._note_modules(launch)
             self.append(("launch", number, *plain))
-            self._known.update([block for block, _ in launch.allocations])
+            if type(spec) is CopyToHostSpec:
+                filled = (spec.host,)
+            elif DESCRIPTORS[type(spec)].has_status:
+                filled = status_words(spec)
+            for made, _ in launch.allocations:
+                known.add(made)
         self.recording.operations = ask.number = number
-        ask.spec = spec
-        made = [block for block, _ in launch.allocations]
-        ask.changed = tuple([block.id for block in launch.outputs if block.id not in made])
+        ask.filled = filled if self._contents else ()
+        ask.outputs = launch.outputs
 
     def _host(self, ask: _Ask, large: list[HostArray], array: HostArray) -> Entry:
         if not self._contents:
             return "blank", plain_array(array, b"")
         if array.nbytes <= _LARGE_BYTES:
             return "value", plain_array(array, array.tobytes())
-        blob = ask.blobs.get(id(array))
+        blob = (ask.blobs or {}).get(id(array))
         if blob is None and not ask.is_submitted:
             large.append(array)
             return "value", ()
@@ -250,8 +257,8 @@ class _Recorder:
                         self._failed(own, error)
                         raise
                     else:
-                        if own.spec is not None and self._contents:
-                            await self._filled(own, own.spec)
+                        if own.filled:
+                            await self._write_filled(own)
                         return reply
                     own.is_own = True
                     await self._read(unread, ask)
@@ -262,7 +269,7 @@ class _Recorder:
 
         return asked
 
-    def submitted(self, operation: Operation[Any, Any], pending: Pending[Any]) -> None:
+    def submitted(self, pending: Pending[Any], /) -> None:
         """Write the outcome of a submitted operation when it has ended."""
         ask, self._submission = self._submission, None
         if ask is None:
@@ -271,8 +278,8 @@ class _Recorder:
         def settled() -> None:
             if pending.error is not None:
                 self._failed(ask, pending.error)
-            elif ask.spec is not None and self._contents:
-                self._keep_filled(ask.number, filled_by(ask.spec))
+            elif ask.filled:
+                self._keep_filled(ask)
 
         self._when_done(pending, settled)
 
@@ -302,24 +309,26 @@ class _Recorder:
         if not ask.number or isinstance(error, JournalError):
             return
         # Whether it has written them is not known.
-        self._known.difference_update(ask.changed)
+        self._known.difference_update([block.id for block in ask.outputs])
         try:
             self.append(("failed", ask.number, type(error).__name__, str(error)[:1000]))
         except JournalError as failed:
             self._error = failed
 
-    async def _filled(self, ask: _Ask, spec: OperationSpec) -> None:
-        arrays = filled_by(spec)
-        if not arrays:
-            return
-        if sum([array.nbytes for array in arrays]) > _LARGE_BYTES:
-            await _in_thread(self._keep_filled, ask.number, arrays)
+    async def _write_filled(self, ask: _Ask) -> None:
+        nbytes = 0
+        for array in ask.filled:
+            nbytes += array.nbytes
+        if nbytes > _LARGE_BYTES:
+            await _in_thread(self._keep_filled, ask)
         else:
-            self._keep_filled(ask.number, arrays)
+            self._keep_filled(ask)
 
-    def _keep_filled(self, number: int, arrays: Sequence[HostArray]) -> None:
-        if arrays:
-            self.append(("result", number, tuple([self._kept(array) for array in arrays])))
+    def _keep_filled(self, ask: _Ask) -> None:
+        arrays: list[Entry] = []
+        for array in ask.filled:
+            arrays.append(self._kept(array))  # noqa: PERF401  # a comprehension would be a call
+        self.append(("result", ask.number, tuple(arrays)))
 
     def _kept(self, array: HostArray) -> Entry:
         is_large = array.nbytes > _LARGE_BYTES
@@ -335,6 +344,7 @@ class _Recorder:
         return number
 
     async def _write_hosts(self, arrays: Iterable[HostArray], ask: _Ask) -> None:
+        ask.blobs = ask.blobs or {}
         for array in arrays:
             ask.blobs[id(array)] = await _in_thread(self._blob, array)
 
@@ -470,7 +480,7 @@ async def record(
     """
     recorder = _Recorder(opened(device), journal, contents=contents)
     recorder.append(("header", FORMAT, environment(device), contents))
-    with recorder.device.observed(recorder.hook, recorder.around, recorder.submitted, recorder.written):
+    with recorder.device.recorded(recorder):
         try:
             yield recorder.recording
         except BaseException:

@@ -16,7 +16,7 @@ from ..base._statistics import Recoveries
 from ..base._waits import Availability
 from ..operations._blocks import BlockTable
 from ..operations._faults import Faults
-from ..operations._hooks import EngineHook, Phase
+from ..operations._hooks import EngineHook
 from ..operations._operation import Launch
 from ..operations._pending import Pending
 from ._context import OnDone
@@ -42,7 +42,8 @@ class DeviceState:
         faults: Faults that are injected into its operations.
         losses: Counts the contexts that it has lost.
         recoveries: Measured times of recoveries.
-        hooks: Observers of its operations.
+        hooks: Observers of its operations, at every step.
+        validators: Called with each operation that was validated: those that observe no other step, too.
         on_hooks: Called when there are others.
         on_rest: Called when the device is given up for a while.
         window: How much may be submitted ahead.
@@ -76,6 +77,7 @@ class DeviceState:
         self.losses: Losses = Losses(path, self.availability, options.intensity)
         self.recoveries: Recoveries = Recoveries()
         self.hooks: list[EngineHook] = []
+        self.validators: list[Callable[[Launch], object]] = []
         self.on_hooks: Callable[[], None] = lambda: None
         self.on_rest: Callable[[], None] = lambda: None
         self.window: SubmitWindow = SubmitWindow(info.name, options.in_flight)
@@ -137,9 +139,9 @@ class DeviceState:
             )
 
     def validated(self, launch: Launch) -> None:
-        """Tell the hooks of an operation that was validated."""
-        for hook in tuple(self.hooks):
-            hook(Phase.VALIDATE, launch)
+        """Call the validators with an operation that was validated."""
+        for validator in tuple(self.validators):
+            validator(launch)
 
     def restarted(self, event: ActorRestarted) -> None:
         """Note that a context is gone, or could not be made, and that another follows."""

@@ -56,8 +56,8 @@ from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..operations._blocks import Hold, held
 from ..operations._chain import Chain, Layouts
-from ..operations._hooks import Around, Ask, EngineHook, Submitted, Written
-from ..operations._operation import Operation, refuse_recording
+from ..operations._hooks import Around, Ask, EngineHook, LaunchRecorder, Phase
+from ..operations._operation import Launch, Operation, refuse_recording
 from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
 from ._chains import Chains
@@ -96,8 +96,7 @@ class OpenDevice(Device):
         # `alone_on` takes this lock.
         self.turn: trio.Lock = trio.Lock()
         self._around: list[Around] = []
-        self._submitted: list[Submitted] = []
-        self._written: list[Written] = []
+        self._recorders: list[LaunchRecorder] = []
         self._set_ask()
         self.chains: Chains = Chains(self, self.state)
         # No coroutine stands in between.
@@ -235,41 +234,44 @@ class OpenDevice(Device):
         return await self.dispatch.ask(cast("Operation[LibraryT, ReplyT]", operation), **_unknown)
 
     @contextmanager
-    def observed(
-        self,
-        hook: EngineHook,
-        around: Around,
-        submitted: Submitted | None = None,
-        written: Written | None = None,
-    ) -> Generator[None]:
+    def observed(self, hook: EngineHook, around: Around) -> Generator[None]:
         """Have operations seen, at every step and by their asks, inside the ``with``.
 
         Args:
             hook: Called at every step of every operation. Where the device works in a worker, all steps
                 behind the validation are told at the end, and `Launch.times` says when they were.
             around: Makes what is asked in place of the dispatch, in the task of the asker.
-            submitted: Called with each operation that was submitted.
-            written: Called with a block behind each lease that may have written it.
         """
-        told = [] if submitted is None else [submitted]
-        writes = [] if written is None else [written]
         self.state.hooks.append(hook)
         self.state.on_hooks()
+        try:
+            with self._validated(partial(hook, Phase.VALIDATE), around):
+                yield
+        finally:
+            self.state.hooks.remove(hook)
+            self.state.on_hooks()
+
+    @contextmanager
+    def recorded(self, recorder: LaunchRecorder) -> Generator[None]:
+        """Have a recorder called with operations and writes inside the ``with``."""
+        self._recorders.append(recorder)
+        try:
+            with self._validated(recorder.validated, recorder.around):
+                yield
+        finally:
+            self._recorders.remove(recorder)
+
+    @contextmanager
+    def _validated(self, validator: Callable[[Launch], object], around: Around) -> Generator[None]:
+        self.state.validators.append(validator)
         self._around.append(around)
-        self._submitted += told
-        self._written += writes
         self._set_ask()
         try:
             yield
         finally:
             self._around.remove(around)
-            for one in told:
-                self._submitted.remove(one)
-            for each in writes:
-                self._written.remove(each)
             self._set_ask()
-            self.state.hooks.remove(hook)
-            self.state.on_hooks()
+            self.state.validators.remove(validator)
 
     def _set_ask(self) -> None:
         cls = type(self)
@@ -284,8 +286,8 @@ class OpenDevice(Device):
         """See `Device.submit`."""
         asked = cast("Operation[LibraryT, ReplyT]", operation)
         pending = self.dispatch.submit(asked)
-        for told in self._submitted:
-            told(asked, pending)
+        for recorder in self._recorders:
+            recorder.submitted(pending)
         return pending
 
     @named_arguments
@@ -350,8 +352,8 @@ class OpenDevice(Device):
                 finally:
                     given.flags.writeable = False
         finally:
-            for written in self._written if write else ():
-                written(own.block)
+            for recorder in self._recorders if write else ():
+                recorder.written(own.block)
 
     @opens("the array is not borrowed yet: async with device.borrow(ref) as borrowed")
     @enable_ki_protection

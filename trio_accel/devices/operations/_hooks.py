@@ -11,7 +11,7 @@ from ._blocks import Block
 from ._operation import Launch, Operation
 from ._pending import Pending
 
-__all__ = ["Around", "Ask", "EngineHook", "Phase", "Submitted", "Written"]
+__all__ = ["Around", "Ask", "EngineHook", "LaunchRecorder", "Phase"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
@@ -20,10 +20,6 @@ Ask: TypeAlias = Callable[[Operation[Any, Any]], Coroutine[Any, Any, Any]]
 """Asks an operation of a device, as `Device.ask` does."""
 Around: TypeAlias = Callable[[Ask], Ask]
 """Makes what is asked in place of another."""
-Submitted: TypeAlias = Callable[[Operation[Any, Any], Pending[Any]], object]
-"""Called with an operation that was submitted, and its outcome to be."""
-Written: TypeAlias = Callable[[Block], object]
-"""Called with a block that something other than an operation has written: the holder of a lease."""
 
 
 class Phase(enum.Enum):
@@ -39,6 +35,26 @@ class Phase(enum.Enum):
     COMPLETE = "complete"
     REPLY = "reply"
     RELEASE = "release"
+
+
+class LaunchRecorder(Protocol):
+    """Writes down operations and their outcomes."""
+
+    def validated(self, launch: Launch, /) -> None:
+        """Note an operation that was validated. An error goes to the asker, and nothing is launched."""
+        ...
+
+    def around(self, ask: Ask, /) -> Ask:
+        """Make what is asked in place of the dispatch, in the task of the asker."""
+        ...
+
+    def submitted(self, pending: Pending[Any], /) -> None:
+        """Note the outcome to be of the operation that was submitted last."""
+        ...
+
+    def written(self, block: Block, /) -> None:
+        """Note that the holder of a lease may have written a block."""
+        ...
 
 
 class EngineHook(Protocol):
