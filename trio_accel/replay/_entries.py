@@ -38,6 +38,13 @@ from ._journal import Entry, JournalError
 
 PROGRAMS = "trio_accel.programs:ProgramActor"
 PACKAGE = "trio_accel"
+# The errors of launches that have done nothing that a replay could compare.
+NEVER_DONE = frozenset(
+    {"ContextLostError", "ContextPoisonedError", "DeviceLostError", "InputFailedError", "Cancelled"}
+    | {"NotExecutedError", "QueueFullError", "OutOfMemoryError", "LibraryOpenError", "ActorStoppedError"}
+    # What did not end in time does not end in a replay.
+    | {"CompletionTimeoutError"}
+)
 # Steps of a recipe, with those of the recipes that it names: few entries could name very many.
 _MOST_STEPS = 100_000
 _REPLAYED_PROGRAMS = 1_000_000

@@ -9,16 +9,8 @@ from typing import Any, TypeAlias
 import attrs
 
 from ..backends.base.contract.program_definition import ProgramDefinition
-from ._entries import PROGRAMS, Again, Asked, Decoded
+from ._entries import NEVER_DONE, PROGRAMS, Again, Asked, Decoded
 from ._journal import Entry, Journal, JournalError, read
-
-# The errors of launches that have done nothing that a replay could compare.
-NEVER_DONE = frozenset(
-    {"ContextLostError", "ContextPoisonedError", "DeviceLostError", "InputFailedError", "Cancelled"}
-    | {"NotExecutedError", "QueueFullError", "OutOfMemoryError", "LibraryOpenError", "ActorStoppedError"}
-    # What did not end in time does not end in a replay.
-    | {"CompletionTimeoutError"}
-)
 
 
 @attrs.frozen

@@ -39,7 +39,7 @@ from ..devices.front._memory import ToHost
 from ..devices.operations._blocks import Block, BorrowedBlock
 from ..devices.operations._hooks import Ask
 from ..devices.operations._pending import Pending
-from ._entries import PACKAGE, PROGRAMS, Recipes, plain_array, plain_launch, status_words
+from ._entries import NEVER_DONE, PACKAGE, PROGRAMS, Recipes, plain_array, plain_launch, status_words
 from ._environment import environment
 from ._journal import FORMAT, PROTOCOL, Entry, Journal, JournalError
 
@@ -265,6 +265,8 @@ class _Recorder:
                     own.is_own = False
             finally:
                 own.is_over = True
+                # The frames of an error must not keep memory.
+                own.outputs = own.filled = ()
                 _ASK.reset(token)
 
         return asked
@@ -307,6 +309,13 @@ class _Recorder:
     def _failed(self, ask: _Ask, error: BaseException) -> None:
         # A cancellation must not be replaced by another error.
         if not ask.number or isinstance(error, JournalError):
+            return
+        blocks = ask.outputs
+        is_done = isinstance(error, Exception) and not any(each.damages or each.is_unmade for each in blocks)
+        if is_done and blocks and type(error).__name__ not in NEVER_DONE:
+            # The reply was refused, which says nothing of the operation.
+            if ask.filled:
+                self._keep_filled(ask)
             return
         # Whether it has written them is not known.
         self._known.difference_update([block.id for block in ask.outputs])

@@ -14,10 +14,10 @@ from ..backends.base.contract.ops import ArraySpec, CopyFromHostSpec
 from ..devices import Device, Operation, Planned, Planner, opened
 from ..devices.operations._blocks import Block
 from ._compare import Tolerance, difference
-from ._entries import Again, Asked, Blocks, check_inside
+from ._entries import NEVER_DONE, Again, Asked, Blocks, check_inside
 from ._environment import environment
 from ._journal import Journal, JournalError
-from ._load import NEVER_DONE, Loaded, Mark, Outside, load
+from ._load import Loaded, Mark, Outside, load
 from ._recorder import ReadBlock, module_digest
 from ._report import Change, Failure, Report, Skipped
 
