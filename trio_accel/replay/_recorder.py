@@ -88,6 +88,7 @@ class _Ask:
     Attributes:
         number: Number of its launch; 0 before that.
         outputs: Blocks that it writes.
+        allocations: Ids and bytes of those that it makes.
         filled: Host arrays that it fills.
         blobs: Numbers of its large host arrays, by their identities.
         is_own: Whether it is the recorder's, which has no entry.
@@ -97,6 +98,7 @@ class _Ask:
 
     number: int = 0
     outputs: Sequence[Block] = ()
+    allocations: Sequence[tuple[int, int]] = ()
     filled: Sequence[HostArray] = ()
     blobs: dict[int, int] | None = None
     is_own: bool = False
@@ -225,7 +227,7 @@ class _Recorder:
                 known.add(made)
         self.recording.operations = ask.number = number
         ask.filled = filled if self._contents else ()
-        ask.outputs = launch.outputs
+        ask.outputs, ask.allocations = launch.outputs, launch.allocations
 
     def _host(self, ask: _Ask, large: list[HostArray], array: HostArray) -> Entry:
         if not self._contents:
@@ -310,9 +312,9 @@ class _Recorder:
         # A cancellation must not be replaced by another error.
         if not ask.number or isinstance(error, JournalError):
             return
-        blocks = ask.outputs
-        is_done = isinstance(error, Exception) and not any(each.damages or each.is_unmade for each in blocks)
-        if is_done and blocks and type(error).__name__ not in NEVER_DONE:
+        made = [block for block in ask.outputs if block.id in dict(ask.allocations)]
+        is_done = isinstance(error, Exception) and any(not (each.damages or each.is_unmade) for each in made)
+        if is_done and type(error).__name__ not in NEVER_DONE:
             # The reply was refused, which says nothing of the operation.
             if ask.filled:
                 self._keep_filled(ask)
