@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Generator
-from contextlib import AbstractAsyncContextManager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import pytest
 import trio
 from chosen import BACKEND
+from recorded_devices import record_devices
 
 import trio_accel as ta
 from trio_accel import replay
-from trio_accel.devices.front._device import OpenDevice
 
 _INJECTING = re.compile(r"inject|poison|fault|Fault|crash")
 _SETTING = "TRIO_ACCEL_CPU_COMPILED"
@@ -40,24 +38,13 @@ class ReplayRecorder:
         self.compared = 0
         # With the setting under which the device was opened.
         self._journals: list[tuple[replay.MemoryJournal, str | None]] | None = None
-        self._open: WeakKeyDictionary[Any, AbstractAsyncContextManager[Any]] = WeakKeyDictionary()
-        start, close = OpenDevice.start, OpenDevice.close
+        record_devices(self._journal)
 
-        async def started(device: OpenDevice, parent: Any) -> None:
-            await start(device, parent)
-            if self._journals is not None:
-                self._journals.append((journal := replay.MemoryJournal(), os.environ.get(_SETTING)))
-                recording = self._open[device] = replay.record(device, journal)
-                await recording.__aenter__()
-
-        async def closed(device: OpenDevice) -> None:
-            # What is in flight ends by that.
-            await close(device)
-            if (recording := self._open.pop(device, None)) is not None:
-                await recording.__aexit__(None, None, None)
-
-        setattr(OpenDevice, "start", started)  # noqa: B010  # neither is meant to be replaced
-        setattr(OpenDevice, "close", closed)  # noqa: B010
+    def _journal(self) -> replay.MemoryJournal | None:
+        if self._journals is None:
+            return None
+        self._journals.append((journal := replay.MemoryJournal(), os.environ.get(_SETTING)))
+        return journal
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:

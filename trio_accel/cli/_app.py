@@ -17,6 +17,7 @@ import trio_accel as ta
 from trio_accel.cli._console import make_console
 from trio_accel.cli._info import show_info
 from trio_accel.cli._recover import run_recover
+from trio_accel.cli._replay import run_replay, show_journal
 from trio_accel.cli._run import InputError, InterruptError
 from trio_accel.cli._top import show_top
 
@@ -103,6 +104,44 @@ def top(url: str, /, *, once: Flag = False) -> int:
         once: Print the whole of one snapshot and end. So does a standard output that is no terminal.
     """
     return show_top(url, is_once=once)
+
+
+@app.command(
+    help_epilogue="Exit codes: 0 all is the same, 1 something differs, 2 the journal cannot be replayed."
+)
+def replay(
+    file: Path,
+    /,
+    *,
+    device: Annotated[str | None, Parameter(show_default=False)] = None,
+    against: Annotated[str | None, Parameter(show_default=False)] = None,
+    until: Annotated[int | None, Parameter(show_default=False, validator=Number(gte=1))] = None,
+    tolerance: Annotated[float | None, Parameter(show_default=False, validator=Number(gte=0))] = None,
+    programs: Flag = False,
+) -> int:
+    """Ask the operations of a journal again, and name the first one that differs.
+
+    Args:
+        file: Journal that a program has recorded, by ta.replay.record.
+        device: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        against: Device to compare with, operation by operation and step by step, in place of the journal.
+        until: Number of the last operation.
+        tolerance: How far elements may be apart, as a share of them and as it is. Default: the same bits.
+        programs: Run the code that the journal names. It is refused otherwise.
+    """
+    return run_replay(
+        file, device=device, against=against, until=until, tolerance=tolerance, allows_programs=programs
+    )
+
+
+@app.command(help_epilogue="Exit codes: 0, 2 it is no journal.")
+def journal(file: Path, /) -> int:
+    """Show the operations of a journal, with marks and failures. Nothing of it runs.
+
+    Args:
+        file: Journal that a program has recorded, by ta.replay.record.
+    """
+    return show_journal(file)
 
 
 @demo.default

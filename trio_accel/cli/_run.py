@@ -138,13 +138,15 @@ def _leave_at_once(number: int) -> None:
     os._exit(128 + number)
 
 
-async def open_device(system: ta.System, backend: str | None, options: ta.DeviceOptions) -> ta.Device:
-    """Open a device by its name, or the best one.
+async def open_device(
+    system: ta.System, backend: str | None, options: ta.DeviceOptions, *, name: str | None = None
+) -> ta.Device:
+    """Open a device by the name of its backend, or the best one.
 
     Raises:
         InputError: There is no such device, or it does not have the isolation.
     """
     try:
-        return await system.open_device(backend, options=options)
+        return await system.open_device(backend, options=options, name=name)
     except (ta.NotSupportedError, ValueError) as error:
         raise InputError(f"cannot open a device: {str(error).removeprefix('spec: ')}") from error

@@ -3,6 +3,7 @@
 from .._names import export as _export
 from ._compare import *
 from ._journal import *
+from ._load import *
 from ._lockstep import *
 from ._recorder import *
 from ._replay import *

@@ -442,7 +442,7 @@ class Again(Operation[Any, "Again"]):
         views = tuple([(copy.out, copy.source) for copy in behind])
         if entry.is_of_program:
             # At the end of a stream, and where it keeps a result, a program leaves its array as it was.
-            staged += tuple([self._zeros(number) for number, nbytes in entry.allocations if nbytes])
+            staged = (*[self._zeros(number) for number, nbytes in entry.allocations if nbytes], *staged)
         planner.take(outputs, uses, staged, views, self._keep)
         return Planned(spec, self)
 

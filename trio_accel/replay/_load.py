@@ -12,6 +12,8 @@ from ..backends.base.contract.program_definition import ProgramDefinition
 from ._entries import NEVER_DONE, PROGRAMS, Again, Asked, Decoded
 from ._journal import Entry, Journal, JournalError, read
 
+__all__ = ["listing"]
+
 
 @attrs.frozen
 class Mark:
@@ -183,6 +185,33 @@ def _check(loaded: Loaded) -> None:
         # What uses the result of a skipped operation is skipped, too.
         if all(block in blocks for _, block in step.uses):
             Again(step, blocks).check()
+
+
+def listing(journal: Journal) -> Iterator[str]:
+    """Yield a line for each operation of a journal, with its failure, and for each mark. Nothing of it runs.
+
+    Args:
+        journal: The journal.
+
+    Raises:
+        JournalError: It is none.
+    """
+    entries = read(journal)
+    recording, failed = 0, dict[tuple[int, object], str]()
+    for kind, *values in entries:
+        recording += kind == "header"
+        if kind == "failed":
+            failed[recording, values[0]] = f": {values[1]}: {values[2]}"
+    recording = 0
+    for kind, *values in entries:
+        if kind == "header":
+            recording += 1
+            yield from (f"{name}: {value}" for name, value in values[1])
+        elif kind in ("launch", "outside"):
+            told = failed.get((recording, values[0]), "") if kind == "launch" else ", from outside"
+            yield f"{values[0]} {values[1]}{told}"
+        elif kind == "mark":
+            yield f"mark {values[0]!r}: {', '.join([str(value[0]) for value in values[2]])}"
 
 
 def load(journal: Journal, *, programs: bool) -> Loaded:

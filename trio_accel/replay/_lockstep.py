@@ -29,7 +29,7 @@ from ._entries import Again, Asked
 from ._journal import Entry, Journal, JournalError
 from ._load import Mark, Outside, load
 from ._recorder import ReadBlock
-from ._replay import Player, WriteBlock, changes_of, name_of, once, viewed
+from ._replay import Player, WriteBlock, changes_of, compare_filled, name_of, once, viewed
 from ._report import Failure, Report, Skipped
 
 __all__ = ["lockstep"]
@@ -153,6 +153,7 @@ async def lockstep(
     steps: bool = True,
     programs: bool = False,
     most: int = 1,
+    until: int | None = None,
     tolerance: Tolerance | None = None,
 ) -> Report:
     """Ask each operation of a journal on two devices, and compare all that it writes.
@@ -167,6 +168,7 @@ async def lockstep(
         steps: Whether chains are compared step by step, because a later step may hide a difference.
         programs: See `replay`.
         most: How many differences end it.
+        until: The last operation.
         tolerance: See `replay`.
 
     Raises:
@@ -180,7 +182,7 @@ async def lockstep(
     players = Player(loaded, reference), Player(loaded, candidate)
     rules = _Rules(tolerance, alone)
     try:
-        for step in loaded.steps:
+        for step in loaded.until(until):
             if isinstance(step, Mark):
                 continue
             for player in players:
@@ -233,13 +235,7 @@ async def _launch_in_lockstep(step: Asked, players: _Pair, report: Report, rules
             for player in players:
                 player.blocks.pop(number, None)
         return
-    for at, (left, right) in enumerate(zip(ours.results, theirs.results, strict=True)):
-        argument = "host" if len(ours.results) == 1 else f"host {at}"
-        report.compare(
-            difference(
-                left, right, rules.tolerance, number=step.number, operation=step.name, argument=argument
-            )
-        )
+    compare_filled(step, ours.spec, ours.results, theirs.results, report, rules.tolerance)
     one, two = (_results(each.spec) for each in (ours, theirs))
     await _compare(step, players, one, two, report, rules)
 

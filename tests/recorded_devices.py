@@ -1,0 +1,37 @@
+"""Records each device that is opened, from its start to its close."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from trio_accel import replay
+from trio_accel.devices.front._device import OpenDevice
+
+
+def record_devices(journal: Callable[[], replay.Journal | None], **options: Any) -> None:
+    """Have all devices of this process recorded, for good.
+
+    Args:
+        journal: Called with each device that is opened; returns its journal, or None.
+        options: Options of `trio_accel.replay.record`.
+    """
+    start, close = OpenDevice.start, OpenDevice.close
+    opened: WeakKeyDictionary[Any, AbstractAsyncContextManager[Any]] = WeakKeyDictionary()
+
+    async def started(device: OpenDevice, parent: Any) -> None:
+        await start(device, parent)
+        if (kept := journal()) is not None:
+            recording = opened[device] = replay.record(device, kept, **options)
+            await recording.__aenter__()
+
+    async def closed(device: OpenDevice) -> None:
+        # What is in flight ends by that.
+        await close(device)
+        if (recording := opened.pop(device, None)) is not None:
+            await recording.__aexit__(None, None, None)
+
+    setattr(OpenDevice, "start", started)  # noqa: B010  # neither is meant to be replaced
+    setattr(OpenDevice, "close", closed)  # noqa: B010
