@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from pkgutil import resolve_name
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from trio_accel import replay
-from trio_accel.devices.front._device import OpenDevice
 
 
 def record_devices(journal: Callable[[], replay.Journal | None], **options: Any) -> None:
@@ -18,20 +18,21 @@ def record_devices(journal: Callable[[], replay.Journal | None], **options: Any)
         journal: Called with each device that is opened; returns its journal, or None.
         options: Options of `trio_accel.replay.record`.
     """
-    start, close = OpenDevice.start, OpenDevice.close
+    cls: Any = resolve_name("trio_accel.devices.front._device:OpenDevice")
+    start, close = cls.start, cls.close
     opened: WeakKeyDictionary[Any, AbstractAsyncContextManager[Any]] = WeakKeyDictionary()
 
-    async def started(device: OpenDevice, parent: Any) -> None:
+    async def started(device: Any, parent: Any) -> None:
         await start(device, parent)
         if (kept := journal()) is not None:
             recording = opened[device] = replay.record(device, kept, **options)
             await recording.__aenter__()
 
-    async def closed(device: OpenDevice) -> None:
+    async def closed(device: Any) -> None:
         # What is in flight ends by that.
         await close(device)
         if (recording := opened.pop(device, None)) is not None:
             await recording.__aexit__(None, None, None)
 
-    setattr(OpenDevice, "start", started)  # noqa: B010  # neither is meant to be replaced
-    setattr(OpenDevice, "close", closed)  # noqa: B010
+    cls.start = started
+    cls.close = closed

@@ -65,7 +65,7 @@ def test_version(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("bogus", 'Unknown command "bogus". Available commands: demo, info, trace, top.'),
+        ("bogus", 'Unknown command "bogus". Available commands: demo, info, trace, top, replay, journal.'),
         ("demo bogus", "too many arguments: bogus"),
         ("demo --nothing", "Unknown option"),
         ("demo --backend", "requires an argument"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,6 @@ from chosen import BACKEND
 
 import trio_accel as ta
 from trio_accel import replay
-from trio_accel.replay._journal import pack, unpack
 
 Change = Callable[[Any], Any]
 
@@ -28,13 +28,13 @@ async def journal_of(device: ta.Device) -> list[Any]:
         await ta.linalg.matmul(x, np.ones((4, 4)))
         await ta.fft.fft(x, out=out[:, ::2])
         await ta.arrays.softmax(ta.nn.relu(x @ x) + 1.0, axis=1).to_host()
-    return [unpack(entry) for entry in journal.entries()]
+    return [pickle.loads(entry) for entry in journal.entries()]
 
 
 def with_entries(entries: list[Any]) -> replay.MemoryJournal:
     journal = replay.MemoryJournal()
     for entry in entries:
-        journal.append(pack(tuple(entry)))
+        journal.append(pickle.dumps(tuple(entry)))
     return journal
 
 
@@ -136,7 +136,7 @@ async def test_programs_run_if_they_are_allowed(device: ta.Device, tmp_path: Pat
     assert report.is_same, report
     assert device.generation == before
     # The source of the program has another digest now.
-    entries = [unpack(entry) for entry in journal.entries()]
+    entries = [pickle.loads(entry) for entry in journal.entries()]
     module = next(entry for entry in entries if entry[0] == "module")
     assert module[1] == "replayed_programs"
     assert module[2]
@@ -196,7 +196,7 @@ async def test_contents_of_other_sizes(system: ta.System) -> None:
         x = await device.put(np.ones(4))
         async with replay.record(device, journal):
             await (x * 2.0).to_host()
-        entries = [unpack(entry) for entry in journal.entries()]
+        entries = [pickle.loads(entry) for entry in journal.entries()]
         content = next(entry for entry in entries if entry[0] == "content")
         wrong = (*content[:2], content[2] + 8, *content[3:])
         with pytest.raises(replay.JournalError, match="has 40 bytes, its content is of uint8"):

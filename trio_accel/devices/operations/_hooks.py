@@ -11,7 +11,7 @@ from ._blocks import Block
 from ._operation import Launch, Operation
 from ._pending import Pending
 
-__all__ = ["Around", "Ask", "EngineHook", "LaunchRecorder", "Phase"]
+__all__ = ["Around", "Ask", "EngineHook", "Phase"]
 
 _logger = logging.getLogger("trio_accel.devices")
 
