@@ -30,7 +30,7 @@ from ._journal import Entry, Journal, JournalError
 from ._load import Mark, Outside, load
 from ._recorder import ReadBlock
 from ._replay import Player, WriteBlock, changes_of, compare_filled, name_of, once, viewed
-from ._report import Failure, Report, Skipped
+from ._report import Failure, Report, Skipped, note
 
 __all__ = ["lockstep"]
 
@@ -295,6 +295,6 @@ async def _compare(
             argument=argument,
             step=at,
         )
-        report.compare(found)
+        note(report, found)
         if rules.alone and contents[0].tobytes() != contents[1].tobytes():
             await players[1].device.ask(WriteBlock(contents[0], pair[1]))

@@ -19,7 +19,7 @@ from ._environment import environment
 from ._journal import Journal, JournalError
 from ._load import Loaded, Mark, Outside, load
 from ._recorder import ReadBlock, module_digest
-from ._report import Change, Failure, Report, Skipped
+from ._report import Change, Failure, Report, Skipped, note
 
 __all__ = ["replay"]
 
@@ -135,8 +135,7 @@ async def replay(
 
     Raises:
         JournalError: It is no journal, or something in it must not run.
-        OutOfMemoryError: The device has less memory than was used; the message has the number of the
-        operation.
+        OutOfMemoryError: The device has less memory than was used; the message has the operation's number.
     """
     loaded, report, began = load(journal, programs=programs), Report(), time.perf_counter()
     report.environment = changes_of(loaded, device)
@@ -179,8 +178,9 @@ def compare_filled(
             flat = [one.view(np.uint8)[:nbytes].view(array.dtype.dtype) for one in pair]
             left, right = (one.reshape(array.shape) if array.is_contiguous else one for one in flat)
         argument = "host" if len(ours) == 1 else f"host {place}"
-        report.compare(
-            difference(left, right, allowed, number=step.number, operation=step.name, argument=argument)
+        note(
+            report,
+            difference(left, right, allowed, number=step.number, operation=step.name, argument=argument),
         )
 
 
@@ -236,7 +236,7 @@ async def _compare_mark(mark: Mark, player: Player, report: Report, tolerance: T
         check_inside(f"mark {mark.label!r:.80}", spec, block.nbytes)
         found = viewed(await player.content(number), spec)
         kept = mark.decoded.array(plain)
-        report.compare(difference(kept, found, tolerance, number=0, operation=mark.label, argument=name))
+        note(report, difference(kept, found, tolerance, number=0, operation=mark.label, argument=name))
 
 
 def viewed(content: HostArray, spec: ArraySpec) -> HostArray:

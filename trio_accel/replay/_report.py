@@ -87,12 +87,6 @@ class Report:
         """Whether nothing differs, and nothing ended otherwise."""
         return not (self.differences or self.failures)
 
-    def compare(self, found: Difference | None) -> None:
-        """Count a comparison."""
-        self.compared += 1
-        if found is not None:
-            self.differences.append(found)
-
     def __str__(self) -> str:
         lines = [f"first difference: {self.differences[0]}"] if self.differences else ["no difference"]
         lines += [f"{one.name}: recorded {one.recorded}, here {one.found}" for one in self.environment]
@@ -113,3 +107,10 @@ class Report:
         reasons = Counter((one.operation, one.why) for one in self.skipped)
         lines += [f"  skipped: {count} of {name}: {why}" for (name, why), count in reasons.most_common()]
         return "\n".join(lines)
+
+
+def note(report: Report, found: Difference | None) -> None:
+    """Count a comparison."""
+    report.compared += 1
+    if found is not None:
+        report.differences.append(found)
