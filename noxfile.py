@@ -15,7 +15,7 @@ import nox
 
 nox.needs_version = ">=2025.10.16"  # `download_python` of a session
 nox.options.sessions = ["lint", "types", "tests", "machines(machine='small')", "stand_in", "third", "docs"]
-nox.options.sessions += ["compiled", "examples", "array_api_sample"]
+nox.options.sessions += ["compiled", "examples", "array_api_sample", "replays"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = False  # `pythons` takes those that are installed
@@ -31,6 +31,8 @@ TWO_AT_A_TIME = ("-n", "2", "--dist", "worksteal")
 THREE_AT_A_TIME = ("-n", "3", "--dist", "worksteal")
 # So many parameter sets of a test function are run, and none that takes long; `tests_full` runs all.
 SAMPLE = ("--sample", "1")
+# Folders whose tests are replayed: those of the rooms that compute.
+COMPUTING = (*CONFORMANCE[:1], *CONFORMANCE[2:], *MORE_CONFORMANCE, "graphs", "ndimage", "nn", "signal")
 MACHINES = ("small", "large")  # that tests/machines can make of this one
 # The tests start a thousand interpreters, and without bytecode each would compile NumPy and SciPy anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -108,6 +110,14 @@ def _files(*folders: str, having: Sequence[str] = (), without: Sequence[str] = (
 def tests(session: nox.Session, backend: str) -> None:
     """Run the tests on one backend, a sample of each family; what follows `--` goes to pytest."""
     _test(session, backend, *SAMPLE)
+
+
+@in_env
+def replays(session: nox.Session) -> None:
+    """Record each device of a sample of the tests that compute, and replay it: the same bits."""
+    folders = [f"tests/{folder}" for folder in COMPUTING]
+    options = (*TWO_AT_A_TIME, "-m", "not (gpu or slow or alone)", "--record-replay", *SAMPLE)
+    _python(session, "-m", "pytest", "-q", *folders, *options, env={"TRIO_ACCEL_BACKEND": "cpu"})
 
 
 @nox.session(python=["3.11", "3.12", "3.13"], default=False)

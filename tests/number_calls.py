@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeAlias
@@ -394,6 +394,20 @@ def drawn(message: Any, **more: Any) -> Use:
     return lambda at, given: at.device.ask(message(**KEY | more | given))
 
 
+async def replayed(at: Place, replay: Callable[[ta.replay.Journal], Awaitable[object]]) -> object:
+    """Replay a journal of one operation."""
+    journal = ta.replay.MemoryJournal()
+    async with ta.replay.record(at.device, journal):
+        await (at.vector * 2.0).to_host()
+    return await replay(journal)
+
+
+async def in_lockstep(at: Place, given: Mapping[str, Any]) -> object:
+    """Replay a journal on two devices."""
+    async with at.system.open_device(at.device.info.backend, name="other") as other:
+        return await replayed(at, lambda journal: ta.replay.lockstep(journal, at.device, other, **given))
+
+
 CALLS: dict[str, Use] = {
     "cluster.ClusterOptions": lambda at, given: cluster.ClusterOptions(**given),
     "cluster.LocalNodes": lambda at, given: cluster.LocalNodes(**given),
@@ -660,6 +674,14 @@ CALLS: dict[str, Use] = {
     "Recorder.histogram": lambda at, given: recorded(
         at, lambda recorder: recorder.histogram("a", "b", bounds=[given["bounds"]])
     ),
+    "replay.replay": lambda at, given: replayed(
+        at, lambda journal: ta.replay.replay(journal, at.device, **given)
+    ),
+    "replay.lockstep": in_lockstep,
+    "replay.Tolerance": lambda at, given: replayed(
+        at,
+        lambda journal: ta.replay.replay(journal, at.device, tolerance=ta.replay.Tolerance(**given)),
+    ),
     "telemetry.record": lambda at, given: entered_now(T.record(at.system, **given)),
     "testing.inject_fault": failed_once,
     "ManualCompletion.release": lambda at, given: held(at, "release", **given),
@@ -729,7 +751,7 @@ _REASONS: dict[str, str] = {
         "patterns.ReplicaStatistics patterns.Routed patterns.RouterStatistics patterns.RoutingStatistics "
         "patterns.Score patterns.StageStatistics patterns.Swapped "
         "RoutingStatistics.none ndimage.LabelResult sparse.Factors sparse.Preconditioner "
-        "sparse.SolveResult "
+        "sparse.SolveResult replay.Report replay.Failure replay.Difference replay.Skipped "
         "spatial.CellList "
         "tensor.ContractionPath telemetry.ActorMemoryRow telemetry.ActorRow "
         "telemetry.DeviceRow telemetry.FailureRow telemetry.Histogram telemetry.KeptRow telemetry.LibraryRow "
@@ -740,7 +762,7 @@ _REASONS: dict[str, str] = {
     "plans of operations call it, with shapes of arrays": (
         "Contracting.sum Elementwise.take Expression.take Kernel.plan "
         "Reduction.take Scatter.take "
-        "Planner.status devices.in_range "
+        "Planner.status Planner.memory devices.in_range "
         "expressions.axes_of expressions.contraction_path "
         "expressions.diagonal_of expressions.permuted expressions.reduced "
     ),

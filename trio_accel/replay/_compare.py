@@ -22,10 +22,18 @@ class Tolerance:
     Attributes:
         relative: Share of the reference.
         absolute: Part that does not depend on it.
+
+    Raises:
+        ValueError: One is below 0, or NaN.
     """
 
     relative: float = 0.0
     absolute: float = 0.0
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("relative", "absolute"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"Tolerance: {name} must be at least 0, got {getattr(self, name)!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -78,9 +86,10 @@ def difference(
         if differs.ndim > reference.ndim:
             differs = differs.any(axis=-1)
     else:
-        differs = ~np.isclose(
-            other, reference, rtol=tolerance.relative, atol=tolerance.absolute, equal_nan=True
-        )
+        with np.errstate(all="ignore"):
+            differs = ~np.isclose(
+                other, reference, rtol=tolerance.relative, atol=tolerance.absolute, equal_nan=True
+            )
     count = int(np.count_nonzero(differs))
     if not count:
         return None

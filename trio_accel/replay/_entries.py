@@ -9,6 +9,7 @@ anything is launched.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
@@ -93,8 +94,8 @@ def _blanked(spec: OperationSpec) -> OperationSpec:
         if field.role.is_packed:
             values.append(bytes(len(value)))
         elif isinstance(value, (float, complex, np.inexact)) or field.role.number is not None:
-            kind: Any = type(value)  # pyright: ignore[reportUnknownVariableType]
-            values.append(kind(1))
+            number: Any = value
+            values.append(type(number)(1))
         else:
             values.append(value)
     made: OperationSpec = described.make(values)
@@ -280,7 +281,7 @@ def _class_at(path: str) -> Any:
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
-    if not (isinstance(found, type) and issubclass(found, OperationSpec)):
+    if not (inspect.isclass(found) and issubclass(found, OperationSpec)):
         raise JournalError(f"{path!r:.80} in the journal is no specification of an operation")
     return found
 

@@ -235,6 +235,7 @@ async def _launch_in_lockstep(step: Asked, players: _Pair, report: Report, rules
             for player in players:
                 player.blocks.pop(number, None)
         return
+    assert ours.spec is not None
     compare_filled(step, ours.spec, ours.results, theirs.results, report, rules.tolerance)
     one, two = (_results(each.spec) for each in (ours, theirs))
     await _compare(step, players, one, two, report, rules)
