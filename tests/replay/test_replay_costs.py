@@ -82,12 +82,13 @@ class Slow:
         return iter(self.entries_written)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("isolation", ["inline", "process"])
 async def test_large_contents_are_written_by_a_thread(device: ta.Device, isolation: Isolation) -> None:
     host = np.random.default_rng(0).standard_normal((16 << 20) // 8)
     held = []
     # A machine with other work to do holds the loop, too.
-    for _ in range(5):
+    for _ in range(10):
         journal = Slow()
         before = await device.put(host)
         async with trio.open_nursery() as nursery, replay.record(device, journal) as recording:

@@ -9,7 +9,6 @@ anything is launched.
 from __future__ import annotations
 
 import importlib
-import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
@@ -94,12 +93,15 @@ def _blanked(spec: OperationSpec) -> OperationSpec:
         if field.role.is_packed:
             values.append(bytes(len(value)))
         elif isinstance(value, (float, complex, np.inexact)) or field.role.number is not None:
-            number: Any = value
-            values.append(type(number)(1))
+            values.append(_one_like(value))
         else:
             values.append(value)
     made: OperationSpec = described.make(values)
     return made
+
+
+def _one_like(number: Any) -> Any:
+    return type(number)(1)
 
 
 _PLACES: dict[Any, int] = {}
@@ -281,16 +283,21 @@ def _class_at(path: str) -> Any:
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
-    if not (inspect.isclass(found) and issubclass(found, OperationSpec)):
+    if not _is_specification(found):
         raise JournalError(f"{path!r:.80} in the journal is no specification of an operation")
     return found
+
+
+def _is_specification(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, OperationSpec)
 
 
 def _words_alone(plain: Any) -> HostArray:
     """Make the status words of a step; a step has no other host array."""
     if plain[0] != "result":
         raise JournalError("a step of a recipe has a host array")
-    return np.zeros(plain[2], DType(plain[1]).dtype)
+    made: HostArray = np.zeros(plain[2], DType(plain[1]).dtype)
+    return made
 
 
 class Again(Operation[Any, "Again"]):

@@ -38,7 +38,7 @@ from trio_accel.devices import Launch
 from trio_accel.devices.dispatch import _launch_encoding as _front
 from trio_accel.devices.dispatch._launch_encoding import TemplateTable
 from trio_accel.devices.dispatch._request import HostArrays
-from trio_accel.devices.wire._specs import encode_array, result_of
+from trio_accel.devices.wire._specs import encode_array
 from trio_accel.devices.worker import _launch_decoding as _back
 from trio_accel.devices.worker._launch_decoding import LaunchTemplate
 from trio_accel.devices.worker._memory import WorkerBlocks
@@ -496,7 +496,7 @@ class TellingSpec(OperationSpec):
 def test_words_for_an_answer_begin_as_zeros() -> None:
     """The kernel may fill a part of them, and a worker sends them all: whatever its memory held before."""
     launch = launch_of(TellingSpec(array(1), np.zeros(100, np.int32)), uses=(("x", 1),))
-    plain = _front.encode_launch(launch, encode_array, result_of, result_of)
+    plain = _front.encode_launch(launch, encode_array, _front.result_of, _front.result_of)
     # NumPy gives the memory of small arrays to the next ones.
     dirt = [np.full(100, -1, np.int32) for _ in range(16)]
     del dirt
