@@ -296,8 +296,9 @@ def _words_alone(plain: Any) -> HostArray:
     """Make the status words of a step; a step has no other host array."""
     if plain[0] != "result":
         raise JournalError("a step of a recipe has a host array")
-    made: HostArray = np.zeros(plain[2], DType(plain[1]).dtype)
-    return made
+    dtype: np.dtype[Any] = DType(plain[1]).dtype
+    shape: tuple[int, ...] = plain[2]
+    return np.zeros(shape, dtype)
 
 
 class Again(Operation[Any, "Again"]):
