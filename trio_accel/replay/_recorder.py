@@ -12,7 +12,7 @@ Which order matters:
 * A thread writes large contents, in parts, so that neither they nor their lock hold the loop. Only a
   submitted operation writes in the loop, because it cannot wait.
 
-The decision on all of it is D222.
+The decision on all of it is D224.
 """
 
 from __future__ import annotations
