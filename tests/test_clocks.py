@@ -16,6 +16,8 @@ SHOWN = {
     "telemetry/_traces.py",
     # The age of files that killed writers have left.
     "backends/base/kit/code_cache.py",
+    # When a checkpoint was saved, for its readers.
+    "train/_checkpoints.py",
 }
 OF_THE_DAY = {"time.time", "time.time_ns", "time.localtime", "datetime.now", "datetime.utcnow", "date.today"}
 
