@@ -146,7 +146,7 @@ class Agent:
             await self._router.wait_epoch(epoch)
             await self._residents.release(target)
         if what == "settle" and given == [self._router.epoch]:
-            # Before the program has waited too long for it.
+            # The agent does so before the program has waited too long for it.
             await self._router.settle(self._config.options.hand_off / 2)
         return None
 

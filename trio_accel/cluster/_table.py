@@ -110,7 +110,7 @@ class Router:
         with trio.move_on_after(seconds):
             for link in left:
                 await link.wait_answered()
-        # After a cancellation the ends of their agents close them.
+        # The ends of their agents close them after a cancellation.
         for link in left:
             link.close()
 

@@ -341,7 +341,7 @@ class ContinuousBatcher(
             await self._flights[0].landed.wait()
             self._end_step(self._flights.popleft().entries)
         self._batch = Batch(flight.entries)
-        # For a step that was called ahead, there may be room by now.
+        # A step that was called ahead may find room by now.
         await self._go_through(self._batch, None if isinstance(results.error, NoRoomError) else results)
 
     def _cost_with(self, *more: SequenceEntry[ItemT, PartT]) -> float:

@@ -33,7 +33,7 @@ LEVEL_ARRIVALS = 1000
 # Steps until a sequence that was set aside takes the place of a later one of its tenant, and until it makes
 # way for one when it is back.
 _PATIENCE = 64
-# How many of those that wait, and that were set aside, are looked at. Of these, so many may be overtaken.
+# The sequences that wait, and those set aside, that are looked at; the second may be overtaken.
 _MOST_CANDIDATES, _MOST_ASIDE = 8, 256
 # The part of the mean below which it hardly helps to set a sequence aside.
 _LITTLE = 0.125

@@ -42,7 +42,7 @@ PACKAGE = "trio_accel"
 NEVER_DONE = frozenset(
     {"ContextLostError", "ContextPoisonedError", "DeviceLostError", "InputFailedError", "Cancelled"}
     | {"NotExecutedError", "QueueFullError", "OutOfMemoryError", "LibraryOpenError", "ActorStoppedError"}
-    # What did not end in time does not end in a replay.
+    # An operation that did not end in time does not end in a replay.
     | {"CompletionTimeoutError"}
 )
 # Steps of a recipe, with those of the recipes that it names: few entries could name very many.
@@ -450,7 +450,7 @@ class Again(Operation[Any, "Again"]):
             raise JournalError(f"{entry.where}: staged operations must be copies")
         views = tuple([(copy.out, copy.source) for copy in behind])
         if entry.is_of_program:
-            # At the end of a stream, and where it keeps a result, a program leaves its array as it was.
+            # A program leaves its array as it was at the end of a stream, and where it keeps a result.
             staged = (*[self._zeros(number) for number, nbytes in entry.allocations if nbytes], *staged)
         planner.take(outputs, uses, staged, views, self._keep)
         return Planned(spec, self)

@@ -118,7 +118,7 @@ class FileJournal:
             while view:
                 view = view[os.write(self._descriptor, view) :]
         except OSError:
-            # What is torn is overwritten by the next entry.
+            # The next entry overwrites the torn one.
             os.lseek(self._descriptor, start, os.SEEK_SET)
             raise
 

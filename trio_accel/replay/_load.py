@@ -182,7 +182,7 @@ def _check(loaded: Loaded) -> None:
         made = [*step.allocations]
         made += [(block, nbytes) for block, (nbytes, _) in step.contents.items()]
         blocks.update({block: SimpleNamespace(id=block, nbytes=nbytes) for block, nbytes in made})
-        # What uses the result of a skipped operation is skipped, too.
+        # An operation that uses the result of a skipped one is skipped, too.
         if all(block in blocks for _, block in step.uses):
             Again(step, blocks).check()
 

@@ -652,7 +652,7 @@ class _Results:
         # A template keeps no array of the program's.
         stand_in = self._recorder.stand_in_for((), leaf.dtype)
         same = [place for place, one in enumerate(self._refs) if one is leaf]
-        # What is written comes last among the arguments.
+        # Written arguments come last.
         self.leaves[stand_in.block.id] = (same or [self.places[leaf.block.id]])[-1], bool(same)
         return _on(stand_in.block, leaf)
 
@@ -683,7 +683,7 @@ async def _made(
     for constant in layout.constants:
         ref = chain.refs[places[constant.ref.block.id]]
         if constant.use == "update" and ref.nbytes != ref.block.nbytes:
-            # After a failure all of the block would count as damaged.
+            # All of the block would count as damaged after a failure.
             return None
         uses[constant.use].append((places[ref.block.id], constant.name, ref.block.nbytes))
     reply, result = place_results(reply, layout)

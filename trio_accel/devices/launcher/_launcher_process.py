@@ -571,7 +571,7 @@ def _open_again() -> None:
     # Sockets cannot be opened so, and neither can files of another user.
     with suppress(OSError):
         if stat.S_ISFIFO(os.fstat(2).st_mode) or os.isatty(2):
-            # To open a pipe that is not read any more would block.
+            # A pipe that is not read any more would block the open.
             again = os.open("/proc/self/fd/2", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
             os.set_blocking(again, True)
             os.dup2(again, 2)

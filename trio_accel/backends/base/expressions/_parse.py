@@ -482,7 +482,7 @@ class _Parser:
 
     def _compare(self, node: ast.Compare, depth: int) -> _Value:
         items = [self._node(each, depth) for each in (node.left, *node.comparators)]
-        # What stands between two is read twice.
+        # A text between two is read twice.
         items[1:-1] = map(self._hold, items[1:-1])
         found: list[_Value] = []
         for operator, left, right in zip(node.ops, items, items[1:], strict=False):

@@ -184,7 +184,7 @@ class SolverLibrary(CudaLibrary):
         *stack, n, m = packed.shape
         pivots = _pivots(call, (*stack, min(m, n)))
         self._enqueue(call, call.plan[0], status, a=packed, pivots=pivots)
-        # To `xgetrf`, a pivot that is NaN is zero.
+        # `xgetrf` takes a pivot that is NaN for zero.
         self._own.apply(call.handle, "confirm_pivots", packed, status)
         return pivots
 
