@@ -388,7 +388,7 @@ class InlineDispatch:
                 continue
             self._asking += 1
             try:
-                if self._device.validators:
+                if self._device.hooks or self._device.validators:
                     self._device.validated(launch)
                 if self._copies is not None and (launch.staged or isinstance(launch.spec, WITH_HOST)):
                     await self._serve_with_copies(launch, library, engine, self._copies)

@@ -517,7 +517,7 @@ class WorkerDispatch:
             launch.frame = operation.frame
         else:
             launch, planned = ready
-        if device.validators:
+        if device.hooks or device.validators:
             device.validated(launch)
         hosts = HostArrays(self._by_value, self._staging)
         number = self._requests.next_number()

@@ -16,7 +16,7 @@ from ..base._statistics import Recoveries
 from ..base._waits import Availability
 from ..operations._blocks import BlockTable
 from ..operations._faults import Faults
-from ..operations._hooks import EngineHook
+from ..operations._hooks import EngineHook, Phase
 from ..operations._operation import Launch
 from ..operations._pending import Pending
 from ._context import OnDone
@@ -43,7 +43,7 @@ class DeviceState:
         losses: Counts the contexts that it has lost.
         recoveries: Measured times of recoveries.
         hooks: Observers of its operations, at every step.
-        validators: Called with each operation that was validated: those that observe no other step, too.
+        validators: Called with each operation that was validated; they observe no other step.
         on_hooks: Called when there are others.
         on_rest: Called when the device is given up for a while.
         window: How much may be submitted ahead.
@@ -139,7 +139,9 @@ class DeviceState:
             )
 
     def validated(self, launch: Launch) -> None:
-        """Call the validators with an operation that was validated."""
+        """Tell hooks and validators of an operation that was validated."""
+        for hook in tuple(self.hooks):
+            hook(Phase.VALIDATE, launch)
         for validator in tuple(self.validators):
             validator(launch)
 

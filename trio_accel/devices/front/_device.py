@@ -56,8 +56,8 @@ from ..engine._device_state import DeviceState
 from ..engine._recovery import recovery_policy
 from ..operations._blocks import Hold, held
 from ..operations._chain import Chain, Layouts
-from ..operations._hooks import Around, Ask, EngineHook, LaunchRecorder, Phase
-from ..operations._operation import Launch, Operation, refuse_recording
+from ..operations._hooks import Around, Ask, EngineHook, LaunchRecorder
+from ..operations._operation import Operation, refuse_recording
 from ..operations._pending import Pending, ReplyT
 from ..operations._ref import AccelRef, Device, DeviceRequest, LibraryT, owned
 from ._chains import Chains
@@ -245,7 +245,7 @@ class OpenDevice(Device):
         self.state.hooks.append(hook)
         self.state.on_hooks()
         try:
-            with self._validated(partial(hook, Phase.VALIDATE), around):
+            with self._asked_by(around):
                 yield
         finally:
             self.state.hooks.remove(hook)
@@ -255,15 +255,16 @@ class OpenDevice(Device):
     def recorded(self, recorder: LaunchRecorder) -> Generator[None]:
         """Have a recorder called with operations and writes inside the ``with``."""
         self._recorders.append(recorder)
+        self.state.validators.append(recorder.validated)
         try:
-            with self._validated(recorder.validated, recorder.around):
+            with self._asked_by(recorder.around):
                 yield
         finally:
+            self.state.validators.remove(recorder.validated)
             self._recorders.remove(recorder)
 
     @contextmanager
-    def _validated(self, validator: Callable[[Launch], object], around: Around) -> Generator[None]:
-        self.state.validators.append(validator)
+    def _asked_by(self, around: Around) -> Generator[None]:
         self._around.append(around)
         self._set_ask()
         try:
@@ -271,7 +272,6 @@ class OpenDevice(Device):
         finally:
             self._around.remove(around)
             self._set_ask()
-            self.state.validators.remove(validator)
 
     def _set_ask(self) -> None:
         cls = type(self)

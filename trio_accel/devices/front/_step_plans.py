@@ -230,7 +230,7 @@ class StepPlan:
         if place is None:
             # The call of another task gave it up during the checkpoint.
             return NOT_HERE
-        if state.validators or state.faults.waiting or not place.admits(self._cost * 1e-9):
+        if state.hooks or state.validators or state.faults.waiting or not place.admits(self._cost * 1e-9):
             return self._missed()
         for block in blocks:
             if block.is_released or block.damaged_by is not None or block.generation < table.valid_since:
