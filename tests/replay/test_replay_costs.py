@@ -82,6 +82,7 @@ class Slow:
         return iter(self.entries_written)
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("isolation", ["inline", "process"])
 async def test_large_contents_are_written_by_a_thread(device: ta.Device, isolation: Isolation) -> None:
