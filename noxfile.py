@@ -15,7 +15,7 @@ import nox
 
 nox.needs_version = ">=2025.10.16"  # `download_python` of a session
 nox.options.sessions = ["lint", "types", "tests", "machines(machine='small')", "stand_in", "third", "docs"]
-nox.options.sessions += ["compiled", "examples", "array_api_sample", "replays"]
+nox.options.sessions += ["compiled", "examples", "array_api_sample"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.download_python = "never"
 nox.options.error_on_missing_interpreters = False  # `pythons` takes those that are installed
@@ -112,7 +112,7 @@ def tests(session: nox.Session, backend: str) -> None:
     _test(session, backend, *SAMPLE)
 
 
-@in_env
+@in_env_if_named
 def replays(session: nox.Session) -> None:
     """Record each device of a sample of the tests that compute, and replay it: the same bits."""
     folders = [f"tests/{folder}" for folder in COMPUTING]
