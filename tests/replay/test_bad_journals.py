@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import os
 import pickle
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -167,6 +170,47 @@ async def test_modules(device: ta.Device, path: str, why: str) -> None:
     library = [(*e[:3], path, *e[4:]) if e[0] == "launch" else e for e in entries]
     with suppress(replay.JournalError):
         assert (await replay.replay(with_entries(library), device)).failures
+
+
+class Attack:
+    """Its pickle makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
+@pytest.mark.parametrize("module", ["trio_accel.programs", "trio_accel.programs._messages"])
+async def test_definitions_of_programs_are_not_read(device: ta.Device, tmp_path: Path, module: str) -> None:
+    entries = await journal_of(device)
+    definition = base64.b85encode(pickle.dumps(Attack(tmp_path / "made"))).decode()
+    changed = [
+        (*e[:3], f"{module}:ProgramActor?x {definition} ()", *e[4:]) if e[0] == "launch" else e
+        for e in entries
+    ]
+    failed = [("failed", e[1], "Cancelled", "") for e in entries if e[0] == "launch"]
+    for journal in (with_entries(changed), with_entries([*changed, *failed])):
+        with pytest.raises(replay.JournalError, match="give programs=True if you trust it"):
+            await replay.replay(journal, device)
+        assert list(replay.listing(journal))
+    assert not (tmp_path / "made").exists()
+
+
+async def test_the_digest_of_a_module_imports_no_package(
+    device: ta.Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "strangers_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('imported')")
+    (package / "module.py").write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    entries = await journal_of(device)
+    named = ("module", "strangers_package.module", "digest")
+    report = await replay.replay(with_entries([entries[0], named, *entries[1:]]), device)
+    assert [change.name for change in report.environment] == ["module strangers_package.module"]
+    assert "strangers_package" not in sys.modules
 
 
 async def test_rubbish(device: ta.Device) -> None:

@@ -211,6 +211,22 @@ class Decoded:
                 "it, or give programs=True if you trust the journal"
             )
 
+    def check_library(self, library: str, where: str) -> None:
+        """Refuse a library that runs code of the journal.
+
+        Reading the definition of a program runs code already, so only a stream's name may follow the path.
+
+        Raises:
+            JournalError: It would.
+        """
+        path, _, text = library.partition("?")
+        self.check_module(path)
+        if not self.programs and text and (path == PROGRAMS or not text.isidentifier()):
+            raise JournalError(
+                f"{where} is of a program, which runs code that the journal names; give programs=True if you "
+                "trust it"
+            )
+
     def array(self, plain: Any) -> HostArray:
         """Make an array of plain values.
 
@@ -328,22 +344,13 @@ class Again(Operation[Any, "Again"]):
     def _library(self) -> str:
         """The library, with the blocks of this device in the definition of a program."""
         path, _, text = self.entry.library.partition("?")
-        self._decoded.check_module(path)
         if path != PROGRAMS:
             return self.entry.library
-        self._refuse_programs()
         definition = ProgramDefinition.decode(text)
         arrays = tuple([self._placed(array) for array in definition.arrays])
         # The number differs from those of programs that this device has open already.
         number = definition.number + _REPLAYED_PROGRAMS
         return f"{path}?{attrs.evolve(definition, number=number, arrays=arrays).encode()}"
-
-    def _refuse_programs(self) -> None:
-        if not self._decoded.programs:
-            raise JournalError(
-                f"{self.entry.where}, {self.entry.name}, is of a program, which runs code that "
-                "the journal names; give programs=True if you trust it"
-            )
 
     def check(self) -> None:
         """Refuse what must not be launched, if all that it uses is there.

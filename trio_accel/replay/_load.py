@@ -111,6 +111,8 @@ class _Reader:
         _require(all(type(part) is tuple for part in values), launch)
         sizes = [type(block) is type(size) is int and size >= 0 for block, size in launch.allocations]
         _require(all(sizes), launch)
+        # First of all: what follows may read the definition of a program.
+        self._decoded.check_library(library, f"{launch.where}, {name},")
         self._steps.append(launch)
 
     def _on_outside(self, number: int, name: str) -> None:
@@ -136,9 +138,6 @@ class _Reader:
             if before in self._asked:
                 self._asked[before].contents[block] = nbytes, content
         loaded = Loaded(self._steps, self._environment, self._modules, self._over())
-        for step in self._steps:
-            if isinstance(step, Asked):
-                step.decoded.check_module(step.library)
         _check(loaded)
         return loaded
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import sys
 import threading
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -460,7 +461,14 @@ def _layout(ref: AccelRef) -> Entry:
 
 
 def module_digest(module: str) -> str:
-    """Return a digest of a module's source, which is not imported; empty if there is none."""
+    """Return a digest of a module's source, which is not imported; empty if there is none.
+
+    Python would import the package of a module to find it, so a module of a package that is not imported has
+    none either.
+    """
+    package = module.rpartition(".")[0]
+    if package and package not in sys.modules:
+        return ""
     try:
         found = importlib.util.find_spec(module)
         origin = None if found is None else found.origin
