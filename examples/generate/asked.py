@@ -1,4 +1,4 @@
-"""What clients may ask: fields of requests, and how those that cannot be served are named."""
+"""The fields of requests, and the errors that name an unsupported field."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ NO_ENCODER = "there is no encoder here: start the service with --encoder FOLDER,
 
 @attrs.frozen(kw_only=True, eq=False)
 class Service:
-    """What requests are read for.
+    """The parts of the service that requests use.
 
     Attributes:
         generation: What goes on with prompts.

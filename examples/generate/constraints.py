@@ -1,4 +1,4 @@
-"""Texts that must have a form, such as JSON by a schema: which tokens may come next.
+"""Texts of a required form, such as JSON by a schema: the tokens that may come next.
 
 `llguidance` decides that (Microsoft, 2025). A schema comes from a stranger, so what it may cost is bounded.
 """
@@ -52,7 +52,7 @@ class ConstraintError(Exception):
 
 
 class Constraint:
-    """What one text may be. It sees tokens in their order, each once.
+    """The form of one text. It consumes each token once, in order.
 
     Args:
         matcher: An `LLMatcher` of its own.

@@ -15,7 +15,7 @@ import trio_accel as ta
 
 __all__ = ["TOLD", "ApiError", "refuse", "shown", "told_of", "unsupported"]
 
-# What to do where a field is not supported.
+# The way to the same result without an unsupported field.
 WAYS = {
     "n": "send a request for each answer",
     "best_of": "send a request for each answer, and choose",

@@ -226,9 +226,9 @@ class Generation:
             return await self._step(batch)
         except ta.StaleRefError as error:
             stale = error
-        # A copy was lost whose pages no sequence has, and which spoil the whole array.
+        # A lost copy has damaged pages that no sequence has, so the array cannot be read as a whole.
         await self.pages.heal()
-        raise ta.NotExecutedError("pages were spoiled; the step runs again") from stale
+        raise ta.NotExecutedError("pages were damaged by a lost copy; the step runs again") from stale
 
     async def _step(self, batch: list[_Sequence]) -> list[StepResult[int]]:
         company, self._running = self._company, len(batch)
@@ -372,7 +372,7 @@ class Generation:
     def _tenant(self, sequence: _Sequence) -> str | None:
         return None if self.shares else sequence.item.tenant
 
-    # What follows is a `ta.patterns.Room`: the batcher has sequences share the pages.
+    # The methods of a `ta.patterns.Room`: by them the batcher shares the pages out.
 
     @property
     def total(self) -> int:

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 CALL = ("<tool_call>\n", "\n</tool_call>")
-"""What models of Qwen's and Hermes' kind write around the call of a tool."""
+"""Models of the families of Qwen and Hermes write these around the call of a tool."""
 _MARK = CALL[0].strip()
 _PACKAGES = ("tokenizers", "jinja2", "llguidance")
 _CONTROL = 3
@@ -90,7 +90,7 @@ class Text:
         self.tokenizer.encode_special_tokens = True
         # A template comes with a model's file, from anywhere.
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        # As templates expect it; the one of Jinja is for HTML.
+        # Templates expect plain JSON, because the filter of Jinja escapes it for HTML.
         environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
         self._template = environment.from_string(template)
         names = meta.find_undeclared_variables(environment.parse(template))

@@ -126,7 +126,7 @@ class CallReader:
                 return []
             self.id, self._held = f"call_{secrets.token_hex(12)}", self._held[found.end() :]
             made.append(self._call(id=self.id, type="function", function={"name": found[1], "arguments": ""}))
-        # What may be the end waits.
+        # Text that may be the end marker waits.
         cut = max(len(self._held) - len(self._end), 0)
         return made + self._more(cut)
 

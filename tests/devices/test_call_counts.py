@@ -9,39 +9,18 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Awaitable, Callable
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 from isolations import inline
+from python_calls import python_calls
 
 import trio_accel as ta
 from trio_accel.backends.base import Isolation
 
 X = np.linspace(-1.0, 1.0, 8 * 64, dtype=np.float32).reshape(8, 64)
 W = np.linspace(-1.0, 1.0, 64 * 64, dtype=np.float32).reshape(64, 64)
-ROUNDS = 20
-
-
-async def python_calls(request: Callable[[], Awaitable[object]]) -> float:
-    """The calls of Python functions in this thread for one request: the least of some."""
-    count = 0
-
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    for _ in range(10):
-        await request()
-    found: list[int] = []
-    for _ in range(ROUNDS):
-        count = 0
-        sys.setprofile(profile)
-        await request()
-        sys.setprofile(None)
-        found.append(count)
-    return min(found)
 
 
 @pytest.mark.skipif(hasattr(sys, "gettrace") and sys.gettrace() is not None, reason="traced")

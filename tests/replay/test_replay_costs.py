@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import pytest
 import trio
 import trio.lowlevel
 from chosen import BACKEND
+from python_calls import python_calls
 
 import trio_accel as ta
 from trio_accel import replay
@@ -25,26 +25,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-async def calls(request: Request) -> int:
-    """The calls of Python functions in this thread for one request: the least of some."""
-    count = 0
-
-    def profile(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    for _ in range(20):
-        await request()
-    found: list[int] = []
-    for _ in range(20):
-        count = 0
-        sys.setprofile(profile)
-        await request()
-        sys.setprofile(None)
-        found.append(count)
-    return min(found)
-
-
 @pytest.mark.parametrize("isolation", ["inline", "process"])
 @pytest.mark.skipif(BACKEND != "cpu", reason="the bindings of a driver are Python here, too")
 async def test_calls_of_the_loop(device: ta.Device, isolation: Isolation, capsys: Any) -> None:
@@ -55,10 +35,10 @@ async def test_calls_of_the_loop(device: ta.Device, isolation: Isolation, capsys
         "transfer": (lambda: x.to_host(out=out), 45),
         "chain": (lambda: ta.arrays.softmax(ta.nn.relu(x @ x), axis=1).to_host(), 70),
     }
-    before = {name: await calls(request) for name, (request, _) in requests.items()}
+    before = {name: await python_calls(request) for name, (request, _) in requests.items()}
     async with replay.record(device, replay.MemoryJournal()):
-        during = {name: await calls(request) for name, (request, _) in requests.items()}
-    after = {name: await calls(request) for name, (request, _) in requests.items()}
+        during = {name: await python_calls(request) for name, (request, _) in requests.items()}
+    after = {name: await python_calls(request) for name, (request, _) in requests.items()}
     added = {name: during[name] - before[name] for name in requests}
     print(isolation, added)
     assert all(0 < added[name] <= most for name, (_, most) in requests.items()), added

@@ -155,7 +155,7 @@ class _Pool:
                 (self.doubtful if index < in_doubt else self._unknown).append(page)
 
     async def heal(self) -> None:
-        """Write over the pages in doubt: an array with spoiled contents cannot be read as a whole."""
+        """Write over the pages in doubt: an array with damaged contents cannot be read as a whole."""
         async with self.healing:
             while self.doubtful:
                 for array in self.arrays:
@@ -479,9 +479,9 @@ class Pages:
         return PageTable(pool, given[:length], pages, tenant)
 
     async def heal(self) -> None:
-        """Write over pages to which a copy was lost, as `reserve` does: they spoil the arrays as a whole.
+        """Write over pages damaged by a lost copy, as `reserve` does: no array can be read as a whole with them.
 
-        Call it if a step finds spoiled contents while another task restores a table, and call the step again.
+        Call it if a step finds damaged contents while another task restores a table, and call the step again.
 
         Raises:
             ContextLostError, DeviceLostError, StaleRefError: As of `AccelRef.assign`.
