@@ -479,7 +479,7 @@ class Pages:
         return PageTable(pool, given[:length], pages, tenant)
 
     async def heal(self) -> None:
-        """Write over pages damaged by a lost copy, as `reserve` does: no array can be read as a whole with them.
+        """Write over pages damaged by a lost copy, as `reserve` does, because no array can be read with them.
 
         Call it if a step finds damaged contents while another task restores a table, and call the step again.
 
