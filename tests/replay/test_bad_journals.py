@@ -205,7 +205,7 @@ async def test_the_digest_of_a_module_imports_no_package(
     package.mkdir()
     (package / "__init__.py").write_text("raise SystemExit('imported')")
     (package / "module.py").write_text("")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     entries = await journal_of(device)
     named = ("module", "strangers_package.module", "digest")
     report = await replay.replay(with_entries([entries[0], named, *entries[1:]]), device)

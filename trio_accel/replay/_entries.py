@@ -93,15 +93,11 @@ def _blanked(spec: OperationSpec) -> OperationSpec:
         if field.role.is_packed:
             values.append(bytes(len(value)))
         elif isinstance(value, (float, complex, np.inexact)) or field.role.number is not None:
-            values.append(_one_like(value))
+            values.append(type(value)(1))
         else:
             values.append(value)
     made: OperationSpec = described.make(values)
     return made
-
-
-def _one_like(number: Any) -> Any:
-    return type(number)(1)
 
 
 _PLACES: dict[Any, int] = {}
@@ -299,13 +295,9 @@ def _class_at(path: str) -> Any:
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
-    if not _is_specification(found):
+    if not (isinstance(found, type) and issubclass(found, OperationSpec)):
         raise JournalError(f"{path!r:.80} in the journal is no specification of an operation")
     return found
-
-
-def _is_specification(found: object) -> bool:
-    return isinstance(found, type) and issubclass(found, OperationSpec)
 
 
 def _words_alone(plain: Any) -> HostArray:

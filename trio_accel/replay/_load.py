@@ -109,8 +109,9 @@ class _Reader:
         launch = self._asked[number] = Asked(self._decoded, number, name, library, *values)
         _require(type(number) is int and type(name) is str and type(library) is str, launch)
         _require(all(type(part) is tuple for part in values), launch)
-        sizes = [type(block) is type(size) is int and size >= 0 for block, size in launch.allocations]
-        _require(all(sizes), launch)
+        _require(
+            all(type(block) is type(size) is int and size >= 0 for block, size in launch.allocations), launch
+        )
         # First of all: what follows may read the definition of a program.
         self._decoded.check_library(library, f"{launch.where}, {name},")
         self._steps.append(launch)
