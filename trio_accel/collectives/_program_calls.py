@@ -24,6 +24,8 @@ Groups = Mapping[str, Sequence[Sequence[int]]]
 
 # Seconds between two looks whether a rank was lost whose call has not ended.
 _LOOKED = 0.02
+# Seconds that a lost rank has to say itself why, because its device knows more than one who looks.
+_SAID = 0.25
 _LOST = "the rank lost its context in a call of all ranks"
 # How far the codes of ranks are from the cause of all.
 _CONSEQUENCES = {MISMATCH: 2, AGAIN: 2, ENDED: 3}
@@ -194,12 +196,14 @@ class ProgramCalls(PartCall):
     async def _watch(self, before: Sequence[int], number: int) -> None:
         """End the call when its time is over, or a rank was lost: the next worker knows nothing of it."""
         until = trio.current_time() + self._within
+        lost = dict[int, float]()
         while not self._errors:
             await trio.sleep_until(min(trio.current_time() + _LOOKED, until))
             missing = [rank for rank in range(self._size) if rank not in self._replies]
             for rank in missing:
                 device = self._devices[rank]
-                if device.generation + (not device.is_ready) > before[rank]:
+                is_lost = device.generation + (not device.is_ready) > before[rank]
+                if is_lost and trio.current_time() > lost.setdefault(rank, trio.current_time()) + _SAID:
                     self._fail(rank, ContextLostError(_LOST, device=device.name))
             if missing and trio.current_time() >= until:
                 self._fail(*self._late(missing, number))

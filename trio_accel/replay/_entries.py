@@ -86,13 +86,17 @@ class Recipes:
         return number
 
 
+# Any, because a scalar of NumPy has a type that strict types know in part alone.
+_FRACTIONS: Any = (float, complex, np.inexact)
+
+
 def _blanked(spec: OperationSpec) -> OperationSpec:
     """Return a specification without numbers of the program: sizes and names stay."""
     described, values = spec.descriptor(), list[Any]()
     for field, value in zip(described.fields, described.values(spec), strict=True):
         if field.role.is_packed:
             values.append(bytes(len(value)))
-        elif isinstance(value, (float, complex, np.inexact)) or field.role.number is not None:
+        elif isinstance(value, _FRACTIONS) or field.role.number is not None:
             values.append(type(value)(1))
         else:
             values.append(value)
