@@ -256,6 +256,58 @@ def examples(session: nox.Session) -> None:
     _python(session, "-m", "pytest", *given, *_files(having=["examples"]))
 
 
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Build what a release publishes, check it, and run the demo from the wheel; see RELEASING.md."""
+    # Before anything is built: a wheel from a changed tree cannot be built again.
+    if changed := subprocess.run(
+        ("git", "status", "--porcelain"), cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout:
+        session.error(f"the tree has changes that are not committed:\n{changed}")
+    version = re.findall(r'__version__ = "(.+)"', (ROOT / "trio_accel" / "_version.py").read_text())[0]
+    if session.posargs and (problems := release_problems(session.posargs[0], version, ROOT)):
+        session.error("\n".join(problems))
+    session.install(*nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "release"))
+    shutil.rmtree(ROOT / "dist", ignore_errors=True)
+    session.run("python", "-m", "build")  # the wheel is built from the sdist, so both are complete
+    built = sorted((ROOT / "dist").iterdir())
+    session.run("python", "-m", "twine", "check", "--strict", *map(str, built))
+    for file in built:
+        session.log(f"{file.name}: {file.stat().st_size / 1e6:.2f} MB")
+    installed = Path(session.create_tmp()) / "installed"
+    session.run("python", "-m", "venv", "--clear", str(installed))
+    session.run(
+        f"{installed}/bin/pip",
+        "install",
+        "-q",
+        *[str(file) for file in built if file.suffix == ".whl"],
+        external=True,
+    )
+    with session.chdir(session.create_tmp()):
+        # Its own folder alone is in PATH, so the demo finds no compiler.
+        session.run(f"{installed}/bin/trio-accel", "demo", env={"PATH": f"{installed}/bin"}, external=True)
+    session.notify("docs")
+
+
+def release_problems(tag: str, version: str, root: Path) -> list[str]:
+    """List the reasons why a tag cannot be released from a tree, such as a version of another name."""
+    problems = []
+    if tag != f"v{version}":
+        problems.append(f"the tag {tag!r} is not 'v{version}', the version of trio_accel/_version.py")
+    if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):
+        problems.append(f"the version {version!r} is not a release, such as '1.2.3' or '1.2.3rc1'")
+    heading = rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$"
+    if not re.search(heading, (root / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE):
+        problems.append(f"CHANGELOG.md has no heading '## {version} (year-month-day)'")
+    if left := sorted(file.name for file in (root / "changes").glob("*.md") if file.name != "README.md"):
+        problems.append(
+            f"changes/ still has {', '.join(left[:3])}: run `towncrier build --version {version}`"
+        )
+    if f"version: {version}" not in (root / "CITATION.cff").read_text("utf-8").splitlines():
+        problems.append(f"CITATION.cff does not have the version {version}")
+    return problems
+
+
 @in_env_if_named
 def array_api(session: nox.Session) -> None:
     """Run the suite of the array API standard, of `-- CHECKOUT` or from GitHub, and record its counts."""
