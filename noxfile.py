@@ -274,7 +274,7 @@ def release(session: nox.Session) -> None:
     session.run("python", "-m", "twine", "check", "--strict", *map(str, built))
     for file in built:
         session.log(f"{file.name}: {file.stat().st_size / 1e6:.2f} MB")
-    installed = Path(session.create_tmp()) / "installed"
+    installed = Path(session.create_tmp()).resolve() / "installed"
     session.run("python", "-m", "venv", "--clear", str(installed))
     session.run(
         f"{installed}/bin/pip",
