@@ -286,6 +286,7 @@ def release(session: nox.Session) -> None:
     with session.chdir(session.create_tmp()):
         # Its own folder alone is in PATH, so the demo finds no compiler.
         session.run(f"{installed}/bin/trio-accel", "demo", env={"PATH": f"{installed}/bin"}, external=True)
+    session.notify("env")  # what `docs` requires is not added to the sessions by itself
     session.notify("docs")
 
 
