@@ -778,7 +778,7 @@ _REASONS: dict[str, str] = {
         "expressions.Compute expressions.Contract expressions.Reduction fft.ComputeFused graphs.While "
         "jit.Compute jit.LaunchKernel jit.Parameter jit.QueryOccupancy jit.Reduction tensor.Contract"
     ),
-    "what it takes is no number": (
+    "what it takes is not a number": (
         "devices.Copy devices.Operation devices.Put devices.ToHost graphs.If graphs.Replay graphs.Switch "
         "linalg.CheckDiagonal linalg.LuSolve linalg.SolveBanded linalg.SolveToeplitz linalg.SolveTriangular "
         "sparse.BsrToCsr sparse.CheckStructure sparse.CooToCsr sparse.CsrToCsc sparse.FindRows sparse.Ic0 "

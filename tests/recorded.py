@@ -88,7 +88,7 @@ class OperationRecorder:
 
     def __init__(self, file: Path, *, is_worker: bool) -> None:
         if IS_STAND_IN:
-            raise pytest.UsageError("--record-operations: the stand-in is no hardware")
+            raise pytest.UsageError("--record-operations: the stand-in is not hardware")
         self._file = file
         self._is_worker = is_worker
         self._now: _Asked | None = None

@@ -494,7 +494,7 @@ async def test_an_envelope_is_resolved_once(puppet: Ref[Puppet]) -> None:
 async def test_unwinding_an_asker_that_is_not_cancelled_is_an_error(puppet: Ref[Puppet]) -> None:
     async def act(actor: Puppet) -> object:
         reply = actor.context.defer()
-        with pytest.raises(RuntimeError, match="the asker is not cancelled"):
+        with pytest.raises(RuntimeError, match="the caller is not cancelled"):
             reply.cancelled()
         reply.set("still open")
         return reply

@@ -28,22 +28,22 @@ from trio_accel.actors import (
         (
             lambda: MailboxOptions(capacity=0),
             ValueError,
-            "MailboxOptions: capacity must be a whole number of at least 1, got 0",
+            "MailboxOptions: capacity must be an integer of at least 1, got 0",
         ),
         (
             lambda: MailboxOptions(capacity=1.5),
             ValueError,
-            "MailboxOptions: capacity must be a whole number of at least 1, got 1.5",
+            "MailboxOptions: capacity must be an integer of at least 1, got 1.5",
         ),
         (
             lambda: MailboxOptions(capacity=True),
             ValueError,
-            "MailboxOptions: capacity must be a whole number of at least 1, got True",
+            "MailboxOptions: capacity must be an integer of at least 1, got True",
         ),
         (
             lambda: MailboxOptions(stash=-1),
             ValueError,
-            "MailboxOptions: stash must be a whole number of at least 0, got -1",
+            "MailboxOptions: stash must be an integer of at least 0, got -1",
         ),
         (
             lambda: MailboxOptions(overflow="wait"),
@@ -58,7 +58,7 @@ from trio_accel.actors import (
         (
             lambda: Intensity(restarts=-1),
             ValueError,
-            "Intensity: restarts must be a whole number of at least 0, got -1",
+            "Intensity: restarts must be an integer of at least 0, got -1",
         ),
         (lambda: Intensity(within=0), ValueError, "Intensity: within must be above 0, got 0"),
         (

@@ -330,7 +330,7 @@ async def test_a_failing_call_of_cancelled_leaves_the_reply_open(
 ) -> None:
     async with trio.open_nursery() as nursery:
         asker = await started(nursery, puppet, deferring(replies))
-        with pytest.raises(RuntimeError, match="the asker is not cancelled"):
+        with pytest.raises(RuntimeError, match="the caller is not cancelled"):
             replies[0].cancelled()
         assert system.tree().find("s/puppet").deferred == 1
         await puppet.stop()

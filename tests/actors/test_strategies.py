@@ -474,10 +474,10 @@ async def test_a_sibling_that_is_cancelled_while_it_is_waited_for(system: System
         await wait()
         await crash(a)
         await wait()
-        b.cancel("not wanted any more")
+        b.cancel("not wanted any longer")
         gate.open.set()
         assert await f.numbers([a, c]) == [1, 1]
-        assert (await b.wait_terminated()).reason == "not wanted any more"
+        assert (await b.wait_terminated()).reason == "not wanted any longer"
 
 
 @pytest.mark.parametrize("strategy", SEVERAL)

@@ -338,5 +338,5 @@ async def test_places_and_choices(device: ta.Device) -> None:
         await arrays.lexsort([on, on[0]])
     with pytest.raises(ValueError, match=r"arrays\.unravel_index: shape must have axes"):
         await arrays.unravel_index(on, (2, 0))
-    with pytest.raises(TypeError, match=r"arrays\.unravel_index: x must be of whole numbers, got float64"):
+    with pytest.raises(TypeError, match=r"arrays\.unravel_index: x must have an integer dtype, got float64"):
         await arrays.unravel_index(await device.zeros(2), (2,))

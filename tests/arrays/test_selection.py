@@ -225,7 +225,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         await xp.partition(np.ones(3, bool), x)
     with pytest.raises(ta.LibraryError, match="an element of x is negative, or is not below 2"):
         await xp.bincount(i)
-    with pytest.raises(TypeError, match=r"bincount: x must be of whole numbers, got float64"):
+    with pytest.raises(TypeError, match=r"bincount: x must have an integer dtype, got float64"):
         await xp.bincount(x[0])
     with pytest.raises(ValueError, match=r"bincount: x must be a vector, .* got shape \(2, 3\)"):
         await xp.bincount(x)
@@ -239,9 +239,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
             await xp.histogram(x, range=limits)
     with pytest.raises(ValueError, match="histogram: pass range, because x has elements that are not finite"):
         await xp.histogram(np.nan * x)
-    with pytest.raises(
-        TypeError, match=r"histogram: bins must be a whole number or an array of edges, got \["
-    ):
+    with pytest.raises(TypeError, match=r"histogram: bins must be an integer or an array of edges, got \["):
         await xp.histogram(x, [0, 1, 2])
     with pytest.raises(TypeError, match="histogram: x must not be complex"):
         await xp.histogram(await device.zeros(2, "complex64"))

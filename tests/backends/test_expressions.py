@@ -319,7 +319,7 @@ def test_numbers_that_a_dtype_does_not_hold_are_refused() -> None:
         ("float32(x)", (DType.complex64,), 1, "real(...)"),
         ("floor(x)", (DType.complex128,), 1, "floor does not take complex128"),
         ("arctan2(x, 1)", (DType.complex128,), 1, "arctan2 does not take"),
-        ("x ** -1", (DType.int8,), 6, "power of whole numbers"),
+        ("x ** -1", (DType.int8,), 6, "power of integers"),
     ],
 )
 def test_types_that_do_not_fit_are_refused_with_their_place(

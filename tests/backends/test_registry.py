@@ -93,9 +93,9 @@ def test_a_backend_of_another_package():
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("Third", "is no name of a backend"),
-        ("a:0", "is no name"),
-        ("", "is no name"),
+        ("Third", "is not a name of a backend"),
+        ("a:0", "is not a name"),
+        ("", "is not a name"),
         ("cpu", "already, trio"),
     ],
 )

@@ -321,7 +321,8 @@ def test_nothing_listens(cli: Cli) -> None:
 def test_no_address_of_a_dashboard(refused: Refused, url: str) -> None:
     shown = url.replace("\x1b", "?")
     assert (
-        refused("top", url) == f"{shown} is no address of a dashboard, such as http://127.0.0.1:8080/".strip()
+        refused("top", url)
+        == f"{shown} is not an address of a dashboard, such as http://127.0.0.1:8080/".strip()
     )
 
 

@@ -499,7 +499,7 @@ class TestFailures:
         folder = tmp_path / "mount" / "arrays"
         if what == "a file":
             folder = tmp_path / "arrays"
-            folder.write_text("this is no folder")
+            folder.write_text("this is not a folder")
         store = cluster.SqliteStore(tmp_path / "entities", folder=folder)
         async with alone(store) as ref:
             await ref.ask(Put({"step": 1}))

@@ -397,7 +397,7 @@ async def test_bad_input(system: ta.System) -> None:
         with pytest.raises(TypeError, match="open_world: device must be an open Device, got str"):
             async with ta.open_world(cast("Any", ["cpu"])):
                 pass
-        with pytest.raises(ValueError, match="retry must be a whole number of at least 0, got -1"):
+        with pytest.raises(ValueError, match="retry must be an integer of at least 0, got -1"):
             async with ta.open_world([device], retry=-1):
                 pass
     with pytest.raises(

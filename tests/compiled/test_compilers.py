@@ -146,7 +146,7 @@ def test_code_is_found_again_and_only_that_of_this_machine(
     entry.write_bytes(entry.read_bytes()[:-100])
     assert times() == 2, "an entry that is cut off is a miss"
     cache.store(key, CompiledCode(b"no library"))
-    assert times() == 3, "what is no library is a miss"
+    assert times() == 3, "what is not a library is a miss"
     assert times() == 3
     monkeypatch.setattr(_compiler, "machine", lambda: ("x86_64", "glibc 2.36", "flags: another machine's"))
     assert times() == 4, "code of another machine in a shared folder is a miss"

@@ -254,7 +254,7 @@ class Enqueues:
         if number < 0:
             raise ta.programs.Refused("a number below zero")
         if not number:
-            raise ZeroDivisionError("it is made anew")
+            raise ZeroDivisionError("it is made again")
         return made
 
     @ta.programs.method(out=lambda x, fails: None, updates=["x"], enqueues=True)

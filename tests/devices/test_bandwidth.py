@@ -61,7 +61,7 @@ async def test_bad_input(system: ta.System) -> None:
     bad: list[Any] = ["cpu", 1.5, {"repeat": 1}]
     with pytest.raises(TypeError, match="measure_bandwidth: device must be an open Device, got str"):
         await ta.measure_bandwidth(device, bad[0])
-    with pytest.raises(TypeError, match=r"measure_bandwidth: nbytes must be a whole number, got 1\.5"):
+    with pytest.raises(TypeError, match=r"measure_bandwidth: nbytes must be an integer, got 1\.5"):
         await ta.measure_bandwidth(device, device, nbytes=bad[1])
     with pytest.raises(ValueError, match="measure_bandwidth: repeats must be at least 1, got 0"):
         await ta.measure_bandwidth(device, device, repeats=0)

@@ -327,7 +327,7 @@ async def test_a_reader_that_runs_on_keeps_it(pair: Pair) -> None:
     assert trio.current_time() - start > 0.5
 
 
-@pytest.mark.skipif(BACKEND != "cpu", reason="memory of a GPU is no mapping of a file")
+@pytest.mark.skipif(BACKEND != "cpu", reason="memory of a GPU is not a mapping of a file")
 async def test_no_mapping_and_no_descriptor_is_left(pair: Pair) -> None:
     pid = (await pair.other.statistics()).pid or os.getpid()
 

@@ -18,7 +18,7 @@ import trio_accel as ta
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:open_device:RuntimeWarning"),
-    pytest.mark.skipif(BACKEND != "cpu", reason="memory of a GPU is no mapping of a file"),
+    pytest.mark.skipif(BACKEND != "cpu", reason="memory of a GPU is not a mapping of a file"),
 ]
 LENT, SECRET = np.full(1000, 1.5), np.full(1000, 2.5)
 READ = ["map r--s", "descriptor read"]

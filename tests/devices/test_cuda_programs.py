@@ -374,7 +374,7 @@ async def test_a_call_in_the_loop_fails_as_one_in_a_thread(device: ta.Device) ->
                 await program.ask(Enqueues.checked, x, -1)
             result = await program.ask(Enqueues.checked, x, 1)
             np.testing.assert_array_equal(await result.to_host(), X * 2)
-        with pytest.raises(ta.ActorFailedError, match="made anew") as caught:
+        with pytest.raises(ta.ActorFailedError, match="made again") as caught:
             await program.ask(Enqueues.checked, x, 0)
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
         assert (await program.ask(Enqueues.count), device.generation) == (0, 1)

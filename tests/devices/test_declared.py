@@ -47,7 +47,7 @@ async def no_array(a: int) -> AccelRef: ...
 
 
 CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "a name that is no parameter": (
+    "a name that is not a parameter": (
         one,
         {"shapes": "b(n) -> out(n)"},
         "the shapes name 'b', which is not a parameter; there are a",
@@ -57,7 +57,7 @@ CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"shapes": "a(n) -> out(n)"},
         "parameter 'b' is an array, and not in the shapes",
     ),
-    "shapes of what is no array": (
+    "shapes of what is not an array": (
         no_array,
         {"shapes": "a(n) -> out(n)"},
         "parameter 'a' is in the shapes: annotate it as Operand or AccelRef",
@@ -83,7 +83,7 @@ CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
     ),
     "neither shapes nor a plan": (one, {}, "either shapes or a plan"),
     "shapes and a plan": (one, {"shapes": "a(n) -> out(n)", "plan": print}, "either shapes or a plan"),
-    "shapes by what is no parameter": (
+    "shapes by what is not a parameter": (
         one,
         {"shapes": {"x": "a(n) -> out(n)"}, "by": "mode"},
         "the shapes name 'mode', which is not a parameter",
@@ -93,7 +93,7 @@ CONTRADICTIONS: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"shapes": {("L", 1): "a(n), b(n) -> out(n)"}, "by": "side"},
         "not one value for each of",
     ),
-    "a letter of op() that is no parameter": (
+    "a letter of op() that is not a parameter": (
         one,
         {"shapes": "a^trans(m, n) -> out(m)"},
         "the shapes name 'trans'",

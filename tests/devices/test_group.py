@@ -420,8 +420,8 @@ async def test_bad_input(system: ta.System) -> None:
         refused: list[tuple[dict[str, Any], type[Exception], str]] = [
             ({"backend": bad[0]}, TypeError, "backend must be a str or None, got 5"),
             ({"product": bad[0]}, TypeError, "product must be a str or None, got 5"),
-            ({"memory": bad[5]}, TypeError, r"memory must be bytes, a whole number, got 3\.0"),
-            ({"memory": True}, TypeError, "memory must be bytes, a whole number, got True"),
+            ({"memory": bad[5]}, TypeError, r"memory must be bytes, an integer, got 3\.0"),
+            ({"memory": True}, TypeError, "memory must be bytes, an integer, got True"),
             ({"memory": -1}, ValueError, "memory must be at least 0, got -1"),
             ({"exclude": group.devices[0]}, TypeError, "exclude must be open devices"),
             ({"exclude": ["cpu:0"]}, TypeError, r"exclude must be open devices, got \['cpu:0'\]"),

@@ -257,8 +257,8 @@ WRONG: dict[str, tuple[Wrong, type[Exception], str]] = {
     "1e3 in float8": (lambda d, x: d.full(1, 1e3, "float8_e4m3fn"), ValueError, r"range of float8_e4m3fn"),
     "1e300j": (lambda d, x: d.full(1, 1e300j, "complex64"), ValueError, r"outside the range of complex64"),
     "300 in int8": (lambda d, x: d.full(1, 300, "int8"), ValueError, r"300 is outside -128 to 127"),
-    "1.5 in int8": (lambda d, x: d.full(1, 1.5, "int8"), ValueError, r"1\.5 is no whole number"),
-    "nan in int8": (lambda d, x: d.full(1, float("nan"), "int8"), ValueError, r"nan is no whole number"),
+    "1.5 in int8": (lambda d, x: d.full(1, 1.5, "int8"), ValueError, r"1\.5 is not an integer"),
+    "nan in int8": (lambda d, x: d.full(1, float("nan"), "int8"), ValueError, r"nan is not an integer"),
     "out of another shape": (
         lambda d, x: x.to_host(out=np.empty(4)),
         ValueError,
@@ -280,7 +280,7 @@ WRONG: dict[str, tuple[Wrong, type[Exception], str]] = {
         TypeError,
         r"Copy: dtype: complex128 to float32 would drop the imaginary parts",
     ),
-    "cast to text": (lambda d, x: x.cast("str"), TypeError, r"dtype: 'str' is no element type"),
+    "cast to text": (lambda d, x: x.cast("str"), TypeError, r"dtype: 'str' is not an element type"),
     "item of three": (lambda d, x: x.item(), ValueError, r"exactly one element, got shape \(3,\)"),
     "ask for nothing": (lambda d, x: d.ask(None), TypeError, r"ask: None is not an operation"),  # type: ignore[arg-type]
 }

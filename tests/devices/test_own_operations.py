@@ -139,7 +139,7 @@ async def test_exact_values_that_no_plan_can_depend_on(system: ta.System, device
     bad: list[Any] = [1.5, [1], None, (1, [2]), {"a": 1}, object()]
     good: list[Any] = ["fine", ("fine", (1, 2)), b"fine", np.int64(3), ta.DType.int8, True]
     for given in bad:
-        with pytest.raises(TypeError, match=r"Broken: BrokenSpec\.how must be a whole number, a name, or a"):
+        with pytest.raises(TypeError, match=r"Broken: BrokenSpec\.how must be an integer, a name, or a"):
             await device.ask(Broken(given))
     for given in good:
         await device.ask(Broken(given))
@@ -151,7 +151,7 @@ async def test_elements_that_an_array_cannot_hold(system: ta.System, device: ta.
     for value, error, text in (
         ("x", TypeError, r"Set: FillSpec\.value must be a number, got 'x'"),
         (1000, ValueError, r"Set: FillSpec\.value 1000 is outside -128 to 127, the array is int8"),
-        (0.5, ValueError, r"Set: FillSpec\.value 0\.5 is no whole number, the array is int8"),
+        (0.5, ValueError, r"Set: FillSpec\.value 0\.5 is not an integer, the array is int8"),
         (1j, TypeError, r"Set: FillSpec\.value 1j is complex, the array is int8"),
     ):
         with pytest.raises(error, match=text):

@@ -121,7 +121,7 @@ async def test_what_is_no_array_is_refused(system: ta.System, copies: list[int])
         ([1.0, 2.0], r"pinned=True takes a NumPy array, .* got list; make it one: np\.asarray\(value\)"),
         (3.0, "pinned=True takes a NumPy array, .* got float"),
         (masked, "host is a masked array"),
-        (words, "host: dtype: .* is no element type of a device"),
+        (words, "host: dtype: .* is not an element type of a device"),
     ]
     async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation="inline")) as device:
         for host, told in cases:

@@ -501,13 +501,13 @@ async def test_a_context_that_cannot_be_rebuilt_ends_the_device(
 ) -> None:
     device = await system.open_device(options=ta.DeviceOptions(backoff=AT_ONCE))
     fates = Fates(device, nursery)
-    backend.refuse_open = ta.DriverError("no device any more", code=100)
+    backend.refuse_open = ta.DriverError("no device any longer", code=100)
     await poison(device)
     fates.ask(product())
     await wait_all_tasks_blocked()
     (outcome,) = fates.outcomes
     assert isinstance(outcome, ta.DeviceLostError)
-    assert "no device any more" in str(outcome)
+    assert "no device any longer" in str(outcome)
 
 
 async def test_waiting_for_a_lost_context_to_be_idle_ends(

@@ -326,7 +326,7 @@ async def test_a_hundred_structures(device: ta.Device, caplog: pytest.LogCapture
     (record,) = caplog.records
     assert record.getMessage() == (
         "step f was traced for 32 structures of its arguments: each dtype, shape and layout of an array, and "
-        "each value of a whole number, is one; pass what changes as a float or as an array"
+        "each value of an integer, is one; pass what changes as a float or as an array"
     )
 
 

@@ -67,7 +67,7 @@ NO_BATCHES: list[tuple[Any, type[Exception], str]] = [
     ),
     ([{"x": [1]}], TypeError, "stream: each item of batch 0 must be a NumPy array, got list"),
     ([None], TypeError, "stream: batch 0 must be a NumPy array, .* got NoneType"),
-    ([np.array(["a"])], TypeError, "is no element type of a device"),
+    ([np.array(["a"])], TypeError, "is not an element type of a device"),
     ([np.ma.ones(3)], TypeError, "masked"),
     (lambda: 1, TypeError, "stream: batch 0 must be a NumPy array, .* got int"),
 ]
@@ -86,7 +86,7 @@ async def test_what_is_no_batch_comes_at_its_place(device: ta.Device) -> None:
 async def test_depth_is_a_whole_number_of_at_least_one(device: ta.Device) -> None:
     wrong: list[Any] = [0, -1, 1.0, True, "3", None]
     for depth in wrong:
-        with pytest.raises(ValueError, match="stream: depth must be a whole number of at least 1, got "):
+        with pytest.raises(ValueError, match="stream: depth must be an integer of at least 1, got "):
             ta.stream(device, [], depth=depth)
     with pytest.raises(TypeError, match="stream: there is no option 'dept'; did you mean 'depth'"):
         ta.stream(device, [], dept=3)  # type: ignore[call-overload]

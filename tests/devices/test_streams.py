@@ -77,12 +77,12 @@ async def test_the_results_do_not_depend_on_it(system: ta.System, strategy: str)
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (lambda: ta.StreamPool(0), ValueError, "size must be a whole number of at least 1, got 0"),
+        (lambda: ta.StreamPool(0), ValueError, "size must be an integer of at least 1, got 0"),
         (lambda: ta.StreamPool(2.5), ValueError, "got 2.5"),  # type: ignore[arg-type]
         (
             lambda: ta.PerActorStreams(priorities={"blas": "high"}),
             TypeError,
-            "whole numbers, got {'blas': 'high'}",
+            "integers, got {'blas': 'high'}",
         ),  # type: ignore[dict-item]
         (lambda: ta.PerActorStreams(priorities=["blas"]), TypeError, "must map library names"),  # type: ignore[arg-type]
         (lambda: ta.DeviceOptions(streams=4), TypeError, r"such as StreamPool\(4\), got 4"),  # type: ignore[arg-type]

@@ -182,7 +182,7 @@ REFUSED: dict[str, tuple[Callable[[Any, ta.Device], Awaitable[Any]], type[Except
         lambda x, _: fft.fftconvolve(x, np.ones((4, 6), np.float32)), TypeError,
         r"fftconvolve: operands must have one dtype, got in1 float64, in2 float32",
     ),
-    "whole numbers": (
+    "integers": (
         lambda x, _: fft.convolve(np.ones((4, 6), np.int32), x), TypeError,
         r"convolve: in1 must be float32, .* got int32; convert it first: in1\.astype\('float64'\)",
     ),

@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[Any]], type[Exception], str]]
     ),
     "its inverse": (lambda x: fft.idct(x, 1, 1), ValueError, r"idct: type 1 takes at least 2"),
     "a length below 1": (lambda x: fft.idst(x, 2, 0), ValueError, r"idst: type 2 takes at least 1"),
-    "no whole length": (lambda x: fft.dct(x, 2, 4.5), TypeError, r"dct: n must be a whole number or None"),
+    "no whole length": (lambda x: fft.dct(x, 2, 4.5), TypeError, r"dct: n must be an integer or None"),
     "norm": (lambda x: fft.dst(x, norm="other"), ValueError, r"dst: norm must be 'backward', 'ortho' or"),
     "axis": (
         lambda x: fft.dst(x, axis=2), ValueError,
@@ -163,7 +163,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[Any]], type[Exception], str]]
         lambda x: fft.dct(x[:, :0]), ValueError,
         r"dct: axis 1 of a has no elements \(shape \(4, 0\)\)",
     ),
-    "whole numbers": (
+    "integers": (
         lambda x: fft.dct(np.ones(8, np.int64), out=x), TypeError,
         r"dct: a must be float32, .*, got int64; convert it first: a\.astype\('float64'\)",
     ),
@@ -171,7 +171,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[Any]], type[Exception], str]]
         lambda x: fft.dct(x, n=5, out=x), ValueError,
         r"dct: out must have shape \(4, 5\) and dtype float64, got shape \(4, 6\) and dtype float64",
     ),
-    "out is no array": (
+    "out is not an array": (
         lambda x: fft.dct(x, out=3), TypeError, r"dct: out must be an AccelRef, got int",
     ),
     "no device": (lambda x: fft.dct(np.ones(8)), TypeError, r"dct: no operand is on a device"),

@@ -188,17 +188,17 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "half of a point": (
         lambda x, z: fft.fftn(x, s=2.5),  # type: ignore[arg-type]
         TypeError,
-        r"Fftn: s must be a whole number, several, or None, got 2\.5",
+        r"Fftn: s must be an integer, several, or None, got 2\.5",
     ),
     "half a point": (
         lambda x, z: fft.fftn(x, s=(4, 2.5)),  # type: ignore[arg-type]
         TypeError,
-        r"Fftn: s must be a whole number, several, or None, got 2\.5",
+        r"Fftn: s must be an integer, several, or None, got 2\.5",
     ),
     "axes in text": (
         lambda x, z: fft.fftn(x, axes="01"),  # type: ignore[arg-type]
         TypeError,
-        r"Fftn: axes must be a whole number, several, or None, got '01'",
+        r"Fftn: axes must be an integer, several, or None, got '01'",
     ),
     "norm": (
         lambda x, z: fft.ihfftn(x, norm="unitary"),  # type: ignore[arg-type]
@@ -225,7 +225,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
         ValueError,
         r"Irfftn: s: 1 frequency says nothing .*; give s",
     ),
-    "whole numbers": (
+    "integers": (
         lambda x, z: fft.fftn(np.ones((4, 6), np.int64), out=z),
         TypeError,
         r"Fftn: a must be float32, .*, got int64; convert it first: a\.astype\('float64'\)",

@@ -132,14 +132,14 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "axis 1.5": (
         lambda x, z: fft.fft(x, axis=1.5),  # type: ignore[arg-type]
         TypeError,
-        r"Fft: axis must be a whole number, got 1\.5",
+        r"Fft: axis must be an integer, got 1\.5",
     ),
     "n 0": (lambda x, z: fft.rfft(x, n=0), ValueError, r"Rfft: n must be at least 1, got 0"),
     "n -4": (lambda x, z: fft.irfft(z, n=-4), ValueError, r"Irfft: n must be at least 1, got -4"),
     "n in text": (
         lambda x, z: fft.fft(x, n="4"),  # type: ignore[arg-type]
         TypeError,
-        r"Fft: n must be a whole number or None, got '4'",
+        r"Fft: n must be an integer or None, got '4'",
     ),
     "norm": (
         lambda x, z: fft.fft(x, norm="forwards"),  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
         ValueError,
         r"Irfft: n: 1 frequency says nothing .*; give n",
     ),
-    "whole numbers": (
+    "integers": (
         lambda x, z: fft.fft(np.ones(8, np.int64), out=z),
         TypeError,
         r"Fft: a must be float32, .*, got int64; convert it first: a\.astype\('float64'\)",

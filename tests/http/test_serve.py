@@ -466,7 +466,7 @@ async def test_a_method_on_the_host_is_a_model(system: ta.System, device: ta.Dev
 @pytest.mark.parametrize(
     ("options", "error", "told"),
     [
-        ({"requests": 0}, ValueError, "requests must be a whole number of at least 1"),
+        ({"requests": 0}, ValueError, "requests must be an integer of at least 1"),
         ({"connections": 1.5}, ValueError, "connections must be"),
         ({"body": -1}, ValueError, "body must be"),
         ({"bodies": 10}, ValueError, "bodies must be at least body"),

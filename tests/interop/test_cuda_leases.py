@@ -373,7 +373,7 @@ class TestStreamsThatAreNone:
 
     async def test_a_negative_handle(self, device: ta.Device) -> None:
         ref = await ones(device)
-        with pytest.raises(ValueError, match="-1 is no handle"):
+        with pytest.raises(ValueError, match="-1 is not a handle"):
             async with ref.lease(stream=-1):
                 pass
 
@@ -491,7 +491,7 @@ class TestPut:
         theirs = library.array((4,))
         with pytest.raises(TypeError, match="a masked array"):
             await device.put(library.array((4,), named={"version": 3, "mask": theirs}))
-        with pytest.raises(TypeError, match="is no element type of a device"):
+        with pytest.raises(TypeError, match="is not an element type of a device"):
             await device.put(library.array((4,), named={"version": 3, "typestr": "|V4"}))
         with pytest.raises(NotSupportedError, match="on no memory of this device"):
             await device.put(library.array((4,), named={"version": 3, "data": (4096, False)}))

@@ -130,7 +130,7 @@ async def test_what_is_not_there_is_left_to_scipy(backend: ScipyFftBackend) -> N
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: scipy.fft.fft(np.ones(8, np.longdouble)), TypeError, r"x: \w+ is no element type"),
+        (lambda: scipy.fft.fft(np.ones(8, np.longdouble)), TypeError, r"x: \w+ is not an element type"),
         (lambda: scipy.fft.fft(np.ones(8, np.clongdouble)), TypeError, r"x: \w+ is no .*set_backend"),
         (lambda: scipy.fft.rfft(np.ones(8, complex)), TypeError, r"a must be real, got complex128; use fft"),
         (lambda: scipy.fft.fft(np.ones(8), 0), ValueError, r"n must be at least 1, got 0"),
@@ -165,7 +165,7 @@ async def test_refused_in_trios_thread(backend: ScipyFftBackend) -> None:
 async def test_refused_after_the_device_was_closed(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=INLINE) as device:
         backend = scipy_fft(device)
-    with pytest.raises(RuntimeError, match=r"this backend has no device any more .*closed") as caught:
+    with pytest.raises(RuntimeError, match=r"this backend no longer has a device .*closed") as caught:
         await in_thread(backend, lambda: scipy.fft.rfft([1.0, 2.0]))
     assert isinstance(caught.value.__cause__, ta.DeviceLostError)
 

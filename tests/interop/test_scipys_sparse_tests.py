@@ -41,7 +41,7 @@ REFUSED = (
     ),
     Refused(
         r"test_iterative::test_invalid_atol\[(bicgstab|cg|gmres)-(legacy|None)\]", 6,
-        "what is no number is a TypeError, and SciPy's is a ValueError",
+        "what is not a number is a TypeError, and SciPy's is a ValueError",
         r"TypeError: sparse\.\w+: atol must be a real number",
     ),
     Refused(

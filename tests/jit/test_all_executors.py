@@ -34,7 +34,7 @@ EXCEPTIONS: dict[str, str] = {
     "bfloat16": "a Python float does not make it float32, as it makes no other floating dtype wider",
     "complex order": "complex numbers have no order: NumPy's, by the real part first, is refused",
     "nextafter": "from one zero to the other it is the other one, where NumPy's of float16 stays",
-    "power": "whole numbers have powers with negative exponents, rounded towards zero, where NumPy raises",
+    "power": "integers have powers with negative exponents, rounded towards zero, where NumPy raises",
     "floor_divide": "an infinite quotient is what the standard says, where NumPy has NaN",
 }
 

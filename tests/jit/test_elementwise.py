@@ -191,7 +191,7 @@ async def test_an_operation_has_its_name(device: ta.Device) -> None:
         ({"text": "a = x; b = y"}, "several results"),
         ({"text": "out + 1"}, "the name out"),
         ({"text": "x", "name": "a b"}, "identifier"),
-        ({"text": "x", "dtypes": {"y": "float32"}}, "y is no result"),
+        ({"text": "x", "dtypes": {"y": "float32"}}, "y is not a result"),
         ({"text": "x", "inputs": ("y",)}, "inputs"),
     ],
 )

@@ -205,7 +205,7 @@ async def test_what_would_widen_a_value_is_refused(device: ta.Device, text: str)
 REFUSED = {
     "while x < 1: x = x * 2": (1, 1, "a loop needs a bound: for k in range(1000): ... if not"),
     "for k in x: y = k": (1, 10, "a loop is over a range only: for k in range(n)"),
-    "for k in range(0, 8, 2): y = k": (1, 10, "range takes one or two whole numbers"),
+    "for k in range(0, 8, 2): y = k": (1, 10, "range takes one or two integers"),
     "for a, b in range(3): y = a": (1, 5, "a loop has one index"),
     "for sin in range(3): y = 1": (1, 5, "a loop has one index, with a name of its own"),
     "y = 0\nfor k in range(3):\n    continue": (3, 5, "continue is not allowed"),
@@ -232,7 +232,7 @@ REFUSED = {
     "y = [x for k in range(3)]": (1, 5, "a list is not allowed"),
     "y = sum(x[k] async for k in range(3))": (1, 24, "'async for' is not allowed: for k in range(n)"),
     "y = sum(x[k] for j in range(2) async for k in range(3))": (1, 42, "'async for' is not allowed"),
-    "y = sum(x[k] for k in range(3)) + k[0]; k = 1; z = k[0]": (1, 52, "'k' is no argument"),
+    "y = sum(x[k] for k in range(3)) + k[0]; k = 1; z = k[0]": (1, 52, "'k' is not an argument"),
 }  # fmt: skip
 
 

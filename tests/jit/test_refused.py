@@ -59,11 +59,11 @@ DECLARATIONS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "name of a parameter": (
         lambda: declared(parameters={"for": jit.reads("float64")}),
         ValueError,
-        "Kernel 'fill': parameters: 'for' is no name of an argument",
+        "Kernel 'fill': parameters: 'for' is not a name of an argument",
     ),
-    "dtype": (lambda: jit.reads("float80"), TypeError, "'float80' is no element type of a device"),
+    "dtype": (lambda: jit.reads("float80"), TypeError, "'float80' is not an element type of a device"),
     "layout": (lambda: jit.reads("int8", layout="F"), ValueError, "layout: must be 'contiguous'"),  # type: ignore[arg-type]
-    "ndim": (lambda: jit.reads("int8", ndim=-1), ValueError, "ndim: must be a whole number of at least 0"),
+    "ndim": (lambda: jit.reads("int8", ndim=-1), ValueError, "ndim: must be an integer of at least 0"),
     "shape": (lambda: jit.writes("int8", shape=(3,)), TypeError, "writes: shape must be a rule"),  # type: ignore[arg-type]
     "empty grid": (
         lambda: declared(grid=(1, 0)),
@@ -78,9 +78,9 @@ DECLARATIONS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "no grid": (
         lambda: declared(grid="1"),
         TypeError,
-        "grid must be a whole number, or one to three of them",
+        "grid must be an integer, or one to three of them",
     ),
-    "axes": (lambda: declared(grid=(1, 1, 1, 1)), TypeError, "grid must be a whole number, or one to three"),
+    "axes": (lambda: declared(grid=(1, 1, 1, 1)), TypeError, "grid must be an integer, or one to three"),
     "block": (
         lambda: declared(block=(32, 33)),
         ValueError,
@@ -89,7 +89,7 @@ DECLARATIONS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "flat block": (lambda: declared(block=(1, 1, 65)), ValueError, "got (1, 1, 65), which is 65"),
     "no thread": (lambda: declared(block=0), ValueError, "a block must have at least one thread along each"),
     "shared": (lambda: declared(shared=-1), ValueError, "shared must be at least 0 bytes, and below 2**31"),
-    "shared text": (lambda: declared(shared="48K"), TypeError, "shared must be a whole number of bytes"),
+    "shared text": (lambda: declared(shared="48K"), TypeError, "shared must be an integer number of bytes"),
     "cluster": (
         lambda: declared(grid=2, cluster=17),
         ValueError,
@@ -139,7 +139,7 @@ DECLARATIONS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "number": (
         lambda: jit.CompileOptions(max_registers=True),
         ValueError,
-        "CompileOptions: max_registers must be a whole number of at least 1, got True",
+        "CompileOptions: max_registers must be an integer of at least 1, got True",
     ),
     "text": (
         lambda: jit.CompileOptions(undefine="FOO"),
@@ -164,7 +164,7 @@ DECLARATIONS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "name of a macro": (
         lambda: jit.CompileOptions(macros={"N=4": None}),
         ValueError,
-        "CompileOptions: macros: 'N=4' is no name of a macro",
+        "CompileOptions: macros: 'N=4' is not a name of a macro",
     ),
     "macro": (
         lambda: jit.CompileOptions(macros={"N": [4]}),  # type: ignore[dict-item]
@@ -217,7 +217,7 @@ async def test_wrong_arguments_launch_nothing(device: ta.Device) -> None:
         (
             lambda: saxpy(1.5, 1.0, x, y),
             ValueError,
-            "jit.saxpy: n 1.5 is no whole number, the array is int64",
+            "jit.saxpy: n 1.5 is not an integer, the array is int64",
         ),
         (
             lambda: saxpy(-1000, 1.0, x, y),
@@ -244,11 +244,11 @@ async def test_rules_that_fail_are_told_as_such(device: ta.Device) -> None:
         await empty(x)
     with pytest.raises(ValueError, match="a block must have at most 1024 threads"):
         await declared(block=lambda out: out.size * 1000)(x)
-    with pytest.raises(TypeError, match="shared must be a whole number of bytes, got 4"):
+    with pytest.raises(TypeError, match="shared must be an integer number of bytes, got 4"):
         await declared(shared=lambda out: out.size / 2)(x)
     for shape in (lambda: 4.0, lambda: (2, -1), lambda: "8"):
         made = {"out": jit.writes("float64", shape=shape)}
-        with pytest.raises(ValueError, match="the shape of out must be whole numbers of at least 0, got"):
+        with pytest.raises(ValueError, match="the shape of out must be integers of at least 0, got"):
             await device.ask(declared(parameters=made).launch())
     with pytest.raises(ZeroDivisionError) as caught:
         await declared(grid=lambda out: 1 // (out.size - 8))(x)
@@ -286,7 +286,7 @@ async def test_what_the_function_for_the_cpu_does_wrong(device: ta.Device) -> No
     for path, text in (
         ("own_kernels:nowhere", "module 'own_kernels' has no attribute 'nowhere'"),
         ("no_such_module:fill", "No module named 'no_such_module'"),
-        ("own_kernels:not_a_function", "own_kernels:not_a_function for the CPU is no function, but int"),
+        ("own_kernels:not_a_function", "own_kernels:not_a_function for the CPU is not a function, but int"),
         ("broken_kernels:fill", "cannot be imported: SystemExit: no such machine"),
     ):
         kernel = jit.Kernel(

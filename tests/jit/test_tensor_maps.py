@@ -87,15 +87,15 @@ DECLARATIONS: dict[str, tuple[Made, str]] = {
         lambda: MAP(box=(8, 8), interleave="16B"),
         "box must have 3 to 5 axes with interleave='16B'",
     ),
-    "empty box": (lambda: MAP(box=(0, 16)), r"box must be whole numbers from 1 to 256 \(boxDim\)"),
-    "large box": (lambda: MAP(box=(257,)), r"box must be whole numbers from 1 to 256 \(boxDim\)"),
+    "empty box": (lambda: MAP(box=(0, 16)), r"box must be integers from 1 to 256 \(boxDim\)"),
+    "large box": (lambda: MAP(box=(257,)), r"box must be integers from 1 to 256 \(boxDim\)"),
     "no number": (
         lambda: MAP(box="ab"),
-        r"box must be whole numbers from 1 to 256 \(boxDim\), got \('ab',\)",
+        r"box must be integers from 1 to 256 \(boxDim\), got \('ab',\)",
     ),
     "steps": (
         lambda: MAP(box=(16, 16), element_strides=(1, 9)),
-        r"element_strides must be whole numbers from 1 to 8 \(elementStrides\)",
+        r"element_strides must be integers from 1 to 8 \(elementStrides\)",
     ),
     "one step": (lambda: MAP(box=(16, 16), element_strides=(1,)), "and element_strides as many, got"),
     "swizzle": (lambda: MAP(box=4, swizzle="16B"), "swizzle must be one of None, '32B', '64B', '128B', got"),
@@ -132,7 +132,7 @@ DECLARATIONS: dict[str, tuple[Made, str]] = {
         lambda: READS("complex128", layout=MAP(box=4)),
         r"a tensor map has elements of 1 to 8 bytes \(tensorDataType\), got complex128",
     ),
-    "NaN of whole numbers": (
+    "NaN of integers": (
         lambda: READS("int16", layout=MAP(box=8, fill="nan")),
         r"fill='nan' must be of floating-point elements \(oobFill\), got int16",
     ),

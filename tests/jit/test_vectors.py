@@ -148,8 +148,8 @@ REFUSED = {
     "v = vector(x, y); u = cross(v, v)": (1, 23, "cross takes two vectors of 3 numbers"),
     "v = vector(x, y); u = dot(v, x)": (1, 23, "dot takes vectors, such as vector(x, y)"),
     "v = vector(x, y); u = dot(v)": (1, 23, "dot takes 2 arguments, got 1"),
-    "v = vector(x, y); u = p[v]": (1, 25, "a vector is no number here: take .x, length(...)"),
-    "v = vector(x, y); u = 1\nfor k in range(3):\n if v > 1: break": (3, 5, "a vector is no number here"),
+    "v = vector(x, y); u = p[v]": (1, 25, "a vector is not a number here: take .x, length(...)"),
+    "v = vector(x, y); u = 1\nfor k in range(3):\n if v > 1: break": (3, 5, "a vector is not a number here"),
     "v = x\nv = vector(x, y)": (2, 1, "'v' was a number, and is a vector of 2 here"),
     "v = vector(x, y)\nv += 1\nv = x": (3, 1, "'v' was a vector of 2, and is a number here"),
     "v = x; u = v.x": (1, 12, "an attribute (.name) is not allowed"),
@@ -159,7 +159,7 @@ REFUSED = {
     "u = any(vector(x, y) > k for k in range(3))": (
         1,
         9,
-        "a vector is no number here: take .x, length(...), all(...)",
+        "a vector is not a number here: take .x, length(...), all(...)",
     ),
 }
 

@@ -99,7 +99,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
         TypeError,
         r"Axpy: operands must have one dtype, got x float32, y float64",
     ),
-    "whole numbers": (
+    "integers": (
         lambda a: linalg.axpy(1, a.whole, a.whole),
         TypeError,
         r"Axpy: the arrays must have a floating or complex dtype, got int64; use cast\(\)",
@@ -169,7 +169,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
         ValueError,
         r"Nrm2: x must have one axis, got shape \(3, 3\)",
     ),
-    "nrm2 of whole numbers": (
+    "nrm2 of integers": (
         lambda a: linalg.nrm2(a.whole),
         TypeError,
         r"Nrm2: x has dtype int64; allowed: float16, .* complex128 \(use cast\(\)\)",

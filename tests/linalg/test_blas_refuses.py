@@ -141,7 +141,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
         TypeError,
         "alpha must be a number, got str",
     ),
-    "trsv of whole numbers": (
+    "trsv of integers": (
         lambda r: linalg.trsv(r.whole, np.ones(3, int)),
         TypeError,
         "floating or complex dtype, got int64",

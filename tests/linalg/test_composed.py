@@ -213,7 +213,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[Any]], type[Exception], str]]
         lambda x: linalg.expm(x[:2]), np.linalg.LinAlgError,
         r"expm: x must have shape \(\.\.\., n, n\)",
     ),
-    "expm of whole numbers": (
+    "expm of integers": (
         lambda x: linalg.expm(np.eye(2, dtype=int)), TypeError,
         r"no operand is on a device",
     ),

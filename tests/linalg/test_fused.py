@@ -422,7 +422,7 @@ s, rows, columns = (np.ones(shape, np.float32) for shape in ((), (16, 1), (1, 16
         ((i, i), {"activation": "relu"}, TypeError, "int32 with neither bias nor activation"),
         ((i, i, None, i.astype("i")[0]), {}, TypeError, "int32 with neither bias nor activation"),
         ((i, i), {"activation": "gelu", "dtype": "int8"}, TypeError, "to int8 with bias and relu alone"),
-        ((i, i), {"alpha": 0.5}, ValueError, "alpha must be a whole number of int32, got 0.5"),
+        ((i, i), {"alpha": 0.5}, ValueError, "alpha must be an int32 integer, got 0.5"),
         ((f, f), {"scale_a": 2.0}, TypeError, "scale_a and scale_b are for float8, got float32; use alpha"),
         ((f, f), {"scale_a": s}, TypeError, "scale_a and scale_b are for float8, got float32; use alpha"),
         ((e, e), {"scale_a": 0.0}, ValueError, "scale_a must be a finite number above 0 of"),

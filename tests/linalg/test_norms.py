@@ -205,7 +205,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         await linalg.matrix_norm(ref[0])
     with pytest.raises(np.linalg.LinAlgError, match=r"matrix_power: x must have shape \(\.\.\., n, n\)"):
         await linalg.matrix_power(ref, 2)
-    with pytest.raises(TypeError, match="matrix_power: n must be a whole number"):
+    with pytest.raises(TypeError, match="matrix_power: n must be an integer"):
         await linalg.matrix_power(whole, 1.5)  # type: ignore[arg-type]
     with pytest.raises(np.linalg.LinAlgError, match="pinv: x must have shape"):
         await linalg.pinv(ref[0])

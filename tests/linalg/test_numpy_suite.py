@@ -41,7 +41,7 @@ CLASSES = [
     "TestQR",
     "TestCholesky",
 ]
-INTEGERS = "arrays of whole numbers: devices do not convert silently"
+INTEGERS = "arrays of integers: devices do not convert silently"
 SUBCLASSES = "subclasses of ndarray: results are arrays of a device"
 REFUSED = {
     "TestSolve.test_1_d": f"{INTEGERS}; {SUBCLASSES}",

@@ -152,10 +152,10 @@ async def test_pivots_that_are_no_rows(device: ta.Device) -> None:
         pivots = np.zeros((4, 3, 6), np.int32)
         pivots[3, 1, 4] = wrong
         with pytest.raises(
-            ta.LibraryError, match=r"lu_solve: pivot 5 of matrix \(3, 1\) .* is no row; piv is"
+            ta.LibraryError, match=r"lu_solve: pivot 5 of matrix \(3, 1\) .* is not a row; piv is"
         ):
             await linalg.lu_solve((ref, pivots), np.ones(6))
-    with pytest.raises(ta.LibraryError, match="lu_solve: pivot 1 of the matrix is no row"):
+    with pytest.raises(ta.LibraryError, match="lu_solve: pivot 1 of the matrix is not a row"):
         await linalg.lu_solve((ref[0, 0], np.full(6, 9, np.int32)), np.ones(6))
 
 
@@ -233,7 +233,7 @@ WRONG: dict[str, tuple[Callable[[Arrays], Awaitable[object]], type[Exception], s
     "det not square": (lambda a: linalg.det(a.tall), np.linalg.LinAlgError, "must be square"),
     "slogdet of a vector": (lambda a: linalg.slogdet(a.vector), np.linalg.LinAlgError, "at least two-dim"),
     "eig not square": (lambda a: linalg.eig(a.tall), np.linalg.LinAlgError, "must be square"),
-    "eigvals of whole numbers": (lambda a: linalg.eigvals(a.whole), TypeError, "a has dtype int64"),
+    "eigvals of integers": (lambda a: linalg.eigvals(a.whole), TypeError, "a has dtype int64"),
     "svdvals of a vector": (lambda a: linalg.svdvals(a.vector), np.linalg.LinAlgError, "at least two-dim"),
     "b not square": (lambda a: linalg.eigh(a.matrix, b=a.tall), np.linalg.LinAlgError, "of b must be square"),
     "b of another size": (
@@ -242,7 +242,7 @@ WRONG: dict[str, tuple[Callable[[Arrays], Awaitable[object]], type[Exception], s
         r"b must have shape \(\.\.\., 3, 3\), got a of shape \(3, 3\) and b of shape \(2, 2\)",
     ),
     "b of another dtype": (lambda a: linalg.eigh(a.matrix, b=a.single), TypeError, "a float64, b float32"),
-    "whole numbers": (
+    "integers": (
         lambda a: linalg.qr(a.whole),
         TypeError,
         r"Qr: a has dtype int64; allowed: float32, float64, complex64, complex128 \(use cast\(\)\)",
@@ -280,7 +280,7 @@ WRONG: dict[str, tuple[Callable[[Arrays], Awaitable[object]], type[Exception], s
         ValueError,
         "UPLO must be 'L', 'U', 'l' or 'u', got 'lower'",
     ),
-    "UPLO is no text": (
+    "UPLO is not text": (
         lambda a: linalg.eigvalsh(a.matrix, 1),  # type: ignore[arg-type]
         ValueError,
         "UPLO must be 'L', 'U', 'l' or 'u', got 1",

@@ -294,7 +294,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[Any]], type[Exception], str]]
     ),
     "no whole diagonals": (
         lambda x: linalg.solve_banded((1.0, 1), x, np.ones(3)),  # type: ignore[arg-type]
-        TypeError, r"SolveBanded: l must be a whole number, got 1\.0",
+        TypeError, r"SolveBanded: l must be an integer, got 1\.0",
     ),
     "no row": (lambda x: linalg.solveh_banded(x[:0], np.ones(3)), ValueError, r"ab must have a row for the"),
     "lengths": (
@@ -319,7 +319,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[Any]], type[Exception], str]]
         lambda x: linalg.cho_solve(("x", True), x),  # type: ignore[arg-type]
         TypeError, r"linalg\.cho_solve: c must be an AccelRef or a NumPy array, got str",
     ),
-    "a factor of whole numbers": (
+    "a factor of integers": (
         lambda x: linalg.cho_solve((np.eye(3, dtype=int), True), x), TypeError, r"solve: c has dtype int64",
     ),
     "no first row": (

@@ -205,7 +205,7 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...], dict[str, Any], type[Exception], 
         r"structure must have 2 axes .* got \[True",
     ),
     "mask": ("binary_dilation", (), {"mask": np.ones((60, 71))}, TypeError, "mask must be an AccelRef"),
-    "iterations": ("binary_erosion", (), {"iterations": 1.5}, TypeError, "iterations must be a whole number"),
+    "iterations": ("binary_erosion", (), {"iterations": 1.5}, TypeError, "iterations must be an integer"),
     "origin": ("binary_erosion", (), {"origin": 2}, ValueError, "origin from -1 to 1 for 3, got 2"),
     "nothing": ("distance_transform_edt", (), {"return_distances": False}, ValueError, "must be True"),
     "sampling": (

@@ -259,7 +259,7 @@ async def test_integers_on_the_device_are_checked_before_use(device: ta.Device) 
         for wrong in (-1, most + 1):
             lengths = await device.put(np.array([0, wrong]))
             with pytest.raises(
-                ta.OutOfRangeError, match=f"{argument}: {wrong} is no length of an axis of {most}"
+                ta.OutOfRangeError, match=f"{argument}: {wrong} is not a length of an axis of {most}"
             ):
                 await attention(query, key, key, **{argument: lengths})
     caches, table = numbers((4, 2, 5, 4), seed=2), np.array([[0, 1], [2, 4]])
@@ -267,7 +267,7 @@ async def test_integers_on_the_device_are_checked_before_use(device: ta.Device) 
         await nn.paged_attention(query, caches, caches, table, np.array([10, 6]))
     assert (caught.value.index, caught.value.length, caught.value.library) == (4, 4, "dnn")
     await nn.paged_attention(query, caches, caches, table, np.array([10, 5]))
-    with pytest.raises(ta.OutOfRangeError, match="key_lengths: 11 is no length of an axis of 10"):
+    with pytest.raises(ta.OutOfRangeError, match="key_lengths: 11 is not a length of an axis of 10"):
         await nn.paged_attention(query, caches, caches, table, np.array([11, 5]))
     # The device goes on.
     assert (await attention(query, key, key)).dtype == NUMPYS["float64"]

@@ -22,8 +22,8 @@ CASES: list[tuple[Any, type[Exception], str]] = [
     (lambda x: nn.conv2d(x, W, stride=0), ValueError, "nn.Conv2d: stride must be at least 1, got 0"),
     (lambda x: nn.conv2d(x, W, stride=(1, 0)), ValueError, "stride must be at least 1, got 0"),
     (lambda x: nn.conv2d(x, W, stride=(1, 1, 1)), ValueError, "stride must have a number for each of 2 axes"),
-    (lambda x: nn.conv2d(x, W, stride=1.5), TypeError, "stride must be a whole number, got 1.5"),
-    (lambda x: nn.conv2d(x, W, stride=True), TypeError, "stride must be a whole number, got True"),
+    (lambda x: nn.conv2d(x, W, stride=1.5), TypeError, "stride must be an integer, got 1.5"),
+    (lambda x: nn.conv2d(x, W, stride=True), TypeError, "stride must be an integer, got True"),
     (lambda x: nn.conv2d(x, W, dilation=0), ValueError, "dilation must be at least 1, got 0"),
     (lambda x: nn.conv2d(x, W, padding=-1), ValueError, "padding must be at least 0, got -1"),
     (lambda x: nn.conv2d(x, W, padding=[(1, 1)]), ValueError, "padding must have a pair for each of 2 axes"),
@@ -216,7 +216,7 @@ ATTENTION: list[tuple[Any, type[Exception], str]] = [
     (
         lambda q: nn.scaled_dot_product_attention(q, Q, Q, window_size=3),
         ValueError,
-        "window_size must be two whole",
+        "window_size must be two integers",
     ),
     (
         lambda q: nn.scaled_dot_product_attention(q, Q, Q, window_size=(-2, 1)),

@@ -36,7 +36,7 @@ COUNTS: dict[str, tuple[int, dict[str, int]]] = {
     "GlobalAveragePool": (2, {}),
     "GlobalMaxPool": (2, {}),
     "LpPool": (6, {"dilations of lp_pool": 1, "padding of more than half of a window": 1}),
-    "MaxPool": (17, {"padding of more than half of a window": 1, "whole numbers": 1}),
+    "MaxPool": (17, {"padding of more than half of a window": 1, "integers": 1}),
 }
 
 Run = Callable[
@@ -105,7 +105,7 @@ def pool(kind: str) -> Run:
     async def run(device: ta.Device, inputs: Sequence[Any], given: Mapping[str, Any]) -> list[Array | None]:
         [x] = inputs
         if x.dtype == np.uint8:
-            raise NotThereError("whole numbers")
+            raise NotThereError("integers")
         window, dims = given["kernel_shape"], x.ndim - 2
         pads = pads_of(x.shape[2:], window, given)
         dilations = given.get("dilations", [1] * dims)

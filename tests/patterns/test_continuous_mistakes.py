@@ -85,7 +85,7 @@ async def test_an_error_in_its_place_is_of_one_sequence(system: ta.System, autoj
     [
         ({"length": always(0)}, ValueError, "length of a prompt must be at least 1 and .*, got 0"),
         ({"length": always(-3)}, ValueError, "length of a prompt must be at least 1 and .*, got -3"),
-        ({"length": always(2.5)}, TypeError, "length of a prompt must be a whole number, got 2.5"),
+        ({"length": always(2.5)}, TypeError, "length of a prompt must be an integer, got 2.5"),
         (
             {"cost": always(math.nan), "max_cost": 5},
             ValueError,
@@ -94,7 +94,7 @@ async def test_an_error_in_its_place_is_of_one_sequence(system: ta.System, autoj
         ({"cost": always(-1), "max_cost": 5}, ValueError, "cost of an item must be a number from 0"),
         ({"cost": always(6), "max_cost": 5}, ValueError, "costs 6, and there are at most 5 at once"),
         ({"priority": always(9)}, ValueError, "priority must be at least -8 and at most 8, got 9"),
-        ({"priority": always(0.5)}, TypeError, "priority must be a whole number, got 0.5"),
+        ({"priority": always(0.5)}, TypeError, "priority must be an integer, got 0.5"),
         ({"tenant": always([])}, TypeError, "unhashable"),
         ({"length": broken}, IndexError, "out of range"),
     ],

@@ -555,7 +555,7 @@ MADE: list[tuple[Make, type[Exception], str]] = [
     (lambda x, _: CACHE([x, None]), TypeError, "arrays of a device"),
     (lambda x, _: CACHE(5), TypeError, "arrays of a device"),
     (lambda x, _: CACHE(x, 0), ValueError, "size must be at least 1"),
-    (lambda x, _: CACHE(x, 1.5), TypeError, "size must be a whole number"),
+    (lambda x, _: CACHE(x, 1.5), TypeError, "size must be an integer"),
     (lambda x, _: CACHE(x, host=-1), ValueError, "host must be at least 0"),
     (lambda x, _: CACHE(x, hosts=1), TypeError, "hosts"),
     (lambda x, _: CACHE(x).open([1, -1]), ValueError, "at least 0, got -1"),
@@ -588,7 +588,7 @@ async def test_what_a_table_refuses(arrays: list[ta.AccelRef]) -> None:
         await table.reserve(2)
     with pytest.raises(ValueError, match="at most 32, got 33"):
         await table.reserve(33)
-    with pytest.raises(TypeError, match="whole number"):
+    with pytest.raises(TypeError, match="integer"):
         await table.reserve(4.0)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     with pytest.raises(PagesFullError, match="in host memory: 1 wanted, and 0 free"):
         await table.spill()

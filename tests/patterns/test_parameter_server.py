@@ -172,7 +172,7 @@ async def test_what_is_refused_changes_nothing(system: ta.System, device: ta.Dev
         (Push([1.0], 0), TypeError, "gradients must be a mapping, got list"),  # type: ignore[arg-type]
         (Push(right, 1), ValueError, "version must be at least 0 and at most 0, got 1"),
         (Push(right, -1), ValueError, "version must be at least 0"),
-        (Push(right, True), TypeError, "version must be a whole number, got True"),
+        (Push(right, True), TypeError, "version must be an integer, got True"),
         (Push(nan, 0), ValueError, "a gradient has NaN or infinity; nothing was changed"),
         (Push(right | {"scale": np.array(math.inf)}, 0), ValueError, "NaN or infinity"),
         (None, TypeError, r"an item must be Pull\(\) or Push"),

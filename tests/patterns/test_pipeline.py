@@ -521,7 +521,7 @@ untyped_stage: Any = PipelineStage
         (lambda: untyped([nothing]), TypeError, "Pipeline: stage 0 must be an async callable"),
         (lambda: PipelineStage(nothing, capacity=0), ValueError, "capacity must be at least 1, got 0"),
         (lambda: PipelineStage(nothing, workers=0), ValueError, "workers must be at least 1, got 0"),
-        (lambda: untyped_stage(nothing, workers=1.5), TypeError, "workers must be a whole number, got 1.5"),
+        (lambda: untyped_stage(nothing, workers=1.5), TypeError, "workers must be an integer, got 1.5"),
         (lambda: PipelineStage(nothing, name=""), ValueError, "name must be a non-empty string"),
         (lambda: PipelineStage(nothing, name="a/b"), ValueError, "without '/', got 'a/b'"),
         (lambda: untyped_stage(nothing, name=3), TypeError, "name must be a string or None, got 3"),

@@ -170,7 +170,7 @@ untyped: Any = open_results
             "open_results: limit must be at least 1, got 0",
         ),
         (lambda: untyped(later, 3), TypeError, "items must be an iterable or an async iterable, got int"),
-        (lambda: untyped(3, []), TypeError, "a model is an async callable or the address of a servant"),
+        (lambda: untyped(3, []), TypeError, "a model is an async callable or the address of an actor"),
     ],
 )
 def test_bad_arguments(make: Callable[[], object], error: type[Exception], text: str) -> None:

@@ -362,7 +362,7 @@ HEDGE: Any = Hedge
         (partial(REPLICAS, [named("a")], choices=0), ValueError, "choices must be at least 1"),
         (partial(REPLICAS, [named("a")], hedge=1.0), TypeError, "hedge must be a Hedge"),
         (partial(POOL, Adder, 0), ValueError, "size must be at least 1"),
-        (partial(POOL, Adder, 2.5), TypeError, "size must be a whole number"),
+        (partial(POOL, Adder, 2.5), TypeError, "size must be an integer"),
         (partial(BY_KEY, "key"), TypeError, "key must be a function"),
         (partial(HEDGE, after=0), ValueError, "after must be a finite number above 0"),
         (partial(HEDGE, after=float("nan")), ValueError, "after must be a finite number above 0"),

@@ -19,7 +19,7 @@ GIVEN: dict[str, Any] = {
     "numbers": NUMBERS,
     "rows": ROWS,
     "rows of a tuple": tuple(map(tuple, ROWS)),
-    "whole numbers": [*range(-30, 30), 2**63, -(2**200)],
+    "integers": [*range(-30, 30), 2**63, -(2**200)],
     "special numbers": [math.inf, -0.0, 5e-324, 1e308, *NUMBERS[:20]],
     "truth values": [True, False, None] * 20,
     "complex numbers": [1 + 2j, -0.0j] * 20,

@@ -169,7 +169,7 @@ async def test_arguments_that_no_device_has(device: ta.Device) -> None:
             await program.ask(Methods.two, 1, {"k": [1, far]})
         with pytest.raises(ta.StaleRefError, match=r"Methods\.two: a: its memory was released"):
             await program.ask(Methods.two, released, 1)
-        with pytest.raises(TypeError, match=r"Methods\.two: a: dtype: .* is no element type of a device"):
+        with pytest.raises(TypeError, match=r"Methods\.two: a: dtype: .* is not an element type of a device"):
             await program.ask(Methods.two, np.array(["a"]), 1)
         with pytest.raises(TypeError, match=r"Methods\.two: b must be an array, None, .* got object"):
             await program.ask(Methods.two, 1, object())
@@ -242,7 +242,7 @@ async def test_state_that_is_released_behind_the_programs_back(device: ta.Device
         ("other", r"Returns\.other: it was to write its result to out, and returned .* ndarray"),
         ("something", r"Returns\.something: its result is not nested as it was declared: .* int"),
         ("an_object", r"Returns\.an_object: its result\['a'\]\[0\] must be an array, .* got object"),
-        ("strings", r"Returns\.strings: its result: dtype: .* is no element type of a device"),
+        ("strings", r"Returns\.strings: its result: dtype: .* is not an element type of a device"),
         ("masked", r"Returns\.masked: its result: a masked array; fill it first"),
         ("coroutine", r"Returns\.coroutine: its result must be an array, .* got generator"),
         ("deep", "nested more than 32 deep"),
@@ -272,7 +272,7 @@ async def test_rules_of_outputs_that_are_wrong(any_device: ta.Device) -> None:
         with pytest.raises(ValueError, match=r"Rules\.negative: the shape of an output has a negative size"):
             await program.ask(Rules.negative, X)
         with pytest.raises(
-            TypeError, match=r"Rules\.\w+: an output is declared as .*'no dtype' is no element type"
+            TypeError, match=r"Rules\.\w+: an output is declared as .*'no dtype' is not an element type"
         ):
             await program.ask(Rules.no_dtype, X)
         with pytest.raises(ZeroDivisionError) as caught:

@@ -263,7 +263,7 @@ async def test_declarations_that_cannot_be(any_device: ta.Device, program: Progr
         program.stream("count")
     for options, error, text in (
         ({"resumes": "items"}, TypeError, 'must be True, False or "count"'),
-        ({"ahead": 0}, ValueError, "ahead must be a whole number from 1"),
+        ({"ahead": 0}, ValueError, "ahead must be an integer from 1"),
         ({"resumes": True, "updates": ["x"]}, TypeError, "resumes only if it is idempotent"),
     ):
         with pytest.raises(error, match=text):
@@ -282,7 +282,7 @@ async def test_a_reset_ends_a_stream_that_does_not_resume(program: Program[Strea
     async with program.stream(Streams.count, 9) as numbers, program.stream(Streams.resumed, 9) as others:
         assert (await anext(numbers), await anext(others)) == (0, 0)
         await program.reset()
-        with pytest.raises(ta.ContextLostError, match="was lost: the program was made anew"):
+        with pytest.raises(ta.ContextLostError, match="was lost: the program was made again"):
             await rest(numbers)
         assert [0, *[item async for item in others]] == expected(9)
 
@@ -393,7 +393,7 @@ async def test_a_neighbours_crash_ends_what_does_not_resume(program: Program[Str
         with pytest.raises(ta.ActorFailedError):
             await read(program, [], "fails_at_third")
         assert [*found, *[item async for item in others]] == expected(9)
-        with pytest.raises(ta.ContextLostError, match="made anew"):
+        with pytest.raises(ta.ContextLostError, match="made again"):
             await rest(numbers)
 
 

@@ -236,7 +236,7 @@ async def test_parameters_that_the_dtype_cannot_hold(device: ta.Device) -> None:
         await generator.normal(3, scale="1")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Uniform: low 1j is complex, the arrays are float32"):
         await generator.uniform(3, low=1j)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="Generator: seed must be a whole number or None, got '7'"):
+    with pytest.raises(TypeError, match="Generator: seed must be an integer or None, got '7'"):
         ta.random.Generator(device, seed="7")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Generator: device must be an open Device, got str"):
         ta.random.Generator("cpu", seed=7)  # type: ignore[arg-type]

@@ -72,7 +72,7 @@ async def test_wrong_arguments(device: ta.Device) -> None:
         ({"d": 21_202}, ValueError, "d must be from 1 to 21201, got 21202"),
         ({"d": 2, "bits": 33}, ValueError, "bits must be from 1 to 32, got 33"),
         ({"d": 2, "seed": -1}, ValueError, "seed must be at least 0, got -1"),
-        ({"d": 2, "seed": "x"}, TypeError, "seed must be a whole number or None, got 'x'"),
+        ({"d": 2, "seed": "x"}, TypeError, "seed must be an integer or None, got 'x'"),
         ({"d": 1.5}, TypeError, "float"),
     ):
         with pytest.raises(error, match=match):
@@ -86,5 +86,5 @@ async def test_wrong_arguments(device: ta.Device) -> None:
     with pytest.raises(ta.NotSupportedError, match="dtype must be float32 or float64, got int8"):
         await points.random(1, "int8")
     await points.random(3)
-    with pytest.raises(ValueError, match=r"3 points and 2\*\*2 are no power of two; use random"):
+    with pytest.raises(ValueError, match=r"3 points and 2\*\*2 are not a power of two; use random"):
         await points.random_base2(2)

@@ -83,7 +83,7 @@ def test_what_does_not_fit_is_refused(
     [
         ("log_gamma", "at least 0, and finite"),
         ("poisson", "lam must be"),
-        ("binomial", "n must be a whole number"),
+        ("binomial", "n must be an integer"),
     ],
 )
 def test_a_status_word_is_an_error(distribution: Any, match: str) -> None:

@@ -212,14 +212,14 @@ async def test_wrong_arguments(device: ta.Device) -> None:
             (3, -129, 5, "int8"),
         ),
         (ValueError, "both within uint64, got -1 and 5", "integers", (3, -1, 5, "uint64")),
-        (TypeError, "dtype must be one of whole numbers, got float32", "integers", (3, 0, 5, "float32")),
+        (TypeError, "dtype must be an integer dtype, got float32", "integers", (3, 0, 5, "float32")),
         (ValueError, "poisson: lam must be finite and >= 0, got -1", "poisson", (3, -1)),
         (ValueError, "poisson: lam must be at most 4503599627370496", "poisson", (3, 1e16)),
         (ValueError, "binomial: p must be at most 1, got 1.5", "binomial", (3, 5, 1.5)),
-        (ValueError, "binomial: n must be a whole number, got 2.5", "binomial", (3, 2.5, 0.5)),
+        (ValueError, "binomial: n must be an integer, got 2.5", "binomial", (3, 2.5, 0.5)),
         (ValueError, "permutation: the number must be at least 0, got -1", "permutation", (-1,)),
         (ValueError, "permutation: an array must have an axis", "permutation", (np.array(3),)),
-        (TypeError, "permutation: the number must be a whole number, got 2.5", "permutation", (2.5,)),
+        (TypeError, "permutation: the number must be an integer, got 2.5", "permutation", (2.5,)),
         (ValueError, "choice: 3 must be drawn of only 0", "choice", (0, 3)),
         (ValueError, "choice: 3 must be drawn of only 2, replace=False", "choice", (2, 3, False)),
         (ValueError, "choice: 2 must be drawn of only 1, replace=False", "choice", (2, 2, False, [0, 1])),
@@ -235,7 +235,7 @@ async def test_wrong_arguments(device: ta.Device) -> None:
     with pytest.raises(TypeError, match="p must be in host memory"):
         await generator.choice(1, 1, True, weights)  # type: ignore[arg-type]
     for n, p in (([5.0, 2.5], 0.5), ([5.0, 1.0], [0.5, 2.0]), ([-1.0, 3.0], 0.5)):
-        with pytest.raises(ta.LibraryError, match="n must be a whole number from 0 to 2"):
+        with pytest.raises(ta.LibraryError, match="n must be an integer from 0 to 2"):
             await generator.binomial(
                 2, await device.put(np.array(n)), await device.put(np.broadcast_to(p, 2).copy())
             )

@@ -62,7 +62,7 @@ def test_a_file_that_is_cut_is_read_up_to_there(tmp_path: Path) -> None:
         (tmp_path / "cut").write_bytes(content[:size])
         cut = replay.FileJournal(tmp_path / "cut")
         if size < magic:
-            with pytest.raises(replay.JournalError, match="no journal"):
+            with pytest.raises(replay.JournalError, match="not a journal"):
                 list(cut.entries())
             continue
         assert list(cut.entries()) == ENTRIES[: sum(end <= size for end in ends)]
@@ -84,9 +84,9 @@ def test_a_changed_byte_ends_a_file(tmp_path: Path) -> None:
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "other"
     path.write_bytes(b"some text that is longer than the beginning of a journal")
-    with pytest.raises(replay.JournalError, match="is no journal: it does not begin with"):
+    with pytest.raises(replay.JournalError, match="is not a journal: it does not begin with"):
         replay.FileJournal(path).append(b"")
-    with pytest.raises(replay.JournalError, match="is no journal"):
+    with pytest.raises(replay.JournalError, match="is not a journal"):
         replay.SqliteJournal(path)
     with pytest.raises(FileNotFoundError):
         list(replay.FileJournal(tmp_path / "missing").entries())

@@ -81,8 +81,8 @@ def test_files_that_are_no_journals(cli: Cli, tmp_path: Path) -> None:
     sqlite3.connect(tmp_path / "database").execute("create table other (x)").connection.close()
     for arguments, told in [
         (("replay", tmp_path / "missing"), "cannot read"),
-        (("replay", tmp_path / "text"), "is no journal"),
-        (("journal", tmp_path / "text"), "is no journal"),
+        (("replay", tmp_path / "text"), "is not a journal"),
+        (("journal", tmp_path / "text"), "is not a journal"),
         (("journal", tmp_path / "missing"), "cannot read"),
         (("replay", tmp_path / "database"), "no header"),
         (("replay", tmp_path / "text", "--device", "no_such"), "no_such|cannot open"),

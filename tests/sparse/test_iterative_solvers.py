@@ -337,7 +337,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[object]], type[Exception], st
     "no matrix": (lambda a: sparse.cg(a.data, np.ones(9)), TypeError, "A must be a sparse"),  # type: ignore[arg-type]
     "no array": (lambda a: sparse.cg(a, [1.0]), TypeError, "b must be an AccelRef or a NumPy array"),  # type: ignore[arg-type]
     "a dtype": (lambda a: sparse.cg(a, np.ones(9, np.float32)), TypeError, "float32"),
-    "whole numbers": (lambda a: sparse.cg(a, np.ones(9, np.int64)), TypeError, "b has dtype int64"),
+    "integers": (lambda a: sparse.cg(a, np.ones(9, np.int64)), TypeError, "b has dtype int64"),
     "x0": (lambda a: sparse.cg(a, np.ones(9), np.ones(8)), ValueError, r"x0 must have shape \(9,\)"),
     "M": (lambda a: sparse.cg(a, np.ones(9), M=1), TypeError, "M must be an async function"),  # type: ignore[arg-type]
     "what M returns": (lambda a: sparse.cg(a, np.ones(9), M=wrong), TypeError, "M must return an AccelRef"),

@@ -191,7 +191,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
         TypeError,
         r"csr: device must be an open Device, got dia_array",
     ),
-    "whole numbers": (
+    "integers": (
         lambda g: sparse.csr(g.device, scipy.sparse.csr_array(np.eye(2, dtype=np.int64))),
         TypeError,
         r"csr: matrix has dtype int64; allowed: float32, float64, .* \(use matrix\.astype\)",

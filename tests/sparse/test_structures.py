@@ -244,7 +244,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Awaitable[object]], type[Exception
     "an axis": (lambda a, b: sparse.sum(a, 2), ValueError, "axis must be None, 0 or 1, got 2"),  # type: ignore[arg-type]
     "a norm": (lambda a, b: sparse.norm(a, 2), ValueError, "ord must be"),
     "a diagonal": (lambda a, b: sparse.diagonal(a, 4), ValueError, "k must be above -3 and below 4, got 4"),
-    "no whole number": (lambda a, b: sparse.rows(a, 0, 1.5), TypeError, "stop must be a whole number"),  # type: ignore[arg-type]
+    "no integer": (lambda a, b: sparse.rows(a, 0, 1.5), TypeError, "stop must be an integer"),  # type: ignore[arg-type]
     "no factor": (sparse.multiply, TypeError, "x must be an AccelRef, a NumPy array or a number"),
     "a factor's shape": (lambda a, b: sparse.multiply(a, np.ones(3)), ValueError, "x must broadcast"),
     "blocks": (lambda a, b: sparse.tobsr(a, (2, 2)), ValueError, r"blocks of shape \(2, 2\) do not fit"),

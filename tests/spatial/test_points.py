@@ -199,7 +199,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         (lambda: cell_list(good, 1, low=0), ValueError, "low and shape must be given together"),
         (lambda: cell_list(good, 1, shape=3, box=2), ValueError, "shape follows from box"),
         (lambda: cell_list(good, 1, low=0, shape=0), ValueError, "shape must be finite and positive"),
-        (lambda: cell_list(good, 1, low=0, shape=cast("int", 2.5)), ValueError, "has no whole numbers"),
+        (lambda: cell_list(good, 1, low=0, shape=cast("int", 2.5)), ValueError, "has no integers"),
         (lambda: cell_list(good, 1e-9), ValueError, "has more than 2147483646 cells; choose a larger size"),
         # These are more cells than a float64 counts.
         (lambda: cell_list(good, 5e-324), ValueError, "has more than 2147483646 cells; choose a larger size"),

@@ -57,7 +57,7 @@ def _of_metric(metric: Metric, name: str) -> Iterator[str]:
         "only a histogram has the suffix _bucket": not is_spread and name.endswith("_bucket"),
         "only a histogram has the label le": metric.type != "histogram" and "le" in labels,
         "only a summary has the label quantile": metric.type != "summary" and "quantile" in labels,
-        "the type is no part of the name": parts & {*_TYPES},
+        "the type is not a part of the name": parts & {*_TYPES},
         "a colon is for recording rules": ":" in name,
         "names are in snake_case": any(re.search("[a-z][A-Z]", each) for each in (name, *labels)),
         "units are not abbreviated": parts & {*_ABBREVIATIONS},

@@ -162,7 +162,7 @@ BROKEN = {
     "a_chats_count": {"only a histogram or a summary has the suffix _count or _sum"},
     "a_wait_milliseconds": {"use a base unit", "only a summary has the label quantile"},
     "a_wait_ms": {"units are not abbreviated", "only a histogram has the label le"},
-    "a_openChats_gauge": {"names are in snake_case", "the type is no part of the name"},
+    "a_openChats_gauge": {"names are in snake_case", "the type is not a part of the name"},
     "a_tokens": {"a counter has the suffix _total"},
     "a:rate": {"a colon is for recording rules"},
 }

@@ -173,7 +173,7 @@ def test_any_contraction(case: tuple[str, dict[str, int], list[tuple[int, ...]]]
         ("ij->ij", [(2, 3)] * 2, "have 1 terms, got 2 operands"),
         ("ij,jk->ik", [(2, 3), (4, 5)], r"b of shape \(4, 5\) has 4 elements"),
         ("ijk,jk->i", [(2, 3), (3, 3)], "does not fit"),
-        ("i?,jk->i", [(2, 3), (3, 3)], "'[?]' is no letter"),
+        ("i?,jk->i", [(2, 3), (3, 3)], "'[?]' is not a letter"),
         ("ii,ij->ij", [(2, 2), (2, 3)], "'i' is twice in the term 'ii'"),
         ("ij,jk->i", [(2, 3), (3, 4)], "'k' is in one term alone"),
         ("ij,jk->ikl", [(2, 3), (3, 4)], "letters behind ->"),

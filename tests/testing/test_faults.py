@@ -103,9 +103,9 @@ async def test_a_crash_is_a_crash(system: ta.System, device: ta.Device) -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"count": 0}, ValueError, "count must be a whole number of at least 1, got 0"),
-        ({"count": True}, ValueError, "count must be a whole number of at least 1, got True"),
-        ({"count": 1.5}, ValueError, "count must be a whole number of at least 1, got 1.5"),
+        ({"count": 0}, ValueError, "count must be an integer of at least 1, got 0"),
+        ({"count": True}, ValueError, "count must be an integer of at least 1, got True"),
+        ({"count": 1.5}, ValueError, "count must be an integer of at least 1, got 1.5"),
         ({"fail": "broken"}, TypeError, "fail must be an exception, got 'broken'"),
         ({"fail": RuntimeError}, TypeError, "fail must be an exception, got <class 'RuntimeError'>"),
         ({"fail": OddError(1, 2)}, TypeError, "fail must be an exception that can be copied, got OddError"),

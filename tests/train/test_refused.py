@@ -158,13 +158,13 @@ async def test_a_loss_that_raises_on_one_rank(open_: Callable[..., Any]) -> None
         (lambda: config(clip_norm=0.0), "clip_norm must be a number above 0, got 0.0"),
         (lambda: config(timeout=math.nan), "timeout must be a number from 0"),
         (lambda: train.Precision(scale=-1.0), "scale must be a number from 5.96046e-08 to"),
-        (lambda: train.Parallel(pipeline=0), "pipeline must be a whole number of at least 1, got 0"),
+        (lambda: train.Parallel(pipeline=0), "pipeline must be an integer of at least 1, got 0"),
         (lambda: train.Parallel(schedule="zero"), "schedule must be one of '1f1b', 'gpipe', got 'zero'"),  # type: ignore[arg-type]
         (lambda: train.Precision(compute="int8"), "compute must be one of 'float16'"),
         (lambda: train.Precision(master="float16"), "master must be one of 'float32', 'float64'"),
-        (lambda: config(accumulate=True), "accumulate must be a whole number"),
+        (lambda: config(accumulate=True), "accumulate must be an integer"),
         (lambda: config(on_nan="ignore"), "on_nan must be one of 'raise', 'skip', 'stop', got 'ignore'"),
-        (lambda: train.Checkpoint("x", keep=0), "keep must be a whole number of at least 1, got 0"),
+        (lambda: train.Checkpoint("x", keep=0), "keep must be an integer of at least 1, got 0"),
     ],
 )
 def test_numbers_of_the_configuration(make: Callable[[], object], says: str) -> None:
@@ -192,7 +192,11 @@ async def test_a_schedule_that_divides_by_zero(open_: Callable[..., Any]) -> Non
 @pytest.mark.parametrize(
     ("module", "parallel", "says"),
     [
-        (NumpyMlp, train.Parallel(pipeline=2, tensor=2), "2 ranks are no multiple of pipeline 2 x tensor 2"),
+        (
+            NumpyMlp,
+            train.Parallel(pipeline=2, tensor=2),
+            "2 ranks are not a multiple of pipeline 2 x tensor 2",
+        ),
         (CallMlp, train.Parallel(tensor=2), "a CallModule has the whole model on each rank"),
         (int, train.Parallel(), "module must be a class of train.Module or its like, got <class 'int'>"),
     ],

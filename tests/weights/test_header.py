@@ -43,7 +43,7 @@ LIES: dict[str, tuple[bytes, str]] = {
     "no such dtype": (raw({"a": entry("F33", [], 0, 1)}, b"x"), "'F33', which is none of the format"),
     "dtype of another type": (raw({"a": entry({}, [], 0, 1)}, b"x"), "a dict, which is none"),  # type: ignore[arg-type]
     "negative shape": (raw({"a": entry("U8", [-2, -2], 0, 4)}, FOUR), "must hold sizes, got -2"),
-    "shape of floats": (raw({"a": entry("U8", [4.0], 0, 4)}, FOUR), "4.0 where whole numbers"),
+    "shape of floats": (raw({"a": entry("U8", [4.0], 0, 4)}, FOUR), "4.0 where integers"),
     "shape of truths": (raw({"a": entry("U8", [True], 0, 1)}, b"x"), "must hold sizes, got True"),
     "shape of NaN": (raw({"a": entry("U8", [float("nan")], 0, 4)}, FOUR), "has NaN where"),
     "infinite shape": (raw({"a": entry("U8", [float("inf")], 0, 4)}, FOUR), "has Infinity where"),
@@ -71,7 +71,7 @@ LIES: dict[str, tuple[bytes, str]] = {
     "bytes of nothing": (raw({}, b"x"), "1 bytes behind the header belong to no tensor"),
     "metadata is a list": (raw({META: []}), "must be an object, got a list"),
     "metadata of numbers": (raw({META: {"x": 1}}), "'x' must be text, got 1"),
-    "no booleans": (raw({"a": entry("BOOL", [4], 0, 4)}, FOUR), "'a' has bytes that are no booleans"),
+    "no booleans": (raw({"a": entry("BOOL", [4], 0, 4)}, FOUR), "'a' has bytes that are not booleans"),
 }
 
 

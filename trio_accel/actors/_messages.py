@@ -322,7 +322,7 @@ class Envelope(Waiter):
     def unwind(self) -> bool:
         """Deliver the asker's own cancellation: the request has unwound."""
         if self.raise_cancel is None:
-            raise RuntimeError("the asker is not cancelled")
+            raise RuntimeError("the caller is not cancelled")
         return self.resolve(self.cancellation())
 
 

@@ -324,7 +324,7 @@ def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = Va
 def must_be_whole(least: int) -> Validator:
     """Require a whole number, which a truth value is not."""
     return must(
-        f"be a whole number of at least {least}",
+        f"be an integer of at least {least}",
         lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least,
     )
 

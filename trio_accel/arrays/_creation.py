@@ -71,7 +71,7 @@ async def _full(
     check_device(operation, device)
     extents = wholes(operation, "shape", shape)
     if any(extent < 0 for extent in extents):
-        raise ValueError(f"{operation}: shape must be whole numbers of at least 0, got {shape!r}")
+        raise ValueError(f"{operation}: shape must be integers of at least 0, got {shape!r}")
     check_number(operation, "fill_value", fill_value)
     kind = DType.of(np.asarray(fill_value).dtype if dtype is None else dtype)
     return await device.full(extents, element(operation, "fill_value", fill_value, kind), kind)
@@ -283,7 +283,7 @@ def _inexact(name: str, argument: str, number: complex, *, is_real: bool = False
 def _check_inexact(name: str, dtype: DType, *, is_complex: bool = False) -> None:
     if not dtype.is_inexact or (is_complex and dtype.kind != "complex"):
         wanted = "complex" if is_complex else "floating or complex"
-        told = "" if is_complex else "; round what it makes, and cast that for whole numbers"
+        told = "" if is_complex else "; round what it makes, and cast that for integers"
         raise TypeError(f"{name}: dtype must be {wanted}, got {dtype}{told}")
 
 

@@ -234,7 +234,7 @@ async def unravel_index(x: Operand, shape: int | Sequence[int]) -> tuple[AccelRe
     extents = wholes(name, "shape", shape)
     [x] = await placed(name, x=x)
     if x.dtype.kind not in ("int", "uint"):
-        raise TypeError(f"{name}: x must be of whole numbers, got {x.dtype}")
+        raise TypeError(f"{name}: x must have an integer dtype, got {x.dtype}")
     if not extents or min(extents) < 1:
         raise ValueError(f"{name}: shape must have axes of at least one element, got {shape!r}")
     steps = [math.prod(extents[axis + 1 :]) for axis in range(len(extents))]

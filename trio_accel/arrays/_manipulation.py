@@ -305,7 +305,7 @@ def _pairs(pad_width: Any, ndim: int) -> list[tuple[int, int]]:
         widths = np.array([-1])
     if widths.size and (widths.dtype.kind not in "iu" or widths.min() < 0):
         raise ValueError(
-            "arrays.pad: pad_width must be one whole number of at least 0, a pair, or a pair for each of "
+            "arrays.pad: pad_width must be one integer of at least 0, a pair, or a pair for each of "
             f"{ndim} axes, got {pad_width!r}"
         )
     return [(int(before), int(after)) for before, after in widths]

@@ -156,7 +156,7 @@ def _plan_segments(message: Any, planner: Planner) -> Planned[AccelRef]:
             f"{offsets.shape}"
         )
     if offsets.dtype.kind not in ("int", "uint"):
-        raise TypeError(f"{name}: offsets must be of whole numbers, got {offsets.dtype}")
+        raise TypeError(f"{name}: offsets must have an integer dtype, got {offsets.dtype}")
     is_order = message.op in ("min", "max")
     if is_order:
         check_real(name, x=x)
@@ -404,7 +404,7 @@ async def linear_recurrence(
 
 def _axis(name: str, x: AccelRef | ArraySpec, axis: int | None) -> int:
     if axis is None and x.ndim != 1:
-        raise ValueError(f"{name}: axis must be given for an array of shape {x.shape}, which is no vector")
+        raise ValueError(f"{name}: axis must be given for an array of shape {x.shape}, which is not a vector")
     return axis_of(name, x, 0 if axis is None else axis)
 
 

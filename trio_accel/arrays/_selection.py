@@ -442,7 +442,7 @@ async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int
             f"{name}: x must be a vector, and minlength not negative, got shape {x.shape}, {minlength}"
         )
     if DType.of(x.dtype).kind not in ("int", "uint"):
-        raise TypeError(f"{name}: x must be of whole numbers, got {x.dtype}")
+        raise TypeError(f"{name}: x must have an integer dtype, got {x.dtype}")
     most = int(await (await device.ask(_MOST.compute(x))).item()) if x.size else -1
     return await device.ask(Count(name, x, None, weights, max(most + 1, minlength)))
 
@@ -490,7 +490,7 @@ async def histogram(
             raise ValueError(f"{name}: bins must be edges in ascending order, got {bins}")
         edges = bins if isinstance(bins, AccelRef) else await device.put(bins)
     else:
-        count = whole(name, "bins", bins, "a whole number or an array of edges")
+        count = whole(name, "bins", bins, "an integer or an array of edges")
         if count < 1:
             raise ValueError(f"{name}: bins must be at least 1, got {bins}")
         ends = await _range(name, x, range)

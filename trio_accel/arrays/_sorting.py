@@ -80,7 +80,7 @@ def _plan_search(message: Any, planner: Planner) -> Planned[AccelRef]:
         given = "" if sorter is None else f" and sorter of shape {sorter.shape}"
         raise ValueError(f"{name}: x1 must be a vector, and sorter as long, got shape {x1.shape}{given}")
     if sorter is not None and sorter.dtype.kind not in ("int", "uint"):
-        raise TypeError(f"{name}: sorter must be of whole numbers, got {sorter.dtype}")
+        raise TypeError(f"{name}: sorter must have an integer dtype, got {sorter.dtype}")
     check_real(name, x1=x1, x2=x2)
     out = planner.output(x2.shape, DType.int64, message.out)
     others = {"x1": x1, "x2": x2, **({} if sorter is None else {"sorter": sorter})}

@@ -43,7 +43,7 @@ def register(name: str, path: str) -> None:
         ValueError: The name is not valid, or another backend has it.
     """
     if _SPEC.fullmatch(name) is None or ":" in name:
-        raise ValueError(f"name: {name!r} is no name of a backend; it has small letters only")
+        raise ValueError(f"name: {name!r} is not a name of a backend; it has small letters only")
     if _BACKENDS.setdefault(name, path) != path:
         raise ValueError(f"name: there is a backend {name!r} already, {_BACKENDS[name]}")
 

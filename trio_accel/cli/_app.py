@@ -134,7 +134,7 @@ def replay(
     )
 
 
-@app.command(help_epilogue="Exit codes: 0, 2 it is no journal.")
+@app.command(help_epilogue="Exit codes: 0, 2 it is not a journal.")
 def journal(file: Path, /) -> int:
     """Show the operations of a journal, with marks and failures. Nothing of it runs.
 

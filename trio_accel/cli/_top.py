@@ -41,7 +41,7 @@ def show_top(url: str, *, is_once: bool) -> int:
     # A dashboard is served to its own machine alone, and its address has a port.
     found = re.fullmatch(r"(?:http://)?(?:(?:127\.0\.0\.1|localhost):)?([0-9]{1,5})/?", url)
     if found is None or not 0 < int(found[1]) < 1 << 16:
-        raise InputError(f"{url} is no address of a dashboard, such as http://127.0.0.1:8080/")
+        raise InputError(f"{url} is not an address of a dashboard, such as http://127.0.0.1:8080/")
     live = Live(console=make_console(), screen=True, auto_refresh=False)
     if is_once or not can_redraw(live.console):
         print(run_async(lambda: _watch(int(found[1]), None)))

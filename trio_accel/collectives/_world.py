@@ -115,7 +115,7 @@ class World:
         if not self.devices:
             raise ValueError("open_world: devices must name at least one")
         if isinstance(retry, bool) or not isinstance(retry, int) or retry < 0:
-            raise ValueError(f"open_world: retry must be a whole number of at least 0, got {retry!r}")
+            raise ValueError(f"open_world: retry must be an integer of at least 0, got {retry!r}")
         if transport not in ("auto", "nccl", "mapped"):
             raise ValueError(f"open_world: transport must be 'auto', 'nccl' or 'mapped', got {transport!r}")
         self._is_auto = transport == "auto"

@@ -252,7 +252,7 @@ def _told_of(text: str, find: Callable[[tuple[Argument, ...]], object], given: M
 
 _KINDS = {
     "truth values": DType.bool,
-    "whole numbers": DType.int64,
+    "integers": DType.int64,
     "floating numbers": DType.float64,
     "complex numbers": DType.complex128,
 }
@@ -479,7 +479,7 @@ def axes_of(operation: str, shape: Ints, axis: int | Sequence[int] | None, *, is
     if axis is None:
         return tuple(range(len(shape)))
     ndim = len(shape)
-    given = (axis,) if type(axis) is int else wholes(operation, "axis", axis, "a whole number, or several")
+    given = (axis,) if type(axis) is int else wholes(operation, "axis", axis, "an integer, or several")
     for number in given:
         if not -ndim <= number < ndim:
             told = f"axis {shown(number)} is not there in an array of shape {shape}"
@@ -530,9 +530,9 @@ def extents_of(operation: str, shape: int | Sequence[int]) -> Ints:
     try:
         extents = tuple([operator.index(extent) for extent in several])
     except TypeError:
-        raise TypeError(f"{operation}: shape must be whole numbers, got {shape!r}") from None
+        raise TypeError(f"{operation}: shape must be integers, got {shape!r}") from None
     if any(extent < 0 for extent in extents):
-        raise ValueError(f"{operation}: shape must be whole numbers of at least 0, got {shape!r}")
+        raise ValueError(f"{operation}: shape must be integers of at least 0, got {shape!r}")
     return extents
 
 

@@ -476,7 +476,7 @@ def _dtypes(
     unknown = [name for name in dtypes if name not in expression.outputs]
     if unknown:
         raise ValueError(
-            f"dtypes: {', '.join(unknown)} is no result; there are {', '.join(expression.outputs)}"
+            f"dtypes: {', '.join(unknown)} is not a result; there are {', '.join(expression.outputs)}"
         )
     return {name: DType.of(dtype) for name, dtype in dtypes.items()}
 

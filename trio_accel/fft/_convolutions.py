@@ -287,7 +287,7 @@ def _points(
     if given is None:
         count = extent_of(name, place, x, "x")
     else:
-        count = whole(name, argument, given, "a whole number or None")
+        count = whole(name, argument, given, "an integer or None")
     if count < 1:
         raise ValueError(f"{name}: {argument} must be at least 1, got {given}")
     check_out(name, out, (*x.shape[:place], count, *x.shape[place + 1 :]), complex_of(DType.of(x.dtype)))

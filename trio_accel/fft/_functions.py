@@ -30,7 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-_NUMBERS = "a whole number, several, or None"
+_NUMBERS = "an integer, several, or None"
 
 
 class FftActor(LibraryActor):
@@ -98,7 +98,7 @@ class Transform:
             argument = "n"
             axis = message.axis if type(message.axis) is int else whole(name, "axis", message.axis)
             axes = (axis_of(name, "axis", axis, source),)
-            chosen = None if message.n is None else (whole(name, "n", message.n, "a whole number or None"),)
+            chosen = None if message.n is None else (whole(name, "n", message.n, "an integer or None"),)
         else:
             argument, given = "s", all_whole(name, "s", message.s)
             axes = axes_of(name, source, all_whole(name, "axes", message.axes), given)

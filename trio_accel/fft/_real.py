@@ -250,7 +250,7 @@ async def _one(name: str, a: Operand, n: int | None, axis: int, out: Out, **how:
     device_of(name, a, out)
     check_floating(name, "a", a)
     place = axis_of(name, "axis", whole(name, "axis", axis), a)
-    given = extent_of(name, place, a) if n is None else whole(name, "n", n, "a whole number or None")
+    given = extent_of(name, place, a) if n is None else whole(name, "n", n, "an integer or None")
     return await _along(name, a, [given], (place,), out, **how)
 
 

@@ -187,9 +187,7 @@ def _condition(planner: Planner, argument: str, ref: AccelRef) -> ArraySpec:
     _check_ref(f"{planner.name}: {argument}", ref)
     spec = planner.read(argument, ref)
     if spec.dtype.kind not in _KINDS:
-        raise TypeError(
-            f"{planner.name}: {argument} must hold a whole number or a truth value, got {spec.dtype}"
-        )
+        raise TypeError(f"{planner.name}: {argument} must hold an integer or a truth value, got {spec.dtype}")
     if spec.size != 1:
         raise ValueError(f"{planner.name}: {argument} must have one element, got shape {spec.shape}")
     return spec
@@ -199,11 +197,11 @@ def _limit(planner: Planner, limit: object) -> int:
     if limit is None:
         return _MOST
     if isinstance(limit, bool):
-        raise TypeError(f"{planner.name}: limit must be a whole number, got {limit!r}")
+        raise TypeError(f"{planner.name}: limit must be an integer, got {limit!r}")
     try:
         number = operator.index(limit)  # type: ignore[arg-type]  # refused there
     except TypeError:
-        raise TypeError(f"{planner.name}: limit must be a whole number, got {type(limit).__name__}") from None
+        raise TypeError(f"{planner.name}: limit must be an integer, got {type(limit).__name__}") from None
     if not 1 <= number <= _MOST:
         raise ValueError(f"{planner.name}: limit must be from 1 to 2**63 - 1, got {number}")
     return number

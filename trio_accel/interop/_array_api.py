@@ -568,7 +568,7 @@ def _host(obj: Any, dtype: DTypeLike | None) -> Any:
         return np.from_dlpack(obj) if int(obj.__dlpack_device__()[0]) in _HOST else obj
     host = host_array("asarray: obj", obj)
     if host.dtype.kind in "OSUMm" or host.dtype.names:
-        raise TypeError(f"asarray: obj: {host.dtype} is no element type of a device")
+        raise TypeError(f"asarray: obj: {host.dtype} is not an element type of a device")
     if dtype is None or host.dtype == DType.of(dtype):
         return host
     if host.dtype.kind == "c" and DType.of(dtype).kind != "complex":

@@ -443,7 +443,7 @@ async def _without_masks(x: AccelRef, key: _Key) -> list[Any]:
             _check_mask(x, part, axis)
             parts += await _arrays.nonzero(part)
         elif isinstance(part, AccelRef) and part.dtype.kind not in ("int", "uint"):
-            raise IndexError(f"index: arrays must be of whole numbers or truth values, got {part.dtype}")
+            raise IndexError(f"index: arrays must have an integer dtype or bool, got {part.dtype}")
         else:
             is_one = isinstance(part, AccelRef) and not part.shape
             parts.append(operator.index(await part.item()) if is_one else part)

@@ -219,7 +219,7 @@ class DeviceCalls(RunCalls):
             return await function()
         except DeviceLostError as error:
             raise RuntimeError(
-                f"{name}: this {self._owner} has no device any more ({error}); make one of a device that is "
+                f"{name}: this {self._owner} no longer has a device ({error}); make one of a device that is "
                 "open"
             ) from error
 

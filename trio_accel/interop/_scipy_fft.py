@@ -123,13 +123,13 @@ def _host_array(x: object) -> npt.NDArray[Any]:
     if dtype == np.float16:
         return array.astype(np.float32)
     if dtype.kind in "mMV":
-        raise TypeError(f"x: {dtype} is no type of numbers; convert it first: x.astype(float)")
+        raise TypeError(f"x: {dtype} is not a type of numbers; convert it first: x.astype(float)")
     if dtype.kind not in "fc":
         return array.astype(np.float64)
     if dtype.type in (np.longdouble, np.clongdouble):
         raise TypeError(
-            f"x: {dtype} is no element type of a device; convert it to float64 or complex128, or keep its "
-            "precision with SciPy's own transform (scipy.fft.set_backend('scipy'))"
+            f"x: {dtype} is not an element type of a device; convert it to float64 or complex128, or keep "
+            "its precision with SciPy's own transform (scipy.fft.set_backend('scipy'))"
         )
     return np.asarray(array, dtype)
 

@@ -115,7 +115,7 @@ def _check_macros(_: object, field: attrs.Attribute[Any], value: object) -> None
         raise TypeError(f"CompileOptions: macros must be a dict, such as {{'N': 4}}, got {value!r}")
     for name, content in cast("Mapping[object, object]", value).items():
         if not isinstance(name, str) or not name.strip() or "=" in name:
-            raise ValueError(f"CompileOptions: macros: {name!r} is no name of a macro")
+            raise ValueError(f"CompileOptions: macros: {name!r} is not a name of a macro")
         if content is not None and not isinstance(content, (str, int, float)):
             raise TypeError(
                 f"CompileOptions: macros[{name!r}] must be a text, a number or None, got {content!r}"
@@ -348,7 +348,7 @@ def _array(role: KernelRole, dtype: DTypeLike, ndim: int | None, layout: KernelL
         raise ValueError(f"layout: must be 'contiguous', 'packed', 'any' or a TensorMap, got {given!r}")
     axes: object = ndim
     if axes is not None and (isinstance(axes, bool) or not isinstance(axes, int) or axes < 0):
-        raise ValueError(f"ndim: must be a whole number of at least 0, or None, got {axes!r}")
+        raise ValueError(f"ndim: must be an integer of at least 0, or None, got {axes!r}")
     kind = DType.of(dtype)
     if isinstance(layout, TensorMap):
         layout.codes(kind)
@@ -494,7 +494,7 @@ def extents(name: str, what: str, given: Any) -> Dim3:
         return given, 1, 1
     numbers = _whole_numbers(given) or []
     if not 1 <= len(numbers) <= _AXES:
-        raise TypeError(f"{name}: {what} must be a whole number, or one to three of them, got {given!r}")
+        raise TypeError(f"{name}: {what} must be an integer, or one to three of them, got {given!r}")
     x, y, z = (*numbers, 1, 1)[:_AXES]
     return x, y, z
 
@@ -503,9 +503,7 @@ def shape_of(name: str, parameter: str, given: Any) -> Ints:
     """Return the shape that a rule gives an output."""
     shape = _whole_numbers(given)
     if shape is None or any(extent < 0 for extent in shape):
-        raise ValueError(
-            f"{name}: the shape of {parameter} must be whole numbers of at least 0, got {given!r}"
-        )
+        raise ValueError(f"{name}: the shape of {parameter} must be integers of at least 0, got {given!r}")
     return tuple(shape)
 
 
@@ -561,7 +559,7 @@ def check_shared(name: str, given: Any) -> int:
     try:
         shared = operator.index(given)
     except TypeError:
-        raise TypeError(f"{name}: shared must be a whole number of bytes, got {given!r}") from None
+        raise TypeError(f"{name}: shared must be an integer number of bytes, got {given!r}") from None
     if not 0 <= shared < 1 << 31:
         raise ValueError(f"{name}: shared must be at least 0 bytes, and below 2**31, got {shared}")
     return shared

@@ -455,7 +455,7 @@ def _named(where: str, parameters: Mapping[str, Parameter]) -> tuple[KernelParam
     items: Iterable[tuple[object, object]] = parameters.items()
     for name, given in items:
         if not isinstance(name, str) or not name.isidentifier() or keyword.iskeyword(name):
-            raise ValueError(f"{where}: parameters: {name!r} is no name of an argument")
+            raise ValueError(f"{where}: parameters: {name!r} is not a name of an argument")
         if not isinstance(given, Parameter):
             raise TypeError(
                 f"{where}: parameters: {name} must be made by reads, updates, writes or scalar, got {given!r}"

@@ -140,7 +140,7 @@ def _factors(
     beta = _factor(planner, "beta", message.beta, dtypes) if "c" in arrays else 0.0
     for argument, factor in (("alpha", alpha), ("beta", beta)) if dtypes.out is DType.int32 else ():
         if not (factor.is_integer() and abs(factor) < 2**31):
-            raise ValueError(f"{name}: {argument} must be a whole number of int32, got {factor!r}")
+            raise ValueError(f"{name}: {argument} must be an int32 integer, got {factor!r}")
     return alpha, beta
 
 

@@ -181,7 +181,7 @@ _LETTERS: dict[_Letter, Transpose] = {0: "N", 1: "T", 2: "C", "N": "N", "T": "T"
 def _no_row(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
     """Name the pivot, from 1, that must not be followed; nothing is wrong with the matrix."""
     return LibraryError(
-        f"lu_solve: pivot {code} of {where} is no row; piv is what lu() returns, and counts from 0",
+        f"lu_solve: pivot {code} of {where} is not a row; piv is what lu() returns, and counts from 0",
         library="solver",
         code="invalid_value",
     )

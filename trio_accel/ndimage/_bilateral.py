@@ -62,7 +62,7 @@ async def bilateral_filter(
     if channel_axis is not None:
         raise NotSupportedError("channel_axis must be None: filter each channel by itself")
     if x.dtype not in (DType.float32, DType.float64) or x.ndim != 2:
-        told = f"got shape {x.shape} of {x.dtype}; divide whole numbers, as by x / 255"
+        told = f"got shape {x.shape} of {x.dtype}; divide integers, as by x / 255"
         raise TypeError(f"image must have two axes of float32 or float64, {told}")
     w.need(mode in _FILLED, f"mode must be one of {', '.join(_FILLED)}, got {mode!r}")
     spatial = w.real("sigma_spatial", sigma_spatial)

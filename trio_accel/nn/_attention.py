@@ -78,7 +78,7 @@ def _check_numbers(name: str, message: Any, query: ArraySpec) -> _Numbers:
     window, scale = message.window_size, message.scale
     is_pair = type(window) in (tuple, list) and len(window) == 2
     if not is_pair or not all(type(one) is int and one >= -1 for one in window):
-        raise ValueError(f"{name}: window_size must be two whole numbers of at least -1, got {window!r}")
+        raise ValueError(f"{name}: window_size must be two integers of at least -1, got {window!r}")
     # No sequence is longer, and libraries add to it.
     left, right = (min(whole(name, "window_size", one), MOST - 1) for one in window)
     if scale is None:

@@ -297,10 +297,10 @@ async def embedding_grad(
 
 def _check(name: str, indices: Operand, length: int, padding_idx: int | None) -> int | None:
     if DType.of(indices.dtype).kind not in ("int", "uint"):
-        raise TypeError(f"{name}: indices must be whole numbers, got {indices.dtype}")
+        raise TypeError(f"{name}: indices must be integers, got {indices.dtype}")
     if padding_idx is None:
         return None
-    row = whole(name, "padding_idx", padding_idx, "a whole number or None")
+    row = whole(name, "padding_idx", padding_idx, "an integer or None")
     if not -length <= row < length:
         raise ValueError(f"{name}: padding_idx must be a row of {length}, got {padding_idx}")
     return row % length

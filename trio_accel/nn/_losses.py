@@ -674,9 +674,9 @@ def _case(
     check_range(name, 0, 1, is_closed=True, label_smoothing=label_smoothing)
     index: object = ignore_index
     if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
-        raise TypeError(f"{name}: ignore_index must be a whole number, got {ignore_index!r}")
+        raise TypeError(f"{name}: ignore_index must be an integer, got {ignore_index!r}")
     if DType.of(labels.dtype).kind not in ("int", "uint"):
-        raise TypeError(f"{name}: labels must be whole numbers, got {labels.dtype}")
+        raise TypeError(f"{name}: labels must be integers, got {labels.dtype}")
     if not logits.ndim:
         raise ValueError(f"{name}: {what} must have shape (N, C, ...) or (C,), got shape ()")
     axis = min(1, logits.ndim - 1)

@@ -324,7 +324,7 @@ def one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:
         is_sequence, cause = False, error
     if not is_sequence:
         raise ModelOutputError(
-            f"the model returned {kind.__name__} for {count} item(s), which is no sequence of results; "
+            f"the model returned {kind.__name__} for {count} item(s), which is not a sequence of results; "
             "let it return a list, an array or an AccelRef with one result for each item"
         ) from cause
     if length != count:

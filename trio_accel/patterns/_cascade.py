@@ -62,7 +62,7 @@ class Stage(Generic[ItemT, ResultT]):
             confidence = float(value)
         except (TypeError, ValueError, OverflowError) as error:
             raise ModelOutputError(
-                f"the confidence of stage {self.name!r} is no number: {value!r}"
+                f"the confidence of stage {self.name!r} is not a number: {value!r}"
             ) from error
         if math.isnan(confidence):
             raise ModelOutputError(f"the confidence of stage {self.name!r} is NaN")

@@ -64,7 +64,7 @@ def must_be_count(what: str, value: object, *, least: int = 1, most: float = mat
     """
     value = as_plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be a whole number, got {value!r}")
+        raise TypeError(f"{what} must be an integer, got {value!r}")
     if not least <= value <= most:
         above = f" and at most {most}" if most < math.inf else ""
         raise ValueError(f"{what} must be at least {least}{above}, got {value!r}")

@@ -516,7 +516,7 @@ class Pages:
 def _checked(tokens: Iterable[int]) -> list[int]:
     checked = list(map(operator.index, tokens))
     if min(checked, default=0) < 0:
-        raise ValueError(f"a token must be a whole number of at least 0, got {min(checked)}")
+        raise ValueError(f"a token must be an integer of at least 0, got {min(checked)}")
     return checked
 
 

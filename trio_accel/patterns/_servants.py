@@ -106,7 +106,7 @@ def as_callable(model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[Res
         servant: Ref[Servant[ItemT, ResultT]] = model  # pyright: ignore[reportUnknownVariableType]
         return lambda item: servant.ask(Call(item))
     if not callable(model):
-        raise TypeError(f"a model is an async callable or the address of a servant, not {model!r}")
+        raise TypeError(f"a model is an async callable or the address of an actor, not {model!r}")
     if inspect.iscoroutinefunction(model):
         return model
 

@@ -133,7 +133,7 @@ def method(
             "write idempotent=True if what it writes depends on nothing that it writes"
         )
     if not isinstance(cast("object", ahead), int) or ahead < 1:
-        raise ValueError(f"method: ahead must be a whole number from 1, got {ahead!r}")
+        raise ValueError(f"method: ahead must be an integer from 1, got {ahead!r}")
     classes = _check_refuses(refuses, () if idempotent else updates)
     declared = {"out": out, "idempotent": idempotent, "resumes": resumes, "ahead": ahead}
 

@@ -114,7 +114,7 @@ def own_error(refused: Refused, method: Method) -> Exception:
 def lost(method: Method, error: LibraryError) -> ContextLostError:
     advice = "make the arrays that it changes again, then ask again" if method.changes else "ask again"
     return ContextLostError(
-        f"the result of {method.where} was lost: the program was made anew before it was fetched; {advice}",
+        f"the result of {method.where} was lost: the program was made again before it was fetched; {advice}",
         device=error.device,
         operation=error.operation,
         generation=error.generation,

@@ -446,7 +446,7 @@ class Distributions(Stream):
         """
         trials, chance = _bounded("binomial", "n", n, _LARGEST), _bounded("binomial", "p", p, 1)
         if not isinstance(trials, AccelRef) and (np.floor(trials) != trials).any():
-            raise ValueError(f"random.binomial: n must be a whole number, got {n!r}")
+            raise ValueError(f"random.binomial: n must be an integer, got {n!r}")
         return await self._drawn("binomial", "binomial", shape, DType.int64, trials, chance, out=out)
 
     async def _drawn(

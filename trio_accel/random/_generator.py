@@ -98,7 +98,7 @@ class Generator(Distributions):
         """
         kind = DType.of(dtype)
         if kind.kind not in ("int", "uint"):
-            raise TypeError(f"random.integers: dtype must be one of whole numbers, got {kind}")
+            raise TypeError(f"random.integers: dtype must be an integer dtype, got {kind}")
         first, end, info = operator.index(low), operator.index(high) + bool(endpoint), np.iinfo(kind.dtype)
         if not info.min <= first < end <= int(info.max) + 1:
             raise ValueError(

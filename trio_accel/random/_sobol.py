@@ -126,7 +126,7 @@ class Sobol(Seeded):
         total = self._position + (1 << operator.index(m))
         if total & (total - 1):
             raise ValueError(
-                f"Sobol.random_base2: {self._position} points and 2**{m} are no power of two; use random()"
+                f"Sobol.random_base2: {self._position} points and 2**{m} are not a power of two; use random()"
             )
         return await self.random(1 << operator.index(m), dtype)
 

@@ -79,7 +79,7 @@ class Seeded:
     def __init__(self, name: str, device: Device, seed: int | None) -> None:
         check_device(name, device)
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer, NoneType)):
-            raise TypeError(f"{name}: seed must be a whole number or None, got {seed!r}")
+            raise TypeError(f"{name}: seed must be an integer or None, got {seed!r}")
         self._device = device
         self._seed = secrets.randbits(64) if seed is None else int(seed)
 

@@ -300,7 +300,7 @@ def _class_at(path: str) -> Any:
     for part in name.split("."):
         found = getattr(found, part)
     if not (isinstance(found, type) and issubclass(found, OperationSpec)):
-        raise JournalError(f"{path!r:.80} in the journal is no specification of an operation")
+        raise JournalError(f"{path!r:.80} in the journal is not a specification of an operation")
     return found
 
 

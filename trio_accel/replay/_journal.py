@@ -132,7 +132,7 @@ class FileJournal:
         """Yield the whole entries, and where each ends."""
         with self.path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
-                raise JournalError(f"{self.path} is no journal: it does not begin with {_MAGIC!r}")
+                raise JournalError(f"{self.path} is not a journal: it does not begin with {_MAGIC!r}")
             size = os.fstat(file.fileno()).st_size
             while len(head := file.read(_FRAME.size)) == _FRAME.size:
                 length, checksum = _FRAME.unpack(head)
@@ -162,7 +162,7 @@ class SqliteJournal:
             ):
                 self._database.execute(line)
         except sqlite3.Error as error:
-            raise JournalError(f"{self.path} is no journal: {error}") from error
+            raise JournalError(f"{self.path} is not a journal: {error}") from error
 
     def __del__(self) -> None:
         if hasattr(self, "_database"):

@@ -92,7 +92,7 @@ async def _put(
         try:
             return arrays(rows)
         except ValueError as error:
-            told = f"blocksize must be two whole numbers that divide those of shape {rows.shape}"
+            told = f"blocksize must be two integers that divide those of shape {rows.shape}"
             raise ValueError(f"{name}: {told}") from error
 
     placed = [await device.put(array) for array in await trio.to_thread.run_sync(made)]

@@ -148,7 +148,7 @@ def _plan_to_bsr(message: Any, planner: Planner) -> Planned[Any]:
     matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, CsrMatrix)
     block = cast("tuple[object, ...]", message.blocksize)
     if type(block) is not tuple or len(block) != 2:
-        raise TypeError(f"{planner.name}: blocksize must be a pair of whole numbers, got {block!r}")
+        raise TypeError(f"{planner.name}: blocksize must be a pair of integers, got {block!r}")
     rows, columns = (whole(planner.name, "blocksize", one) for one in block)
     if rows < 1 or columns < 1 or matrix.shape[0] % rows or matrix.shape[1] % columns:
         raise ValueError(f"{planner.name}: blocks of shape {block} do not fit into shape {matrix.shape}")

@@ -141,7 +141,7 @@ async def cell_list(
         raise ValueError(f"{_NAME}: low and shape must be given together")
     total = math.prod(extents.tolist())
     if total > _MOST or (extents % 1).any():
-        told = f"more than {_MOST} cells; choose a larger size" if total > _MOST else "no whole numbers"
+        told = f"more than {_MOST} cells; choose a larger size" if total > _MOST else "no integers"
         raise ValueError(f"{_NAME}: a grid of shape {tuple(extents.tolist())} has {told}")
     cells = tuple(map(int, extents.tolist()))
     # A radix sort of 16 bits is the fastest (D191).

@@ -100,7 +100,7 @@ async def open_dashboard(
     """
     check_system("open_dashboard", system)
     if not isinstance(port, int) or isinstance(port, bool) or not 0 <= port <= 65535:
-        raise ValueError(f"open_dashboard: port must be a whole number from 0 to 65535, got {port!r}")
+        raise ValueError(f"open_dashboard: port must be an integer from 0 to 65535, got {port!r}")
     if not is_number(interval, _SHORTEST_SECONDS, _LONGEST_SECONDS):
         raise ValueError(
             f"interval must be a number of seconds from {_SHORTEST_SECONDS:g} to {_LONGEST_SECONDS:g}, "

@@ -73,7 +73,7 @@ class _Own:
             return key
         for name in labels:
             if _LABEL.fullmatch(name) is None or name in _TAKEN:
-                raise ValueError(f"{self!r}: {name!r} is no name of a label")
+                raise ValueError(f"{self!r}: {name!r} is not a name of a label")
         # A client that makes up ever new values must not fill the memory.
         return key if len(self._values) < _MOST_LABELS else tuple((name, _OTHERS) for name, _ in key)
 
@@ -358,7 +358,7 @@ def record(system: System, *, operations: int = 1000, failures: int = 50) -> Gen
     check_system("record", system)
     for name, value, least in (("operations", operations, 1), ("failures", failures, 0)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"record: {name} must be a whole number of at least {least}, got {value!r}")
+            raise ValueError(f"record: {name} must be an integer of at least {least}, got {value!r}")
     system.check_run("record")
     recorder = _recorders.get(system)
     if recorder is None:

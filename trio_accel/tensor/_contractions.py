@@ -106,7 +106,7 @@ def _check_dtype(name: str, dtype: DType) -> None:
     if not dtype.is_inexact:
         raise TypeError(
             f"{name}: operands must be of a floating or complex dtype, got {dtype}; ta.linalg.einsum takes "
-            "whole numbers"
+            "integers"
         )
 
 

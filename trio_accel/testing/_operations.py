@@ -130,7 +130,7 @@ def inject_fault(
     """
     name = _name_of(operation)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ValueError(f"inject_fault: count must be a whole number of at least 1, got {count!r}")
+        raise ValueError(f"inject_fault: count must be an integer of at least 1, got {count!r}")
     marked = {"hang": hang, "poison": poison, "segfault": segfault, "kill": kill}
     given = [name for name, is_given in marked.items() if is_given]
     given += [name for name, value in (("fail", fail), ("delay", delay)) if value is not None]

@@ -198,7 +198,7 @@ class Parallel:
         data, rest = divmod(ranks, self.pipeline * self.tensor)
         if rest or not data:
             raise ValueError(
-                f"{ranks} ranks are no multiple of pipeline {self.pipeline} x tensor {self.tensor}"
+                f"{ranks} ranks are not a multiple of pipeline {self.pipeline} x tensor {self.tensor}"
             )
         return [Mesh(data, self.pipeline, self.tensor, rank) for rank in range(ranks)]
 

@@ -168,7 +168,7 @@ def parse_json(text: bytes, what: str, number: Callable[[str], object] = float) 
         raise
     except ValueError as error:
         # The text may be no UTF-8, or have numbers with thousands of digits.
-        raise WeightsError(f"{what} is no JSON: {error}") from None
+        raise WeightsError(f"{what} is not JSON: {error}") from None
 
 
 def check_text(text: str) -> None:
@@ -180,7 +180,7 @@ def check_text(text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise WeightsError(f"{_shown(text)} is no text: it has a lone surrogate") from None
+        raise WeightsError(f"{_shown(text)} is not text: it has a lone surrogate") from None
 
 
 def encode_header(arrays: Iterable[tuple[str, DType, Ints, int]], metadata: Mapping[str, str]) -> bytes:
@@ -224,7 +224,7 @@ def _whole(digits: str) -> int:
 
 
 def _refuse(number: str) -> None:
-    raise WeightsError(f"the header has {number[:40]} where whole numbers belong")
+    raise WeightsError(f"the header has {number[:40]} where integers belong")
 
 
 def _metadata_of(value: object) -> Mapping[str, str]:
@@ -366,7 +366,7 @@ class OpenFile:
         length = int.from_bytes(head.tobytes(), "little")
         if length > LONGEST:
             raise WeightsError(
-                f"{self.path} is no safetensors file: it claims a header of {length} bytes, more than the "
+                f"{self.path} is not a safetensors file: it claims a header of {length} bytes, more than the "
                 f"{LONGEST} that there may be"
             )
         if LENGTH + length > size:
@@ -460,7 +460,7 @@ def open_regular(path: str) -> IO[bytes]:
     file = open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise WeightsError(f"{path} is no regular file")
+        raise WeightsError(f"{path} is not a regular file")
     return file
 
 
@@ -479,7 +479,7 @@ def _read_index(path: str) -> Mapping[str, set[str]]:
 def _shards_of(path: str, index: object) -> Mapping[str, set[str]]:
     places: Any = cast("dict[str, Any]", index).get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict):
-        raise WeightsError("there is no weight_map, so it is no index of a model")
+        raise WeightsError("there is no weight_map, so it is not an index of a model")
     folder = os.path.dirname(path)
     shards: dict[str, set[str]] = {}
     for name, place in cast("dict[str, object]", places).items():

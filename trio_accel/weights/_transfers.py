@@ -278,7 +278,7 @@ class _Loading:
         raw = (memory if stored is wanted else self._raw)[: count * stored.itemsize]
         tensor.file.read(raw, tensor.info.offset + start * stored.itemsize)
         if stored is DType.bool and raw.size and int(raw.max()) > 1:
-            raise WeightsError(f"{tensor.file.path}: {tensor.info.name!r} has bytes that are no booleans")
+            raise WeightsError(f"{tensor.file.path}: {tensor.info.name!r} has bytes that are not booleans")
         elements: HostArray = raw.view(stored.dtype)
         if stored is wanted:
             return elements

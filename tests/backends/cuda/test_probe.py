@@ -60,7 +60,7 @@ class TestDriver:
     def test_its_file_is_damaged(self, machine: Machine) -> None:
         (machine.folder / "libcuda.so.1").write_bytes(b"no library")
         assert "the NVIDIA driver cannot be loaded (" in refusal()
-        assert "install it anew" in refusal()
+        assert "reinstall it" in refusal()
 
     @pytest.mark.parametrize(
         ("code", "name", "advice"),
@@ -215,7 +215,7 @@ class TestDevices:
         monkeypatch.setattr(_probe, "ask", lambda *_: {"version": 13000, "devices": [old]})
         monkeypatch.setattr(_installed, "ask", lambda *_: found())
         assert refusal() == (
-            f"the GPU has compute capability 7.0, which CUDA 13 does not know any more: {CUDA12}"
+            f"the GPU has compute capability 7.0, which CUDA 13 does not know any longer: {CUDA12}"
         )
 
 
@@ -300,7 +300,7 @@ class TestLibraries:
         problem = _installed.installed((13, 0)).problem("fft")
         assert problem is not None
         assert "which cannot be loaded (" in problem
-        assert problem.endswith(f"install it anew: {CUDA13}")
+        assert problem.endswith(f"reinstall it: {CUDA13}")
 
     def test_one_is_of_a_newer_cuda(self, bare: Machine) -> None:
         bare.add(set(LIBRARIES) - {"cublas", "cufft"})
@@ -336,7 +336,7 @@ class TestLibraries:
         monkeypatch.syspath_prepend(str(package.parents[1]))
         reason = refusal()
         assert reason.startswith("cuda-bindings cannot be imported (")
-        assert "install it anew: pip install --force-reinstall --no-deps cuda-bindings" in reason
+        assert "reinstall it: pip install --force-reinstall --no-deps cuda-bindings" in reason
 
     def test_the_bindings_are_not_installed(
         self, equipped: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -426,7 +426,7 @@ def test_in_exclusive_mode_there_are_no_spares_and_workers_follow_one_another(
 import os
 from trio_accel.devices import Copy
 os.environ.pop("TRIO_ACCEL_BACKEND", None)
-# An option that it does not have is no reason to go on with another, if none is named.
+# An option that it does not have is not a reason to go on with another, if none is named.
 for spec in "cuda", None:
     try:
         await system.open_device(spec, options=ta.DeviceOptions(spares=1))

@@ -108,7 +108,7 @@ class CudaDevice(LibraryDevice):
             if (error.name or "").partition(".")[0] not in _PACKAGES:
                 raise
             raise self._unsupported(
-                f"library {name!r} needs {error.name}, which cannot be imported ({error}); install it anew: "
+                f"library {name!r} needs {error.name}, which cannot be imported ({error}); reinstall it: "
                 "pip install --force-reinstall --no-deps nvmath-python cuda-core"
             ) from error
         except Exception as error:

@@ -65,7 +65,7 @@ class Installed:
             return None
         return (
             f"the {name} has compute capability {capability[0]}.{capability[1]}, which CUDA 13 does not "
-            "know any more: pip install '.[cuda12]' in a checkout"
+            "know any longer: pip install '.[cuda12]' in a checkout"
         )
 
 
@@ -113,7 +113,7 @@ def _no_bindings(answer: Mapping[str, Any], version: tuple[int, int]) -> str:
     if answer["is_missing"]:
         return f"cuda-bindings is not installed: {extra_for(version)}"
     return (
-        f"cuda-bindings cannot be imported ({answer['error']}); install it anew: "
+        f"cuda-bindings cannot be imported ({answer['error']}); reinstall it: "
         "pip install --force-reinstall --no-deps cuda-bindings cuda-pathfinder"
     )
 
@@ -140,7 +140,7 @@ def _software(
     if found is None:
         return attrs.evolve(software, problem=f"is not installed: {extra_for(version)}")
     if "error" in found:
-        problem = f"cannot be loaded ({found['error']}); install it anew: {extra_for(version)}"
+        problem = f"cannot be loaded ({found['error']}); reinstall it: {extra_for(version)}"
         return attrs.evolve(software, source="damaged", problem=problem)
     numbers = found["version"]
     return attrs.evolve(

@@ -155,7 +155,7 @@ def _no_driver(detail: str) -> str:
             "there is no NVIDIA driver here (libcuda.so.1 was not found); it is installed with the system, "
             "and not by pip; a container gets it from its host (docker run --gpus all)"
         )
-    return f"the NVIDIA driver cannot be loaded ({detail}); install it anew"
+    return f"the NVIDIA driver cannot be loaded ({detail}); reinstall it"
 
 
 def _refusal(name: str, visible: str | None) -> str:

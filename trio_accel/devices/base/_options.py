@@ -64,7 +64,7 @@ class PerActorStreams:
     priorities: Mapping[str, int] = attrs.field(
         factory=dict[str, int],
         validator=must(
-            "map library names to whole numbers", lambda value: fits(Mapping[str, int], value), TypeError
+            "map library names to integers", lambda value: fits(Mapping[str, int], value), TypeError
         ),
     )
 

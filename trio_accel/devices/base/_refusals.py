@@ -164,7 +164,7 @@ for _special, _text in _REFUSED.items():
     setattr(OnDevice, f"__{_special}__", _refusing(_text))
 
 
-def integer(name: str, argument: str, value: object, allowed: str = "a whole number") -> int:
+def integer(name: str, argument: str, value: object, allowed: str = "an integer") -> int:
     """Take an integer of any size, of Python or NumPy; `whole` says more."""
     # Nearly all are, and Python 3.11 takes tens of microseconds to look at a protocol.
     if type(value) is int:
@@ -181,7 +181,7 @@ def clamped(name: str, argument: str, value: object) -> int:
     return max(_LEAST, min(integer(name, argument, value), sys.maxsize))
 
 
-def whole(name: str, argument: str, value: object, allowed: str = "a whole number") -> int:
+def whole(name: str, argument: str, value: object, allowed: str = "an integer") -> int:
     """Take a whole number, of Python or NumPy, that fits into a signed one of 64 bits.
 
     Args:
@@ -209,7 +209,7 @@ def is_several(value: object) -> bool:
 
 
 def wholes(
-    name: str, argument: str, value: object, allowed: str = "a whole number", take: Callable[..., int] = whole
+    name: str, argument: str, value: object, allowed: str = "an integer", take: Callable[..., int] = whole
 ) -> Ints:
     """Take whole numbers: a sequence of them, or one by itself; `take` takes each. See `whole`.
 

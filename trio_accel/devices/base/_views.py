@@ -36,7 +36,7 @@ def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
             continue
         if not _is_whole(part):
             raise TypeError(
-                f"index: whole numbers, slices, ... and None make a view; {shown(part)} would make a copy: "
+                f"index: integers, slices, ... and None make a view; {shown(part)} would make a copy: "
                 "await ta.arrays.take(x, indices) of elements, await ta.arrays.compress(mask, x) by a mask"
             )
         # With an integer in an array, NumPy would make a copy.

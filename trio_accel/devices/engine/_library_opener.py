@@ -275,7 +275,7 @@ async def _raise_end(supervisor: Ref[LibrarySupervisor]) -> None:
     why = "" if ended.__cause__ is None else f" with {describe(ended.__cause__)}"
     raise ActorFailedError(
         f"{supervisor.path} has ended for good: it failed too often, last{why}; "
-        "`await program.reset()` makes it anew",
+        "`await program.reset()` makes it again",
         path=supervisor.path,
     ) from ended.__cause__
 

@@ -207,7 +207,7 @@ class _Hints:
             value: object = getattr(self, name)
             if not isinstance(value, str | None):
                 raise TypeError(f"place: {name} must be a str or None, got {value!r}")
-        if whole("place", "memory", self.memory, "bytes, a whole number") < 0:
+        if whole("place", "memory", self.memory, "bytes, an integer") < 0:
             raise ValueError(f"place: memory must be at least 0, got {self.memory}")
         if not isinstance(self.exclude, Collection) or not all(
             isinstance(one, Device) for one in self.exclude

@@ -488,7 +488,7 @@ class Step(Generic[ParametersP, ResultT]):
         if self._structures == _MANY:
             _logger.warning(
                 "step %s was traced for %d structures of its arguments: each dtype, shape and layout of an "
-                "array, and each value of a whole number, is one; pass what changes as a float or as an "
+                "array, and each value of an integer, is one; pass what changes as a float or as an "
                 "array",
                 self._name,
                 _MANY,

@@ -82,7 +82,7 @@ def stream(device: Device, batches: Any, *, depth: int = 3) -> AbstractAsyncCont
     """
     check_device("stream", device)
     if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
-        raise ValueError(f"stream: depth must be a whole number of at least 1, got {depth!r}")
+        raise ValueError(f"stream: depth must be an integer of at least 1, got {depth!r}")
     return _Stream(device, _source_of(batches), depth)
 
 

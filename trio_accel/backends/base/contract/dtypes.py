@@ -73,7 +73,7 @@ class DType(enum.Enum):
             is_known = isinstance(like, (str, type, np.dtype))
             told = str(like) if is_known else f"an object of {type(cast('object', like)).__name__}"
             told = repr(like) if isinstance(like, str) else told
-            raise TypeError(f"dtype: {told} is no element type of a device; allowed: {names}")
+            raise TypeError(f"dtype: {told} is not an element type of a device; allowed: {names}")
         return found
 
     # Every operation asks for these several times, so they are found once.

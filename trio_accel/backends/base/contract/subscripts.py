@@ -108,7 +108,7 @@ def _letters(told: str, term: str) -> str:
     letters = term.replace("...", "", 1)
     for letter in letters:
         if letter not in string.ascii_letters:
-            raise ValueError(f"{told}: in the term {term!r} {letter!r} is no letter")
+            raise ValueError(f"{told}: in the term {term!r} {letter!r} is not a letter")
     return letters
 
 

@@ -140,7 +140,7 @@ def element(name: str, argument: str, value: object, dtype: DType) -> complex:
         raise TypeError(f"{name}: {argument} {value!r} is complex, the array is {dtype}")
     if dtype.kind in ("int", "uint"):
         if isinstance(number, float) and not number.is_integer():
-            raise ValueError(f"{name}: {argument} {value!r} is no whole number, the array is {dtype}")
+            raise ValueError(f"{name}: {argument} {value!r} is not an integer, the array is {dtype}")
         limits = np.iinfo(dtype.dtype)
         if not limits.min <= number <= limits.max:
             raise ValueError(
@@ -226,4 +226,4 @@ def as_bits(array: HostArray) -> HostArray:
 
 
 def _bad_value(value: complex, dtype: DType) -> LibraryError:
-    return LibraryError(f"value: {value!r} is no value of {dtype}", library="memory", code="invalid_value")
+    return LibraryError(f"value: {value!r} is not a value of {dtype}", library="memory", code="invalid_value")

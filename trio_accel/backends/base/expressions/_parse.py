@@ -331,7 +331,7 @@ class _Parser:
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id != "range":
             self._refuse("a loop is over a range only: for k in range(n)", node)
         if not 1 <= len(node.args) <= 2 or node.keywords:
-            self._refuse("range takes one or two whole numbers: range(n), range(first, stop)", node)
+            self._refuse("range takes one or two integers: range(n), range(first, stop)", node)
         stop = [self._scalar(each, depth)[0] for each in node.args]
         return [nodes.Literal(0, self._place(node)), *stop][-2:]
 
@@ -400,7 +400,7 @@ class _Parser:
     def _scalar(self, node: ast.expr, depth: int) -> _Value:
         value = self._node(node, depth)
         if len(value) > 1:
-            self._refuse("a vector is no number here: take .x, length(...), all(...) or any(...)", node)
+            self._refuse("a vector is not a number here: take .x, length(...), all(...) or any(...)", node)
         return value
 
     def _constant(self, node: ast.Constant, _: int) -> _Value:
@@ -559,7 +559,7 @@ class _Parser:
             what = words.get(type(value), "'...'")
             self._refuse(f"{what} is not allowed in an expression; numbers are", node)
         if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= _MOST_INTEGER:
-            self._refuse("a whole number must have at most 64 bits", node)
+            self._refuse("an integer must have at most 64 bits", node)
         return value
 
     def _place(self, node: ast.expr | ast.stmt | ast.keyword) -> Place:
@@ -585,7 +585,7 @@ class _Parser:
             self._refuse("only arguments have elements to load: write x[...]", node)
         name, items, place = node.value.id, node.slice, self._place(node)
         if name in FUNCTIONS or name in CONSTANTS or name in {*self._known, *self._indices}:
-            self._refuse(f"{name!r} is no argument: only arguments have elements to load", node)
+            self._refuse(f"{name!r} is not an argument: only arguments have elements to load", node)
         several = items.elts if isinstance(items, ast.Tuple) else [items]
         if self.loads.setdefault(name, len(several)) != len(several) or not several:
             self._refuse(f"{name!r} takes one index for each of its axes, always as many", node)

@@ -279,7 +279,7 @@ def by_python(function: str, given: Sequence[int]) -> int:
     try:
         return BY_PYTHON[function](*given)
     except ZeroDivisionError:
-        raise ValueError("a whole number is divided by zero") from None
+        raise ValueError("an integer is divided by zero") from None
 
 
 def why_outside(value: int, dtype: DType) -> str:
@@ -288,7 +288,5 @@ def why_outside(value: int, dtype: DType) -> str:
     if limits.min <= value <= limits.max:
         return ""
     if value < 0 and dtype is DType.uint64:
-        return (
-            f"{value} is negative, which neither uint64 nor a power of whole numbers takes; use float64(...)"
-        )
+        return f"{value} is negative, which neither uint64 nor a power of integers takes; use float64(...)"
     return f"{value} is outside {limits.min} to {limits.max}, which {dtype} holds"

@@ -190,7 +190,7 @@ class _Typist:
 
     def _loop(self, loop: nodes.Loop) -> None:
         """Type a loop, once more where its body makes other numbers of the Python numbers that it carries."""
-        told = "a range takes whole numbers"
+        told = "a range takes integers"
         over = [self._whole_index(self._node(each), each.place, told) for each in (loop.start, loop.stop)]
         names = dict(self._names)
         first = {name: self._kind(names[name]) for name in assigned_in(loop.body) if name in names}
@@ -367,7 +367,7 @@ class _Typist:
         step = Step("load", kind, indices, self._expression.inputs.index(node.name))
         return self._in_place(step) if self._is_checked else self._step(step)
 
-    def _whole_index(self, number: int, place: Place, told: str = "an index is a whole number") -> int:
+    def _whole_index(self, number: int, place: Place, told: str = "an index is an integer") -> int:
         dtype = self._steps[number].dtype
         if dtype.kind not in ("int", "uint"):
             self._refuse(f"{told}, got {dtype}: int64(...) makes one", place, TypeError)
@@ -388,7 +388,7 @@ class _Typist:
 
     def _whole_constant(self, value: int, place: Place) -> int:
         if not _INT64.min <= value <= np.iinfo(np.uint64).max:
-            self._refuse("a whole number must have at most 64 bits", place)
+            self._refuse("an integer must have at most 64 bits", place)
         dtype = DType.int64 if value <= _INT64.max else DType.uint64
         return self._step(Step("constant", dtype, (), value), Weak.int)
 
@@ -462,7 +462,7 @@ class _Typist:
             self._bound(number, DType.uint64)
         elif step.value.real < 0:
             self._refuse(
-                "a power of whole numbers needs an exponent that is not negative; convert one of them: "
+                "a power of integers needs an exponent that is not negative; convert one of them: "
                 "float64(...)",
                 exponent.place,
             )

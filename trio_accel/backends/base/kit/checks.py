@@ -127,7 +127,7 @@ def no_length(argument: str, number: int, most: int) -> OutOfRangeError:
     """Make the error of a length, or a block, that an attention does not have."""
     text = f"there is no block {number} of {most}"
     if argument != "block_table":
-        text = f"{number} is no length of an axis of {most}"
+        text = f"{number} is not a length of an axis of {most}"
     return OutOfRangeError(f"{argument}: {text}", library="dnn", index=number, axis=0, length=most)
 
 

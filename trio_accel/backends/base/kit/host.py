@@ -119,12 +119,12 @@ def check_shared(descriptor: int, nbytes: int, *, write: bool = True) -> None:
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS
         access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
     except OSError as error:
-        raise ValueError(f"a chunk is no shared memory: {error}") from error
+        raise ValueError(f"a chunk is not shared memory: {error}") from error
     is_paged = os.fstatvfs(descriptor).f_bsize == mmap.PAGESIZE
     wanted = os.O_RDWR if write else os.O_RDONLY
     if seals != _sealed_size() or access != wanted or not is_paged:
         use = "reading and writing" if write else "reading alone"
-        raise ValueError(f"a chunk is no memory for {use} of sealed size: seals {seals:#x}")
+        raise ValueError(f"a chunk is not memory for {use} of sealed size: seals {seals:#x}")
     size = os.fstat(descriptor).st_size
     if not 0 < nbytes <= size:
         raise ValueError(f"nbytes: {nbytes} of a chunk whose memory has {size}")

@@ -514,7 +514,7 @@ class ProgramHost:
         kept = self._kept.get(slot)
         if kept is None:
             raise LibraryError(
-                f"program {self.definition.name!r} was made anew before its result was fetched; ask again",
+                f"program {self.definition.name!r} was made again before its result was fetched; ask again",
                 library="program",
                 code=GONE,
             )

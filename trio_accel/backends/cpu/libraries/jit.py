@@ -135,7 +135,7 @@ def _find(name: str, path: str) -> _Function:
             found = getattr(found, part)
     if not callable(found):
         raise LibraryError(
-            f"kernel {name!r}: {path} for the CPU is no function, but {type(found).__name__}",
+            f"kernel {name!r}: {path} for the CPU is not a function, but {type(found).__name__}",
             library="jit",
             code="TypeError",
         )

@@ -86,7 +86,7 @@ class NcclRank(ProgramRank):
                 communicator.call(call)
                 communicator.settle()
         except LibraryError as error:
-            raise Refused(f"the ranks do not meet any more: {error.message}", code=ENDED) from error
+            raise Refused(f"the ranks no longer meet: {error.message}", code=ENDED) from error
 
     def _handle(self, stream: Any) -> int:
         """Return the handle of a stream of PyTorch or CuPy, or the call's."""

@@ -365,7 +365,7 @@ def handle_of(stream: object) -> int:
             f"got {stream!r}"
         )
     if handle < 0:
-        raise ValueError(f"lease: stream: {handle} is no handle of a stream")
+        raise ValueError(f"lease: stream: {handle} is not a handle of a stream")
     # The meaning of 0 depends on how the bindings were told to read it.
     return handle or _LEGACY
 

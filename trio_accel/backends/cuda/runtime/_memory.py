@@ -113,13 +113,13 @@ class _Source:
         # Bytes that the driver takes for a whole number of pages.
         if nbytes <= 0 or nbytes % self._granularity:
             raise ValueError(
-                f"nbytes: {nbytes} is no size of a chunk: it has whole {self._granularity} bytes"
+                f"nbytes: {nbytes} is not a size of a chunk: it has whole {self._granularity} bytes"
             )
         with self._context:
             try:
                 handle = self._check(driver.cuMemImportFromShareableHandle(descriptor, _DESCRIPTOR))
             except AccelError as error:
-                raise OSError(f"descriptor {descriptor} is no memory of this device: {error}") from error
+                raise OSError(f"descriptor {descriptor} is not memory of this device: {error}") from error
             try:
                 return self._mapped(handle, nbytes, self._access if write else self._reading)
             except AccelError as error:

@@ -314,7 +314,7 @@ def _items(side: str) -> tuple[Item, ...]:
 def _item(found: re.Match[str]) -> Item:
     kind = found["kind"] or ""
     if kind and kind not in (*KINDS, "index"):
-        raise ValueError(f"shapes: {kind!r} of {found['name']} is no dtype; there are {', '.join(KINDS)}")
+        raise ValueError(f"shapes: {kind!r} of {found['name']} is not a dtype; there are {', '.join(KINDS)}")
     if found["dims"] is None:
         return Item(found["name"], kind=kind, op=found["op"] or "", is_bare=True)
     dims: list[str | int | tuple[str, str]] = []

@@ -397,7 +397,7 @@ def _check_field(name: str, spec: Any, field: SpecField) -> None:
     if role.kind == "status" and not (_is_status(value) or (role.count == "optional" and value is None)):
         raise TypeError(f"{name}: {where} must be an array of planner.status(), got {_type_of(value)}")
     if role.kind == "exact" and not _is_exact(value):
-        raise TypeError(f"{name}: {where} must be a whole number, a name, or a tuple of these, got {value!r}")
+        raise TypeError(f"{name}: {where} must be an integer, a name, or a tuple of these, got {value!r}")
     if role.number is not None:
         check = factor if role.number is NumberRole.FACTOR else element
         check(name, where, value, getattr(spec, role.of).dtype)

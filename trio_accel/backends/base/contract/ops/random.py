@@ -116,7 +116,7 @@ class RejectionSpec(OperationSpec):
         if self.fault[0]:
             said = {
                 "poisson": "lam must be from 0 to 2**52",
-                "binomial": "n must be a whole number from 0 to 2**52, and p from 0 to 1",
+                "binomial": "n must be an integer from 0 to 2**52, and p from 0 to 1",
             }.get(self.distribution, "the shape of a gamma distribution must be at least 0, and finite")
             raise LibraryError(f"random.{self.distribution}: {said}", library="random", code="range")
 

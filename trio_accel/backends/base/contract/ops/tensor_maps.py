@@ -90,7 +90,7 @@ class TensorMap:
         for name, most, rule in of_map:
             if not all(type(each) is int and 1 <= each <= most for each in getattr(self, name)):
                 raise ValueError(
-                    f"TensorMap: {name} must be whole numbers from 1 to {most} ({rule}), got "
+                    f"TensorMap: {name} must be integers from 1 to {most} ({rule}), got "
                     f"{getattr(self, name)!r}"
                 )
         rank, least = len(self.box), 3 if self.interleave else 1
