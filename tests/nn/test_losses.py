@@ -307,7 +307,11 @@ async def test_what_is_refused(device: ta.Device) -> None:
             ValueError,
             "label_smoothing must be from",
         ),
-        (lambda: call.cross_entropy(x, labels, ignore_index=0.5), TypeError, "ignore_index must be an integer"),
+        (
+            lambda: call.cross_entropy(x, labels, ignore_index=0.5),
+            TypeError,
+            "ignore_index must be an integer",
+        ),
         (lambda: call.cross_entropy(x[0, 0], labels[0]), (ValueError, TypeError), "cross_entropy: "),
         (lambda: call.cross_entropy_grad(labels, x, labels), ValueError, r"grad must have the shape \(\)"),
     ):
