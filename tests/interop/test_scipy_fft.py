@@ -131,7 +131,7 @@ async def test_what_is_not_there_is_left_to_scipy(backend: ScipyFftBackend) -> N
     ("call", "error", "message"),
     [
         (lambda: scipy.fft.fft(np.ones(8, np.longdouble)), TypeError, r"x: \w+ is not an element type"),
-        (lambda: scipy.fft.fft(np.ones(8, np.clongdouble)), TypeError, r"x: \w+ is no .*set_backend"),
+        (lambda: scipy.fft.fft(np.ones(8, np.clongdouble)), TypeError, r"x: \w+ is not an .*set_backend"),
         (lambda: scipy.fft.rfft(np.ones(8, complex)), TypeError, r"a must be real, got complex128; use fft"),
         (lambda: scipy.fft.fft(np.ones(8), 0), ValueError, r"n must be at least 1, got 0"),
         (lambda: scipy.fft.fft(np.ones(8), axis=1), ValueError, r"axis 1 is not there"),
