@@ -22,7 +22,7 @@ pytestmark = pytest.mark.no_device
 FRAGMENT = re.compile(r"<!-- not run -->\n```python\n(.*?)```", re.DOTALL)
 PACKAGES = (
     "patterns", "testing", "telemetry", "replay", "programs", "collectives", "train", "cluster", "jit",
-    "arrays", "nn", "linalg", "fft", "random", "sparse",
+    "agents", "arrays", "nn", "linalg", "fft", "random", "sparse",
 )  # fmt: skip
 # Of `spawn` itself; the others are the actor's.
 OF_SPAWN = frozenset(inspect.signature(ta.System.spawn).parameters)

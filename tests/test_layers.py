@@ -76,6 +76,8 @@ DOWNWARDS: dict[str, tuple[str, ...]] = {
     # A blueprint: entities of nodes are actors, with the devices of their nodes.
     # Arrays of saves are files of weights (D199).
     "cluster": ("_version", "actors", "backends", "backends.base", "devices", "weights"),
+    # The parts between a model and an answer, by the public names of the rooms below.
+    "agents": ("actors", "backends.base", "devices", "arrays", "linalg", "patterns", "cluster", "weights"),
     # Rules are calls of public functions.
     "gradients": (
         *("backends.base", "derivatives", "devices", "expressions"),

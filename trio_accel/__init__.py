@@ -123,6 +123,7 @@ from .devices.operations._calls import have_operators as _have_operators
 
 if _typing.TYPE_CHECKING:
     from . import (
+        agents as agents,
         cluster as cluster,
         collectives as collectives,
         fft as fft,
@@ -167,8 +168,8 @@ if _typing.TYPE_CHECKING:
 # Ctrl-C waits for the end of such an import: in a callback of the import system it would be printed and lost.
 _LATER = frozenset(
     (
-        "cluster", "collectives", "fft", "gradients", "graphs", "http", "interop", "jit", "linalg", "ndimage",
-        "nn", "patterns", "programs", "random", "replay", "signal", "sparse", "spatial", "tables",
+        "agents", "cluster", "collectives", "fft", "gradients", "graphs", "http", "interop", "jit", "linalg",
+        "ndimage", "nn", "patterns", "programs", "random", "replay", "signal", "sparse", "spatial", "tables",
         "telemetry", "tensor", "testing", "train", "weights",
     )
 )  # fmt: skip
