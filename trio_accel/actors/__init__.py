@@ -9,6 +9,7 @@ from ._events import *
 from ._handlers import *
 from ._loop_watch import *
 from ._messages import *
+from ._numbers import *
 from ._openings import *
 from ._options import *
 from ._outcomes import *

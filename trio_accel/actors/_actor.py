@@ -21,7 +21,7 @@ from ._events import ActorRestarted
 from ._handlers import ActorBase, HandlerTable, collect_handlers
 from ._incarnation import Incarnation
 from ._messages import AnyMessage, Envelope, EnvelopeState, Message
-from ._options import is_number
+from ._numbers import is_number
 from ._outcomes import DeferredReply
 from ._ref import Ref, cell_behind
 from ._supervisor import Spawner, Supervisor

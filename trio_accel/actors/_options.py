@@ -11,24 +11,23 @@ import random
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import FunctionType, MappingProxyType
-from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import attrs
 
 from ._errors import leaves
 from ._hints import as_plain, described, fits, is_kind_of, types_of
+from ._numbers import Validator, is_number, must, must_be_whole
 from ._openings import silence
 
 __all__ = [
     "Backoff", "Directive", "Intensity", "MailboxOptions", "Overflow", "Policy", "Restart", "Strategy",
-    "SystemOptions", "Validator", "arguments_of", "as_plain", "bind_arguments", "binder",
-    "checked_options", "fits", "is_number", "must", "must_be_whole", "named_arguments", "named_options",
-    "nearest", "signed_like", "unknown_option",
+    "SystemOptions", "arguments_of", "as_plain", "bind_arguments", "binder", "checked_options", "fits",
+    "named_arguments", "named_options", "nearest", "signed_like", "unknown_option",
 ]  # fmt: skip
 
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-Validator: TypeAlias = Callable[[object, "attrs.Attribute[Any]", Any], None]
 
 
 def named_options(cls: type[T]) -> type[T]:
@@ -287,46 +286,6 @@ class Strategy(enum.Enum):
     """All children: the others are ended in reverse start order, then all start in start order."""
     REST_FOR_ONE = "rest_for_one"
     """That child and those started after it, ended and started in the same orders."""
-
-
-def is_number(value: object, minimum: float = -math.inf, maximum: float = math.inf) -> TypeGuard[float]:
-    """Tell whether a value is a number in a range: no truth value, and no whole number beyond all floats.
-
-    Such a one passes every comparison, and the first sum with a float raises `OverflowError`.
-    """
-    value = as_plain(value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= maximum:
-        return False
-    return isinstance(value, float) or abs(value) <= sys.float_info.max
-
-
-def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = ValueError) -> Validator:
-    """Make the validator of a field.
-
-    Args:
-        said: The requirement, such as ``"be True or False"``.
-        is_right: Whether a value meets it.
-        error: Class of the error.
-    """
-
-    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-        try:
-            is_met = is_right(value)
-        except ValueError:
-            # The comparison of an array with a word has no truth value.
-            is_met = False
-        if not is_met:
-            raise error(f"{type(instance).__name__}: {attribute.name} must {said}, got {value!r}")
-
-    return check
-
-
-def must_be_whole(least: int) -> Validator:
-    """Require a whole number, which a truth value is not."""
-    return must(
-        f"be an integer of at least {least}",
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least,
-    )
 
 
 def _number(minimum: float = 0.0, maximum: float = math.inf) -> Validator:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import attrs
 
-from ._options import is_number
+from ._numbers import is_number
 
 __all__ = ["ActorFigures", "ActorSnapshot", "Reading", "Spread"]
 

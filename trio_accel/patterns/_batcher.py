@@ -15,9 +15,17 @@ import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import ActorError, MailboxFullError, Reading, Spread, checked_options
+from ..actors import (
+    ActorError,
+    MailboxFullError,
+    Reading,
+    Spread,
+    checked_options,
+    must_be_count,
+    must_be_positive,
+)
 from ..backends.base import CompletionTimeoutError, ContextLostError, DeviceLostError, QueueFullError, Refused
-from ._checks import ModelOutputError, must_be_count, must_be_positive
+from ._checks import ModelOutputError
 from ._limits import is_transient
 from ._servants import Call, ItemT, Model, ResultT, as_callable, outcome_of
 from ._waiting import EntryT, QueueServant, Waiting, WaitingStatistics

@@ -9,8 +9,8 @@ from typing import Generic, Literal, TypeAlias, get_args
 
 import attrs
 
-from ..actors import named_options
-from ._checks import ModelOutputError, must_be_number, must_be_one_of
+from ..actors import must_be_number, must_be_one_of, named_options
+from ._checks import ModelOutputError
 from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable, is_model
 
 __all__ = [

@@ -16,7 +16,7 @@ import outcome
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import Reading, checked_options
+from ..actors import Reading, checked_options, must_be_count, must_be_positive
 from ._batcher import (
     Batch,
     BatchResults,
@@ -26,7 +26,7 @@ from ._batcher import (
     one_for_each,
     shared_evenly,
 )
-from ._checks import ModelOutputError, NoRoomError, must_be_count, must_be_positive
+from ._checks import ModelOutputError, NoRoomError
 from ._fair_queue import FairQueue, Weights, weight_in
 from ._parts import Streamable, Streamed
 from ._places import LEVEL_ARRIVALS, Places

@@ -13,8 +13,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import attrs
 
-from ..actors import ActorError, NotExecutedError
-from ._checks import must_be_positive
+from ..actors import ActorError, NotExecutedError, must_be_positive
 from ._limits import KeyedStates
 
 __all__ = ["UnknownTenantError", "Weights"]

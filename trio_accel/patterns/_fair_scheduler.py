@@ -18,9 +18,10 @@ from ..actors import (
     Request,
     checked_options,
     handles,
+    must_be_count,
+    must_be_positive,
     quick,
 )
-from ._checks import must_be_count, must_be_positive
 from ._fair_queue import FairQueue, Queued, QueueFull, Weights, weight_in
 from ._limits import RateLimit
 from ._servants import Call, ItemT, Model, ResultT, as_callable

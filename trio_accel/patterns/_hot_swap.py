@@ -12,8 +12,8 @@ import attrs
 import outcome
 import trio
 
-from ..actors import ActorContext, DeferredReply, Reading, Request, handles, named_options
-from ._checks import called, must_be_positive
+from ..actors import ActorContext, DeferredReply, Reading, Request, handles, must_be_positive, named_options
+from ._checks import called
 from ._servants import CallStatistics, ItemT, Model, ResultT, TaskServant, as_callable, count, outcome_of
 
 __all__ = [

@@ -24,11 +24,14 @@ from ..actors import (
     Backoff,
     NotExecutedError,
     checked_options,
+    must_be_count,
+    must_be_number,
+    must_be_positive,
     named_arguments,
     named_options,
 )
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, NotSupportedError
-from ._checks import ModelOutputError, must_be_count, must_be_number, must_be_positive, whole
+from ._checks import ModelOutputError, whole
 from ._servants import ItemT, Model, ResultT, as_callable
 
 __all__ = [

@@ -16,18 +16,10 @@ import outcome
 import trio
 from numpy.typing import NDArray
 
-from ..actors import checked_options
+from ..actors import checked_options, must_be_count, must_be_one_of, must_be_positive
 from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef
-from ._checks import (
-    ModelOutputError,
-    host_array,
-    must_be_count,
-    must_be_one_of,
-    must_be_positive,
-    real_rows,
-    softmax,
-)
+from ._checks import ModelOutputError, host_array, real_rows, softmax
 from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of
 
 __all__ = ["ExpertsFailedError", "MoeRouter", "MoeStatistics", "Routed", "RoutingStatistics"]

@@ -20,9 +20,9 @@ import numpy as np
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import Reading, named_arguments
+from ..actors import Reading, must_be_count, named_arguments
 from ..devices import AccelRef, Stack
-from ._checks import NoRoomError, must_be_count
+from ._checks import NoRoomError
 
 __all__ = ["PageTable", "Pages", "PagesFullError", "PagesStatistics"]
 

@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from ..actors import NotExecutedError
+from ..actors import NotExecutedError, must_be_count, must_be_one_of
 from ..backends.base import ContextLostError, DType
 from ..devices import AccelRef, Device
-from ._checks import must_be_count, must_be_one_of
 from ._servants import CallStatistics, TaskServant
 
 __all__ = [

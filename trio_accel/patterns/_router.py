@@ -21,10 +21,12 @@ from ..actors import (
     NotExecutedError,
     Policy,
     Ref,
+    must_be_count,
+    must_be_positive,
     named_options,
 )
 from ..devices import Device, Key, able, by_key
-from ._checks import must_be_count, must_be_positive, positive, whole
+from ._checks import positive, whole
 from ._servants import (
     CallStatistics,
     ItemT,

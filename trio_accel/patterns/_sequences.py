@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 import attrs
 import outcome
 
-from ._checks import must_be_count
+from ..actors import must_be_count
 from ._fair_queue import Queued
 from ._parts import PartStream
 from ._servants import ItemT

@@ -33,10 +33,10 @@ from ..actors import (
     Request,
     Serves,
     handles,
+    must_be_count,
     opens,
     running_beside,
 )
-from ._checks import must_be_count
 
 __all__ = [
     "Call", "CallStatistics", "GetStatistics", "Model", "ResultStream", "Servant", "TaskServant",

@@ -14,9 +14,9 @@ import trio
 from attrs.validators import optional
 from numpy.typing import NDArray
 
-from ..actors import checked_options, must_be_whole, named_options
+from ..actors import checked_options, must_be_count, must_be_positive, must_be_whole, named_options
 from ._batcher import ModelOfBatches, one_for_each
-from ._checks import ModelOutputError, Rows, Sampler, must_be_count, must_be_positive, scores_of, whole
+from ._checks import ModelOutputError, Rows, Sampler, scores_of, whole
 from ._sequences import Last, RunningSequence, StepResult
 from ._servants import as_callable
 

@@ -1,0 +1,131 @@
+"""Checks of numbers and words: of arguments by their names, and of the fields of options."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from numbers import Real
+from typing import Any, TypeAlias, TypeGuard
+
+import attrs
+
+from ._hints import as_plain
+
+__all__ = [
+    "Validator", "is_number", "must", "must_be_count", "must_be_number", "must_be_one_of", "must_be_positive",
+    "must_be_whole",
+]  # fmt: skip
+
+Validator: TypeAlias = Callable[[object, "attrs.Attribute[Any]", Any], None]
+
+
+def is_number(value: object, minimum: float = -math.inf, maximum: float = math.inf) -> TypeGuard[float]:
+    """Tell whether a value is a number in a range: no truth value, and no whole number beyond all floats.
+
+    Such a one passes every comparison, and the first sum with a float raises `OverflowError`.
+    """
+    value = as_plain(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= maximum:
+        return False
+    return isinstance(value, float) or abs(value) <= sys.float_info.max
+
+
+def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = ValueError) -> Validator:
+    """Make the validator of a field.
+
+    Args:
+        said: The requirement, such as ``"be True or False"``.
+        is_right: Whether a value meets it.
+        error: Class of the error.
+    """
+
+    def check(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
+        try:
+            is_met = is_right(value)
+        except ValueError:
+            # The comparison of an array with a word has no truth value.
+            is_met = False
+        if not is_met:
+            raise error(f"{type(instance).__name__}: {attribute.name} must {said}, got {value!r}")
+
+    return check
+
+
+def must_be_whole(least: int) -> Validator:
+    """Require a whole number, which a truth value is not."""
+    return must(
+        f"be a whole number of at least {least}",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least,
+    )
+
+
+def must_be_positive(
+    what: str,
+    value: object,
+    *,
+    minimum: float = 0.0,
+    maximum: float = math.inf,
+    allows_zero: bool = False,
+) -> float:
+    """Return a finite number above 0; 0 itself only where that is allowed.
+
+    Args:
+        what: Its name in the error.
+        value: The number.
+        minimum: The least that is allowed, where that is above 0.
+        maximum: The most that is allowed.
+        allows_zero: Whether 0 is allowed, where there is no `minimum`.
+
+    Raises:
+        ValueError: It is zero, negative, NaN, infinite or out of range.
+        TypeError: It is no number.
+    """
+    number = must_be_number(what, value)
+    is_above = number > 0 or (allows_zero and number == 0)
+    if not (is_above and number < math.inf and minimum <= number <= maximum):
+        least = f"of at least {minimum:g}" if minimum or allows_zero else "above 0"
+        most = f" and at most {maximum:g}" if maximum < math.inf else ""
+        raise ValueError(f"{what} must be a finite number {least}{most}, got {value!r}")
+    return number
+
+
+def must_be_count(what: str, value: object, *, least: int = 1, most: float = math.inf) -> int:
+    """Return a whole number of at least `least`, and at most `most`.
+
+    Raises:
+        ValueError: It is out of range.
+        TypeError: It is no whole number.
+    """
+    value = as_plain(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{what} must be a whole number, got {value!r}")
+    if not least <= value <= most:
+        above = f" and at most {most}" if most < math.inf else ""
+        raise ValueError(f"{what} must be at least {least}{above}, got {value!r}")
+    return value
+
+
+def must_be_number(what: str, value: object) -> float:
+    """Return a number as a float, NaN and infinity included.
+
+    Raises:
+        TypeError: It is no number.
+        ValueError: It is a whole number that no float can hold.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{what} must be a number, got {value!r}")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise ValueError(f"{what} is too large for a float") from error
+
+
+def must_be_one_of(what: str, value: object, words: tuple[object, ...]) -> None:
+    """Refuse all but some words.
+
+    Raises:
+        ValueError: It is another.
+    """
+    if value not in words:
+        raise ValueError(f"{what} must be one of {words}, got {value!r}")
