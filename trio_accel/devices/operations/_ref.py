@@ -90,6 +90,16 @@ class AccelRef(Operators["AccelRef"]):
         """Generation of the device in which the memory was made."""
         return self.block.generation
 
+    @property
+    def is_usable(self) -> bool:
+        """Whether operations take the array now: it is not released, lost or damaged, and its device is open.
+
+        The device is not asked. When an inline context is lost, its arrays are usable until the device has
+        the next context, and an operation that uses one meanwhile raises `StaleRefError`.
+        """
+        block = self.block
+        return not block.table.availability.is_ended and block.is_usable_as(self.spec)
+
     def __getitem__(self, index: Index) -> AccelRef:
         """Return a view of a part, by NumPy's basic indexing; it shares the memory.
 
