@@ -73,7 +73,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "DirectReply Measured Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
         "arguments_of bind_arguments binder check_name describe idle_actor message_target named_arguments "
         "NotAwaited Opening Silenced not_copied opens silence unobserved_actor "
-        "as_plain checked_options fits is_number must must_be_count must_be_number must_be_one_of "
+        "as_plain checked_options copied fits is_number must must_be_count must_be_number must_be_one_of "
         "must_be_positive must_be_whole leaves named_options nearest "
         "note_end quick running_beside signed_like single unknown_option warn_untold ActorFigures "
         "ItemRequest Serves Validator"

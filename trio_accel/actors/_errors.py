@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import sys
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 
 __all__ = [
     "ActorError", "ActorFailedError", "ActorRestartingError", "ActorStoppedError", "AskCycleError",
-    "MailboxFullError", "NotExecutedError", "describe", "leaves", "single", "warn_untold",
+    "MailboxFullError", "NotExecutedError", "copied", "describe", "leaves", "single", "warn_untold",
 ]  # fmt: skip
 
 
@@ -244,3 +245,16 @@ def _in_one_line(record: logging.LogRecord) -> str:
         raised = frames[-1]
         text += f" ({os.path.basename(raised.filename)}:{raised.lineno}, in {raised.name})"
     return text
+
+
+def copied(error: Exception) -> Exception:
+    """Return a copy of an exception for another task, or itself where it cannot be copied."""
+    try:
+        copied = copy.copy(error)
+    except Exception:  # noqa: BLE001  # a stranger's class
+        return error
+    if type(copied) is not type(error):
+        return error
+    copied.__cause__, copied.__context__ = error.__cause__, error.__context__
+    copied.__suppress_context__ = error.__suppress_context__
+    return copied.with_traceback(error.__traceback__)

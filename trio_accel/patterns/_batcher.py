@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import sys
 from abc import abstractmethod
@@ -21,6 +20,7 @@ from ..actors import (
     Reading,
     Spread,
     checked_options,
+    copied,
     must_be_count,
     must_be_positive,
 )
@@ -289,7 +289,7 @@ class BatchServant(QueueServant[ItemT, ResultT, EntryT]):
         D122: several tasks that raise one exception object would write to one traceback.
         """
         for number, entry in enumerate([entry for entry in entries if not entry.reply.is_done]):
-            self._tally["failed"] += entry.reply.fail(_copy(error) if number else error)
+            self._tally["failed"] += entry.reply.fail(copied(error) if number else error)
             self._release(entry)
 
     def _release(self, entry: EntryT) -> None:
@@ -341,19 +341,6 @@ def one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:
             "let it return one for each item, in the order of the items"
         )
     return values
-
-
-def _copy(error: Exception) -> Exception:
-    """Return a copy of an exception, or itself where it cannot be copied."""
-    try:
-        copied = copy.copy(error)
-    except Exception:  # noqa: BLE001  # a stranger's class
-        return error
-    if type(copied) is not type(error):
-        return error
-    copied.__cause__, copied.__context__ = error.__cause__, error.__context__
-    copied.__suppress_context__ = error.__suppress_context__
-    return copied.with_traceback(error.__traceback__)
 
 
 @attrs.frozen(kw_only=True)

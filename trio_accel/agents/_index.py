@@ -1,0 +1,436 @@
+"""Exact search for the nearest vectors, in segments that nothing writes to.
+
+A segment is a matrix on the device with its ids in ascending order. It is made once and never changed, so the
+loss of a worker cannot damage it, and changes of the index do not disturb a running search. A change makes other
+segments, and replaces the tuple of segments when all of them are there. So a change that fails changes nothing.
+
+A penalty for each vector is subtracted from the product before `top_k`. It is infinite for removed vectors and
+those that a filter leaves out. For the metric "l2" it is half of the squared length, because the order of
+``-|q - v|² / 2`` is that of ``q · v - |v|² / 2``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import trio
+
+from .. import arrays, linalg, weights
+from ..actors import must_be_count, must_be_one_of
+from ..backends.base import DType, DTypeLike
+from ..devices import AccelRef, Call, Device, check_device, gather
+
+__all__ = ["Metric", "SearchResult", "VectorIndex"]
+
+Metric: TypeAlias = Literal["cosine", "dot", "l2"]
+"""The measure of nearness: the cosine of the angle, the inner product, or the Euclidean distance."""
+
+_Ids: TypeAlias = npt.NDArray[np.int64]
+_Mask: TypeAlias = npt.NDArray[np.bool_]
+_Where: TypeAlias = npt.ArrayLike | Callable[[_Ids], npt.ArrayLike] | None
+
+_DTYPES = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
+# Vectors are checked in pieces, because they are converted to float64 for that.
+_PIECE_ROWS = 4096
+# Fewer elements are checked in less time than a thread takes to begin.
+_ELEMENTS_IN_PLACE = 1 << 15
+# Scores of one request: 256 MiB of float32.
+_MAX_SCORES = 1 << 26
+_LENGTH_TOLERANCE = 0.02
+
+
+class SearchResult(NamedTuple):
+    """The nearest vectors, the nearest first; of equally near ones, the lowest id is first.
+
+    Attributes:
+        ids: Their ids, int64: shape (k,) for one query, and (queries, k) for several.
+        scores: Of the same shape, in float64: the cosine, the inner product, or for "l2" the distance.
+    """
+
+    ids: _Ids
+    scores: npt.NDArray[np.float64]
+
+
+@attrs.frozen(eq=False, kw_only=True)
+class _Segment:
+    """A part of the index.
+
+    Attributes:
+        ids: In ascending order, removed ones included.
+        vectors: Of shape (ids, width) on the device.
+        halves: Half of the squared lengths for "l2"; zeros for other metrics.
+        is_there: False for removed vectors.
+        penalty: What to subtract from the product, on the device; None if that is 0 for all.
+    """
+
+    ids: _Ids
+    vectors: AccelRef
+    halves: npt.NDArray[Any]
+    is_there: _Mask
+    penalty: AccelRef | None
+
+    def places(self, ids: _Ids) -> tuple[_Ids, _Mask]:
+        """Return places for ids, and whether each id is at its place, removed ones not."""
+        places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
+        return places, (self.ids[places] == ids) & self.is_there[places]
+
+
+class VectorIndex:
+    """An exact index of vectors on a device: each search compares with all of them.
+
+    Vectors are rounded to the dtype of the index; for the metric "cosine" they are divided by their lengths
+    before. A search is one request, a product and a `trio_accel.arrays.top_k`, in this dtype. So it finds the
+    vectors that NumPy's product in this dtype finds. Nearness that differs by less than the rounding of the
+    dtype is in no order.
+
+    Each change takes effect as a whole when its call returns, or not at all. Changes wait for each other. A
+    search waits for none of them, and sees the index as it was when the queries were checked.
+
+    Vectors stay on the device alone. In a worker process they survive its death. If a device in your process
+    loses its context, they are lost, and searches raise `StaleRefError`: `load` the index again.
+
+    Args:
+        device: The device.
+        width: Elements of a vector.
+        metric: "cosine", "dot" or "l2".
+        dtype: float16, bfloat16, float32 or float64.
+
+    Raises:
+        TypeError: An argument of another type.
+        ValueError: `width` is below 1, or `metric` or `dtype` is another.
+    """
+
+    def __init__(
+        self, device: Device, width: int, *, metric: Metric = "cosine", dtype: DTypeLike = "float32"
+    ) -> None:
+        check_device("VectorIndex", device)
+        self._device = device
+        self._width = must_be_count("VectorIndex: width", width)
+        must_be_one_of("VectorIndex: metric", metric, get_args(Metric))
+        self._metric: Metric = metric
+        self._dtype = DType.of(dtype)
+        must_be_one_of("VectorIndex: dtype", self._dtype, _DTYPES)
+        self._turn = trio.Lock()
+        self._segments: tuple[_Segment, ...] = ()
+        self._ids: _Ids | None = None
+
+    def __repr__(self) -> str:
+        return f"<VectorIndex: {len(self)} vectors of {self._width} {self._dtype}, {self._metric}>"
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def ids(self) -> _Ids:
+        """The ids of all vectors in ascending order, int64 and read-only."""
+        if self._ids is None:
+            self._ids = np.sort(np.concatenate([_no_ids(), *(s.ids[s.is_there] for s in self._segments)]))
+            self._ids.flags.writeable = False
+        return self._ids
+
+    async def add(self, ids: npt.ArrayLike, vectors: npt.ArrayLike | AccelRef | Call[AccelRef]) -> None:
+        """Add vectors.
+
+        Small segments are merged, so that a search has few. Large calls cost less for each vector.
+
+        Args:
+            ids: Integers of 64 bits, one for each vector.
+            vectors: Of shape (ids, width): a host array, an array of a device, or a call that makes one.
+
+        Raises:
+            ValueError: An id is there already or twice; the vectors have another shape, NaN or infinity, also
+                by rounding to the dtype; or, for "cosine", a length of 0.
+            TypeError: The ids are no integers, or the vectors no real numbers.
+        """
+        numbers = _check_ids("add", ids)
+        rows = await self._rows("add", vectors)
+        if rows.shape != (len(numbers), self._width):
+            raise ValueError(
+                f"add: vectors must have the shape ({len(numbers)}, {self._width}), got {rows.shape}"
+            )
+        order = np.argsort(numbers)
+        numbers = numbers[order]
+        async with self._turn:
+            for segment in self._segments:
+                self._refuse("add", numbers, segment.places(numbers)[1], "is there already")
+            if not len(numbers):
+                return
+            new = await self._made(numbers, await self._device.put(rows[order]))
+            # Each segment is larger than all later ones together, so there are few.
+            count, size = len(self._segments), len(numbers)
+            while count and len(self._segments[count - 1].ids) <= size:
+                count -= 1
+                size += len(self._segments[count].ids)
+            self._set((*self._segments[:count], *await self._merged((*self._segments[count:], new))))
+
+    async def remove(self, ids: npt.ArrayLike) -> None:
+        """Remove vectors. A segment is made again without them when more than half of it was removed.
+
+        Raises:
+            KeyError: An id is not there; nothing was removed.
+            ValueError: An id is twice.
+            TypeError: The ids are no integers.
+        """
+        numbers = np.sort(_check_ids("remove", ids))
+        async with self._turn:
+            found = [segment.places(numbers) for segment in self._segments]
+            is_known = np.logical_or.reduce([np.zeros(len(numbers), bool), *(here for _, here in found)])
+            self._refuse("remove", numbers, ~is_known, "is not there", KeyError)
+            left: list[_Segment] = []
+            for segment, (places, here) in zip(self._segments, found, strict=True):
+                if not here.any():
+                    left.append(segment)
+                    continue
+                is_there = segment.is_there.copy()
+                is_there[places[here]] = False
+                changed = attrs.evolve(segment, is_there=is_there)
+                if 2 * is_there.sum() < len(is_there):
+                    left += await self._merged([changed])
+                else:
+                    penalty = await self._device.put(np.where(is_there, segment.halves, math.inf))
+                    left.append(attrs.evolve(changed, penalty=penalty))
+            self._set(tuple(left))
+
+    async def search(
+        self, queries: npt.ArrayLike | AccelRef | Call[AccelRef], k: int, *, where: _Where = None
+    ) -> SearchResult:
+        """Find the nearest vectors of each query.
+
+        Args:
+            queries: One of shape (width,) or several of shape (queries, width), as for `add`.
+            k: The number of vectors. If there are fewer, all are found.
+            where: Which vectors count, as truth values for all `ids` in their order; or a function that makes
+                them of the ids. Use the function while others change the index, because only it gets the ids
+                of this search.
+
+        Returns:
+            Ids and scores, on the host.
+
+        Raises:
+            ValueError: `k` is below 1; the queries have another shape, NaN, infinity or, for "cosine", a
+                length of 0; `where` has another length; or the scores exceed the dtype.
+            TypeError: `k` is no integer, the queries are no real numbers, or `where` is no truth values.
+            StaleRefError, ContextLostError, DeviceLostError: The vectors were lost, or the device was.
+        """
+        k = must_be_count("search: k", k)
+        rows = await self._rows("search", queries)
+        is_one = rows.ndim == 1
+        rows = np.atleast_2d(rows)
+        if rows.ndim != 2 or rows.shape[1] != self._width:
+            raise ValueError(
+                f"search: queries must have the shape ({self._width},) or (queries, {self._width}), "
+                f"got {rows.shape[is_one:]}"
+            )
+        parts = [
+            (segment, await self._device.put(penalty) if isinstance(penalty, np.ndarray) else penalty, count)
+            for segment, penalty, count in self._chosen(where, k)
+        ]
+        step = max(1, _MAX_SCORES // max(1, sum(len(segment.ids) for segment, _, _ in parts)))
+        found: list[SearchResult] = []
+        for start in range(0, len(rows), step):
+            piece = rows[start : start + step]
+            calls = [self._best(piece, *part) for part in parts]
+            best = await gather(*calls).to_host() if calls else ()
+            found.append(self._nearest(piece, k, [segment.ids for segment, _, _ in parts], best))
+        if not found:
+            found = [self._nearest(rows, k, [], ())]
+        ids, scores = (np.concatenate(part) for part in zip(*found, strict=True))
+        return SearchResult(ids[0], scores[0]) if is_one else SearchResult(ids, scores)
+
+    async def compact(self) -> None:
+        """Make one segment of all, without removed vectors, which gives their memory back."""
+        async with self._turn:
+            await self._compact()
+
+    async def save(self, path: str | os.PathLike[str]) -> None:
+        """Compact the index, and write it to a safetensors file with the arrays "vectors" and "ids".
+
+        For the metric "cosine" the vectors have the length 1. The errors and the replacement of a file are
+        those of `trio_accel.weights.save`.
+        """
+        async with self._turn:
+            await self._compact()
+            segments = self._segments
+        vectors = segments[0].vectors if segments else await self._device.zeros((0, self._width), self._dtype)
+        ids = await self._device.put(segments[0].ids if segments else _no_ids())
+        await weights.save(path, {"vectors": vectors, "ids": ids}, metadata={"metric": self._metric})
+
+    @classmethod
+    async def load(cls, device: Device, path: str | os.PathLike[str]) -> VectorIndex:
+        """Read an index that `save` has written.
+
+        Raises:
+            WeightsError: The file is damaged, or is not an index.
+            Exception: The other errors of `trio_accel.weights.load`.
+        """
+        loaded = await weights.load(device, path)
+        metric: Any = loaded.metadata.get("metric")
+        vectors, ids = loaded.get("vectors"), loaded.get("ids")
+        if vectors is None or ids is None or metric not in get_args(Metric):
+            raise weights.WeightsError(f"{path} is not an index: it needs vectors, ids and a metric")
+        numbers = await ids.to_host()
+        if (
+            (vectors.ndim, numbers.shape, ids.dtype) != (2, vectors.shape[:1], DType.int64)
+            or (np.diff(numbers) <= 0).any()
+            or vectors.dtype not in _DTYPES
+            or not vectors.shape[1]
+        ):
+            raise weights.WeightsError(f"{path} is not an index: its vectors and ids do not fit")
+        index = cls(device, vectors.shape[1], metric=metric, dtype=vectors.dtype)
+        if len(numbers):
+            lengths = np.sqrt(2 * await index._halves(vectors))
+            is_right = abs(lengths - 1) < _LENGTH_TOLERANCE if metric == "cosine" else np.isfinite(lengths)
+            if not is_right.all():
+                bad = numbers[~is_right][0]
+                raise weights.WeightsError(
+                    f"{path}: the vector {bad} has the length {lengths[~is_right][0]:g}"
+                )
+            index._set((await index._made(numbers, vectors),))
+        return index
+
+    def _set(self, segments: tuple[_Segment, ...]) -> None:
+        self._segments, self._ids = segments, None
+
+    def _refuse(
+        self, where: str, ids: _Ids, are_wrong: _Mask, why: str, error: type[Exception] = ValueError
+    ) -> None:
+        if are_wrong.any():
+            raise error(f"{where}: the id {ids[are_wrong][0]} {why}")
+
+    async def _rows(self, where: str, given: object) -> npt.NDArray[Any]:
+        """Check vectors, and bring them to the dtype of the index, in a thread if they are many."""
+        host: Any = await given.to_host() if isinstance(given, AccelRef | Call) else np.asarray(given)
+        if np.result_type(np.float64, host.dtype).kind != "f":
+            raise TypeError(f"{where}: vectors must be real numbers, got {host.dtype}")
+        if host.ndim not in (1, 2) or host.shape[-1] != self._width:
+            raise ValueError(f"{where}: vectors must have {self._width} elements, got the shape {host.shape}")
+        if host.size > _ELEMENTS_IN_PLACE:
+            return await trio.to_thread.run_sync(self._rounded, where, host)
+        return self._rounded(where, host)
+
+    def _rounded(self, where: str, host: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        made = np.empty(host.shape, self._dtype.dtype)
+        flat, rows = made.reshape(-1, self._width), host.reshape(-1, self._width)
+        for start in range(0, len(rows), _PIECE_ROWS):
+            piece = rows[start : start + _PIECE_ROWS].astype(np.float64)
+            part = flat[start : start + _PIECE_ROWS]
+            # Overflow and NaN are found in the result.
+            with np.errstate(all="ignore"):
+                if self._metric == "cosine":
+                    largest = abs(piece).max(axis=1, keepdims=True)
+                    if (at := np.flatnonzero(largest == 0)).size:
+                        raise ValueError(
+                            f"{where}: vector {start + at[0]} has the length 0, and no direction"
+                        )
+                    # The square of a large or small element is out of range.
+                    piece /= largest
+                    piece /= np.sqrt(np.einsum("ij,ij->i", piece, piece))[:, None]
+                part[...] = piece
+            if (at := np.flatnonzero(~np.isfinite(part).all(axis=1))).size:
+                raise ValueError(f"{where}: vector {start + at[0]} has NaN or infinity as {self._dtype}")
+        return made
+
+    async def _made(self, ids: _Ids, vectors: AccelRef) -> _Segment:
+        """Make a segment of vectors that are on the device."""
+        penalty = None
+        if self._metric == "l2":
+            halves = await self._halves(vectors)
+            penalty = await self._device.put(halves)
+        else:
+            halves = np.zeros(len(ids), np.float32)
+        return _Segment(
+            ids=ids, vectors=vectors, halves=halves, is_there=np.ones(len(ids), bool), penalty=penalty
+        )
+
+    async def _halves(self, vectors: AccelRef) -> npt.NDArray[Any]:
+        """Return half of the squared length of each vector, in float32 at least."""
+        wide: Any = vectors if self._dtype is DType.float64 else vectors.cast("float32")
+        return await (arrays.sum(wide * wide, axis=1) * 0.5).to_host()
+
+    async def _merged(self, segments: Sequence[_Segment]) -> list[_Segment]:
+        """Make one segment of several, without removed vectors; none if all were removed."""
+        is_there = np.concatenate([segment.is_there for segment in segments])
+        if len(segments) == 1 and is_there.all():
+            return [*segments]
+        ids = np.concatenate([segment.ids for segment in segments])
+        order = np.flatnonzero(is_there)
+        if not len(order):
+            return []
+        order = order[np.argsort(ids[order])]
+        vectors = arrays.concat([segment.vectors for segment in segments], axis=0)
+        return [await self._made(ids[order], await arrays.take(vectors, order, axis=0))]
+
+    async def _compact(self) -> None:
+        if self._segments:
+            self._set(tuple(await self._merged(self._segments)))
+
+    def _chosen(
+        self, where: _Where, k: int
+    ) -> list[tuple[_Segment, AccelRef | npt.NDArray[Any] | None, int]]:
+        """Return the segments to search, with the penalty for each and the number to find there."""
+        if where is None:
+            return [(s, s.penalty, min(k, int(s.is_there.sum()))) for s in self._segments]
+        ids = self.ids
+        mask = np.asarray(where(ids) if callable(where) else where)
+        if mask.dtype != np.bool_:
+            raise TypeError(f"search: where must be truth values, got {mask.dtype}")
+        if mask.shape != ids.shape:
+            raise ValueError(f"search: where must have the shape {ids.shape} of ids, got {mask.shape}")
+        chosen: list[tuple[_Segment, AccelRef | npt.NDArray[Any] | None, int]] = []
+        for segment in self._segments:
+            counts = segment.is_there.copy()
+            counts[counts] = mask[np.searchsorted(ids, segment.ids[counts])]
+            if counts.any():
+                penalty = np.where(counts, segment.halves, math.inf)
+                chosen.append((segment, penalty, min(k, int(counts.sum()))))
+        return chosen
+
+    def _best(self, rows: npt.NDArray[Any], segment: _Segment, penalty: AccelRef | None, k: int) -> Call[Any]:
+        scores: Any = linalg.matmul(rows, segment.vectors.T)
+        return arrays.top_k(scores if penalty is None else scores - penalty, k)
+
+    def _nearest(
+        self, rows: npt.NDArray[Any], k: int, ids: Sequence[_Ids], best: Sequence[Any]
+    ) -> SearchResult:
+        """Choose the nearest of those that the segments have found."""
+        scores = np.concatenate([np.empty((len(rows), 0)), *(part.values for part in best)], axis=1)
+        found = np.concatenate(
+            [
+                np.empty((len(rows), 0), np.int64),
+                *(own[part.indices] for own, part in zip(ids, best, strict=True)),
+            ],
+            axis=1,
+        )
+        if not np.isfinite(scores).all():
+            raise ValueError(f"search: the scores exceed {self._dtype}; use a wider dtype or shorter vectors")
+        order = np.lexsort((found, -scores), axis=-1)[:, :k]
+        scores, found = np.take_along_axis(scores, order, 1), np.take_along_axis(found, order, 1)
+        if self._metric == "l2":
+            wide = rows.astype(np.float64)
+            scores = np.sqrt(np.maximum(np.einsum("ij,ij->i", wide, wide)[:, None] - 2 * scores, 0.0))
+        return SearchResult(found, scores)
+
+
+def _no_ids() -> _Ids:
+    return np.empty(0, np.int64)
+
+
+def _check_ids(where: str, given: npt.ArrayLike) -> _Ids:
+    """Return ids as int64, each once."""
+    ids = np.asarray(given)
+    if not ids.size:
+        ids = ids.astype(np.int64)
+    if ids.dtype.kind not in "iu" or (ids.dtype == np.uint64 and (ids > np.iinfo(np.int64).max).any()):
+        raise TypeError(f"{where}: ids must be integers of 64 bits, got {ids.dtype}")
+    if ids.ndim != 1:
+        raise ValueError(f"{where}: ids must have one axis, got the shape {ids.shape}")
+    numbers, counts = np.unique(ids, return_counts=True)
+    if len(numbers) < len(ids):
+        raise ValueError(f"{where}: the id {numbers[counts > 1][0]} is given twice")
+    return ids.astype(np.int64)
