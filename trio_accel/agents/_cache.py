@@ -230,7 +230,7 @@ class Cache(Generic[ItemT, ResultT]):
             self._counts["evicted"] += 1
 
 
-def _leaves(value: object) -> Iterator[object]:
+def _leaves(value: object) -> Iterator[Any]:
     """Yield what tuples, lists and mappings hold, as deep as they are."""
     if isinstance(value, Mapping):
         value = tuple(cast("Mapping[object, object]", value).values())
@@ -242,4 +242,4 @@ def _leaves(value: object) -> Iterator[object]:
 
 
 def _bytes_of(value: object) -> int:
-    return sum(getattr(leaf, "nbytes", None) or sys.getsizeof(leaf) for leaf in _leaves(value))
+    return sum(leaf.nbytes if hasattr(leaf, "nbytes") else sys.getsizeof(leaf) for leaf in _leaves(value))

@@ -1,12 +1,13 @@
 """Exact search for the nearest vectors, in segments that nothing writes to.
 
-A segment is a matrix on the device with its ids in ascending order. It is made once and never changed, so the
-loss of a worker cannot damage it, and changes of the index do not disturb a running search. A change makes other
-segments, and replaces the tuple of segments when all of them are there. So a change that fails changes nothing.
+A segment is a matrix on the device with its ids in ascending order. It is made once and never changed, so
+the loss of a worker cannot damage it, and changes of the index do not disturb a running search. A change
+makes other segments, and replaces the tuple of segments when all of them are there. So a change that fails
+changes nothing.
 
-A penalty for each vector is subtracted from the product before `top_k`. It is infinite for removed vectors and
-those that a filter leaves out. For the metric "l2" it is half of the squared length, because the order of
-``-|q - v|² / 2`` is that of ``q · v - |v|² / 2``.
+A penalty for each vector is subtracted from the product before `top_k`. It is infinite for removed vectors
+and those that a filter leaves out. For the metric "l2" it is half of the squared length, because the order
+of ``-|q - v|² / 2`` is that of ``q · v - |v|² / 2``.
 """
 
 from __future__ import annotations
