@@ -17,6 +17,8 @@ import trio_accel as ta
 from trio_accel.agents import Cache
 from trio_accel.patterns import ModelOutputError
 
+any_cache: Any = Cache
+
 
 async def double(item: int) -> int:
     await trio.lowlevel.checkpoint()
@@ -155,7 +157,7 @@ async def test_an_array_of_a_closed_device_is_computed_again(system: ta.System) 
 @pytest.mark.no_device
 async def test_an_array_that_was_lost_with_its_context_is_computed_again(system: ta.System) -> None:
     async with system.open_device("cpu", options=ta.DeviceOptions(isolation="inline")) as device:
-        cache = Cache(lambda item: device.put(np.array([item])), most=3)
+        cache = Cache[float, ta.AccelRef](lambda item: device.put(np.array([item])), most=3)
         first = await cache(2.0)
         ta.testing.poison(device)
         with trio.fail_after(20):
@@ -205,7 +207,7 @@ async def test_a_model_that_returns_nothing() -> None:
 
 async def test_a_model_that_is_not_async() -> None:
     with pytest.raises(TypeError, match="must be async"):
-        await Cache(lambda item: item, most=3)(1)  # type: ignore[arg-type, misc, return-value]
+        await any_cache(lambda item: item, most=3)(1)
 
 
 @pytest.mark.parametrize("cost", [-1, math.nan, math.inf, "1", None])
@@ -219,13 +221,13 @@ async def test_costs_that_are_none(cost: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "text"),
     [
-        (lambda: Cache(double, most=0), "Cache: most must be at least 1, got 0"),
-        (lambda: Cache(double, most=1.5), "Cache: most must be a whole number, got 1.5"),
-        (lambda: Cache(double, most=1, most_bytes=0), "Cache: most_bytes must be at least 1, got 0"),
-        (lambda: Cache(double, most=1, ttl=0), "Cache: ttl must be a finite number above 0, got 0"),
-        (lambda: Cache(double, most=1, ttl=math.nan), "Cache: ttl must be a finite number above 0"),
-        (lambda: Cache(double, most=1, key=3), "Cache: key must be"),
-        (lambda: Cache(3, most=1), "a model is an async callable"),
+        (lambda: any_cache(double, most=0), "Cache: most must be at least 1, got 0"),
+        (lambda: any_cache(double, most=1.5), "Cache: most must be a whole number, got 1.5"),
+        (lambda: any_cache(double, most=1, most_bytes=0), "Cache: most_bytes must be at least 1, got 0"),
+        (lambda: any_cache(double, most=1, ttl=0), "Cache: ttl must be a finite number above 0, got 0"),
+        (lambda: any_cache(double, most=1, ttl=math.nan), "Cache: ttl must be a finite number above 0"),
+        (lambda: any_cache(double, most=1, key=3), "Cache: key must be"),
+        (lambda: any_cache(3, most=1), "a model is an async callable"),
     ],
 )
 def test_wrong_options(make: Callable[[], object], text: str) -> None:
