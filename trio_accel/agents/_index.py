@@ -234,13 +234,11 @@ class VectorIndex:
         ]
         step = max(1, _MAX_SCORES // max(1, sum(len(segment.ids) for segment, _, _ in parts)))
         found: list[SearchResult] = []
-        for start in range(0, len(rows), step):
+        for start in range(0, max(1, len(rows)), step):
             piece = rows[start : start + step]
             calls = [self._best(piece, *part) for part in parts]
             best = await gather(*calls).to_host() if calls else ()
             found.append(self._nearest(piece, k, [segment.ids for segment, _, _ in parts], best))
-        if not found:
-            found = [self._nearest(rows, k, [], ())]
         ids, scores = (np.concatenate(part) for part in zip(*found, strict=True))
         return SearchResult(ids[0], scores[0]) if is_one else SearchResult(ids, scores)
 
