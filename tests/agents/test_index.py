@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import ml_dtypes
 import numpy as np
 import pytest
-import trio
+import trio.testing
 from chosen import INLINE, NAME
 from hypothesis import given, settings
 from index_model import exact_vectors, expected_ids, nearness
@@ -68,6 +68,23 @@ async def test_what_is_left_out_is_not_nearer_but_by_rounding(
     lengths = 1.0 if metric == "cosine" else np.linalg.norm(queries, axis=1).max() * 12
     rounding = 4 * float(ml_dtypes.finfo(ta.DType.of(dtype).dtype).eps) * lengths
     assert (near.max(axis=1) <= last + rounding).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("isolation", ["inline", "process"])
+async def test_a_hundred_thousand_vectors(device: ta.Device) -> None:
+    rng = np.random.default_rng(6)
+    vectors = rng.standard_normal((100_000, 384), dtype=np.float32)
+    queries = vectors[:32] + 0.5 * rng.standard_normal((32, 384), dtype=np.float32)
+    index = VectorIndex(device, 384)
+    for start in range(0, 100_000, 30_000):
+        await index.add(np.arange(start, min(start + 30_000, 100_000)), vectors[start : start + 30_000])
+    found = await index.search(queries, 10)
+    near = nearness("cosine", queries.astype(np.float64), vectors.astype(np.float64))
+    last = np.take_along_axis(near, found.ids, axis=1)
+    np.testing.assert_allclose(found.scores, last, atol=4e-7)
+    np.put_along_axis(near, found.ids, -math.inf, axis=1)
+    assert (near.max(axis=1) <= last.min(axis=1) + 4e-7).all()
 
 
 async def test_a_search_is_one_request(device: ta.Device) -> None:
@@ -133,6 +150,8 @@ async def test_lengths_near_the_ends_of_float64_have_a_direction(device: ta.Devi
 async def test_nothing_to_find(device: ta.Device) -> None:
     index = VectorIndex(device, 2)
     await index.add([], np.empty((0, 2)))
+    with trio.testing.assert_checkpoints():
+        await index.search([1, 2], 3)
     assert (await index.search([1, 2], 3)).ids.shape == (0,)
     assert (await index.search(np.ones((4, 2)), 3)).scores.shape == (4, 0)
     await index.add([1, 2], np.eye(2))

@@ -232,6 +232,8 @@ class VectorIndex:
             (segment, await self._device.put(penalty) if isinstance(penalty, np.ndarray) else penalty, count)
             for segment, penalty, count in self._chosen(where, k)
         ]
+        if not parts:
+            await trio.lowlevel.checkpoint()
         step = max(1, _MAX_SCORES // max(1, sum(len(segment.ids) for segment, _, _ in parts)))
         found: list[SearchResult] = []
         for start in range(0, max(1, len(rows)), step):

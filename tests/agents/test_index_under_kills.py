@@ -1,0 +1,142 @@
+"""A `VectorIndex` in a worker that is killed while it is filled, asked, removed from and filtered."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+from index_model import exact_vectors, expected_ids
+
+import trio_accel as ta
+from trio_accel.agents import VectorIndex
+
+pytestmark = [
+    pytest.mark.no_device,
+    pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux"),
+]
+
+WIDTH, KILLS, SEARCHERS = 16, 30, 3
+OPTIONS = ta.DeviceOptions(
+    isolation="process", intensity=ta.Intensity(1000, 60.0), backoff=ta.Backoff(base=0.0)
+)
+
+
+class Chooser:
+    """A filter, which tells the ids of the search."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.seen = step, tuple[int, ...]()
+
+    def __call__(self, ids: Any) -> Any:
+        self.seen = tuple(ids.tolist())
+        return ids % self.step == 0
+
+
+class Work:
+    """The index, a model of it, and the program that uses both until there were enough kills."""
+
+    def __init__(self, device: ta.Device, metric: Any) -> None:
+        self.device, self.metric = device, metric
+        self.rng, self.chance = np.random.default_rng(11), random.Random(11)
+        self.index = VectorIndex(device, WIDTH, metric=metric)
+        # The states that a search may have seen, by their ids, which say which one it was.
+        self.held: dict[int, Any] = {}
+        self.states: dict[tuple[int, ...], dict[int, Any]] = {(): {}}
+        self.kills = self.searches = self.lost = self.changes = 0
+        self.next = 0
+        self.until_kill, self.kill_now = 5, trio.Event()
+
+    @property
+    def is_over(self) -> bool:
+        return self.kills >= KILLS
+
+    async def done(
+        self, work: Callable[[], Awaitable[Any]], on_loss: Callable[[], None] = lambda: None
+    ) -> Any:
+        """Do something until no loss interrupts it; each try counts down to the next kill."""
+        while True:
+            self.until_kill -= 1
+            if self.until_kill == 0:
+                self.kill_now.set()
+            try:
+                return await work()
+            except ta.ContextLostError:
+                self.lost += 1
+                on_loss()
+
+    async def kill(self) -> None:
+        while not self.is_over:
+            await self.kill_now.wait()
+            self.kill_now = trio.Event()
+            generation, pid = self.device.generation, (await self.device.statistics()).pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            with trio.fail_after(30):
+                while self.device.generation == generation:
+                    with suppress(ta.ContextLostError):
+                        await self.device.synchronize()
+            self.kills += 1
+            self.until_kill = self.chance.randrange(1, 40)
+
+    async def change(self) -> None:
+        while not self.is_over:
+            after = dict(self.held)
+            if len(after) > 400 or (after and self.chance.random() < 0.4):
+                ids = self.chance.sample(sorted(after), self.chance.randrange(1, 1 + len(after) // 2))
+                after = {one: vector for one, vector in after.items() if one not in set(ids)}
+                change = partial(self.index.remove, ids)
+            else:
+                count = self.chance.randrange(1, 80)
+                ids = [*range(self.next, self.next + count)]
+                self.next += count
+                self.chance.shuffle(ids)
+                vectors = exact_vectors(self.metric, self.rng, count, WIDTH)
+                after |= dict(zip(ids, vectors, strict=True))
+                change = partial(self.index.add, ids, vectors)
+            self.states[tuple(sorted(after))] = after
+            # Other tasks search only: after a change that failed, all is as it was.
+            await self.done(change, on_loss=partial(self.check_ids, self.held))
+            self.held = after
+            self.changes += 1
+            self.check_ids(after)
+
+    def check_ids(self, held: dict[int, Any]) -> None:
+        assert self.index.ids.tolist() == sorted(held)
+
+    async def search(self) -> None:
+        while not self.is_over:
+            queries = exact_vectors(self.metric, self.rng, 4, WIDTH)
+            chooser = Chooser(self.chance.choice([1, 2, 3]))
+            found = await self.done(partial(self.index.search, queries, 12, where=chooser))
+            state = self.states[chooser.seen]
+            chosen = {one: vector for one, vector in state.items() if one % chooser.step == 0}
+            np.testing.assert_array_equal(found.ids, expected_ids(self.metric, queries, chosen, 12))
+            self.searches += 1
+
+
+@pytest.mark.parametrize("metric", ["dot", pytest.param("l2", marks=pytest.mark.slow)])
+async def test_nothing_is_lost_and_no_answer_is_wrong(system: ta.System, metric: str) -> None:
+    async with system.open_device("cpu", options=OPTIONS) as device:
+        work = Work(device, metric)
+        with trio.fail_after(120):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(work.kill)
+                nursery.start_soon(work.change)
+                for _ in range(SEARCHERS):
+                    nursery.start_soon(work.search)
+        assert device.losses >= KILLS
+        assert work.lost > 0
+        assert work.changes > KILLS
+        assert work.searches > KILLS
+        queries = exact_vectors(metric, work.rng, 5, WIDTH)
+        found = await work.index.search(queries, 1000)
+        np.testing.assert_array_equal(found.ids, expected_ids(metric, queries, work.held, 1000))
