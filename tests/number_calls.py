@@ -16,6 +16,7 @@ from chosen import BACKEND
 import trio_accel as ta
 from trio_accel import (
     actors,
+    agents,
     cluster,
     devices,
     expressions,
@@ -221,6 +222,22 @@ async def tracked(total: Any) -> None:
 async def cancel_graced(at: Place, seconds: Any) -> None:
     with ta.cancel_grace(seconds), trio.move_on_after(0):
         await ta.arrays.add(at.vector, 1.0)
+
+
+async def indexed(at: Place, given: Given, **search: Any) -> Any:
+    index = agents.VectorIndex(at.device, **over({"width": 2}, given))
+    await index.add([1], [[1.0, 2.0]])
+    await index.search([1.0, 2.0], **over({"k": 1}, search))
+
+
+async def written(lease: Any) -> None:
+    with trio.move_on_after(0.01):
+        await entered(agents.Shared(1).write(lease=lease))
+
+
+async def awaited_version(version: Any) -> None:
+    with trio.move_on_after(0.01):
+        await agents.Shared(1).wait_newer(version)
 
 
 async def circuit(at: Place, given: Given) -> Any:
@@ -528,6 +545,11 @@ CALLS: dict[str, Use] = {
     "patterns.ContinuousBatcher": stepped,
     "patterns.ByLoad": lambda at, given: P.ByLoad(**given),
     "patterns.CircuitBreaker": circuit,
+    "agents.Cache": lambda at, given: agents.Cache(model, **over({"most": 1}, given))(1),
+    "agents.VectorIndex": indexed,
+    "VectorIndex.search": lambda at, given: indexed(at, {}, **given),
+    "Shared.write": lambda at, given: written(**given),
+    "Shared.wait_newer": lambda at, given: awaited_version(**given),
     "patterns.RateLimit": limited_rate,
     "RateLimit.acquire": lambda at, given: limited_rate(at, {}, **given),
     "RateLimit.delay": lambda at, given: P.RateLimit(1.0).delay("a", **given),
@@ -731,7 +753,7 @@ _REASONS: dict[str, str] = {
         "actors.ActorEvent actors.ActorRestarted actors.ActorSnapshot actors.ActorStarted "
         "actors.ActorTerminated actors.MessageCancelled actors.MessageCompleted actors.MessageDropped "
         "actors.MessageEvent actors.MessageFailed actors.MessageStarted actors.MessageWithdrawn "
-        "cluster.AgentConfig cluster.Entry "
+        "agents.HitStatistics agents.Version cluster.AgentConfig cluster.Entry "
         "cluster.Home cluster.Journal cluster.Member cluster.Started cluster.Table "
         "PostgresStore.take PostgresStore.write SqliteStore.take SqliteStore.write Store.take Store.write "
         "actors.LoopHolds actors.Reading actors.RestartInfo "
@@ -770,7 +792,7 @@ _REASONS: dict[str, str] = {
         "sparse.CgSteps sparse.ExtendBasis sparse.Factor sparse.SolveFactored"
     ),
     "a worker asks for it, with what the user's class has defined": "Module.between Module.start",
-    "it compares the number alone": "Trainer.steps Cluster.wait_epoch Router.wait_epoch",
+    "it compares the number alone": "Shared.replace Trainer.steps Cluster.wait_epoch Router.wait_epoch",
     "nodes call it, with the time of their own options": "Cluster.settle Router.settle",
     "test_options.py tries its types": "actors.SystemOptions",
     "it counts devices that are open": "Parallel.meshes",

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import attrs
 import numpy as np
@@ -34,16 +34,16 @@ Metric: TypeAlias = Literal["cosine", "dot", "l2"]
 
 _Ids: TypeAlias = npt.NDArray[np.int64]
 _Mask: TypeAlias = npt.NDArray[np.bool_]
+_Floats: TypeAlias = npt.NDArray[Any]
 _Where: TypeAlias = npt.ArrayLike | Callable[[_Ids], npt.ArrayLike] | None
 
 _DTYPES = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 # Vectors are checked in pieces, because they are converted to float64 for that.
-_PIECE_ROWS = 4096
+_PIECE_ROWS = 256
 # Fewer elements are checked in less time than a thread takes to begin.
 _ELEMENTS_IN_PLACE = 1 << 15
 # Scores of one request: 256 MiB of float32.
 _MAX_SCORES = 1 << 26
-_LENGTH_TOLERANCE = 0.02
 
 
 class SearchResult(NamedTuple):
@@ -58,28 +58,31 @@ class SearchResult(NamedTuple):
     scores: npt.NDArray[np.float64]
 
 
-@attrs.frozen(eq=False, kw_only=True)
+@attrs.frozen(eq=False)
 class _Segment:
     """A part of the index.
 
     Attributes:
         ids: In ascending order, removed ones included.
         vectors: Of shape (ids, width) on the device.
-        halves: Half of the squared lengths for "l2"; zeros for other metrics.
-        is_there: False for removed vectors.
-        penalty: What to subtract from the product, on the device; None if that is 0 for all.
+        penalties: What to subtract from products; infinite for removed vectors.
+        on_device: The penalties on the device; None if all are 0.
     """
 
     ids: _Ids
     vectors: AccelRef
-    halves: npt.NDArray[Any]
-    is_there: _Mask
-    penalty: AccelRef | None
+    penalties: _Floats
+    on_device: AccelRef | None
 
     def places(self, ids: _Ids) -> tuple[_Ids, _Mask]:
         """Return places for ids, and whether each id is at its place, removed ones not."""
         places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
         return places, (self.ids[places] == ids) & self.is_there[places]
+
+    @property
+    def is_there(self) -> _Mask:
+        """False for removed vectors."""
+        return self.penalties < math.inf
 
 
 class VectorIndex:
@@ -131,7 +134,7 @@ class VectorIndex:
     def ids(self) -> _Ids:
         """The ids of all vectors in ascending order, int64 and read-only."""
         if self._ids is None:
-            self._ids = np.sort(np.concatenate([_no_ids(), *(s.ids[s.is_there] for s in self._segments)]))
+            self._ids = np.sort(np.concatenate([_NO_IDS, *(s.ids[s.is_there] for s in self._segments)]))
             self._ids.flags.writeable = False
         return self._ids
 
@@ -141,7 +144,7 @@ class VectorIndex:
         Small segments are merged, so that a search has few. Large calls cost less for each vector.
 
         Args:
-            ids: Integers of 64 bits, one for each vector.
+            ids: Integers of int64, one for each vector.
             vectors: Of shape (ids, width): a host array, an array of a device, or a call that makes one.
 
         Raises:
@@ -159,11 +162,11 @@ class VectorIndex:
         numbers = numbers[order]
         async with self._turn:
             for segment in self._segments:
-                self._refuse("add", numbers, segment.places(numbers)[1], "is there already")
+                _refuse_id("add", numbers, segment.places(numbers)[1], "is there already")
             if not len(numbers):
                 return
             new = await self._made(numbers, await self._device.put(rows[order]))
-            # Each segment is larger than all later ones together, so there are few.
+            # Each segment is larger than the next one after it, so there are few.
             count, size = len(self._segments), len(numbers)
             while count and len(self._segments[count - 1].ids) <= size:
                 count -= 1
@@ -182,20 +185,19 @@ class VectorIndex:
         async with self._turn:
             found = [segment.places(numbers) for segment in self._segments]
             is_known = np.logical_or.reduce([np.zeros(len(numbers), bool), *(here for _, here in found)])
-            self._refuse("remove", numbers, ~is_known, "is not there", KeyError)
+            _refuse_id("remove", numbers, ~is_known, "is not there", KeyError)
             left: list[_Segment] = []
             for segment, (places, here) in zip(self._segments, found, strict=True):
                 if not here.any():
                     left.append(segment)
                     continue
-                is_there = segment.is_there.copy()
-                is_there[places[here]] = False
-                changed = attrs.evolve(segment, is_there=is_there)
-                if 2 * is_there.sum() < len(is_there):
+                penalties = segment.penalties.copy()
+                penalties[places[here]] = math.inf
+                changed = attrs.evolve(segment, penalties=penalties)
+                if 2 * changed.is_there.sum() < len(penalties):
                     left += await self._merged([changed])
                 else:
-                    penalty = await self._device.put(np.where(is_there, segment.halves, math.inf))
-                    left.append(attrs.evolve(changed, penalty=penalty))
+                    left.append(await self._segment(segment.ids, segment.vectors, penalties))
             self._set(tuple(left))
 
     async def search(
@@ -221,33 +223,29 @@ class VectorIndex:
         """
         k = must_be_count("search: k", k)
         rows = await self._rows("search", queries)
-        is_one = rows.ndim == 1
-        rows = np.atleast_2d(rows)
-        if rows.ndim != 2 or rows.shape[1] != self._width:
-            raise ValueError(
-                f"search: queries must have the shape ({self._width},) or (queries, {self._width}), "
-                f"got {rows.shape[is_one:]}"
-            )
-        parts = [
-            (segment, await self._device.put(penalty) if isinstance(penalty, np.ndarray) else penalty, count)
-            for segment, penalty, count in self._chosen(where, k)
-        ]
+        several = np.atleast_2d(rows)
+        # Changes make other segments, and leave those of this search as they are.
+        segments, penalties = self._segments, self._filtered(where)
+        parts = list[_Part]()
+        for segment, chosen in zip(segments, penalties, strict=True):
+            if count := int((chosen < math.inf).sum()):
+                is_filtered = chosen is not segment.penalties
+                penalty = await self._device.put(chosen) if is_filtered else segment.on_device
+                parts.append((segment, penalty, min(k, count)))
         if not parts:
             await trio.lowlevel.checkpoint()
-        step = max(1, _MAX_SCORES // max(1, sum(len(segment.ids) for segment, _, _ in parts)))
-        found: list[SearchResult] = []
-        for start in range(0, max(1, len(rows)), step):
-            piece = rows[start : start + step]
-            calls = [self._best(piece, *part) for part in parts]
-            best = await gather(*calls).to_host() if calls else ()
-            found.append(self._nearest(piece, k, [segment.ids for segment, _, _ in parts], best))
-        ids, scores = (np.concatenate(part) for part in zip(*found, strict=True))
-        return SearchResult(ids[0], scores[0]) if is_one else SearchResult(ids, scores)
+            shape = (*rows.shape[:-1], 0)
+            return SearchResult(np.empty(shape, np.int64), np.empty(shape))
+        step = max(1, _MAX_SCORES // sum(len(segment.ids) for segment, _, _ in parts))
+        starts = range(0, max(1, len(several)), step)
+        pieces = [await self._nearest(several[start : start + step], k, parts) for start in starts]
+        found = [np.concatenate(piece) for piece in zip(*pieces, strict=True)]
+        return SearchResult(*(each[0] if rows.ndim == 1 else each for each in found))
 
     async def compact(self) -> None:
         """Make one segment of all, without removed vectors, which gives their memory back."""
         async with self._turn:
-            await self._compact()
+            self._set(tuple(await self._merged(self._segments)))
 
     async def save(self, path: str | os.PathLike[str]) -> None:
         """Compact the index, and write it to a safetensors file with the arrays "vectors" and "ids".
@@ -256,10 +254,10 @@ class VectorIndex:
         those of `trio_accel.weights.save`.
         """
         async with self._turn:
-            await self._compact()
-            segments = self._segments
-        vectors = segments[0].vectors if segments else await self._device.zeros((0, self._width), self._dtype)
-        ids = await self._device.put(segments[0].ids if segments else _no_ids())
+            merged = await self._merged(self._segments)
+            self._set(tuple(merged))
+        vectors = merged[0].vectors if merged else await self._device.zeros((0, self._width), self._dtype)
+        ids = await self._device.put(merged[0].ids if merged else _NO_IDS)
         await weights.save(path, {"vectors": vectors, "ids": ids}, metadata={"metric": self._metric})
 
     @classmethod
@@ -272,37 +270,29 @@ class VectorIndex:
         """
         loaded = await weights.load(device, path)
         metric: Any = loaded.metadata.get("metric")
-        vectors, ids = loaded.get("vectors"), loaded.get("ids")
-        if vectors is None or ids is None or metric not in get_args(Metric):
+        if not {"vectors", "ids"} <= loaded.keys() or metric not in get_args(Metric):
             raise weights.WeightsError(f"{path} is not an index: it needs vectors, ids and a metric")
-        numbers = await ids.to_host()
+        vectors, ids = loaded["vectors"], await loaded["ids"].to_host()
+        is_right = vectors.ndim == 2 and vectors.shape[1] > 0 and vectors.dtype in _DTYPES
         if (
-            (vectors.ndim, numbers.shape, ids.dtype) != (2, vectors.shape[:1], DType.int64)
-            or (np.diff(numbers) <= 0).any()
-            or vectors.dtype not in _DTYPES
-            or not vectors.shape[1]
+            not is_right
+            or ids.dtype != np.int64
+            or ids.shape != vectors.shape[:1]
+            or (np.diff(ids) < 1).any()
         ):
             raise weights.WeightsError(f"{path} is not an index: its vectors and ids do not fit")
         index = cls(device, vectors.shape[1], metric=metric, dtype=vectors.dtype)
-        if len(numbers):
+        if len(ids):
             lengths = np.sqrt(2 * await index._halves(vectors))
-            is_right = abs(lengths - 1) < _LENGTH_TOLERANCE if metric == "cosine" else np.isfinite(lengths)
-            if not is_right.all():
-                bad = numbers[~is_right][0]
-                raise weights.WeightsError(
-                    f"{path}: the vector {bad} has the length {lengths[~is_right][0]:g}"
-                )
-            index._set((await index._made(numbers, vectors),))
+            are_wrong = ~(abs(lengths - 1) < 0.01 if metric == "cosine" else np.isfinite(lengths))
+            if are_wrong.any():
+                bad = int(are_wrong.argmax())
+                raise weights.WeightsError(f"{path}: the vector {ids[bad]} has the length {lengths[bad]:g}")
+            index._set((await index._made(ids, vectors),))
         return index
 
     def _set(self, segments: tuple[_Segment, ...]) -> None:
         self._segments, self._ids = segments, None
-
-    def _refuse(
-        self, where: str, ids: _Ids, are_wrong: _Mask, why: str, error: type[Exception] = ValueError
-    ) -> None:
-        if are_wrong.any():
-            raise error(f"{where}: the id {ids[are_wrong][0]} {why}")
 
     async def _rows(self, where: str, given: object) -> npt.NDArray[Any]:
         """Check vectors, and bring them to the dtype of the index, in a thread if they are many."""
@@ -325,113 +315,110 @@ class VectorIndex:
             with np.errstate(all="ignore"):
                 if self._metric == "cosine":
                     largest = abs(piece).max(axis=1, keepdims=True)
-                    if (at := np.flatnonzero(largest == 0)).size:
-                        raise ValueError(
-                            f"{where}: vector {start + at[0]} has the length 0, and no direction"
-                        )
+                    _refuse(f"{where}: vector", start, largest == 0, "has the length 0, and no direction")
                     # The square of a large or small element is out of range.
                     piece /= largest
                     piece /= np.sqrt(np.einsum("ij,ij->i", piece, piece))[:, None]
                 part[...] = piece
-            if (at := np.flatnonzero(~np.isfinite(part).all(axis=1))).size:
-                raise ValueError(f"{where}: vector {start + at[0]} has NaN or infinity as {self._dtype}")
+            _refuse(f"{where}: vector", start, ~np.isfinite(part), f"has NaN or infinity as {self._dtype}")
         return made
 
     async def _made(self, ids: _Ids, vectors: AccelRef) -> _Segment:
-        """Make a segment of vectors that are on the device."""
-        penalty = None
-        if self._metric == "l2":
-            halves = await self._halves(vectors)
-            penalty = await self._device.put(halves)
-        else:
-            halves = np.zeros(len(ids), np.float32)
+        """Make a segment of vectors that are on the device, none of them removed."""
+        is_l2 = self._metric == "l2"
+        penalties = await self._halves(vectors) if is_l2 else np.zeros(len(ids), np.float32)
+        _refuse(
+            "add: vector", 0, ~np.isfinite(penalties), f"has a length whose square exceeds {penalties.dtype}"
+        )
+        return await self._segment(ids, vectors, penalties)
+
+    async def _segment(self, ids: _Ids, vectors: AccelRef, penalties: _Floats) -> _Segment:
         return _Segment(
-            ids=ids, vectors=vectors, halves=halves, is_there=np.ones(len(ids), bool), penalty=penalty
+            ids, vectors, penalties, await self._device.put(penalties) if penalties.any() else None
         )
 
-    async def _halves(self, vectors: AccelRef) -> npt.NDArray[Any]:
+    async def _halves(self, vectors: AccelRef) -> _Floats:
         """Return half of the squared length of each vector, in float32 at least."""
         wide: Any = vectors if self._dtype is DType.float64 else vectors.cast("float32")
         return await (arrays.sum(wide * wide, axis=1) * 0.5).to_host()
 
     async def _merged(self, segments: Sequence[_Segment]) -> list[_Segment]:
         """Make one segment of several, without removed vectors; none if all were removed."""
-        is_there = np.concatenate([segment.is_there for segment in segments])
-        if len(segments) == 1 and is_there.all():
-            return [*segments]
-        ids = np.concatenate([segment.ids for segment in segments])
+        is_there = np.concatenate([np.empty(0, bool), *(segment.is_there for segment in segments)])
         order = np.flatnonzero(is_there)
-        if not len(order):
-            return []
+        if not len(order) or (len(segments) == 1 and is_there.all()):
+            return [*segments] if len(order) else []
+        ids, penalties = (
+            np.concatenate([getattr(segment, name) for segment in segments]) for name in ("ids", "penalties")
+        )
         order = order[np.argsort(ids[order])]
         vectors = arrays.concat([segment.vectors for segment in segments], axis=0)
-        return [await self._made(ids[order], await arrays.take(vectors, order, axis=0))]
+        taken = await arrays.take(vectors, order, axis=0)
+        return [await self._segment(ids[order], taken, penalties[order])]
 
-    async def _compact(self) -> None:
-        if self._segments:
-            self._set(tuple(await self._merged(self._segments)))
-
-    def _chosen(
-        self, where: _Where, k: int
-    ) -> list[tuple[_Segment, AccelRef | npt.NDArray[Any] | None, int]]:
-        """Return the segments to search, with the penalty for each and the number to find there."""
+    def _filtered(self, where: _Where) -> list[_Floats]:
+        """Return the penalties of each segment, with those of a filter."""
         if where is None:
-            return [(s, s.penalty, min(k, int(s.is_there.sum()))) for s in self._segments]
+            return [segment.penalties for segment in self._segments]
         ids = self.ids
         mask = np.asarray(where(ids) if callable(where) else where)
-        if mask.dtype != np.bool_:
-            raise TypeError(f"search: where must be truth values, got {mask.dtype}")
         if mask.shape != ids.shape:
             raise ValueError(f"search: where must have the shape {ids.shape} of ids, got {mask.shape}")
-        chosen: list[tuple[_Segment, AccelRef | npt.NDArray[Any] | None, int]] = []
-        for segment in self._segments:
-            counts = segment.is_there.copy()
-            counts[counts] = mask[np.searchsorted(ids, segment.ids[counts])]
-            if counts.any():
-                penalty = np.where(counts, segment.halves, math.inf)
-                chosen.append((segment, penalty, min(k, int(counts.sum()))))
-        return chosen
+        if mask.size and mask.dtype != np.bool_:
+            raise TypeError(f"search: where must be truth values, got {mask.dtype}")
+        chosen = ids[mask.astype(bool)]
+        return [
+            np.where(np.isin(segment.ids, chosen, assume_unique=True), segment.penalties, math.inf)
+            for segment in self._segments
+        ]
 
-    def _best(self, rows: npt.NDArray[Any], segment: _Segment, penalty: AccelRef | None, k: int) -> Call[Any]:
-        scores: Any = linalg.matmul(rows, segment.vectors.T)
-        return arrays.top_k(scores if penalty is None else scores - penalty, k)
-
-    def _nearest(
-        self, rows: npt.NDArray[Any], k: int, ids: Sequence[_Ids], best: Sequence[Any]
-    ) -> SearchResult:
-        """Choose the nearest of those that the segments have found."""
-        scores = np.concatenate([np.empty((len(rows), 0)), *(part.values for part in best)], axis=1)
-        found = np.concatenate(
-            [
-                np.empty((len(rows), 0), np.int64),
-                *(own[part.indices] for own, part in zip(ids, best, strict=True)),
-            ],
-            axis=1,
+    async def _nearest(self, rows: npt.NDArray[Any], k: int, parts: Sequence[_Part]) -> SearchResult:
+        """Ask all segments by one request, and choose the nearest of what they find."""
+        calls: list[Call[Any]] = []
+        for segment, penalty, count in parts:
+            products: Any = linalg.matmul(rows, segment.vectors.T)
+            calls.append(arrays.top_k(products if penalty is None else products - penalty, count))
+        best: Any = await gather(*calls).to_host()
+        scores = np.concatenate([part.values for part in best], axis=1).astype(np.float64)
+        ids = np.concatenate(
+            [own[0].ids[part.indices] for own, part in zip(parts, best, strict=True)], axis=1
         )
         if not np.isfinite(scores).all():
             raise ValueError(f"search: the scores exceed {self._dtype}; use a wider dtype or shorter vectors")
-        order = np.lexsort((found, -scores), axis=-1)[:, :k]
-        scores, found = np.take_along_axis(scores, order, 1), np.take_along_axis(found, order, 1)
+        order = np.lexsort((ids, -scores), axis=-1)[:, :k]
+        ids, scores = np.take_along_axis(ids, order, 1), np.take_along_axis(scores, order, 1)
         if self._metric == "l2":
             wide = rows.astype(np.float64)
             scores = np.sqrt(np.maximum(np.einsum("ij,ij->i", wide, wide)[:, None] - 2 * scores, 0.0))
-        return SearchResult(found, scores)
+        return SearchResult(ids, scores)
 
 
-def _no_ids() -> _Ids:
-    return np.empty(0, np.int64)
+_Part: TypeAlias = tuple[_Segment, AccelRef | None, int]
+_NO_IDS: Final = np.empty(0, np.int64)
+
+
+def _refuse(what: str, first: int, are_wrong: npt.NDArray[np.bool_], why: str) -> None:
+    """Refuse the first row that has something wrong."""
+    rows = are_wrong.reshape(len(are_wrong), -1).any(axis=1) if are_wrong.size else are_wrong
+    if rows.any():
+        raise ValueError(f"{what} {first + int(rows.argmax())} {why}")
 
 
 def _check_ids(where: str, given: npt.ArrayLike) -> _Ids:
     """Return ids as int64, each once."""
     ids = np.asarray(given)
-    if not ids.size:
-        ids = ids.astype(np.int64)
-    if ids.dtype.kind not in "iu" or (ids.dtype == np.uint64 and (ids > np.iinfo(np.int64).max).any()):
-        raise TypeError(f"{where}: ids must be integers of 64 bits, got {ids.dtype}")
+    if ids.size and (ids.dtype.kind not in "iu" or not np.can_cast(ids.dtype, np.int64)):
+        raise TypeError(f"{where}: ids must be integers of int64, got {ids.dtype}")
     if ids.ndim != 1:
         raise ValueError(f"{where}: ids must have one axis, got the shape {ids.shape}")
-    numbers, counts = np.unique(ids, return_counts=True)
-    if len(numbers) < len(ids):
-        raise ValueError(f"{where}: the id {numbers[counts > 1][0]} is given twice")
-    return ids.astype(np.int64)
+    ids = ids.astype(np.int64)
+    ordered = np.sort(ids)
+    _refuse_id(where, ordered[1:], ordered[1:] == ordered[:-1], "is given twice")
+    return ids
+
+
+def _refuse_id(
+    where: str, ids: _Ids, are_wrong: _Mask, why: str, error: type[Exception] = ValueError
+) -> None:
+    if are_wrong.any():
+        raise error(f"{where}: the id {ids[are_wrong][0]} {why}")
