@@ -1,0 +1,73 @@
+"""A program with a workflow, which a test kills and starts again: `workflow_program.py FOLDER`.
+
+It appends a line to the file `calls` whenever a step or a call by `once` has begun and ended.
+"""
+
+import sys
+from pathlib import Path
+
+import trio
+
+from trio_accel.agents import Workflow, current_step
+from trio_accel.cluster import SqliteStore
+
+FOLDER = Path(sys.argv[1])
+TURNS = 5
+flow = Workflow("killed")
+
+
+def note(text: str) -> None:
+    """Write a line, which a kill of the program does not lose."""
+    with (FOLDER / "calls").open("a") as file:
+        file.write(text + "\n")
+
+
+async def work(name: str, result: str) -> str:
+    """Be at work for some milliseconds."""
+    note(f"begin {name} {current_step().key}")
+    await trio.sleep(0.015)
+    note(f"end {name}")
+    return result
+
+
+@flow.step()
+async def pages(question: str) -> list[str]:
+    """Find pages."""
+    await work("pages", "")
+    return [f"{question} {number}" for number in range(4)]
+
+
+@flow.step(over="pages", at_once=2)
+async def score(page: str) -> str:
+    """Score a page."""
+    return await work(current_step().name, page.upper())
+
+
+@flow.step()
+async def loop(question: str) -> str:
+    """Ask a model and a tool in turns."""
+    text = question
+    for turn in range(TURNS):
+        text = await current_step().once(f"turn {turn}", work, f"loop.{turn}", f"{text}{turn}")
+    return text
+
+
+@flow.step()
+async def answer(score: list[str], loop: str) -> str:
+    """Answer."""
+    return await work("answer", f"{loop} of {', '.join(score)}")
+
+
+async def main() -> None:
+    """Run it, or go on."""
+    store = SqliteStore(str(FOLDER / "store"))
+    await store.open()
+    try:
+        found = await flow.run(store=store, key="one", question="q")
+        note(f"result {found.results['answer']}")
+    finally:
+        await store.aclose()
+
+
+if __name__ == "__main__":
+    trio.run(main)

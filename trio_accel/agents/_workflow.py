@@ -1,0 +1,324 @@
+"""Workflows: async functions that need one another by the names of their parameters."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import uuid
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
+from graphlib import CycleError, TopologicalSorter
+from typing import Any, TypeVar
+
+import trio
+
+from ..actors import Actor, ActorContext, ActorSnapshot, Backoff, is_number, nearest
+from ..cluster import Store
+from ._workflow_journal import RunJournal
+from ._workflow_run import Rule, Run, StepEvent, WorkflowResult
+
+__all__ = ["Workflow", "WorkflowTree"]
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., Awaitable[Any]])
+
+_RESERVED = {"store", "key", "events"}
+_AT_ONCE = 8
+_BACKOFF = Backoff(initial=0.1, base=0.2, maximum=10.0)
+_MAX_SHOWN = 100
+
+
+class Workflow:
+    """Steps that begin when what they need is there.
+
+    A step is an async function. Its parameters are the names of the steps and inputs that it needs, and its
+    name is that of the function. All other names are inputs, which `run` takes::
+
+        flow = Workflow("answers")
+
+        @flow.step(attempts=3, deadline=10.0)
+        async def pages(question: str) -> list[str]: ...
+
+        @flow.step(over="pages", at_once=4)
+        async def score(page: str, question: str) -> float: ...
+
+        @flow.step()
+        async def answer(question: str, pages: list[str], score: list[float]) -> str: ...
+
+        found = await flow.run(question="Why?")
+        print(found.results["answer"])
+
+    With a store, a run that is started again under its key goes on: steps that have finished are not
+    repeated. A step may be repeated if the program ended between its end and the write, so an effect outside
+    must know `RunningStep.key`.
+
+    Args:
+        name: Name in stores, trees and errors.
+
+    Attributes:
+        name: See above.
+        runs: The runs that go on in this process, by their keys.
+
+    Raises:
+        ValueError: The name is empty or has a slash.
+    """
+
+    def __init__(self, name: str) -> None:
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(f"Workflow: name must be a text without a slash, got {name!r}")
+        self.name: str = name
+        self.runs: dict[str, Run] = {}
+        self._rules: dict[str, Rule] = {}
+        self._later: list[str] = []
+
+    def __repr__(self) -> str:
+        return f"<Workflow {self.name}: {len(self._rules)} steps, {len(self.runs)} runs>"
+
+    def step(
+        self,
+        *,
+        over: str | None = None,
+        at_once: int | None = None,
+        when: Callable[..., object] | None = None,
+        attempts: int = 1,
+        backoff: Backoff = _BACKOFF,
+        deadline: float | None = None,
+        may_fail: bool = False,
+    ) -> Callable[[FunctionT], FunctionT]:
+        """Make a step of an async function. The function stays as it is.
+
+        A parameter without a default needs its step or input: if that is skipped or fails, this step is
+        skipped. A parameter with a default waits, too, but does without.
+
+        Args:
+            over: Name of a step or input with several items. The function is called for each, as its first
+                parameter, whatever the name of that is. The result is the list of its results, in order.
+            at_once: The most items at work at once, by default 8.
+            when: A function of other names, which decides whether this step is run or skipped.
+            attempts: The most calls of the function, for each item; any `Exception` has it called again.
+            backoff: Pauses between attempts: `initial` before the second, `base` before the third.
+            deadline: The most seconds of the step, or of an item, attempts and pauses included. After that
+                it is cancelled and fails with `trio.TooSlowError`.
+            may_fail: Whether the run goes on without this step if it fails.
+
+        Raises:
+            ValueError: A step or input has this name already, the step closes a circle, or an option is out
+                of range.
+            TypeError: The function is not async, or has parameters without names.
+            RuntimeError: The workflow is running.
+        """
+        self._check_options(over, at_once, attempts, deadline)
+
+        def declare(function: FunctionT) -> FunctionT:
+            name = getattr(function, "__name__", "")
+            where = f"Workflow {self.name}: step {name}"
+            self._check_new(where, name)
+            parameters = _parameters_of(where, function)
+            item = next(iter(parameters), None) if over else None
+            if over and item is None:
+                raise TypeError(f"{where}: with over={over!r} its first parameter must take an item")
+            takes = {one: default for one, default in parameters.items() if one != item}
+            asks = _parameters_of(f"{where}: when", when) if when else {}
+            needs = {**({over: False} if over else {}), **takes}
+            for one, has_default in asks.items():
+                needs[one] = has_default and needs.get(one, True)
+            if wrong := sorted(_RESERVED & needs.keys()):
+                raise ValueError(f"{where}: {wrong[0]} is an option of run, so no step can need it")
+            self._check_circle(name, tuple(needs))
+            self._rules[name] = Rule(
+                name=name,
+                function=function,
+                needs=tuple(needs),
+                required=frozenset(one for one, has_default in needs.items() if not has_default),
+                takes=frozenset(takes),
+                item=item,
+                over=over,
+                at_once=at_once or _AT_ONCE,
+                when=when,
+                asks=frozenset(asks),
+                attempts=attempts,
+                backoff=backoff,
+                deadline=deadline,
+                may_fail=may_fail,
+            )
+            return function
+
+        return declare
+
+    def input(self, name: str) -> None:
+        """Declare an input that comes later, by `Run.give`: steps that need it wait.
+
+        Raises:
+            ValueError: A step or input has this name already.
+            RuntimeError: The workflow is running.
+        """
+        self._check_new(f"Workflow {self.name}: input {name}", name)
+        self._later.append(name)
+
+    async def run(
+        self,
+        *,
+        store: Store | None = None,
+        key: str | None = None,
+        events: trio.MemorySendChannel[StepEvent] | None = None,
+        **inputs: object,
+    ) -> WorkflowResult:
+        """Run all steps, or those that have not finished in an earlier run of this key.
+
+        If a step fails, all others are cancelled, and its error is raised as it is, with a note. If this is
+        cancelled, all steps are. With a store, both can be run again under the same key and inputs. Of a run
+        that has finished, the results are returned as they were.
+
+        Args:
+            store: Keeps inputs and results, by pickle. It is open. Another program that runs this key takes
+                the run over, and this one fails with `FencedError` at its next write. No cluster uses it.
+            key: Name of the run; needed with a store.
+            events: Gets a `StepEvent` for all that happens, and is closed at the end. Steps wait while it is
+                full. If its reader leaves, the run ends with `trio.BrokenResourceError`.
+            inputs: The inputs, by the names that steps need.
+
+        Raises:
+            TypeError: `key` is missing, an input is missing or unknown, or a value cannot be kept.
+            ValueError: An input has the name of a step, the run was begun with other inputs, or a run of
+                this key goes on in this process.
+            FencedError, StoreError: See `Store.write`.
+        """
+        async with events or nullcontext():
+            where = f"Workflow {self.name}"
+            self._check_inputs(where, inputs)
+            if key is None and store is not None:
+                raise TypeError(f"{where}: a run with a store needs a key")
+            key = uuid.uuid4().hex if key is None else key
+            if key in self.runs:
+                raise ValueError(f"{where}: a run of the key {key!r} goes on in this process already")
+            where = f"{where}, run {key}"
+            journal = RunJournal(where, f"workflow/{self.name}/{key}", store)
+            rules = list(self._rules.values())
+            run = self.runs[key] = Run(where, key, rules, inputs, self._later, journal, events)
+            try:
+                return await run.execute()
+            finally:
+                del self.runs[key]
+
+    def mermaid(self) -> str:
+        """Return a picture of the steps, as a text of Mermaid.
+
+        Inputs are round, and later ones have two circles. Dotted arrows are needs with a default, and thick
+        ones lead to a step for each item.
+        """
+        numbers = {name: f"n{number}" for number, name in enumerate(self._order())}
+        shapes = {name: f'(["{name}"])' for name in numbers} | {one: f'((("{one}")))' for one in self._later}
+        shapes |= {name: f'["{name}"]' for name in self._rules}
+        lines = ["flowchart TD", *(f"    {numbers[name]}{shapes[name]}" for name in numbers)]
+        for rule in self._rules.values():
+            for name in rule.needs:
+                arrow = "==>" if name == rule.over else "-->" if name in rule.required else "-.->"
+                lines.append(f"    {numbers[name]} {arrow} {numbers[rule.name]}")
+        return "\n".join(lines)
+
+    def _order(self) -> Iterable[str]:
+        return TopologicalSorter({rule.name: rule.needs for rule in self._rules.values()}).static_order()
+
+    def _check_options(
+        self, over: str | None, at_once: int | None, attempts: int, deadline: float | None
+    ) -> None:
+        where = f"Workflow {self.name}: step"
+        for option, value in (("at_once", 1 if at_once is None else at_once), ("attempts", attempts)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{where}: {option} must be a whole number of at least 1, got {value!r}")
+        if at_once is not None and over is None:
+            raise ValueError(f"{where}: at_once counts items, so it needs over")
+        if deadline is not None and not (is_number(deadline, 0.0) and 0 < deadline < math.inf):
+            raise ValueError(f"{where}: deadline must be seconds above 0, got {deadline!r}")
+
+    def _check_new(self, where: str, name: str) -> None:
+        if self.runs:
+            raise RuntimeError(f"{where}: the workflow is running; declare its steps before")
+        if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED:
+            raise ValueError(f"{where}: its name must be that of a parameter, got {name!r}")
+        if name in self._rules or name in self._later:
+            raise ValueError(f"{where}: the workflow has that name already")
+
+    def _check_circle(self, name: str, needs: tuple[str, ...]) -> None:
+        graph = {rule.name: rule.needs for rule in self._rules.values()} | {name: needs}
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            path = " -> ".join(error.args[1])
+            raise ValueError(f"Workflow {self.name}: step {name} closes a circle: {path}") from None
+
+    def _check_inputs(self, where: str, inputs: Mapping[str, object]) -> None:
+        known: dict[str, bool] = {}
+        for rule in self._rules.values():
+            for one in rule.needs:
+                known[one] = known.get(one, False) or one in rule.required
+        if not self._rules:
+            raise ValueError(f"{where}: it has no steps")
+        for name in inputs:
+            if name in self._rules:
+                raise ValueError(f"{where}: {name} is a step, and its result cannot be given")
+            if name in self._later:
+                raise ValueError(f"{where}: {name} comes later: give it by Run.give")
+            if name not in known:
+                free = known.keys() - self._rules.keys() - set(self._later)
+                told = nearest(name, free) if free else "it takes none"
+                raise TypeError(f"{where}: no step needs an input {name!r}; {told}")
+        for name, is_required in known.items():
+            if is_required and name not in {*inputs, *self._rules, *self._later}:
+                users = [rule.name for rule in self._rules.values() if name in rule.required]
+                raise TypeError(
+                    f"{where}: nobody makes {name!r}, which {', '.join(users)} needs: give it to run, or "
+                    "make a step of that name"
+                )
+
+
+def _parameters_of(where: str, function: Callable[..., object]) -> dict[str, bool]:
+    """Return the parameters of a function, and whether each has a default."""
+    is_condition = where.endswith(": when")
+    if not is_condition and not inspect.iscoroutinefunction(function):
+        raise TypeError(f"{where}: a step must be an async function, got {function!r}")
+    parameters = inspect.signature(function).parameters.values()
+    for one in parameters:
+        if one.kind in {one.POSITIONAL_ONLY, one.VAR_POSITIONAL, one.VAR_KEYWORD}:
+            raise TypeError(f"{where}: each parameter must be a name that it needs, got {one}")
+    return {one.name: one.default is not one.empty for one in parameters}
+
+
+class WorkflowTree(Actor):
+    """Shows the runs of workflows, with their steps, in the tree of actors and on the dashboard.
+
+    Start it with ``await system.spawn(WorkflowTree, flow)``.
+
+    Args:
+        workflows: The workflows.
+    """
+
+    def __init__(self, *workflows: Workflow) -> None:
+        self._workflows = workflows
+
+    @asynccontextmanager
+    async def lifespan(self, context: ActorContext) -> AsyncGenerator[None, None]:
+        """Show them while this actor lives."""
+        context.show(lambda: tuple(self._shown(context.path)))
+        yield
+
+    def _shown(self, path: str) -> Iterator[ActorSnapshot]:
+        runs = [(flow.name, run) for flow in self._workflows for run in flow.runs.values()]
+        for name, run in runs[:_MAX_SHOWN]:
+            where = f"{path}/{name} {run.key.replace('/', ' ')}"
+            steps = run.steps
+            yield ActorSnapshot(
+                path=where,
+                actor_class="Run",
+                state="running",
+                children=tuple(
+                    ActorSnapshot(
+                        path=f"{where}/{step}",
+                        actor_class="step",
+                        state={"waiting": "starting", "running": "running"}.get(one.state, "terminated"),
+                        note=f"{one.state}, {one.seconds:.2f} s",
+                        failed=max(one.attempts - 1, 0),
+                        last_error=one.error if one.state == "failed" else None,
+                    )
+                    for step, one in steps.items()
+                ),
+            )

@@ -1,0 +1,147 @@
+"""The journal of a run: finished steps in a `cluster.Store`, found by name.
+
+A run is one entity of the store. Its first entry has the inputs. Each finished step, each item of a fan-
+out, each call by `RunningStep.once` and each input that comes later adds an entry, whose id is its name.
+The order of entries means nothing, so steps may finish in another order after a restart, and steps may be
+added or removed.
+
+The last entry has a number so high that the store drops all entries before it, because `Store` keeps
+replies of its last `ids` numbers only. The results are in the save of this entry. So a finished run is
+three rows: the owner, the save and the last entry.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import attrs
+import trio
+
+from ..cluster import Entry, Store
+
+__all__ = ["StepState"]
+
+StepState: TypeAlias = Literal["waiting", "running", "finished", "failed", "skipped"]
+"""The state of a step or an input."""
+
+# No step has such a name, because they are identifiers.
+_INPUTS, _FINISHED = "(inputs)", "(finished)"
+
+
+@attrs.frozen
+class Kept:
+    """The outcome of a step, of an item, of a call or of an input, as the journal keeps it.
+
+    Attributes:
+        state: ``"finished"``, ``"failed"`` or ``"skipped"``.
+        value: The result, or the reason.
+        seconds: Seconds that it took.
+        attempts: How often it was tried.
+    """
+
+    state: StepState
+    value: Any
+    seconds: float = 0.0
+    attempts: int = 1
+
+
+@attrs.define(eq=False)
+class RunJournal:
+    """The entries of one run. Without a store they stay in memory.
+
+    Attributes:
+        where: The workflow and the run, for errors.
+        entity: The name of the run in the store.
+        store: The store, which is open; None for none.
+        is_finished: Whether the run has ended.
+    """
+
+    where: str
+    entity: str
+    store: Store | None
+    is_finished: bool = attrs.field(default=False, init=False)
+    _epoch: int = attrs.field(default=0, init=False)
+    _number: int = attrs.field(default=0, init=False)
+    _replies: dict[str, bytes] = attrs.field(factory=dict[str, bytes], init=False)
+    _kept: dict[str, Kept] = attrs.field(factory=dict[str, Kept], init=False)
+    # Numbers of entries have an order, and no gaps.
+    _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False)
+
+    async def begin(self, inputs: Mapping[str, object]) -> None:
+        """Take the run over from its last owner, and read what is kept.
+
+        Raises:
+            ValueError: The run was begun with other inputs.
+            TypeError: An input cannot be kept.
+            FencedError, StoreError: See `Store.take`.
+        """
+        if self.store is None:
+            return
+        given = {name: self._packed(name, value) for name, value in inputs.items()}
+        self._epoch = await self.store.next_epoch()
+        journal = await self.store.take(self.entity, self._epoch)
+        self._number, self._replies = journal.number, dict(journal.replies)
+        if journal.saved is not None:
+            self.is_finished, self._replies = True, pickle.loads(journal.saved[1])  # noqa: S301  # our own bytes
+        if _INPUTS in self._replies:
+            self._check_inputs(inputs, given, pickle.loads(self._replies[_INPUTS]))  # noqa: S301  # our own bytes
+        else:
+            await self._write(_INPUTS, pickle.dumps(given))
+
+    def find(self, name: str) -> Kept | None:
+        """Return what is kept under a name. Names of removed steps are never read."""
+        if name not in self._kept and name in self._replies:
+            try:
+                self._kept[name] = Kept(*pickle.loads(self._replies[name]))  # noqa: S301  # our own bytes
+            except Exception as error:
+                error.add_note(f"{self.where}: the result of {name} in the store cannot be read")
+                raise
+        return self._kept.get(name)
+
+    async def keep(self, name: str, kept: Kept) -> None:
+        """Keep an outcome.
+
+        Raises:
+            TypeError: It cannot be kept, such as an array of a device.
+            FencedError, StoreError: See `Store.write`.
+        """
+        if self.store is not None:
+            await self._write(name, self._packed(name, attrs.astuple(kept, recurse=False)))
+        self._kept[name] = kept
+
+    async def finish(self) -> None:
+        """Put all results into one save, and have the store drop the entries."""
+        if self.store is not None and not self.is_finished:
+            saved = pickle.dumps(self._replies)
+            await self._write(_FINISHED, b"", self.store.ids, saved)
+
+    async def _write(self, name: str, reply: bytes, step: int = 1, saved: bytes | None = None) -> None:
+        assert self.store is not None  # its callers have looked
+        async with self._lock:
+            entry = Entry(self._number + step, name, b"", reply)
+            await self.store.write(self.entity, self._epoch, entry, saved)
+            self._number, self._replies[name] = entry.number, reply
+
+    def _packed(self, name: str, value: object) -> bytes:
+        try:
+            return pickle.dumps(value)
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
+            raise TypeError(f"{self.where}: {name} cannot be kept in the store: {error}") from error
+
+    def _check_inputs(
+        self, inputs: Mapping[str, object], given: Mapping[str, bytes], kept: Mapping[str, bytes]
+    ) -> None:
+        if different := sorted(given.keys() ^ kept.keys()):
+            raise ValueError(f"{self.where}: the run was begun with other inputs: {', '.join(different)}")
+        for name, data in kept.items():
+            before = pickle.loads(data)  # noqa: S301  # our own bytes
+            # Arrays have no single truth value. Bytes of equal values differ until they have been read once.
+            if pickle.dumps(before) == pickle.dumps(pickle.loads(given[name])):  # noqa: S301  # our own bytes
+                continue
+            if (before == inputs[name]) is not True:
+                raise ValueError(
+                    f"{self.where}: the run was begun with another {name}: {before!r:.100}, got "
+                    f"{inputs[name]!r:.100}"
+                )
