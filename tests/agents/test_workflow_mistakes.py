@@ -44,16 +44,16 @@ def test_names_and_functions_that_cannot_be() -> None:
     flow = Workflow("names")
     flow.step()(plain)
     flow.input("later")
-    with pytest.raises(ValueError, match="step plain: the workflow has that name already"):
+    with pytest.raises(ValueError, match="it has a plain already"):
         flow.step()(plain)
-    with pytest.raises(ValueError, match="input plain: the workflow has that name already"):
+    with pytest.raises(ValueError, match="it has a plain already"):
         flow.input("plain")
-    with pytest.raises(ValueError, match="must be that of a parameter, got 'a b'"):
+    with pytest.raises(ValueError, match="a name must be that of a parameter, got 'a b'"):
         flow.input("a b")
 
     async def later(x: int) -> int: ...
 
-    with pytest.raises(ValueError, match="step later: the workflow has that name already"):
+    with pytest.raises(ValueError, match="it has a later already"):
         flow.step()(later)
 
     def blocking(x: int) -> int: ...
@@ -97,14 +97,12 @@ def test_options_out_of_range(options: dict[str, Any], message: str) -> None:
 
 async def test_inputs_that_do_not_fit() -> None:
     flow = Workflow("inputs")
-    with pytest.raises(ValueError, match="it has no steps"):
-        await flow.run()
     flow.step()(plain)
     with pytest.raises(TypeError, match="nobody makes 'x', which plain needs"):
         await flow.run()
     with pytest.raises(TypeError, match="no step needs an input 'xx'; did you mean 'x'"):
         await flow.run(xx=1)
-    with pytest.raises(ValueError, match="plain is a step, and its result cannot be given"):
+    with pytest.raises(ValueError, match="plain is a step, and cannot be given to run"):
         await flow.run(x=1, plain=2)
     with pytest.raises(TypeError, match="a run with a store needs a key"):
         await flow.run(x=1, store=SqliteStore("nowhere"))
@@ -127,16 +125,16 @@ async def test_a_workflow_gets_no_steps_while_it_runs_and_no_second_run_of_a_key
     async with trio.open_nursery() as nursery:
         nursery.start_soon(lambda: flow.run(x=1, key="k"))
         await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(RuntimeError, match="the workflow is running"):
+        with pytest.raises(RuntimeError, match="it is running; declare"):
             flow.step()(plain)
-        with pytest.raises(RuntimeError, match="the workflow is running"):
+        with pytest.raises(RuntimeError, match="it is running; declare"):
             flow.input("more")
         with pytest.raises(ValueError, match="a run of the key 'k' goes on in this process already"):
             await flow.run(x=1, key="k")
         run = flow.runs["k"]
         nursery.cancel_scope.cancel()
     assert flow.runs == {}
-    with pytest.raises(ValueError, match="give: there is no 'more'; it has no input that comes later"):
+    with pytest.raises(ValueError, match="give: 'more' is not awaited; it waits for no input"):
         await run.give(more=1)
     flow.step()(plain)
 

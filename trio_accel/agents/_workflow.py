@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 import trio
 
-from ..actors import Actor, ActorContext, ActorSnapshot, Backoff, is_number, nearest
+from ..actors import Actor, ActorContext, ActorSnapshot, Backoff, must_be_count, must_be_positive, nearest
 from ..cluster import Store
 from ._workflow_journal import RunJournal
-from ._workflow_run import Rule, Run, StepEvent, WorkflowResult
+from ._workflow_run import Rule, Run, RunStep, StepEvent, WorkflowResult
 
 __all__ = ["Workflow", "WorkflowTree"]
 
@@ -24,7 +24,8 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Awaitable[Any]])
 _RESERVED = {"store", "key", "events"}
 _AT_ONCE = 8
 _BACKOFF = Backoff(initial=0.1, base=0.2, maximum=10.0)
-_MAX_SHOWN = 100
+# The most runs in a tree, and the states of actors that come nearest to those of steps.
+_MAX_SHOWN, _SHOWN = 100, {"waiting": "starting", "running": "running"}
 
 
 class Workflow:
@@ -106,38 +107,45 @@ class Workflow:
             TypeError: The function is not async, or has parameters without names.
             RuntimeError: The workflow is running.
         """
-        self._check_options(over, at_once, attempts, deadline)
+        where = f"Workflow {self.name}: step"
+        if at_once is not None and over is None:
+            raise ValueError(f"{where}: at_once counts items, so it needs over")
+        must_be_count(f"{where}: attempts", attempts)
+        most = must_be_count(f"{where}: at_once", _AT_ONCE if at_once is None else at_once)
+        limit = math.inf if deadline is None else must_be_positive(f"{where}: deadline", deadline)
 
         def declare(function: FunctionT) -> FunctionT:
             name = getattr(function, "__name__", "")
-            where = f"Workflow {self.name}: step {name}"
-            self._check_new(where, name)
-            parameters = _parameters_of(where, function)
-            item = next(iter(parameters), None) if over else None
-            if over and item is None:
-                raise TypeError(f"{where}: with over={over!r} its first parameter must take an item")
-            takes = {one: default for one, default in parameters.items() if one != item}
-            asks = _parameters_of(f"{where}: when", when) if when else {}
-            needs = {**({over: False} if over else {}), **takes}
-            for one, has_default in asks.items():
-                needs[one] = has_default and needs.get(one, True)
-            if wrong := sorted(_RESERVED & needs.keys()):
-                raise ValueError(f"{where}: {wrong[0]} is an option of run, so no step can need it")
-            self._check_circle(name, tuple(needs))
+            self._check_new(name)
+            is_async = inspect.iscoroutinefunction(function)
+            if not is_async:
+                raise TypeError(f"{where} {name}: a step must be an async function, got {function!r}")
+            takes = _parameters_of(f"{where} {name}", function)
+            item = next(iter(takes), None) if over else None
+            if over:
+                if item is None:
+                    raise TypeError(f"{where} {name}: its first parameter must take an item of {over}")
+                takes = {one: is_needed for one, is_needed in takes.items() if one != item}
+            asks = _parameters_of(f"{where} {name}: when", when) if when else {}
+            needs = {**asks, **takes, **({over: True} if over else {})}
+            for one in asks.keys() & takes.keys():
+                needs[one] = asks[one] or takes[one]
+            if wrong := _RESERVED & needs.keys():
+                raise ValueError(f"{where} {name}: {min(wrong)} is an option of run, so no step can need it")
+            self._check_circle(name, needs)
             self._rules[name] = Rule(
                 name=name,
                 function=function,
-                needs=tuple(needs),
-                required=frozenset(one for one, has_default in needs.items() if not has_default),
+                needs=needs,
                 takes=frozenset(takes),
+                asks=frozenset(asks),
                 item=item,
                 over=over,
-                at_once=at_once or _AT_ONCE,
+                at_once=most,
                 when=when,
-                asks=frozenset(asks),
                 attempts=attempts,
                 backoff=backoff,
-                deadline=deadline,
+                deadline=limit,
                 may_fail=may_fail,
             )
             return function
@@ -151,7 +159,7 @@ class Workflow:
             ValueError: A step or input has this name already.
             RuntimeError: The workflow is running.
         """
-        self._check_new(f"Workflow {self.name}: input {name}", name)
+        self._check_new(name)
         self._later.append(name)
 
     async def run(
@@ -190,10 +198,9 @@ class Workflow:
             key = uuid.uuid4().hex if key is None else key
             if key in self.runs:
                 raise ValueError(f"{where}: a run of the key {key!r} goes on in this process already")
-            where = f"{where}, run {key}"
-            journal = RunJournal(where, f"workflow/{self.name}/{key}", store)
-            rules = list(self._rules.values())
-            run = self.runs[key] = Run(where, key, rules, inputs, self._later, journal, events)
+            journal = RunJournal(f"{where}, run {key}", f"workflow/{self.name}/{key}", store)
+            later = {name: RunStep(name) for name in self._later}
+            run = self.runs[key] = Run(key, journal, list(self._rules.values()), inputs, later, events)
             try:
                 return await run.execute()
             finally:
@@ -205,82 +212,59 @@ class Workflow:
         Inputs are round, and later ones have two circles. Dotted arrows are needs with a default, and thick
         ones lead to a step for each item.
         """
-        numbers = {name: f"n{number}" for number, name in enumerate(self._order())}
-        shapes = {name: f'(["{name}"])' for name in numbers} | {one: f'((("{one}")))' for one in self._later}
-        shapes |= {name: f'["{name}"]' for name in self._rules}
-        lines = ["flowchart TD", *(f"    {numbers[name]}{shapes[name]}" for name in numbers)]
+        graph = TopologicalSorter({name: rule.needs for name, rule in self._rules.items()})
+        numbers = {name: f"n{number}" for number, name in enumerate(graph.static_order())}
+        lines = ["flowchart TD"]
+        for name, number in numbers.items():
+            shape = "[{}]" if name in self._rules else "((({})))" if name in self._later else "([{}])"
+            lines.append(f"    {number}" + shape.format(f'"{name}"'))
         for rule in self._rules.values():
-            for name in rule.needs:
-                arrow = "==>" if name == rule.over else "-->" if name in rule.required else "-.->"
+            for name, is_needed in rule.needs.items():
+                arrow = "==>" if name == rule.over else "-->" if is_needed else "-.->"
                 lines.append(f"    {numbers[name]} {arrow} {numbers[rule.name]}")
         return "\n".join(lines)
 
-    def _order(self) -> Iterable[str]:
-        return TopologicalSorter({rule.name: rule.needs for rule in self._rules.values()}).static_order()
-
-    def _check_options(
-        self, over: str | None, at_once: int | None, attempts: int, deadline: float | None
-    ) -> None:
-        where = f"Workflow {self.name}: step"
-        for option, value in (("at_once", 1 if at_once is None else at_once), ("attempts", attempts)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{where}: {option} must be a whole number of at least 1, got {value!r}")
-        if at_once is not None and over is None:
-            raise ValueError(f"{where}: at_once counts items, so it needs over")
-        if deadline is not None and not (is_number(deadline, 0.0) and 0 < deadline < math.inf):
-            raise ValueError(f"{where}: deadline must be seconds above 0, got {deadline!r}")
-
-    def _check_new(self, where: str, name: str) -> None:
+    def _check_new(self, name: str) -> None:
         if self.runs:
-            raise RuntimeError(f"{where}: the workflow is running; declare its steps before")
+            raise RuntimeError(f"Workflow {self.name}: it is running; declare {name} before")
         if not isinstance(name, str) or not name.isidentifier() or name in _RESERVED:
-            raise ValueError(f"{where}: its name must be that of a parameter, got {name!r}")
+            raise ValueError(f"Workflow {self.name}: a name must be that of a parameter, got {name!r}")
         if name in self._rules or name in self._later:
-            raise ValueError(f"{where}: the workflow has that name already")
+            raise ValueError(f"Workflow {self.name}: it has a {name} already")
 
-    def _check_circle(self, name: str, needs: tuple[str, ...]) -> None:
-        graph = {rule.name: rule.needs for rule in self._rules.values()} | {name: needs}
+    def _check_circle(self, name: str, needs: Iterable[str]) -> None:
+        graph = {one: rule.needs for one, rule in self._rules.items()}
         try:
-            TopologicalSorter(graph).prepare()
+            TopologicalSorter({**graph, name: needs}).prepare()
         except CycleError as error:
             path = " -> ".join(error.args[1])
             raise ValueError(f"Workflow {self.name}: step {name} closes a circle: {path}") from None
 
     def _check_inputs(self, where: str, inputs: Mapping[str, object]) -> None:
-        known: dict[str, bool] = {}
+        made = {*self._rules, *self._later}
+        if wrong := inputs.keys() & made:
+            how = "is a step" if (name := min(wrong)) in self._rules else "comes later: give it by Run.give"
+            raise ValueError(f"{where}: {name} {how}, and cannot be given to run")
+        free = {name for rule in self._rules.values() for name in rule.needs} - made
+        if wrong := inputs.keys() - free:
+            told = nearest(min(wrong), free) if free else "it takes none"
+            raise TypeError(f"{where}: no step needs an input {min(wrong)!r}; {told}")
         for rule in self._rules.values():
-            for one in rule.needs:
-                known[one] = known.get(one, False) or one in rule.required
-        if not self._rules:
-            raise ValueError(f"{where}: it has no steps")
-        for name in inputs:
-            if name in self._rules:
-                raise ValueError(f"{where}: {name} is a step, and its result cannot be given")
-            if name in self._later:
-                raise ValueError(f"{where}: {name} comes later: give it by Run.give")
-            if name not in known:
-                free = known.keys() - self._rules.keys() - set(self._later)
-                told = nearest(name, free) if free else "it takes none"
-                raise TypeError(f"{where}: no step needs an input {name!r}; {told}")
-        for name, is_required in known.items():
-            if is_required and name not in {*inputs, *self._rules, *self._later}:
-                users = [rule.name for rule in self._rules.values() if name in rule.required]
-                raise TypeError(
-                    f"{where}: nobody makes {name!r}, which {', '.join(users)} needs: give it to run, or "
-                    "make a step of that name"
-                )
+            for name in rule.needs:
+                if rule.needs[name] and name not in {*inputs, *made}:
+                    raise TypeError(
+                        f"{where}: nobody makes {name!r}, which {rule.name} needs: give it to run, or make a "
+                        "step of that name"
+                    )
 
 
 def _parameters_of(where: str, function: Callable[..., object]) -> dict[str, bool]:
-    """Return the parameters of a function, and whether each has a default."""
-    is_condition = where.endswith(": when")
-    if not is_condition and not inspect.iscoroutinefunction(function):
-        raise TypeError(f"{where}: a step must be an async function, got {function!r}")
+    """Return the parameters of a function, and whether each has no default."""
     parameters = inspect.signature(function).parameters.values()
     for one in parameters:
-        if one.kind in {one.POSITIONAL_ONLY, one.VAR_POSITIONAL, one.VAR_KEYWORD}:
+        if one.kind not in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}:
             raise TypeError(f"{where}: each parameter must be a name that it needs, got {one}")
-    return {one.name: one.default is not one.empty for one in parameters}
+    return {one.name: one.default is one.empty for one in parameters}
 
 
 class WorkflowTree(Actor):
@@ -305,20 +289,13 @@ class WorkflowTree(Actor):
         runs = [(flow.name, run) for flow in self._workflows for run in flow.runs.values()]
         for name, run in runs[:_MAX_SHOWN]:
             where = f"{path}/{name} {run.key.replace('/', ' ')}"
-            steps = run.steps
-            yield ActorSnapshot(
-                path=where,
-                actor_class="Run",
-                state="running",
-                children=tuple(
-                    ActorSnapshot(
-                        path=f"{where}/{step}",
-                        actor_class="step",
-                        state={"waiting": "starting", "running": "running"}.get(one.state, "terminated"),
-                        note=f"{one.state}, {one.seconds:.2f} s",
-                        failed=max(one.attempts - 1, 0),
-                        last_error=one.error if one.state == "failed" else None,
-                    )
-                    for step, one in steps.items()
-                ),
+            steps = tuple(
+                ActorSnapshot(
+                    path=f"{where}/{step.name}",
+                    actor_class="step",
+                    state=_SHOWN.get(step.state, "terminated"),
+                    note=f"{step.state}, attempt {step.attempts}",
+                )
+                for step in run.steps.values()
             )
+            yield ActorSnapshot(path=where, actor_class="Run", state="running", children=steps)

@@ -1,0 +1,62 @@
+"""The agent over HTTP: each answer is a stream of server-sent events."""
+
+from __future__ import annotations
+
+import uuid
+from functools import partial
+
+import trio
+from server_sent_events import Events
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+import trio_accel as ta
+from trio_accel.agents import StepEvent, Workflow
+from trio_accel.cluster import FencedError, SqliteStore, StoreError
+
+__all__ = ["application"]
+
+
+def application(flow: Workflow, store: SqliteStore) -> Starlette:
+    """Make the application. A question with the key of an earlier one goes on where that was."""
+
+    async def ask(request: Request) -> Response:
+        try:
+            body = await request.json()
+            question, key = str(body["question"])[:1000], str(body.get("key") or uuid.uuid4().hex)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return JSONResponse({"error": "send a JSON object with question, and key if you like"}, 400)
+        if key in flow.runs:
+            return JSONResponse({"error": "this key is being answered"}, 409)
+        return Events(partial(_events, flow, store, key, question))
+
+    async def picture(request: Request) -> Response:
+        return PlainTextResponse(flow.mermaid())
+
+    return Starlette(routes=[Route("/ask", ask, methods=["POST"]), Route("/workflow", picture)])
+
+
+async def _events(
+    flow: Workflow, store: SqliteStore, key: str, question: str, into: trio.MemorySendChannel[object]
+) -> None:
+    send, receive = trio.open_memory_channel[StepEvent](0)
+
+    async def answer() -> None:
+        try:
+            found = await flow.run(store=store, key=key, events=send, question=question)
+            seconds = {name: round(step.seconds, 3) for name, step in found.steps.items()}
+            await into.send({"answer": found.results["answer"].text, "seconds": seconds})
+        except (ValueError, FencedError, StoreError, ta.AccelError, ta.ActorError) as error:
+            await into.send({"error": type(error).__name__})
+
+    async with into, trio.open_nursery() as nursery:
+        await into.send({"key": key})
+        nursery.start_soon(answer)
+        async for event in receive:
+            if event.kind == "told" and event.value:
+                await into.send({"text": event.value})
+            elif event.step == "sources" and event.kind in {"finished", "kept"}:
+                pages = [{"page": one.page, "title": one.title} for one in event.value]
+                await into.send({"sources": pages})
