@@ -37,7 +37,7 @@ _Bombs = Iterator[tuple[str, Callable[[], Bomb]]]
 
 
 def _of_text() -> _Bombs:
-    sys.path[:0] = [str(_EXAMPLES / folder) for folder in ("generate", "service")]
+    sys.path.insert(0, str(_EXAMPLES / "generate"))
     from asked import AskedChat, AskedText  # type: ignore[import-not-found, unused-ignore]
 
     models: dict[str, Any] = {"/v1/chat/completions": AskedChat, "/v1/completions": AskedText}
@@ -47,17 +47,10 @@ def _of_text() -> _Bombs:
     yield from head_bombs("/v1/chat/completions", "POST", fields=("authorization", "connection"))
 
 
-def _of_search() -> _Bombs:
-    sys.path.insert(0, str(_EXAMPLES / "service"))
-    from search_endpoint import ENDPOINTS  # type: ignore[import-not-found, unused-ignore]
-
-    headers = {"x-api-key": "gold"}
-    for path, endpoint in ENDPOINTS.items():
-        places = [Place(name, f'{{"text":"a","{name}":') for name in (*endpoint.fields, "unknown")]
-        yield from body_bombs(path, places, headers=headers)
-    full = '{"texts":' + str(["ab " * 3333] * 64).replace("'", '"') + ',"unknown":'
-    yield from body_bombs("/embed", [Place("full", full)], headers=headers)
-    yield from head_bombs("/embed", "POST", fields=("host", "x-api-key", "x-deadline", "content-length"))
+def _of_agent() -> _Bombs:
+    places = [Place(name, f'{{"question":"a","{name}":') for name in ("key", "question", "unknown")]
+    yield from body_bombs("/ask", places)
+    yield from head_bombs("/ask", "POST", fields=("host", "x-deadline", "content-length"))
 
 
 def _of_one_file() -> _Bombs:
@@ -104,18 +97,17 @@ class Service:
 
 
 _PORT = ("--port", "0")
+_AGENT = ("agent/agent.py", "--random", "--pages", "guide/n*.md", "--tokens", "2")
 SERVICES = {
     "generate": Service(
         ("generate/serve.py", "--random-weights", "--layers", "2", *_PORT),
         r"listening on http://127\.0\.0\.1:(\d+)",
         _of_text,
     ),
-    "service": Service(
-        ("service/serve.py", "--rate", "100000", *_PORT), r"serving at http://127\.0\.0\.1:(\d+)", _of_search
-    ),
+    "agent": Service((*_AGENT, *_PORT), r"serving on port (\d+)", _of_agent),
     "dashboard": Service(
-        ("service/serve.py", "--dashboard", *_PORT),
-        r"(?s)dashboard: http://127\.0\.0\.1:(\d+).*serving at",
+        (*_AGENT, "--dashboard", *_PORT),
+        r"(?s)dashboard: http://127\.0\.0\.1:(\d+).*serving on",
         lambda: chain(_of_pages("/", "/page.js"), head_bombs("/events", "HEAD", fields=_HEADERS)),
         "/page.css",
     ),
@@ -219,8 +211,8 @@ def serving(service: Service, folder: str) -> Generator[int, None, None]:
         RuntimeError: It has not started, or not ended within 40 s.
     """
     script, *options = service.command
-    models = ("--models", f"{folder}/models") if script == "service/serve.py" else ()
-    command = (sys.executable, str(_EXAMPLES / script), *options, *models)
+    files = ("--folder", f"{folder}/agent") if script == "agent/agent.py" else ()
+    command = (sys.executable, str(_EXAMPLES / script), *options, *files)
     environment = {**os.environ, "TRIO_ACCEL_BACKEND": "cpu", "OPENBLAS_NUM_THREADS": "1"}
     environment["XDG_RUNTIME_DIR"] = folder
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "text": True, "env": environment}

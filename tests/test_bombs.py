@@ -50,7 +50,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def _folders(monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in ("", "service", "generate", "simulations"):
+    for folder in ("", "agent", "generate", "simulations"):
         monkeypatch.syspath_prepend(str(EXAMPLES / folder))
 
 
@@ -179,50 +179,18 @@ class Found:
         return np.array(self.rows)
 
 
-class Program:
-    """Answers as the model of the search service does, by nothing but zeros."""
+async def test_a_field_of_the_agent_costs_what_its_size_costs(tmp_path: Path) -> None:
+    flow, store = ta.agents.Workflow("answers"), ta.cluster.SqliteStore(str(tmp_path / "runs"))
 
-    async def ask(self, method: Any, words: Any, *rest: Any) -> Any:
-        if method.__name__ == "embed":
-            return Found([[0.0] * 96] * len(words))
-        return Found([[0]] * len(words)), Found([[1.0]] * len(words))
+    @flow.step()
+    async def answer(question: str) -> str:
+        raise ValueError(question)
 
-
-def search_service() -> Starlette:
-    """The service of examples/service, without its model."""
-    batch, model, web, words = map(
-        importlib.import_module, ("search_batch", "search_model", "search_web", "search_words")
-    )
-    vocabulary = words.Vocabulary({"ab": 0, "device": 1})
-
-    class Scheduler:
-        async def ask(self, call: ta.patterns.FairCall[Any]) -> Any:
-            model.cost_of(call.item)
-            [value] = await model._results(Program(), vocabulary, [("a", "b")], [call.item])
-            return batch.Answer("v1", value)
-
-    limit, breaker = ta.patterns.RateLimit(1e9, burst=1e9), ta.patterns.CircuitBreaker()
-    service = batch.Service(None, None, {"gold": 1.0}, Scheduler(), None, limit, breaker)
-    return web.application(service, "key")
-
-
-async def test_a_field_of_the_search_service_costs_what_its_size_costs() -> None:
-    endpoints = importlib.import_module("search_endpoint").ENDPOINTS
-    send, found, headers = asked(search_service()), [], {"x-api-key": "gold"}
-    for path, endpoint in endpoints.items():
-        places = [Place(name, f'{{"text":"a","{name}":') for name in (*endpoint.fields, "unknown")]
-        found += await check_costs(body_bombs(path, places, [SIZE, 9000], headers), send)
-    assert found == []
-
-
-async def test_the_longest_texts_do_not_hold_the_search_service() -> None:
-    model, words = map(importlib.import_module, ("search_model", "search_words"))
-    tasks = [model.Task("embed", "device " * 1428)] * 64
-    step = LongestStep()
-    trio.lowlevel.add_instrument(step)
-    await model._results(Program(), words.Vocabulary({"device": 0}), [], tasks)
-    trio.lowlevel.remove_instrument(step)
-    assert step.longest < 0.05
+    await store.open()
+    application = importlib.import_module("agent_web").application(flow, store)
+    places = [Place(name, f'{{"question":"a","{name}":') for name in ("question", "key", "unknown")]
+    assert await check_costs(body_bombs("/ask", places, [4000]), asked(application)) == []
+    await store.aclose()
 
 
 async def test_two_numbers_of_any_form_cost_what_their_size_costs() -> None:

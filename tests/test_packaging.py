@@ -97,7 +97,6 @@ def test_the_source_distribution_holds_what_the_tests_need(tmp_path: Path) -> No
         "typings/**/*",
         "examples/**/*.py",
         "examples/encode/*.txt",
-        "examples/service/*.txt",
         "benchmarks/**/*.py",
     )
     assert tracked(*folders) <= names

@@ -6,6 +6,7 @@ Ask by `curl -N --json '{"question": "How do I test without a GPU?"}' http://127
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -20,7 +21,7 @@ import trio
 import trio_accel as ta
 from trio_accel.agents import Workflow, WorkflowTree
 from trio_accel.cluster import SqliteStore
-from trio_accel.http import run, serve
+from trio_accel.http import Limits, run, serve
 
 sys.path.append(str(Path(__file__).parents[1] / "generate"))
 sys.path.append(str(Path(__file__).parents[1]))
@@ -36,6 +37,8 @@ from text import SMOLLM2, InputError, load_file, load_random
 OPTIONS = ta.DeviceOptions(
     isolation="process", retry=1, retry_suspects=True, spares=1, close_grace=1.0, when_given_up="reopen"
 )
+# An answer may take minutes.
+LIMITS = Limits(body=4096, answer=math.inf)
 # Products of so many rows, so that no company and no restart changes a token; the most answers at once.
 EXACT, AT_ONCE, CACHE_PAGES = 8, 4, 512
 
@@ -47,6 +50,7 @@ class Options:
     port: int
     pages: str
     folder: Path
+    dashboard: bool
     tokens: int
     random: bool
     faults: float | None
@@ -127,24 +131,28 @@ async def main(given: Options) -> int:
     given.folder.mkdir(parents=True, exist_ok=True)
     store = SqliteStore(str(given.folder / "runs"))
     await store.open()
-    try:
-        async with ta.open_system("agent") as system, open_agent(system, given) as agent:
-            flow = workflow(agent)
-            if given.faults:
-                return await break_under_load(agent, flow, given)
-            await system.spawn(WorkflowTree, flow, name="workflows")
-            async with trio.open_nursery() as nursery:
-                served = partial(serve, application(flow, store), port=given.port, system=system)
-                print(f"serving on port {await nursery.start(served)}", flush=True)
-            return 0
-    finally:
-        await store.aclose()
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(store.aclose)
+        system = await stack.enter_async_context(ta.open_system("agent"))
+        agent = await stack.enter_async_context(open_agent(system, given))
+        flow = workflow(agent)
+        if given.faults:
+            return await break_under_load(agent, flow, given)
+        await system.spawn(WorkflowTree, flow, name="workflows")
+        if given.dashboard:
+            dashboard = await stack.enter_async_context(ta.open_dashboard(system))
+            print(f"dashboard: {dashboard.url}", flush=True)
+        served = partial(serve, application(flow, store), port=given.port, system=system, limits=LIMITS)
+        async with trio.open_nursery() as nursery:
+            print(f"serving on port {await nursery.start(served)}", flush=True)
+    return 0
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--port", type=int, default=8000, help="0 for any (default: 8000)")
     parser.add_argument("--pages", default="guide/*.md", help="pages of docs (default: guide/*.md)")
+    parser.add_argument("--dashboard", action="store_true", help="show models, runs and steps in a browser")
     home = Path(tempfile.gettempdir()) / "trio_accel_agent"
     parser.add_argument("--folder", type=Path, default=home, help="for the index and the runs")
     parser.add_argument("--tokens", type=int, default=48, help="of an answer at most (default: 48)")
