@@ -1,8 +1,10 @@
-"""What the tests of agents share is imported by its own name: test folders are no packages."""
-
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from chosen import ROOT
+
+# The modules of a program in a folder import one another by their own names, and so do those of its tests.
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path += [str(ROOT / "examples" / folder) for folder in ("agent", "generate", "encode", "")]

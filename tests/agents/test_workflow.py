@@ -335,7 +335,7 @@ async def test_a_run_goes_on_and_its_end_is_three_rows(tmp_path: Path) -> None:
         again = await make().run(store=store, key="a", x=np.array([1, 2]))
         assert (calls, again.results["last"]) == (["last"], 10)
         np.testing.assert_array_equal(again.results["first"], [2, 3])
-        with pytest.raises(ValueError, match="the run was begun with another x: array"):
+        with pytest.raises(ValueError, match="the run was begun with other inputs: x was array"):
             await make().run(store=store, key="a", x=np.array([1, 3]))
 
 

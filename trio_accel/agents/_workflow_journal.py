@@ -26,8 +26,8 @@ __all__ = ["StepState"]
 StepState: TypeAlias = Literal["waiting", "running", "finished", "failed", "skipped"]
 """The state of a step or an input."""
 
-# No step has such a name, because they are identifiers.
-_INPUTS, _FINISHED = "(inputs)", "(finished)"
+# No step has such a name, because names of steps are identifiers.
+_INPUTS = "(inputs)"
 
 
 @attrs.frozen
@@ -79,16 +79,21 @@ class RunJournal:
         """
         if self.store is None:
             return
-        given = {name: self._packed(name, value) for name, value in inputs.items()}
         self._epoch = await self.store.next_epoch()
         journal = await self.store.take(self.entity, self._epoch)
         self._number, self._replies = journal.number, dict(journal.replies)
         if journal.saved is not None:
             self.is_finished, self._replies = True, pickle.loads(journal.saved[1])  # noqa: S301  # our own bytes
-        if _INPUTS in self._replies:
-            self._check_inputs(inputs, given, pickle.loads(self._replies[_INPUTS]))  # noqa: S301  # our own bytes
-        else:
-            await self._write(_INPUTS, pickle.dumps(given))
+        if (kept := self.find(_INPUTS)) is None:
+            await self.keep(_INPUTS, kept := Kept("finished", dict(inputs)))
+        for name in sorted(kept.value.keys() | inputs.keys()):
+            before, given = kept.value.get(name, "nothing"), inputs.get(name, "nothing")
+            # Arrays have no single truth value. Bytes of equal values differ until they have been read once.
+            if (before == given) is not True and pickle.dumps(before) != pickle.dumps(
+                pickle.loads(pickle.dumps(given))  # noqa: S301  # our own bytes
+            ):
+                told = f"{name} was {before!r:.100}, and is {given!r:.100}"
+                raise ValueError(f"{self.where}: the run was begun with other inputs: {told}")
 
     def find(self, name: str) -> Kept | None:
         """Return what is kept under a name. Names of removed steps are never read."""
@@ -108,14 +113,17 @@ class RunJournal:
             FencedError, StoreError: See `Store.write`.
         """
         if self.store is not None:
-            await self._write(name, self._packed(name, attrs.astuple(kept, recurse=False)))
+            try:
+                data = pickle.dumps(attrs.astuple(kept, recurse=False))
+            except (TypeError, AttributeError, pickle.PicklingError) as error:
+                raise TypeError(f"{self.where}: {name} cannot be kept in the store: {error}") from error
+            await self._write(name, data)
         self._kept[name] = kept
 
     async def finish(self) -> None:
         """Put all results into one save, and have the store drop the entries."""
-        if self.store is not None and not self.is_finished:
-            saved = pickle.dumps(self._replies)
-            await self._write(_FINISHED, b"", self.store.ids, saved)
+        if self.store is not None:
+            await self._write("(finished)", b"", self.store.ids, pickle.dumps(self._replies))
 
     async def _write(self, name: str, reply: bytes, step: int = 1, saved: bytes | None = None) -> None:
         assert self.store is not None  # its callers have looked
@@ -123,25 +131,3 @@ class RunJournal:
             entry = Entry(self._number + step, name, b"", reply)
             await self.store.write(self.entity, self._epoch, entry, saved)
             self._number, self._replies[name] = entry.number, reply
-
-    def _packed(self, name: str, value: object) -> bytes:
-        try:
-            return pickle.dumps(value)
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            raise TypeError(f"{self.where}: {name} cannot be kept in the store: {error}") from error
-
-    def _check_inputs(
-        self, inputs: Mapping[str, object], given: Mapping[str, bytes], kept: Mapping[str, bytes]
-    ) -> None:
-        if different := sorted(given.keys() ^ kept.keys()):
-            raise ValueError(f"{self.where}: the run was begun with other inputs: {', '.join(different)}")
-        for name, data in kept.items():
-            before = pickle.loads(data)  # noqa: S301  # our own bytes
-            # Arrays have no single truth value. Bytes of equal values differ until they have been read once.
-            if pickle.dumps(before) == pickle.dumps(pickle.loads(given[name])):  # noqa: S301  # our own bytes
-                continue
-            if (before == inputs[name]) is not True:
-                raise ValueError(
-                    f"{self.where}: the run was begun with another {name}: {before!r:.100}, got "
-                    f"{inputs[name]!r:.100}"
-                )
