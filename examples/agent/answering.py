@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import attrs
+import trio
 from documentation import Passage, Passages, embedding
 from encoder import Encoder
 from generation import Generation, Prompt
@@ -68,7 +69,8 @@ def workflow(agent: Agent) -> Workflow:
     @flow.step()
     async def answer(question: str, sources: list[Passage]) -> Answer:
         step, shown, tokens = current_step(), Shown(agent.generation.loaded.text), list[int]()
-        prompt, streams = agent.prompt(question, sources), list[PartStream[int]]()
+        prompt = await trio.to_thread.run_sync(agent.prompt, question, sources)
+        streams = list[PartStream[int]]()
         async with AsyncExitStack() as stack:
 
             async def next_token() -> int | None:

@@ -202,8 +202,8 @@ async def test_a_client_that_leaves_ends_every_step(tmp_path: Path) -> None:
         while received.count(b"word") < 20:
             received += await stream.receive_some()
         assert len(flow.runs) == 1
-        await stream.aclose()
         left = trio.current_time()
+        await stream.aclose()
         with trio.fail_after(5):
             while flow.runs:  # noqa: ASYNC110  # the service has no event for it
                 await trio.sleep(0.001)
