@@ -20,7 +20,7 @@ __all__ = ["application"]
 
 
 def application(flow: Workflow, store: SqliteStore) -> Starlette:
-    """Make the application. A question with the key of an earlier one goes on where that was."""
+    """Make the application. If a question has the key of an earlier one, its answer goes on."""
 
     async def ask(request: Request) -> Response:
         try:

@@ -48,9 +48,9 @@ class Workflow:
         found = await flow.run(question="Why?")
         print(found.results["answer"])
 
-    With a store, a run that is started again under its key goes on: steps that have finished are not
-    repeated. A step may be repeated if the program ended between its end and the write, so an effect outside
-    must know `RunningStep.key`.
+    If you start a run again under its key and with its store, finished steps are not repeated. A step runs
+    again if the program ended between its end and the write. So give `RunningStep.key` to services that
+    have effects.
 
     Args:
         name: Name in stores, trees and errors.
@@ -170,7 +170,7 @@ class Workflow:
         events: trio.MemorySendChannel[StepEvent] | None = None,
         **inputs: object,
     ) -> WorkflowResult:
-        """Run all steps, or those that have not finished in an earlier run of this key.
+        """Run all steps that no earlier run of this key has finished.
 
         If a step fails, all others are cancelled, and its error is raised as it is, with a note. If this is
         cancelled, all steps are. With a store, both can be run again under the same key and inputs. Of a run
