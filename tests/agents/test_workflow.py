@@ -319,7 +319,7 @@ async def test_a_run_goes_on_and_its_end_is_three_rows(tmp_path: Path) -> None:
             await make().run(store=store, key="a", x=np.array([1, 2]))
         before, is_broken = rows(tmp_path), False
         assert sorted(calls) == ["each[0]", "each[1]", "fails", "first", "last"]
-        assert before == [1, 0, 5]
+        assert before == [1, 0, 6]
         calls.clear()
         send, receive = trio.open_memory_channel[StepEvent](100)
         found = await make().run(store=store, key="a", events=send, x=np.array([1, 2]))
@@ -329,12 +329,13 @@ async def test_a_run_goes_on_and_its_end_is_three_rows(tmp_path: Path) -> None:
         assert not found.steps["last"].is_kept
         assert found.steps["fails"].value == "OSError: once and for all"
         kinds = {event.step: event.kind for event in [event async for event in receive]}
-        assert kinds == {"first": "kept", "fails": "failed", "each": "finished", "last": "finished"}
+        assert kinds == {"first": "kept", "fails": "failed", "each": "kept", "last": "finished"}
         assert rows(tmp_path) == [1, 1, 1]
         # A run that has finished stays as it was.
         again = await make().run(store=store, key="a", x=np.array([1, 2]))
         assert (calls, again.results["last"]) == (["last"], 10)
         np.testing.assert_array_equal(again.results["first"], [2, 3])
+        assert again.results["each"] == [4, 6]
         with pytest.raises(ValueError, match="the run was begun with other inputs: x was array"):
             await make().run(store=store, key="a", x=np.array([1, 3]))
 

@@ -39,12 +39,14 @@ class Kept:
         value: The result, or the reason.
         seconds: Seconds that it took.
         attempts: How often it was tried.
+        is_list: Whether the result is the list of items that are kept already, so only their number is kept.
     """
 
     state: StepState
     value: Any
     seconds: float = 0.0
     attempts: int = 1
+    is_list: bool = False
 
 
 @attrs.define(eq=False)
@@ -99,7 +101,11 @@ class RunJournal:
         """Return what is kept under a name. Names of removed steps are never read."""
         if name not in self._kept and name in self._replies:
             try:
-                self._kept[name] = Kept(*pickle.loads(self._replies[name]))  # noqa: S301  # our own bytes
+                kept = Kept(*pickle.loads(self._replies[name]))  # noqa: S301  # our own bytes
+                if kept.is_list:
+                    items = [self.find(f"{name}[{number}]") for number in range(kept.value)]
+                    kept = attrs.evolve(kept, value=[item.value for item in items if item])
+                self._kept[name] = kept
             except Exception as error:
                 error.add_note(f"{self.where}: the result of {name} in the store cannot be read")
                 raise
@@ -114,7 +120,8 @@ class RunJournal:
         """
         if self.store is not None:
             try:
-                data = pickle.dumps(attrs.astuple(kept, recurse=False))
+                value = len(kept.value) if kept.is_list else kept.value
+                data = pickle.dumps((kept.state, value, kept.seconds, kept.attempts, kept.is_list))
             except (TypeError, AttributeError, pickle.PicklingError) as error:
                 raise TypeError(f"{self.where}: {name} cannot be kept in the store: {error}") from error
             await self._write(name, data)

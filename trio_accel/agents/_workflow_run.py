@@ -96,7 +96,8 @@ class RunStep:
 
     def end(self, kept: Kept) -> None:
         """Let those go on that wait for it."""
-        self.state, self.value, self.seconds, self.attempts = attrs.astuple(kept, recurse=False)
+        self.state, self.value = kept.state, kept.value
+        self.seconds, self.attempts = kept.seconds, kept.attempts
         self.ready.set()
 
 
@@ -248,10 +249,9 @@ class Run:
             if self.error is not None or not rule.may_fail:
                 raise
             state, value = "failed", describe(error)
-        kept = Kept(state, value, trio.current_time() - begun, step.attempts)
-        # The items of a fan-out are kept already.
-        if rule.over is None or state != "finished":
-            await self.keep(rule.name, kept)
+        is_list = rule.over is not None and state == "finished"
+        kept = Kept(state, value, trio.current_time() - begun, step.attempts, is_list)
+        await self.keep(rule.name, kept)
         step.end(kept)
 
     async def _fan_out(self, rule: Rule, step: RunStep, given: Any, taken: Mapping[str, Any]) -> list[Any]:
