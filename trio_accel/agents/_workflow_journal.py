@@ -2,7 +2,7 @@
 
 A run is one entity of the store. Its first entry has the inputs. Each finished step, each item of a fan-
 out, each call by `RunningStep.once` and each input that comes later adds an entry, whose id is its name.
-The order of entries means nothing, so steps may finish in another order after a restart, and steps may be
+The order of entries means nothing (D225), so steps may finish in another order after a restart, and steps may be
 added or removed.
 
 The last entry has a number so high that the store drops all entries before it, because `Store` keeps
