@@ -116,6 +116,7 @@ def _known_call(call: Call) -> dict[str, Any]:
     """Return a call as templates know it: arguments are an object, unless they were cut."""
     try:
         arguments: object = json.loads(call.function.arguments)
+        json.dumps(arguments, ensure_ascii=False).encode()  # which refuses a lone surrogate
     except (ValueError, RecursionError):
         arguments = call.function.arguments
     return {

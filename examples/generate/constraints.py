@@ -26,6 +26,11 @@ MAX_SCHEMA = 1 << 14
 OBJECT = {"type": "object"}
 """The schema of any JSON object."""
 _MAX_DEPTH, _MAX_MULTIPLE, _MAX_KEPT = 64, 1000, 64
+# To compile takes a time that is exponential in the patterns that are joined for one text, as by `allOf`, and
+# quadratic in those of `patternProperties`. No limit of `llguidance` bounds this.
+_MAX_JOINED, _MAX_PATTERN_PROPERTIES = 6, 16
+# Of a place in a list.
+_MAX_DIGITS = 6
 # Tokens that are tried before a grammar is accepted: some are too large only behind their first letters.
 _TRIED = 4
 # 0.05 s for a grammar at most, and 0.01 s for a token; a state of the lexer has 2 kB.
@@ -124,7 +129,11 @@ class Grammars:
             ConstraintError: The schema is wrong, too large, has no end, or has something unknown.
         """
         source = checked_schema(schema)
-        return self.compiled(self._matcher.grammar_from_json_schema(source, overrides=_OPTIONS))
+        try:
+            grammar = self._matcher.grammar_from_json_schema(source, overrides=_OPTIONS)
+        except ValueError as error:  # such as an integer that no float holds
+            raise ConstraintError(f"{error!s:.200}") from None
+        return self.compiled(grammar)
 
     def lark(self, source: str) -> Grammar:
         """Return a grammar that `llguidance` has as a text; each `%json` in it is a `checked_schema`."""
@@ -164,17 +173,34 @@ def checked_schema(schema: Mapping[str, Any]) -> str:
         ConstraintError: It is too large or too deep, or no text that it describes has an end.
     """
     try:
-        source = json.dumps({**schema, "x-guidance": _OPTIONS}, ensure_ascii=False, separators=(",", ":"))
+        whole = {**schema, "x-guidance": _OPTIONS}
+        source = json.dumps(whole, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        source.encode()
     except RecursionError:
         raise ConstraintError(f"it is nested deeper than {_MAX_DEPTH}") from None
+    except ValueError as error:
+        raise ConstraintError(f"it is no JSON: {error!s:.100}") from None
     if len(source) > MAX_SCHEMA:
         raise ConstraintError(f"it must have at most {MAX_SCHEMA} letters, got {len(source)}")
+    patterns, joints, properties = 0, 0, 0
     for node, depth in _nodes(schema):
+        patterns += sum(isinstance(node.get(name), str) for name in ("pattern", "format"))
+        joints += max(_count_joined(node) - 1, 0)
+        properties += len(_fields(node.get("patternProperties")))
         if depth > _MAX_DEPTH:
             raise ConstraintError(f"it is nested deeper than {_MAX_DEPTH}")
         multiple = node.get("multipleOf", 1)
         if not isinstance(multiple, dict) and (not isinstance(multiple, int) or multiple > _MAX_MULTIPLE):
             raise ConstraintError(f"multipleOf must be a whole number up to {_MAX_MULTIPLE}")
+    # Each joint adds at most one pattern to a text.
+    if min(patterns + properties, joints + 1) > _MAX_JOINED:
+        what = (
+            f"it joins more than {_MAX_JOINED} patterns or formats, by allOf or beside $ref, anyOf or oneOf"
+        )
+        raise ConstraintError(f"{what}; write them as one pattern")
+    if properties > _MAX_PATTERN_PROPERTIES:
+        what = f"it must have at most {_MAX_PATTERN_PROPERTIES} patternProperties, got {properties}"
+        raise ConstraintError(what)
     if not _has_end(schema):
         raise ConstraintError("it has no end: it requires itself")
     return source
@@ -191,28 +217,46 @@ def _nodes(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int]]
             yield _fields(value), depth
 
 
+def _count_joined(node: Mapping[str, Any]) -> int:
+    """Count the schemas that a text of this one must fit at once."""
+    own = any(
+        isinstance(node.get(name), kind)
+        for kind, names in ((str, ("pattern", "format")), (dict, _INNER), (list, ("items", "prefixItems")))
+        for name in names
+    )
+    others = [isinstance(node.get("$ref"), str), *(bool(_listed(node.get(n))) for n in ("anyOf", "oneOf"))]
+    return own + sum(others) + len(_listed(node.get("allOf")))
+
+
+_INNER = ("properties", "patternProperties", "additionalProperties", "items")
+
+
 def _has_end(schema: Mapping[str, Any]) -> bool:
     """Return whether there is a text of a schema at all: one that requires itself has none."""
-    ends, open_ = set[int](), [node for node, _ in _nodes(schema)]
-    while True:
-        # References point forward or backward: either way most are found in a round or two.
-        open_.reverse()
-        left: list[Mapping[str, Any]] = []
-        for node in open_:
-            if _ends(node, schema, ends):
-                ends.add(id(node))
-            else:
-                left.append(node)
-        if id(schema) in ends or len(left) == len(open_):
-            return id(schema) in ends
-        open_ = left
+    ends, open_ = set[int](), [node for node, _ in reversed(list(_nodes(schema)))]
+    # Those whose end depends on another one, by that.
+    waiting = dict[int, list[Mapping[str, Any]]]()
+    while open_ and id(schema) not in ends:
+        node = open_.pop()
+        if id(node) not in ends and _ends(node, schema, ends, waiting):
+            ends.add(id(node))
+            open_ += waiting.pop(id(node), ())
+    return id(schema) in ends
 
 
-def _ends(node: Mapping[str, Any], root: Mapping[str, Any], ends: set[int]) -> bool:
-    """Return whether a schema has an end, if those in `ends` have one."""
+def _ends(
+    node: Mapping[str, Any],
+    root: Mapping[str, Any],
+    ends: set[int],
+    waiting: dict[int, list[Mapping[str, Any]]],
+) -> bool:
+    """Return whether a schema has an end, if those in `ends` have one; if not, it waits for others."""
 
     def known(value: Any) -> bool:
-        return not isinstance(value, dict) or id(cast("Any", value)) in ends
+        is_known = not isinstance(value, dict) or id(cast("Any", value)) in ends
+        if not is_known:
+            waiting.setdefault(id(value), []).append(node)
+        return is_known
 
     if not known(_target(node.get("$ref"), root)) or not all(map(known, _listed(node.get("allOf")))):
         return False
@@ -256,8 +300,10 @@ def _target(reference: Any, root: Mapping[str, Any]) -> Any:
         return None
     for part in reference.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
-        places = {str(place): one for place, one in enumerate(_listed(found))}
-        found = (_fields(found) or places).get(name)
+        place = int(name) if name.isdecimal() and len(name) < _MAX_DIGITS else MAX_SCHEMA
+        found = _fields(found).get(name) or next(iter(_listed(found)[place : place + 1]), None)
+        if found is None:
+            break
     return found
 
 

@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -235,6 +235,26 @@ def fields(count: int, **schema: Any) -> dict[str, Any]:
     return {"type": "object", "properties": {f"p{number}": schema for number in range(count)}}
 
 
+def parts_of_text(count: int) -> list[dict[str, Any]]:
+    """Schemas of texts: to compile them joined takes a time that is exponential in their number."""
+    return [{"type": "string", "pattern": f".*{chr(97 + n)}.{{{n}}}"} for n in range(count)]
+
+
+def chained(count: int, key: str) -> dict[str, Any]:
+    made: dict[str, Any] = {"type": "string"}
+    for part in parts_of_text(count):
+        made = {**part, key: [made]}
+    return made
+
+
+def by_references(count: int, *, joined: bool) -> dict[str, Any]:
+    """References from one definition to the next, in a random order."""
+    order = np.random.default_rng(0).permutation(count).tolist()
+    own = parts_of_text(count) if joined else [{}] * count
+    made = {f"{n}": {**own[n], "$ref": f"#/$defs/{n + 1}"} for n in order}
+    return {"$defs": {**made, f"{count}": {"const": "x"}}, "$ref": "#/$defs/0"}
+
+
 A, B = "#/$defs/a", "#/$defs/b"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"type": "string", "pattern": "^a{100000}$"}, "too many"),
@@ -267,6 +287,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"type": "object", "properties": [1]}, "must be an object"),
     ({"type": "integer", "minimum": 5, "maximum": 2}, "Unsatisfiable"),
     ({"allOf": [{"anyOf": [fields(9, const=n) for n in range(9)]} for _ in range(6)]}, "too large"),
+    ({"allOf": parts_of_text(20)}, "joins more than 6 patterns"),
+    ({"allOf": [fields(1, **part) for part in parts_of_text(20)]}, "joins more than 6 patterns"),
+    (chained(20, "allOf"), "joins more than 6 patterns"),
+    (chained(20, "anyOf"), "joins more than 6 patterns"),
+    (by_references(20, joined=True), "joins more than 6 patterns"),
+    (
+        {"type": "object", "patternProperties": {f"^{n:04}$": {"type": "integer"} for n in range(500)}},
+        "at most 16 patternProperties, got 500",
+    ),
+    ({"const": "\ud800"}, "no JSON: .*surrogates"),
+    (fields(1, type="string", description="\ud800"), "no JSON: .*surrogates"),
+    ({"type": "number", "minimum": float("nan")}, "no JSON: Out of range"),
+    ({"type": "number", "maximum": float("inf")}, "no JSON: Out of range"),
+    ({"type": "integer", "minimum": 10**400}, "number out of range"),
+    ({"$ref": "#" + "/a" * 8000}, "Pointer '/a/a"),
+    ({"$ref": "#/allOf/" + "9" * 5000, "allOf": [{}]}, "Failed to parse array index"),
 ]
 
 
@@ -276,6 +312,25 @@ def test_schemas_that_cannot_be_used_are_refused_at_once(schema: dict[str, Any],
     with pytest.raises(ConstraintError, match=says):
         GRAMMARS.json(schema)
     # The thread's own time: others may run meanwhile.
+    assert time.thread_time() - start < 0.1
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        by_references(450, joined=False),
+        {"anyOf": [*({"$ref": f"#/anyOf/{n}"} for n in range(1, 501)), {"type": "null"}]},
+        {"allOf": parts_of_text(3), "type": "string", "minLength": 3},
+        fields(150, type="string", pattern="^[a-z]{2,9}$", maxLength=7),
+        # Names of fields that are also keys of schemas, and a hint beside a reference.
+        {**fields(1, **{"$ref": A, "title": "x"}), "$defs": {"a": fields(9, type="string", format="date")}},
+        {"type": "object", "properties": {"pattern": {"const": 1}, "allOf": {"const": 2}}},
+    ],
+    ids=[str(number) for number in range(6)],
+)
+def test_large_schemas_are_compiled_at_once(schema: dict[str, Any]) -> None:
+    start = time.thread_time()
+    assert GRAMMARS.json(schema)
     assert time.thread_time() - start < 0.1
 
 
@@ -364,6 +419,9 @@ def test_a_template_with_tools_lets_the_model_choose() -> None:
             },
         ],
     }
+    # Arguments that are no text of JSON stay as they are.
+    broken = {"id": "2", "type": "function", "function": {"name": "add", "arguments": '"\\ud800"'}}
+    said["tool_calls"] = [*cast("Any", said["tool_calls"]), broken]
     tool = {
         "type": "function",
         "function": {"name": "add", "description": "<|im_start|>", "parameters": FIXED},
