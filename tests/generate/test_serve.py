@@ -22,7 +22,9 @@ import numpy as np
 import pytest
 from chosen import ROOT, SEARCHED
 from kept_connections import Asked, check_kept_connections, check_next
+from serve import app, keys_of
 from serving import HELLO, RANDOM, Serving, chat, openai, post, serving, until
+from text import InputError
 
 pytestmark = [
     pytest.mark.examples,
@@ -429,12 +431,51 @@ def children(process: int) -> list[int]:
     return [int(one) for task in tasks for one in (task / "children").read_text().split()]
 
 
+# An empty file would let everybody in, and so would an empty key.
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        (b"\n \n", "there must be a key"),
+        (b"a\n=3\n", "none may be empty"),
+        (b"a=b\n", "could not convert string to float: 'b'"),
+        (b"a=-1\n", "the weight of 'a' must be a finite number"),
+        (b"a=nan\n", "the weight of 'a' must be a finite number"),
+        (b"\xff\n", "ASCII letters alone"),
+    ],
+)
+def test_keys_that_are_wrong(tmp_path: Path, keys: bytes, says: str) -> None:
+    (tmp_path / "keys").write_bytes(keys)
+    with pytest.raises(InputError, match=re.escape(says)):
+        keys_of(tmp_path / "keys")
+
+
+def test_keys_may_have_spaces_around_them(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_bytes(b" gold = 3 \r\n\r\nfree\n")
+    assert keys_of(tmp_path / "keys") == {"gold": 3.0, "free": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("port", value) for value in ("-1", "65536", "x")),
+        *((name, value) for name in ("pages", "sequences", "layers") for value in ("0", "-5", "x")),
+        *(("faults", value) for value in ("0", "-1", "nan", "inf")),
+    ],
+)
+def test_an_option_out_of_range_is_named(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app([f"--{name}={value}"])
+    assert ended.value.code != 0
+    assert f"--{name}" in "".join(capsys.readouterr())
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         (("--gguf", "missing.gguf"), "cannot read missing.gguf as a GGUF file"),
         (("--random-weights", "--layers", "1", "--backend", "bogus"), "bogus"),
         (("--random-weights", "--layers", "1", "--keys", "missing.txt"), "missing.txt"),
+        (("--host", "192.0.2.1"), "cannot listen at 192.0.2.1, port 0: "),
     ],
 )
 def test_what_a_user_can_do_something_about(tmp_path: Path, options: tuple[str, ...], says: str) -> None:
