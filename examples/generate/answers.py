@@ -6,15 +6,15 @@ import codecs
 import json
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
 import attrs
 import trio
 from asked import AskedChat, AskedText
 from constraints import ConstraintError
-from errors import told_of
+from errors import TOLD, told_of
 from generation import Generation, Prompt
 from model import Token
 from starlette.responses import JSONResponse, StreamingResponse
@@ -25,6 +25,9 @@ from tools import CallReader
 import trio_accel as ta
 
 __all__ = ["Answer"]
+
+# Texts of one tenant that are made, or wait.
+MOST_OPEN = 1024
 
 _Fields: TypeAlias = dict[str, Any]
 _Tokens: TypeAlias = ta.patterns.PartStream[int]
@@ -66,6 +69,22 @@ class Answer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Make the texts, and send them. When the client leaves, the sequences leave the batch."""
+        with self._counted():
+            await self._answer(scope, receive, send)
+
+    @contextmanager
+    def _counted(self) -> Generator[None]:
+        """Count the texts of a tenant while they are made, so that none of them fills the queue alone."""
+        open_, tenant = self.generation.open, self.prompts[0].tenant
+        if open_[tenant] + len(self.prompts) > MOST_OPEN:
+            raise TOLD[ta.MailboxFullError]
+        open_[tenant] += len(self.prompts)
+        try:
+            yield
+        finally:
+            open_[tenant] -= len(self.prompts)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.pieces() as pieces:
             first = await anext(pieces)  # an error before it is no event, but an answer of its own
             if self.asked.stream:

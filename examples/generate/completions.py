@@ -45,13 +45,14 @@ class Service:
         generation: What goes on with prompts.
         grammars: What compiles the forms of answers.
         encoder: What makes embeddings; None for nothing.
-        keys: Shares by the keys of clients; without any, every client is served.
+        keys: Names of tenants by the keys of clients; without any, every client is served. Metrics show the
+            names, and not the keys.
     """
 
     generation: Generation
     grammars: Grammars
     encoder: Encoder | None = None
-    keys: Mapping[str, float] = {}
+    keys: Mapping[str, str] = {}
 
     @property
     def models(self) -> list[str]:
@@ -64,11 +65,11 @@ def application(service: Service) -> Starlette:
     readers = trio.CapacityLimiter(READERS)
 
     async def read_in_thread(function: Any, kind: Any, request: Request) -> Any:
-        key = key_of(request, service.keys)
+        tenant = tenant_of(request, service.keys)
         if request.method == "HEAD":  # which comes with GET: nobody would get the text
             raise HTTPException(405)
         given = await request.body() if request.method == "POST" else request.query_params
-        reading = partial(function, kind, given, service, key)
+        reading = partial(function, kind, given, service, tenant)
         return await trio.to_thread.run_sync(reading, abandon_on_cancel=True, limiter=readers)
 
     async def complete(kind: type[AskedChat | AskedText], request: Request) -> Answer:
@@ -77,14 +78,15 @@ def application(service: Service) -> Starlette:
 
     async def embed(request: Request) -> Response:
         encoder, asked, rows = await read_in_thread(read_embeddings, AskedEmbeddings, request)
-        return JSONResponse(await encoder.answer(rows, asked.encoding_format))
+        tenant = tenant_of(request, service.keys)
+        return JSONResponse(await encoder.answer(rows, asked.encoding_format, tenant))
 
     async def models(request: Request) -> Response:
-        key_of(request, service.keys)
+        tenant_of(request, service.keys)
         return JSONResponse({"object": "list", "data": list(map(model_object, service.models))})
 
     async def model(request: Request) -> Response:
-        key_of(request, service.keys)
+        tenant_of(request, service.keys)
         name = request.path_params["name"]
         if name not in service.models:
             raise no_model(name, service.models)
@@ -113,12 +115,15 @@ def no_model(name: object, names: list[str]) -> ApiError:
     return ApiError(what, "model", "model_not_found", 404)
 
 
-def key_of(request: Request, keys: Mapping[str, float]) -> str:
-    """The key of a request, which is the name of its tenant."""
-    key = request.headers.get("authorization", "").removeprefix("Bearer ")
+def tenant_of(request: Request, keys: Mapping[str, str]) -> str:
+    """The tenant of a request, by its key."""
+    scheme, _, key = request.headers.get("authorization", "").partition(" ")
+    # RFC 9110: the scheme is the same in small letters.
+    key = key.strip() if scheme.lower() == "bearer" else ""
     if keys and key not in keys:
-        raise ApiError("there is no such key", code="invalid_api_key", status=401)
-    return key if keys else ""
+        what = "there is no such key: send one as Authorization: Bearer KEY"
+        raise ApiError(what, code="invalid_api_key", status=401)
+    return keys.get(key, "")
 
 
 def fields_of(body: bytes) -> dict[str, Any]:

@@ -255,7 +255,7 @@ def _ends(
     def known(value: Any) -> bool:
         is_known = not isinstance(value, dict) or id(cast("Any", value)) in ends
         if not is_known:
-            waiting.setdefault(id(value), []).append(node)
+            waiting.setdefault(id(cast("Any", value)), []).append(node)
         return is_known
 
     if not known(_target(node.get("$ref"), root)) or not all(map(known, _listed(node.get("allOf")))):

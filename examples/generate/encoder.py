@@ -1,11 +1,11 @@
-"""Embeddings of texts, by the encoder of `examples/encode` and a `Batcher`."""
+"""Embeddings of texts, by the encoder of `examples/encode` and a `Batcher`, in fair shares."""
 
 from __future__ import annotations
 
 import base64
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -20,7 +20,7 @@ from errors import ApiError
 from text import InputError, Text
 
 import trio_accel as ta
-from trio_accel.patterns import Batcher, Call
+from trio_accel.patterns import Batcher, FairCall, FairScheduler
 
 sys.path.append(str(Path(__file__).parents[1] / "encode"))
 import minilm_files
@@ -31,6 +31,8 @@ __all__ = ["Encoder", "open_encoder"]
 
 # The publisher has trained all-MiniLM-L6-v2 with that many (sentence_bert_config.json).
 MOST_TOKENS = 256
+# Texts of one tenant that wait; one more is refused.
+MOST_WAITING = 4096
 _Tokens: TypeAlias = npt.NDArray[np.int64]
 _Embedding: TypeAlias = npt.NDArray[np.float32]
 
@@ -53,7 +55,7 @@ class Encoder:
         words: Tokens that there are.
         most: The most tokens of a text.
         tokenize: Makes the tokens.
-        batcher: Makes an embedding of tokens.
+        turns: Makes an embedding of tokens, in the fair turn of its tenant.
     """
 
     name: str
@@ -61,7 +63,7 @@ class Encoder:
     words: int
     most: int
     tokenize: Tokenize
-    batcher: ta.Ref[Batcher[_Tokens, _Embedding]]
+    turns: ta.Ref[FairScheduler[_Tokens, _Embedding]]
 
     def tokens(self, given: Given) -> list[list[int]]:
         """Return the tokens of each text, and refuse those that have none, or too many. Blocking."""
@@ -78,12 +80,13 @@ class Encoder:
                 raise ApiError(f"{name} must have tokens from 0 to {self.words - 1}", "input")
         return found
 
-    async def answer(self, rows: Sequence[Sequence[int]], form: str) -> dict[str, Any]:
-        """Return the embeddings of texts as the interface has them."""
+    async def answer(self, rows: Sequence[Sequence[int]], form: str, tenant: str = "") -> dict[str, Any]:
+        """Return the embeddings of texts of a tenant as the interface has them."""
         found: list[Any] = [None] * len(rows)
 
         async def embed(number: int) -> None:
-            ask = partial(self.batcher.ask, Call(np.array(rows[number], np.int64)))
+            call = FairCall(np.array(rows[number], np.int64), tenant=tenant, cost=len(rows[number]))
+            ask = partial(self.turns.ask, call)
             found[number] = await outcome.acapture(ask)
 
         async with trio.open_nursery() as nursery:
@@ -107,7 +110,11 @@ def _as(form: str, embedding: _Embedding) -> list[float] | str:
 
 
 async def open_encoder(
-    system: ta.System, device: ta.Device, folder: Path | None, random: Text | None
+    system: ta.System,
+    device: ta.Device,
+    folder: Path | None,
+    random: Text | None,
+    weights: Mapping[str, float] | None = None,
 ) -> Encoder | None:
     """Copy an encoder to a device, and open its batcher.
 
@@ -116,6 +123,7 @@ async def open_encoder(
         device: The device.
         folder: The model: see `minilm_files.find_model`. None for the installed one.
         random: Makes the tokens of a small encoder of random weights; None for a model.
+        weights: Shares of the tenants; None for any tenant, with equal shares.
 
     Returns:
         The encoder; None if no folder is given, and none is installed.
@@ -144,9 +152,16 @@ async def open_encoder(
     batcher: ta.Ref[Batcher[_Tokens, _Embedding]] = await system.spawn(
         Batcher, encoder.embed, max_size=encoder.batch, max_in_flight=1, bucket=encoder.check, name="encoder"
     )
-    return Encoder(
-        name=name, width=shape.width, words=shape.words, most=most, tokenize=tokenize, batcher=batcher
+    turns: ta.Ref[FairScheduler[_Tokens, _Embedding]] = await system.spawn(
+        FairScheduler,
+        batcher,
+        # A batch runs, and the next one waits for it.
+        max_in_flight=2 * encoder.batch,
+        weights=weights,
+        max_queued=MOST_WAITING,
+        name="encoder_turns",
     )
+    return Encoder(name=name, width=shape.width, words=shape.words, most=most, tokenize=tokenize, turns=turns)
 
 
 def _encode(text: Text, texts: Sequence[str]) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from operator import attrgetter
@@ -199,6 +200,7 @@ class Generation:
         recompute: Whether a sequence that is set aside is computed again where the host has no room for a
             copy. Its tokens may differ then, unless the model is exact.
         shares: Whether tenants share pages of equal beginnings: see `Pages.open` for what that shows them.
+        open: Texts that are made or wait, by their tenants: who asks the batcher counts and bounds them.
         batcher: What is asked: `ta.patterns.open_parts` of it has the tokens of a `Prompt`.
     """
 
@@ -208,6 +210,7 @@ class Generation:
     size: int
     recompute: bool = True
     shares: bool = False
+    open: Counter[str] = attrs.field(factory=Counter[str], init=False)
     batcher: ta.Ref[_Batcher] = attrs.field(init=False)
     _company: _Company | None = attrs.field(default=None, init=False)
     _running: int = attrs.field(default=0, init=False)
@@ -486,6 +489,8 @@ async def open_generation(
         max_sequences=sequences,
         max_positions=max(512, sequences) if positions is None else positions,
         ahead=int(ahead),
+        # Each tenant has a bound of its own: see `Generation.open`.
+        capacity=None,
         leave=made.leave,
         name="batcher",
     )

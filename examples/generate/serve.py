@@ -120,7 +120,9 @@ def keys_of(path: Path | None) -> Mapping[str, float]:
 
 async def run(given: Options) -> int:
     """Serve until a signal comes; returns 1 if a token was wrong under faults."""
-    keys = keys_of(given.keys)
+    shares = keys_of(given.keys)
+    keys = {key: f"key {number}" for number, key in enumerate(shares, 1)}
+    weights = {keys[key]: share for key, share in shares.items()} or None
     async with AsyncExitStack() as stack:
         enter = stack.enter_async_context
         # First of all: a port that is taken is known before anything is loaded.
@@ -150,13 +152,15 @@ async def run(given: Options) -> int:
         )
         model = await enter(opening(device, loaded.config, loaded.weights))
         generation = await enter(
-            open_generation(system, model, loaded, weights=keys or None, sequences=given.sequences)
+            open_generation(system, model, loaded, weights=weights, sequences=given.sequences)
         )
         is_random = given.random_weights and given.encoder is None
         service = Service(
             generation=generation,
             grammars=await trio.to_thread.run_sync(Grammars, loaded),
-            encoder=await open_encoder(system, device, given.encoder, loaded.text if is_random else None),
+            encoder=await open_encoder(
+                system, device, given.encoder, loaded.text if is_random else None, weights
+            ),
             keys=keys,
         )
         faults = Faults(generation, given.faults or math.inf, given.dtype, given.exact)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
 from encoder import Encoder, open_encoder
 from errors import ApiError
 from minilm_float64 import embed_one
@@ -81,3 +82,21 @@ async def test_kills_change_no_embedding(system: ta.System, tmp_path: Path) -> N
 async def test_a_folder_that_is_no_encoder(system: ta.System, device: ta.Device, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"config\.json"):
         await open_encoder(system, device, tmp_path, None)
+
+
+async def test_a_tenant_with_many_texts_does_not_hold_up_another(
+    system: ta.System, device: ta.Device, tmp_path: Path
+) -> None:
+    encoder = await opened(system, device, tmp_path / "model")
+    rows, ended = encoder.tokens(TEXTS[1:2]), list[str]()
+
+    async def ask(tenant: str, count: int) -> None:
+        await encoder.answer(rows * count, "float", tenant)
+        ended.append(tenant)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(8):
+            nursery.start_soon(ask, "many", 128)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(ask, "few", 1)
+    assert ended.index("few") <= 1

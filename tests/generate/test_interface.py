@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import select
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -489,3 +491,31 @@ def test_values_of_logprobs_sum_to_less_than_one(service: Serving) -> None:
         values = [one.logprob for one in entry.top_logprobs]
         assert values == sorted(values, reverse=True)
         assert 0 < np.exp(values).sum() <= 1
+
+
+def test_a_key_that_asks_for_too_much_does_not_lock_others_out() -> None:
+    many = json.dumps({"model": "random", "prompt": ["a"] * 128, "max_tokens": 4000, "stream": True})
+    with serving(*RANDOM, "--sequences", "4", GENERATE_KEYS="gold=3, free") as service:
+        key = "Authorization: bearer gold"
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{key}\r\nContent-Length: {len(many)}\r\n\r\n"
+        clients = [service.send((head + many).encode()) for _ in range(9)]
+        try:
+            # Eight of them are served, slowly, and the ninth is told to come later.
+            until(lambda: any(b" 503 " in head for head in heads_of(clients)), 20)
+            assert is_answered(service.client("free"))
+            # Keys are secrets.
+            assert "gold" not in service.get("/metrics")
+        finally:
+            for sock in clients:
+                sock.close()
+        until(lambda: service.pages() == 0, 20)
+
+
+def heads_of(clients: list[socket.socket]) -> list[bytes]:
+    """The first bytes of the answers that have begun."""
+    found, _, _ = select.select(clients, [], [], 0.1)
+    return [sock.recv(40, socket.MSG_PEEK) for sock in found]
+
+
+def is_answered(client: Any) -> bool:
+    return chat(client, max_tokens=1).choices[0].finish_reason == "length"

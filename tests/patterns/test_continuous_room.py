@@ -116,6 +116,20 @@ async def test_a_short_request_beside_many_long_ones_of_another_tenant(
     assert set(cache.aside) <= set(range(64))
 
 
+@pytest.mark.parametrize(("places", "weight"), [(2, 1.0), (4, 3.0), (7, 6.0), (12, 11.0), (11, 0.1)])
+async def test_a_tenant_gets_its_place_where_equal_shares_are_left(
+    autojump_clock: MockClock, places: int, weight: float
+) -> None:
+    """Its share is as large as that of the other tenant then: rounded up or down, by sums of floats."""
+    long = [Visit(number=n, at=n * 1e-4, parts=400, tenant="many") for n in range(3 * places)]
+    short = [Visit(number=len(long), at=50.4, parts=100, tenant="few")]
+    cache = Cache(total=1e6)
+    seen = await run(cache, [*long, *short], max_sequences=places, weights={"many": weight})
+    assert cache.steps_until_first(short[0]) <= 1 + 3
+    # It keeps its place, and one sequence of the other tenant waits meanwhile.
+    assert seen.set_aside <= 2
+
+
 async def test_tenants_have_shares_of_the_places(autojump_clock: MockClock) -> None:
     """Three to one by their weights, once both have asked for more than there is."""
     visits = [Visit(number=n, at=n * 1e-4, parts=200, tenant="a") for n in range(40)]

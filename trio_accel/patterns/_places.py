@@ -6,8 +6,8 @@ which a level of priority goes before some arrivals of the level below. These ru
 * A step without room sets one aside: of the tenant that has the most for its weight, the last by rank.
 * A place or room that is free goes to the tenant that has the least for its weight: first to its sequences
   that were set aside, then to those that wait.
-* If none is free, a sequence takes the place of another: of a tenant that has more, even after both have
-  moved; or of its own tenant, if it was set aside for a while and is before the other by rank. So no two
+* If none is free, a sequence takes the place of another: of a tenant that has as much or more after both
+  have moved; or of its own tenant, if it was set aside for a while and is before the other by rank. So no two
   displace each other in turns.
 * One that has its turn, but no room, waits beside the queue, as if it had been set aside. So small ones may
   overtake it.
@@ -235,8 +235,9 @@ class Places(Generic[ItemT, PartT]):
                 return not one.is_stuck
             if entry.tenant == one.tenant:
                 return has_waited and entry.rank < one.rank and step >= one.stays_until
-            is_over = look.share(entry) < look.share(one, look.held[one])
-            return is_over and (has_waited or not entry.is_aside)
+            # Sums of floats are equal up to rounding.
+            is_fair = look.share(entry) <= look.share(one, look.held[one]) * (1 + 1e-9)
+            return is_fair and (has_waited or not entry.is_aside)
 
         look.count(entry, 1, part)
         while len(self.running) - len(chosen) >= self.most or wanted > available:
