@@ -207,6 +207,44 @@ async def test_two_recordings_in_one_file(system: ta.System, tmp_path: Path) -> 
         assert (await replay.replay(journal, device, until=3)).compared == 1
 
 
+async def test_two_recordings_of_one_device(system: ta.System, isolation: Isolation) -> None:
+    journals = outer, inner = replay.MemoryJournal(), replay.MemoryJournal()
+    options = ta.DeviceOptions(isolation=isolation)
+    async with system.open_device(BACKEND, options=options) as device:
+        before = await device.put(np.ones((3, 3)))
+        async with replay.record(device, outer):
+            x = await device.put(np.eye(3) + 1)
+            async with replay.record(device, inner):
+                # Each lacks some content that the launch needs, and has it refused.
+                await (x @ before).to_host()
+                product = (x @ before).start()
+                await product.value.to_host()
+                large = await device.put(np.full((300, 500), 0.5))
+                await (large + 1.0).to_host()
+                await ta.linalg.scal(2.0, x)
+            await (x + before).to_host()
+    for journal, compared in zip(journals, (4, 3), strict=True):
+        report = await replayed(system, journal, "inline")
+        assert report.is_same, report
+        assert report.compared == compared
+        assert {each.why for each in report.skipped} <= {
+            "it ended with NotExecutedError when it was recorded"
+        }
+
+
+async def test_a_full_disk_of_one_of_two_recordings(device: ta.Device, system: ta.System) -> None:
+    journal = replay.MemoryJournal()
+    x = await device.put(np.ones(4))
+    async with replay.record(device, journal):
+        await ta.linalg.scal(2.0, x)
+        # The content of `x` is the second entry, and the launch the third.
+        await asked_of_a_full_disk(device, Failing(2), x)
+        assert (await x.to_host()).tolist() == [2.0] * 4
+    report = await replayed(system, journal, "inline")
+    assert report.is_same, report
+    assert (report.operations, report.compared) == (2, 1)
+
+
 class Failing:
     """A journal on a disk that is full from some entry on."""
 

@@ -177,13 +177,14 @@ def _check(loaded: Loaded) -> None:
     """
     blocks: dict[int, Any] = {}
     for step in loaded.steps:
-        if not isinstance(step, Asked) or (step.failure and step.failure[0] in NEVER_DONE):
+        if not isinstance(step, Asked):
             continue
-        made = [*step.allocations]
-        made += [(block, nbytes) for block, (nbytes, _) in step.contents.items()]
+        is_done = step.failure is None or step.failure[0] not in NEVER_DONE
+        made = [(block, nbytes) for block, (nbytes, _) in step.contents.items()]
+        made += step.allocations if is_done else ()
         blocks.update({block: SimpleNamespace(id=block, nbytes=nbytes) for block, nbytes in made})
         # An operation that uses the result of a skipped one is skipped, too.
-        if all(block in blocks for _, block in step.uses):
+        if is_done and all(block in blocks for _, block in step.uses):
             Again(step, blocks).check()
 
 

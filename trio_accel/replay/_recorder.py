@@ -68,20 +68,14 @@ class ReadBlock(Operation[Any, HostArray]):
         return Planned(CopyToHostSpec(self.host, source), self.host)
 
 
-class _UnreadError(Exception):
-    """The journal lacks the contents of blocks."""
+class _UnwrittenError(Exception):
+    """The journal of a recorder lacks contents, which a hook must not wait for."""
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(
+        self, recorder: _Recorder, blocks: Sequence[Block] = (), arrays: Sequence[HostArray] = ()
+    ) -> None:
         super().__init__()
-        self.blocks = blocks
-
-
-class _LargeError(Exception):
-    """A thread must write host arrays first."""
-
-    def __init__(self, arrays: Sequence[HostArray]) -> None:
-        super().__init__()
-        self.arrays = arrays
+        self.recorder, self.blocks, self.arrays = recorder, blocks, arrays
 
 
 @attrs.define(eq=False)
@@ -89,6 +83,8 @@ class _Ask:
     """One ask.
 
     Attributes:
+        recorder: Its recorder; a device may have several.
+        outer: The ask of another recorder, or of another device, around it.
         number: Number of its launch; 0 before that.
         outputs: Blocks that it writes.
         allocations: Ids and bytes of those that it makes.
@@ -99,6 +95,8 @@ class _Ask:
         is_submitted: Whether it was submitted.
     """
 
+    recorder: _Recorder
+    outer: _Ask | None = None
     number: int = 0
     outputs: Sequence[Block] = ()
     allocations: Sequence[tuple[int, int]] = ()
@@ -186,8 +184,11 @@ class _Recorder:
     def validated(self, launch: Launch, /) -> None:
         """Write a validated launch."""
         ask = _ASK.get()
-        if ask is None or ask.is_over:
-            ask = self._submission = _Ask(is_submitted=True)
+        while ask is not None and not ask.is_own and (ask.is_over or ask.recorder is not self):
+            ask = ask.outer
+        if ask is None:
+            self._refused()
+            ask = self._submission = _Ask(self, is_submitted=True)
         elif ask.is_own:
             return
         # No comprehension here and below: each would be a call for each operation.
@@ -200,7 +201,7 @@ class _Recorder:
         if unread and ask.is_submitted:
             self._submit_reads(unread)
         elif unread:
-            raise _UnreadError(unread)
+            raise _UnwrittenError(self, unread)
         if ask.number:
             # Its context was lost before it ran, and it was planned again.
             self.append(("failed", ask.number, "NotExecutedError", "it was planned again"))
@@ -218,7 +219,7 @@ class _Recorder:
             large: list[HostArray] = []
             plain = plain_launch(launch, self._recipes, partial(self._host, ask, large))
             if large:
-                raise _LargeError(large)
+                raise _UnwrittenError(self, arrays=large)
             if launch.library not in self._modules:
                 self._note_modules(launch)
             self.append(("launch", number, *plain))
@@ -247,31 +248,30 @@ class _Recorder:
         """Ask, and write what an operation has filled on the host."""
 
         async def asked(operation: Operation[Any, Any], **unknown: Any) -> Any:
-            own = _Ask()
+            own = _Ask(self, _ASK.get())
             token = _ASK.set(own)
             try:
                 while True:
                     try:
                         reply = await ask(operation, **unknown)
-                    except _UnreadError as error:
-                        unread: Any = error.blocks
-                    except _LargeError as error:
-                        await self._write_hosts(error.arrays, own)
-                        continue
                     except BaseException as error:
-                        self._failed(own, error)
-                        raise
+                        if not isinstance(error, _UnwrittenError) or error.recorder is not self:
+                            self._failed(own, error)
+                            raise
+                        unwritten = error
                     else:
                         if own.filled:
                             await self._write_filled(own)
                         return reply
+                    await self._write_hosts(unwritten.arrays, own)
                     own.is_own = True
-                    await self._read(unread, ask)
+                    await self._read(unwritten.blocks)
                     own.is_own = False
             finally:
                 own.is_over = True
                 # The frames of an error must not keep memory.
                 own.outputs = own.filled = ()
+                own.outer = None
                 _ASK.reset(token)
 
         return asked
@@ -289,6 +289,12 @@ class _Recorder:
                 self._keep_filled(ask)
 
         self._when_done(pending, settled)
+
+    def _refused(self) -> None:
+        """Note that another recorder refused the last submission."""
+        ask, self._submission = self._submission, None
+        if ask is not None:
+            self._failed(ask, _UnwrittenError(self))
 
     def _when_done(self, pending: Pending[Any], call: Any) -> None:
         self._open += 1
@@ -312,20 +318,22 @@ class _Recorder:
     # Entries.
 
     def _failed(self, ask: _Ask, error: BaseException) -> None:
-        # A cancellation must not be replaced by another error.
-        if not ask.number or isinstance(error, JournalError):
+        if not ask.number:
             return
         made = [block for block in ask.outputs if block.id in dict(ask.allocations)]
         is_done = isinstance(error, Exception) and any(not (each.damages or each.is_unmade) for each in made)
-        if is_done and type(error).__name__ not in NEVER_DONE:
+        is_refused = isinstance(error, (_UnwrittenError, JournalError))
+        if is_done and not is_refused and type(error).__name__ not in NEVER_DONE:
             # The reply was refused, which says nothing of the operation.
             if ask.filled:
                 self._keep_filled(ask)
             return
         # Whether it has written them is not known.
         self._known.difference_update([block.id for block in ask.outputs])
+        name = "NotExecutedError" if is_refused else type(error).__name__
+        # A cancellation must not be replaced by another error.
         try:
-            self.append(("failed", ask.number, type(error).__name__, str(error)[:1000]))
+            self.append(("failed", ask.number, name, str(error)[:1000]))
         except JournalError as failed:
             self._error = failed
 
@@ -362,14 +370,14 @@ class _Recorder:
         for array in arrays:
             ask.blobs[id(array)] = await _in_thread(self._blob, array)
 
-    async def _read(self, blocks: Iterable[Block], ask: Ask) -> None:
+    async def _read(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             if (other := self._reading.get(block.id)) is not None:
                 await other.wait()
             elif block.id not in self._known:
                 over = self._reading[block.id] = trio.Event()
                 try:
-                    await self._read_one(block, ask)
+                    await self._read_one(block)
                     # A lease may have written meanwhile.
                     if self._reading.get(block.id) is over:
                         self._known.add(block.id)
@@ -378,9 +386,9 @@ class _Recorder:
                         del self._reading[block.id]
                     over.set()
 
-    async def _read_one(self, block: Block, ask: Ask) -> None:
+    async def _read_one(self, block: Block) -> None:
         try:
-            content: HostArray | None = await ask(ReadBlock(block))
+            content: HostArray | None = await self.device.dispatch.ask(ReadBlock(block))
         except Exception:  # noqa: BLE001  # it is damaged, which its user learns from the device
             content = None
         if block.nbytes > _LARGE_BYTES:
@@ -389,7 +397,7 @@ class _Recorder:
             self._keep_content(block, content)
 
     def _submit_reads(self, blocks: Iterable[Block]) -> None:
-        own = _ASK.set(_Ask(is_own=True))
+        own = _ASK.set(_Ask(self, is_own=True))
         number = self.recording.operations + 1
         try:
             for block in blocks:
@@ -425,7 +433,7 @@ class _Recorder:
                 self.append(("module", module, module_digest(module)))
 
     async def mark(self, label: str, arrays: dict[str, AccelRef]) -> None:
-        own = _ASK.set(_Ask(is_own=True))
+        own = _ASK.set(_Ask(self, is_own=True))
         try:
             found = [(name, await self.device.dispatch.ask(ToHost(ref))) for name, ref in arrays.items()]
         finally:
@@ -443,6 +451,7 @@ class _Recorder:
         Raises:
             JournalError: An outcome could not be written.
         """
+        self._refused()
         while self._open:
             self._settled = trio.Event()
             await self._settled.wait()

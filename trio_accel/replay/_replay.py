@@ -206,12 +206,11 @@ def _result_of_chain(spec: ChainSpec) -> ArraySpec | None:
 async def once(step: Asked, player: Player, report: Report) -> Again | None:
     """Ask a launch again; None if that was not done, or has failed."""
     failed = step.failure
+    # Later operations need what was read before one that was never done.
+    why = await player.give(step)
     if failed is not None and failed[0] in NEVER_DONE:
-        report.skipped.append(
-            Skipped(step.number, step.name, f"it ended with {failed[0]} when it was recorded")
-        )
-        return None
-    if why := await player.give(step):
+        why = f"it ended with {failed[0]} when it was recorded"
+    if why:
         report.skipped.append(Skipped(step.number, step.name, why))
         return None
     recorded = "" if failed is None else f"{failed[0]}: {failed[1]:.200}"
