@@ -30,7 +30,7 @@ from operations_table import CAPABILITIES, public_functions
 
 import trio_accel as ta
 from trio_accel.backends import describe
-from trio_accel.backends.base.kit.kernels import kernels_of
+from trio_accel.backends.base.kit.kernels import KernelEntry, kernels_of
 from trio_accel.backends.base.kit.library import LibraryEntry
 from trio_accel.devices import Planned
 
@@ -250,14 +250,21 @@ def _versions() -> dict[str, str]:
 
 def _refused() -> dict[str, set[str]]:
     """By the names of specifications, the dtypes that the kernels of the backend do not have."""
+    refused: dict[str, set[str]] = {}
+    for name, kernel in kernels_of_backend().items():
+        allowed = next(iter(kernel.dtypes.values()), tuple(ta.DType))
+        refused[name] = {str(dtype) for dtype in ta.DType if dtype not in allowed}
+    return refused
+
+
+def kernels_of_backend() -> dict[str, KernelEntry]:
+    """Return the kernels of all libraries of the backend, by the names of their operations."""
     package = f"trio_accel.backends.{BACKEND}"
     libraries: Mapping[str, LibraryEntry] = import_module(f"{package}.manifest").LIBRARIES
-    refused: dict[str, set[str]] = {}
+    kernels: dict[str, KernelEntry] = {}
     for entry in libraries.values():
         module = entry.load(package)
         owners = (getattr(module, entry.cls).__mro__ if entry.cls else ()) or (module,)
         for owner in owners:
-            for name, kernel in kernels_of(vars(owner), BACKEND).items():
-                allowed = next(iter(kernel.dtypes.values()), tuple(ta.DType))
-                refused[name] = {str(dtype) for dtype in ta.DType if dtype not in allowed}
-    return refused
+            kernels |= kernels_of(vars(owner), BACKEND)
+    return kernels
