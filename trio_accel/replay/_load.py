@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -82,7 +84,7 @@ class _Reader:
         self._environment: Mapping[str, str] = {}
         self._modules: dict[str, str] = {}
         self._asked: dict[int, Asked] = {}
-        self._contents: list[tuple[int, int, Any, int]] = []
+        self._contents: list[tuple[int, int, int, Any]] = []
 
     def take(self, entry: Entry) -> None:
         """Take an entry; a later version may have further kinds, which are left out."""
@@ -120,7 +122,7 @@ class _Reader:
         self._steps.append(Outside(number + self._before, name))
 
     def _on_content(self, block: int, nbytes: int, content: Any, before: int) -> None:
-        self._contents.append((block, nbytes, content, before + self._before))
+        self._contents.append((before + self._before, block, nbytes, content))
 
     def _on_result(self, number: int, arrays: tuple[Entry, ...]) -> None:
         self._asked[number + self._before].results = arrays
@@ -135,9 +137,11 @@ class _Reader:
 
     def loaded(self) -> Loaded:
         """Return what was read; contents may follow the launches that need them."""
-        for block, nbytes, content, before in self._contents:
-            if before in self._asked:
-                self._asked[before].contents[block] = nbytes, content
+        numbers = sorted(self._asked)
+        for before, block, nbytes, content in sorted(self._contents, key=itemgetter(0)):
+            # An operation whose results came from outside may have used it first.
+            for number in numbers[bisect_left(numbers, before) :][:1]:
+                self._asked[number].contents[block] = nbytes, content
         loaded = Loaded(self._steps, self._environment, self._modules, self._over())
         _check(loaded)
         return loaded
