@@ -112,15 +112,33 @@ class Runs:
         return os.system, ("touch /tmp/trio_accel_must_not_exist",)
 
 
+def nested(depth: int) -> tuple[object, ...]:
+    """Return a tuple of a few bytes that stands for very many values."""
+    value: tuple[object, ...] = ()
+    for _ in range(depth):
+        value = (value,) * 4
+    return value
+
+
 @pytest.mark.parametrize(
     ("entry", "why"),
     [
-        (pickle.dumps(("part", Runs())), "names posix.system"),
-        (pickle.dumps(("part", Path("x"))), r"names pathlib\.\w+"),
-        (b"rubbish", "cannot be read"),
+        (pickle.dumps(("part", Runs())), "holds more than plain values: opcode 0x93 at byte"),
+        (pickle.dumps(("part", Runs()), 2), "opcode 0x71"),
+        (pickle.dumps(("part", Path("x"))), "opcode 0x93"),
+        (b"\x80\x05\x8c\x01xQ.", "opcode 0x51"),
+        # Opcodes that take memory: a place in a table, and a buffer before its content is there.
+        (b"\x80\x05)r\xff\xff\xff\xff.", "opcode 0x72"),
+        (b"\x80\x05)p9999999999\n.", "opcode 0x70"),
+        (b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b"x.", "opcode 0x96"),
+        (b"\x80\x05\x8e" + (1 << 62).to_bytes(8, "little") + b"x.", "cannot be read"),
+        (pickle.dumps(("part", nested(60))), r"an entry of the journal has \d+ values in \d+ bytes"),
+        (pickle.dumps(("part", (nested(7),) * 4)), r"an entry of the journal has \d+ values in \d+ bytes"),
+        (b"rubbish", "opcode 0x72 at byte 0"),
         (b"", "cannot be read"),
         (b"(" * 100_000 + b"t" * 100_000 + b".", "must be a tuple|cannot be read"),
-        (pickle.dumps(["part"]), "must be a tuple"),
+        (pickle.dumps(["part"]), "opcode 0x5d"),
+        (pickle.dumps("part"), "must be a tuple"),
         (pickle.dumps(()), "must be a tuple"),
         (pickle.dumps((1, 2)), "must be a tuple"),
     ],

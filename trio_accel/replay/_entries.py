@@ -331,6 +331,7 @@ class Again(Operation[Any, "Again"]):
         self.spec: OperationSpec | None = None
         vars(self)["library"] = self._library()
         self._keep: list[HostArray] = []
+        self._blank: list[HostArray] = []
 
     @property
     def operation(self) -> str:
@@ -354,10 +355,8 @@ class Again(Operation[Any, "Again"]):
         Raises:
             JournalError: It must not be.
         """
-        self._keep, self.results = [], []
         for plain in (self.entry.spec, *self.entry.staged, *self.entry.behind):
             self.moved(plain)
-        self._keep, self.results = [], []
 
     def _placed(self, array: ArraySpec) -> ArraySpec:
         block = self._block(array.block)
@@ -425,7 +424,9 @@ class Again(Operation[Any, "Again"]):
         if kind == "value":
             made = self._decoded.array(plain[1])
         elif kind == "blank":
-            made = _random(plain[1][1], DType(plain[1][0]))
+            # Memory that nothing has touched. Its shape is compared with that of an array first.
+            made = np.zeros(plain[1][1], DType(plain[1][0]).dtype)
+            self._blank.append(made)
         else:
             made = (np.zeros if kind == "result" else np.empty)(plain[2], DType(plain[1]).dtype)
             self.results.append(made)
@@ -441,7 +442,7 @@ class Again(Operation[Any, "Again"]):
     def plan(self, planner: Planner) -> Planned[Again]:
         """Make the launch for blocks of this device."""
         entry, blocks = self.entry, self._blocks
-        self.results, self._keep = [], []
+        self.results, self._keep, self._blank = [], [], []
         for number, nbytes in entry.allocations:
             blocks[number] = planner.memory(nbytes)
         outputs = [self._block(number) for number in entry.outputs]
@@ -451,6 +452,8 @@ class Again(Operation[Any, "Again"]):
         behind: Any = [self.moved(copy) for copy in entry.behind]
         if not all(isinstance(copy, (CopyFromHostSpec, CopySpec)) for copy in (*staged, *behind)):
             raise JournalError(f"{entry.where}: staged operations must be copies")
+        for host in self._blank:
+            _fill(host)
         views = tuple([(copy.out, copy.source) for copy in behind])
         if entry.is_of_program:
             # A program leaves its array as it was at the end of a stream, and where it keeps a result.
@@ -487,10 +490,10 @@ def check_inside(where: str, array: ArraySpec, nbytes: int) -> None:
         raise JournalError(f"{where}: an array reaches from byte {low} to {high} of a block of {nbytes}")
 
 
-def _random(shape: Sequence[int], dtype: DType) -> HostArray:
-    made = np.random.default_rng(0).standard_normal(tuple(shape))
+def _fill(host: HostArray) -> None:
+    made = np.random.default_rng(0).standard_normal(host.shape)
     with np.errstate(all="ignore"):
-        return np.asarray(np.abs(made) if dtype.dtype.kind in "ub" else made).astype(dtype.dtype)
+        host[...] = np.abs(made) if host.dtype.kind in "ub" else made
 
 
 _NAMES = {member.dtype: member.value for member in DType}

@@ -67,7 +67,9 @@ class Player:
             if content is None and known is not None:
                 continue
             if content is None:
-                array = np.random.default_rng(number).integers(0, 64, nbytes).astype(np.uint8)
+                # The device refuses what it has no memory for before there are numbers.
+                self.blocks[number] = known = await self.device.ask(WriteBlock(np.zeros(nbytes, np.uint8)))
+                array = np.random.default_rng(number).integers(0, 64, nbytes, np.uint8)
             else:
                 array = asked.decoded.array(content)
                 if array.dtype.str != "|u1" or array.shape != (nbytes,):
