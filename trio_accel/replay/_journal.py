@@ -219,9 +219,9 @@ def _check_opcodes(entry: bytes) -> None:
 
 def _count(value: object, counts: dict[int, int]) -> int:
     """Count the values in a tuple, each as often as it occurs."""
+    items: Any = value
     if type(value) is not tuple:
         return 1
-    items: Entry = value
     count = counts.get(id(items))
     if count is None:
         count = counts[id(items)] = 1 + sum([_count(item, counts) for item in items])
@@ -245,7 +245,8 @@ def unpack(entry: bytes) -> Entry:
         raise JournalError(f"an entry of the journal must be a tuple with its kind first, got a {kind}")
     if count > _VALUES_PER_BYTE * len(entry):
         raise JournalError(f"an entry of the journal has {count} values in {len(entry)} bytes")
-    return found
+    plain: Entry = found
+    return plain
 
 
 def read(journal: Journal) -> list[Entry]:
