@@ -245,3 +245,34 @@ async def test_contents_of_other_sizes(system: ta.System) -> None:
         wrong = (*content[:2], content[2] + 8, *content[3:])
         with pytest.raises(replay.JournalError, match="has 40 bytes, its content is of uint8"):
             await replay.replay(with_entries([wrong if e is content else e for e in entries]), device)
+
+
+async def test_sizes_without_content(system: ta.System) -> None:
+    """Sizes cost a journal nothing, so that they must be looked at before there is memory for them."""
+    journal = replay.MemoryJournal()
+    async with system.open_device(BACKEND) as device, replay.record(device, journal):
+        x = await device.put(np.ones((2, 2)))
+        await ta.linalg.inv(x + 0.5 * np.eye(2))
+        await x.to_host()
+        await (ta.linalg.inv(x + 0.5 * np.eye(2)) + 1.0).to_host()
+    entries = [pickle.loads(entry) for entry in journal.entries()]
+    words = ("result", "int32", (1 << 40,))
+    large = ("blank", ("float64", (1 << 37,), b""))
+    changes: list[tuple[str, Change]] = [
+        ("launch", lambda value: words if value[:1] == ("result",) else value),
+        ("recipe", lambda value: words if value[:1] == ("result",) else value),
+        ("launch", lambda value: large if value[:1] == ("value",) else value),
+        ("launch", lambda value: ("read", "float64", (1 << 37,)) if value[:1] == ("read",) else value),
+    ]
+    async with system.open_device(BACKEND, options=ta.DeviceOptions(memory_limit=1 << 24)) as device:
+        assert (await replay.replay(with_entries(entries), device)).is_same
+        for kind, change in changes:
+            changed = [replaced(entry, change) if entry[0] == kind else entry for entry in entries]
+            assert changed != entries
+            with pytest.raises(replay.JournalError):
+                await replay.replay(with_entries(changed), device)
+        header, put, *rest = entries
+        huge = (*put[:5], tuple((block, 1 << 37) for block, _ in put[5]), *put[6:])
+        for first in ([("content", 77, 1 << 37, None, 1), put], [huge]):
+            with pytest.raises(ta.OutOfMemoryError):
+                await replay.replay(with_entries([header, *first, *rest]), device)

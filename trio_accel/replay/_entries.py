@@ -48,6 +48,8 @@ NEVER_DONE = frozenset(
 # Steps of a recipe, with those of the recipes that it names: few entries could name very many.
 _MOST_STEPS = 100_000
 _REPLAYED_PROGRAMS = 1_000_000
+# Status words of an operation, and those of all steps of recipes: an entry has their number alone.
+_MAX_WORDS_BYTES = 1 << 26
 Blocks: TypeAlias = dict[int, Any]
 """Blocks of a replay by their ids in the journal."""
 
@@ -123,12 +125,13 @@ class Decoded:
         recipes: Recipes by their numbers.
         blobs: Contents of large arrays by their numbers, in parts.
         programs: Whether code that the journal names may run.
+        words_bytes: Bytes of the status words of all steps.
     """
 
-    def __init__(self, *, programs: bool) -> None:
+    def __init__(self, *, programs: bool, words_bytes: int = 0) -> None:
         self.recipes: dict[int, bytes] = {}
         self.blobs: dict[int, list[bytes]] = {}
-        self.programs = programs
+        self.programs, self.words_bytes = programs, words_bytes
         # Steps of each recipe, with those of its own recipes.
         self._sizes: dict[int, int] = {}
 
@@ -137,7 +140,7 @@ class Decoded:
         size = 0
         made: list[GraphNode] = []
         for operation, library, plain in nodes:
-            spec = self.spec(plain, _words_alone)
+            spec = self.spec(plain, self._words_of_step)
             spec.descriptor().check(f"recipe {number}, {operation!r:.80}", spec)
             made.append(GraphNode(str(operation), str(library), spec))
             place = _recipe_place(type(spec))
@@ -145,6 +148,13 @@ class Decoded:
         if size > _MOST_STEPS:
             raise JournalError(f"recipe {number} has {size} steps, at most {_MOST_STEPS} are allowed")
         self._sizes[number], self.recipes[number] = size, GraphRecipe(made).encode()
+
+    def _words_of_step(self, plain: Any) -> HostArray:
+        if plain[0] != "result":
+            raise JournalError("a step of a recipe has a host array")
+        words = _words(plain, _MAX_WORDS_BYTES - self.words_bytes)
+        self.words_bytes += words.nbytes
+        return words
 
     def spec(self, plain: Entry, host: Callable[[Any], HostArray]) -> OperationSpec:
         """Make a specification of plain values.
@@ -304,13 +314,20 @@ def _class_at(path: str) -> Any:
     return found
 
 
-def _words_alone(plain: Any) -> HostArray:
-    """Make the status words of a step; a step has no other host array."""
-    if plain[0] != "result":
-        raise JournalError("a step of a recipe has a host array")
+def _words(plain: Any, most: int) -> HostArray:
+    """Make status words, with zeros as a worker has them.
+
+    Raises:
+        JournalError: There are too many.
+    """
     dtype: np.dtype[Any] = DType(plain[1]).dtype
     shape: tuple[int, ...] = plain[2]
-    return np.zeros(shape, dtype)
+    words = np.zeros(shape, dtype)
+    if words.nbytes > most:
+        raise JournalError(
+            f"status words of the shape {shape!r:.60} take {words.nbytes} bytes, more than {most}"
+        )
+    return words
 
 
 class Again(Operation[Any, "Again"]):
@@ -428,7 +445,8 @@ class Again(Operation[Any, "Again"]):
             made = np.zeros(plain[1][1], DType(plain[1][0]).dtype)
             self._blank.append(made)
         else:
-            made = (np.zeros if kind == "result" else np.empty)(plain[2], DType(plain[1]).dtype)
+            is_words = kind == "result"
+            made = _words(plain, _MAX_WORDS_BYTES) if is_words else np.empty(plain[2], DType(plain[1]).dtype)
             self.results.append(made)
         self._keep.append(made)
         return made

@@ -93,7 +93,7 @@ class _Reader:
             method(*entry[1:])
 
     def _on_header(self, _format: int, environment: Iterable[tuple[str, str]], _contents: object) -> None:
-        self._decoded = Decoded(programs=self._programs)
+        self._decoded = Decoded(programs=self._programs, words_bytes=self._decoded.words_bytes)
         self._before = max((step.number for step in self._steps if not isinstance(step, Mark)), default=0)
         self._environment = dict(environment)
 

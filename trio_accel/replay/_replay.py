@@ -31,19 +31,23 @@ from ._report import Change, Failure, Report, Skipped, note
 __all__ = ["replay"]
 
 _MEMORY = "trio_accel.devices:MemoryActor"
+_NOTHING = np.empty(0, np.uint8)
 
 
 class WriteBlock(Operation[Any, Block]):
-    """Write bytes to a block, or to a new one."""
+    """Write bytes to a block, or to a new one, which may be larger."""
 
     library = _MEMORY
 
-    def __init__(self, content: HostArray, block: Block | None = None, offset: int = 0) -> None:
+    def __init__(
+        self, content: HostArray, block: Block | None = None, offset: int = 0, nbytes: int = 0
+    ) -> None:
         self.content, self.block, self.offset = content, block, offset
+        self.nbytes = max(nbytes, content.nbytes)
 
     def plan(self, planner: Planner) -> Planned[Block]:
         """See `Operation.plan`."""
-        block = planner.memory(self.content.nbytes) if self.block is None else self.block
+        block = planner.memory(self.nbytes) if self.block is None else self.block
         uses = () if self.block is None else (("block", block),)
         planner.take((block,), uses, keep=(self.content,))
         out = ArraySpec(block.id, self.offset, DType.uint8, self.content.shape, (1,))
@@ -68,7 +72,7 @@ class Player:
                 continue
             if content is None:
                 # The device refuses what it has no memory for before there are numbers.
-                self.blocks[number] = known = await self.device.ask(WriteBlock(np.zeros(nbytes, np.uint8)))
+                self.blocks[number] = known = await self.device.ask(WriteBlock(_NOTHING, nbytes=nbytes))
                 array = np.random.default_rng(number).integers(0, 64, nbytes, np.uint8)
             else:
                 array = asked.decoded.array(content)
