@@ -131,6 +131,32 @@ async def test_one_unit_in_the_last_place(system: ta.System) -> None:
                 assert FAULT.count == ROUNDS
 
 
+@pytest.mark.skipif(BACKEND != "cpu", reason="the kernel is the CPU's")
+@pytest.mark.parametrize("contents", [True, False])
+async def test_marks_inherit_differences(system: ta.System, contents: bool) -> None:
+    journal = replay.MemoryJournal()
+    async with (
+        system.open_device(BACKEND, options=INLINE) as device,
+        replay.record(device, journal, contents=contents) as recording,
+    ):
+        x = await device.put(np.linspace(0.5, 1.5, 12).reshape(3, 4))
+        y = await turned(x)
+        await recording.mark("turned", x=x, part=y[1:, ::2])
+    async with two(system) as devices:
+        FAULT.plant(1, 6)
+        report = await replay.lockstep(journal, *devices, most=99)
+        assert [each.operation for each in report.differences] == ["planted.Turned"]
+        marks = report.compared
+        FAULT.plant(1, 6)
+        report = await replay.lockstep(journal, *devices, most=99, alone=False)
+    assert report.compared == marks == 4
+    assert (
+        str(report.differences[-1])
+        == "mark 'turned': 1 of 4 elements differ in part, first at [0, 1], by 1 ulp at most"
+    )
+    assert len(report.differences) == 2
+
+
 @pytest.mark.skipif(BACKEND != "cpu" or which("cc") is None, reason="it compiles for the CPU")
 async def test_compiled_code_differs_in_named_steps(
     system: ta.System, monkeypatch: pytest.MonkeyPatch

@@ -62,6 +62,38 @@ class Slow:
         return iter(self.entries_written)
 
 
+@pytest.mark.parametrize("isolation", ["inline", "process"])
+async def test_the_loop_copies_no_large_contents(
+    device: ta.Device, isolation: Isolation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is larger than 1 MiB is copied, pickled and written by another thread than the loop's."""
+    by_loop = 0
+
+    def note(value: Any) -> None:
+        nonlocal by_loop
+        nbytes = getattr(value, "nbytes", 0)
+        by_loop = max(by_loop, nbytes if trio.lowlevel.in_trio_run() else 0)
+
+    for name in ("_blob", "_kept"):
+        method = getattr(replay._recorder._Recorder, name)  # type: ignore[attr-defined]
+        monkeypatch.setattr(
+            replay._recorder._Recorder,  # type: ignore[attr-defined]
+            name,
+            lambda recorder, array, method=method: (note(array), method(recorder, array))[1],
+        )
+    journal, host = Slow(), np.random.default_rng(0).standard_normal((4 << 20) // 8)
+    before = await device.put(host)
+    async with replay.record(device, journal) as recording:
+        y = await (await device.put(host) + before)
+        read = await y.to_host()
+        await recording.mark("y", y=y)
+        small = await ta.arrays.sum(y).to_host()
+    np.testing.assert_array_equal(read, host + host)
+    # The host array, the array from before, the result and the mark.
+    assert journal.threads == [False] * 16
+    assert by_loop == small.nbytes
+
+
 @pytest.mark.slow
 @pytest.mark.alone
 @pytest.mark.parametrize("isolation", ["inline", "process"])

@@ -29,7 +29,7 @@ from ._entries import Again, Asked
 from ._journal import Entry, Journal, JournalError
 from ._load import Mark, Outside, load
 from ._recorder import ReadBlock
-from ._replay import Player, WriteBlock, changes_of, compare_filled, name_of, once, viewed
+from ._replay import Player, WriteBlock, changes_of, compare_filled, compare_mark, name_of, once, viewed
 from ._report import Failure, Report, Skipped, note
 
 __all__ = ["lockstep"]
@@ -156,9 +156,10 @@ async def lockstep(
     until: int | None = None,
     tolerance: Tolerance | None = None,
 ) -> Report:
-    """Ask each operation of a journal on two devices, and compare all that it writes.
+    """Ask each operation of a journal on two devices, and compare all that it writes, and marks.
 
-    The same device opened twice names what is not deterministic.
+    The same device opened twice names what is not deterministic. A mark differs only where differences are
+    inherited, because otherwise the candidate has the reference's numbers.
 
     Args:
         journal: The journal.
@@ -184,6 +185,7 @@ async def lockstep(
     try:
         for step in loaded.until(until):
             if isinstance(step, Mark):
+                await compare_mark(step, players[1], report, tolerance, players[0])
                 continue
             for player in players:
                 player.begin(step)

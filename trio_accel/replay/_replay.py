@@ -156,7 +156,7 @@ async def replay(
     try:
         for step in loaded.until(until):
             if isinstance(step, Mark):
-                await _compare_mark(step, player, report, tolerance)
+                await compare_mark(step, player, report, tolerance)
                 continue
             player.begin(step)
             if isinstance(step, Outside):
@@ -239,15 +239,22 @@ async def once(step: Asked, player: Player, report: Report) -> Again | None:
     return None
 
 
-async def _compare_mark(mark: Mark, player: Player, report: Report, tolerance: Tolerance | None) -> None:
+async def compare_mark(
+    mark: Mark, player: Player, report: Report, tolerance: Tolerance | None, reference: Player | None = None
+) -> None:
+    """Compare the arrays of a mark with those of a reference, or with recorded ones."""
     for name, plain, number, (offset, dtype, shape, strides) in mark.values:
         block = player.blocks.get(number)
-        if plain is None or block is None:
+        known = plain if reference is None else reference.blocks.get(number)
+        if known is None or block is None:
             continue
         spec = ArraySpec(number, offset, DType(dtype), shape, strides)
         check_inside(f"mark {mark.label!r:.80}", spec, block.nbytes)
         found = viewed(await player.content(number), spec)
-        kept = mark.decoded.array(plain)
+        if reference is None:
+            kept = mark.decoded.array(plain)
+        else:
+            kept = viewed(await reference.content(number), spec)
         note(report, difference(kept, found, tolerance, number=0, operation=mark.label, argument=name))
 
 
