@@ -33,7 +33,7 @@ THREE_AT_A_TIME = ("-n", "3", "--dist", "worksteal")
 SAMPLE = ("--sample", "1")
 # Folders whose tests are replayed: those of the rooms that compute.
 COMPUTING = (*CONFORMANCE[:1], *CONFORMANCE[2:], *MORE_CONFORMANCE, "graphs", "ndimage", "nn", "signal")
-COMPUTING += ("programs", "spatial", "tables")
+COMPUTING += ("spatial", "tables")
 MACHINES = ("small", "large")  # that tests/machines can make of this one
 # The tests start a thousand interpreters, and without bytecode each would compile NumPy and SciPy anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
