@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -298,3 +300,65 @@ async def test_less_memory_than_was_used(system: ta.System) -> None:
         with pytest.raises(ta.OutOfMemoryError, match=r"operation 3, devices\.Put"):
             await replay.replay(journal, device)
         assert (await replay.replay(journal, device, until=2)).compared == 1
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 5, 20])
+async def test_a_recording_that_ends_in_the_middle(
+    system: ta.System, isolation: Isolation, turns: int
+) -> None:
+    """The device closes, or the recording is cancelled, while operations are asked and submitted."""
+    for is_closed in (False, True):
+        journal = replay.MemoryJournal()
+        async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
+            before, large = await device.put(np.eye(3)), await device.put(np.ones((400, 500)))
+            with suppress(ta.AccelError), trio.move_on_after(5) as scope:
+                async with replay.record(device, journal), trio.open_nursery() as nursery:
+                    for array in (before, large):
+                        nursery.start_soon(asked_forever, array)
+                    for _ in range(turns):
+                        await trio.lowlevel.checkpoint()
+                    if is_closed:
+                        await device.close()
+                        nursery.cancel_scope.cancel()
+                    else:
+                        scope.cancel()
+            assert not is_closed or not scope.cancelled_caught
+            if not is_closed:
+                # The device is as it was, and the next recording works.
+                async with replay.record(device, journal):
+                    await (before + 1.0).to_host()
+        report = await replayed(system, journal, "inline")
+        assert report.is_same, report
+
+
+async def asked_forever(array: ta.AccelRef) -> None:
+    with suppress(ta.AccelError):
+        while True:
+            (array * 3.0).start()
+            await ta.linalg.scal(1.5, array)
+            await (array + 1.0).to_host()
+
+
+@pytest.mark.parametrize("is_pair", [False, True])
+async def test_a_replay_that_is_cancelled(system: ta.System, isolation: Isolation, is_pair: bool) -> None:
+    """At each checkpoint, and the devices have no memory of it."""
+    journal, _, _ = await recorded(system, "inline", 1, 20)
+    options = ta.DeviceOptions(isolation=isolation)
+    async with (
+        system.open_device(BACKEND, options=options) as device,
+        system.open_device(BACKEND, options=options, name="other") as other,
+    ):
+        for turns in (0, 1, 3, 10, 30, 100, 300):
+            async with trio.open_nursery() as nursery:
+                if is_pair:
+                    nursery.start_soon(partial(replay.lockstep, journal, device, other, programs=True))
+                else:
+                    nursery.start_soon(partial(replay.replay, journal, device, programs=True))
+                for _ in range(turns):
+                    await trio.lowlevel.checkpoint()
+                nursery.cancel_scope.cancel()
+            for each in (device, other):
+                gc.collect()
+                await each.synchronize()
+                assert (await each.statistics()).memory.blocks == 0
+        assert (await replay.replay(journal, device, programs=True)).is_same

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
-from chosen import BACKEND
+from chosen import BACKEND, SEARCHED
 from command import Cli, make_cli
 
 import trio_accel as ta
@@ -91,3 +95,49 @@ def test_files_that_are_no_journals(cli: Cli, tmp_path: Path) -> None:
         assert (done.code, done.out) == (2, ""), arguments
         assert any(each in done.err for each in told.split("|")), done.err
         assert done.err.count("\n") == 1
+
+
+async def recorded_at_length(journal: replay.Journal) -> None:
+    """Record so much that a replay takes longer than a signal."""
+    async with (
+        ta.open_system("test") as system,
+        system.open_device(BACKEND) as device,
+        replay.record(device, journal),
+    ):
+        x = await device.put(np.ones(4))
+        for _ in range(2000):
+            await ta.linalg.scal(1.0, x)
+
+
+@pytest.mark.parametrize("against", [(), ("--against", BACKEND)])
+def test_ctrl_c(tmp_path: Path, against: tuple[str, ...]) -> None:
+    path = tmp_path / "journal"
+    trio.run(recorded_at_length, replay.FileJournal(path))
+    # It writes a byte when the replay has begun.
+    program = (
+        "import sys\n"
+        "from trio_accel import replay\n"
+        "from trio_accel.replay import _replay\n"
+        "give = _replay.Player.give\n"
+        "async def told(*arguments):\n"
+        "    if not told.is_done: print('begun', flush=True)\n"
+        "    told.is_done = True\n"
+        "    return await give(*arguments)\n"
+        "told.is_done = False\n"
+        "_replay.Player.give = told\n"
+        "from trio_accel.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    command = [sys.executable, "-c", program, "replay", str(path), "--device", BACKEND, *against]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SEARCHED},
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "trio-accel: interrupted\n")
