@@ -9,6 +9,7 @@ import numpy as np
 
 from trio_accel import train
 from trio_accel.programs import current_rank
+from trio_accel.train._groups import Part, within
 
 Arrays = Mapping[str, Any]
 
@@ -43,21 +44,34 @@ class ArrayModule(train.Module):
     def start(self, seed: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         return dict(self.initial(np.random.default_rng(seed), **options)), {}
 
+    def base(self) -> dict[str, int]:
+        return {}
+
     def _native(self, array: Any) -> Any:
         return array
 
     def _prepare(self, options: Mapping[str, Any]) -> None:
         self.options: Mapping[str, Any] = options
+        self._parts = [Part(*part) for part in self.plan["parts"]]
 
     def warm_up(self) -> None:
         return
 
     def _begin(self, source: Arrays, target: Arrays, work: Any) -> None:
         self.rng = np.random.default_rng((self.plan["seed"], work.number, current_rank().number))
-        self._parameters = self.layout.views(source["parameters"].astype(self.plan["compute"]))
+        self._load(source["parameters"], None)
         self._total = np.zeros(self.layout.padded, self.plan["reduce"])
         for name in ("parameters", *self.plan["states"]):
             target[name][:] = source[name]
+
+    def _load(self, flat: Any, buffers: Any) -> None:
+        self._parameters = self.layout.views(flat.astype(self.plan["compute"]))
+
+    def _as(self, array: Any, dtype: Any) -> Any:
+        return array.astype(dtype)
+
+    def _evaluated(self, batch: Arrays) -> dict[str, float]:
+        return {"loss": float(self.forward(self._parameters, None, batch)[0])}
 
     def _empty(self, shape: tuple[int, ...]) -> Any:
         return np.empty(shape, self.plan["compute"])
@@ -94,16 +108,24 @@ class ArrayModule(train.Module):
         return
 
     def _optimize(self, state: Arrays, g: Any, work: Any) -> None:
-        numbers, param, rate, number = self.plan["numbers"], state["parameters"], work.rate, work.number
+        for group, place in within(self._parts, self.layout.own(self.mesh.data_rank)):
+            part = {name: state[name][place] for name in ("parameters", *self.plan["states"])}
+            self._update(part, g[place], work.rates[group], self.plan["decays"][group], work.number)
+        if "average" in state:
+            share = 1.0 if work.number == 1 else 1.0 - self.plan["average"]
+            state["average"] += share * (state["parameters"] - state["average"])
+
+    def _update(self, state: Arrays, g: Any, rate: float, decay: float, number: int) -> None:
+        numbers, param = self.plan["numbers"], state["parameters"]
         if self.plan["optimizer"] == "adamw":
             one, two = numbers["beta1"], numbers["beta2"]
             m, v = state["exp_avg"], state["exp_avg_sq"]
             m += (1 - one) * (g - m)
             v[:] = two * v + (1 - two) * (g * g)
             slope = m / ((np.sqrt(v / (1 - two**number)) + numbers["eps"]) * (1 - one**number))
-            param[:] = (1 - rate * numbers["weight_decay"]) * param - rate * slope
+            param[:] = (1 - rate * decay) * param - rate * slope
             return
-        g = g + numbers["weight_decay"] * param
+        g = g + decay * param
         if "momentum_buffer" in state:
             buffer = state["momentum_buffer"]
             buffer[:] = g = numbers["momentum"] * buffer + g

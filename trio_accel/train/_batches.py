@@ -17,7 +17,22 @@ import trio
 
 __all__: list[str] = []
 
-_END = object()
+END = object()
+
+
+async def next_of(iterator: Any) -> Any:
+    """Return the next batch of an iterator, a plain one in a thread; `END` if there is none."""
+    if not hasattr(iterator, "__anext__"):
+        return await trio.to_thread.run_sync(next, iterator, END)
+    try:
+        return await iterator.__anext__()
+    except StopAsyncIteration:
+        return END
+
+
+def iterator_of(batches: Any) -> Any:
+    """Return the iterator of an iterable, plain or async."""
+    return batches.__aiter__() if hasattr(batches, "__aiter__") else iter(batches)
 
 
 class Source:
@@ -113,16 +128,11 @@ class Source:
 
     async def _fetch(self, iterator: Any) -> None:
         try:
-            if hasattr(iterator, "__anext__"):
-                batch = await iterator.__anext__()
-            else:
-                batch = await trio.to_thread.run_sync(next, iterator, _END)
-        except StopAsyncIteration:
-            batch = _END
+            batch = await next_of(iterator)
         except Exception as error:  # noqa: BLE001  # raised where the batches are read
             self._ready.append(outcome.Error(error))
             return
-        if batch is _END:
+        if batch is END:
             self._is_exhausted = True
         else:
             self._ready.append(batch)
@@ -146,7 +156,7 @@ class Sources:
             batches: An iterable or iterator, plain or async.
             position: The number of its first batch, if it is not known yet.
         """
-        iterator = batches.__aiter__() if hasattr(batches, "__aiter__") else iter(batches)
+        iterator = iterator_of(batches)
         known = self._known.get(id(iterator))
         if known is None or known[0].find() is not iterator:
             known = Source(iterator, position, self._begin_task), iterator is batches

@@ -17,6 +17,7 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 import time
 import zlib
 from collections.abc import Generator, Mapping, Sequence
@@ -34,15 +35,20 @@ from .. import weights
 from ..actors import fits, is_number, must, must_be_whole, named_options, warn_untold
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef
-from ._config import LARGEST_SCALE, LEAST_SCALE, Checkpoint, Optimizer
+from ._config import LARGEST_SCALE, LEAST_SCALE, Checkpoint
 from ._layout import Layout
+from ._optimizers import SHAPED
 
 __all__ = ["CheckpointError"]
 
 
 _STEP = re.compile(r"step-([0-9]{8,})")
 _MANIFEST = "training.json"
-_FILES = {"parameters": "model-{:03}.safetensors", "buffers": "buffers-{:03}.safetensors"}
+_FILES = {
+    "parameters": "model-{:03}.safetensors",
+    "buffers": "buffers-{:03}.safetensors",
+    SHAPED: "optimizer-{:03}.safetensors",
+}
 _OPTIMIZER = "optimizer-{:03}-{:03}.safetensors"
 # The parser holds the loop for less than half a second with this; the names of 80 000 parameters fit.
 _MAX_MANIFEST_BYTES = 4 << 20
@@ -74,12 +80,31 @@ class Progress:
         batches: Batches that the steps have used.
         scale: Factor of the loss.
         good: Steps since it was changed.
+        best: The best value of the metric that `Checkpoint.best` names; None before the first one.
+        best_step: Its step.
     """
 
     step: int = 0
     batches: int = 0
     scale: float = 1.0
     good: int = 0
+    best: float | None = None
+    best_step: int = 0
+
+
+@attrs.frozen
+class Identity:
+    """What a checkpoint and a training must have in common next to the shapes.
+
+    Attributes:
+        optimizer: The kind of the optimizer.
+        states: The arrays that are kept next to parameters and buffers.
+        base: A checksum of the parameters that are not trained; 0 if there are none.
+    """
+
+    optimizer: str
+    states: Sequence[str]
+    base: int = 0
 
 
 def _layout(saved: Any) -> Layout:
@@ -100,11 +125,13 @@ class _SavedCell:
         parts: Ranks that shared the optimizer's arrays, each with a file.
         parameters: Names and shapes, in the order of the optimizer's flat arrays.
         buffers: Names and shapes.
+        optimizer: Names and shapes of an optimizer's arrays, where these depend on the shapes of parameters.
     """
 
     parts: int = attrs.field(validator=must_be_whole(1))
     parameters: Layout = attrs.field(converter=_layout)
     buffers: Layout = attrs.field(converter=_layout)
+    optimizer: Layout = attrs.field(factory=lambda: ([], []), converter=_layout)
 
 
 def _cells(saved: Any) -> list[_SavedCell]:
@@ -117,11 +144,10 @@ class _Manifest:
     """The content of `training.json`, without its checksum.
 
     Attributes:
-        step: See `Progress`, also for `batches`, `scale` and `good`.
+        step: See `Progress`, also for `batches`, `scale`, `good`, `best` and `best_step`.
         saved: Nanoseconds since 1970, when it was saved. The newest checkpoint of a folder was saved last,
             whatever its step is: a training may have begun again.
-        optimizer: The kind of the optimizer.
-        states: The arrays that it keeps.
+        optimizer: See `Identity`, also for `states` and `base`.
         cells: The parts of the model.
         files: The size and the CRC-32 of each file.
     """
@@ -137,11 +163,24 @@ class _Manifest:
     states: list[str]
     cells: list[_SavedCell] = attrs.field(converter=_cells)
     files: dict[str, list[int]]
+    base: int = attrs.field(default=0, validator=_count)
+    best: float | None = attrs.field(
+        default=None,
+        validator=attrs.validators.optional(
+            must("be a number", lambda value: is_number(value, -sys.float_info.max, sys.float_info.max))
+        ),
+    )
+    best_step: int = attrs.field(default=0, validator=_count)
 
     @property
     def progress(self) -> Progress:
         """The state that is not an array."""
-        return Progress(self.step, self.batches, self.scale, self.good)
+        return Progress(self.step, self.batches, self.scale, self.good, self.best, self.best_step)
+
+    @property
+    def flat_states(self) -> list[str]:
+        """The states of the shape of the flat parameters."""
+        return [name for name in self.states if name != SHAPED]
 
     def check_files(self) -> None:
         """Require the entries of all files that there must be, and no other.
@@ -149,13 +188,15 @@ class _Manifest:
         Raises:
             _DamageError: One is missing or unknown.
         """
-        parts = sum(cell.parts for cell in self.cells) if self.states else 0
+        flat = self.flat_states
+        parts = sum(cell.parts for cell in self.cells) if flat else 0
         _require(parts <= len(self.files), f"{_MANIFEST} lists fewer files than the {parts} parts")
         wanted: set[str] = set()
         for number, cell in enumerate(self.cells):
             wanted |= {_FILES["parameters"].format(number)}
-            wanted |= {_FILES["buffers"].format(number)} if cell.buffers.names else set()
-            wanted |= {_OPTIMIZER.format(number, part) for part in range(cell.parts) if self.states}
+            for name in ("buffers", SHAPED):
+                wanted |= {_FILES[name].format(number)} if getattr(cell, name).names else set()
+            wanted |= {_OPTIMIZER.format(number, part) for part in range(cell.parts) if flat}
         different = sorted(wanted ^ self.files.keys())
         _require(not different, f"{_MANIFEST} has a wrong list of files: {different[:1]}")
 
@@ -176,7 +217,7 @@ async def write(
     target: Path,
     keep: int,
     progress: Progress,
-    optimizer: Optimizer,
+    identity: Identity,
     cells: Sequence[tuple[Layouts, Sequence[State]]],
 ) -> None:
     """Write a checkpoint, and remove the oldest ones beyond a number.
@@ -185,7 +226,7 @@ async def write(
         target: The path of the checkpoint, with a name by `name_of`.
         keep: The number of checkpoints to keep, up to this step.
         progress: The step and the other numbers of the training.
-        optimizer: The optimizer.
+        identity: What a training must have to load it.
         cells: For each part of the model its layouts, and the states of ranks: the first one with parameters
             and buffers, and all of them with their part of the optimizer's arrays. Ranks with equal states
             are one entry.
@@ -207,7 +248,7 @@ async def write(
                 kept = {name: array for name, array in state.items() if name not in layouts}
                 if kept:
                     await put(_OPTIMIZER.format(cell, number), kept)
-        manifest = _manifest_of(progress, optimizer, cells, files)
+        manifest = _manifest_of(progress, identity, cells, files)
         await trio.to_thread.run_sync(_finish, made, target, manifest, keep)
     finally:
         with trio.CancelScope(shield=True):
@@ -215,13 +256,12 @@ async def write(
 
 
 def _manifest_of(
-    progress: Progress, optimizer: Optimizer, cells: Sequence[tuple[Layouts, Sequence[State]]], files: object
+    progress: Progress, identity: Identity, cells: Sequence[tuple[Layouts, Sequence[State]]], files: object
 ) -> dict[str, Any]:
     return {
         **attrs.asdict(progress),
+        **attrs.asdict(identity),
         "saved": time.time_ns(),
-        "optimizer": optimizer.kind,
-        "states": [*optimizer.states],
         "cells": [
             {"parts": len(states), **{name: [one.names, one.shapes] for name, one in layouts.items()}}
             for layouts, states in cells
@@ -254,7 +294,8 @@ def _finish(made: Path, target: Path, manifest: Mapping[str, Any], keep: int) ->
     steps, damaged = _steps(target.parent), dict[Path, str]()
     whole = _read_manifests(target.parent, damaged)
     for path in [path for path in (*damaged, *whole) if steps[path] <= manifest["step"]][:-keep]:
-        shutil.rmtree(path, ignore_errors=True)
+        if path in damaged or steps[path] != manifest["best_step"]:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:
@@ -270,7 +311,7 @@ def _checksum(manifest: Mapping[str, Any]) -> int:
 
 
 async def load(
-    checkpoint: Checkpoint, optimizer: Optimizer, cells: Sequence[Layouts]
+    checkpoint: Checkpoint, identity: Identity, cells: Sequence[Layouts]
 ) -> tuple[Progress, list[HostState]] | None:
     """Read the checkpoint that a training begins with, whatever number of ranks wrote it.
 
@@ -287,7 +328,7 @@ async def load(
     damaged: dict[Path, str] = {}
     found: tuple[Progress, list[HostState]] | None = None
     if checkpoint.load == "latest":
-        found = await _load_newest(folder, optimizer, cells, damaged)
+        found = await _load_newest(folder, identity, cells, damaged)
     elif checkpoint.load is not None:
         path = Path(checkpoint.load)
         if not await trio.Path(path).exists():
@@ -295,7 +336,7 @@ async def load(
                 f"there is no checkpoint {path}: load must be 'latest', None or the path of a checkpoint"
             )
         try:
-            found = await _read(path, await trio.to_thread.run_sync(_read_manifest, path), optimizer, cells)
+            found = await _read(path, await trio.to_thread.run_sync(_read_manifest, path), identity, cells)
         except _DamageError as error:
             raise CheckpointError(f"checkpoint {path} is damaged: {error}") from error
     step = found[0].step if found is not None else 0
@@ -313,14 +354,14 @@ async def load(
 
 
 async def _load_newest(
-    folder: Path, optimizer: Optimizer, cells: Sequence[Layouts], damaged: dict[Path, str]
+    folder: Path, identity: Identity, cells: Sequence[Layouts], damaged: dict[Path, str]
 ) -> tuple[Progress, list[HostState]] | None:
     """Read the newest complete checkpoint; add each damaged one with the reason to `damaged`."""
     found: tuple[Progress, list[HostState]] | None = None
     whole = await trio.to_thread.run_sync(_read_manifests, folder, damaged)
     for path in reversed(whole):
         try:
-            found = await _read(path, whole[path], optimizer, cells)
+            found = await _read(path, whole[path], identity, cells)
             break
         except _DamageError as error:
             damaged[path] = str(error)
@@ -399,7 +440,7 @@ def _size_and_checksum(path: Path) -> list[int]:
 
 
 async def _read(
-    path: Path, manifest: _Manifest, optimizer: Optimizer, cells: Sequence[Layouts]
+    path: Path, manifest: _Manifest, identity: Identity, cells: Sequence[Layouts]
 ) -> tuple[Progress, list[HostState]]:
     """Read the arrays of a checkpoint.
 
@@ -409,13 +450,17 @@ async def _read(
     """
     told = [
         f"{kind} with {len(parts)} parts of the model"
-        for kind, parts in ((manifest.optimizer, manifest.cells), (optimizer.kind, cells))
+        for kind, parts in ((manifest.optimizer, manifest.cells), (identity.optimizer, cells))
     ]
     if told[0] != told[1]:
         raise CheckpointError(f"checkpoint {path} is of {told[0]}, and this is {told[1]}")
-    if manifest.states != [*optimizer.states]:
-        kept = [", ".join(one) or "nothing" for one in (manifest.states, optimizer.states)]
+    if manifest.states != [*identity.states]:
+        kept = [", ".join(one) or "nothing" for one in (manifest.states, identity.states)]
         raise CheckpointError(f"checkpoint {path}: its optimizer keeps {kept[0]}, and this one {kept[1]}")
+    if manifest.base != identity.base:
+        raise CheckpointError(
+            f"checkpoint {path} is of another model: parameters that are not trained differ"
+        )
     states: list[HostState] = []
     for number, (layouts, saved) in enumerate(zip(cells, manifest.cells, strict=True)):
         for name, layout in layouts.items():
@@ -434,10 +479,10 @@ async def _read_cell(path: Path, manifest: _Manifest, cell: int, layouts: Layout
             state[name] = layout.flattened(arrays, next(iter(arrays.values())).dtype.name)[: layout.size]
     # The parameters may have been in another order.
     layout, before = layouts["parameters"], attrs.evolve(saved.parameters, ranks=saved.parts)
-    part = dict.fromkeys(manifest.states, (before.padded // saved.parts,))
+    part = dict.fromkeys(manifest.flat_states, (before.padded // saved.parts,))
     files = [_OPTIMIZER.format(cell, number) for number in range(saved.parts) if part]
     parts = [await _arrays(path, manifest, file, part) for file in files]
-    for name in manifest.states:
+    for name in manifest.flat_states:
         flat = np.concatenate([arrays[name] for arrays in parts])
         state[name] = layout.flattened(before.views(flat), flat.dtype.name)[: layout.size]
     return state

@@ -1,26 +1,25 @@
-"""How a model is trained: parallelism, optimizer, schedule, precision, checkpoints."""
+"""How a model is trained: parallelism, precision, checkpoints, validation, and who is told."""
 
 from __future__ import annotations
 
-import math
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from types import NoneType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 import attrs
 
 from ..actors import Validator, is_number, must, must_be_whole, named_options
+from ._groups import Group
 from ._mesh import Mesh, Order
+from ._observers import Hook, Logger
+from ._optimizers import Optimizer
 
-__all__ = [
-    "Checkpoint", "Config", "Optimizer", "Parallel", "Precision", "Schedule", "adamw", "constant", "sgd",
-    "warmup_cosine",
-]  # fmt: skip
+__all__ = ["Checkpoint", "Config", "Parallel", "Precision"]
 
-Schedule: TypeAlias = Callable[[int], float]
-"""The rate of learning of a step, by its number from 1 on."""
+# The state of the moving averages.
+AVERAGE = "average"
 
 # Gradients of float32 overflow beyond the largest scale. No gradient of float16 is left below the least one.
 LEAST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**32
@@ -37,13 +36,6 @@ def _one_of(*values: object) -> Validator:
     )
 
 
-def _number(name: str, value: float, below: float = math.inf) -> float:
-    # Whole numbers may be too large for a float.
-    if not is_number(value, 0.0, sys.float_info.max) or value >= below:
-        raise ValueError(f"{name} must be a number from 0 to below {below:g}, got {value!r}")
-    return float(value)
-
-
 # A field that is None or a number above 0.
 _positive = attrs.validators.optional(
     [
@@ -53,117 +45,19 @@ _positive = attrs.validators.optional(
 )
 
 
-@named_options
-@attrs.frozen
-class Optimizer:
-    """An optimizer with its numbers; made by `adamw` or `sgd`.
-
-    Attributes:
-        kind: The name of the function that made it.
-        rate: The rate of each step.
-        numbers: The other numbers of its formula.
-    """
-
-    kind: Literal["adamw", "sgd"]
-    rate: Schedule
-    numbers: Mapping[str, float]
-
-    @property
-    def states(self) -> tuple[str, ...]:
-        """Names of the arrays that it keeps beside the parameters, each of their size."""
-        if self.kind == "adamw":
-            return ("exp_avg", "exp_avg_sq")
-        return ("momentum_buffer",) if self.numbers["momentum"] else ()
-
-    def rate_of(self, step: int) -> float:
-        """Return the rate of a step.
-
-        Raises:
-            ValueError: The schedule gives none that is finite and at least 0.
-        """
-        rate = self.rate(step)
-        if not 0 <= rate < sys.float_info.max:
-            raise ValueError(f"the schedule gives {rate!r} for step {step}; a rate is finite and at least 0")
-        return float(rate)
-
-
-def adamw(
-    lr: float | Schedule = 1e-3,
-    *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 1e-2,
-) -> Optimizer:
-    """Adam with decay apart from the gradient (Loshchilov and Hutter, 2019), as `torch.optim.AdamW`.
-
-    Args:
-        lr: The rate, or a schedule.
-        betas: Shares of the means of gradients and of their squares that go on.
-        eps: Added to what is divided by.
-        weight_decay: Share of a parameter, times the rate, that a step takes away.
-
-    Raises:
-        ValueError: A number out of its range.
-    """
-    if not isinstance(betas, (tuple, list)) or len(betas) != 2:
-        raise ValueError(f"adamw: betas must be two numbers, got {betas!r}")
-    first, second = (_number("adamw: betas", beta, below=1.0) for beta in betas)
-    numbers = {"beta1": first, "beta2": second, "eps": _number("adamw: eps", eps)}
-    numbers["weight_decay"] = _number("adamw: weight_decay", weight_decay)
-    return Optimizer("adamw", _schedule("adamw", lr), numbers)
-
-
-def sgd(lr: float | Schedule = 1e-3, *, momentum: float = 0.0, weight_decay: float = 0.0) -> Optimizer:
-    """Gradient descent with momentum, as `torch.optim.SGD`.
-
-    Args:
-        lr: The rate, or a schedule.
-        momentum: Share of the earlier steps that goes on, below 1.
-        weight_decay: Factor of the parameters that is added to the gradient.
-
-    Raises:
-        ValueError: A number out of its range.
-    """
-    numbers = {
-        "momentum": _number("sgd: momentum", momentum, below=1.0),
-        "weight_decay": _number("sgd: weight_decay", weight_decay),
-    }
-    return Optimizer("sgd", _schedule("sgd", lr), numbers)
-
-
-def _schedule(name: str, lr: float | Schedule) -> Schedule:
-    return lr if callable(lr) else constant(_number(f"{name}: lr", lr))
-
-
-def constant(rate: float) -> Schedule:
-    """Return the schedule that has one rate."""
-    return lambda step: rate
-
-
-def warmup_cosine(rate: float, warmup: int, total: int, *, least: float = 0.0) -> Schedule:
-    """Return a schedule that rises to a rate in the first steps, and falls by half a cosine to `least`.
-
-    Args:
-        rate: The largest rate.
-        warmup: Steps in which it rises from 0; 0 for none.
-        total: The step from which on it is `least`; more than `warmup`.
-        least: The rate at the end.
-
-    Raises:
-        ValueError: `total` is not more than `warmup`, or a number is negative.
-    """
-    for name, value in (("rate", rate), ("warmup", warmup), ("total", total), ("least", least)):
-        _number(f"warmup_cosine: {name}", value)
-    if not 0 <= warmup < total:
-        raise ValueError(f"warmup_cosine: it needs 0 <= warmup < total, got {warmup!r} and {total!r}")
-
-    def of(step: int) -> float:
-        if step <= warmup:
-            return rate * step / warmup
-        share = min(1.0, (step - warmup) / (total - warmup))
-        return least + (rate - least) * 0.5 * (1.0 + math.cos(math.pi * share))
-
-    return of
+_share = must("be a number from 0 to below 1", lambda value: is_number(value, 0.0, 1.0) and value < 1)
+_batches = must(
+    "be batches or a function of these",
+    lambda value: (
+        value is None
+        or callable(value)
+        or (
+            not isinstance(value, (str, bytes))
+            and (hasattr(value, "__iter__") or hasattr(value, "__aiter__"))
+        )
+    ),
+    TypeError,
+)
 
 
 @named_options
@@ -251,12 +145,17 @@ class Checkpoint:
         keep: How many stay; older ones are removed.
         load: What a trainer begins with: ``"latest"`` for the newest whole one if there is any, None for
             nothing, or the path of one.
+        best: A metric of `Config.validate`. The checkpoint of its best value is kept, whatever `keep` is. A
+            validation with a better value writes a checkpoint.
+        mode: Whether the best value is the least (``"min"``) or the greatest (``"max"``).
     """
 
     folder: str | os.PathLike[str]
     every: int = attrs.field(default=1000, kw_only=True, validator=must_be_whole(0))
     keep: int = attrs.field(default=3, kw_only=True, validator=must_be_whole(1))
     load: str | os.PathLike[str] | None = attrs.field(default="latest", kw_only=True)
+    best: str | None = attrs.field(default=None, kw_only=True)
+    mode: Literal["min", "max"] = attrs.field(default="min", kw_only=True, validator=_one_of("min", "max"))
 
 
 @named_options
@@ -265,12 +164,23 @@ class Config:
     """How a model is trained.
 
     Attributes:
-        optimizer: See `adamw` and `sgd`.
+        optimizer: See `adamw`, `sgd` and their like, and `torch_optimizer`.
+        groups: Parameters with a rate or a decay of their own, or that are frozen. Each group matches a
+            parameter, and no parameter belongs to two groups.
+        average: Share of the moving average of the parameters that goes on in each step, such as 0.999; None
+            for no average. The average begins with the parameters after the first step.
         parallel: How the devices share the work.
         precision: Element types.
         accumulate: Parts of a rank's share of a batch whose gradients are added up, one after the other.
         clip_norm: The largest norm of all gradients together; longer ones are shortened.
+        recompute: Layers of a `Module` whose inner results are computed again in the backward pass, by their
+            names: ``"blocks.*"``, where ``*`` and ``?`` match no dot.
         checkpoint: Where the state is kept; None for nowhere.
+        validate: Batches of the validation, as for `Trainer.steps`; a function of no argument is called for
+            each validation.
+        validate_every: Steps from one validation to the next.
+        hooks: What is called before and after each step, on a loss, and at the end.
+        loggers: What gets the figures of each step and validation.
         replays: How often in a row a step is done again after a loss.
         timeout: Seconds that a step may take before it fails; None for any time. The error names the ranks
             that are late, and on processors what each came to last.
@@ -288,11 +198,18 @@ class Config:
             TypeError,
         )
     )
+    groups: Sequence[Group] = ()
+    average: float | None = attrs.field(default=None, validator=attrs.validators.optional(_share))
     parallel: Parallel = Parallel()
     precision: Precision = Precision()
     accumulate: int = attrs.field(default=1, validator=must_be_whole(1))
     clip_norm: float | None = attrs.field(default=None, validator=_positive)
-    checkpoint: Checkpoint | None = None
+    recompute: Sequence[str] = ()
+    checkpoint: Checkpoint | None = attrs.field(default=None)
+    validate: Any = attrs.field(default=None, validator=_batches)
+    validate_every: int = attrs.field(default=500, validator=must_be_whole(1))
+    hooks: Sequence[Hook] = ()
+    loggers: Sequence[Logger] = ()
     replays: int = attrs.field(default=8, validator=must_be_whole(0))
     timeout: float | None = attrs.field(default=None, validator=_positive)
     on_nan: Literal["raise", "skip", "stop"] = attrs.field(
@@ -300,3 +217,12 @@ class Config:
     )
     tokens: Callable[[Any], int] | None = None
     seed: int = attrs.field(default=0, validator=must_be_whole(0))
+
+    @property
+    def states(self) -> tuple[str, ...]:
+        """Names of the arrays of the state next to the parameters and the buffers."""
+        return self.optimizer.states + (() if self.average is None else (AVERAGE,))
+
+    def __attrs_post_init__(self) -> None:
+        if self.checkpoint is not None and self.checkpoint.best is not None and self.validate is None:
+            raise ValueError("Config: Checkpoint.best names a metric of validate, which is None")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -57,7 +59,7 @@ class Layout:
         """Return the named arrays as views of a flat one."""
         return {name: flat[place].reshape(shape) for name, place, shape in self.places()}
 
-    def flattened(self, arrays: Mapping[str, Any], dtype: str) -> npt.NDArray[Any]:
+    def flattened(self, arrays: Mapping[str, Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """Return the flat array of named ones of the host.
 
         Raises:
@@ -83,6 +85,17 @@ class Layout:
             if tuple(shapes[name]) != mine[name]:
                 return f"{name!r} has the shape {tuple(shapes[name])}, and {mine[name]} is wanted"
         return ""
+
+
+def checksum_of(name: str, array: Any) -> int:
+    """Return the CRC-32 of an array of the host with its name and shape."""
+    host = np.ascontiguousarray(array)
+    return zlib.crc32(host.reshape(-1).view(np.uint8), zlib.crc32(f"{name} {host.shape}".encode()))
+
+
+def base_of(checksums: Mapping[str, int]) -> int:
+    """Return one checksum of several, by their names; 0 if there are none."""
+    return zlib.crc32(json.dumps(sorted(checksums.items())).encode()) if checksums else 0
 
 
 def rows_of(batch: Batch) -> int:
@@ -116,20 +129,26 @@ def shared(batch: Batch, parts: int) -> list[dict[str, Any]]:
     ]
 
 
+def shared_loosely(batch: Batch, parts: int) -> list[dict[str, Any]]:
+    """Share the rows of a batch out; the last parts are empty where there are fewer rows."""
+    count = min(rows_of(batch), parts)
+    return shared(batch, count) + [{} for _ in range(parts - count)] if count else []
+
+
 @attrs.frozen
 class Work:
     """A step as the ranks with the same samples compute it.
 
     Attributes:
         number: Its number, from 1 on.
-        rate: The rate of the optimizer.
+        rates: The rate of the optimizer, and of each group.
         scale: Factor of the loss, by which gradients are divided again.
         weight: The share of these samples in all of the step.
         batch: The samples.
     """
 
     number: int
-    rate: float
+    rates: Sequence[float]
     scale: float
     weight: float
     batch: Batch

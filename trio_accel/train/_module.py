@@ -15,8 +15,11 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from ..programs import Array, current_rank, method
-from ._layout import Batch, Layout, Work, rows_of
+from ._config import AVERAGE
+from ._groups import Part, within
+from ._layout import Batch, Layout, Work, checksum_of, rows_of
 from ._mesh import Mesh, Turn, torch_of_model, turns
+from ._torch_parts import Stepper, on_host, recompute
 
 __all__ = ["Module"]
 
@@ -32,17 +35,32 @@ class Beginning:
     The constructor makes them: imports and large models may take longer than a method may.
     """
 
-    def __init__(self, path: str, seed: int, mesh: Sequence[int], options: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        path: str,
+        seed: int,
+        mesh: Sequence[int],
+        options: Mapping[str, Any],
+        optimizer: tuple[str, Mapping[str, Any], Sequence[float | None]] | None,
+    ) -> None:
         module, _, name = path.partition(":")
         target: Any = operator.attrgetter(name)(importlib.import_module(module))
         model = object.__new__(target)
         model.mesh = Mesh(*mesh)
         parameters, buffers = model.start(seed, options)
         self._made: dict[str, dict[str, Any]] = {"parameters": parameters, "buffers": buffers}
+        if optimizer is not None:
+            shapes = {name: array.shape for name, array in parameters.items()}
+            self._made["optimizer"] = Stepper(*optimizer).beginning(shapes)
+        self._base: dict[str, int] = model.base()
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Return both by name."""
+        """Return parameters and buffers by name, and the state of an optimizer that needs their shapes."""
         return self._made
+
+    def base(self) -> dict[str, int]:
+        """Return the checksums of the parameters that are not trained."""
+        return self._base
 
 
 class Module:
@@ -51,6 +69,8 @@ class Module:
     Derive from it at the level of a module that imports `torch` at its top, with `configure` and `loss`; for
     a pipeline with `stage` and `between` in place of the latter. Parameters and buffers are the state of the
     training. A parameter of which each rank of a shared layer has a part has ``is_sharded = True``.
+    One with ``requires_grad = False`` is not trained, and no part of the state: each worker gets it by
+    `configure`, which must therefore make the same numbers each time (the seed is set before it).
 
     Args:
         a: One copy of the state: flat arrays by name.
@@ -83,6 +103,13 @@ class Module:
         """Return the mean loss of some samples, as a tensor without axes; `batch` has tensors by name."""
         raise NotImplementedError(f"{type(self).__name__} must define loss()")
 
+    def validate(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return metrics of some samples by name: means over the samples, as tensors or numbers.
+
+        It runs without gradients, and with the modules in `eval` mode. By default, the loss is the metric.
+        """
+        return {"loss": self.loss(batch)}
+
     def stage(self, x: Any, batch: Mapping[str, Any]) -> Any:
         """Return what this stage makes of `x`, which the first one has not; the last one, the mean loss."""
         return self.loss(batch)
@@ -90,9 +117,14 @@ class Module:
     def start(self, seed: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return parameters and buffers of the beginning, as arrays of the host by name."""
         torch_of_model().manual_seed(seed)
-        model = self.configure(**options)
-        parameters = {name: _on_host(one) for name, one in model.named_parameters()}
-        return parameters, {name: _on_host(one) for name, one in model.named_buffers()}
+        self.model = model = self.configure(**options)
+        parameters = {name: on_host(one) for name, one in model.named_parameters() if one.requires_grad}
+        return parameters, {name: on_host(one) for name, one in model.named_buffers()}
+
+    def base(self) -> dict[str, int]:
+        """Return the checksums of the parameters that are not trained, after `start`."""
+        named = self.model.named_parameters()
+        return {name: checksum_of(name, on_host(one)) for name, one in named if not one.requires_grad}
 
     def between(self, rows: int) -> tuple[int, ...]:
         """Return the shape of what a stage of a pipeline gives to the next one, for so many samples."""
@@ -107,6 +139,24 @@ class Module:
     def step_to_a(self, work: Mapping[str, Any], batch: Batch) -> Told:
         """Compute a step from `b` to `a`; see `_step`."""
         return self._step(self._b, self._a, Work(**work, batch=batch))
+
+    @method(idempotent=True)
+    def evaluate(self, is_b: bool, name: str, batch: Batch) -> Told:
+        """Return the metrics of a rank's samples, of which it may have none.
+
+        Args:
+            is_b: Which copy of the state is read.
+            name: ``"parameters"`` or ``"average"``.
+            batch: The samples.
+        """
+        source = self._b if is_b else self._a
+        flat = source[name]
+        if name == AVERAGE and self.plan["shard"]:
+            flat = self._empty((self.layout.padded,))
+            given = source[name] if flat.dtype == source[name].dtype else self._as(source[name], flat.dtype)
+            current_rank().group("data").all_gather(given, flat)
+        self._load(flat, source.get("buffers"))
+        return self._evaluated(batch) if batch else {}
 
     def _step(self, source: State, target: State, work: Work) -> Told:
         """Write the state after a step to `target`, which has nothing that is read.
@@ -178,14 +228,28 @@ class Module:
         torch, plan = torch_of_model(), self.plan
         self._master = getattr(torch, plan["master"])
         where = self._a["parameters"].device
-        with torch.device(where):
-            # Its first parameters are nothing: a GPU makes them in no time.
-            self.model = self.configure(**options)
-        parameters = dict(self.model.named_parameters())
+        if plan["base"]:
+            # Parameters that are not trained are the same on each device if the host makes them.
+            torch.manual_seed(plan["seed"])
+            self.model = self.configure(**options).to(where)
+        else:
+            with torch.device(where):
+                # Its first parameters are nothing: a GPU makes them in no time.
+                self.model = self.configure(**options)
+        recompute(self.model, plan["recompute"])
+        compute = getattr(torch, plan["compute"])
+        for name, one in self.model.named_parameters():
+            one.requires_grad_(one.requires_grad and name not in plan["frozen"])
+            if not one.requires_grad:
+                one.data = one.data.to(compute)
+        self._optimizer = Stepper(plan["optimizer"], plan["numbers"], plan["decays"])
+        self._parts = [Part(*part) for part in plan["parts"]]
+        self._shapes = Layout(*plan["shapes"])
+        parameters = self._trained()
         shapes = {name: one.shape for name, one in parameters.items()}
         if difference := self.layout.difference(shapes):
             raise ValueError(f"configure() has made another model than before: {difference}")
-        self._flat = torch.zeros(self.layout.padded, dtype=getattr(torch, plan["compute"]), device=where)
+        self._flat = torch.zeros(self.layout.padded, dtype=compute, device=where)
         self._slopes = self._total = torch.zeros_like(self._flat)
         if plan["reduce"] != plan["compute"]:
             self._total = torch.zeros_like(self._flat, dtype=getattr(torch, plan["reduce"]))
@@ -203,6 +267,7 @@ class Module:
         self._side = torch.cuda.Stream(where) if where.type == "cuda" else None
         # The buckets that are to be summed, with their missing gradients; none before the last part.
         self._waiting: list[tuple[slice, set[int]]] = []
+        self._data: Any = None
 
     def warm_up(self) -> None:
         """Load the code of a step, by one sample of zeros: a spare worker does so ahead of a loss."""
@@ -220,8 +285,10 @@ class Module:
         except Exception:
             _logger.info("the model cannot be warmed up by zeros", exc_info=True)
         self._slopes.zero_()
-        one = {name: self._flat[:1].to(self._master) for name in ("parameters", *self.plan["states"])}
-        self._optimize(one, self._slopes[:1].to(self._master), Work(1, 0.0, 1.0, 1.0, {}))
+        if not self._optimizer.has_shapes:
+            one = {name: self._flat[:1].to(self._master) for name in ("parameters", *self.plan["states"])}
+            pieces = self._optimizer.pieces(one, self._slopes[:1].to(self._master), [(0, slice(0, 1))])
+            self._optimizer.step(pieces, 1, [0.0])
         if self._side is not None:
             torch.cuda.synchronize()
             torch.cuda.empty_cache()
@@ -229,15 +296,46 @@ class Module:
     def _begin(self, source: State, target: State, work: Work) -> None:
         seed = (self.plan["seed"] * 1_000_003 + work.number) * 1_000_003 + current_rank().number
         torch_of_model().manual_seed(seed)
-        self._flat.copy_(source["parameters"])
+        self._load(source["parameters"], source.get("buffers"))
         self._slopes.zero_()
         self._waiting = []
         # The optimizer works in place: what it begins with is copied while the model computes.
         with self._beside():
             for name in ("parameters", *self.plan["states"]):
                 target[name].copy_(source[name])
+
+    def _load(self, flat: Any, buffers: Any) -> None:
+        """Have the model compute with some parameters."""
+        self._flat.copy_(flat)
         for (_, place, shape), buffer in self._pairs():
-            buffer.copy_(source["buffers"][place].view(shape))
+            buffer.copy_(buffers[place].view(shape))
+
+    def _evaluated(self, batch: Batch) -> Told:
+        torch, mesh = torch_of_model(), self.mesh
+        samples = {name: self._native(array) for name, array in batch.items()}
+        torch.manual_seed(self.plan["seed"])
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                if mesh.pipeline == 1:
+                    found = self.validate(samples)
+                else:
+                    whole = [(samples, 1.0)]
+                    got = self._exchanged(None, None, ("forward", 0), whole)
+                    made = self.stage(got, samples)
+                    self._exchanged(("forward", 0), made, None, whole)
+                    found = {"loss": made} if mesh.is_last else {}
+        finally:
+            for module, is_training in modes:
+                module.training = is_training
+        return {name: float(value) for name, value in found.items()}
+
+    def _as(self, array: Any, dtype: Any) -> Any:
+        return array.to(dtype)
+
+    def _trained(self) -> dict[str, Any]:
+        return {name: one for name, one in self.model.named_parameters() if one.requires_grad}
 
     def _empty(self, shape: tuple[int, ...]) -> Any:
         return self._flat.new_empty(shape)
@@ -288,6 +386,8 @@ class Module:
         while self._waiting:
             # Parameters that the loss does not depend on hold their bucket up.
             self._sum_next()
+        # The hooks of the model keep this object, and the rank's memory must end with its world.
+        self._data = None
         if self._side is not None:
             torch_of_model().cuda.current_stream().wait_stream(self._side)
         total = self._total
@@ -300,7 +400,7 @@ class Module:
 
     def _counts(self) -> Any:
         counts = self._flat.new_full((self.layout.padded,), 1.0 / self.mesh.tensor, dtype=self._master)
-        parameters = dict(self.model.named_parameters())
+        parameters = self._trained()
         for name, place, _ in self.layout.places():
             if getattr(parameters[name], "is_sharded", False):
                 counts[place] = 1.0
@@ -310,25 +410,18 @@ class Module:
         return zip(self.buffers.places(), self.model.buffers(), strict=True)
 
     def _optimize(self, state: State, g: Any, work: Work) -> None:
-        """Compute a step of the optimizer in place, by a gradient: PyTorch's own step is one launch."""
-        torch, numbers, param = torch_of_model(), self.plan["numbers"], state["parameters"]
-        param.grad, kept = g, {name: state[name] for name in self.plan["states"]}
-        if self.plan["optimizer"] == "adamw":
-            betas, rest = (numbers["beta1"], numbers["beta2"]), (numbers["eps"], numbers["weight_decay"])
-            optimizer = torch.optim.AdamW([param], work.rate, betas, *rest, fused=True)
-            kept["step"] = torch.full((), float(work.number - 1), device=g.device)
+        """Compute a step of the optimizer in place, by a gradient, and the average of the parameters."""
+        optimizer = self._optimizer
+        if optimizer.has_shapes:
+            pieces = optimizer.shaped_pieces(state, g, self._parts, self.layout, self._shapes)
         else:
-            optimizer = torch.optim.SGD([param], work.rate, **numbers, fused=True)
-        optimizer.state[param] = kept
-        optimizer.step()
-        param.grad = None
+            pieces = optimizer.pieces(state, g, within(self._parts, self.layout.own(self.mesh.data_rank)))
+        optimizer.step(pieces, work.number, work.rates)
+        if AVERAGE in state:
+            share = 1.0 if work.number == 1 else 1.0 - self.plan["average"]
+            state[AVERAGE].lerp_(state["parameters"], share)
 
     def _numbers(self, *numbers: Any) -> Any:
         torch = torch_of_model()
         where = self._flat.device
         return torch.stack([torch.as_tensor(one, dtype=torch.float64, device=where) for one in numbers])
-
-
-def _on_host(tensor: Any) -> Any:
-    narrow = tensor.dtype in (torch_of_model().float16, torch_of_model().bfloat16)
-    return (tensor.float() if narrow else tensor).detach().cpu().numpy()

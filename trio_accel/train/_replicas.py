@@ -18,11 +18,13 @@ from ..collectives import World
 from ..devices import AccelRef, Call, Function, called, gather, run_together
 from ..gradients import flat_grad_and_value
 from ..programs import Program, open_program
-from ._config import LEAST_SCALE, Config
-from ._layout import Batch, Layout, Work
+from ._config import AVERAGE, LEAST_SCALE, Config
+from ._groups import Part, chosen, decays_of, parts_of
+from ._layout import Batch, Layout, Work, checksum_of
 from ._mesh import Mesh
 from ._module import Beginning, Module, Told
-from ._optimizers import changed
+from ._optimizers import SHAPED
+from ._updates import changed, shaped_beginning
 
 __all__ = ["CallModule"]
 
@@ -50,6 +52,7 @@ class Replicas(ABC, Generic[ModuleT]):
         meshes: The place of each rank.
         layouts: How ``"parameters"`` and ``"buffers"`` of each rank lie in their flat arrays.
         states: The state that is committed.
+        base: The checksums of parameters that are not trained.
     """
 
     def __init__(
@@ -58,6 +61,10 @@ class Replicas(ABC, Generic[ModuleT]):
         self.meshes: list[Mesh] = config.parallel.meshes(world.size)
         self.layouts: list[Mapping[str, Layout]] = []
         self.states: States = []
+        self.base: dict[str, int] = {}
+        self._groups: dict[str, int] = {}
+        # Parameters of frozen groups, for each part of the model.
+        self._frozen: dict[int, dict[str, Any]] = {}
         self._world = world
         self._config = config
         self._module = module
@@ -68,9 +75,57 @@ class Replicas(ABC, Generic[ModuleT]):
         """Whether each rank has its part of the optimizer's arrays alone."""
         return self._config.parallel.shard_optimizer and self.meshes[0].data > 1
 
+    async def begin_all(self) -> dict[int, dict[str, dict[str, Any]]]:
+        """Return the beginning of each part of the model: what is trained, as arrays of the host by name.
+
+        Raises:
+            ValueError: A group matches no parameter or overlaps with another, or no parameter is trained.
+        """
+        groups, optimizer = self._config.groups, self._config.optimizer
+        if optimizer.has_shapes and self.is_apart:
+            raise NotSupportedError(
+                f"{optimizer.kind} depends on shapes, so shard_optimizer is not supported"
+            )
+        made: dict[int, dict[str, dict[str, Any]]] = {}
+        for mesh in self.meshes:
+            if mesh.cell not in made:
+                made[mesh.cell] = await self.begin(mesh)
+        names = [name for named in made.values() for name in named["parameters"]]
+        self._groups = chosen(groups, dict.fromkeys(names))
+        is_frozen = [False, *(group.is_frozen for group in groups)]
+        for cell, named in made.items():
+            parameters = named["parameters"]
+            # Parameters of a group are adjacent.
+            order = sorted(parameters, key=self._groups.__getitem__)
+            fixed = {name: parameters[name] for name in order if is_frozen[self._groups[name]]}
+            self._frozen[cell] = fixed
+            self.base |= {f"{cell} {name}": checksum_of(name, array) for name, array in fixed.items()}
+            named["parameters"] = {name: parameters[name] for name in order if name not in fixed}
+            if not named["parameters"]:
+                raise ValueError("the model has no parameter that is trained")
+            kept = named.get(SHAPED, {}).items()
+            named[SHAPED] = {name: one for name, one in kept if name.rpartition("/")[0] not in fixed}
+        return made
+
+    def parts(self, rank: int) -> list[Part]:
+        """Return the groups of a rank's parameters."""
+        return parts_of(self.layouts[rank]["parameters"], self._groups)
+
     @abstractmethod
     async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
-        """Return parameters and buffers of a rank's beginning, as arrays of the host by name."""
+        """Return parameters and buffers of a rank's beginning, as arrays of the host by name.
+
+        An optimizer that needs shapes has its state there, too.
+        """
+
+    @abstractmethod
+    async def evaluate(self, name: str, shares: Sequence[Batch]) -> list[Told]:
+        """Return the metrics of shares of samples, one for each rank with other samples; some may be empty.
+
+        Args:
+            name: Which parameters: ``"parameters"`` or ``"average"``.
+            shares: The samples.
+        """
 
     @abstractmethod
     async def open(self) -> None:
@@ -118,8 +173,12 @@ class ProgramReplicas(Replicas[Module]):
         module, device = self._module, self._world.devices[mesh.rank]
         path = f"{module.__module__}:{module.__qualname__}"
         given = path, self._config.seed, attrs.astuple(mesh), dict(self._options)
-        async with open_program(device, Beginning, *given) as program:
+        optimizer, decays = self._config.optimizer, decays_of(self._config.optimizer, self._config.groups)
+        shaped = (optimizer.kind, dict(optimizer.numbers), decays) if optimizer.has_shapes else None
+        async with open_program(device, Beginning, *given, shaped) as program:
             made: Any = await program.ask(Beginning.state)
+            base: Any = await program.ask(Beginning.base)
+        self.base |= {f"{mesh.cell} {name}": checksum for name, checksum in base.items()}
         return {
             kind: {name: await array.to_host() for name, array in named.items()}
             for kind, named in made.items()
@@ -142,7 +201,11 @@ class ProgramReplicas(Replicas[Module]):
             "reduce": config.precision.reduce or config.precision.compute,
             "optimizer": optimizer.kind,
             "numbers": dict(optimizer.numbers),
-            "states": [*optimizer.states],
+            "decays": decays_of(optimizer, config.groups),
+            "states": [*config.states],
+            "average": config.average,
+            "base": len(self.base),
+            "recompute": [*config.recompute],
             "shard": self.is_apart,
             "clip_norm": config.clip_norm,
             "accumulate": config.accumulate,
@@ -154,7 +217,11 @@ class ProgramReplicas(Replicas[Module]):
             if rank not in self._programs:
                 state = self.states[rank], self._next[rank]
                 device, options = self._world.devices[rank], dict(self._options)
-                own = plan | {kind: attrs.astuple(layout) for kind, layout in self.layouts[rank].items()}
+                layouts = {kind: attrs.astuple(one) for kind, one in self.layouts[rank].items()}
+                own = plan | {kind: layouts[kind] for kind in ("parameters", "buffers")}
+                own["shapes"] = layouts[SHAPED]
+                own["parts"] = [attrs.astuple(part) for part in self.parts(rank)]
+                own["frozen"] = [*self._frozen[self.meshes[rank].cell]]
                 own["mesh"] = attrs.astuple(self.meshes[rank])
                 self._programs[rank] = await open_program(device, self._module, *state, own, options)
 
@@ -175,6 +242,22 @@ class ProgramReplicas(Replicas[Module]):
             groups=self.meshes[0].groups(),
         )
         return cast("Told", told[0])
+
+    async def evaluate(self, name: str, shares: Sequence[Batch]) -> list[Told]:
+        if len(self._programs) < self._world.size:
+            await self._open_programs(shares[0])
+        made: Any = await self._world.call(
+            [self._programs[rank] for rank in range(self._world.size)],
+            Module.evaluate,
+            [not self._to_b] * self._world.size,
+            [name] * self._world.size,
+            [shares[mesh.data_rank] for mesh in self.meshes],
+            within=self._config.timeout,
+            groups=self.meshes[0].groups(),
+        )
+        # The last stage has the metrics.
+        ranks = {mesh.data_rank: mesh.rank for mesh in self.meshes if mesh.is_last}
+        return [made[ranks[number]] for number in range(len(shares))]
 
     def commit(self) -> None:
         self.states, self._next = self._next, self.states
@@ -201,6 +284,13 @@ class CallModule(ABC):
             batch: The samples by name: arrays on the device, or calls that send them with the request.
         """
 
+    def validate(self, parameters: Mapping[str, Any], batch: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return metrics of some samples by name: means over the samples, as calls without axes.
+
+        By default, the loss is the metric. Arguments are those of `loss`.
+        """
+        return {"loss": self.loss(parameters, batch)}
+
 
 class CallReplicas(Replicas[CallModule]):
     """Models of own operations: a step is three requests of each rank (D218)."""
@@ -209,11 +299,47 @@ class CallReplicas(Replicas[CallModule]):
         if mesh.data != mesh.size:
             raise NotSupportedError("a CallModule has the whole model on each rank; use a train.Module")
         self._model = self._module(**self._options)
-        initial = self._model.initial(np.random.default_rng(self._config.seed))
-        return {"parameters": dict(initial), "buffers": {}}
+        if self._config.recompute:
+            raise NotSupportedError(
+                "recompute is for a train.Module; a CallModule keeps what its gradients need"
+            )
+        if self._config.optimizer.has_shapes and self._config.optimizer.kind != "adafactor":
+            raise NotSupportedError(
+                "torch_optimizer is for a train.Module; a CallModule has train.adamw and others"
+            )
+        initial = dict(self._model.initial(np.random.default_rng(self._config.seed)))
+        made: dict[str, dict[str, Any]] = {"parameters": initial, "buffers": {}}
+        if self._config.optimizer.has_shapes:
+            made[SHAPED] = shaped_beginning({name: np.shape(array) for name, array in initial.items()})
+        return made
 
     async def open(self) -> None:
         self._next = self.states
+        self._fixed: list[Mapping[str, AccelRef]] = []
+        for mesh in self.meshes:
+            frozen, found = self._frozen[mesh.cell], dict[str, AccelRef]()
+            if frozen:
+                layout = Layout([*frozen], [*map(np.shape, frozen.values())])
+                flat = layout.flattened(frozen, DType.of(self._config.precision.compute).dtype)
+                found = layout.views(await self._world.devices[mesh.rank].put(flat))
+            self._fixed.append(found)
+
+    async def evaluate(self, name: str, shares: Sequence[Batch]) -> list[Told]:
+        flats = [state[name] for state in self.states]
+        if name == AVERAGE and self.is_apart:
+            flats = await self._world.all_gather(flats)
+
+        async def one(rank: int) -> Told:
+            if not shares[rank]:
+                return {}
+            samples = await self._samples(shares[rank], flats[rank])
+            layout = self.layouts[rank]["parameters"]
+            views = layout.views(_as_dtype(flats[rank], self._config.precision.compute))
+            found = self._model.validate({**views, **self._fixed[rank]}, samples)
+            values = await gather(*(call.to_host() for call in found.values()))
+            return dict(zip(found, map(float, values), strict=True))
+
+        return await self._on_each(one)
 
     async def compute(self, works: Sequence[Work]) -> Told:
         config, size, clip = self._config, self._world.size, self._config.clip_norm
@@ -261,7 +387,7 @@ class CallReplicas(Replicas[CallModule]):
             # In the backward pass a small gradient of float16 is kept by its scale, as far as float16 has it.
             within = min(max(factor * work.scale, LEAST_SCALE), _LARGEST_WITHIN)
             views = layout.views(_as_dtype(state, precision.compute))
-            both = flat_grad_and_value(self._model.loss, scale=within)(views, samples)
+            both = flat_grad_and_value(self._loss, scale=within)(views, self._fixed[rank], samples)
             value, slopes = both[-1], both[:-1]
             if end.size:
                 slopes = arrays.concat([slopes, end], axis=None)
@@ -274,6 +400,9 @@ class CallReplicas(Replicas[CallModule]):
             loss += factor * float(told)
         assert made is not None  # there is one part at least
         return loss, made
+
+    def _loss(self, trained: Mapping[str, Any], fixed: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
+        return self._model.loss({**trained, **fixed}, batch)
 
     async def _samples(self, part: Batch, near: AccelRef) -> dict[str, Any]:
         """Return samples as arrays on a device: calls that send them with a request, if they are small."""
@@ -298,18 +427,18 @@ class CallReplicas(Replicas[CallModule]):
         Returns:
             The state, and the sum of the squares of the gradient if that is not known yet.
         """
-        precision, optimizer, state = self._config.precision, self._config.optimizer, self.states[rank]
+        config, state, is_clipped = self._config, self.states[rank], self._config.clip_norm is not None
         # float16 holds neither the reciprocal of a small scale, nor a small gradient without its scale.
-        wide = _as_dtype(total, precision.master)
-        param = state["parameters"]
-        own = {"parameters": param[self.own(rank)] if self.is_apart else param}
-        own |= {name: state[name] for name in optimizer.states}
-        step = changed(optimizer, own, wide * factor if factor != 1.0 else wide, work, precision.master)
-        if self._config.clip_norm is not None:
-            after, squares = await step, None
-        else:
-            after, squares = await gather(step, self._squares(total).to_host())
-        return dict(zip(own, after, strict=True)), squares
+        wide, own = _as_dtype(total, config.precision.master), self.own(rank)
+        before = {"parameters": state["parameters"][own] if self.is_apart else state["parameters"]}
+        before |= {name: state[name] for name in config.states}
+        gradient = wide * factor if factor != 1.0 else wide
+        calls = changed(config, before, gradient, work, self.layouts[rank], self.parts(rank), own)
+        if not is_clipped:
+            calls = [*calls, self._squares(total).to_host()]
+        after = await gather(*calls)
+        squares = None if is_clipped else after[-1]
+        return dict(zip(before, after[: len(before)], strict=True)), squares
 
 
 async def _placed(host: Any, near: AccelRef) -> AccelRef:

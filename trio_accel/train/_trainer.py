@@ -29,11 +29,14 @@ from ..backends.base import CompletionTimeoutError, ContextLostError, InputFaile
 from ..backends.base.kit.ranks import ENDED
 from ..collectives import open_world
 from ..devices import Device, ProgressReport, show_progress, track_progress
-from ._batches import Source, Sources
-from ._checkpoints import Progress, load, name_of, write
-from ._config import LARGEST_SCALE, LEAST_SCALE, Config
-from ._layout import Batch, Layout, Work, rows_of, shared
+from ._batches import END, Source, Sources, iterator_of, next_of
+from ._checkpoints import Identity, Progress, load, name_of, write
+from ._config import AVERAGE, LARGEST_SCALE, LEAST_SCALE, Config
+from ._groups import rates_of
+from ._layout import Batch, Layout, Work, base_of, rows_of, shared, shared_loosely
 from ._module import Module, Told
+from ._observers import call_hooks, log_figures
+from ._optimizers import SHAPED
 from ._replicas import CallModule, CallReplicas, ProgramReplicas, Replicas
 
 __all__ = ["Batches", "NotFiniteError", "Step", "Steps", "Trainer", "open_trainer"]
@@ -64,13 +67,14 @@ class Step:
         number: Its number, from 1 on; that of the last one if it was skipped.
         loss: Mean loss of all samples, before the step.
         gradient_norm: Norm of the gradient, before it was clipped.
-        rate: The rate of the optimizer.
+        rate: The rate of the optimizer; groups may have others.
         samples: Samples of all ranks.
         tokens: What `Config.tokens` tells of the batch; 0 without.
         seconds: How long it took, with all that was done again.
         replays: How often it was done again.
         workers_lost: Workers that were lost since the trainer was opened.
         is_skipped: Whether it has changed nothing, as a gradient was not finite.
+        metrics: The metrics of the validation after the step, by name; empty without one.
     """
 
     number: int
@@ -83,6 +87,7 @@ class Step:
     replays: int
     workers_lost: int
     is_skipped: bool
+    metrics: Mapping[str, float] = attrs.field(factory=dict[str, float])
 
     @property
     def tokens_per_second(self) -> float:
@@ -173,13 +178,12 @@ class Trainer:
     async def begin(self) -> None:
         """Make the state, or read it."""
         config, replicas = self.config, self._replicas
-        begun: dict[int, tuple[dict[str, Layout], dict[str, np.ndarray]]] = {}
-        for mesh in replicas.meshes:
-            if mesh.cell not in begun:
-                ranks = mesh.data if config.parallel.shard_optimizer else 1
-                begun[mesh.cell] = self._flat(await replicas.begin(mesh), ranks)
+        beginnings = await replicas.begin_all()
+        self._identity = Identity(config.optimizer.kind, [*config.states], base_of(replicas.base))
+        ranks = self._replicas.meshes[0].data if config.parallel.shard_optimizer else 1
+        begun = {cell: self._flat(named, ranks) for cell, named in beginnings.items()}
         checkpoint, cells = config.checkpoint, [layouts for layouts, _ in begun.values()]
-        found = None if checkpoint is None else await load(checkpoint, config.optimizer, cells)
+        found = None if checkpoint is None else await load(checkpoint, self._identity, cells)
         if found is not None:
             self.progress, states = found
             if config.precision.first_scale is None:
@@ -200,8 +204,11 @@ class Trainer:
             kind: Layout([*arrays], [*map(np.shape, arrays.values())], ranks if kind == "parameters" else 1)
             for kind, arrays in named.items()
         }
-        first = layouts["parameters"].flattened(named["parameters"], self.config.precision.master)
-        flat = {"parameters": first, **{name: np.zeros_like(first) for name in self.config.optimizer.states}}
+        master = self.config.precision.master
+        first = layouts["parameters"].flattened(named["parameters"], master)
+        flat = {"parameters": first, **{name: np.zeros_like(first) for name in self.config.states}}
+        if SHAPED in flat:
+            flat[SHAPED] = layouts[SHAPED].flattened(named[SHAPED], master)
         if named["buffers"]:
             flat["buffers"] = layouts["buffers"].flattened(named["buffers"], "float64")
         return layouts, flat
@@ -211,24 +218,112 @@ class Trainer:
         async with self._saving:
             pass
 
-    async def parameters(self) -> dict[str, np.ndarray]:
-        """Return the parameters that are committed, as arrays of the host by name.
+    async def parameters(self, *, averaged: bool = False) -> dict[str, np.ndarray]:
+        """Return the trained parameters that are committed, as arrays of the host by name.
 
         Ranks that share layers give their parts: a list of arrays, in the order of the ranks.
-        """
-        return (await self._again("a copy to the host", self._on_host))[0]
 
-    async def _on_host(self) -> dict[str, np.ndarray]:
+        Args:
+            averaged: Whether to return their moving averages; see `Config.average`.
+
+        Raises:
+            ValueError: There are no averages.
+        """
+        name = self._name_of("parameters", averaged=averaged)
+        return (await self._again("a copy to the host", lambda: self._on_host(name)))[0]
+
+    def _name_of(self, function: str, *, averaged: bool) -> str:
+        if averaged and self.config.average is None:
+            raise ValueError(f"{function}: averaged needs Config.average, which is None")
+        return AVERAGE if averaged else "parameters"
+
+    async def _on_host(self, name: str) -> dict[str, np.ndarray]:
         found: dict[str, Any] = {}
         replicas = self._replicas
-        for mesh, layouts, state in zip(replicas.meshes, replicas.layouts, replicas.states, strict=True):
+        flats: dict[int, list[Any]] = {}
+        for mesh, state in zip(replicas.meshes, replicas.states, strict=True):
+            if mesh.data_rank == 0 or (replicas.is_apart and name == AVERAGE):
+                flats.setdefault(mesh.cell, []).append(await state[name].to_host())
+        for mesh, layouts in zip(replicas.meshes, replicas.layouts, strict=True):
             if mesh.data_rank == 0:
-                flat = await state["parameters"].to_host()
-                for name, array in layouts["parameters"].views(flat).items():
-                    found.setdefault(name, []).append(array)
+                flat = np.concatenate(flats[mesh.cell])
+                for own, array in layouts["parameters"].views(flat).items():
+                    found.setdefault(own, []).append(array)
         if replicas.meshes[0].tensor == 1:
             return {name: parts[0] for name, parts in found.items()}
         return found
+
+    async def validate(self, batches: Any = None, *, averaged: bool = False) -> dict[str, float]:
+        """Compute the metrics of batches on all ranks, without gradients.
+
+        The metrics are those of the model's `validate`, averaged over all samples. A batch may have fewer
+        samples than there are ranks.
+
+        Args:
+            batches: An iterable of batches, plain or async, or a function without arguments that returns one;
+                by default, `Config.validate`.
+            averaged: Whether to take the moving averages of the parameters; see `Config.average`.
+
+        Returns:
+            The metrics by name.
+
+        Raises:
+            ValueError: There is no sample, there are no averages, or a batch has metrics of other names.
+            RankFailedError: See `steps`.
+        """
+        name = self._name_of("validate", averaged=averaged)
+        given = self.config.validate if batches is None else batches
+        iterator = iterator_of(given() if callable(given) else given)
+        sums, rows, data = dict[str, float](), 0, self._replicas.meshes[0].data
+        while (batch := await next_of(iterator)) is not END:
+            shares = shared_loosely(batch, data)
+            if not shares:
+                continue
+            what = f"the validation after step {self.progress.step}"
+            told, _ = await self._again(what, partial(self._replicas.evaluate, name, shares))
+            if (rows and sums.keys() != told[0].keys()) or not told[0]:
+                raise ValueError(f"validate: the model gives the metrics {[*told[0]]}, before {[*sums]}")
+            for share, metrics in zip(shares, told, strict=True):
+                count = rows_of(share) if share else 0
+                rows += count
+                for metric, value in metrics.items():
+                    sums[metric] = sums.get(metric, 0.0) + count * value
+        if not rows:
+            raise ValueError(
+                "validate: there is no sample in the batches; give a list or a function, because an iterator "
+                "is empty from the second validation on"
+            )
+        return {metric: total / rows for metric, total in sums.items()}
+
+    async def _validated(self) -> tuple[dict[str, float], bool]:
+        """Return the metrics that are due after a step, and whether they are the best so far."""
+        progress, checkpoint = self.progress, self.config.checkpoint
+        if self.config.validate is None or progress.step % self.config.validate_every:
+            return {}, False
+        metrics = await self.validate()
+        for name, value in metrics.items():
+            if not math.isfinite(value):
+                warn_untold(_logger.name, "the metric %r after step %d is %s", name, progress.step, value)
+        if checkpoint is None or checkpoint.best is None:
+            return metrics, False
+        if checkpoint.best not in metrics:
+            there = ", ".join(map(repr, metrics))
+            raise ValueError(f"Checkpoint.best: there is no metric {checkpoint.best!r}; there are {there}")
+        value, sign = metrics[checkpoint.best], 1 if checkpoint.mode == "min" else -1
+        if not math.isfinite(value) or (progress.best is not None and sign * value >= sign * progress.best):
+            return metrics, False
+        self.progress = attrs.evolve(progress, best=value, best_step=progress.step)
+        return metrics, True
+
+    @property
+    def base(self) -> int:
+        """A checksum of the parameters that are not trained; 0 if there are none."""
+        return self._identity.base
+
+    @property
+    def best(self) -> tuple[int, float] | None:
+        """The step with the best value of `Checkpoint.best`, and that value; None if there is none yet."""
+        return None if self.progress.best is None else (self.progress.best_step, self.progress.best)
 
     async def save(self, folder: str | Path | None = None) -> Path:
         """Write a checkpoint of the committed state, and wait until it is whole.
@@ -259,7 +354,7 @@ class Trainer:
             progress, target = self.progress, folder / name_of(self.progress)
             cells, _ = await self._again("the copy for a checkpoint", self._copied)
             task_status.started()
-            given = target, keep, progress, self.config.optimizer, cells
+            given = target, keep, progress, self._identity, cells
             with trio.CancelScope(shield=is_behind):
                 await self._again("a checkpoint", lambda: write(*given))
         return target
@@ -275,10 +370,12 @@ class Trainer:
                 states.append({name: await array.copy() for name, array in wanted.items()})
         return [*cells.values()]
 
-    async def _save_behind(self) -> None:
-        """Write a checkpoint while steps go on."""
+    async def _save_behind(self, *, is_best: bool) -> None:
+        """Write a checkpoint while steps go on, if one is due or the best so far."""
         checkpoint = self.config.checkpoint
-        if checkpoint is not None and checkpoint.every and not self.progress.step % checkpoint.every:
+        if checkpoint is None:
+            return
+        if is_best or (checkpoint.every and not self.progress.step % checkpoint.every):
             await self._nursery.start(partial(self._write, Path(checkpoint.folder), is_behind=True))
 
     def steps(self, batches: Batches, *, until: int | None = None, progress: bool = False) -> Steps:
@@ -299,7 +396,9 @@ class Trainer:
             NotFiniteError: A loss or gradient is not finite, and `Config.on_nan` says so.
             RankFailedError: A rank failed by an error of the model, or was lost more often in a row than
                 `Config.replays`.
-            ValueError: A batch has fewer samples than there are ranks, or a schedule gives no rate.
+            ValueError: A batch has fewer samples than there are ranks, a schedule gives no rate, or a
+                validation is refused; see `validate`.
+            Exception: A hook or a logger has raised it. The last step is committed.
         """
         first, given = self.progress.batches, batches
         source = given(first) if callable(given) else given
@@ -312,13 +411,14 @@ class Trainer:
     async def step(self, batch: Batch) -> Step | None:
         """Compute and commit a step; None if the training ends here."""
         began, config, progress = trio.current_time(), self.config, self.progress
-        rate = config.optimizer.rate_of(progress.step + 1)
+        await call_hooks(config.hooks, "before_step", self, batch)
+        rates = rates_of(config.optimizer, config.groups, progress.step + 1)
         data = self._replicas.meshes[0].data
         # Each part of each rank has a sample at least.
         shared(batch, data * config.accumulate)
         number, rows = progress.step + 1, rows_of(batch)
         works = [
-            Work(number, rate, progress.scale, rows_of(share) / rows, share) for share in shared(batch, data)
+            Work(number, rates, progress.scale, rows_of(share) / rows, share) for share in shared(batch, data)
         ]
         told, replays = await self._again(f"step {number}", lambda: self._replicas.compute(works))
         is_finite = math.isfinite(told["loss"]) and math.isfinite(told["norm"])
@@ -328,20 +428,27 @@ class Trainer:
         elif not self._goes_on(number, told, has_overflown=has_overflown):
             return None
         self._count(is_finite=is_finite, has_overflown=has_overflown)
+        metrics = dict[str, float]()
         if is_finite:
-            await self._save_behind()
-        return Step(
+            metrics, is_best = await self._validated()
+            await self._save_behind(is_best=is_best)
+        step = Step(
             number=self.progress.step,
             loss=told["loss"],
             gradient_norm=told["norm"],
-            rate=rate,
+            rate=rates[0],
             samples=rows,
             tokens=0 if config.tokens is None else config.tokens(batch),
             seconds=trio.current_time() - began,
             replays=replays,
             workers_lost=self.workers_lost,
             is_skipped=not is_finite,
+            metrics=metrics,
         )
+        if is_finite:
+            await log_figures(config.loggers, step.number, _figures(step, rates))
+        await call_hooks(config.hooks, "after_step", self, step)
+        return step
 
     async def _again(self, what: str, work: Callable[[], Awaitable[T]]) -> tuple[T, int]:
         """Do work that can be done again after a loss; tells how often it was lost."""
@@ -352,6 +459,7 @@ class Trainer:
                 if not _is_loss(error) or replays >= self.config.replays:
                     raise
                 _logger.warning("%s is done again: %s", what, error)
+                await call_hooks(self.config.hooks, "on_loss", self, error)
         raise AssertionError
 
     async def _has_overflown(self, works: Sequence[Work], told: Told) -> bool:
@@ -390,7 +498,8 @@ class Trainer:
             scale, good = max(scale / 2, LEAST_SCALE), 0
         elif precision.first_scale is not None and good >= precision.growth:
             scale, good = min(scale * 2, LARGEST_SCALE), 0
-        self.progress = Progress(step, progress.batches + 1, scale, good)
+        batches = progress.batches + 1
+        self.progress = attrs.evolve(progress, step=step, batches=batches, scale=scale, good=good)
 
 
 def _is_loss(error: BaseException | None) -> bool:
@@ -433,10 +542,13 @@ class Steps:
             self._report = self._bar.enter_context(tracked)
         try:
             step = await self._next(self._opened[0])
-        except BaseException:
+        except BaseException as error:
             self._opened[0].rest()
             self._opened, self._is_over = None, True
             self._bar.close()
+            if isinstance(error, Exception):
+                told = None if isinstance(error, StopAsyncIteration) else error
+                await call_hooks(self._trainer.config.hooks, "at_end", self._trainer, told)
             raise
         if self._report is not None:
             self._report(step.number, note=_note_of(step))
@@ -451,6 +563,16 @@ class Steps:
             raise StopAsyncIteration
         source.leave_out(self._trainer.progress.batches)
         return step
+
+
+def _figures(step: Step, rates: Sequence[float]) -> dict[str, float]:
+    """Return the figures of a step for loggers."""
+    names = ("loss", "gradient_norm", "rate", "tokens_per_second", "seconds", "workers_lost")
+    return {
+        **{name: getattr(step, name) for name in names},
+        **{f"rate_{number}": rate for number, rate in enumerate(rates) if number},
+        **{f"validation_{name}": value for name, value in step.metrics.items()},
+    }
 
 
 def _note_of(step: Step) -> str:

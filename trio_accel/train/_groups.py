@@ -1,0 +1,109 @@
+"""Groups of parameters, chosen by name, with a rate and a decay of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from ..actors import must, named_options
+from ._layout import Layout
+from ._optimizers import Optimizer, Schedule, as_schedule, check_number
+
+__all__ = ["Group"]
+
+
+@named_options
+@attrs.frozen
+class Group:
+    """Parameters with a rate or a decay of their own, or that are not trained.
+
+    Attributes:
+        matches: Returns whether a parameter belongs to the group, by its name.
+        lr: The rate, or a schedule; None for the rate of the optimizer.
+        weight_decay: The weight decay; None for that of the optimizer.
+        is_frozen: Whether its parameters stay as they are. They are not part of the state, so they are
+            neither copied nor saved.
+    """
+
+    matches: Callable[[str], bool]
+    lr: float | Schedule | None = attrs.field(
+        default=None,
+        kw_only=True,
+        converter=attrs.converters.optional(lambda lr: as_schedule("Group", lr)),
+    )
+    weight_decay: float | None = attrs.field(
+        default=None,
+        kw_only=True,
+        converter=attrs.converters.optional(lambda decay: check_number("Group: weight_decay", decay)),
+    )
+    is_frozen: bool = attrs.field(
+        default=False, kw_only=True, validator=must("be True or False", lambda value: value in (True, False))
+    )
+
+
+def chosen(groups: Sequence[Group], names: Iterable[str]) -> dict[str, int]:
+    """Return the number of the group of each parameter, from 1 on; 0 without a group.
+
+    Raises:
+        ValueError: A group matches no parameter, or two groups match the same parameter.
+    """
+    found: dict[str, int] = {}
+    for name in names:
+        numbers = [number for number, group in enumerate(groups, 1) if group.matches(name)]
+        if len(numbers) > 1:
+            raise ValueError(f"groups: parameter {name!r} belongs to groups {numbers[0]} and {numbers[1]}")
+        found[name] = numbers[0] if numbers else 0
+    for number in range(1, len(groups) + 1):
+        if number not in found.values():
+            raise ValueError(f"groups: group {number} matches no parameter; there are {[*found][:5]}")
+    return found
+
+
+@attrs.frozen
+class Part:
+    """Adjacent parameters of one group.
+
+    Attributes:
+        group: Its number; see `chosen`.
+        start: Where it begins in the flat array of the parameters.
+        stop: Where it ends.
+    """
+
+    group: int
+    start: int
+    stop: int
+
+
+def parts_of(layout: Layout, groups: Mapping[str, int]) -> list[Part]:
+    """Return the parts of a layout, whose parameters of one group are adjacent."""
+    parts: list[Part] = []
+    for name, place, _ in layout.places():
+        number, start = groups[name], place.start
+        if parts and parts[-1].group == number:
+            start = parts.pop().start
+        parts.append(Part(number, start, place.stop))
+    # The zeros at the end belong to the last part, so that one without groups is the whole array.
+    return [*parts[:-1], attrs.evolve(parts[-1], stop=layout.padded)]
+
+
+def within(parts: Sequence[Part], own: slice) -> list[tuple[int, slice]]:
+    """Return the groups in a rank's slice of the flat array, and their places in the slice."""
+    found = [
+        (part.group, slice(max(part.start, own.start) - own.start, min(part.stop, own.stop) - own.start))
+        for part in parts
+    ]
+    return [(group, place) for group, place in found if place.start < place.stop]
+
+
+def rates_of(optimizer: Optimizer, groups: Sequence[Group], step: int) -> list[float]:
+    """Return the rate of the optimizer in a step, and the rate of each group."""
+    schedules = [optimizer.rate, *(optimizer.rate if one.lr is None else one.lr for one in groups)]
+    return [attrs.evolve(optimizer, rate=one).rate_of(step) for one in schedules]
+
+
+def decays_of(optimizer: Optimizer, groups: Sequence[Group]) -> list[Any]:
+    """Return the weight decay of the optimizer, None if it has no such number, and of each group."""
+    own: Any = optimizer.numbers.get("weight_decay")
+    return [own, *(own if one.weight_decay is None else one.weight_decay for one in groups)]

@@ -1,0 +1,172 @@
+"""Hooks and loggers: what a training calls on its way."""
+
+from __future__ import annotations
+
+import csv
+import inspect
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import trio
+
+__all__ = ["CsvLogger", "Hook", "Logger", "RecorderLogger", "TensorBoardLogger"]
+
+Told: TypeAlias = "Awaitable[None] | None"
+
+
+class Hook:
+    """What is called on the way of a training; derive from it, and define the methods that you need.
+
+    A method may be async. An error that it raises ends the training, and `Trainer.steps` raises it. The
+    methods run in the Trio loop, so put blocking work into `trio.to_thread.run_sync`.
+    `SystemOptions.held_after` warns of a line that holds the loop.
+    """
+
+    def before_step(self, trainer: Any, batch: Mapping[str, Any]) -> Told:
+        """Called with the batch before each step; a step that is done again does not call it again."""
+
+    def after_step(self, trainer: Any, step: Any) -> Told:
+        """Called with each `Step` when it is committed and validated, before `Trainer.steps` yields it."""
+
+    def on_loss(self, trainer: Any, error: Exception) -> Told:
+        """Called with the error of a lost rank, before the work is done again."""
+
+    def at_end(self, trainer: Any, error: Exception | None) -> Told:
+        """Called when `Trainer.steps` has no more steps, with None, or when it raises an error.
+
+        A caller who leaves the loop early, or is cancelled, ends it without this.
+        """
+
+
+async def call_hooks(hooks: Iterable[Hook], method: str, *arguments: object) -> None:
+    """Call a method of each hook, one after the other; an error of a hook is raised."""
+    for hook in hooks:
+        made = getattr(hook, method)(*arguments)
+        if inspect.isawaitable(made):
+            await made
+
+
+class Logger(ABC):
+    """What gets the figures of a training, in a thread; derive from it."""
+
+    @abstractmethod
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        """Take the figures of a step.
+
+        Args:
+            step: The number of the step. It rises, but for a training that goes on from an older checkpoint:
+                figures of this step and later ones are then replaced.
+            figures: Numbers by name: ``"loss"``, ``"gradient_norm"``, ``"rate"``, ``"rate_1"`` of the first
+                group, ``"tokens_per_second"``, ``"seconds"``, ``"workers_lost"``; and ``"validation_loss"``
+                and the like after a validation.
+        """
+
+
+async def log_figures(loggers: Sequence[Logger], step: int, figures: Mapping[str, float]) -> None:
+    """Give figures to all loggers in one thread; an error of a logger is raised."""
+
+    def log() -> None:
+        for logger in loggers:
+            logger.log(step, figures)
+
+    if loggers:
+        await trio.to_thread.run_sync(log)
+
+
+class CsvLogger(Logger):
+    """A logger that writes a table with a row for each step.
+
+    A row that was written before, of the step or of a later one, is removed first: so each step has one row,
+    also after a training went on from a checkpoint.
+
+    Args:
+        path: The file. Its folder must exist.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        # The names of the columns, and the step of the last row; None before the first call.
+        self._names: list[str] | None = None
+        self._last = 0
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        """Append a row; a name that is new becomes a column."""
+        row = {"step": step, **figures}
+        if self._names is None or step <= self._last or not row.keys() <= {*self._names}:
+            self._rewrite(step, row)
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._names or ()).writerow(row)
+        self._last = step
+
+    def _rewrite(self, step: int, row: Mapping[str, float]) -> None:
+        rows: list[dict[str, Any]] = []
+        if self._path.exists():
+            with self._path.open(newline="", encoding="utf-8") as file:
+                # A program that was killed may have left the beginning of a row.
+                rows = [one for one in csv.DictReader(file) if None not in one.values() and one.get("step")]
+        kept = [one for one in rows if int(one["step"]) < step]
+        self._names = [*dict.fromkeys(name for one in (*kept[:1], row) for name in one)]
+        beside = self._path.with_name(f".{self._path.name}-new")
+        with beside.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, self._names)
+            writer.writeheader()
+            writer.writerows(kept)
+        beside.replace(self._path)
+
+
+class TensorBoardLogger(Logger):
+    """A logger that writes scalars for TensorBoard; it needs the extra `tensorboard`.
+
+    Args:
+        folder: The folder of the events. TensorBoard leaves out older events of the first step that is
+            logged, and of later ones.
+
+    Raises:
+        ImportError: tensorboardX is not installed.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            raise ImportError("TensorBoardLogger needs tensorboardX: pip install tensorboardX") from error
+        self._open = partial[Any](SummaryWriter, os.fspath(folder))
+        self._writer: Any = None
+        self._last = 0
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        """Write each figure as a scalar, and flush."""
+        if self._writer is None or step <= self._last:
+            self._writer = self._open(purge_step=step)
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+        self._last = step
+
+
+class _Gauge(Protocol):
+    def set(self, value: float, /) -> object: ...
+
+
+class _Recorder(Protocol):
+    def gauge(self, name: str, help: str = "", /) -> _Gauge: ...  # noqa: A002  # as in telemetry
+
+
+class RecorderLogger(Logger):
+    """A logger that shows the last figures in the telemetry, as gauges ``train_loss`` and the like.
+
+    Args:
+        recorder: What ``with ta.telemetry.record(system) as recorder`` gives.
+    """
+
+    def __init__(self, recorder: _Recorder) -> None:
+        self._recorder = recorder
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        """Set a gauge for each figure."""
+        for name, value in {"step": step, **figures}.items():
+            self._recorder.gauge(f"train_{name}").set(value)

@@ -1,0 +1,202 @@
+"""Steps of optimizers that make a new state, and leave the old state as it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from .. import arrays
+from ..devices import AccelRef
+from ..jit import Elementwise
+from ._config import AVERAGE, Config
+from ._groups import Part, decays_of, within
+from ._layout import Layout, Work
+from ._optimizers import SHAPED, momentum_of
+
+__all__: list[str] = []
+
+# The formulas of `nn.adamw` and its like, which change their arrays in place. The results are in the order of
+# the state.
+_ADAM = """
+    a = exp_avg + share * (grad - exp_avg)
+    b = beta2 * exp_avg_sq + other * grad * grad"""
+_TEXTS = {
+    "adamw": f"{_ADAM}\n p = shrink * parameters - lr * a / (sqrt(b) / root + eps)",
+    "amsgrad": f"""{_ADAM}
+    c = maximum(max_exp_avg_sq, b)
+    p = shrink * parameters - lr * a / (sqrt(c) / root + eps)""",
+    "lion": """
+    d = grad - exp_avg
+    a = exp_avg + other * d
+    p = shrink * parameters - lr * sign(exp_avg + share * d)""",
+    "nadam": """
+    g = grad + decay * parameters
+    a = exp_avg + share * (g - exp_avg)
+    b = beta2 * exp_avg_sq + other * g * g
+    p = shrink * parameters - (lr * g + ahead * a) / (sqrt(b) / root + eps)""",
+    "sgd": "p = parameters - lr * (grad + decay * parameters)",
+    "momentum": """
+    a = momentum * momentum_buffer + (grad + decay * parameters)
+    p = parameters - lr * a""",
+}
+
+
+@cache
+def _step_of(kind: str, states: int, has_average: bool) -> Elementwise[Any]:
+    text = "\n".join(line.strip() for line in _TEXTS[kind].split("\n"))
+    outputs = [*"pabc"[: 1 + states]]
+    if has_average:
+        text, outputs = f"{text}\nv = {AVERAGE} + part * (p - {AVERAGE})", [*outputs, "v"]
+    return Elementwise[Any](text, outputs=tuple(outputs), operation=f"train.{kind}", precision="float32")
+
+
+def _elementwise(
+    config: Config, state: Mapping[str, Any], gradient: Any, work: Work, group: tuple[float, float]
+) -> Any:
+    """Return a call of a step of parameters of one group; see `changed`."""
+    optimizer, dtype = config.optimizer, config.precision.master
+    numbers, (rate, decay), number = optimizer.numbers, group, work.number
+    kind = (
+        "momentum" if "momentum_buffer" in state else "amsgrad" if numbers.get("amsgrad") else optimizer.kind
+    )
+    fixed, varying = {**numbers, "decay": decay}, {"lr": rate}
+    if kind not in ("sgd", "momentum"):
+        betas = fixed["beta1"], fixed["beta2"]
+        fixed |= {"share": 1.0 - betas[0], "other": 1.0 - betas[1]}
+        is_apart = numbers.get("decoupled_weight_decay", True)
+        varying["shrink"] = 1.0 - rate * decay * is_apart
+        # 1 - beta**step, without a loss of digits.
+        first, second = (-math.expm1(number * (math.log(beta) if beta else -math.inf)) for beta in betas)
+        varying["root"] = math.sqrt(second)
+        if kind == "nadam":
+            momentum, after, product = momentum_of(numbers, number)
+            product *= momentum
+            varying |= {
+                "lr": rate * (1 - momentum) / (1 - product),
+                "ahead": rate * after / (1 - product * after),
+            }
+            fixed["decay"] = 0.0 if is_apart else decay
+        elif kind != "lion":
+            varying["lr"] = rate / first
+    if AVERAGE in state:
+        varying["part"] = _part(config, number)
+    step = _step_of(kind, len(optimizer.states), AVERAGE in state)
+    given: dict[str, Any] = {name: one for name, one in fixed.items() if name in step.inputs}
+    # Numbers that differ from step to step are arrays: other numbers belong to the structure of a request.
+    given |= {name: np.array(one, dtype) for name, one in varying.items() if name in step.inputs}
+    return step(grad=gradient, **given, **state)
+
+
+def _part(config: Config, number: int) -> float:
+    """Return the share of the parameters in their average of a step."""
+    return 1.0 if number == 1 or config.average is None else 1.0 - config.average
+
+
+def changed(
+    config: Config,
+    state: Mapping[str, AccelRef],
+    gradient: Any,
+    work: Work,
+    layouts: Mapping[str, Layout],
+    parts: Sequence[Part],
+    own: slice,
+) -> list[Any]:
+    """Return calls of a step of the optimizer, which make new arrays in the order of the state.
+
+    Args:
+        config: The configuration.
+        state: The parameters, and then the other arrays of the state, by name.
+        gradient: The gradient, of their dtype.
+        work: The step.
+        layouts: How the arrays lie in the flat ones.
+        parts: The groups.
+        own: The part of the rank.
+    """
+    groups = [*zip(work.rates, decays_of(config.optimizer, config.groups), strict=True)]
+    if config.optimizer.has_shapes:
+        return _factored(config, state, gradient, work, layouts, parts, groups)
+    steps = [
+        _elementwise(
+            config, {name: one[place] for name, one in state.items()}, gradient[place], work, groups[group]
+        )
+        for group, place in within(parts, own)
+    ]
+    if len(steps) == 1:
+        return [steps[0][at] for at in range(len(state))]
+    return [arrays.concat([step[at] for step in steps], axis=None) for at in range(len(state))]
+
+
+def shaped_beginning(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Return what Adafactor keeps in the beginning, named as the state of `torch.optim.Adafactor`."""
+    found: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        if len(shape) > 1:
+            found[f"{name}/row_var"] = np.zeros((*shape[:-1], 1))
+            found[f"{name}/col_var"] = np.zeros((*shape[:-2], 1, shape[-1]))
+        else:
+            found[f"{name}/variance"] = np.zeros(tuple(shape))
+    return found
+
+
+def _factored(
+    config: Config,
+    state: Mapping[str, AccelRef],
+    gradient: Any,
+    work: Work,
+    layouts: Mapping[str, Layout],
+    parts: Sequence[Part],
+    groups: Sequence[tuple[float, float]],
+) -> list[Any]:
+    """Return calls of a step of Adafactor, parameter by parameter; see `changed`."""
+    layout, after, kept = layouts["parameters"], list[Any](), dict[str, Any]()
+    shaped = layouts[SHAPED].views(state[SHAPED])
+    for name, place, shape in layout.places():
+        group = next(part.group for part in parts if place.stop <= part.stop)
+        param, g = (one[place].reshape(shape) for one in (state["parameters"], gradient))
+        own = {key.rpartition("/")[2]: one for key, one in shaped.items() if key.rpartition("/")[0] == name}
+        made, states = _adafactor(config, param, g, own, work.number, groups[group])
+        after.append(made)
+        kept |= {f"{name}/{key}": one for key, one in states.items()}
+    flats = [arrays.concat(after, axis=None)]
+    flats.append(arrays.concat([kept[name] for name in layouts[SHAPED].names], axis=None))
+    if AVERAGE in state:
+        share = np.array(_part(config, work.number), config.precision.master)
+        flats.append(state[AVERAGE] + (flats[0] - state[AVERAGE]) * share)
+    return flats
+
+
+def _adafactor(
+    config: Config,
+    param: Any,
+    g: Any,
+    states: Mapping[str, Any],
+    number: int,
+    group: tuple[float, float],
+) -> tuple[Any, dict[str, Any]]:
+    """Return calls of a parameter and its states after a step, by the formulas of PyTorch."""
+    dtype, (rate, decay), numbers = config.precision.master, group, config.optimizer.numbers
+    least, smallest = numbers["eps"]
+    least = float(np.finfo(dtype).eps) if least is None else least
+    # Numbers that differ from step to step are arrays.
+    forget = np.array(number ** numbers["beta2_decay"], dtype)
+    relative = np.array(min(rate, number**-0.5), dtype)
+    shrink = np.array(1.0 - rate * decay, dtype)
+    size = float(max(math.prod(param.shape), 1))
+    squares = g * g
+    if "row_var" in states:
+        row, column = states["row_var"], states["col_var"]
+        row = row + (arrays.mean(squares, axis=-1, keepdims=True) - row) * forget
+        column = column + (arrays.mean(squares, axis=-2, keepdims=True) - column) * forget
+        estimate = row @ column / arrays.maximum(arrays.mean(row, axis=-2, keepdims=True), least)
+        after = {"row_var": row, "col_var": column}
+    else:
+        estimate = states["variance"] + (squares - states["variance"]) * forget
+        after = {"variance": estimate}
+    update = g / arrays.sqrt(arrays.maximum(estimate, least * least))
+    length = arrays.maximum(arrays.sqrt(arrays.sum(update * update) / size) / numbers["d"], 1.0)
+    step = arrays.maximum(arrays.sqrt(arrays.sum(param * param) / size), smallest) * relative
+    return param * shrink - update * (step / length), after
