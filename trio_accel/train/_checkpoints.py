@@ -457,16 +457,15 @@ async def _read(
     if manifest.states != [*identity.states]:
         kept = [", ".join(one) or "nothing" for one in (manifest.states, identity.states)]
         raise CheckpointError(f"checkpoint {path}: its optimizer keeps {kept[0]}, and this one {kept[1]}")
+    for layouts, saved in zip(cells, manifest.cells, strict=True):
+        for name, layout in layouts.items():
+            if difference := layout.difference_to(getattr(saved, name)):
+                raise CheckpointError(f"checkpoint {path} is of another model: {name}: {difference}")
     if manifest.base != identity.base:
         raise CheckpointError(
             f"checkpoint {path} is of another model: parameters that are not trained differ"
         )
-    states: list[HostState] = []
-    for number, (layouts, saved) in enumerate(zip(cells, manifest.cells, strict=True)):
-        for name, layout in layouts.items():
-            if difference := layout.difference_to(getattr(saved, name)):
-                raise CheckpointError(f"checkpoint {path} is of another model: {name}: {difference}")
-        states.append(await _read_cell(path, manifest, number, layouts))
+    states = [await _read_cell(path, manifest, number, layouts) for number, layouts in enumerate(cells)]
     return manifest.progress, states
 
 

@@ -19,7 +19,7 @@ from ._config import AVERAGE
 from ._groups import Part, within
 from ._layout import Batch, Layout, Work, checksum_of, rows_of
 from ._mesh import Mesh, Turn, torch_of_model, turns
-from ._torch_parts import Stepper, on_host, recompute
+from ._torch_parts import CONFIGURING, Stepper, on_host, recompute
 
 __all__ = ["Module"]
 
@@ -116,8 +116,9 @@ class Module:
 
     def start(self, seed: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return parameters and buffers of the beginning, as arrays of the host by name."""
-        torch_of_model().manual_seed(seed)
-        self.model = model = self.configure(**options)
+        with CONFIGURING:
+            torch_of_model().manual_seed(seed)
+            self.model = model = self.configure(**options)
         parameters = {name: on_host(one) for name, one in model.named_parameters() if one.requires_grad}
         return parameters, {name: on_host(one) for name, one in model.named_buffers()}
 
@@ -229,9 +230,13 @@ class Module:
         self._master = getattr(torch, plan["master"])
         where = self._a["parameters"].device
         if plan["base"]:
-            # Parameters that are not trained are the same on each device if the host makes them.
-            torch.manual_seed(plan["seed"])
-            self.model = self.configure(**options).to(where)
+            # Parameters that are not trained are the same on each device if the host makes them, and if no
+            # other rank of this process draws from PyTorch's generator meanwhile.
+            with CONFIGURING:
+                torch.manual_seed(plan["seed"])
+                self.model = self.configure(**options)
+            self._check_base()
+            self.model.to(where)
         else:
             with torch.device(where):
                 # Its first parameters are nothing: a GPU makes them in no time.
@@ -268,6 +273,15 @@ class Module:
         # The buckets that are to be summed, with their missing gradients; none before the last part.
         self._waiting: list[tuple[slice, set[int]]] = []
         self._data: Any = None
+
+    def _check_base(self) -> None:
+        wanted = self.plan["base"]
+        for name, one in self.model.named_parameters():
+            if name in wanted and wanted[name] != checksum_of(name, on_host(one)):
+                raise ValueError(
+                    f"configure() has made other numbers for {name!r} than before: parameters that are not "
+                    "trained must depend on its options and on the seed alone"
+                )
 
     def warm_up(self) -> None:
         """Load the code of a step, by one sample of zeros: a spare worker does so ahead of a loss."""

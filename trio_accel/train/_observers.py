@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import inspect
+import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
@@ -141,11 +142,18 @@ class TensorBoardLogger(Logger):
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         """Write each figure as a scalar, and flush."""
         if self._writer is None or step <= self._last:
+            self.close()
             self._writer = self._open(purge_step=step)
         for name, value in figures.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
         self._last = step
+
+    def close(self) -> None:
+        """Close the file of events; a further call of `log` opens another one."""
+        if self._writer is not None:
+            self._writer.close()
+        self._writer = None
 
 
 class _Gauge(Protocol):
@@ -167,6 +175,7 @@ class RecorderLogger(Logger):
         self._recorder = recorder
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Set a gauge for each figure."""
+        """Set a gauge for each finite figure."""
         for name, value in {"step": step, **figures}.items():
-            self._recorder.gauge(f"train_{name}").set(value)
+            if math.isfinite(value):
+                self._recorder.gauge(f"train_{name}").set(value)

@@ -204,7 +204,6 @@ class ProgramReplicas(Replicas[Module]):
             "decays": decays_of(optimizer, config.groups),
             "states": [*config.states],
             "average": config.average,
-            "base": len(self.base),
             "recompute": [*config.recompute],
             "shard": self.is_apart,
             "clip_norm": config.clip_norm,
@@ -221,6 +220,12 @@ class ProgramReplicas(Replicas[Module]):
                 own = plan | {kind: layouts[kind] for kind in ("parameters", "buffers")}
                 own["shapes"] = layouts[SHAPED]
                 own["parts"] = [attrs.astuple(part) for part in self.parts(rank)]
+                cell = f"{self.meshes[rank].cell} "
+                own["base"] = {
+                    name.removeprefix(cell): checksum
+                    for name, checksum in self.base.items()
+                    if name.startswith(cell)
+                }
                 own["frozen"] = [*self._frozen[self.meshes[rank].cell]]
                 own["mesh"] = attrs.astuple(self.meshes[rank])
                 self._programs[rank] = await open_program(device, self._module, *state, own, options)

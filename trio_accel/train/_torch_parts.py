@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import operator
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -23,6 +24,8 @@ from ._optimizers import SHAPED, Optimizer, constant, momentum_of
 
 __all__: list[str] = []
 
+# PyTorch has one generator for all threads.
+CONFIGURING = threading.Lock()
 _CLASSES = {"adafactor": "torch.optim:Adafactor"}
 
 

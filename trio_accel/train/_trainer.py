@@ -268,11 +268,14 @@ class Trainer:
             The metrics by name.
 
         Raises:
+            TypeError: There are no batches.
             ValueError: There is no sample, there are no averages, or a batch has metrics of other names.
             RankFailedError: See `steps`.
         """
         name = self._name_of("validate", averaged=averaged)
         given = self.config.validate if batches is None else batches
+        if given is None:
+            raise TypeError("validate: there are no batches, and Config.validate is None")
         iterator = iterator_of(given() if callable(given) else given)
         sums, rows, data = dict[str, float](), 0, self._replicas.meshes[0].data
         while (batch := await next_of(iterator)) is not END:
