@@ -1,6 +1,7 @@
 """Kinds of devices, and the device that a name means.
 
-Each kind has a folder; `base` is their common part.
+Each kind has a folder; `base` is their common part. Other distributions add kinds by entry points of the
+group ``trio_accel.backends``. Only their names are read until a program names one of them.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import os
 import re
 from typing import cast
 
+from . import _plug_ins
 from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError, Topology
 
 __all__ = [
-    "candidates", "describe", "driver_checks", "list_devices", "members", "register", "resolve",
+    "candidates", "describe", "driver_checks", "list_devices", "members", "path_of", "register", "resolve",
     "resolve_for_worker", "topology",
 ]  # fmt: skip
 
@@ -26,14 +28,21 @@ _BACKENDS = {
     "cpu": "trio_accel.backends.cpu:CpuBackend",
 }
 
+_OWN = tuple(_BACKENDS)
+
+# By name, the backends of other distributions that this process has imported, and why one cannot be used.
+_LOADED: dict[str, AccelBackend] = {}
+_PROBLEMS: dict[str, str] = {}
+
 _SPEC = re.compile(r"(?P<backend>[a-z]+)(?::(?P<index>[0-9]{1,6}))?")
 
 
 def register(name: str, path: str) -> None:
-    """Make a backend of another package known, in this process; nothing of it is loaded yet.
+    """Make a backend of another package known, in this process and in the workers that it starts.
 
-    Its devices come behind those of the others. A worker is another process: only devices of the package's
-    own backends can have one.
+    An installed distribution has an entry point of the group ``trio_accel.backends`` instead: its name is
+    that of the backend, and its value the import path. Nothing is imported until a program names a device, or
+    lists all. The devices come after those of the package, and `open_device` without a name takes none.
 
     Args:
         name: First part of a device's name: small letters, such as ``"rocm"`` for ``"rocm:0"``.
@@ -42,15 +51,20 @@ def register(name: str, path: str) -> None:
     Raises:
         ValueError: The name is not valid, or another backend has it.
     """
-    if _SPEC.fullmatch(name) is None or ":" in name:
+    if not _is_name(name):
         raise ValueError(f"name: {name!r} is not a name of a backend; it has small letters only")
-    if _BACKENDS.setdefault(name, path) != path:
+    if _known().setdefault(name, path) != path:
         raise ValueError(f"name: there is a backend {name!r} already, {_BACKENDS[name]}")
+
+
+def path_of(name: str) -> str:
+    """Return the import path of a backend that was found, which a worker imports it by."""
+    return _BACKENDS[name]
 
 
 def list_devices() -> tuple[DeviceInfo, ...]:
     """Find the devices of all backends, the best first. Blocks; never needs a driver."""
-    return tuple(info for name in _BACKENDS for info in _load(name).list_devices())
+    return tuple(info for name in _known() for info in _load(name).list_devices())
 
 
 def topology() -> Topology:
@@ -59,17 +73,23 @@ def topology() -> Topology:
     On CUDA the driver tells, in a process of its own. A link counts as NVLink where the driver has native
     atomics over it, which NVIDIA's GPUs have over NVLink alone.
     """
-    return Topology.of(list_devices(), [link for name in _BACKENDS for link in _load(name).links()])
+    return Topology.of(list_devices(), [link for name in _known() for link in _load(name).links()])
 
 
 def describe() -> tuple[BackendReport, ...]:
-    """Return the findings of every backend on this machine, the best first. Blocks; opens no device."""
-    return tuple(_load(name).describe() for name in _BACKENDS)
+    """Return the findings of every backend on this machine, the best first. Blocks; opens no device.
+
+    A backend of another distribution that cannot be used has a report with the problem.
+    """
+    reports = [_load(name).describe() for name in _known()]
+    refused = [name for name in _PROBLEMS if name in _OWN or name not in _BACKENDS]
+    return (*reports, *[BackendReport(name=name, problem=_PROBLEMS[name]) for name in refused])
 
 
 def driver_checks() -> tuple[str, ...]:
     """Files that say whether a process has initialised a driver; see `AccelBackend.driver_check`."""
-    return tuple([path for name in _BACKENDS if (path := _load(name).driver_check) is not None])
+    backends = [_load(name) for name in _OWN] + list(_LOADED.values())
+    return tuple([path for backend in backends if (path := backend.driver_check) is not None])
 
 
 def candidates(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
@@ -80,8 +100,8 @@ def candidates(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
             ``TRIO_ACCEL_BACKEND``.
 
     Returns:
-        The named device. Without a name, and with the variable unset or empty: all devices, and always one of
-        the CPU.
+        The named device. Without a name, and with the variable unset or empty: all devices of the package's
+        own backends, and always one of the CPU.
 
     Raises:
         ValueError: The name is not valid, or there is no such device.
@@ -92,7 +112,7 @@ def candidates(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
     named = os.environ.get(_VARIABLE)
     if named:
         return (_find(named, f"{named!r} (from the environment variable {_VARIABLE})"),)
-    return tuple([(_load(info.backend), info) for info in list_devices()])
+    return tuple([(_load(name), info) for name in _OWN for info in _load(name).list_devices()])
 
 
 def members(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
@@ -114,38 +134,77 @@ def resolve(spec: str | None) -> tuple[AccelBackend, DeviceInfo]:
     return candidates(spec)[0]
 
 
-def resolve_for_worker(spec: str) -> tuple[AccelBackend, DeviceInfo]:
-    """Find the device of that name, in a process that serves it and nothing else; see `candidates`."""
+def resolve_for_worker(spec: str, path: str) -> tuple[AccelBackend, DeviceInfo]:
+    """Find the device of that name, in a process that serves it and nothing else; see `candidates`.
+
+    Args:
+        spec: Name of the device.
+        path: Import path of its backend, as the application has found it.
+    """
+    _BACKENDS.setdefault(spec.partition(":")[0], path)
     return _find(spec, f"{spec!r}", is_worker=True)
 
 
 def _find(spec: str, given: str, *, is_worker: bool = False) -> tuple[AccelBackend, DeviceInfo]:
     match = _SPEC.fullmatch(spec)
-    if match is None or match["backend"] not in _BACKENDS:
-        names = [name for backend in _BACKENDS for name in (backend, f"{backend}:<number>")]
+    name = "" if match is None else match["backend"]
+    # The package's own devices are found without a look at other distributions, because that takes time.
+    if match is None or (name not in _BACKENDS and name not in _known()):
+        names = [each for backend in _known() for each in (backend, f"{backend}:<number>")]
         raise ValueError(f"spec: {given} names no device; allowed: {', '.join(names)}")
-    name = match["backend"]
     backend = _load(name)
     if is_worker:
         backend.prepare_worker()
-    reason = backend.unavailable_reason()
-    if reason is not None:
-        raise NotSupportedError(f"{given}: {reason}; available: {_available()}", backend=name)
     index = int(match["index"] or 0)
-    for info in backend.list_devices():
-        if info.index == index:
-            return backend, info
-    reason = backend.unavailable_reason(index)
-    if reason is not None:
-        raise NotSupportedError(f"{given}: {reason}; available: {_available()}", backend=name)
-    raise ValueError(f"spec: {given}: there is no such device; available: {_available()}")
+    for asked in (None, index):
+        reason = backend.unavailable_reason(asked)
+        if reason is not None:
+            raise NotSupportedError(f"{given}: {reason}; available: {_available(name)}", backend=name)
+        for info in backend.list_devices():
+            if info.index == index:
+                return backend, info
+    raise ValueError(f"spec: {given}: there is no such device; available: {_available(name)}")
 
 
-def _available() -> str:
-    return ", ".join(info.name for info in list_devices())
+def _available(name: str) -> str:
+    """Name the devices of the package's own backends and of the one that was asked for."""
+    asked = dict.fromkeys((*_OWN, name))
+    return ", ".join([info.name for each in asked for info in _load(each).list_devices()])
+
+
+def _is_name(name: str) -> bool:
+    return ":" not in name and _SPEC.fullmatch(name) is not None
 
 
 @functools.cache
+def _known() -> dict[str, str]:
+    """Add the backends of other distributions to the package's own, once."""
+    for name, values in _plug_ins.entries().items():
+        paths = sorted(values)
+        by = " and ".join([f"{values[path]} ({path})" for path in paths])
+        if not _is_name(name):
+            _PROBLEMS[name] = f"{by}: {name!r} is not a name of a backend; it has small letters only"
+        elif name in _OWN:
+            _PROBLEMS[name] = f"{by}: the package has a backend {name!r} of its own; uninstall this one"
+        elif len(paths) > 1:
+            _PROBLEMS[name] = f"two backends have the name {name!r}: {by}; uninstall one of them"
+        _BACKENDS.setdefault(name, paths[0])
+    for name in [name for name in _BACKENDS if not _is_name(name)]:
+        del _BACKENDS[name]
+    return _BACKENDS
+
+
 def _load(name: str) -> AccelBackend:
+    if name in _OWN:
+        return _load_own(name)
+    if name not in _LOADED:
+        problem = _PROBLEMS.get(name)
+        found = _plug_ins.Unusable(name, problem) if problem else _plug_ins.load(name, _BACKENDS[name])
+        _LOADED.setdefault(name, found)
+    return _LOADED[name]
+
+
+@functools.cache
+def _load_own(name: str) -> AccelBackend:
     module, _, attribute = _BACKENDS[name].partition(":")
     return cast("AccelBackend", getattr(importlib.import_module(module), attribute)())

@@ -13,6 +13,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ...actors import describe
+from ...backends import path_of
 from ...backends.base import NotSupportedError
 from ...backends.base.kit.fast_paths import current_fast_paths
 from ..base._errors import is_shortage
@@ -99,6 +100,7 @@ class WorkerPool:
         self._is_observed = False
         self._is_timed = False
         self._device = device.name
+        self._backend = device.info.backend
         self._is_exclusive = device.info.is_exclusive
         self._path = device.path
         self._options = options = device.options
@@ -337,6 +339,7 @@ class WorkerPool:
         try:
             config = WorkerConfig(
                 device=self._device,
+                backend=path_of(self._backend),
                 path=self._path,
                 options=self._options,
                 in_use=tuple([library for library in in_use if library not in placed]),

@@ -67,6 +67,7 @@ class WorkerConfig:
 
     Attributes:
         device: Name of the device, such as ``"cpu:0"``.
+        backend: Import path of its backend's class.
         path: Path of the device's actor; the actors of the worker have the paths that the tree shows.
         options: Options of the device.
         in_use: Import paths of the libraries that are in use, and have no blocks from their start: it opens
@@ -78,6 +79,7 @@ class WorkerConfig:
     """
 
     device: str
+    backend: str
     path: str
     options: DeviceOptions
     in_use: Strs

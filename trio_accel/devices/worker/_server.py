@@ -158,7 +158,7 @@ class WorkerServer:
                     os._exit(0)
 
     def _open(self) -> AccelDevice:
-        backend, info = resolve_for_worker(self._config.device)
+        backend, info = resolve_for_worker(self._config.device, self._config.backend)
         limit = self.options.memory_limit
         device = backend.open_device(info.index, memory_limit=limit, keeper=self._memory)
         return self._copies.wrap(device)

@@ -1,0 +1,114 @@
+"""Backends of other distributions: their entry points, and the import of one.
+
+Such a backend is other people's code. Whatever its import or its search for devices does, the package and all
+other backends go on, and the reason is told where the backend is named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import sys
+import threading
+from collections.abc import Callable
+from typing import NoReturn, TypeVar, cast
+
+import attrs
+
+from .base import AccelBackend, BackendReport, ChunkKeeper, DeviceInfo, NotSupportedError
+
+__all__ = ["SECONDS", "Unusable", "entries", "load"]
+
+GROUP = "trio_accel.backends"
+
+SECONDS = 60.0
+"""How long the import of a backend and its search for devices may take; PyTorch takes 2 to 20."""
+
+ResultT = TypeVar("ResultT")
+
+
+def entries() -> dict[str, dict[str, str]]:
+    """Read the entry points; nothing of another distribution is imported.
+
+    Returns:
+        By name and import path, the distributions.
+    """
+    # Its import takes a good part of what the import of the package may take, so it is done here.
+    from importlib.metadata import entry_points
+
+    found: dict[str, dict[str, str]] = {}
+    for each in sorted(entry_points(group=GROUP), key=lambda each: each.name):
+        found.setdefault(each.name, {})[each.value] = each.dist.name if each.dist else "?"
+    return found
+
+
+@attrs.frozen
+class Unusable(AccelBackend):
+    """A backend that cannot be used: it has no devices, and says why."""
+
+    name: str  # pyright: ignore[reportIncompatibleMethodOverride]
+    problem: str
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        """Find none."""
+        return ()
+
+    def unavailable_reason(self, index: int | None = None) -> str:
+        """Return the problem."""
+        return self.problem
+
+    def describe(self) -> BackendReport:
+        """Report the problem."""
+        return BackendReport(name=self.name, problem=self.problem)
+
+    def open_device(
+        self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
+    ) -> NoReturn:
+        """Refuse."""
+        raise NotSupportedError(self.problem, backend=self.name)
+
+    def prepare_worker(self) -> None:
+        """Do nothing."""
+
+
+def load(name: str, path: str) -> AccelBackend:
+    """Import a backend, and ask it once for all that it tells. Blocks for `SECONDS` at most.
+
+    What it prints meanwhile goes to the standard error, because programs read the standard output.
+
+    Args:
+        name: Its name.
+        path: Import path of the class.
+
+    Returns:
+        The backend, or one without devices that says why.
+    """
+
+    def make() -> AccelBackend:
+        module, _, attribute = path.partition(":")
+        backend = cast("AccelBackend", getattr(importlib.import_module(module), attribute)())
+        if backend.name != name:
+            raise ValueError(f"the backend has the name {backend.name!r}")
+        for ask in (backend.list_devices, backend.describe, backend.links):
+            ask()
+        return backend
+
+    made = _within(SECONDS, make)
+    return Unusable(name, f"{path} cannot be used: {made}") if isinstance(made, str) else made
+
+
+def _within(seconds: float, make: Callable[[], ResultT]) -> ResultT | str:
+    """Call a function in a thread; return its result, or why there is none."""
+    results: list[ResultT | str] = []
+
+    def run() -> None:
+        try:
+            results.append(make())
+        except BaseException as error:  # noqa: BLE001  # also SystemExit: the program goes on
+            results.append(f"{type(error).__name__}: {error}")
+
+    thread = threading.Thread(target=run, name="backend of another distribution", daemon=True)
+    with contextlib.redirect_stdout(sys.stderr):
+        thread.start()
+        thread.join(seconds)
+    return results[0] if results else f"its import and search for devices take more than {seconds:g} s"
