@@ -39,7 +39,7 @@ import trio_accel.sparse
 import trio_accel.tensor  # so that what they declare is known to all tests
 from trio_accel.actors._cell import Cell
 from trio_accel.backends import resolve
-from trio_accel.backends.base import AccelDevice, Isolation
+from trio_accel.backends.base import AccelDevice, Isolation, NotSupportedError
 from trio_accel.backends.base.kit.fast_paths import FastPaths, use_fast_paths
 from trio_accel.backends.cpu import CpuBackend
 from trio_accel.backends.cuda import CudaBackend
@@ -60,8 +60,11 @@ NUMBERS = (*NUMBERS_OF_ALL, "nn")  # which the stand-in's sample leaves out
 if BACKEND == third_backend.BACKEND:
     third_backend.register_third()
 
-# Backends that have one of so many functions of numbers in a sample; the CPU has all (D96).
-SHARES = {"cuda": 4, third_backend.BACKEND: 2} if IS_STAND_IN or BACKEND != "cuda" else {}
+# A backend of another distribution has what it has: the tests ask it.
+IS_FROM_OUTSIDE = BACKEND not in ("cpu", "cuda")
+
+# A sample has one of so many functions of numbers; that of the CPU has all (D96).
+SHARE = {"cpu": 1, "cuda": 4 if IS_STAND_IN else 1}.get(BACKEND, 2)
 
 # Markers of tests that have launcher processes of their own.
 OWN_LAUNCHER = ("own_launcher", "alone", "gpu")
@@ -176,9 +179,7 @@ def _draw_fewer_examples(function: Any) -> None:
 
 def _is_elsewhere(name: str, path: Path) -> bool:
     """Tell whether a sample has a test of numbers on other backends only."""
-    if BACKEND not in SHARES or not _is_of(path, NUMBERS_OF_ALL):
-        return False
-    return zlib.crc32(name.encode()) % SHARES[BACKEND] > 0
+    return _is_of(path, NUMBERS_OF_ALL) and zlib.crc32(name.encode()) % SHARE > 0
 
 
 def _place_in_sample(path: Path, nodeid: str) -> tuple[bool, int]:
@@ -192,10 +193,31 @@ def _place_in_sample(path: Path, nodeid: str) -> tuple[bool, int]:
 def _the_backend_has_the_isolation(request: pytest.FixtureRequest) -> None:
     spec = getattr(request.node, "callspec", None)
     wanted = None if spec is None else spec.params.get("isolation")
-    if isinstance(wanted, str) and BACKEND == third_backend.BACKEND:
+    if isinstance(wanted, str) and IS_FROM_OUTSIDE:
         info = resolve(BACKEND)[1]
         if wanted not in info.isolations:
             pytest.skip(f"{info.name} has the isolations {info.isolations}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Skip a test of an operation that a backend from outside refuses, with its refusal."""
+    try:
+        return (yield)
+    except BaseException as error:
+        refusals = [one for one in _leaves(error) if isinstance(one, NotSupportedError)]
+        if IS_FROM_OUTSIDE and refusals and refusals[0].backend == BACKEND:
+            pytest.skip(f"refused: {refusals[0]}")
+        raise
+
+
+def _leaves(error: BaseException) -> Iterable[BaseException]:
+    """Yield what an error is made of: itself, or the errors of its groups."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _leaves(one)
+    else:
+        yield error
 
 
 @pytest.fixture
@@ -368,7 +390,8 @@ def _remember(monkeypatch: pytest.MonkeyPatch, opened: list[Any], workers: list[
         workers.append(worker)
         return worker
 
-    for backend in (CpuBackend, CudaBackend):
+    outside = [type(resolve(BACKEND)[0])] if IS_FROM_OUTSIDE else []
+    for backend in dict.fromkeys([CpuBackend, CudaBackend, *outside]):
         monkeypatch.setattr(backend, "open_device", remembering(backend.open_device))
     monkeypatch.setattr(Launcher, "start_worker", remember_worker)
 

@@ -23,6 +23,20 @@ LIBRARIES = {
     "sparse": {sparse.spmv.spec},
 }
 
+ALL_LIBRARIES = {
+    "arrays",
+    "blas",
+    "blaslt",
+    "dnn",
+    "fft",
+    "jit",
+    "memory",
+    "random",
+    "solver",
+    "sparse",
+    "tensor",
+}
+
 
 @pytest.mark.parametrize("name", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_whether_the_conformance_tests_cover_a_backend(name):
@@ -34,22 +48,24 @@ def test_whether_the_conformance_tests_cover_a_backend(name):
 
 
 def test_libraries_and_what_they_have(rig):
-    assert set(LIBRARIES) <= set(rig.device.libraries)
+    assert "memory" in rig.device.libraries
     assert list(rig.device.libraries) == sorted(rig.device.libraries)
-    for name, operations in LIBRARIES.items():
-        library = rig.library(name)
+    for name in LIBRARIES.keys() & set(rig.device.libraries):
+        library, operations = rig.library(name), LIBRARIES[name]
         assert library.name == name
         assert {spec.operation for spec in operations} <= library.operations
         library.close()
 
 
 def test_every_specification_belongs_to_one_library(rig):
+    if missing := sorted(ALL_LIBRARIES - set(rig.device.libraries)):
+        pytest.skip(f"the backend has no libraries {missing}")
     specs = {getattr(ops, name) for name in ops.__all__ if name.endswith("Spec")}
     specs -= {ops.ArraySpec, ops.OperationSpec}
     # Other tests of this process may have declared operations of their own.
     own = [one for one in DECLARED.values() if one.__module__.startswith("trio_accel.")]
     specs |= {function.spec for function in own if function.spec is not None}
-    if rig.device.info.backend == "cuda":
+    if DECLARED["linalg.eig"].spec.operation not in rig.library("solver").operations:
         # Eigenvalues and forms of general matrices are on the CPU only, and systems with a structure.
         specs -= {linalg.eig.spec, linalg.eigvals.spec}
         names = "hessenberg ldl schur solve_banded solve_toeplitz solve_tridiagonal solveh_banded sqrtm"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
@@ -161,7 +161,9 @@ class Sources(Kernels):
     def compile(self, text: str) -> Any:
         return {"convert": self._convert, "fill": self._fill}
 
-    def find(self, module: Any, name: str) -> Launch:
+    def find(self, module: Any, name: str, sizes: Sequence[int]) -> Launch:
+        assert sum(sizes) > 8
+
         def launch(blocks: int, threads: int, stream: int, pointer: int) -> None:
             assert blocks * threads > 0
             module[name](int(memory_at(pointer, 8).view(np.uint64)[0]))

@@ -36,7 +36,7 @@ async def _show(is_json: bool) -> int:
     workers = await describe_workers()
     versions, blas = _versions(), _numpy_blas()
     devices = [one for backend in found for one in _devices(backend, usable=True)]
-    has_accelerator = any(one.info.backend != "cpu" for one in devices)
+    has_accelerator = any(one.info.is_accelerator for one in devices)
     problems = [backend.problem for backend in found if backend.problem is not None]
     accelerator = None if has_accelerator else "; ".join(problems)
     if is_json:

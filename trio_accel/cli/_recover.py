@@ -285,7 +285,7 @@ class Demo:
 
     async def run(self, rounds: int) -> None:
         """Ask, break, ask on; then compare."""
-        left_out = _OF_KERNELS if self.device.info.backend == "cpu" else set[str]()
+        left_out = set[str]() if self.device.info.is_accelerator else _OF_KERNELS
         faults = rounds * [fault for fault in _FAULTS if fault.name not in left_out]
         console = self.console
         async with trio.open_nursery() as drawing:

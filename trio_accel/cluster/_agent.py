@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import trio
 
-from ..backends import list_devices
+from ..backends import candidates
 from ..devices import open_system
 from ._entities import Residents
 from ._errors import NotAtHomeError
@@ -102,7 +102,7 @@ class Agent:
         config, options = self._config, self._config.options
         names = options.devices
         if names is None:
-            names = tuple([one.name for one in list_devices() if one.backend != "cpu"]) or ("cpu",)
+            names = tuple([info.name for _, info in candidates(None) if info.is_accelerator]) or ("cpu",)
         async with (
             open_system(config.node) as system,
             system.open_devices(names, options=options.device) as devices,

@@ -19,7 +19,8 @@ class ClusterOptions:
     """Options of a cluster.
 
     Attributes:
-        devices: Names of the devices that each agent opens; by default all GPUs of its node, or ``"cpu"``.
+        devices: Names of the devices that each agent opens; by default all GPUs of its node that
+            `open_device()` could take, or ``"cpu"``.
         device: Options of these devices.
         window: The most asks of one process that wait for replies of one node; further askers wait in their
             own tasks.

@@ -63,7 +63,7 @@ class Rooms:
         """
         ranks = [*range(len(self._devices))]
         told: list[dict[str, Any]] = [{} for _ in ranks]
-        is_mapped = all(device.info.backend == "cpu" for device in self._devices)
+        is_mapped = not any(device.info.is_accelerator for device in self._devices)
         if not is_mapped and self._communicator is None and len(ranks) > 1:
             raise NotSupportedError(f"call: NCCL cannot serve these devices: {self._why_mapped}")
         for name, all_ in {"": [ranks], **groups}.items():

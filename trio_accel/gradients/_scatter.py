@@ -28,7 +28,7 @@ arrays: Any = _arrays
 def is_ordered(g: Any) -> bool:
     """Tell whether a scatter adds in the order of the elements on the device of an array."""
     device: Any = Chain(g, is_spent=False).device
-    return bool(device.info.backend == "cpu")
+    return bool(device.state.backend.adds_in_order)
 
 
 def sorted_sums(places: Any, values: Any, shape: Sequence[int]) -> Any:

@@ -138,6 +138,11 @@ class CpuBackend(AccelBackend):
         return tuple(f"{__package__}{entry.module}" for entry in LIBRARIES.values())
 
     @property
+    def adds_in_order(self) -> bool:
+        """True: elements are added one after another."""
+        return True
+
+    @property
     def unjoined(self) -> frozenset[str]:
         """A function alone has NumPy's bits, and those of one of our own beside others (D188)."""
         return VECTOR
@@ -152,6 +157,7 @@ class CpuBackend(AccelBackend):
                 total_memory=total_bytes(),
                 compute_units=usable_cores(),
                 isolations=("inline", "process") if has_shared_memory() else ("inline",),
+                is_accelerator=False,
             ),
         )
 

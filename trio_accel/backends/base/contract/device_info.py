@@ -158,6 +158,7 @@ class DeviceInfo:
         completion: How completions are best learned of: ``"callback"``, the stream notifies;
             ``"adaptive"``, events are polled for a short while first, since that costs less.
         is_exclusive: Whether it takes one context at a time.
+        is_accelerator: Whether it is another processor than the one that runs the program.
         uuid: The hardware's name in other tools, such as ``"GPU-..."`` with NVIDIA's; None if it has none.
             A part of a GPU (MIG) has that of the GPU.
     """
@@ -170,6 +171,7 @@ class DeviceInfo:
     isolations: tuple[Isolation, ...]
     completion: Literal["callback", "adaptive"] = "callback"
     is_exclusive: bool = False
+    is_accelerator: bool = True
     uuid: str | None = None
 
     @property

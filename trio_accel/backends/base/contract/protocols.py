@@ -602,6 +602,11 @@ class AccelBackend(Protocol):
         return None
 
     @property
+    def adds_in_order(self) -> bool:
+        """Whether a scatter adds in the order of the elements, so that equal calls have equal sums."""
+        return False
+
+    @property
     def unjoined(self) -> frozenset[str]:
         """Functions whose bits depend on what else an expression has: those are not joined in a chain."""
         return frozenset()

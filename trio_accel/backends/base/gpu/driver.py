@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
+from itertools import pairwise
 from struct import Struct
 from typing import Any, Protocol, TypeAlias
 
@@ -255,8 +256,14 @@ class Kernels:
         """Compile a source and load it; blocks. The context is current."""
         raise NotImplementedError
 
-    def find(self, module: Any, name: str) -> Launch:
-        """Find a kernel in what was loaded. The context is current."""
+    def find(self, module: Any, name: str, sizes: Sequence[int]) -> Launch:
+        """Find a kernel in what was loaded. The context is current.
+
+        Args:
+            module: What was loaded.
+            name: Name of the kernel.
+            sizes: Bytes of each of its arguments, which some drivers ask for.
+        """
         raise NotImplementedError
 
     def unload(self, module: Any) -> None:
@@ -277,7 +284,8 @@ class Kernels:
                 if source not in self._modules:
                     self._modules[source] = self.compile(self.read(source))
                 module = self._modules[source]
-            return Function(self.find(module, name), nbytes, self.most_blocks, offsets)
+            sizes = [end - start for start, end in pairwise((*offsets, nbytes))]
+            return Function(self.find(module, name, sizes), nbytes, self.most_blocks, offsets)
 
     def load(
         self, text: str, names: Sequence[str], nbytes: int
@@ -294,7 +302,8 @@ class Kernels:
         """
         module = self.compile(text)
         try:
-            functions = {name: Function(self.find(module, name), nbytes, self.most_blocks) for name in names}
+            found = {name: self.find(module, name, (nbytes,)) for name in names}
+            functions = {name: Function(launch, nbytes, self.most_blocks) for name, launch in found.items()}
             return partial(self.unload, module), functions
         except BaseException:
             self.unload(module)

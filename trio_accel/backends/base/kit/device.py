@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -39,6 +40,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         streams: The streams that have not ended.
         is_closed: Whether it takes no more work.
         believed: See `AccelDevice.believed`.
+        read_only: Blocks that libraries refuse to write to; see `BlockMemory.read_only`.
         kept: See `AccelDevice.kept`.
         allocate: See `AccelDevice.allocate`; without a call in between.
         placement: See `AccelDevice.placement`; without a call in between.
@@ -52,6 +54,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         # The functions to call when the contents of a block change, by the block (D26).
         self._believed: dict[int, set[Callable[[int], None]]] = {}
         self.believed: Collection[int] = self._believed
+        self.read_only: AbstractSet[int] = blocks.read_only
         self.kept: KeptCounts = KeptCounts()
         self.allocate: Callable[[int, int], None] = blocks.allocate
         self.placement: Callable[[int], PlacedBlock] = blocks.placement

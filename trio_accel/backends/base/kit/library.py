@@ -9,6 +9,7 @@ import importlib.util
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar, Protocol, runtime_checkable
@@ -94,6 +95,7 @@ class TableLibrary:
         counts: CacheCounts | None = None,
     ) -> None:
         self._for_plans = device
+        self._read_only: AbstractSet[int] = getattr(device, "read_only", frozenset[int]())
         self._kernels = {**(kernels or {}), **self._methods()}
         if self.has_threads:
             self._kernels = {
@@ -142,6 +144,7 @@ class TableLibrary:
 
         Raises:
             NotSupportedError: There is none.
+            ValueError: It would write to memory that is mapped to be read.
         """
         kernel = self._kernels.get(spec.operation)
         if kernel is None:
@@ -150,6 +153,12 @@ class TableLibrary:
                 backend=self.backend,
                 device=self._for_plans.info.name,
             )
+        if self._read_only:
+            _, written = DESCRIPTORS[type(spec)].blocks(spec)
+            if borrowed := self._read_only & {*written}:
+                raise ValueError(
+                    f"{spec.operation}: blocks {sorted(borrowed)} are another device's, read-only"
+                )
         return kernel
 
     def _foreign(self, stream: object) -> TypeError:

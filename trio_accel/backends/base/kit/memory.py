@@ -100,6 +100,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
     Attributes:
         blocks: For each id, the backend's handle of the block, its size and its place. Not to be changed from
             outside.
+        read_only: Blocks in chunks that were mapped to be read, as a kernel's write there ends the process.
         fixed_workspace: Workspace by library that the limit does not concern, in bytes.
         freed: How often anything was freed: while this is the same, every block is where it was.
         relieve: Gives idle workspace back; returns whether there was any.
@@ -132,6 +133,8 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._mapped: set[int] = set()
         # Blocks in these, which libraries may read before they are adopted.
         self._expected: set[int] = set()
+        self._read_only_chunks: set[int] = set()
+        self.read_only: set[int] = set()
         self._last_chunk = 0
         self._allocator = self._new_allocator()
         # Re-entrant: `relieve` gives workspace back, which takes the lock, while a place is looked for.
@@ -218,6 +221,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             if block in self._expected:
                 # It lies in memory that is not the device's own.
                 self._expected.remove(block)
+                self.read_only.discard(block)
                 return
             _, nbytes, place = made
             counts, spares, chunk = self._counts, self._spares, place[1]
@@ -271,20 +275,22 @@ class BlockMemory(Generic[ChunkT, BlockT]):
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
         """Map a chunk of another process; see `AccelDevice.map_chunk`. The descriptor stays the caller's."""
-        self._add_mapped(chunk, self._source.map(nbytes, descriptor, write=write), nbytes)
+        self._add_mapped(chunk, self._source.map(nbytes, descriptor, write=write), nbytes, write=write)
 
     def map_peer(self, chunk: int, owner: BlockMemory[ChunkT, BlockT], number: int) -> None:
         """Map a chunk of another device of this process; see `AccelDevice.map_peer`."""
         memory, nbytes = owner._chunks[number]
-        self._add_mapped(chunk, self._source.share(memory), nbytes)
+        self._add_mapped(chunk, self._source.share(memory), nbytes, write=False)
 
-    def _add_mapped(self, chunk: int, memory: ChunkT, nbytes: int) -> None:
+    def _add_mapped(self, chunk: int, memory: ChunkT, nbytes: int, *, write: bool) -> None:
         with self._lock:
             is_new = chunk not in self._chunks
             if is_new:
                 self._chunks[chunk] = memory, nbytes
                 self._counts[chunk] = 0
                 self._mapped.add(chunk)
+                if not write:
+                    self._read_only_chunks.add(chunk)
                 self._last_chunk = max(self._last_chunk, chunk)
         if not is_new:
             self._source.drop(memory)
@@ -296,8 +302,10 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             if chunk not in self._mapped:
                 raise KeyError(f"chunk {chunk} is none that was mapped and not adopted")
             self._mapped.remove(chunk)
+            self._read_only_chunks.discard(chunk)
             for block in [block for block in self._expected if self.blocks[block][2][1] == chunk]:
                 self._expected.remove(block)
+                self.read_only.discard(block)
                 del self.blocks[block]
             memory, _ = self._chunks.pop(chunk)
             del self._counts[chunk]
@@ -314,6 +322,8 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 # The allocator does not know the place yet: `adopt` takes the whole chunk.
                 self.blocks[block] = self._made((0, chunk, offset), nbytes)
                 self._expected.add(block)
+                if chunk in self._read_only_chunks:
+                    self.read_only.add(block)
 
     def _is_own(self, block: int) -> bool:
         """Tell whether the block exists and is not only expected."""
@@ -334,6 +344,8 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 [(place.block, Placement(place.chunk, place.offset, place.nbytes)) for place in places],
             )
             self._mapped.clear()
+            self._read_only_chunks.clear()
+            self.read_only.clear()
             for place in places:
                 self._last_place -= 1
                 self._allocator.rename(place.block, self._last_place)
@@ -365,6 +377,8 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             self._counts.clear()
             self._mapped.clear()
             self._expected.clear()
+            self._read_only_chunks.clear()
+            self.read_only.clear()
             self._spares, self._spare_count = {}, 0
             self.blocks.clear()
             self.freed += 1

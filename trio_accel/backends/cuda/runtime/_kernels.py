@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -50,7 +51,7 @@ class CudaKernels(Kernels):
         options = ProgramOptions(arch=f"sm_{self._architecture}", fma=False)
         return self._context.load(compiled(text, options).code)
 
-    def find(self, module: Any, name: str) -> Launch:
+    def find(self, module: Any, name: str, sizes: Sequence[int]) -> Launch:
         """Find a kernel in a library of the driver, ready to be launched. The context is current."""
         check = self._context.check
         function = self._context.function_of(check(driver.cuLibraryGetKernel(module, name.encode())))
