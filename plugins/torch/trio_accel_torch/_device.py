@@ -1,0 +1,288 @@
+"""Open devices: memory as tensors of bytes, streams, and libraries."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+import torch
+
+from trio_accel.backends.base import (
+    AccelStream,
+    ArraySpec,
+    BlockMemory,
+    ChunkKeeper,
+    DeviceInfo,
+    HostArray,
+    NotSupportedError,
+    Poison,
+    Strs,
+    as_bits,
+)
+from trio_accel.backends.base.contract.ops import CopyFromHostSpec, CopyToHostSpec, HostUse, OperationSpec
+from trio_accel.backends.base.kit.chunks import ALIGNMENT
+from trio_accel.backends.base.kit.device import BlockDevice
+from trio_accel.backends.base.kit.host import available_bytes, make_shared, map_shared
+from trio_accel.backends.base.kit.kernels import kernels_of, load_module_kernels
+from trio_accel.backends.base.kit.library import ComputingCall, ComputingLibrary
+
+from ._manifest import BACKEND, LIBRARIES
+from ._streams import TorchContext, TorchHold, TorchStream
+from ._views import View
+
+
+class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
+    """A device of PyTorch's.
+
+    Args:
+        info: Description of the device.
+        memory_limit: The most bytes that its blocks may take.
+        keeper: Gets the chunks; the processor's alone.
+        where: Name of the device in PyTorch.
+
+    Attributes:
+        where: The device in PyTorch.
+        libraries: Names of the libraries, sorted.
+    """
+
+    def __init__(self, info: DeviceInfo, memory_limit: int, keeper: ChunkKeeper | None, where: str) -> None:
+        self.where = torch.device("cpu" if where.startswith("cpu") else where)
+        super().__init__(info, BlockMemory(info.name, memory_limit, _Chunks(self.where), keeper))
+        self.libraries: Strs = tuple(sorted(LIBRARIES))
+        self._context = TorchContext(info.name)
+
+    def view(self, array: ArraySpec, dtype: torch.dtype | None = None) -> View:
+        """Return an array in memory, in the type of its elements or in another one of the same size.
+
+        Raises:
+            KeyError: No block has this id.
+            ValueError: The array is not within it.
+        """
+        return View.of(self.blocks.block(array.block)[0], array, dtype)
+
+    def host_view(self, array: ArraySpec, /, *, write: bool = True) -> HostArray:
+        """Return an array of the processor as NumPy's."""
+        self._check_host()
+        memory = self.blocks.block(array.block)[0].numpy()
+        data = memory.data if write else memory.data.toreadonly()
+        return np.ndarray(
+            array.shape, array.dtype.dtype, np.frombuffer(data, np.uint8), array.offset, array.strides
+        )
+
+    def _check_host(self) -> None:
+        if self.where.type != "cpu":
+            raise NotSupportedError("the host cannot address the memory of a card", backend=BACKEND)
+
+    def open_stream(self, name: str, priority: int = 0) -> TorchStream:
+        """Make a stream."""
+        self.check_open()
+        return self.add_stream(TorchStream(name, self._context, self.where, priority))
+
+    def open_library(self, name: str) -> TorchLibrary:
+        """Load a library; blocks while its module is imported."""
+        self.check_open()
+        if name not in LIBRARIES:
+            return TorchLibrary(
+                name, self, load_module_kernels(name, BACKEND, self.libraries, self.info.name)
+            )
+        entry = LIBRARIES[name]
+        module = entry.load(None)
+        cls = getattr(module, entry.cls) if entry.cls else TorchLibrary
+        library: TorchLibrary = cls(name, self, kernels_of(vars(module), BACKEND))
+        return library
+
+    def spin(self, stream: AccelStream, block: int | None = None) -> TorchHold:
+        """Hold a stream back by work that does not end by itself."""
+        if not isinstance(stream, TorchStream):
+            raise TypeError(f"stream: the backend has its own streams, not {stream!r}")
+        hold = TorchHold(memory=None if block is None else self.blocks.block(block)[0])
+        stream.enqueue(hold)
+        return hold
+
+    def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:
+        """Count the context as lost, once a stream gets there."""
+
+        def fail() -> None:
+            self._context.reason = reason
+
+        if isinstance(stream, TorchStream):
+            stream.enqueue(fail)
+        else:
+            fail()
+
+    def give_up(self, reason: str) -> None:
+        """Count the context as lost."""
+        self._context.reason = self._context.reason or reason
+
+    def reaches(self, other: DeviceInfo) -> bool:
+        """Whether both are the processor."""
+        return not self.info.is_accelerator and not other.is_accelerator
+
+    def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> HostLease:
+        """Lend the program an array of the processor as NumPy's."""
+        self._check_host()
+        if stream is not None:
+            raise NotSupportedError(
+                "lease: stream: the processor computes on no streams of others", backend=BACKEND
+            )
+        return HostLease(self.host_view(array, write=write))
+
+    def end(self, *, is_idle: bool) -> None:
+        """Free everything that nothing uses any more."""
+        super().end(is_idle=is_idle)
+        if not is_idle:
+            self.give_up("the device was closed")
+
+
+class HostLease:
+    """A NumPy array that the program has; its work with it is done when it gives it back."""
+
+    def __init__(self, array: HostArray) -> None:
+        self.array = array
+
+    def take_back(self) -> None:
+        """Make the array read-only."""
+        self.array.flags.writeable = False
+
+
+class _Chunks:
+    """Where the memory comes from: on the processor tensors over mapped files, which outlive their process."""
+
+    first = 64 << 20
+    keep = 256 << 20
+
+    def __init__(self, where: torch.device) -> None:
+        self._where = where
+
+    def make(self, nbytes: int) -> tuple[torch.Tensor, int]:
+        if self._where.type != "cpu":
+            try:
+                return torch.empty(nbytes, dtype=torch.uint8, device=self._where), nbytes
+            except torch.OutOfMemoryError as error:
+                raise MemoryError(str(error)) from error
+        # The system gives pages when they are written to.
+        whole = np.empty(nbytes + ALIGNMENT, np.uint8)
+        start = -whole.ctypes.data % ALIGNMENT
+        return torch.from_numpy(whole[start : start + nbytes]), nbytes
+
+    def make_kept(self, nbytes: int, keeper: ChunkKeeper, chunk: int) -> tuple[torch.Tensor, int]:
+        available = available_bytes()
+        if nbytes > available:
+            raise MemoryError(f"a chunk of {nbytes} bytes, {available} available")
+        try:
+            memory, descriptor = make_shared(nbytes)
+        except OSError as error:
+            raise MemoryError(f"a chunk of {nbytes} bytes: {error}") from error
+        try:
+            keeper.keep(chunk, memory.nbytes, descriptor)
+        finally:
+            os.close(descriptor)
+        return torch.from_numpy(memory), memory.nbytes
+
+    def map(self, nbytes: int, descriptor: int, *, write: bool) -> torch.Tensor:
+        return _tensor(map_shared(descriptor, nbytes, write=write))
+
+    def share(self, chunk: torch.Tensor) -> torch.Tensor:
+        return chunk
+
+    def drop(self, chunk: torch.Tensor) -> None:
+        """Do nothing: the memory goes with the last tensor over it."""
+
+    def block(self, chunk: torch.Tensor, offset: int, nbytes: int) -> torch.Tensor:
+        return chunk[offset : offset + nbytes]
+
+    def available(self) -> int:
+        if self._where.type in ("cuda", "xpu"):
+            module: Any = getattr(torch, self._where.type)
+            return int(module.mem_get_info(self._where)[0])
+        return available_bytes()
+
+
+def _tensor(memory: HostArray) -> torch.Tensor:
+    """Return a tensor over memory, which may be for reading alone: libraries refuse to write there."""
+    return torch.from_numpy(memory if memory.flags.writeable else np.asarray(_Address(memory)))
+
+
+class _Address:
+    """Memory by its address alone, because PyTorch warns of read-only arrays."""
+
+    def __init__(self, memory: HostArray) -> None:
+        self.memory = memory
+        self.__array_interface__ = {**memory.__array_interface__, "data": (memory.ctypes.data, False)}
+
+
+class TorchLibrary(ComputingLibrary):
+    """A library of an open device."""
+
+    backend: ClassVar[str] = BACKEND
+    streams: ClassVar[type[Any]] = TorchStream
+
+    def call_of(self, spec: OperationSpec, stream: AccelStream) -> ComputingCall:
+        """Make a launch; a refusal of PyTorch's becomes one of the backend's."""
+        kernel = self._kernel_of(spec)
+        plan = self._plan_of(spec, kernel) if kernel.plan is not None or kernel.dtypes else None
+        return TorchCall(kernel.function, spec, plan, self._device, stream)
+
+
+class TorchCall(ComputingCall):
+    """A launch, whose errors are the backend's."""
+
+    def __call__(self) -> None:
+        """Run the kernel."""
+        try:
+            super().__call__()
+        except torch.OutOfMemoryError as error:
+            raise self.device.exhausted(0) from error
+        except (NotImplementedError, TypeError, RuntimeError) as error:
+            if reason := _refusal(error):
+                raise NotSupportedError(
+                    f"{self._spec.operation}: PyTorch refuses: {reason}",
+                    backend=BACKEND,
+                    device=self.device.info.name,
+                ) from error
+            if "not enough memory" in str(error):
+                raise self.device.exhausted(0) from error
+            raise
+
+    @property
+    def operation(self) -> str:
+        """Name of the operation."""
+        return self._spec.operation
+
+
+_REFUSALS = (
+    "not implemented for",
+    "not supported",
+    "doesn't support",
+    "does not support",
+    "not yet supported",
+)
+
+
+def _refusal(error: Exception) -> str:
+    """Return PyTorch's reason for an operation that it does not have; empty for other errors."""
+    text = str(error).partition("\n")[0]
+    is_refusal = isinstance(error, NotImplementedError) or any(each in text for each in _REFUSALS)
+    return text if is_refusal else ""
+
+
+def refuse(what: str) -> NoReturn:
+    """Refuse what PyTorch does not have."""
+    raise NotSupportedError(f"PyTorch has no {what}", backend=BACKEND)
+
+
+def use_of(spec: CopyFromHostSpec | CopyToHostSpec) -> HostUse:
+    """Return the use of a host array, noted before its kernel runs so that it can be withdrawn until then."""
+    assert spec.use is not None
+    return spec.use
+
+
+class NotingLibrary(TorchLibrary):
+    """Notes the use of host arrays by copies."""
+
+    def call_of(self, spec: OperationSpec, stream: AccelStream) -> ComputingCall:
+        """Make a launch."""
+        if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)):
+            spec.note_use(HostUse(as_bits(spec.host)))
+        return super().call_of(spec, stream)

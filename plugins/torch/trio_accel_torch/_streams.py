@@ -1,0 +1,259 @@
+"""Streams: threads that call PyTorch, one command after another.
+
+On the processor the thread computes. On a card it launches on a `torch.Stream`, and where an event is it waits for a
+`torch.Event`, without the interpreter's lock, before it signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from trio_accel.backends.base import AccelEvent, ContextPoisonedError, Waker
+
+Command = Callable[[], object]
+
+
+class TorchContext:
+    """What the streams of a device share: whether it is lost, and why."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self.reason: str | None = None
+
+    def failure(self) -> ContextPoisonedError | None:
+        """Return a new error each time, as each caller may raise it."""
+        if self.reason is None:
+            return None
+        return ContextPoisonedError(f"the context is lost: {self.reason}", device=self._device)
+
+    def note(self, error: BaseException) -> None:
+        """Count the context as lost if a card reported an error: PyTorch can use it no longer."""
+        kind = getattr(torch, "AcceleratorError", None)
+        if kind is not None and isinstance(error, kind):
+            self.reason = self.reason or str(error).partition("\n")[0]
+
+
+class TorchEvent:
+    """A point in a stream."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.passed = threading.Event()
+        self._wakers: list[Waker] = []
+        # A waker is rung by `notify` or by `signal`, and not by both.
+        self._lock = threading.Lock()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the stream has passed it."""
+        return self.passed.is_set()
+
+    def notify(self, waker: Waker) -> None:
+        """Ring when the stream is here, or now if it is."""
+        with self._lock:
+            if not self.is_done:
+                self._wakers.append(waker)
+                return
+        waker.ring()
+
+    def signal(self, error: Exception | None, *, is_lost: bool) -> None:
+        """Note that the stream is here; a device that is lost rings nobody."""
+        with self._lock:
+            self.error = error
+            self.passed.set()
+            wakers, self._wakers = self._wakers, []
+        for waker in () if is_lost else wakers:
+            waker.ring()
+
+
+class TorchHold:
+    """Keeps a stream from going on, and perhaps writes to memory meanwhile."""
+
+    def __init__(self, waker: Waker | None = None, memory: torch.Tensor | None = None) -> None:
+        self._released = threading.Event()
+        self._waker = waker
+        self._memory = memory
+
+    def release(self) -> None:
+        """Let the stream go on."""
+        self._released.set()
+
+    def __call__(self) -> None:
+        """Wait in the stream's thread."""
+        if self._waker is not None:
+            self._waker.ring()
+        byte = 0
+        while not self._released.wait(None if self._memory is None else 0.0001):
+            if self._memory is not None:
+                self._memory.fill_(byte)
+                byte = (byte + 1) % 256
+
+
+class TorchStream:
+    """A queue of commands, and the thread that takes them in order; it starts with the first one.
+
+    Args:
+        name: For people.
+        context: That of the device.
+        device: Where it computes.
+        priority: Of a card's stream; lower numbers come first there.
+    """
+
+    def __init__(self, name: str, context: TorchContext, device: torch.device, priority: int = 0) -> None:
+        self.name = name
+        self._context = context
+        self._device = device
+        self._priority = priority
+        self._commands: queue.SimpleQueue[Command | TorchEvent | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the context is lost; None if it is not."""
+        return self._context.failure()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is closed, and its thread has ended."""
+        return self._is_closed and (self._thread is None or not self._thread.is_alive())
+
+    def enqueue(self, command: Command) -> None:
+        """Put a command after all others, unless the context is lost."""
+        failure = self.failure
+        if failure is not None and not self._is_closed:
+            raise failure
+        self._put(command)
+
+    def record(self) -> TorchEvent:
+        """Put an event after all commands."""
+        event = TorchEvent()
+        self._put(event)
+        return event
+
+    def wait(self, event: AccelEvent) -> None:
+        """Have the commands from now on wait for another stream's event."""
+        if not isinstance(event, TorchEvent):
+            raise TypeError(f"event: the backend waits for its own kind, not {event!r}")
+        if not event.is_done:
+            self._put(event.passed.wait)
+
+    def hold(self, waker: Waker | None = None) -> TorchHold:
+        """Hold the stream back."""
+        hold = TorchHold(waker)
+        self.enqueue(hold)
+        return hold
+
+    def crash(self) -> None:
+        """Have the process end by a fault, for tests."""
+        self.enqueue(partial(signal.raise_signal, signal.SIGSEGV))
+
+    def notify(self, event: AccelEvent, waker: Waker) -> None:
+        """Ring when an event is done."""
+        if not isinstance(event, TorchEvent):
+            raise TypeError(f"event: the backend knows its own kind, not {event!r}")
+        event.notify(waker)
+
+    def synchronize(self) -> None:
+        """Wait for all commands."""
+        latch = _Latch()
+        try:
+            self._put(latch)
+        except RuntimeError:
+            self.join()
+        else:
+            latch.passed.wait()
+
+    def close(self) -> None:
+        """Take no more commands; the thread ends after the last one."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._commands.put(None)
+
+    def join(self) -> None:
+        """Wait for the end of the thread."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _put(self, command: Command | TorchEvent) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise RuntimeError(f"stream {self.name!r} is closed and takes no more work")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+                self._thread.start()
+            self._commands.put(command)
+
+    def _run(self) -> None:
+        with self._within(), torch.inference_mode():
+            self._take()
+
+    def _take(self) -> None:
+        error: Exception | None = None
+        while (command := self._commands.get()) is not None:
+            if isinstance(command, (TorchEvent, _Latch)):
+                # Work of a card ends here, and with it the errors of the work.
+                error = self._called(self._wait_for_card) or error
+            lost = self._context.failure()
+            if isinstance(command, TorchEvent):
+                command.signal(lost or error, is_lost=lost is not None)
+                error = None
+            elif isinstance(command, _Latch):
+                command()
+            elif lost is None:
+                error = self._called(command) or error
+            command = None  # an idle thread holds no array
+
+    def _within(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context in which the thread launches on a stream of its own."""
+        if self._device.type not in ("cuda", "xpu"):
+            return contextlib.nullcontext()
+        module: Any = getattr(torch, self._device.type)
+        least, greatest = module.Stream.priority_range()
+        chosen = max(greatest, min(least, -self._priority))
+        stack = contextlib.ExitStack()
+        stack.enter_context(module.device(self._device))
+        stack.enter_context(module.stream(module.Stream(self._device, priority=chosen)))
+        return stack
+
+    def _wait_for_card(self) -> None:
+        if self._context.reason is not None:
+            return
+        if self._device.type == "mps":
+            torch.mps.synchronize()
+        elif self._device.type != "cpu":
+            module: Any = getattr(torch, self._device.type)
+            event = module.Event()
+            event.record(module.current_stream())
+            event.synchronize()
+
+    def _called(self, command: Command) -> Exception | None:
+        try:
+            command()
+        except BaseException as error:  # noqa: BLE001  # the thread goes on, and the next event tells
+            self._context.note(error)
+            failure = (
+                error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")
+            )
+            return failure.with_traceback(None)
+        return None
+
+
+class _Latch:
+    """A command that runs also where the context is lost, because somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.passed = threading.Event()
+
+    def __call__(self) -> None:
+        self.passed.set()

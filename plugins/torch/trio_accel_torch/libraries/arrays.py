@@ -1,0 +1,291 @@
+"""Functions of arrays: expressions, order, groups, scans, searches and counts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from trio_accel.backends.base import ArraySpec, DType, kernel, ops
+from trio_accel.backends.base.expressions import decode_program, unpack_scalars
+
+from .._device import refuse
+from .._evaluate import Evaluation
+from .._manifest import BACKEND
+from .._views import carrier, cast, comparable, number, part, read, turned, write
+
+T = torch.Tensor
+
+
+@kernel(ops.ExpressionSpec, backend=BACKEND)
+def compute(spec: ops.ExpressionSpec, call: Any) -> None:
+    """Compute a program of elements, reductions or stores."""
+    decoded, where = decode_program(spec.program), call.device.where
+    program, arguments = decoded.program, decoded.arguments
+    if 0 in spec.shape and not program.reductions:
+        return
+    dtypes = [each.dtype for each in arguments if not each.is_array]
+    numbers = zip(unpack_scalars(spec.scalars, dtypes), dtypes, strict=True)
+    scalars = iter([number(value, dtype, where) for value, dtype in numbers])
+    arrays = iter([read(call, array) for array in spec.arrays])
+    given: list[T | None] = []
+    for place, argument in enumerate(arguments):
+        is_element = argument.is_array and place in program.elements
+        given.append(next(arrays) if is_element else None if argument.is_array else next(scalars))
+    loaded = [read(call, array) for array in spec.loaded]
+    # They are read by the program while it stores.
+    stored = [read(call, array).clone() for array in spec.stored]
+    indexed = dict(zip([place for place, _ in program.loads], [*loaded, *stored], strict=True))
+    evaluation = Evaluation(program, given, arguments, indexed, spec.shape, spec.axes, where)
+    made = evaluation.results()
+    results = [value.clone() for value in made] if len(made) > 1 else made
+    for out, value in zip(spec.results, results, strict=True):
+        whole = value
+        if value.dim() > out.ndim:
+            kept = [extent for axis, extent in enumerate(value.shape) if axis not in spec.axes]
+            whole = value.reshape(kept)
+        elif out.shape != spec.shape and value.dim() == out.ndim:
+            whole = value.expand([1 if axis in spec.axes else n for axis, n in enumerate(spec.shape)])
+        write(call, out, _apart(call, spec, out, whole.expand(out.shape)))
+    for out, value in zip(spec.stored, stored, strict=True):
+        write(call, out, value)
+
+
+def _apart(call: Any, spec: ops.ExpressionSpec, out: ArraySpec, value: T) -> T:
+    """Return a value that shares no memory with the result, unless both are the same elements."""
+    is_read = any(array.block == out.block for array in spec.arrays)
+    return value.clone() if is_read and out.dtype not in (DType.uint16, DType.uint32) else value
+
+
+def order_of(x: T, dtype: DType, *, descending: bool = False) -> T:
+    """Return the indices that sort along the last axis; equal elements keep their order, and NaN is last."""
+    key = comparable(x, dtype)
+    if key.is_complex():
+        # By the imaginary part, and then, stably, by the real one.
+        by_imag = torch.sort(key.imag, -1, descending=descending, stable=True)[1]
+        by_real = torch.sort(key.real.gather(-1, by_imag), -1, descending=descending, stable=True)[1]
+        return by_imag.gather(-1, by_real)
+    return torch.sort(key, -1, descending=descending, stable=True)[1]
+
+
+@kernel(ops.SortSpec, backend=BACKEND)
+def sort(spec: ops.SortSpec, call: Any) -> None:
+    """Sort along an axis."""
+    x = read(call, spec.x).movedim(spec.axis, -1)
+    order = order_of(x, spec.x.dtype, descending=spec.descending)
+    for out, value in ((spec.values, None), (spec.indices, order)):
+        if out is not None:
+            first = order[..., : out.shape[spec.axis]]
+            write(call, out, (x.gather(-1, first) if value is None else first).movedim(-1, spec.axis))
+
+
+_SCANS = {"sum": torch.cumsum, "prod": torch.cumprod}
+
+
+@kernel(ops.ScanSpec, backend=BACKEND)
+def scan(spec: ops.ScanSpec, call: Any) -> None:
+    """Combine the elements up to each one."""
+    dtype = spec.out.dtype
+    wide = ops.accumulator_of(dtype)
+    x = cast(cast(read(call, spec.x), spec.x.dtype, dtype), dtype, wide).movedim(spec.axis, 0)
+    if spec.combine in _SCANS:
+        made = cast(_SCANS[spec.combine](x, 0, dtype=x.dtype), wide, dtype)
+    elif spec.combine == "logaddexp":
+        made = cast(torch.logcumsumexp(x, 0), wide, dtype)
+    else:
+        key = comparable(x, wide)
+        found = (torch.cummin if spec.combine == "min" else torch.cummax)(key, 0)[0]
+        made = cast(turned(found) if wide is DType.uint64 else found.to(x.dtype), wide, dtype)
+    if spec.has_initial:
+        identity = np.asarray(ops.identity_of(spec.combine, dtype)).astype(dtype.dtype)
+        first = number(identity, dtype, call.device.where).expand((1, *made.shape[1:]))
+        made = torch.cat([first, made])
+    write(call, spec.out, made.movedim(0, spec.axis))
+
+
+def _count(words: Any, count: int) -> None:
+    words.view(np.int64)[0] = count
+
+
+@kernel(ops.SelectSpec, backend=BACKEND)
+def select(spec: ops.SelectSpec, call: Any) -> None:
+    """Select items, or find where they are."""
+    call.status(spec.count)
+    flags = read(call, spec.flags) != 0
+    if spec.x is None:
+        found = torch.nonzero(flags, as_tuple=True)
+        for out, indices in zip(spec.out, found, strict=True):
+            write(call, part(out, 0, len(indices)), indices)
+        _count(spec.count, len(found[0]) if found else int(flags.sum()))
+        return
+    x, out = read(call, spec.x), spec.out[0]
+    selected = x[flags]
+    rest = x[~flags] if spec.is_whole else None
+    write(call, part(out, 0, len(selected)), selected)
+    if rest is not None:
+        write(call, part(out, len(selected), len(rest)), rest)
+    _count(spec.count, len(selected))
+
+
+@kernel(ops.GroupSpec, backend=BACKEND)
+def group(spec: ops.GroupSpec, call: Any) -> None:
+    """Find groups of equal elements."""
+    call.status(spec.count)
+    x, order = read(call, spec.x), None
+    if spec.is_sorted:
+        order = order_of(x, spec.x.dtype)
+        x = x[order]
+    begins = torch.ones(len(x), dtype=torch.bool, device=x.device)
+    begins[1:] = x[1:] != x[:-1]
+    starts = begins.nonzero()[:, 0]
+    count = len(starts)
+    ends = torch.tensor([len(x)], device=x.device)
+    write(call, part(spec.values, 0, count), x[starts])
+    if spec.counts is not None:
+        write(call, part(spec.counts, 0, count), torch.diff(starts, append=ends))
+    if spec.indices is not None:
+        write(call, part(spec.indices, 0, count), starts if order is None else order[starts])
+    if spec.inverse is not None:
+        numbers = torch.cumsum(begins, 0) - 1
+        if order is not None:
+            numbers = torch.empty_like(numbers).scatter_(0, order, numbers)
+        write(call, spec.inverse, numbers)
+    _count(spec.count, count)
+
+
+def _places(edges: T, x: T, edge_type: DType, x_type: DType, side: str) -> T:
+    """Find where values go into a vector in order; integers of 64 bits are compared exactly."""
+    is_right = side == "right"
+    if edge_type.kind == "complex" or x_type.kind == "complex":
+        refuse("searchsorted of complex numbers")
+    if edge_type is x_type or not (edge_type.is_inexact or x_type.is_inexact):
+        keys = [_whole(value, dtype) for value, dtype in ((edges, edge_type), (x, x_type))]
+        if DType.uint64 in (edge_type, x_type) and edge_type is not x_type:
+            # A number with a sign is below all of uint64 where it is negative.
+            signed = x if edge_type is DType.uint64 else edges
+            keys = [turned(value) if dtype is DType.uint64 else turned(value.to(torch.int64).clamp(min=0))
+                    for value, dtype in ((edges, edge_type), (x, x_type))]  # fmt: skip
+            found = torch.searchsorted(keys[0].contiguous(), keys[1].contiguous(), right=is_right)
+            if signed is x:
+                return torch.where(x < 0, 0, found)
+            below = int((edges < 0).sum())
+            return found if is_right else torch.maximum(found, torch.tensor(below, device=x.device))
+        return torch.searchsorted(keys[0].contiguous(), keys[1].contiguous(), right=is_right)
+    if DType.int64 in (edge_type, x_type) or DType.uint64 in (edge_type, x_type):
+        return _by_bisection(edges, x, edge_type, x_type, is_right=is_right)
+    wide = torch.float64
+    return torch.searchsorted(edges.to(wide).contiguous(), x.to(wide).contiguous(), right=is_right)
+
+
+def _by_bisection(edges: T, x: T, edge_type: DType, x_type: DType, *, is_right: bool) -> T:
+    """Compare integers of 64 bits with floating numbers: by the next integer below or above."""
+    limits = np.iinfo((x_type if edge_type.is_inexact else edge_type).dtype)
+    low, high = float(limits.min), float(limits.max + 1)
+
+    def whole(value: T, *, is_up: bool) -> T:
+        made = (torch.ceil if is_up else torch.floor)(value.double())
+        inside = torch.where((made >= low) & (made < high), made, torch.zeros_like(made))
+        return cast(inside, DType.float64, DType.uint64 if limits.min == 0 else DType.int64)
+
+    def key(value: T) -> T:
+        return turned(value) if limits.min == 0 else value.to(torch.int64)
+
+    if edge_type.is_inexact:
+        wide = edges.double()
+        first, last = int((wide < low).sum()), int((wide < high).sum())
+        # An edge is at most an integer if its next integer is, and below it if the integer before is.
+        inside = key(whole(wide[first:last], is_up=is_right))
+        return first + torch.searchsorted(inside.contiguous(), key(x).contiguous(), right=is_right)
+    number_ = x.double()
+    found = torch.searchsorted(
+        key(edges).contiguous(), key(whole(number_, is_up=not is_right)).contiguous(), right=is_right
+    )
+    above = ~(number_ < high)
+    return torch.where(number_ < low, 0, torch.where(above, len(edges), found))
+
+
+def _whole(value: T, dtype: DType) -> T:
+    key = comparable(value, dtype)
+    return key if dtype.is_inexact else key.to(torch.int64)
+
+
+@kernel(ops.SearchSpec, backend=BACKEND)
+def search(spec: ops.SearchSpec, call: Any) -> None:
+    """Find where values are to be inserted."""
+    call.status(spec.fault)
+    edges, x = read(call, spec.edges), read(call, spec.x)
+    if spec.sorter is not None:
+        sorter = read(call, spec.sorter)
+        if sorter.numel() and not 0 <= int(sorter.min()) <= int(sorter.max()) < len(edges):
+            spec.fault[0] = 1
+            return
+        edges = edges[sorter.long()]
+    write(call, spec.out, _places(edges, x, spec.edges.dtype, spec.x.dtype, spec.side))
+
+
+@kernel(ops.CountSpec, backend=BACKEND)
+def count(spec: ops.CountSpec, call: Any) -> None:
+    """Count the elements of bins."""
+    call.status(spec.fault)
+    x, bins = read(call, spec.x).reshape(-1), spec.out.shape[0]
+    weights = None if spec.weights is None else read(call, spec.weights).reshape(-1)
+    if spec.edges is not None:
+        edges = read(call, spec.edges)
+        found = _places(edges, x, spec.edges.dtype, spec.x.dtype, "right")
+        # The last bin has its upper edge; of NaN nothing is at an edge.
+        is_last = (found > bins) & (_places(edges[-1:], x, spec.edges.dtype, spec.x.dtype, "left") == 0)
+        if spec.x.dtype.is_inexact:
+            is_last &= ~torch.isnan(x)
+        found = torch.where(is_last, bins, found)
+        if spec.bounds:
+            low, high = spec.bounds
+            found = found.clamp(1, bins) * ((x >= low) & (x <= high))
+        kept = (found >= 1) & (found <= bins)
+        x, weights = found[kept] - 1, None if weights is None else weights[kept]
+    elif x.numel() and (spec.x.dtype is DType.uint64 and bool((x < 0).any()) or not _are_bins(x, bins)):
+        spec.fault[0] = 1
+        return
+    write(call, spec.out, torch.bincount(x.long(), weights, bins)[:bins])
+
+
+def _are_bins(x: T, bins: int) -> bool:
+    return 0 <= int(x.min()) and int(x.max()) < bins
+
+
+@kernel(ops.SegmentSpec, backend=BACKEND)
+def combine_segments(spec: ops.SegmentSpec, call: Any) -> None:
+    """Combine segments."""
+    call.status(spec.fault)
+    x, offsets, dtype = read(call, spec.x), read(call, spec.offsets).long(), spec.out.dtype
+    first, last = offsets[:-1], offsets[1:]
+    is_empty = last == first
+    if bool((last < first).any()) or int(offsets[0]) < 0 or int(offsets[-1]) > len(x):
+        spec.fault[0] = 1
+    elif spec.combine not in ops.IDENTITIES and bool(is_empty.any()):
+        spec.fault[0] = 2
+    elif spec.out.shape[0]:
+        wide = ops.accumulator_of(dtype)
+        values = cast(cast(x, spec.x.dtype, dtype), dtype, wide)[int(offsets[0]) : int(offsets[-1])]
+        numbers = torch.repeat_interleave(torch.arange(len(first), device=x.device), last - first)
+        write(call, spec.out, cast(_segments(values, numbers, len(first), spec.combine, wide), wide, dtype))
+
+
+def _segments(values: T, numbers: T, many: int, combine: str, dtype: DType) -> T:
+    made = torch.full((many,), combine == "prod", dtype=carrier(dtype), device=values.device)
+    if combine == "sum":
+        return (
+            made.index_add_(0, numbers, values)
+            if dtype is not DType.bool
+            else made.index_fill_(0, numbers[values], True)
+        )
+    if combine == "prod" and values.is_complex():
+        for place in range(many):
+            made[place] = values[numbers == place].prod()
+        return made
+    key, whole = comparable(values, dtype), comparable(made, dtype)
+    if combine == "prod" and dtype is not DType.bool:
+        key, whole = values, made
+    name = {"prod": "amin" if dtype is DType.bool else "prod", "min": "amin", "max": "amax"}[combine]
+    found = whole.scatter_reduce(0, numbers, key, name, include_self=combine == "prod")
+    return turned(found) if dtype is DType.uint64 and combine != "prod" else found.to(made.dtype)
