@@ -180,7 +180,7 @@ class Evaluation:
         made = own[step.steps[0]].expand(self.shape)
         kept = [axis for axis in range(made.dim()) if axis not in self.axes]
         count = math.prod(self.shape[axis] for axis in self.axes)
-        return made.permute(*self.axes, *kept).reshape(count, *[self.shape[axis] for axis in kept])
+        return made.permute([*self.axes, *kept]).reshape(count, *[self.shape[axis] for axis in kept])
 
     def _kept(self, value: T) -> T:
         """Insert axes of one element in place of the reduced axes."""

@@ -282,7 +282,7 @@ def reduced(name: str, value: T, dtype: DType) -> T:
         else value
     )
     if name in ("argmin", "argmax"):
-        return getattr(torch, name)(key, 0)  # type: ignore[no-any-return]
+        return first_at(key, getattr(torch, f"a{name[3:]}")(key, 0))
     if name in ("nanmin", "nanmax") and key.is_floating_point():
         is_nan = torch.isnan(key)
         far = torch.inf if name == "nanmin" else -torch.inf
@@ -290,3 +290,12 @@ def reduced(name: str, value: T, dtype: DType) -> T:
         return torch.where(is_nan.all(0), torch.nan, made).to(key.dtype)
     made = getattr(torch, f"a{name.removeprefix('nan')}")(key, 0)
     return turned(made) if dtype is DType.uint64 else made.to(value.dtype)
+
+
+def first_at(key: T, value: T) -> T:
+    """Return where a value is first along the first axis; PyTorch's `argmax` takes any of equal elements."""
+    is_there = key == value
+    if key.is_floating_point():
+        is_there |= torch.isnan(key)
+    places = torch.arange(len(key), device=key.device).reshape(-1, *[1] * (key.dim() - 1))
+    return torch.where(is_there, places, len(key)).amin(0)

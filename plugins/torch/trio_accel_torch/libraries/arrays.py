@@ -63,10 +63,14 @@ def order_of(x: T, dtype: DType, *, descending: bool = False) -> T:
     key = comparable(x, dtype)
     if key.is_complex():
         # By the imaginary part, and then, stably, by the real one.
-        by_imag = torch.sort(key.imag, -1, descending=descending, stable=True)[1]
-        by_real = torch.sort(key.real.gather(-1, by_imag), -1, descending=descending, stable=True)[1]
+        by_imag = _sorted(key.imag, descending=descending)
+        by_real = _sorted(key.real.gather(-1, by_imag), descending=descending)
         return by_imag.gather(-1, by_real)
-    return torch.sort(key, -1, descending=descending, stable=True)[1]
+    return _sorted(key, descending=descending)
+
+
+def _sorted(key: T, *, descending: bool) -> T:
+    return torch.sort(key, stable=True, dim=-1, descending=descending)[1]
 
 
 @kernel(ops.SortSpec, backend=BACKEND)
