@@ -123,7 +123,8 @@ class Evaluation:
             self._store(each, step, values)
             return None
         if name.startswith("reduce_"):
-            made = reduced(name.removeprefix("reduce_"), self._in_front(each, step, values), step.dtype)
+            of = self.expression.steps[step.steps[0]].dtype if "arg" in name else step.dtype
+            made = reduced(name.removeprefix("reduce_"), self._in_front(each, step, values), of)
             return self._kept(made)
         given_steps = [self.expression.steps[number] for number in step.steps]
         return apply(

@@ -41,13 +41,12 @@ def compute(spec: ops.ExpressionSpec, call: Any) -> None:
     made = evaluation.results()
     results = [value.clone() for value in made] if len(made) > 1 else made
     for out, value in zip(spec.results, results, strict=True):
-        whole = value
-        if value.dim() > out.ndim:
-            kept = [extent for axis, extent in enumerate(value.shape) if axis not in spec.axes]
-            whole = value.reshape(kept)
-        elif out.shape != spec.shape and value.dim() == out.ndim:
-            whole = value.expand([1 if axis in spec.axes else n for axis, n in enumerate(spec.shape)])
-        write(call, out, _apart(call, spec, out, whole.expand(out.shape)))
+        if program.reductions and out.shape != spec.shape:
+            rows = [1 if axis in spec.axes else extent for axis, extent in enumerate(spec.shape)]
+            whole = value.expand(rows).reshape(out.shape)
+        else:
+            whole = value.expand(out.shape)
+        write(call, out, _apart(call, spec, out, whole))
     for out, value in zip(spec.stored, stored, strict=True):
         write(call, out, value)
 

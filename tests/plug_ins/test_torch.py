@@ -1,0 +1,170 @@
+"""The plug-in of PyTorch's devices: kills, what is left behind, and PyTorch in every bad state."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import trio
+from chosen import BACKEND, NAME, SEARCHED
+
+import trio_accel as ta
+from trio_accel import jit
+
+pytestmark = pytest.mark.skipif(BACKEND != "torch", reason="nox -s torch runs it")
+
+KILLS = 12
+PROCESS = ta.DeviceOptions(isolation="process")
+
+
+def natives() -> int:
+    """Count the threads of this process, those of libraries too."""
+    return len(os.listdir("/proc/self/task"))
+
+
+async def test_arrays_survive_twelve_kills(system: ta.System) -> None:
+    host = np.arange(1e6)
+    add = jit.elementwise("r = x + 1")
+    async with system.open_device(NAME, options=PROCESS) as device:
+        x = await device.put(host)
+        made = await add(x)
+        small = x[:1000]
+        product = await ta.linalg.matmul(small.reshape(10, 100), small.reshape(100, 10))
+        want = host[:1000].reshape(10, 100) @ host[:1000].reshape(100, 10)
+        for _ in range(KILLS):
+            os.kill((await device.statistics()).pid, signal.SIGKILL)
+            with trio.fail_after(30):
+                while True:
+                    try:
+                        again = await (await add(made)).to_host()
+                        break
+                    except ta.AccelError:
+                        pass
+            np.testing.assert_array_equal(again, host + 2)
+            np.testing.assert_array_equal(await x.to_host(), host)
+            np.testing.assert_array_equal(await made.to_host(), host + 1)
+            np.testing.assert_allclose(await product.to_host(), want, rtol=1e-12)
+
+
+async def test_no_thread_or_descriptor_is_left(system: ta.System) -> None:
+    async def use() -> tuple[int, int]:
+        async with system.open_device(NAME, options=ta.DeviceOptions(isolation="inline")) as device:
+            x = await device.put(np.ones((300, 300)))
+            await ta.linalg.matmul(x, x)
+            await ta.fft.rfft(x)
+        return natives(), len(os.listdir("/proc/self/fd"))
+
+    await use()
+    before = await use()
+    for _ in range(3):
+        after = await use()
+    assert after[0] <= before[0]
+    assert after[1] <= before[1]
+    assert not [thread for thread in threading.enumerate() if "arrays" in thread.name]
+
+
+def run(*paths: Path, program: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    searched = os.pathsep.join([*map(str, paths), SEARCHED])
+    env = {**os.environ, "PYTHONPATH": searched, **variables}
+    env.pop("TRIO_ACCEL_BACKEND", None)
+    command = [sys.executable, "-P", "-c", program]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=50)
+
+
+REFUSAL = """
+import sys
+from trio_accel.backends import list_devices, resolve
+try:
+    resolve("torch")
+except Exception as error:
+    print(type(error).__name__, error)
+assert "cpu:0" in [info.name for info in list_devices()]
+assert "torch" not in sys.modules
+"""
+
+
+def test_devices_are_found_without_an_import_of_pytorch() -> None:
+    done = run(program=REFUSAL + "print([info.name for info in list_devices()][-1])")
+    assert (done.stdout, done.stderr) == ("torch:0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ImportError('libcudnn.so.9: cannot open shared object file')", "libcudnn.so.9: cannot open"),
+        ("__version__ = '1.13.1'", "PyTorch 1.13.1 is too old, install 2.6 or later"),
+        ("import os; os.abort()", "PyTorch fails while it looks for devices"),
+        ("print('hello')\nraise OSError('no driver')", "OSError: no driver"),
+    ],
+)
+def test_a_broken_pytorch_is_refused_with_the_reason(source: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(source)
+    done = run(tmp_path, program=REFUSAL)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("NotSupportedError 'torch': ")
+    assert reason in done.stdout
+
+
+def test_a_kind_that_is_not_there_is_refused() -> None:
+    for kind, reason in (
+        ("abacus", "must be one of cpu, cuda, xpu, mps, got 'abacus'"),
+        ("xpu", "no device of the"),
+    ):
+        assert reason in run(program=REFUSAL, TRIO_ACCEL_TORCH=kind).stdout
+
+
+@pytest.mark.parametrize("name", ["uint16", "uint32", "uint64"])
+async def test_unsigned_integers_are_those_of_numpy(device: ta.Device, name: str) -> None:
+    limits = np.iinfo(name)
+    a = np.array([0, 1, 5, limits.max // 2, limits.max - 1, limits.max, 77], name)
+    b = np.array([3, limits.max, 2, 3, limits.max // 2 + 1, 7, 0], name)
+    x, y = await device.put(a), await device.put(b)
+    for text, function in (
+        ("r = x + y", np.add), ("r = x - y", np.subtract), ("r = x * y", np.multiply), ("r = x // y", np.floor_divide),
+        ("r = x % y", np.remainder), ("r = maximum(x, y)", np.maximum), ("r = x < y", np.less),
+        ("r = float64(x)", lambda a, _: a.astype(np.float64)), ("r = x >> 3", lambda a, _: a >> a.dtype.type(3)),
+    ):  # fmt: skip
+        with np.errstate(all="ignore"):
+            want = function(a, b)
+        inputs = ("x", "y") if "y" in text else ("x",)
+        made = await jit.elementwise(text, inputs=inputs)(*[x, y][: len(inputs)])
+        np.testing.assert_array_equal(await made.to_host(), want, err_msg=text)
+
+
+async def test_views_at_any_offset_and_step(device: ta.Device) -> None:
+    host = np.arange(24, dtype=np.int16).reshape(4, 6)
+    x = await device.put(host)
+    for take in (np.s_[::-1, ::2], np.s_[1:, ::-3], np.s_[::-1], np.s_[:, 5:0:-1]):
+        np.testing.assert_array_equal(await (await ta.arrays.negative(x[take])).to_host(), -host[take])
+    # Fields of structures lie at no multiple of their size.
+    bytes_ = np.arange(30, dtype=np.uint8)
+    raw = await device.put(bytes_)
+    odd = raw[1:25].view("int64") if hasattr(raw, "view") else None
+    if odd is not None:
+        np.testing.assert_array_equal(
+            await (await ta.arrays.add(odd, 1)).to_host(), bytes_[1:25].view(np.int64) + 1
+        )
+
+
+async def test_kernels_of_ones_own_are_refused_by_name(device: ta.Device) -> None:
+    kernel = jit.Kernel('extern "C" __global__ void f(float *x) {}', "f", jit.update("x", "float32"))
+    x = await device.put(np.ones(3, np.float32))
+    with pytest.raises(ta.NotSupportedError, match="library 'jit' has no .*KernelSpec"):
+        await kernel(x, grid=1, block=1)
+
+
+def test_a_fork_of_a_process_that_opened_a_card_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    from trio_accel_torch._driver_check import driver_in_use
+
+    assert driver_in_use() is None
+    opened = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
+    monkeypatch.setitem(sys.modules, "torch", opened)
+    assert driver_in_use() == "has opened a card by torch.cuda, which no fork can use"
