@@ -7,10 +7,8 @@ group ``trio_accel.backends``. Only their names are read until a program names o
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import re
-from typing import cast
 
 from . import _plug_ins
 from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError, Topology
@@ -141,7 +139,11 @@ def resolve_for_worker(spec: str, path: str) -> tuple[AccelBackend, DeviceInfo]:
         spec: Name of the device.
         path: Import path of its backend, as the application has found it.
     """
-    _BACKENDS.setdefault(spec.partition(":")[0], path)
+    name = spec.partition(":")[0]
+    if name not in _OWN:
+        # The application has asked it for all that it tells, which may take long.
+        _BACKENDS[name] = path
+        _LOADED[name] = _plug_ins.imported(path)
     return _find(spec, f"{spec!r}", is_worker=True)
 
 
@@ -206,5 +208,4 @@ def _load(name: str) -> AccelBackend:
 
 @functools.cache
 def _load_own(name: str) -> AccelBackend:
-    module, _, attribute = _BACKENDS[name].partition(":")
-    return cast("AccelBackend", getattr(importlib.import_module(module), attribute)())
+    return _plug_ins.imported(_BACKENDS[name])

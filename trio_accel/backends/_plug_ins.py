@@ -17,7 +17,7 @@ import attrs
 
 from .base import AccelBackend, BackendReport, ChunkKeeper, DeviceInfo, NotSupportedError
 
-__all__ = ["SECONDS", "Unusable", "entries", "load"]
+__all__ = ["SECONDS", "Unusable", "entries", "imported", "load"]
 
 GROUP = "trio_accel.backends"
 
@@ -71,6 +71,12 @@ class Unusable(AccelBackend):
         """Do nothing."""
 
 
+def imported(path: str) -> AccelBackend:
+    """Import a backend's class, and make the backend."""
+    module, _, attribute = path.partition(":")
+    return cast("AccelBackend", getattr(importlib.import_module(module), attribute)())
+
+
 def load(name: str, path: str) -> AccelBackend:
     """Import a backend, and ask it once for all that it tells. Blocks for `SECONDS` at most.
 
@@ -85,8 +91,7 @@ def load(name: str, path: str) -> AccelBackend:
     """
 
     def make() -> AccelBackend:
-        module, _, attribute = path.partition(":")
-        backend = cast("AccelBackend", getattr(importlib.import_module(module), attribute)())
+        backend = imported(path)
         if backend.name != name:
             raise ValueError(f"the backend has the name {backend.name!r}")
         for ask in (backend.list_devices, backend.describe, backend.links):
