@@ -55,7 +55,7 @@ def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = Va
 def must_be_whole(least: int) -> Validator:
     """Require a whole number, which a truth value is not."""
     return must(
-        f"be a whole number of at least {least}",
+        f"be an integer of at least {least}",
         lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least,
     )
 
@@ -99,7 +99,7 @@ def must_be_count(what: str, value: object, *, least: int = 1, most: float = mat
     """
     value = as_plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{what} must be a whole number, got {value!r}")
+        raise TypeError(f"{what} must be an integer, got {value!r}")
     if not least <= value <= most:
         above = f" and at most {most}" if most < math.inf else ""
         raise ValueError(f"{what} must be at least {least}{above}, got {value!r}")

@@ -163,7 +163,7 @@ class Stepper:
         if self._kind == "nadam":
             return optim.NAdam(given, **numbers)
         if not self.has_shapes:
-            raise NotSupportedError(f"{self._kind} is no optimizer of PyTorch")
+            raise NotSupportedError(f"{self._kind} is not an optimizer of PyTorch")
         module, _, name = _CLASSES.get(self._kind, self._kind).partition(":")
         target: Any = operator.attrgetter(name)(importlib.import_module(module))
         if "weight_decay" in self._numbers:
