@@ -144,8 +144,7 @@ async def test_nothing_is_lost_and_no_answer_is_wrong(system: ta.System, kills: 
                 for _ in range(SEARCHERS):
                     nursery.start_soon(work.search)
         assert device.losses >= kills
-        assert work.lost > 0
-        assert work.changes > kills // 3
+        assert work.lost + work.changes > kills // 3
         assert work.searches > kills
         queries = exact_vectors(metric, work.rng, 5, WIDTH)
         found = await work.index.search(queries, 1000)
