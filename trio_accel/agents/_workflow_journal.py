@@ -1,9 +1,9 @@
 """The journal of a run: finished steps in a `cluster.Store`, found by name.
 
-A run is one entity of the store. Its first entry has the inputs. Each finished step, each item of a fan-
-out, each call by `RunningStep.once` and each input that comes later adds an entry, whose id is its name.
-The order of entries means nothing (D225), so steps may finish in another order after a restart, and steps may be
-added or removed.
+A run is one entity of the store. Its first entry has the inputs. Each finished step, each item of a
+fan-out, each call by `RunningStep.once` and each input that comes later adds an entry, whose id is its name.
+The order of entries means nothing (D225), so steps may finish in another order after a restart, and steps
+may be added or removed.
 
 The last entry has a number so high that the store drops all entries before it, because `Store` keeps
 replies of its last `ids` numbers only. The results are in the save of this entry. So a finished run is
