@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import attrs
@@ -14,7 +14,6 @@ from ..backends.base.contract.ops import (
     ArraySpec,
     ChainSpec,
     CopyFromHostSpec,
-    CopySpec,
     GraphNode,
     GraphRecipe,
     GraphSpec,
@@ -22,14 +21,14 @@ from ..backends.base.contract.ops import (
     graph_recipe,
     map_arrays,
 )
-from ..devices import Device, Operation, Planned, Planner
+from ..devices import Device
 from ..devices.operations._blocks import Block
+from ._bare import MEMORY, Bare, NewBlock, read_block, write_block
 from ._compare import Tolerance, difference
 from ._entries import Again, Asked
 from ._journal import Entry, Journal, JournalError
 from ._load import Mark, Outside, load
-from ._recorder import ReadBlock
-from ._replay import Player, WriteBlock, changes_of, compare_filled, compare_mark, name_of, once, viewed
+from ._replay import Player, changes_of, compare_filled, compare_mark, name_of, once, viewed
 from ._report import Failure, Report, Skipped, note
 
 __all__ = ["lockstep"]
@@ -63,47 +62,6 @@ def _results(spec: Any) -> list[tuple[str, ArraySpec]]:
     return _written(spec)
 
 
-class _Step(Operation[Any, None]):
-    """One step of a chain, as a chain of one."""
-
-    library = ""
-
-    def __init__(self, library: str, name: str, spec: GraphSpec, blocks: Mapping[int, Block]) -> None:
-        vars(self)["library"] = library
-        self._name, self._spec, self._blocks = name, spec, blocks
-
-    @property
-    def operation(self) -> str:
-        """Name of the step."""
-        return self._name
-
-    def plan(self, planner: Planner) -> Planned[None]:
-        """See `Operation.plan`."""
-        changed = [self._blocks[array.block] for array in (*self._spec.updated, *self._spec.written)]
-        uses = [(f"array {at}", self._blocks[array.block]) for at, array in enumerate(self._spec.arrays)]
-        planner.take(list(dict.fromkeys(changed)), uses)
-        return Planned(self._spec, None)
-
-
-class _Staged(Operation[Any, None]):
-    """A copy before or after a chain."""
-
-    library = "trio_accel.devices:MemoryActor"
-
-    def __init__(self, spec: CopyFromHostSpec | CopySpec, blocks: Mapping[int, Block]) -> None:
-        self._spec, self._blocks = spec, blocks
-
-    def plan(self, planner: Planner) -> Planned[None]:
-        """See `Operation.plan`."""
-        spec = self._spec
-        read, written = [
-            [self._blocks[one.block] for one in each] for each in (spec.inputs(), spec.outputs())
-        ]
-        keep = [spec.host] if isinstance(spec, CopyFromHostSpec) else []
-        planner.take(written, [("array", block) for block in (*read, *written)], keep=keep)
-        return Planned(spec, None)
-
-
 class _Chain:
     """A chain that is played step by step on one device."""
 
@@ -118,20 +76,21 @@ class _Chain:
         """Make its blocks, and write its host arrays."""
         player, asked = self._player, self._asked
         for number, nbytes in asked.allocations:
-            player.blocks[number] = await player.device.ask(WriteBlock(np.zeros(nbytes, np.uint8)))
+            block = player.blocks[number] = await player.device.ask(NewBlock(nbytes))
+            await player.device.ask(write_block(block, np.zeros(nbytes, np.uint8)))
         spec = self._spec = self._again.moved(asked.spec)
         self._blocks = {block.id: block for block in map(player.blocks.__getitem__, asked.blocks)}
         self.nodes = graph_recipe(spec.recipe).nodes
         await self._copy(asked.staged)
         if isinstance(spec, ChainSpec) and spec.given:
             last, given = spec.written[-1], np.frombuffer(spec.given, np.uint8)
-            await player.device.ask(WriteBlock(given, self._blocks[last.block], last.offset))
+            await player.device.ask(write_block(self._blocks[last.block], given, last.offset))
 
     async def run(self, node: GraphNode) -> list[tuple[str, ArraySpec]]:
         """Run a step; returns the arrays that it writes, by their names."""
         spec, recipe = self._spec, GraphRecipe([node])
         one = GraphSpec(recipe.encode(), False, spec.read, spec.updated, spec.written)
-        await self._player.device.ask(_Step(self._asked.library, node.operation, one, self._blocks))
+        await self._player.device.ask(Bare(self._asked.library, one, self._blocks, None, name=node.operation))
         (placed,) = recipe.bind(spec.arrays)
         return _written(placed)
 
@@ -141,7 +100,9 @@ class _Chain:
 
     async def _copy(self, copies: Sequence[Entry]) -> None:
         for plain in copies:
-            await self._player.device.ask(_Staged(self._again.moved(plain), self._blocks))
+            spec = self._again.moved(plain)
+            keep = [spec.host] if isinstance(spec, CopyFromHostSpec) else []
+            await self._player.device.ask(Bare(MEMORY, spec, self._blocks, None, keep=keep))
 
 
 async def lockstep(
@@ -287,7 +248,7 @@ async def _compare(
     for (argument, one), (_, two) in zip(ours, theirs, strict=True):
         pair = blocks[0][one.block], blocks[1][two.block]
         contents = [
-            await player.device.ask(ReadBlock(block)) for player, block in zip(players, pair, strict=True)
+            await player.device.ask(read_block(block)) for player, block in zip(players, pair, strict=True)
         ]
         found = difference(
             viewed(contents[0], one),
@@ -300,4 +261,4 @@ async def _compare(
         )
         note(report, found)
         if rules.alone and contents[0].tobytes() != contents[1].tobytes():
-            await players[1].device.ask(WriteBlock(contents[0], pair[1]))
+            await players[1].device.ask(write_block(pair[1], contents[0]))

@@ -34,14 +34,15 @@ import attrs
 import numpy as np
 import trio
 
-from ..backends.base import DType, HostArray
-from ..backends.base.contract.ops import DESCRIPTORS, ArraySpec, CopyToHostSpec, KernelDefinition
+from ..backends.base import HostArray
+from ..backends.base.contract.ops import DESCRIPTORS, CopyToHostSpec, KernelDefinition
 from ..backends.base.contract.program_definition import ProgramDefinition
-from ..devices import AccelRef, Device, Launch, Operation, Planned, Planner, opened
+from ..devices import AccelRef, Device, Launch, Operation, opened
 from ..devices.front._memory import ToHost
 from ..devices.operations._blocks import Block, BorrowedBlock
 from ..devices.operations._hooks import Ask
 from ..devices.operations._pending import Pending
+from ._bare import read_block
 from ._entries import NEVER_DONE, PACKAGE, PROGRAMS, Recipes, plain_array, plain_launch, status_words
 from ._environment import environment
 from ._journal import FORMAT, PROTOCOL, Entry, Journal, JournalError
@@ -49,23 +50,6 @@ from ._journal import FORMAT, PROTOCOL, Entry, Journal, JournalError
 __all__ = ["Recording", "record"]
 
 _LARGE_BYTES = 1 << 20
-_MEMORY = "trio_accel.devices:MemoryActor"
-
-
-class ReadBlock(Operation[Any, HostArray]):
-    """Read a whole block."""
-
-    library = _MEMORY
-
-    def __init__(self, block: Block) -> None:
-        self.block = block
-        self.host: HostArray = np.empty(block.nbytes, np.uint8)
-
-    def plan(self, planner: Planner) -> Planned[HostArray]:
-        """See `Operation.plan`."""
-        planner.take((), (("block", self.block),), keep=(self.host,))
-        source = ArraySpec(self.block.id, 0, DType.uint8, self.host.shape, (1,))
-        return Planned(CopyToHostSpec(self.host, source), self.host)
 
 
 class _UnwrittenError(Exception):
@@ -388,7 +372,7 @@ class _Recorder:
 
     async def _read_one(self, block: Block) -> None:
         try:
-            content: HostArray | None = await self.device.dispatch.ask(ReadBlock(block))
+            content: HostArray | None = await self.device.dispatch.ask(read_block(block))
         except Exception:  # noqa: BLE001  # it is damaged, which its user learns from the device
             content = None
         if block.nbytes > _LARGE_BYTES:
@@ -401,7 +385,7 @@ class _Recorder:
         number = self.recording.operations + 1
         try:
             for block in blocks:
-                pending = self.device.dispatch.submit(ReadBlock(block))
+                pending = self.device.dispatch.submit(read_block(block))
 
                 def settled(block: Block = block, pending: Pending[HostArray] = pending) -> None:
                     content = None if pending.error is not None else pending.value

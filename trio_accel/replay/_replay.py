@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import trio
@@ -13,45 +12,21 @@ from ..backends.base import DType, HostArray, NotSupportedError, OutOfMemoryErro
 from ..backends.base.contract.ops import (
     ArraySpec,
     ChainSpec,
-    CopyFromHostSpec,
     CopyToHostSpec,
     OperationSpec,
     graph_recipe,
 )
-from ..devices import Device, Operation, Planned, Planner, opened
-from ..devices.operations._blocks import Block
+from ..devices import Device, opened
+from ._bare import NewBlock, read_block, write_block
 from ._compare import Tolerance, difference
 from ._entries import NEVER_DONE, Again, Asked, Blocks, check_inside
 from ._environment import environment
 from ._journal import Journal, JournalError
 from ._load import Loaded, Mark, Outside, load
-from ._recorder import ReadBlock, module_digest
+from ._recorder import module_digest
 from ._report import Change, Failure, Report, Skipped, note
 
 __all__ = ["replay"]
-
-_MEMORY = "trio_accel.devices:MemoryActor"
-_NOTHING = np.empty(0, np.uint8)
-
-
-class WriteBlock(Operation[Any, Block]):
-    """Write bytes to a block, or to a new one, which may be larger."""
-
-    library = _MEMORY
-
-    def __init__(
-        self, content: HostArray, block: Block | None = None, offset: int = 0, nbytes: int = 0
-    ) -> None:
-        self.content, self.block, self.offset = content, block, offset
-        self.nbytes = max(nbytes, content.nbytes)
-
-    def plan(self, planner: Planner) -> Planned[Block]:
-        """See `Operation.plan`."""
-        block = planner.memory(self.nbytes) if self.block is None else self.block
-        uses = () if self.block is None else (("block", block),)
-        planner.take((block,), uses, keep=(self.content,))
-        out = ArraySpec(block.id, self.offset, DType.uint8, self.content.shape, (1,))
-        return Planned(CopyFromHostSpec(self.content, out), block)
 
 
 class Player:
@@ -72,7 +47,7 @@ class Player:
                 continue
             if content is None:
                 # The device refuses what it has no memory for before there are numbers.
-                self.blocks[number] = known = await self.device.ask(WriteBlock(_NOTHING, nbytes=nbytes))
+                self.blocks[number] = known = await self.device.ask(NewBlock(nbytes))
                 array = np.random.default_rng(number).integers(0, 64, nbytes, np.uint8)
             else:
                 array = asked.decoded.array(content)
@@ -80,8 +55,9 @@ class Player:
                     raise JournalError(
                         f"block {number} has {nbytes} bytes, its content is of {array.dtype}, {array.shape}"
                     )
-            same = known if known is not None and known.nbytes == nbytes else None
-            self.blocks[number] = await self.device.ask(WriteBlock(array, same))
+            if known is None or known.nbytes != nbytes:
+                known = self.blocks[number] = await self.device.ask(NewBlock(nbytes))
+            await self.device.ask(write_block(known, array))
         missing = [number for _, number in asked.uses if number not in self.blocks]
         return f"block {missing[0]} was made by an operation that was skipped" if missing else ""
 
@@ -101,7 +77,7 @@ class Player:
 
     async def content(self, number: int) -> HostArray:
         """Read a block."""
-        return await self.device.ask(ReadBlock(self.blocks[number]))
+        return await self.device.ask(read_block(self.blocks[number]))
 
     def begin(self, step: Asked | Outside) -> None:
         """Drop blocks that the launch before was the last to use, and marks after it."""
