@@ -25,7 +25,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "generate")]
 from llama import Config  # noqa: E402  # of examples/generate
 from smollm import TARGETS, Finetuned  # noqa: E402
 from text import InputError, load_file, load_random  # noqa: E402
-from training import OPTIONS, disturb, draw, names  # noqa: E402  # of examples
+from training import disturb, draw, names  # noqa: E402  # of examples
 
 import trio_accel as ta  # noqa: E402
 from trio_accel import train  # noqa: E402
@@ -34,6 +34,8 @@ TEXT = HERE.parent / "encode" / "sense_and_sensibility.txt"
 SMALL = Config(
     layers=2, heads=4, groups=2, width=16, inner=128, words=320, context=512, base=10_000.0, epsilon=1e-5
 )
+# A step of the model may take seconds on a few cores, so a worker that is stopped counts as lost after 20.
+OPTIONS = ta.DeviceOptions(isolation="process", spares=1, stuck_after=20.0, intensity=ta.Intensity(99, 1.0))
 
 
 def arguments() -> ArgumentParser:
@@ -141,9 +143,10 @@ def main() -> int:
         # Workers map one file, so that a new one begins soon.
         weights = str(Path(folder) / "weights.safetensors")
         wide = np.float64 if given.dtype == "float64" else np.float32
-        safetensors.numpy.save_file({name: one.astype(wide) for name, one in loaded.weights.items()}, weights)
+        save: Any = safetensors.numpy.save_file
+        save({name: one.astype(wide) for name, one in loaded.weights.items()}, weights)
         options = {
-            "config": attrs.asdict(loaded.config),
+            "shape": attrs.asdict(loaded.config),
             "weights": weights,
             "rank": given.rank,
             "alpha": 2.0 * given.rank,

@@ -46,7 +46,7 @@ def trained(
     Returns:
         The losses, and the perplexity of the validation after the last step.
     """
-    model = model_of(options["config"], options["weights"])
+    model = model_of(options["shape"], options["weights"])
     model.requires_grad_(requires_grad=False)
     adapters: list[Any] = []
     for name in sorted({name.rpartition(".lora_")[0] for name in beginning}):

@@ -96,10 +96,10 @@ class Finetuned(train.Module):
     """The model of the trainer, of which only the adapters are trained."""
 
     def configure(
-        self, *, config: Mapping[str, Any], weights: str, rank: int, alpha: float, targets: list[str]
+        self, *, shape: Mapping[str, Any], weights: str, rank: int, alpha: float, targets: list[str]
     ) -> Any:
         """Read the weights, and add the adapters."""
-        return train.Lora(targets, rank=rank, alpha=alpha).add(model_of(config, weights))
+        return train.Lora(targets, rank=rank, alpha=alpha).add(model_of(shape, weights))
 
     def loss(self, batch: Mapping[str, Any]) -> Any:
         """Return the mean loss of a batch, whose ``"ids"`` have the shape (rows, length + 1)."""

@@ -108,6 +108,8 @@ class Identity:
 
 
 def _layout(saved: Any) -> Layout:
+    if isinstance(saved, Layout):
+        return saved
     names, shapes = saved
     if not (fits(list[str], names) and fits(list[list[int]], shapes)):
         raise TypeError("parameters and buffers must be lists of names and shapes")
@@ -131,7 +133,7 @@ class _SavedCell:
     parts: int = attrs.field(validator=must_be_whole(1))
     parameters: Layout = attrs.field(converter=_layout)
     buffers: Layout = attrs.field(converter=_layout)
-    optimizer: Layout = attrs.field(factory=lambda: ([], []), converter=_layout)
+    optimizer: Layout = attrs.field(default=Layout([], []), converter=_layout)
 
 
 def _cells(saved: Any) -> list[_SavedCell]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import NoneType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import attrs
+import numpy as np
 
 from ..actors import Validator, is_number, must, must_be_whole, named_options
 from ._groups import Group
@@ -46,18 +47,18 @@ _positive = attrs.validators.optional(
 
 
 _share = must("be a number from 0 to below 1", lambda value: is_number(value, 0.0, 1.0) and value < 1)
-_batches = must(
-    "be batches or a function of these",
-    lambda value: (
-        value is None
-        or callable(value)
-        or (
-            not isinstance(value, (str, bytes))
-            and (hasattr(value, "__iter__") or hasattr(value, "__aiter__"))
-        )
-    ),
-    TypeError,
-)
+
+
+def _are_batches(value: Any) -> bool:
+    if value is None or callable(value):
+        return True
+    if isinstance(value, (list, tuple)):
+        return all(isinstance(batch, Mapping) for batch in cast("Iterable[object]", value))
+    is_iterable = hasattr(value, "__iter__") or hasattr(value, "__aiter__")
+    return is_iterable and not isinstance(value, (str, bytes, Mapping, np.ndarray))
+
+
+_batches = must("be batches or a function of these", _are_batches, TypeError)
 
 
 @named_options

@@ -14,6 +14,14 @@ from ._optimizers import Optimizer, Schedule, as_schedule, check_number
 __all__ = ["Group"]
 
 
+def _rate(lr: float | Schedule | None) -> Schedule | None:
+    return None if lr is None else as_schedule("Group", lr)
+
+
+def _decay(decay: float | None) -> float | None:
+    return None if decay is None else check_number("Group: weight_decay", decay)
+
+
 @named_options
 @attrs.frozen
 class Group:
@@ -28,16 +36,8 @@ class Group:
     """
 
     matches: Callable[[str], bool]
-    lr: float | Schedule | None = attrs.field(
-        default=None,
-        kw_only=True,
-        converter=attrs.converters.optional(lambda lr: as_schedule("Group", lr)),
-    )
-    weight_decay: float | None = attrs.field(
-        default=None,
-        kw_only=True,
-        converter=attrs.converters.optional(lambda decay: check_number("Group: weight_decay", decay)),
-    )
+    lr: Schedule | None = attrs.field(default=None, kw_only=True, converter=_rate)
+    weight_decay: float | None = attrs.field(default=None, kw_only=True, converter=_decay)
     is_frozen: bool = attrs.field(
         default=False, kw_only=True, validator=must("be True or False", lambda value: value in (True, False))
     )

@@ -89,8 +89,8 @@ class Layout:
 
 def checksum_of(name: str, array: Any) -> int:
     """Return the CRC-32 of an array of the host with its name and shape."""
-    host = np.ascontiguousarray(array)
-    return zlib.crc32(host.reshape(-1).view(np.uint8), zlib.crc32(f"{name} {host.shape}".encode()))
+    host: npt.NDArray[Any] = np.ascontiguousarray(array)
+    return zlib.crc32(host.reshape(-1).view(np.uint8).data, zlib.crc32(f"{name} {host.shape}".encode()))
 
 
 def base_of(checksums: Mapping[str, int]) -> int:

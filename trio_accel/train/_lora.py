@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ..actors import is_number, must, must_be_whole, named_options
+from ..actors import fits, is_number, must, must_be_whole, named_options
 from ._layout import Layout, base_of, checksum_of
 from ._mesh import torch_of_model
 from ._torch_parts import matches, on_host
@@ -44,13 +45,7 @@ class Lora:
 
     targets: Sequence[str] = attrs.field(
         validator=must(
-            "be names of layers",
-            lambda value: (
-                isinstance(value, (list, tuple))
-                and bool(value)
-                and all(isinstance(one, str) for one in value)
-            ),
-            TypeError,
+            "be names of layers", lambda value: bool(value) and fits(Sequence[str], value), TypeError
         )
     )
     rank: int = attrs.field(default=8, kw_only=True, validator=must_be_whole(1))
@@ -110,12 +105,11 @@ class Lora:
             ImportError: The package safetensors is not installed.
             AdapterError: The parameters are not those of an adapter of this rank.
         """
-        from safetensors.numpy import save
-
         arrays = {name: np.ascontiguousarray(one) for name, one in parameters.items()}
         self._check(arrays, "parameters")
         about = {"rank": self.rank, "alpha": self.alpha, "targets": [*self.targets], "base": base}
-        data = save(arrays, {"format": "pt", "lora": json.dumps(about)})
+        save: Any = importlib.import_module("safetensors.numpy").save
+        data: bytes = save(arrays, {"format": "pt", "lora": json.dumps(about)})
         path = Path(path)
         beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         try:
@@ -139,18 +133,22 @@ class Lora:
             FileNotFoundError: There is no such file.
             AdapterError: It is damaged, or of another rank, scale or model.
         """
-        from safetensors import SafetensorError, safe_open
-
+        safetensors: Any = importlib.import_module("safetensors")
+        arrays: dict[str, npt.NDArray[Any]] = {}
         try:
-            with safe_open(path, framework="numpy") as file:
-                about = json.loads((file.metadata() or {}).get("lora", "{}"))
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
-        except (SafetensorError, ValueError, RecursionError) as error:
+            with safetensors.safe_open(path, framework="numpy") as file:
+                metadata: dict[str, str] = file.metadata() or {}
+                about: Any = json.loads(metadata.get("lora", "{}"))
+                arrays |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # no mapping
+        except (safetensors.SafetensorError, ValueError, RecursionError) as error:
             raise AdapterError(f"adapter {path} cannot be read: {error}") from error
+        if not fits(dict[str, object], about):
+            about = {}
         for name, own in (("rank", self.rank), ("alpha", self.alpha)):
-            if not isinstance(about, dict) or about.get(name) != own:
-                found = about.get(name) if isinstance(about, dict) else None
-                raise AdapterError(f"adapter {path} has the {name} {found!r}, and {own!r} is wanted")
+            if about.get(name) != own:
+                raise AdapterError(
+                    f"adapter {path} has the {name} {about.get(name)!r}, and {own!r} is wanted"
+                )
         if base and about.get("base") not in (0, base):
             raise AdapterError(f"adapter {path} is of another model: the parameters that it adapts differ")
         self._check(arrays, f"adapter {path}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import inspect
 import math
 import os
@@ -132,10 +133,10 @@ class TensorBoardLogger(Logger):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         try:
-            from tensorboardX import SummaryWriter
+            writer: Any = importlib.import_module("tensorboardX").SummaryWriter
         except ImportError as error:
             raise ImportError("TensorBoardLogger needs tensorboardX: pip install tensorboardX") from error
-        self._open = partial[Any](SummaryWriter, os.fspath(folder))
+        self._open = partial[Any](writer, os.fspath(folder))
         self._writer: Any = None
         self._last = 0
 

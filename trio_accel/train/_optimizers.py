@@ -244,7 +244,7 @@ def momentum_of(numbers: Mapping[str, float], step: int) -> tuple[float, float, 
     """Return the momentum of NAdam in a step and in the next one, and the product before the step."""
 
     def momentum(number: int) -> float:
-        return numbers["beta1"] * (1.0 - 0.5 * 0.96 ** (number * numbers["momentum_decay"]))
+        return numbers["beta1"] * (1.0 - 0.5 * math.exp(math.log(0.96) * number * numbers["momentum_decay"]))
 
     product = 1.0
     for number in range(1, step):

@@ -441,7 +441,7 @@ class CallReplicas(Replicas[CallModule]):
         calls = changed(config, before, gradient, work, self.layouts[rank], self.parts(rank), own)
         if not is_clipped:
             calls = [*calls, self._squares(total).to_host()]
-        after = await gather(*calls)
+        after: Any = await gather(*calls)
         squares = None if is_clipped else after[-1]
         return dict(zip(before, after[: len(before)], strict=True)), squares
 
