@@ -154,7 +154,8 @@ def cast(value: torch.Tensor, source: DType, dtype: DType) -> torch.Tensor:
 
 def number(value: Any, dtype: DType, device: torch.device) -> torch.Tensor:
     """Return one number of NumPy's as a 0-d tensor in its carrier."""
-    found = np.asarray(value, dtype.dtype)
+    with np.errstate(all="ignore"):
+        found = np.asarray(value).astype(dtype.dtype)
     if dtype in CARRIED:
         whole = int(found)
         return torch.tensor(

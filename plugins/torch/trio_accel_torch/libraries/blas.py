@@ -114,9 +114,9 @@ def _triangle(spec: Any, a: T) -> tuple[T, bool]:
 @kernel("linalg.trmm", "linalg.trsm", backend=BACKEND, dtypes=NATIVE)
 def triangular(spec: Any, call: Any) -> None:
     """Multiply by a triangular matrix, or solve with it."""
-    (x,) = spec.outputs()
+    x = spec.out
     a, is_upper = _triangle(spec, read(call, spec.a))
-    b, is_left = _factor(spec, "alpha", x.dtype) * read(call, x), spec.side == "L"
+    b, is_left = _factor(spec, "alpha", x.dtype) * read(call, spec.b), spec.side == "L"
     if spec.operation == "linalg.trsm":
         made = torch.linalg.solve_triangular(a, b, upper=is_upper, left=is_left)
     else:
