@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,11 +126,13 @@ async def test_unsigned_integers_are_those_of_numpy(device: ta.Device, name: str
     a = np.array([0, 1, 5, limits.max // 2, limits.max - 1, limits.max, 77], name)
     b = np.array([3, limits.max, 2, 3, limits.max // 2 + 1, 7, 0], name)
     x, y = await device.put(a), await device.put(b)
-    for text, function in (
-        ("r = x + y", np.add), ("r = x - y", np.subtract), ("r = x * y", np.multiply), ("r = x // y", np.floor_divide),
-        ("r = x % y", np.remainder), ("r = maximum(x, y)", np.maximum), ("r = x < y", np.less),
-        ("r = float64(x)", lambda a, _: a.astype(np.float64)), ("r = x >> 3", lambda a, _: a >> a.dtype.type(3)),
-    ):  # fmt: skip
+    functions: dict[str, Any] = {
+        "r = x + y": np.add, "r = x - y": np.subtract, "r = x * y": np.multiply,
+        "r = x // y": np.floor_divide, "r = x % y": np.remainder, "r = maximum(x, y)": np.maximum, "r = x < y": np.less,
+        "r = float64(x)": lambda a, _: a.astype(np.float64),
+        "r = x >> 3": lambda a, _: a >> a.dtype.type(3),
+    }  # fmt: skip
+    for text, function in functions.items():
         with np.errstate(all="ignore"):
             want = function(a, b)
         inputs = ("x", "y") if "y" in text else ("x",)
@@ -155,7 +158,7 @@ async def test_views_at_any_offset_and_step(device: ta.Device) -> None:
 async def test_kernels_of_ones_own_are_refused_by_name(device: ta.Device) -> None:
     kernel = jit.Kernel('extern "C" __global__ void f(float *x) {}', "f", jit.update("x", "float32"))
     x = await device.put(np.ones(3, np.float32))
-    with pytest.raises(ta.NotSupportedError, match="library 'jit' has no .*KernelSpec"):
+    with pytest.raises(ta.NotSupportedError, match=r"library 'jit' has no .*KernelSpec"):
         await kernel(x, grid=1, block=1)
 
 

@@ -74,7 +74,9 @@ class TorchBackend(AccelBackend):
             return _find_devices.find()
         command = [sys.executable, "-P", _find_devices.__file__]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE)
+            done = subprocess.run(  # noqa: S603  # this interpreter and a file of this package
+                command, capture_output=True, text=True, check=False, timeout=_PATIENCE
+            )
         except subprocess.TimeoutExpired:
             return {"problem": f"PyTorch did not tell its devices within {_PATIENCE:g} s"}
         if done.returncode:

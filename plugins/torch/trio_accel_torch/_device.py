@@ -123,9 +123,7 @@ class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
         """Lend the program an array of the processor as NumPy's."""
         self._check_host()
         if stream is not None:
-            raise NotSupportedError(
-                "lease: stream: the processor computes on no streams of others", backend=BACKEND
-            )
+            raise NotSupportedError("lease: stream: the processor has none of others", backend=BACKEND)
         return HostLease(self.host_view(array, write=write))
 
     def end(self, *, is_idle: bool) -> None:
@@ -147,7 +145,7 @@ class HostLease:
 
 
 class _Chunks:
-    """Where the memory comes from: on the processor tensors over mapped files, which outlive their process."""
+    """Chunks of memory: on the processor tensors over mapped files, which outlive their process."""
 
     first = 64 << 20
     keep = 256 << 20

@@ -1,7 +1,9 @@
-"""Programs of expressions, evaluated step by step on tensors; see `trio_accel.backends.base.expressions` for the steps.
+"""Programs of expressions, evaluated step by step on tensors.
 
-It follows the package's evaluation by NumPy: one pass for the results, and one for each reduction. A loop whose
-elements end one by one goes on with those that are left.
+`trio_accel.backends.base.expressions` describes the steps.
+
+The evaluation follows the package's own by NumPy: one pass for the results, and one for each reduction.
+A loop whose elements end one by one goes on with those that are left.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ class Evaluation:
 
     Attributes:
         expression: The program.
-        arguments: Arrays and numbers in their carriers; None for those that are only loaded from or stored to.
+        arguments: Arrays and numbers in their carriers; None for those only loaded from or stored to.
         forms: How the program gets them.
         loaded: The arrays that elements are loaded from, or stored to, by the numbers of the arguments.
         shape: The shape of all arrays after broadcasting.
@@ -100,7 +102,7 @@ class Evaluation:
                     values[each] = made
             place += 1
 
-    def _value(self, each: int, step: Step, values: Mapping[int, T]) -> T | None:
+    def _value(self, each: int, step: Step, values: Mapping[int, T]) -> T | None:  # noqa: PLR0911
         name = step.function
         if name == "argument":
             place = int(step.value.real)
@@ -147,8 +149,8 @@ class Evaluation:
                     # The package words the error, by NumPy.
                     hosts = [np.asarray(one.cpu().numpy()) for one in at]
                     check_places(self.expression, each, hosts, tuple(shape))
-            index = index.clamp(-extent, max(extent - 1, 0))
-            found.append(torch.where(index < 0, index + extent, index))
+            inside = index.clamp(-extent, max(extent - 1, 0))
+            found.append(torch.where(inside < 0, inside + extent, inside))
         return found
 
     def _store(self, each: int, step: Step, values: Mapping[int, T]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-
 import torch
 
 from trio_accel.backends.base import DType
@@ -117,7 +116,7 @@ def _rint(a: T) -> T:
 
 
 def _sqrt(a: T) -> T:
-    """Round the root correctly, as IEEE 754 wants it: MKL's, which PyTorch calls, is off by a bit at times."""
+    """Round the root correctly, because that of MKL, which PyTorch calls, is off by a bit at times."""
     if a.dtype is torch.float32:
         return torch.sqrt(a.double()).float()
     root = torch.sqrt(a)
@@ -203,6 +202,38 @@ def _same(a: T) -> T:
     return a
 
 
+_PLAIN = (
+    *(
+        "floor",
+        "ceil",
+        "trunc",
+        "isnan",
+        "isinf",
+        "isfinite",
+        "signbit",
+        "copysign",
+        "exp",
+        "exp2",
+        "log",
+        "log2",
+    ),
+    *(
+        "log10",
+        "sin",
+        "cos",
+        "tan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "arcsin",
+        "arccos",
+        "arctan",
+        "arcsinh",
+        "arccosh",
+        "arctanh",
+    ),
+)
+
 _FUNCTIONS: dict[str, Callable[..., T]] = {
     "add": torch.add, "subtract": torch.subtract, "multiply": torch.multiply, "divide": torch.true_divide,
     "negative": torch.negative, "positive": _same, "stop_gradient": _same, "absolute": torch.abs,
@@ -222,20 +253,14 @@ _FUNCTIONS: dict[str, Callable[..., T]] = {
     "erfcx": _by_double(torch.special.erfcx), "lgamma": _by_double(torch.lgamma),
     "tgamma": _by_double(_tgamma), "bessel_i0": _by_double(torch.special.i0),
     "bessel_i1": _by_double(torch.special.i1), "sqrt": _sqrt,
-    **{
-        name: getattr(torch, name)
-        for name in (
-            "floor ceil trunc isnan isinf isfinite signbit copysign exp exp2 log log2 log10 sin cos tan "
-            "sinh cosh tanh arcsin arccos arctan arcsinh arccosh arctanh"
-        ).split()
-    },
+    **{name: getattr(torch, name) for name in _PLAIN},
 }  # fmt: skip
 
 _ORDERED = {"less", "less_equal", "greater", "greater_equal", "maximum", "minimum", "fmax", "fmin"}
 _ROUNDING = {"floor", "ceil", "trunc", "rint"}
 
 
-def apply(name: str, dtype: DType, given: Sequence[T], dtypes: Sequence[DType]) -> T:
+def apply(name: str, dtype: DType, given: Sequence[T], dtypes: Sequence[DType]) -> T:  # noqa: PLR0911
     """Compute a function of elements in their carriers.
 
     Args:

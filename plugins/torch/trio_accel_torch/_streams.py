@@ -1,7 +1,7 @@
 """Streams: threads that call PyTorch, one command after another.
 
-On the processor the thread computes. On a card it launches on a `torch.Stream`, and where an event is it waits for a
-`torch.Event`, without the interpreter's lock, before it signals.
+On the processor the thread computes. On a card it launches on a `torch.Stream`. Before it signals an event, it
+waits for a `torch.Event`, without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from trio_accel.backends.base import AccelEvent, ContextPoisonedError, Waker
@@ -108,7 +109,7 @@ class TorchStream:
     """
 
     def __init__(self, name: str, context: TorchContext, device: torch.device, priority: int = 0) -> None:
-        self.name = name
+        self.name: str = name
         self._context = context
         self._device = device
         self._priority = priority
@@ -121,6 +122,11 @@ class TorchStream:
     def failure(self) -> Exception | None:
         """Why the context is lost; None if it is not."""
         return self._context.failure()
+
+    @property
+    def is_preparing(self) -> bool:
+        """False: nothing is compiled."""
+        return False
 
     @property
     def has_ended(self) -> bool:
@@ -195,7 +201,7 @@ class TorchStream:
             self._commands.put(command)
 
     def _run(self) -> None:
-        with self._within(), torch.inference_mode():
+        with self._within(), torch.inference_mode(), np.errstate(all="ignore"):
             self._take()
 
     def _take(self) -> None:

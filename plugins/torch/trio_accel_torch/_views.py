@@ -1,7 +1,7 @@
 """Arrays in memory as tensors, and their elements in types that PyTorch computes in.
 
-PyTorch computes little in uint16, uint32 and uint64, so int64 carries them: the first two as their numbers, the last
-one as its bits.
+PyTorch computes little in uint16, uint32 and uint64, so int64 carries them: the first two as their numbers,
+the last one as its bits.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class View:
     Attributes:
         at: The elements, with the axes in the order of memory.
         flips: The axes that run backwards.
-        dtype: The type of the elements where `at` has single bytes in one more axis, because the elements lie at no
-            multiple of their size; else None.
+        dtype: The type of the elements where `at` has single bytes in one more axis, because the elements lie
+            at no multiple of their size; else None.
     """
 
     at: torch.Tensor
@@ -71,7 +71,7 @@ class View:
             )
         strides = [abs(step) for step in steps]
         start = memory.storage_offset() + low
-        if any(step % size for step in strides) or (low | memory.storage_offset()) % size:
+        if any(step % size for step in strides) or low % size or int(memory.storage_offset()) % size:
             at = memory.as_strided((*array.shape, size), (*strides, 1), start)
             return cls(at, flips, dtype)
         whole = memory[: memory.numel() // size * size].view(dtype)

@@ -246,14 +246,14 @@ def count(spec: ops.CountSpec, call: Any) -> None:
             found = found.clamp(1, bins) * ((x >= low) & (x <= high))
         kept = (found >= 1) & (found <= bins)
         x, weights = found[kept] - 1, None if weights is None else weights[kept]
-    elif x.numel() and (spec.x.dtype is DType.uint64 and bool((x < 0).any()) or not _are_bins(x, bins)):
+    elif x.numel() and ((spec.x.dtype is DType.uint64 and bool((x < 0).any())) or not _are_bins(x, bins)):
         spec.fault[0] = 1
         return
     write(call, spec.out, torch.bincount(x.long(), weights, bins)[:bins])
 
 
 def _are_bins(x: T, bins: int) -> bool:
-    return 0 <= int(x.min()) and int(x.max()) < bins
+    return int(x.min()) >= 0 and int(x.max()) < bins
 
 
 @kernel(ops.SegmentSpec, backend=BACKEND)

@@ -19,7 +19,7 @@ FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
 
 def _wide(call: Any, array: ArraySpec, axes: int | None = None) -> T:
-    """Read an array in the type that it is computed in, with so many axes, the first of which may be missing."""
+    """Read an array in the type that it is computed in, with so many axes; the first may be missing."""
     value = read(call, array)
     value = value.float() if array.dtype.is_half else value
     return value if axes is None or value.dim() == axes else value[None]
@@ -375,8 +375,7 @@ def attention_grad(spec: ops.AttentionGradSpec, call: Any) -> None:
     slope = slope.masked_fill(is_hidden, 0)
     values = of.summed(_weighed(weights.mT, grad))
     keys = of.summed(_weighed(slope.mT, of.query))
-    for array, value in (
-        (spec.grad_query, _weighed(slope, of.each_head(of.key))), (spec.grad_key, keys), (spec.grad_value, values),
-    ):  # fmt: skip
+    queries = _weighed(slope, of.each_head(of.key))
+    for array, value in ((spec.grad_query, queries), (spec.grad_key, keys), (spec.grad_value, values)):
         if 0 not in array.shape:
             _put(call, array, value)

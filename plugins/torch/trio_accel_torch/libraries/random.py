@@ -1,6 +1,6 @@
 """Random numbers: Philox-4x32-10 by integers, so that the bits are those of all backends; and Sobol points.
 
-Numbers that are proposed until one is accepted, and linear sequences, are refused: they have no operation of PyTorch's.
+Numbers that are proposed until one is accepted, and linear sequences, are refused.
 """
 
 from __future__ import annotations
