@@ -128,7 +128,8 @@ async def test_unsigned_integers_are_those_of_numpy(device: ta.Device, name: str
     x, y = await device.put(a), await device.put(b)
     functions: dict[str, Any] = {
         "r = x + y": np.add, "r = x - y": np.subtract, "r = x * y": np.multiply,
-        "r = x // y": np.floor_divide, "r = x % y": np.remainder, "r = maximum(x, y)": np.maximum, "r = x < y": np.less,
+        "r = x // y": np.floor_divide, "r = x % y": np.remainder,
+        "r = maximum(x, y)": np.maximum, "r = x < y": np.less,
         "r = float64(x)": lambda a, _: a.astype(np.float64),
         "r = x >> 3": lambda a, _: a >> a.dtype.type(3),
     }  # fmt: skip
