@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import sqlite3
@@ -9,12 +10,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from chosen import SEARCHED
 
-pytestmark = [pytest.mark.no_device, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.no_device, pytest.mark.skipif(sys.platform != "linux", reason="it forks")]
 
 PROGRAM = Path(__file__).with_name("workflow_program.py")
 RUNS, KILLS = 5, 5
@@ -39,49 +43,64 @@ def kept(folder: Path) -> set[str]:
     return {name.replace("loop.turn ", "loop.") for (name,) in rows}
 
 
-def run_with_kills(folder: Path, kills: int, seed: int) -> int:
-    """Kill the program so often while it makes progress, let it end, and return how often it was killed."""
+@contextmanager
+def forking() -> Generator[subprocess.Popen[str], None, None]:
+    command, more = [sys.executable, str(PROGRAM)], {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": SEARCHED}
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, env={**os.environ, **more}) as program:
+        try:
+            yield program
+        finally:
+            program.stdin.close()  # type: ignore[union-attr]
+            program.wait()
+
+
+def run_with_kills(program: subprocess.Popen[str], folder: Path, kills: int, seed: int) -> int:
+    """Kill the workflow so often while it makes progress, let it end, and return how often it was killed."""
+    assert program.stdin is not None
+    assert program.stdout is not None
     source, killed = random.Random(seed), 0
     while True:
         finished, before = kept(folder), lines(folder)
-        process = subprocess.Popen([sys.executable, str(PROGRAM), str(folder)])
-        try:
-            # A number of lines is reached at a random place, and the program is killed a random time after.
+        print(folder, file=program.stdin, flush=True)
+        pid = int(program.stdout.readline())
+        if killed < kills:
+            # A number of lines is reached at a random place, and the process is killed a random time after.
             target = len(before) + source.randint(1, 4)
-            while process.poll() is None and (killed == kills or len(lines(folder)) < target):
+            while len(lines(folder)) < target and lines(folder)[-1:] != [RESULT]:
                 time.sleep(0.001)
-            if process.poll() is None:
-                time.sleep(source.uniform(0.0, 0.03))
-        finally:
-            process.send_signal(signal.SIGKILL)
-        killed += (ended := process.wait()) == -signal.SIGKILL
+            time.sleep(source.uniform(0.0, 0.03))
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        ended = int(program.stdout.readline())
         begun = {line.split()[1] for line in lines(folder)[len(before) :] if line.startswith("begin")}
         assert not begun & finished
+        assert ended in {0, -signal.SIGKILL}
+        killed += ended != 0
         if ended == 0:
             return killed
-        assert ended == -signal.SIGKILL
 
 
 def test_a_run_that_is_killed_with_its_program_repeats_no_finished_step(tmp_path: Path) -> None:
     killed = 0
-    for number in range(RUNS):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        killed += run_with_kills(folder, KILLS, number)
-        found = lines(folder)
-        assert found[-1] == RESULT
-        begun = Counter(line.split()[1] for line in found if line.startswith("begin"))
-        ended = Counter(line.split()[1] for line in found if line.startswith("end"))
-        assert sorted(ended) == sorted(NAMES)
-        # A step has one key in all processes, and no other step has it.
-        keys = {tuple(line.split()[1:]) for line in found if line.startswith("begin")}
-        assert sorted(name for name, _ in keys) == sorted(NAMES)
-        steps = [name for name in NAMES if "loop" not in name] + ["loop"]
-        assert {key for _, key in keys} == {f"workflow/killed/one/{name}" for name in steps}
-        with closing(sqlite3.connect(folder / "store")) as database:
-            for table in ("accel_owners", "accel_saves", "accel_messages"):
-                assert database.execute(f"select count(*) from {table}").fetchone() == (1,)
-        repeated = sum(begun.values()) - len(NAMES)
-        print(f"run {number}: {repeated} unfinished calls were begun again")
+    with forking() as program:
+        for number in range(RUNS):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            killed += run_with_kills(program, folder, KILLS, number)
+            found = lines(folder)
+            assert found[-1] == RESULT
+            begun = Counter(line.split()[1] for line in found if line.startswith("begin"))
+            ended = Counter(line.split()[1] for line in found if line.startswith("end"))
+            assert sorted(ended) == sorted(NAMES)
+            # A step has one key in all processes, and no other step has it.
+            keys = {tuple(line.split()[1:]) for line in found if line.startswith("begin")}
+            assert sorted(name for name, _ in keys) == sorted(NAMES)
+            steps = [name for name in NAMES if "loop" not in name] + ["loop"]
+            assert {key for _, key in keys} == {f"workflow/killed/one/{name}" for name in steps}
+            with closing(sqlite3.connect(folder / "store")) as database:
+                for table in ("accel_owners", "accel_saves", "accel_messages"):
+                    assert database.execute(f"select count(*) from {table}").fetchone() == (1,)
+            print(f"run {number}: {sum(begun.values()) - len(NAMES)} unfinished calls were begun again")
     print(f"{killed} kills in {RUNS} runs")
     assert killed >= 20

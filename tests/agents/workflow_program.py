@@ -1,8 +1,11 @@
-"""A program with a workflow, which a test kills and starts again: `workflow_program.py FOLDER`.
+"""A program with a workflow, which a test kills and starts again.
 
-It appends a line to the file `calls` whenever a step or a call by `once` has begun and ended.
+For each line of standard input, which is a folder, it forks a process that runs the workflow there, and
+prints its number and then its status. So the test does not wait for imports. The process appends a line to
+the file `calls` whenever a step or a call by `once` has begun and ended.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import trio
 from trio_accel.agents import Workflow, current_step
 from trio_accel.cluster import SqliteStore
 
-FOLDER = Path(sys.argv[1])
+FOLDER = Path()
 TURNS = 5
 flow = Workflow("killed")
 
@@ -70,4 +73,14 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    trio.run(main)
+    for line in sys.stdin:
+        FOLDER = Path(line.strip())
+        child = os.fork()
+        if child == 0:
+            try:
+                trio.run(main)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
