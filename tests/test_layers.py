@@ -145,6 +145,7 @@ THREADS = re.compile(
 THREADS_TOO = {
     "trio_accel.actors._loop_watch": "the watch over the loop, which nothing in the loop can see held",
     "trio_accel.actors._system_state": "the number of a thread: a Trio run has one; nothing is started",
+    "trio_accel.train._torch_parts": "a lock: PyTorch has one generator for the threads of all ranks",
     "trio_accel.replay._recorder": "a lock: a thread writes large contents, and the loop the other entries",
     "trio_accel.backends._plug_ins": "an import that hangs, which the program does not wait for",
     "trio_accel.backends.base.kit.communicators": "locks: waited for in one thread, given up from another",

@@ -9,6 +9,7 @@ import math
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 import attrs
 import numpy as np
 import numpy.typing as npt
-import safetensors.numpy
 import trio
 
 HERE = Path(__file__).parent
@@ -34,8 +34,8 @@ TEXT = HERE.parent / "encode" / "sense_and_sensibility.txt"
 SMALL = Config(
     layers=2, heads=4, groups=2, width=16, inner=128, words=320, context=512, base=10_000.0, epsilon=1e-5
 )
-# A step of the model may take seconds on a few cores, so a worker that is stopped counts as lost after 20.
-OPTIONS = ta.DeviceOptions(isolation="process", spares=1, stuck_after=20.0, intensity=ta.Intensity(99, 1.0))
+# A step of the model may take seconds on a few cores, so a worker that is stopped counts as lost after 30.
+OPTIONS = ta.DeviceOptions(isolation="process", spares=1, stuck_after=30.0, intensity=ta.Intensity(99, 1.0))
 
 
 def arguments() -> ArgumentParser:
@@ -143,7 +143,7 @@ def main() -> int:
         # Workers map one file, so that a new one begins soon.
         weights = str(Path(folder) / "weights.safetensors")
         wide = np.float64 if given.dtype == "float64" else np.float32
-        save: Any = safetensors.numpy.save_file
+        save: Any = import_module("safetensors.numpy").save_file
         save({name: one.astype(wide) for name, one in loaded.weights.items()}, weights)
         options = {
             "shape": attrs.asdict(loaded.config),

@@ -1,4 +1,4 @@
-"""Groups of parameters, chosen by name, with a rate and a decay of their own."""
+"""Groups of parameters, chosen by name, with a rate and a decay of their own (D229)."""
 
 from __future__ import annotations
 

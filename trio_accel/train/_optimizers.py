@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from ..actors import is_number, named_options
+from ..actors import fits, is_number, must, named_options
 
 __all__ = [
     "Optimizer", "Schedule", "adafactor", "adamw", "constant", "lion", "nadam", "sgd", "torch_optimizer",
@@ -19,6 +19,7 @@ __all__ = [
 Schedule: TypeAlias = Callable[[int], float]
 """The rate of learning of a step, by its number from 1 on."""
 
+_Plain: TypeAlias = float | bool | str | None
 # Arrays that an optimizer keeps next to the parameters. Each has the size of the parameters.
 _STATES = {
     "adamw": ("exp_avg", "exp_avg_sq"),
@@ -68,7 +69,13 @@ class Optimizer:
 
     kind: str
     rate: Schedule
-    numbers: Mapping[str, Any]
+    numbers: Mapping[str, Any] = attrs.field(
+        validator=must(
+            "be numbers by name",
+            lambda value: fits(Mapping[str, _Plain | tuple[_Plain, ...]], value),
+            TypeError,
+        )
+    )
 
     @property
     def states(self) -> tuple[str, ...]:
