@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from chosen import BACKEND
 from own_modules import Every, Moved, install
 
 from trio_accel.backends.base import DType, NotSupportedError
@@ -33,7 +34,8 @@ def declared(*specs: type[Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for spec in specs:
         found[f"{spec.__name__}_cpu"] = kernel(spec, backend="cpu")(partial(move_cpu))
-        found[f"{spec.__name__}_third"] = kernel(spec, backend="third")(partial(move_cpu))
+        if BACKEND not in ("cpu", "cuda"):
+            found[f"{spec.__name__}_outside"] = kernel(spec, backend=BACKEND)(partial(move_cpu))
         found[f"{spec.__name__}_cuda"] = kernel(spec, backend="cuda")(partial(move_cuda))
     return found
 

@@ -112,6 +112,7 @@ def test_row_pointers_that_lie_are_refused_before_memory_is_read(rig, indptr):
 def test_what_is_not_supported_is_said(rig, backend, dtype, index):
     indptr, indices = rig.put(np.array([0, 1], index)), rig.put(np.array([0], index))
     data = rig.put(np.ones(1, dtype))
+    rig.library("sparse")
     with pytest.raises(NotSupportedError, match=r"(?i)spmv") as caught:
         rig.enqueue("sparse", spmv.spec((1, 1), indptr, indices, data, data, rig.empty((1,), dtype)))
     assert caught.value.backend == backend.name

@@ -184,6 +184,7 @@ def test_what_is_not_supported_is_said(rig, backend, name):
         "sddmm": ("a", "b", "out"),
         "dense": ("matrix_data", "out"),
     }[name]
+    rig.library("sparse")
     halves = {field: rig.empty(getattr(spec, field).shape, "float16") for field in fields}
     for wrong in (halves, {"out": halves["out"]}):
         with pytest.raises(NotSupportedError, match="float16") as caught:

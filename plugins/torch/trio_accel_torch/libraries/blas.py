@@ -64,10 +64,10 @@ def gemm(spec: Any, call: Any) -> None:
 def _whole(a: T, *, lower: bool, hermitian: bool) -> T:
     """Make a symmetric or Hermitian matrix of one triangle."""
     triangle = a.tril(-1) if lower else a.triu(1)
-    diagonal = torch.diagonal(a)
+    diagonal = torch.diagonal(a, dim1=-2, dim2=-1)
     if hermitian and a.is_complex():
-        return triangle + triangle.mH + torch.diag(diagonal.real.to(a.dtype))
-    return triangle + triangle.mT + torch.diag(diagonal)
+        return triangle + triangle.mH + torch.diag_embed(diagonal.real.to(a.dtype))
+    return triangle + triangle.mT + torch.diag_embed(diagonal)
 
 
 @kernel("linalg.symm", backend=BACKEND, dtypes=NATIVE)
@@ -97,7 +97,7 @@ def syrk(spec: Any, call: Any) -> None:
         made = made + beta * c
     if is_hermitian:
         made = made.clone()
-        torch.diagonal(made).imag.zero_()
+        torch.diagonal(made, dim1=-2, dim2=-1).imag.zero_()
     kept, changed = (c.triu(1), made.tril()) if spec.lower else (c.tril(-1), made.triu())
     write(call, spec.c, kept + changed)
 
@@ -107,7 +107,7 @@ def _triangle(spec: Any, a: T) -> tuple[T, bool]:
     a = a.tril() if spec.lower else a.triu()
     if spec.unit_diagonal:
         a = a.clone()
-        torch.diagonal(a).fill_(1)
+        torch.diagonal(a, dim1=-2, dim2=-1).fill_(1)
     return _turned(a, spec.trans), spec.lower == (spec.trans != "N")
 
 

@@ -11,7 +11,14 @@ from typing import Any
 import torch
 
 from trio_accel.backends.base import kernel
-from trio_accel.backends.base.contract.ops import FIRST, PHILOX_ROW, PLACE, PhiloxSpec, SobolSpec
+from trio_accel.backends.base.contract.ops import (
+    FIRST,
+    PHILOX_ROW,
+    PLACE,
+    RANDOM_DTYPES,
+    PhiloxSpec,
+    SobolSpec,
+)
 
 from .._manifest import BACKEND
 from .._views import read, write
@@ -110,7 +117,10 @@ def _columns(spec: PhiloxSpec, words: list[T], *, is_double: bool) -> list[T]:
             return [torch.exp(one) for one in _scaled(spec, _normal(words, is_double=is_double))]
 
 
-@kernel(PhiloxSpec, backend=BACKEND)
+_DTYPES = tuple({dtype: None for dtypes in RANDOM_DTYPES.values() for dtype in dtypes})
+
+
+@kernel(PhiloxSpec, backend=BACKEND, dtypes=_DTYPES)
 def philox(spec: PhiloxSpec, call: Any) -> None:
     """Fill an array, four numbers for a counter."""
     size, is_double, where = spec.out.size, spec.out.dtype.itemsize == 8, call.device.where
