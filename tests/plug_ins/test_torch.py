@@ -157,10 +157,12 @@ async def test_views_at_any_offset_and_step(device: ta.Device) -> None:
 
 
 async def test_kernels_of_ones_own_are_refused_by_name(device: ta.Device) -> None:
-    kernel = jit.Kernel('extern "C" __global__ void f(float *x) {}', "f", jit.update("x", "float32"))
+    source = 'extern "C" __global__ void twice(float *x) { *x *= 2; }'
+    parameters = {"x": jit.updates("float32", ndim=1)}
+    kernel = jit.Kernel("twice", source, parameters=parameters, grid=1, block=1)
     x = await device.put(np.ones(3, np.float32))
     with pytest.raises(ta.NotSupportedError, match=r"library 'jit' has no .*KernelSpec"):
-        await kernel(x, grid=1, block=1)
+        await kernel(x)
 
 
 def test_a_fork_of_a_process_that_opened_a_card_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

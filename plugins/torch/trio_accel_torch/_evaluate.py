@@ -120,7 +120,8 @@ class Evaluation:
             return cast(values[step.steps[0]], self.expression.steps[step.steps[0]].dtype, step.dtype)
         if name == "load":
             array = self.loaded[int(step.value.real)]
-            return array[tuple(torch.broadcast_tensors(*self._places(each, step, values, array.shape)))]
+            at = self._places(each, step, values, array.shape)
+            return array[tuple(torch.broadcast_tensors(*at))]  # type: ignore[no-untyped-call]
         if name.startswith("store_"):
             self._store(each, step, values)
             return None
@@ -242,7 +243,7 @@ class Evaluation:
         shapes = [tuple(values[number_].shape) for number_ in read]
         if any(one.function.startswith("store_") for one in within):
             shapes.append(self.shape if self._active is None else tuple(self._active.at.shape))
-        shape = torch.broadcast_shapes(*shapes)
+        shape = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
 
         def flat(value: T) -> T:
             return value.expand(shape).reshape(-1)

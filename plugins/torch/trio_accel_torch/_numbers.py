@@ -64,7 +64,7 @@ def _fmod(a: T, b: T) -> T:
 def _power(a: T, b: T) -> T:
     if a.is_floating_point() or a.is_complex():
         return torch.pow(a, b)
-    a, b = torch.broadcast_tensors(a, b)
+    a, b = torch.broadcast_tensors(a, b)  # type: ignore[no-untyped-call]
     made, base, left = torch.ones_like(a), a.clone(), b.clamp(min=0)
     while bool((left > 0).any()):
         made = torch.where((left & 1) != 0, made * base, made)
@@ -139,7 +139,8 @@ def _cbrt(a: T) -> T:
 
 
 def _erfcinv(a: T) -> T:
-    return -torch.special.ndtri(a.double() / 2) / math.sqrt(2)
+    found: T = torch.special.ndtri(a.double() / 2) / -math.sqrt(2)
+    return found
 
 
 def _tgamma(a: T) -> T:

@@ -1,7 +1,7 @@
 """Streams: threads that call PyTorch, one command after another.
 
-On the processor the thread computes. On a card it launches on a `torch.Stream`, and waits for a `torch.Event`,
-without the interpreter's lock, before it signals an event.
+On the processor the thread computes. On a card it launches on a `torch.Stream`, and waits for an event there,
+without the interpreter's lock, before it signals the own one.
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ class _Attention:
 
     def scores(self) -> T:
         """Return the scores; those that do not count are minus infinity."""
-        made = torch.matmul(self.query, self.each_head(self.key).mT) * self.scale
+        made: T = torch.matmul(self.query, self.each_head(self.key).mT) * self.scale
         if self._mask is not None:
             mask = self._mask
             made = torch.where(mask, made, -torch.inf) if mask.dtype is torch.bool else made + mask
