@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import attrs
-import numpy as np
 import pytest
 import trio
 from fastapi import FastAPI
@@ -167,16 +165,6 @@ def test_bombs_are_in_the_fields_of_fields_too() -> None:
     pytest.importorskip("pydantic", reason="pip install '.[generate]'")
     names = {place.name for place in places_of(importlib.import_module("asked").AskedChat)}
     assert {"messages.role", "messages.content", "messages.content.text", "unknown"} <= names
-
-
-@attrs.frozen
-class Found:
-    """An array on a device."""
-
-    rows: Any
-
-    async def to_host(self) -> Any:
-        return np.array(self.rows)
 
 
 async def test_a_field_of_the_agent_costs_what_its_size_costs(tmp_path: Path) -> None:

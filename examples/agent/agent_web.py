@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from functools import partial
 
@@ -18,16 +19,18 @@ from trio_accel.cluster import FencedError, SqliteStore, StoreError
 
 __all__ = ["application"]
 
+LONGEST = 1000
+
 
 def application(flow: Workflow, store: SqliteStore) -> Starlette:
     """Make the application. If a question has the key of an earlier one, its answer goes on."""
 
     async def ask(request: Request) -> Response:
         try:
-            body = await request.json()
-            question, key = str(body["question"])[:1000], str(body.get("key") or uuid.uuid4().hex)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return JSONResponse({"error": "send a JSON object with question, and key if you like"}, 400)
+            question, key = _read(await request.body())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            told = f"send a JSON object with question, and key if you like, of at most {LONGEST} bytes each"
+            return JSONResponse({"error": told}, 400)
         if key in flow.runs:
             return JSONResponse({"error": "this key is being answered"}, 409)
         return Events(partial(_events, flow, store, key, question))
@@ -36,6 +39,16 @@ def application(flow: Workflow, store: SqliteStore) -> Starlette:
         return PlainTextResponse(flow.mermaid())
 
     return Starlette(routes=[Route("/ask", ask, methods=["POST"]), Route("/workflow", picture)])
+
+
+def _read(body: bytes) -> tuple[str, str]:
+    """Return the question and the key in a body; an error says that it is another."""
+    given = json.loads(body)
+    question, key = given["question"], given.get("key", uuid.uuid4().hex)
+    # Halves of surrogate pairs are a ValueError, and values other than texts an AttributeError.
+    if not (0 < len(question.encode()) <= LONGEST and 0 < len(key.encode()) <= LONGEST):
+        raise ValueError(f"texts must have 1 to {LONGEST} bytes")
+    return question, key
 
 
 async def _events(
