@@ -12,7 +12,7 @@ from ..backends.base import HostArray
 
 __all__ = ["Difference", "Tolerance"]
 
-_WHOLE = {2: np.int16, 4: np.int32, 8: np.int64}
+_WHOLE = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 @attrs.frozen(kw_only=True)
@@ -83,8 +83,6 @@ def difference(
         return Difference(**told, elements=other.size, of=reference.size, ulps=None, index=())
     if tolerance is None:
         differs = _bits(reference) != _bits(other)
-        if differs.ndim > reference.ndim:
-            differs = differs.any(axis=-1)
     else:
         with np.errstate(all="ignore"):
             differs = ~np.isclose(
@@ -99,28 +97,26 @@ def difference(
 
 
 def _bits(array: HostArray) -> npt.NDArray[Any]:
-    whole = np.ascontiguousarray(array)
-    return whole.view(np.uint8).reshape(*array.shape, array.itemsize) if array.size else np.empty(array.shape)
+    return np.ascontiguousarray(array).view(f"V{array.itemsize}").reshape(array.shape)
 
 
 def _ulps(reference: HostArray, other: HostArray) -> int | None:
-    """Count the numbers between two elements, at most."""
+    """Count the numbers between two elements, at most; None for elements that NumPy has no numbers for."""
     if reference.dtype.kind == "c":
         real = f"f{reference.itemsize // 2}"
-        pair = [np.ascontiguousarray(one).reshape(-1).view(real) for one in (reference, other)]
-        return _ulps(pair[0], pair[1])
-    whole = _WHOLE.get(reference.itemsize)
-    if reference.dtype.kind in "iub":
-        gaps = [abs(int(a) - int(b)) for a, b in zip(reference.reshape(-1), other.reshape(-1), strict=True)]
-        return max(gaps, default=0)
-    if whole is None:
+        reference, other = (np.ascontiguousarray(each).reshape(-1).view(real) for each in (reference, other))
+    elif reference.itemsize not in _WHOLE:
         return None
-    ordered = [_ordered(one, whole) for one in (reference, other)]
-    return max((abs(int(a) - int(b)) for a, b in zip(*ordered, strict=True) if a != b), default=0)
+    one, two = map(_places, (reference, other))
+    return int(np.where(one > two, one - two, two - one).max(initial=0))
 
 
-def _ordered(array: HostArray, whole: Any) -> list[int]:
-    """Numbers that follow one another as the floats of an array do."""
-    bits = np.ascontiguousarray(array).reshape(-1).view(whole)
-    lowest = int(np.iinfo(whole).min)
-    return [int(one) if one >= 0 else lowest - int(one) for one in bits.tolist()]
+def _places(array: HostArray) -> npt.NDArray[np.uint64]:
+    """Number elements as they follow one another."""
+    if array.dtype.kind in "ub":
+        return array.astype(np.uint64)
+    if array.dtype.kind != "i":
+        array = np.ascontiguousarray(array).view(_WHOLE[array.itemsize])
+        # Negative numbers go down from the zero, and have the bits of positive ones.
+        array = np.where(array < 0, np.iinfo(array.dtype).min - array, array)
+    return array.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)

@@ -8,9 +8,8 @@ anything is launched.
 
 from __future__ import annotations
 
-import importlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import attrs
@@ -33,7 +32,7 @@ from ..backends.base.contract.ops import (
 from ..backends.base.contract.program_definition import ProgramDefinition
 from ..devices import Launch, Operation, Planned, Planner
 from ..devices.wire._protocol import ENUM, TUPLE
-from ..devices.wire._specs import HostEncoder, decode_spec, encode_spec, result_of
+from ..devices.wire._specs import HostEncoder, decode_array, decode_spec, encode_spec, resolve, result_of
 from ._journal import Entry, JournalError
 
 PROGRAMS = "trio_accel.programs:ProgramActor"
@@ -69,9 +68,7 @@ class Recipes:
     def encode(self, spec: OperationSpec, host: HostEncoder) -> Entry:
         """Make plain values of a specification, with the number of its recipe in place of that."""
         plain = encode_spec(spec if self._contents else _blanked(spec), host, result_of)
-        place = _PLACES.get(type(spec))
-        if place is None:
-            place = _recipe_place(type(spec))
+        place = _RECIPE_PLACES[type(spec)]
         if place < 0:
             return plain
         return *plain[: place + 1], self._number(cast("bytes", plain[place + 1])), *plain[place + 2 :]
@@ -106,16 +103,16 @@ def _blanked(spec: OperationSpec) -> OperationSpec:
     return made
 
 
-_PLACES: dict[Any, int] = {}
+class _RecipePlaces(dict[type[OperationSpec], int]):
+    """The place of the recipe among the fields of a specification; -1 if it has none."""
 
-
-def _recipe_place(cls: Any) -> int:
-    """Return the place of the recipe among the fields of a specification; -1 if it has none."""
-    place = _PLACES.get(cls)
-    if place is None:
+    def __missing__(self, cls: type[OperationSpec]) -> int:
         names = [field.name for field in cls.descriptor().fields]
-        place = _PLACES[cls] = names.index("recipe") if "recipe" in names else -1
-    return place
+        place = self[cls] = names.index("recipe") if "recipe" in names else -1
+        return place
+
+
+_RECIPE_PLACES: Mapping[type[OperationSpec], int] = _RecipePlaces()
 
 
 class Decoded:
@@ -143,7 +140,7 @@ class Decoded:
             spec = self.spec(plain, self._words_of_step)
             spec.descriptor().check(f"recipe {number}, {operation!r:.80}", spec)
             made.append(GraphNode(str(operation), str(library), spec))
-            place = _recipe_place(type(spec))
+            place = _RECIPE_PLACES[type(spec)]
             size += 1 if place < 0 else 1 + self._sizes[plain[place + 1]]
         if size > _MOST_STEPS:
             raise JournalError(f"recipe {number} has {size} steps, at most {_MOST_STEPS} are allowed")
@@ -164,10 +161,11 @@ class Decoded:
                 specification.
         """
         try:
-            self._check_modules(plain)
-            cls = _class_at(str(plain[0]))
+            self.check_module(plain[0])
+            self._check_enums((TUPLE, *plain[1:]))
+            cls: Any = resolve(str(plain[0]), OperationSpec)
             self._check_code(cls)
-            place = _recipe_place(cls) + 1
+            place = _RECIPE_PLACES[cls] + 1
             if place:
                 plain = *plain[:place], self._recipe(plain[place]), *plain[place + 1 :]
             return decode_spec(plain, host)
@@ -191,20 +189,13 @@ class Decoded:
             )
         return recipe
 
-    def _check_modules(self, plain: Any) -> None:
-        """Refuse modules of specifications and enums that would be imported because a journal says so."""
-        self.check_module(plain[0])
-        for value in plain[1:]:
-            if type(value) is tuple and value:
-                self._check_values(value)
-
-    def _check_values(self, plain: Any) -> None:
+    def _check_enums(self, plain: Any) -> None:
         if plain[0] == ENUM:
             self.check_module(plain[1])
         elif plain[0] == TUPLE:
             for value in plain[1:]:
                 if type(value) is tuple and value:
-                    self._check_values(value)
+                    self._check_enums(value)
 
     def check_module(self, path: str) -> None:
         """Refuse a module that would be imported because a journal says so.
@@ -247,7 +238,7 @@ class Decoded:
             name, shape, content = plain
             if type(content) is int:
                 content = b"".join(self.blobs[content])
-            return np.frombuffer(content, DType(name).dtype).reshape(shape).copy()
+            return decode_array((name, shape, content))
         except (KeyError, TypeError, ValueError) as error:
             raise JournalError(f"a host array of the journal cannot be read: {error}") from error
 
@@ -301,17 +292,6 @@ class Asked:
         """Ids of all its blocks."""
         used = [block for _, block in self.uses]
         return {*[block for block, _ in self.allocations], *self.outputs, *used, *self.contents}
-
-
-def _class_at(path: str) -> Any:
-    """Return the class of a specification."""
-    module, _, name = path.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    if not (isinstance(found, type) and issubclass(found, OperationSpec)):
-        raise JournalError(f"{path!r:.80} in the journal is not a specification of an operation")
-    return found
 
 
 def _words(plain: Any, most: int) -> HostArray:
@@ -396,7 +376,7 @@ class Again(Operation[Any, "Again"]):
         spec = self._decoded.spec(plain, self._host)
         made: Any = _mapped(spec, self._placed)
         made.descriptor().check(self.entry.name, made)
-        if _recipe_place(type(made)) >= 0:
+        if _RECIPE_PLACES[type(made)] >= 0:
             sizes = [self._block(base.block).nbytes for base in spec_arrays(spec)]
             if isinstance(made, ChainSpec):
                 self._check_ends(made, sizes)
@@ -432,7 +412,7 @@ class Again(Operation[Any, "Again"]):
         for node in graph_recipe(recipe).nodes:
             described = node.spec.descriptor()
             inner: Any = described.make([map_arrays(value, placed) for value in described.values(node.spec)])
-            if _recipe_place(type(inner)) >= 0:
+            if _RECIPE_PLACES[type(inner)] >= 0:
                 nested = [sizes[array.block] for array in spec_arrays(node.spec)]
                 self._check_recipe(inner.recipe, spec_arrays(inner), nested)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from importlib import metadata
 from typing import TypeAlias
 
@@ -23,10 +24,8 @@ def environment(device: Device) -> Environment:
     """Return names and values, of plain texts."""
     found = {"trio_accel": __version__, "python": platform.python_version(), "system": platform.platform()}
     for name in _DISTRIBUTIONS:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     blas = np.show_config(mode="dicts")["Build Dependencies"]["blas"]
     found["BLAS of NumPy"] = f"{blas['name']} {blas['version']}"
     found["processor"] = platform.processor() or platform.machine()

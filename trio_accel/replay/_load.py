@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from ..backends.base.contract.program_definition import ProgramDefinition
-from ._entries import NEVER_DONE, PROGRAMS, Again, Asked, Decoded
+from ._entries import NEVER_DONE, Again, Asked, Decoded
 from ._journal import Entry, Journal, JournalError, read
 
 __all__ = ["listing"]
@@ -109,11 +109,14 @@ class _Reader:
     def _on_launch(self, number: int, name: str, library: str, *values: Any) -> None:
         number += self._before
         launch = self._asked[number] = Asked(self._decoded, number, name, library, *values)
-        _require(type(number) is int and type(name) is str and type(library) is str, launch)
-        _require(all(type(part) is tuple for part in values), launch)
-        _require(
-            all(type(block) is type(size) is int and size >= 0 for block, size in launch.allocations), launch
-        )
+        is_plain = (type(number), type(name), type(library)) == (int, str, str)
+        if not is_plain or any(type(part) is not tuple for part in values):
+            raise JournalError(f"operation {number!r:.20} of the journal cannot be read: {launch!r:.200}")
+        for block, nbytes in launch.allocations:
+            if type(block) is not int or type(nbytes) is not int or nbytes < 0:
+                raise JournalError(
+                    f"{launch.where} of the journal makes block {block!r:.20} of {nbytes!r:.20} bytes"
+                )
         # First of all: what follows may read the definition of a program.
         self._decoded.check_library(library, f"{launch.where}, {name},")
         self._steps.append(launch)
@@ -164,13 +167,9 @@ class _Reader:
 
 
 def _of_program(step: Asked) -> set[int]:
-    path, _, text = step.library.partition("?")
-    return {array.block for array in ProgramDefinition.decode(text).arrays} if path == PROGRAMS else set()
-
-
-def _require(holds: bool, launch: Asked) -> None:
-    if not holds:
-        raise JournalError(f"operation {launch.number!r:.20} of the journal cannot be read: {launch!r:.200}")
+    if not step.is_of_program:
+        return set()
+    return {array.block for array in ProgramDefinition.decode(step.library.partition("?")[2]).arrays}
 
 
 def _check(loaded: Loaded) -> None:
@@ -201,22 +200,19 @@ def listing(journal: Journal) -> Iterator[str]:
     Raises:
         JournalError: It is none.
     """
-    entries = read(journal)
-    recording, failed = 0, dict[tuple[int, object], str]()
-    for kind, *values in entries:
-        recording += kind == "header"
-        if kind == "failed":
-            failed[recording, values[0]] = f": {values[1]}: {values[2]}"
-    recording = 0
-    for kind, *values in entries:
+    lines, places = list[str](), dict[object, int]()
+    for kind, *values in read(journal):
         if kind == "header":
-            recording += 1
-            yield from (f"{name}: {value}" for name, value in values[1])
+            lines += [f"{name}: {value}" for name, value in values[1]]
+            places.clear()
         elif kind in ("launch", "outside"):
-            told = failed.get((recording, values[0]), "") if kind == "launch" else ", from outside"
-            yield f"{values[0]} {values[1]}{told}"
+            places[values[0]] = len(lines)
+            lines.append(f"{values[0]} {values[1]}{', from outside' if kind == 'outside' else ''}")
+        elif kind == "failed" and values[0] in places:
+            lines[places[values[0]]] += f": {values[1]}: {values[2]}"
         elif kind == "mark":
-            yield f"mark {values[0]!r}: {', '.join([str(value[0]) for value in values[2]])}"
+            lines.append(f"mark {values[0]!r}: {', '.join([str(value[0]) for value in values[2]])}")
+    yield from lines
 
 
 def load(journal: Journal, *, programs: bool) -> Loaded:

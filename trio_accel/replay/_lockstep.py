@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 import numpy as np
@@ -42,12 +42,7 @@ def _written(spec: OperationSpec) -> list[tuple[str, ArraySpec]]:
         if not field.is_array or field.role.access == "read":
             continue
         arrays: list[ArraySpec] = []
-
-        def note(array: ArraySpec, into: list[ArraySpec] = arrays) -> ArraySpec:
-            into.append(array)
-            return array
-
-        map_arrays(value, note)
+        map_arrays(value, arrays.append)
         names = [field.name] if len(arrays) == 1 else [f"{field.name}[{at}]" for at in range(len(arrays))]
         found += zip(names, arrays, strict=True)
     return found
@@ -142,7 +137,7 @@ async def lockstep(
     loaded, report, began = load(journal, programs=programs), Report(), time.perf_counter()
     report.environment = changes_of(loaded, candidate)
     players = Player(loaded, reference), Player(loaded, candidate)
-    rules = _Rules(tolerance, alone)
+    pair = _Lockstep(players, report, tolerance, alone)
     try:
         for step in loaded.until(until):
             if isinstance(step, Mark):
@@ -153,9 +148,9 @@ async def lockstep(
             if isinstance(step, Outside):
                 report.outside.append(step.name)
             elif steps and _is_chain(step):
-                await _chain_in_lockstep(step, players, report, rules)
+                await pair.chain(step)
             else:
-                await _launch_in_lockstep(step, players, report, rules)
+                await pair.launch(step)
             if len(report.differences) >= most:
                 del report.differences[most:]
                 break
@@ -166,99 +161,94 @@ async def lockstep(
     return report
 
 
-@attrs.frozen
-class _Rules:
-    """How arrays are compared.
-
-    Attributes:
-        tolerance: How far elements may be apart.
-        alone: Whether the second device goes on with the numbers of the first.
-    """
-
-    tolerance: Tolerance | None
-    alone: bool
-
-
 def _is_chain(step: Asked) -> bool:
     return str(step.spec[0]).rpartition(":")[2] in ("ChainSpec", "GraphSpec") and step.failure is None
 
 
-_Pair: TypeAlias = tuple[Player, Player]
+@attrs.frozen
+class _Lockstep:
+    """Launches on two devices.
 
+    Attributes:
+        players: The devices.
+        report: What differs.
+        tolerance: How far elements may be apart.
+        alone: Whether the second device goes on with the numbers of the first.
+    """
 
-async def _launch_in_lockstep(step: Asked, players: _Pair, report: Report, rules: _Rules) -> None:
-    other = Report()
-    ours = await once(step, players[0], report)
-    theirs = await once(step, players[1], other)
-    report.failures += [one for one in other.failures if one not in report.failures]
-    report.skipped += [one for one in other.skipped if one not in report.skipped]
-    if ours is None or theirs is None:
-        # A block that the second device has, and the first lacks, is of no use.
-        for number in {block for block, _ in step.allocations}:
-            for player in players:
-                player.blocks.pop(number, None)
-        return
-    assert ours.spec is not None
-    compare_filled(step, ours.spec, ours.results, theirs.results, report, rules.tolerance)
-    one, two = (_results(each.spec) for each in (ours, theirs))
-    await _compare(step, players, one, two, report, rules)
+    players: tuple[Player, Player]
+    report: Report
+    tolerance: Tolerance | None
+    alone: bool
 
+    async def launch(self, step: Asked) -> None:
+        """Ask a launch whole."""
+        report, other = self.report, Report()
+        ours, theirs = await once(step, self.players[0], report), await once(step, self.players[1], other)
+        report.failures += [each for each in other.failures if each not in report.failures]
+        report.skipped += [each for each in other.skipped if each not in report.skipped]
+        if ours is None or theirs is None:
+            # A block that the second device has, and the first lacks, is of no use.
+            for number, _ in step.allocations:
+                for player in self.players:
+                    player.blocks.pop(number, None)
+            return
+        assert ours.spec is not None
+        compare_filled(step, ours.spec, ours.results, theirs.results, report, self.tolerance)
+        await self._compare(step, _results(ours.spec), _results(theirs.spec))
 
-async def _chain_in_lockstep(step: Asked, players: _Pair, report: Report, rules: _Rules) -> None:
-    why = [await player.give(step) for player in players]
-    if any(why):
-        report.skipped.append(Skipped(step.number, step.name, max(why)))
-        return
-    chains = [_Chain(step, player) for player in players]
-    try:
-        for chain in chains:
-            await chain.begin()
-        report.operations += 1
-        count = len(chains[0].nodes)
-        for number, (one, two) in enumerate(zip(chains[0].nodes, chains[1].nodes, strict=True), 1):
-            written = await chains[0].run(one), await chains[1].run(two)
-            named = f"{step.name}, step {number} of {count}, {one.operation}"
-            await _compare(step, players, *written, report, rules, named=named, at=number)
-        for chain in chains:
-            await chain.end()
-    except (JournalError, OutOfMemoryError):
-        raise
-    except NotSupportedError as error:
-        report.skipped.append(Skipped(step.number, step.name, name_of(error)))
-    except Exception as error:  # noqa: BLE001  # the report has it
-        report.failures.append(Failure(step.number, step.name, "", name_of(error)))
+    async def chain(self, step: Asked) -> None:
+        """Ask a chain step by step."""
+        report = self.report
+        if why := max([await player.give(step) for player in self.players]):
+            report.skipped.append(Skipped(step.number, step.name, why))
+            return
+        chains = [_Chain(step, player) for player in self.players]
+        try:
+            for chain in chains:
+                await chain.begin()
+            report.operations += 1
+            count = len(chains[0].nodes)
+            for number, (one, two) in enumerate(zip(chains[0].nodes, chains[1].nodes, strict=True), 1):
+                written = await chains[0].run(one), await chains[1].run(two)
+                named = f"{step.name}, step {number} of {count}, {one.operation}"
+                await self._compare(step, *written, named=named, at=number)
+            for chain in chains:
+                await chain.end()
+        except (JournalError, OutOfMemoryError):
+            raise
+        except NotSupportedError as error:
+            report.skipped.append(Skipped(step.number, step.name, name_of(error)))
+        except Exception as error:  # noqa: BLE001  # the report has it
+            report.failures.append(Failure(step.number, step.name, "", name_of(error)))
 
-
-async def _compare(
-    step: Asked,
-    players: _Pair,
-    ours: list[tuple[str, ArraySpec]],
-    theirs: list[tuple[str, ArraySpec]],
-    report: Report,
-    rules: _Rules,
-    *,
-    named: str = "",
-    at: int = 0,
-) -> None:
-    """Compare arrays of two devices; if they differ, the second gets those of the first."""
-    blocks = [
-        {block.id: block for block in map(player.blocks.__getitem__, step.blocks & player.blocks.keys())}
-        for player in players
-    ]
-    for (argument, one), (_, two) in zip(ours, theirs, strict=True):
-        pair = blocks[0][one.block], blocks[1][two.block]
-        contents = [
-            await player.device.ask(read_block(block)) for player, block in zip(players, pair, strict=True)
+    async def _compare(
+        self,
+        step: Asked,
+        ours: list[tuple[str, ArraySpec]],
+        theirs: list[tuple[str, ArraySpec]],
+        *,
+        named: str = "",
+        at: int = 0,
+    ) -> None:
+        """Compare arrays of two devices; if they differ, the second gets those of the first."""
+        blocks = [
+            {block.id: block for block in map(player.blocks.__getitem__, step.blocks & player.blocks.keys())}
+            for player in self.players
         ]
-        found = difference(
-            viewed(contents[0], one),
-            viewed(contents[1], two),
-            rules.tolerance,
-            number=step.number,
-            operation=named or step.name,
-            argument=argument,
-            step=at,
-        )
-        note(report, found)
-        if rules.alone and contents[0].tobytes() != contents[1].tobytes():
-            await players[1].device.ask(write_block(pair[1], contents[0]))
+        device, other = [player.device for player in self.players]
+        for (argument, one), (_, two) in zip(ours, theirs, strict=True):
+            left = await device.ask(read_block(blocks[0][one.block]))
+            right = await other.ask(read_block(block := blocks[1][two.block]))
+            found = difference(
+                viewed(left, one),
+                viewed(right, two),
+                self.tolerance,
+                number=step.number,
+                operation=named or step.name,
+                argument=argument,
+                step=at,
+            )
+            note(self.report, found)
+            if self.alone and not np.array_equal(left, right):
+                await other.ask(write_block(block, left))

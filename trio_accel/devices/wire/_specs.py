@@ -185,7 +185,7 @@ def decode_spec(data: Message, host: HostDecoder) -> OperationSpec:
 
 @functools.cache
 def _descriptor_at(path: str) -> Descriptor:
-    return _resolve(path, OperationSpec).descriptor()
+    return resolve(path, OperationSpec).descriptor()
 
 
 def _decode_value(data: object, host: HostDecoder) -> object:
@@ -208,10 +208,10 @@ def _decode_value(data: object, host: HostDecoder) -> object:
 
 @functools.cache
 def _enum_at(path: str) -> Callable[[object], enum.Enum]:
-    return _resolve(path, enum.Enum)
+    return resolve(path, enum.Enum)
 
 
-def _resolve(path: str, base: type[T]) -> type[T]:
+def resolve(path: str, base: type[T]) -> type[T]:
     """Find the class of a path.
 
     Raises:
