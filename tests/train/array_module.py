@@ -9,7 +9,6 @@ import numpy as np
 
 from trio_accel import train
 from trio_accel.programs import current_rank
-from trio_accel.train._groups import Part, within
 
 Arrays = Mapping[str, Any]
 
@@ -52,7 +51,6 @@ class ArrayModule(train.Module):
 
     def _prepare(self, options: Mapping[str, Any]) -> None:
         self.options: Mapping[str, Any] = options
-        self._parts = [Part(*part) for part in self.plan["parts"]]
 
     def warm_up(self) -> None:
         return
@@ -108,7 +106,9 @@ class ArrayModule(train.Module):
         return
 
     def _optimize(self, state: Arrays, g: Any, work: Any) -> None:
-        for group, place in within(self._parts, self.layout.own(self.mesh.data_rank)):
+        own = self.layout.own(self.mesh.data_rank)
+        for group, start, stop in self.plan["parts"]:
+            place = slice(max(start, own.start) - own.start, max(min(stop, own.stop) - own.start, 0))
             part = {name: state[name][place] for name in ("parameters", *self.plan["states"])}
             self._update(part, g[place], work.rates[group], self.plan["decays"][group], work.number)
         if "average" in state:
