@@ -113,7 +113,8 @@ class ArrayModule(train.Module):
             self._update(part, g[place], work.rates[group], self.plan["decays"][group], work.number)
         if "average" in state:
             share = 1.0 if work.number == 1 else 1.0 - self.plan["average"]
-            state["average"] += share * (state["parameters"] - state["average"])
+            average = state["average"]
+            average += share * (state["parameters"] - average)
 
     def _update(self, state: Arrays, g: Any, rate: float, decay: float, number: int) -> None:
         numbers, param = self.plan["numbers"], state["parameters"]

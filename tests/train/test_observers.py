@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import struct
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -240,6 +241,26 @@ def test_scalars_of_tensorboard(tmp_path: Path) -> None:
 
 
 def test_tensorboard_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ImportError, match="TensorBoardLogger needs tensorboardX: pip install"):
         train.TensorBoardLogger(tmp_path)
+
+
+def test_pytorch_and_safetensors_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torch", "safetensors", "safetensors.numpy"):
+        monkeypatch.setitem(sys.modules, name, None)
+    lora = train.Lora(["up"], rank=2)
+    arrays = {"up.lora_A.weight": np.zeros((2, 3)), "up.lora_B.weight": np.zeros((3, 2))}
+    for ask in (lambda: lora.load("x"), lambda: lora.save("x", arrays)):
+        with pytest.raises(ImportError, match="files of adapters need safetensors: pip install safetensors"):
+            ask()
+    with pytest.raises(ImportError, match="needs PyTorch: import torch at the top of its module"):
+        lora.add(None)
+    # What an optimizer keeps is asked of PyTorch in the workers alone.
+    assert train.torch_optimizer("torch.optim:RAdam", 1e-3).states == ("optimizer",)
+
+
+async def test_own_operations_need_no_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    chosen = config(average=0.9, groups=[train.Group(lambda name: name == "b1", is_frozen=True)])
+    assert [step.number for step in await trained(chosen, 2)] == [1, 2]

@@ -32,6 +32,13 @@ class AdapterError(Exception):
     """The file of an adapter is damaged, or belongs to another model, rank or scale."""
 
 
+def _safetensors(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError("files of adapters need safetensors: pip install safetensors") from error
+
+
 @named_options
 @attrs.frozen
 class Lora:
@@ -108,8 +115,9 @@ class Lora:
         arrays = {name: np.ascontiguousarray(one) for name, one in parameters.items()}
         self._check(arrays, "parameters")
         about = {"rank": self.rank, "alpha": self.alpha, "targets": [*self.targets], "base": base}
-        save: Any = importlib.import_module("safetensors.numpy").save
-        data: bytes = save(arrays, {"format": "pt", "lora": json.dumps(about)})
+        data: bytes = _safetensors("safetensors.numpy").save(
+            arrays, {"format": "pt", "lora": json.dumps(about)}
+        )
         path = Path(path)
         beside = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
         try:
@@ -133,7 +141,7 @@ class Lora:
             FileNotFoundError: There is no such file.
             AdapterError: It is damaged, or of another rank, scale or model.
         """
-        safetensors: Any = importlib.import_module("safetensors")
+        safetensors = _safetensors("safetensors")
         arrays: dict[str, npt.NDArray[Any]] = {}
         try:
             with safetensors.safe_open(path, framework="numpy") as file:
