@@ -323,7 +323,7 @@ def release(session: nox.Session) -> None:
 
 def release_problems(tag: str, version: str, root: Path) -> list[str]:
     """List the reasons why a tag cannot be released from a tree, such as a version of another name."""
-    problems = []
+    problems: list[str] = []
     if tag != f"v{version}":
         problems.append(f"the tag {tag!r} is not 'v{version}', the version of trio_accel/_version.py")
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", version):

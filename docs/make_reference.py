@@ -68,7 +68,9 @@ def _names(text: str) -> frozenset[str]:
 
 # What the layers above use and a program does not: names of a module, or of members of a class.
 INTERNAL: Mapping[str, frozenset[str]] = {
-    "trio_accel.backends": _names("candidates describe driver_checks members resolve resolve_for_worker"),
+    "trio_accel.backends": _names(
+        "candidates describe driver_checks members path_of resolve resolve_for_worker"
+    ),
     "trio_accel.actors": _names(
         "DirectReply Measured Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
         "arguments_of bind_arguments binder check_name describe idle_actor message_target named_arguments "

@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 EXTRAS = {
+    "adapters",
     "benchmarks",
     "coverage",
     "cuda12",
@@ -41,6 +42,7 @@ EXTRAS = {
     "plot",
     "postgres",
     "ray",
+    "tensorboard",
     "test",
     "tracing",
     "types",
@@ -156,7 +158,7 @@ def imported(folder: str) -> dict[str, str]:
 
 
 # Sessions of their own, and machines with a GPU, have these.
-NOT_IN_CI = {"numba", "ray", "torch"}
+NOT_IN_CI = {"numba", "ray", "torch", "trio_accel_torch"}
 FOLDERS = ("tests", "examples", "benchmarks", "docs")
 
 
