@@ -297,7 +297,7 @@ class Run:
                 try:
                     return await rule.function(**taken)
                 except Exception as error:
-                    await self.tell(name, "failed", describe(error))
+                    await self.tell(name, "failed", describe(error))  # noqa: ASYNC120  # a run that ends
                     if self.error is not None or attempt + 1 == rule.attempts:
                         where = f"{self.journal.where}: {name}"
                         error.add_note(f"in {where}, attempt {attempt + 1} of {rule.attempts}")

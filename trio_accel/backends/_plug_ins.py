@@ -109,7 +109,7 @@ def _within(seconds: float, make: Callable[[], ResultT]) -> ResultT | str:
     def run() -> None:
         try:
             results.append(make())
-        except BaseException as error:  # noqa: BLE001  # also SystemExit: the program goes on
+        except BaseException as error:  # noqa: ASYNC103, BLE001  # in a thread; also SystemExit
             results.append(f"{type(error).__name__}: {error}")
 
     thread = threading.Thread(target=run, name="backend of another distribution", daemon=True)

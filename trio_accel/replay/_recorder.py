@@ -238,11 +238,14 @@ class _Recorder:
                 while True:
                     try:
                         reply = await ask(operation, **unknown)
-                    except BaseException as error:
-                        if not isinstance(error, _UnwrittenError) or error.recorder is not self:
+                    except _UnwrittenError as error:
+                        if error.recorder is not self:
                             self._failed(own, error)
                             raise
                         unwritten = error
+                    except BaseException as error:
+                        self._failed(own, error)
+                        raise
                     else:
                         if own.filled:
                             await self._write_filled(own)

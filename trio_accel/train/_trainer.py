@@ -551,7 +551,8 @@ class Steps:
             self._bar.close()
             if isinstance(error, Exception):
                 told = None if isinstance(error, StopAsyncIteration) else error
-                await call_hooks(self._trainer.config.hooks, "at_end", self._trainer, told)
+                hooks = self._trainer.config.hooks
+                await call_hooks(hooks, "at_end", self._trainer, told)  # noqa: ASYNC102  # not cancelled
             raise
         if self._report is not None:
             self._report(step.number, note=_note_of(step))
