@@ -101,12 +101,12 @@ async def singular(arrays: Arrays) -> object:
 
 ROWS = {
     "A wrong argument": [Row(ValueError, wrong)],
-    "An array that was released": [Row(ta.StaleRefError, released)],
-    "The backend has no such operation": [Row(ta.NotSupportedError, missing)],
+    "An array is released": [Row(ta.StaleRefError, released)],
+    "The backend does not support": [Row(ta.NotSupportedError, missing)],
     "Not enough memory": [Row(ta.OutOfMemoryError, too_large, options={"memory_limit": 1 << 20})],
-    "The library refuses at the launch": [Row(ta.LibraryError, product, {"fail": REFUSED})],
-    "It refuses while it runs": [Row(ta.LinAlgError, singular)],
-    "Anything else is raised": [Row(ta.ActorFailedError, product, {"fail": RuntimeError("x")}, restarts=1)],
+    "The library refuses the launch": [Row(ta.LibraryError, product, {"fail": REFUSED})],
+    "The library fails while it runs": [Row(ta.LinAlgError, singular)],
+    "Any other exception": [Row(ta.ActorFailedError, product, {"fail": RuntimeError("x")}, restarts=1)],
     "A worker is lost": [
         Row(ta.ContextLostError, product, {"kill": True}, isolations=("process",), damages=True, loses=True),
         Row(
@@ -137,11 +137,11 @@ ROWS = {
 }
 # By the beginnings of rows, a module of tests and the test in it.
 ELSEWHERE = {
-    "A client asks more often": "programs/test_model_errors.py::test_errors_before_a_method_is_called",
-    "A [`Batcher`]": "programs/test_model_errors.py::test_errors_before_a_method_is_called",
-    "A [kernel of your own]": "jit/test_refused.py::test_source_that_does_not_compile",
+    "A client exceeds": "programs/test_model_errors.py::test_errors_before_a_method_is_called",
+    "The mailbox of": "programs/test_model_errors.py::test_errors_before_a_method_is_called",
+    "Your [kernel]": "jit/test_refused.py::test_source_that_does_not_compile",
     "Too many submitted": "devices/test_statistics.py::test_senders_wait_for_room_and_are_not_refused",
-    "The same more often": "devices/test_recovery.py::test_too_many_crashes_of_a_library_cost_the_context",
+    "The same, more often": "devices/test_recovery.py::test_too_many_crashes_of_a_library_cost_the_context",
     "An operation hangs, without": (
         "devices/worker/test_cancel_isolated.py::test_a_deadline_holds_on_an_operation_that_hangs"
     ),
@@ -153,10 +153,10 @@ ELSEWHERE = {
         "devices/worker/test_cancel_isolated.py::"
         "test_a_device_that_closes_lets_what_runs_finish_within_its_grace"
     ),
-    "The asker is cancelled": (
+    "The caller is cancelled": (
         "devices/worker/test_cancel_isolated.py::test_past_the_grace_the_asker_goes_and_the_operation_goes_on"
     ),
-    "The program is killed": (
+    "A signal kills": (
         "devices/worker/test_death_of_the_application.py::test_nothing_is_left_when_the_application_is_killed"
     ),
 }
@@ -218,7 +218,7 @@ async def test_a_row_is_true(system: ta.System, isolation: ta.Isolation, row: Ro
 def test_each_row_has_a_test() -> None:
     table = PAGE.read_text(encoding="utf-8").partition("## The table")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \|", table, re.MULTILINE)
-    first = [row for row in rows if row != "what happened" and not row.startswith("A method ")]
+    first = [row for row in rows if row != "failure" and not row.startswith("A method ")]
     assert len(first) > 15
     beginnings = [*ROWS, *ELSEWHERE]
     assert [row for row in first if not any(row.startswith(one) for one in beginnings)] == []

@@ -72,19 +72,19 @@ class Case:
     totals: tuple[float, float] = (1.0, 2.0)
 
 
-ENDS = "ends its process, each time"
-UNDECLARED = "updates arrays, and raises any other error"
+ENDS = "ends its process each time it runs"
+UNDECLARED = "that updates arrays raises any other error"
 CASES = [
     Case(row="raises `Refused`", how="refused", error=ta.programs.Refused),
     Case(row="raises `Refused`", how="declared", error=ValueError),
     Case(
-        row="updates arrays, and raises `Refused",
+        row="that updates arrays raises `Refused",
         how="unchanged",
         method=Fails.add,
         error=ta.programs.Refused,
     ),
     Case(
-        row="raises an error that it does not declare",
+        row="raises an undeclared error",
         how="undeclared",
         error=ta.ActorFailedError,
         cause=KeyError,
@@ -92,7 +92,7 @@ CASES = [
     ),
     Case(row="raises `SystemExit`", how="exit", error=ta.ActorFailedError, restarts=1),
     Case(row="raises `SystemExit`", how="interrupt", error=ta.ActorFailedError, restarts=1),
-    Case(row="returns another dtype", how="wrong", error=ta.ActorFailedError, cause=TypeError, restarts=1),
+    Case(row="returns a dtype", how="wrong", error=ta.ActorFailedError, cause=TypeError, restarts=1),
     *(
         Case(
             row=UNDECLARED,
@@ -120,7 +120,7 @@ CASES = [
         for how in ("killed", "crash", "left")
     ),
     Case(
-        row="updates arrays, and ends its process",
+        row="that updates arrays ends its process",
         how="killed",
         method=Fails.add,
         error=ta.ContextLostError,
@@ -128,10 +128,10 @@ CASES = [
         losses=1,
         is_damaged=True,
     ),
-    Case(row="makes a fault on the GPU", how="fault", error=ta.ContextPoisonedError, losses=1),
+    Case(row="causes a GPU fault", how="fault", error=ta.ContextPoisonedError, losses=1),
     Case(row="does not return", how="hang", error=ta.CompletionTimeoutError, losses=1),
     Case(
-        row="is slower than the deadline",
+        row="exceeds the caller's deadline",
         how="slow",
         method=Fails.add,
         error=trio.TooSlowError,
@@ -216,7 +216,7 @@ async def test_a_row_is_true(system: ta.System, case: Case) -> None:
         await lab.ask("later", lambda: failing.ask(Fails.add, X, ""))
         if case.is_damaged:
             assert type(got["later"]) is ta.StaleRefError
-            assert answer(got["later"]) == int(row("An array that was released, lost or damaged")[-1])
+            assert answer(got["later"]) == int(row("An array is released, lost or damaged")[-1])
             await failing.reset(totals=np.zeros(2))
             assert await failing.ask(Fails.add, X, "") is None
         else:
@@ -278,8 +278,8 @@ async def test_without_retry_all_in_flight_are_lost(system: ta.System) -> None:
 
 async def test_errors_before_a_method_is_called(system: ta.System) -> None:
     lab = await open_lab(system, OPTIONS)
-    wrong, limited = row("A wrong argument"), row("A client asks more often")
-    full, lost = row("A [`Batcher`]"), row("More losses than")
+    wrong, limited = row("A wrong argument"), row("A client exceeds its")
+    full, lost = row("The mailbox of a [`Batcher`]"), row("More losses than")
     calls: list[tuple[Callable[[], Awaitable[object]], type[Exception], tuple[str, ...]]] = [
         (lambda: lab.failing.ask("double", X), TypeError, wrong),
         (lambda: lab.failing.ask("double", X, "", "too many"), TypeError, wrong),
