@@ -433,6 +433,15 @@ CALLS: dict[str, Use] = {
     "cluster.PostgresStore": lambda at, given: cluster.PostgresStore("", **given),
     "train.adamw": lambda at, given: train.adamw(**given).rate_of(1),
     "train.sgd": lambda at, given: train.sgd(**given).rate_of(1),
+    "train.adafactor": lambda at, given: train.adafactor(**given).rate_of(1),
+    "train.lion": lambda at, given: train.lion(**given).rate_of(1),
+    "train.nadam": lambda at, given: train.nadam(**given).rate_of(1),
+    "train.torch_optimizer": lambda at, given: train.torch_optimizer(
+        "torch.optim:RAdam", **over({"lr": 0.1}, given)
+    ).rate_of(1),
+    "train.Group": lambda at, given: train.Group(bool, **given),
+    "train.Lora": lambda at, given: train.Lora(["up"], **over({"rank": 2}, given)),
+    "Workflow.step": lambda at, given: agents.Workflow("numbers").step(**given)(model),
     "train.constant": lambda at, given: train.adamw(train.constant(**given)).rate_of(1),
     "train.warmup_cosine": lambda at, given: train.warmup_cosine(
         **over({"rate": 1e-3, "warmup": 2, "total": 9}, given)
@@ -753,12 +762,13 @@ _REASONS: dict[str, str] = {
         "actors.ActorEvent actors.ActorRestarted actors.ActorSnapshot actors.ActorStarted "
         "actors.ActorTerminated actors.MessageCancelled actors.MessageCompleted actors.MessageDropped "
         "actors.MessageEvent actors.MessageFailed actors.MessageStarted actors.MessageWithdrawn "
-        "agents.HitStatistics agents.Version cluster.AgentConfig cluster.Entry "
+        "agents.HitStatistics agents.RunStep agents.RunningStep agents.Version agents.WorkflowResult "
+        "cluster.AgentConfig cluster.Entry "
         "cluster.Home cluster.Journal cluster.Member cluster.Started cluster.Table "
         "PostgresStore.take PostgresStore.write SqliteStore.take SqliteStore.write Store.take Store.write "
         "actors.LoopHolds actors.Reading actors.RestartInfo "
         "actors.SupervisorFailed actors.Timer collectives.Rank "
-        "collectives.World train.Optimizer Optimizer.rate_of train.Step train.Steps "
+        "collectives.World Optimizer.rate_of train.Step train.Steps "
         "devices.CacheStatistics devices.DeviceLoad devices.DeviceStatistics devices.ProgressEvent "
         "devices.KeptStatistics devices.LibraryStatistics devices.ProcessStatistics ProcessStatistics.of "
         "devices.ProgramCost devices.QueueStatistics devices.RecoveryCost "
@@ -795,6 +805,10 @@ _REASONS: dict[str, str] = {
     "it compares the number alone": "Shared.replace Trainer.steps Cluster.wait_epoch Router.wait_epoch",
     "nodes call it, with the time of their own options": "Cluster.settle Router.settle",
     "test_options.py tries its types": "actors.SystemOptions",
+    "a trainer calls it with its own numbers": (
+        "Logger.log CsvLogger.log RecorderLogger.log TensorBoardLogger.log"
+    ),
+    "it is the checksum of a model": "Lora.load Lora.save",
     "it counts devices that are open": "Parallel.meshes",
     "a method or a function that is tried makes it": (
         "expressions.Compute expressions.Contract expressions.Reduction fft.ComputeFused graphs.While "
