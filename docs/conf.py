@@ -49,7 +49,7 @@ def setup(app: Sphinx) -> None:
     """Sphinx calls this."""
     app.connect("source-read", _fill_reference)
     app.connect("source-read", _add_table_of_contents)
-    app.connect("source-read", _offer_results_as_files)
+    app.connect("source-read", _offer_others_as_files)
     app.connect("doctree-read", _leave_names_of_others)
     app.connect("env-updated", _add_names_of_programs)
 
@@ -79,11 +79,10 @@ def _add_names_of_programs(app: Sphinx, env: BuildEnvironment) -> None:
             found[other] = ObjectEntry(entry.docname, entry.node_id, entry.objtype, aliased=True)
 
 
-def _offer_results_as_files(app: Sphinx, docname: str, source: list[str]) -> None:
-    """Results of measurements are beside these pages, not among them: MyST takes ``path:`` for a file."""
-    source[0] = re.sub(
-        r"\]\(((?:\.\./)+benchmarks/results/\w+\.md)(?:#[\w-]+)?\)", r"](<path:\1>)", source[0]
-    )
+def _offer_others_as_files(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Offer pages outside of this folder as files, because Sphinx builds none of them."""
+    page = r"(?:benchmarks/results/\w+|(?:examples|plugins)/\w+/README)\.md"
+    source[0] = re.sub(rf"\]\(((?:\.\./)+{page})(?:#[\w-]+)?\)", r"](<path:\1>)", source[0])
 
 
 def _add_table_of_contents(app: Sphinx, docname: str, source: list[str]) -> None:
