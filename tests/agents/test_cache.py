@@ -222,7 +222,7 @@ async def test_costs_that_are_none(cost: Any) -> None:
     ("make", "text"),
     [
         (lambda: any_cache(double, most=0), "Cache: most must be at least 1, got 0"),
-        (lambda: any_cache(double, most=1.5), "Cache: most must be a whole number, got 1.5"),
+        (lambda: any_cache(double, most=1.5), "Cache: most must be an integer, got 1.5"),
         (lambda: any_cache(double, most=1, most_bytes=0), "Cache: most_bytes must be at least 1, got 0"),
         (lambda: any_cache(double, most=1, ttl=0), "Cache: ttl must be a finite number above 0, got 0"),
         (lambda: any_cache(double, most=1, ttl=math.nan), "Cache: ttl must be a finite number above 0"),

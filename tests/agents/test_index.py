@@ -314,7 +314,7 @@ BAD: list[tuple[Ask, type[Exception], str]] = [
     (lambda x: x.search([NAN, 1], 1), ValueError, "search: vector 0 has NaN"),
     (lambda x: x.search([0, 0], 1), ValueError, "search: vector 0 has the length 0"),
     (lambda x: x.search([1, 2], 0), ValueError, "search: k must be at least 1, got 0"),
-    (lambda x: x.search([1, 2], 1.5), TypeError, "search: k must be a whole number, got 1.5"),
+    (lambda x: x.search([1, 2], 1.5), TypeError, "search: k must be an integer, got 1.5"),
     (lambda x: x.search([1, 2], 1, where=[True]), ValueError, FILTER),
     (lambda x: x.search([1, 2], 1, where=lambda ids: ids[:2] > 0), ValueError, FILTER),
     (lambda x: x.search([1, 2], 1, where=[1, 0, 1]), TypeError, "where must be truth values, got int64"),
@@ -344,11 +344,11 @@ async def test_scores_that_exceed_the_dtype(device: ta.Device) -> None:
     ("options", "text"),
     [
         ({"width": 0}, "VectorIndex: width must be at least 1, got 0"),
-        ({"width": 2.0}, "VectorIndex: width must be a whole number, got 2.0"),
+        ({"width": 2.0}, "VectorIndex: width must be an integer, got 2.0"),
         ({"metric": "taxi"}, "VectorIndex: metric must be one of"),
         ({"dtype": "int32"}, "VectorIndex: dtype must be one of"),
         ({"dtype": "complex64"}, "VectorIndex: dtype must be one of"),
-        ({"dtype": "words"}, "is no element type of a device"),
+        ({"dtype": "words"}, "is not an element type of a device"),
     ],
 )
 async def test_wrong_options(device: ta.Device, options: dict[str, Any], text: str) -> None:

@@ -136,7 +136,7 @@ trio.run(main)
             "install the driver",
         ),
         ("cpu", PLUG_IN.format(name="cpu"), "the package has a backend 'cpu' of its own"),
-        ("Torch2", PLUG_IN.format(name="Torch2"), "'Torch2' is no name of a backend"),
+        ("Torch2", PLUG_IN.format(name="Torch2"), "'Torch2' is not a name of a backend"),
     ],
 )
 def test_a_plug_in_that_cannot_be_used(name: str, source: str, reason: str, tmp_path: Path) -> None:

@@ -244,7 +244,7 @@ async def test_adapters_that_are_refused(tmp_path: Path) -> None:
     [
         (lambda: train.Lora("up"), "targets must be names of layers"),
         (lambda: train.Lora([]), "targets must be names of layers"),
-        (lambda: train.Lora(["up"], rank=0), "rank must be a whole number of at least 1"),
+        (lambda: train.Lora(["up"], rank=0), "rank must be an integer of at least 1"),
         (lambda: train.Lora(["up"], alpha=float("nan")), "alpha must be a number"),
         (lambda: models.adapted(lora=train.Lora(["up"])), "'up' matches no layer of the model"),
         (lambda: models.adapted(lora=train.Lora(["blocks.0"])), "'blocks.0' must be a Linear layer without"),

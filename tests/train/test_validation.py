@@ -276,7 +276,7 @@ async def test_a_validation_that_is_refused_ends_the_training() -> None:
     ("make", "says"),
     [
         (lambda: config(validate="text"), "validate must be batches or a function of these"),
-        (lambda: config(validate_every=0), "validate_every must be a whole number of at least 1"),
+        (lambda: config(validate_every=0), "validate_every must be an integer of at least 1"),
         (lambda: config(checkpoint=train.Checkpoint("x", best="loss")), "best names a metric of validate"),
         (lambda: train.Checkpoint("x", mode="least"), "mode must be one of 'min', 'max', got 'least'"),  # type: ignore[arg-type]
     ],
