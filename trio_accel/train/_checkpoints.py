@@ -94,7 +94,7 @@ class Progress:
 
 @attrs.frozen
 class Identity:
-    """What a checkpoint and a training must have in common next to the shapes.
+    """Properties that a checkpoint and a training must share, besides the shapes.
 
     Attributes:
         optimizer: The kind of the optimizer.

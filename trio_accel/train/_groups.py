@@ -9,7 +9,7 @@ import attrs
 
 from ..actors import must, named_options
 from ._layout import Layout
-from ._optimizers import Optimizer, Schedule, as_schedule, check_number
+from ._optimizers import Optimizer, Schedule, as_schedule, check_number, rate_of
 
 __all__ = ["Group"]
 
@@ -100,7 +100,7 @@ def within(parts: Sequence[Part], own: slice) -> list[tuple[int, slice]]:
 def rates_of(optimizer: Optimizer, groups: Sequence[Group], step: int) -> list[float]:
     """Return the rate of the optimizer in a step, and the rate of each group."""
     schedules = [optimizer.rate, *(optimizer.rate if one.lr is None else one.lr for one in groups)]
-    return [attrs.evolve(optimizer, rate=one).rate_of(step) for one in schedules]
+    return [rate_of(one, step) for one in schedules]
 
 
 def decays_of(optimizer: Optimizer, groups: Sequence[Group]) -> list[Any]:

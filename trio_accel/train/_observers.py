@@ -1,4 +1,4 @@
-"""Hooks and loggers: what a training calls on its way."""
+"""Hooks and loggers: the objects of a program that a trainer calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Told: TypeAlias = "Awaitable[None] | None"
 
 
 class Hook:
-    """What is called on the way of a training; derive from it, and define the methods that you need.
+    """A base class with methods that a trainer calls; derive from it, and define the methods that you need.
 
     A method may be async. An error that it raises ends the training, and `Trainer.steps` raises it. The
     methods run in the Trio loop, so put blocking work into `trio.to_thread.run_sync`.
@@ -53,7 +53,7 @@ async def call_hooks(hooks: Iterable[Hook], method: str, *arguments: object) -> 
 
 
 class Logger(ABC):
-    """What gets the figures of a training, in a thread; derive from it."""
+    """A base class for receivers of a training's figures; derive from it. A thread calls it."""
 
     @abstractmethod
     def log(self, step: int, figures: Mapping[str, float]) -> None:
@@ -75,8 +75,7 @@ async def log_figures(loggers: Sequence[Logger], step: int, figures: Mapping[str
         for logger in loggers:
             logger.log(step, figures)
 
-    if loggers:
-        await trio.to_thread.run_sync(log)
+    await trio.to_thread.run_sync(log)
 
 
 class CsvLogger(Logger):

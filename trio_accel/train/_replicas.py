@@ -63,6 +63,7 @@ class Replicas(ABC, Generic[ModuleT]):
         self.states: States = []
         self.base: dict[str, int] = {}
         self._groups: dict[str, int] = {}
+        self._parts: dict[int, list[Part]] = {}
         # Parameters of frozen groups, for each part of the model.
         self._frozen: dict[int, dict[str, Any]] = {}
         self._world = world
@@ -108,8 +109,10 @@ class Replicas(ABC, Generic[ModuleT]):
         return made
 
     def parts(self, rank: int) -> list[Part]:
-        """Return the groups of a rank's parameters."""
-        return parts_of(self.layouts[rank]["parameters"], self._groups)
+        """Return the groups of a rank's parameters, which are found once, because layouts stay."""
+        if rank not in self._parts:
+            self._parts[rank] = parts_of(self.layouts[rank]["parameters"], self._groups)
+        return self._parts[rank]
 
     @abstractmethod
     async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:

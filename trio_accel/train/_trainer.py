@@ -448,7 +448,7 @@ class Trainer:
             is_skipped=not is_finite,
             metrics=metrics,
         )
-        if is_finite:
+        if is_finite and config.loggers:
             await log_figures(config.loggers, step.number, _figures(step, rates))
         await call_hooks(config.hooks, "after_step", self, step)
         return step

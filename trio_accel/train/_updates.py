@@ -119,14 +119,17 @@ def changed(
     groups = [*zip(work.rates, decays_of(config.optimizer, config.groups), strict=True)]
     if config.optimizer.has_shapes:
         return _factored(config, state, gradient, work, layouts, parts, groups)
+    places = within(parts, own)
+    if len(places) == 1:
+        # The parts leave no gaps, so the only one is the whole slice of the rank, and needs no views.
+        step = _elementwise(config, state, gradient, work, groups[places[0][0]])
+        return [step[at] for at in range(len(state))]
     steps = [
         _elementwise(
             config, {name: one[place] for name, one in state.items()}, gradient[place], work, groups[group]
         )
-        for group, place in within(parts, own)
+        for group, place in places
     ]
-    if len(steps) == 1:
-        return [steps[0][at] for at in range(len(state))]
     return [arrays.concat([step[at] for step in steps], axis=None) for at in range(len(state))]
 
 
