@@ -88,7 +88,7 @@ class Cache(Generic[ItemT, ResultT]):
     All calls get the same object, so do not change a value. The object is used in one Trio run.
 
     Args:
-        model: An async callable of one item, or the address of a servant.
+        model: An async callable of one item, or the address of an actor.
         most: The most values.
         most_bytes: The highest cost of all values together; by default there is no bound.
         key: The key of an item, which must be hashable; by default the item. Items with equal keys must have

@@ -14,6 +14,9 @@ __all__ = ["Draft", "LeaseExpiredError", "Shared", "Version", "VersionConflictEr
 
 T = TypeVar("T")
 
+# Seconds. The block of `replace` never waits, so any lease is long enough.
+_REPLACE_LEASE = 60.0
+
 
 class LeaseExpiredError(Exception):
     """The lease of a writer was over before its block; its value was dropped."""
@@ -178,7 +181,7 @@ class Shared(Generic[T]):
         Raises:
             VersionConflictError: The version is not the current one.
         """
-        async with self.write(lease=_REPLACES) as draft:
+        async with self.write(lease=_REPLACE_LEASE) as draft:
             if draft.version != version:
                 raise VersionConflictError(
                     f"replace: version {version} is not the current one, {draft.version}; read again",
@@ -186,7 +189,3 @@ class Shared(Generic[T]):
                 )
             draft.value = value
         return self._version
-
-
-# The block of `replace` does not wait.
-_REPLACES = 60.0

@@ -28,7 +28,7 @@ _BACKENDS = {
 
 _OWN = tuple(_BACKENDS)
 
-# By name, the backends of other distributions that this process has imported, and why one cannot be used.
+# Backends of other distributions by name: the imported ones, and the reasons why others cannot be used.
 _LOADED: dict[str, AccelBackend] = {}
 _PROBLEMS: dict[str, str] = {}
 
@@ -190,9 +190,8 @@ def _known() -> dict[str, str]:
             _PROBLEMS[name] = f"{by}: the package has a backend {name!r} of its own; uninstall this one"
         elif len(paths) > 1:
             _PROBLEMS[name] = f"two backends have the name {name!r}: {by}; uninstall one of them"
-        _BACKENDS.setdefault(name, paths[0])
-    for name in [name for name in _BACKENDS if not _is_name(name)]:
-        del _BACKENDS[name]
+        if _is_name(name):
+            _BACKENDS.setdefault(name, paths[0])
     return _BACKENDS
 
 
