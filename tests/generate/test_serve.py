@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 from chosen import ROOT, SEARCHED
 from kept_connections import Asked, check_kept_connections, check_next
-from options import Options, keys_of
+from options import DEFAULTS, Options, keys_of
 from serving import HELLO, RANDOM, Serving, chat, openai, post, serving, until
 from text import InputError
 
@@ -467,7 +467,7 @@ def test_an_option_out_of_range_is_named(name: str, value: str, capsys: pytest.C
     app = cyclopts.App()
 
     @app.default
-    def serve(given: Options) -> None:
+    def serve(given: Options = DEFAULTS) -> None:
         pytest.fail(f"{given} was taken")
 
     with pytest.raises(SystemExit) as ended:
