@@ -1,6 +1,8 @@
 """`python -m benchmarks.gpu.training`: a GPT on several GPUs, beside PyTorch's DDP in the same run.
 
-It measures tokens a second undisturbed, and under a worker killed or stopped every ten seconds.
+It measures tokens a second undisturbed, with parameters of float32 and all in bfloat16, and under a worker
+killed or stopped every ten seconds. ``--phases`` prints how long the parts of a step take, on the host and on
+the GPU.
 """
 
 from __future__ import annotations
@@ -13,8 +15,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -53,13 +57,22 @@ def ddp(given: argparse.Namespace, *, is_mixed: bool) -> float:
         return float("nan")
 
 
-async def ours(given: argparse.Namespace, faults: float | None, seconds: float | None) -> dict[str, Any]:
+async def ours(
+    given: argparse.Namespace,
+    faults: float | None = None,
+    seconds: float | None = None,
+    *,
+    master: str = "float32",
+    is_timed: bool = False,
+) -> dict[str, Any]:
     """Train by a trainer; returns what came out."""
     module: Any = import_module("gpt_model").GptModule  # beside the examples
+    if is_timed:
+        module = import_module("benchmarks.gpu._timed_gpt").TimedGpt
     names = list(itertools.islice(itertools.cycle([one.name for one in ta.list_devices()]), given.ranks))
     config = train.Config(
         optimizer=train.adamw(1e-4, weight_decay=0.1),
-        precision=train.Precision(compute="bfloat16"),
+        precision=train.Precision(compute="bfloat16", master=master),
         tokens=lambda batch: batch["ids"][:, 1:].size,
         replays=30,
     )
@@ -113,6 +126,20 @@ async def ours(given: argparse.Namespace, faults: float | None, seconds: float |
     }
 
 
+def phases(given: argparse.Namespace) -> None:
+    """Print the medians of the parts of a step, in milliseconds."""
+    for master in ("float32", "bfloat16"):
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "phases")
+            os.environ["PHASES"] = str(file)
+            made = trio.run(partial(ours, given, master=master, is_timed=True))
+            lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()][5:]
+        print(f"step {1e3 * made['step']:.1f} ms, {master}; of it on the host, and on the GPU:", flush=True)
+        for name in lines[0]:
+            host, device = np.median([line[name] for line in lines], axis=0)
+            print(f"  {name:22} {host:8.2f} {device:8.2f}", flush=True)
+
+
 def main() -> None:
     """Print the table."""
     logging.basicConfig(level=logging.WARNING, format="%(relativeCreated)d %(message).160s")
@@ -123,17 +150,24 @@ def main() -> None:
     parser.add_argument("--faults", type=float, default=10.0)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--stuck-after", type=float, help="see DeviceOptions.stuck_after")
+    parser.add_argument("--phases", action="store_true")
     given = parser.parse_args()
+    if given.phases:
+        phases(given)
+        return
     theirs = ddp(given, is_mixed=True)
     plain = ddp(given, is_mixed=False)
     print(f"DDP: {theirs:,.0f} tokens/s with parameters of float32, {plain:,.0f} all in bfloat16", flush=True)
-    calm = trio.run(ours, given, None, None)
-    print(
-        f"trainer: {calm['tokens']:,.0f} tokens/s, {calm['tokens'] / theirs:.3f} and "
-        f"{calm['tokens'] / plain:.3f} of DDP; step "
-        f"{1e3 * calm['step']:.1f} ms; second copy {calm['snapshot'] / 1e9:.2f} GB",
-        flush=True,
-    )
+    calm = trio.run(ours, given)
+    whole = trio.run(partial(ours, given, master="bfloat16"))
+    for what, one, peer in (("parameters of float32", calm, theirs), ("all in bfloat16", whole, plain)):
+        print(
+            f"trainer, {what}: {one['tokens']:,.0f} tokens/s, {one['tokens'] / peer:.3f} of DDP; step "
+            f"{1e3 * one['step']:.1f} ms; second copy {one['snapshot'] / 1e9:.2f} GB",
+            flush=True,
+        )
+    if not given.seconds:
+        return
     hit = trio.run(ours, given, given.faults, given.seconds)
     count = min(len(hit["losses"]), len(calm["losses"]))
     gap = max(abs(a - b) for a, b in zip(hit["losses"][:count], calm["losses"][:count], strict=True))

@@ -161,7 +161,7 @@ async def test_a_loss_that_raises_on_one_rank(open_: Callable[..., Any]) -> None
         (lambda: train.Parallel(pipeline=0), "pipeline must be an integer of at least 1, got 0"),
         (lambda: train.Parallel(schedule="zero"), "schedule must be one of '1f1b', 'gpipe', got 'zero'"),  # type: ignore[arg-type]
         (lambda: train.Precision(compute="int8"), "compute must be one of 'float16'"),
-        (lambda: train.Precision(master="float16"), "master must be one of 'float32', 'float64'"),
+        (lambda: train.Precision(master="float16"), "master must be one of 'bfloat16', 'float32'"),
         (lambda: config(accumulate=True), "accumulate must be an integer"),
         (lambda: config(on_nan="ignore"), "on_nan must be one of 'raise', 'skip', 'stop', got 'ignore'"),
         (lambda: train.Checkpoint("x", keep=0), "keep must be an integer of at least 1, got 0"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from test_lost_ranks import disturb
@@ -80,6 +82,32 @@ async def test_half_precision_keeps_the_parameters_wide() -> None:
     for name, array in parameters.items():
         assert found[1][name].dtype == np.float32
         assert np.abs(found[1][name] - array).mean() < 0.005, name
+
+
+async def test_all_in_bfloat16(tmp_path: Path) -> None:
+    """Parameters, gradients and what the optimizer keeps: as PyTorch's own training has it, bit by bit."""
+    whole = train.Precision("bfloat16", master="bfloat16")
+    model = models.TorchMlp.configure(object.__new__(models.TorchMlp), dtype="bfloat16")
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-2, weight_decay=0.1, fused=True)
+    expected, norms = list[float](), list[float]()
+    for _, batch in zip(range(8), batches(64), strict=False):
+        optimizer.zero_grad()
+        hidden = functional.relu(torch.from_numpy(batch["x"]).bfloat16() @ model["w1"] + model["b1"])
+        scores = hidden @ model["w2"] + model["b2"]
+        loss = functional.cross_entropy(scores, torch.from_numpy(batch["y"]))
+        loss.backward()
+        norms.append(sum(float(one.grad.double().square().sum()) for one in model.parameters()) ** 0.5)
+        optimizer.step()
+        expected.append(loss.item())
+    checkpoint = train.Checkpoint(tmp_path, every=4)
+    first = await trained(1, models.TorchMlp, config(precision=whole, checkpoint=checkpoint), 4)
+    resumed = attrs.evolve(checkpoint, load="latest")
+    found = await trained(1, models.TorchMlp, config(precision=whole, checkpoint=resumed), 8)
+    np.testing.assert_array_equal([*first[0], *found[0]], expected)
+    np.testing.assert_allclose([one.gradient_norm for one in (*first[2], *found[2])], norms, rtol=1e-3)
+    for name, parameter in model.named_parameters():
+        assert found[1][name].dtype.name == "bfloat16"
+        np.testing.assert_array_equal(found[1][name].astype(np.float32), parameter.detach().float().numpy())
 
 
 async def test_scaled_losses_that_overflow_are_skipped() -> None:

@@ -26,7 +26,6 @@ AVERAGE = "average"
 LEAST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**32
 
 _COMPUTED = ("float16", "bfloat16", "float32", "float64")
-_WIDE = ("float32", "float64")
 
 
 def _one_of(*values: object) -> Validator:
@@ -105,7 +104,8 @@ class Precision:
 
     Attributes:
         compute: That of the model's parameters and gradients where it computes.
-        master: That of the parameters that the optimizer changes, and of what it keeps.
+        master: That of the parameters that the optimizer changes, and of what it keeps. With bfloat16 all
+            of the training is in bfloat16: steps below 2**-9 of a parameter are lost by rounding.
         reduce: That in which gradients are summed over the ranks; by default `compute`.
         scale: Factor of the loss at the beginning, so that gradients of float16 do not vanish; from 2**-24
             to 2**32. It is halved after a step whose gradients it makes infinite, which is skipped, and
@@ -115,7 +115,7 @@ class Precision:
     """
 
     compute: str = attrs.field(default="float32", validator=_one_of(*_COMPUTED))
-    master: str = attrs.field(default="float32", kw_only=True, validator=_one_of(*_WIDE))
+    master: str = attrs.field(default="float32", kw_only=True, validator=_one_of(*_COMPUTED[1:]))
     reduce: str | None = attrs.field(default=None, kw_only=True, validator=_one_of(None, *_COMPUTED))
     scale: float | None = attrs.field(
         default=None,

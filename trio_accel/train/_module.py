@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from ..programs import Array, current_rank, method
 from ._config import AVERAGE
 from ._groups import Part, within
@@ -175,15 +177,18 @@ class Module:
                 target["buffers"][place].view(shape).copy_(buffer)
             data.broadcast(target["buffers"])
         # Ranks that have the same numbers give their share of them.
-        squares = gradient @ (gradient if mesh.tensor == 1 else gradient * self._counts()[own])
+        # A sum in bfloat16 would have three digits.
+        wide = gradient.float() if gradient.dtype == torch_of_model().bfloat16 else gradient
+        squares = wide @ (wide if mesh.tensor == 1 else wide * self._counts()[own])
         told = self._numbers(loss / mesh.tensor, squares if is_apart else squares / mesh.data)
         rank.all_reduce(told)
-        mean, total = told.tolist()
-        norm, factor = work.clipped(total, self.plan["clip_norm"])
         after = {**target, "parameters": target["parameters"][own]}
-        self._optimize(after, gradient if factor == 1.0 else gradient * factor, work)
+        self._optimize(after, self._clipped(gradient, told[1], work), work)
         if is_apart:
             data.all_gather(after["parameters"], target["parameters"])
+        # Only here, because the host waits for the device, which has the whole step by now.
+        mean, total = told.tolist()
+        norm, _ = work.clipped(total, self.plan["clip_norm"])
         return {"loss": mean, "norm": norm}
 
     def _backward_all(self, work: Work) -> Any:
@@ -223,7 +228,12 @@ class Module:
     # From here on stands what knows of PyTorch.
     def _native(self, array: Array) -> Any:
         """Return an array of the state as a tensor with the same memory."""
-        return torch_of_model().from_dlpack(array)
+        torch = torch_of_model()
+        host: Any = array
+        if isinstance(array, np.ndarray) and host.dtype == "bfloat16":
+            # NumPy itself does not know the type, so DLPack refuses it.
+            return torch.from_numpy(host.view(np.int16)).view(torch.bfloat16)
+        return torch.from_dlpack(array)
 
     def _prepare(self, options: Mapping[str, Any]) -> None:
         torch, plan = torch_of_model(), self.plan
@@ -411,6 +421,14 @@ class Module:
             total = total.new_empty(len(total) // data.size)
             data.reduce_scatter(self._total, total)
         return total.to(self._master)
+
+    def _clipped(self, gradient: Any, squares: Any, work: Work) -> Any:
+        """Return a gradient no longer scaled, and clipped: as `Work.clipped` does, but on the device."""
+        factor, most = 1.0 / work.scale, self.plan["clip_norm"]
+        if most is not None:
+            norm = squares.sqrt() / work.scale
+            return gradient * torch_of_model().where(norm > most, factor * most / norm, factor)
+        return gradient if factor == 1.0 else gradient * factor
 
     def _counts(self) -> Any:
         counts = self._flat.new_full((self.layout.padded,), 1.0 / self.mesh.tensor, dtype=self._master)
