@@ -33,8 +33,6 @@ ROOT = Path(__file__).parent
 # Folders of tests that hold any backend to its protocols and numbers; single files are marked `conformance`.
 CONFORMANCE = ("arrays", "backends", "fft", "linalg")
 MORE_CONFORMANCE = ("jit", "random", "sparse", "tensor")  # of whole runs
-# The same of backends that have no kernels of their own; what such kernels make is refused, and skipped.
-WITHOUT_KERNELS = ("jit", "ndimage", "random", "signal", "spatial", "tables", "tensor")
 # Folders that know no backend by name. A whole run has those with functions that are made of others, too.
 ON_STAND_IN = (*CONFORMANCE, *MORE_CONFORMANCE, "collectives", "devices", "graphs", "weights")
 # Tests mostly wait for workers that start. Those marked `alone` measure times, and run behind all others.
@@ -214,22 +212,12 @@ def third(session: nox.Session, *folders: str) -> None:
 
 
 @in_env
-def torch(session: nox.Session, *folders: str) -> None:
+def torch(session: nox.Session) -> None:
     """Run that sample on the plug-in of PyTorch's devices, on the processor; skipped without PyTorch."""
     if subprocess.run((ENV["python"], "-c", "import torch"), capture_output=True, check=False).returncode:
         session.skip("PyTorch is not installed: pip install torch")
-    plug_in, found = ROOT / "plugins" / "torch", Path(session.create_tmp(), "metadata")
-    about = found / "trio_accel_torch-0.dist-info"
-    about.mkdir(parents=True, exist_ok=True)
-    # What an installation writes, so that the session changes no environment.
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: trio-accel-torch\nVersion: 0\n")
-    (about / "entry_points.txt").write_text("[trio_accel.backends]\ntorch = trio_accel_torch:TorchBackend\n")
-    files = _files(*(folders or (*CONFORMANCE, *WITHOUT_KERNELS)), without=["no_device", "one_backend"])
-    chosen = dict.fromkeys([*files, *_files(having=["conformance"])])
-    arguments = session.posargs or [*(() if folders else SAMPLE), *chosen, "tests/plug_ins"]
-    env = {"TRIO_ACCEL_BACKEND": "torch", "TRIO_ACCEL_TORCH": "cpu", "OMP_NUM_THREADS": "1"}
-    env["PYTHONPATH"] = os.pathsep.join([str(plug_in), str(found)])
-    _python(session, "-m", "pytest", *TWO_AT_A_TIME, *arguments, env=env)
+    arguments = session.posargs or SAMPLE
+    _python(session, "plugins/torch/conformance.py", *TWO_AT_A_TIME, *arguments)
 
 
 @in_env

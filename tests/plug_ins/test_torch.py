@@ -17,6 +17,10 @@ from chosen import BACKEND, NAME, SEARCHED
 
 import trio_accel as ta
 from trio_accel import jit
+from trio_accel.backends.base import Isolation
+
+# What a worker imports stands beside this module.
+sys.path.insert(0, str(Path(__file__).parent))
 
 pytestmark = pytest.mark.skipif(BACKEND != "torch", reason="nox -s torch runs it")
 
@@ -154,6 +158,23 @@ async def test_views_at_any_offset_and_step(device: ta.Device) -> None:
         np.testing.assert_array_equal(
             await (await ta.arrays.add(odd, 1)).to_host(), bytes_[1:25].view(np.int64) + 1
         )
+
+
+@pytest.mark.parametrize("isolation", ["inline", "process"])
+async def test_a_program_computes_by_pytorch(system: ta.System, isolation: Isolation) -> None:
+    pytest.importorskip("torch")
+    from torch_programs import Network
+
+    random = np.random.default_rng(3)
+    first, second, x = (random.standard_normal(shape) for shape in ((4, 5), (5, 3), (6, 4)))
+    options = ta.DeviceOptions(isolation=isolation)
+    async with system.open_device(NAME, options=options) as device:
+        arrays = [await device.put(one) for one in (first, second)]
+        async with ta.open_program(device, Network, *arrays) as program:
+            made = await program.ask(Network.forward, x)
+            np.testing.assert_allclose(await made.to_host(), np.maximum(x @ first, 0) @ second, rtol=1e-12)
+            gradient = await program.ask(Network.gradient, await device.put(x))
+            np.testing.assert_allclose(await gradient.to_host(), 3 * x**2, rtol=1e-12)
 
 
 async def test_kernels_of_ones_own_are_refused_by_name(device: ta.Device) -> None:

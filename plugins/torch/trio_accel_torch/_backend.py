@@ -72,7 +72,7 @@ class TorchBackend(AccelBackend):
             return {"problem": "PyTorch is not installed: pip install torch"}
         if self._is_worker:
             return _find_devices.find()
-        command = [sys.executable, "-P", _find_devices.__file__]
+        command = [sys.executable, _find_devices.__file__]
         try:
             done = subprocess.run(  # noqa: S603  # this interpreter and a file of this package
                 command, capture_output=True, text=True, check=False, timeout=_PATIENCE
@@ -96,6 +96,9 @@ class TorchBackend(AccelBackend):
         isolations: tuple[Isolation, ...] = ("inline",)
         if is_processor and has_shared_memory():
             isolations = ("inline", "process")
+        elif not is_processor and not device["ends_with_process"]:
+            # A lost context ends PyTorch's use of the card in its process.
+            isolations = ("process", "inline")
         return DeviceInfo(
             backend=BACKEND,
             index=index,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Generator
 from typing import Any, ClassVar, NoReturn
 
 import numpy as np
@@ -27,6 +29,7 @@ from trio_accel.backends.base.kit.host import available_bytes, make_shared, map_
 from trio_accel.backends.base.kit.kernels import kernels_of, load_module_kernels
 from trio_accel.backends.base.kit.library import ComputingCall, ComputingLibrary
 
+from ._exported import DriverMemory
 from ._manifest import BACKEND, LIBRARIES
 from ._streams import TorchContext, TorchHold, TorchStream
 from ._views import View
@@ -48,9 +51,14 @@ class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
 
     def __init__(self, info: DeviceInfo, memory_limit: int, keeper: ChunkKeeper | None, where: str) -> None:
         self.where = torch.device("cpu" if where.startswith("cpu") else where)
-        super().__init__(info, BlockMemory(info.name, memory_limit, _Chunks(self.where), keeper))
+        super().__init__(
+            info,
+            BlockMemory(info.name, memory_limit, _Chunks(self.where, is_kept=keeper is not None), keeper),
+        )
         self.libraries: Strs = tuple(sorted(LIBRARIES))
         self._context = TorchContext(info.name)
+        # In a worker of its own, a card can have a real fault.
+        self._is_worker = keeper is not None
 
     def view(self, array: ArraySpec, dtype: torch.dtype | None = None) -> View:
         """Return an array in memory, in the type of its elements or in another one of the same size.
@@ -82,15 +90,36 @@ class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
     def open_library(self, name: str) -> TorchLibrary:
         """Load a library; blocks while its module is imported."""
         self.check_open()
-        if name not in LIBRARIES:
+        key, separator, argument = name.partition("?")
+        if key not in LIBRARIES:
             return TorchLibrary(
                 name, self, load_module_kernels(name, BACKEND, self.libraries, self.info.name)
             )
-        entry = LIBRARIES[name]
+        entry = LIBRARIES[key]
         module = entry.load(None)
         cls = getattr(module, entry.cls) if entry.cls else TorchLibrary
-        library: TorchLibrary = cls(name, self, kernels_of(vars(module), BACKEND))
+        kernels = kernels_of(vars(module), BACKEND)
+        library: TorchLibrary = cls(key, self, kernels, *([argument] if separator else []))
         return library
+
+    @contextlib.contextmanager
+    def waited_for(self) -> Generator[None]:
+        """Let this thread launch on the device, and wait for what it has launched."""
+        if self.where.type not in ("cuda", "xpu"):
+            yield
+            return
+        module: Any = getattr(torch, self.where.type)
+        with module.device(self.where):
+            yield
+            self.wait_for_current_stream()
+
+    def wait_for_current_stream(self) -> None:
+        """Wait for what this thread has launched on its current stream."""
+        if self.where.type == "mps":
+            torch.mps.synchronize()
+        elif self.where.type != "cpu":
+            module: Any = getattr(torch, self.where.type)
+            module.current_stream(self.where).synchronize()
 
     def spin(self, stream: AccelStream, block: int | None = None) -> TorchHold:
         """Hold a stream back by work that does not end by itself."""
@@ -104,6 +133,9 @@ class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
         """Count the context as lost, once a stream gets there."""
 
         def fail() -> None:
+            if self._is_worker and self.where.type != "cpu":
+                # A kernel fails an assertion, and the next event has the error.
+                torch.zeros(1, device=self.where)[torch.full((1,), 1 << 40, device=self.where)].cpu()
             self._context.reason = reason
 
         if isinstance(stream, TorchStream):
@@ -150,8 +182,9 @@ class _Chunks:
     first = 64 << 20
     keep = 256 << 20
 
-    def __init__(self, where: torch.device) -> None:
+    def __init__(self, where: torch.device, *, is_kept: bool) -> None:
         self._where = where
+        self._driver = DriverMemory(where) if is_kept and where.type == "cuda" else None
 
     def make(self, nbytes: int) -> tuple[torch.Tensor, int]:
         if self._where.type != "cpu":
@@ -165,6 +198,13 @@ class _Chunks:
         return torch.from_numpy(whole[start : start + nbytes]), nbytes
 
     def make_kept(self, nbytes: int, keeper: ChunkKeeper, chunk: int) -> tuple[torch.Tensor, int]:
+        if self._driver is not None:
+            made, size, descriptor = self._driver.make(nbytes)
+            try:
+                keeper.keep(chunk, size, descriptor)
+            finally:
+                os.close(descriptor)
+            return made, size
         available = available_bytes()
         if nbytes > available:
             raise MemoryError(f"a chunk of {nbytes} bytes, {available} available")
@@ -179,6 +219,8 @@ class _Chunks:
         return torch.from_numpy(memory), memory.nbytes
 
     def map(self, nbytes: int, descriptor: int, *, write: bool) -> torch.Tensor:
+        if self._driver is not None:
+            return self._driver.map(nbytes, descriptor, write=write)
         return _tensor(map_shared(descriptor, nbytes, write=write))
 
     def share(self, chunk: torch.Tensor) -> torch.Tensor:

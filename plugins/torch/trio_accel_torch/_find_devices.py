@@ -1,10 +1,11 @@
 """Find PyTorch's devices: a program of its own, because PyTorch takes seconds and may open drivers.
 
-It imports nothing but the standard library and PyTorch, so that it can be run by its path.
+It is run by its path, so it imports nothing but the standard library, PyTorch and a module of its folder.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -40,6 +41,7 @@ def _devices(torch: Any) -> list[dict[str, Any]]:
     if torch.backends.mps.is_available():
         total = torch.mps.recommended_max_memory()
         others.append({"kind": "mps", "number": 0, "name": "Apple's GPU", "memory": total, "units": 1})
+        others[-1]["ends_with_process"] = "PyTorch exports no memory of such devices"
     processor = {"kind": "cpu", "number": 0, "name": "", "memory": 0, "units": 0}
     return [*cards, *others, processor] if amd else [*others, *cards, processor]
 
@@ -47,7 +49,16 @@ def _devices(torch: Any) -> list[dict[str, Any]]:
 def _card(kind: str, number: int, module: Any) -> dict[str, Any]:
     told = module.get_device_properties(number)
     units = getattr(told, "multi_processor_count", 0) or getattr(told, "max_compute_units", 1)
-    return {"kind": kind, "number": number, "name": told.name, "memory": told.total_memory, "units": units}
+    # Run by its path, this file is in no package.
+    exported = importlib.import_module(f"{__package__}._exported" if __package__ else "_exported")
+    return {
+        "kind": kind,
+        "number": number,
+        "name": told.name,
+        "memory": told.total_memory,
+        "units": units,
+        "ends_with_process": exported.why_not(f"{kind}:{number}"),
+    }
 
 
 if __name__ == "__main__":

@@ -14,5 +14,6 @@ LIBRARIES: Mapping[str, LibraryEntry] = {
     **{name: LibraryEntry(f"{_FOLDER}.{name}") for name in _OF_FUNCTIONS},
     "graphs": LibraryEntry(f"{_FOLDER}.graphs", "GraphLibrary"),
     "memory": LibraryEntry(f"{_FOLDER}.memory", "MemoryLibrary"),
+    "program": LibraryEntry(f"{_FOLDER}.program", "ProgramLibrary"),
 }
 """By the names that library actors have for them."""

@@ -37,9 +37,12 @@ class TorchContext:
 
     def note(self, error: BaseException) -> None:
         """Count the context as lost if a card reported an error: PyTorch can use it no longer."""
-        kind = getattr(torch, "AcceleratorError", None)
-        if kind is not None and isinstance(error, kind):
-            self.reason = self.reason or str(error).partition("\n")[0]
+        # The class is of PyTorch 2.8 and later; before it only the text says so.
+        kind = getattr(torch, "AcceleratorError", RuntimeError)
+        text = str(error).partition("\n")[0]
+        is_of_card = kind is not RuntimeError or text.startswith(("CUDA error", "HIP error"))
+        if isinstance(error, kind) and is_of_card and "out of memory" not in text:
+            self.reason = self.reason or text
 
 
 class TorchEvent:

@@ -78,6 +78,11 @@ class View:
         at = whole.as_strided(array.shape, [step // size for step in strides], start // size)
         return cls(at, flips)
 
+    @property
+    def is_direct(self) -> bool:
+        """Whether `at` has the elements in the order of the array, so that PyTorch may write them there."""
+        return not self.flips and self.dtype is None
+
     def read(self) -> torch.Tensor:
         """Return the elements, which may be the memory itself."""
         at = self.at

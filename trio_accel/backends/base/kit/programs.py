@@ -14,14 +14,15 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from contextvars import ContextVar
 from functools import cache, partial
 from types import TracebackType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
+from weakref import ref
 
 import attrs
 import numpy as np
 
 from ....actors import ActorError, describe
 from ..contract import ops
-from ..contract.dtypes import Ints
+from ..contract.dtypes import DType, HostArray, Ints
 from ..contract.errors import AccelError, LibraryError, Refused
 from ..contract.program_definition import (
     MOST_TEXT,
@@ -33,8 +34,9 @@ from ..contract.program_definition import (
     values_of,
 )
 from .lent import Keepers, Lent
+from .library import ComputingDevice
 from .program_values import check_written, leaves_of, shortened
-from .ranks import ProgramRank, as_rank
+from .ranks import ProgramRank, RoomRank, as_rank
 
 GONE = "gone"
 """Code of the `LibraryError` of a result or stream that is not kept: the program was made anew since."""
@@ -146,6 +148,59 @@ class ProgramArrays(Protocol):
 
     def when_done(self, look: Callable[[], None]) -> None:
         """Look what a call has kept of what it read, when its work is done that may use that."""
+
+
+class HostProgramArrays:
+    """Arrays of a device in the host's memory, which programs have as NumPy's; see `ProgramArrays`."""
+
+    def __init__(self, device: ComputingDevice) -> None:
+        self._device = device
+
+    def view(self, array: ops.ArraySpec, *, write: bool) -> HostArray:
+        """Make an array over the memory."""
+        return self._device.host_view(array, write=write)
+
+    def found(self, value: object) -> tuple[str, Ints] | None:
+        """Return dtype and shape of an array."""
+        if not (isinstance(value, np.ndarray) or hasattr(value, "__dlpack__")):
+            return None
+        array = _host(value)
+        if isinstance(array, np.ma.MaskedArray):
+            raise TypeError("a masked array; fill it first: array.filled(value)")
+        return DType.of(array.dtype).value, array.shape
+
+    def keep(self, value: object) -> HostArray:
+        """Copy an array."""
+        return np.array(_host(value))
+
+    def copy(self, source: object, out: object) -> None:
+        """Copy an array to another."""
+        np.copyto(cast("HostArray", out), _host(source))
+
+    def protect(self, views: Sequence[object], *, write: bool) -> None:
+        """Mark arrays as writable or read-only."""
+        for view in cast("Sequence[HostArray]", views):
+            # A view of an argument that was lent for reading stays as it is.
+            with suppress(ValueError):
+                view.flags.writeable = write
+
+    def end(self, views: Sequence[object]) -> Sequence[Lent]:
+        """Make the arrays of a call read-only."""
+        # A program may keep them, and their memory is another array's when this one is released.
+        self.protect(views, write=False)
+        return [ref(view.base) for view in cast("Sequence[HostArray]", views)]
+
+    def rank(self, meeting: Mapping[str, Any], asker: ops.Asker) -> ProgramRank:
+        """Make a rank, which meets others in shared memory."""
+        return RoomRank(meeting, asker)
+
+    def when_done(self, look: Callable[[], None]) -> None:
+        """Look at once: a call computes before it returns."""
+        look()
+
+
+def _host(value: Any) -> HostArray:
+    return cast("HostArray", value if isinstance(value, np.ndarray) else np.from_dlpack(value))
 
 
 @attrs.frozen
