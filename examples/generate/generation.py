@@ -265,11 +265,14 @@ class Generation:
         before = self._last
         sources = np.where(is_ahead, before.places(batch), -1) if is_ahead.any() else np.full(len(batch), -1)
         made = self._last = _Made(batch, (before.place + width) % (SLOTS * width) if width else 0)
-        rows = [tokens, starts, company.places(starts), sources, made.place + company.lines]
+        rows = [tokens, starts, company.places(starts)]
+        # The device has places for the tokens of a step ahead, which more sequences cannot be in.
+        if len(batch) <= width:
+            rows += [sources, made.place + company.lines]
         tables = company.tables[:, : int(starts.max()) // self.size + 1]
         try:
             chosen = await self.model.decode(
-                np.array(rows[: 5 if width else 3]), tables, company.sampling(starts), masks, company.asked
+                np.array(rows), tables, company.sampling(starts), masks, company.asked
             )
             if is_ahead.any():
                 await before.ended.wait()

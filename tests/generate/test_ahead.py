@@ -69,6 +69,19 @@ async def test_tokens_are_those_of_single_steps(system: ta.System, device: ta.De
             assert made.pages.open([*PROMPTS[2], *expected[2]], tenant="").length == 44
 
 
+@pytest.mark.parametrize("forward", FORWARDS)
+async def test_more_sequences_than_a_step_ahead_may_have(
+    system: ta.System, device: ta.Device, forward: str
+) -> None:
+    """Tokens stay on the device for so many sequences only, so these steps leave none there."""
+    opening = open_model(device, TINY, LOADED.weights, pages=60, size=4, forward=forward, width=2)
+    async with opening as model:
+        expected = await alone(model)
+        async with open_generation(system, model, LOADED, positions=70) as made:
+            assert await together(made) == expected
+            assert (await made.batcher.ask(GetStatistics())).repeated == 0
+
+
 async def test_a_step_is_asked_for_before_the_tokens_of_the_last_are_there(
     system: ta.System, device: ta.Device
 ) -> None:
