@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import trio
-from chosen import BACKEND
+from chosen import BACKEND, INLINE
 from recorded import kernels_of_backend
 from recorded_devices import record_devices
 
@@ -81,7 +81,7 @@ class ReplayRecorder:
                 self.kernels.update(counted[2])
 
     async def _replay(self, item: pytest.Item, journal: replay.MemoryJournal) -> replay.Report:
-        async with ta.open_system("replay") as system, system.open_device(BACKEND) as device:
+        async with ta.open_system("replay") as system, system.open_device(BACKEND, options=INLINE) as device:
             report = await replay.replay(journal, device, programs=True)
         # An error that a test has injected does not occur again.
         injects = _INJECTING.search(item.path.read_text(encoding="utf-8"))

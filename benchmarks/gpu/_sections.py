@@ -84,9 +84,13 @@ class Section:
             "TRIO_ACCEL_GPU_SCALE": "small" if settings.is_small else "full",
             "TRIO_ACCEL_SOAK_SECONDS": f"{settings.soak:g}",
             "PYTHONUNBUFFERED": "1",
-            # The package need not be installed; what is started from elsewhere finds it, too.
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+            "PYTHONPATH": search_path(),
         }
+
+
+def search_path() -> str:
+    """`PYTHONPATH` of a program that is started from elsewhere: the package need not be installed."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
 SECTIONS = (

@@ -21,6 +21,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,9 @@ LARGE: Mapping[str, Arguments] = {
     "linalg.matmul": call(x(512, 8192), x(8192, 512)),
     "linalg.dot": call(x(1 << 22), x(1 << 22)),
 }
+
+
+SPARSE = ("spmv", "spmm", "spgemm")
 
 
 def _say(line: str) -> None:
@@ -135,11 +139,13 @@ class Found:
     """What became of the functions.
 
     Attributes:
+        seconds: After which no further function is asked, in each part.
         ways: How each function is called.
         varying: Functions whose bits differ, with the dtypes and the most units in the last place.
         determined: Functions with the same bits in each replay.
     """
 
+    seconds: float
     ways: dict[str, tuple[Callable[..., Any], Arguments]] = attrs.field(factory=dict[str, Any])
     varying: dict[str, dict[str, Any]] = attrs.field(factory=dict[str, dict[str, Any]])
     determined: set[str] = attrs.field(factory=set[str])
@@ -148,10 +154,12 @@ class Found:
         """Find arguments of each function, on the processor."""
         async with system.open_device("cpu", options=INLINE) as device:
             for name, function in functions(rooms):
-                for arguments in candidates(name, function):
-                    if await _asked(function, arguments, device, "float64"):
-                        self.ways[name] = function, arguments
-                        break
+                # Some public names are aliases of types, which have no signature.
+                with suppress(ValueError):
+                    for arguments in candidates(name, function):
+                        if await _asked(function, arguments, device, "float64"):
+                            self.ways[name] = function, arguments
+                            break
 
 
 async def _recorded(
@@ -166,60 +174,94 @@ async def _recorded(
 async def against(system: ta.System, backend: str, found: Found) -> None:
     """Replay journals of the processor on the GPU."""
     began, operations, compared, differ, ended = time.perf_counter(), 0, 0, list[str](), list[str]()
+    asked = 0
     async with (
         system.open_device("cpu", options=INLINE, name="recorded") as processor,
         system.open_device(backend, options=INLINE, name="replayed") as device,
     ):
         for name, (function, arguments) in found.ways.items():
+            if time.perf_counter() - began > found.seconds:
+                break
+            asked += 1
             for dtype, relative in TOLERANCES.items():
                 journal = await _recorded(processor, function, arguments, dtype)
                 if journal is None:
                     continue
                 tolerance = replay.Tolerance(relative=relative, absolute=relative)
-                report = await replay.replay(journal, device, tolerance=tolerance)
+                report = await replay.replay(journal, device, programs=True, tolerance=tolerance)
                 operations, compared = operations + report.operations, compared + report.compared
                 differ += [f"{name} {dtype}: {one}" for one in report.differences[:1]]
                 ended += [f"{name} {dtype}: {one.found or one.recorded}" for one in report.failures[:1]]
     _say(
-        f"against: {len(found.ways)} functions, {operations} operations of the processor on {backend}, "
-        f"{compared} arrays compared, {len(differ)} functions differ, {len(ended)} ended otherwise; "
-        f"{time.perf_counter() - began:.0f} s"
+        f"against: {asked} of {len(found.ways)} functions, {operations} operations of the processor on "
+        f"{backend}, {compared} arrays compared, {len(differ)} functions differ, {len(ended)} ended "
+        f"otherwise; {time.perf_counter() - began:.0f} s"
     )
     for line in (*differ, *ended):
         _say(f"    {line:.300}")
 
 
+@attrs.define
+class Twice:
+    """Functions that are recorded and replayed on one device.
+
+    Attributes:
+        device: The device.
+        found: What became of the functions.
+        operations, compared: Operations that were replayed, and arrays that were compared.
+        grew: Calls with larger arrays.
+    """
+
+    device: ta.Device
+    found: Found
+    operations: int = 0
+    compared: int = 0
+    grew: int = 0
+
+    async def call(self, name: str, function: Callable[..., Any], arguments: Arguments) -> None:
+        """Call a function with small arrays and larger ones, and replay that."""
+        start = time.perf_counter()
+        sizes = [arguments, grown(arguments), *([LARGE[name]] if name in LARGE else [])]
+        for number, way in enumerate(sizes):
+            for dtype in ("float32", "float16") if number else ("float32", "float64", "float16"):
+                journal = await _recorded(self.device, function, way, dtype)
+                if journal is None:
+                    continue
+                self.grew += number > 0
+                for _ in range(REPLAYS):
+                    self.note(name, dtype, await replay.replay(journal, self.device, programs=True))
+        if (took := time.perf_counter() - start) > SLOW:
+            _say(f"    {name} took {took:.0f} s")
+
+    def note(self, name: str, dtype: str, report: replay.Report) -> None:
+        """Count a replay."""
+        self.operations += report.operations
+        self.compared += report.compared
+        if report.is_same:
+            return
+        seen = self.found.varying.setdefault(name, {"dtypes": [], "ulps": 0})
+        seen["dtypes"] = sorted({*seen["dtypes"], dtype})
+        seen["ulps"] = max([seen["ulps"], *(one.ulps or 0 for one in report.differences)])
+        seen["first"] = f"{(report.differences or report.failures)[0]}"[:200]
+
+
 async def twice(system: ta.System, backend: str, found: Found) -> None:
     """Record each function on the GPU, and replay it there."""
-    began, operations, compared, grew = time.perf_counter(), 0, 0, 0
-    sparse = {f"sparse.{name}": getattr(ta.sparse, name) for name in ("spmv", "spmm", "spgemm")}
-    ways = {**found.ways, **{name: (function, LARGE[name]) for name, function in sparse.items()}}
+    began, ways = time.perf_counter(), dict(found.ways)
+    if any(name.startswith("linalg.") for name in ways):
+        ways |= {f"sparse.{name}": (getattr(ta.sparse, name), LARGE[f"sparse.{name}"]) for name in SPARSE}
     async with system.open_device(backend, options=INLINE) as device:
+        counted = Twice(device, found)
         for name, (function, arguments) in ways.items():
-            start = time.perf_counter()
-            sizes = [arguments, grown(arguments), *([LARGE[name]] if name in LARGE else [])]
-            for number, way in enumerate(sizes):
-                for dtype in ("float32", "float16") if number else ("float32", "float64", "float16"):
-                    journal = await _recorded(device, function, way, dtype)
-                    if journal is None:
-                        continue
-                    grew += number > 0
-                    for _ in range(REPLAYS):
-                        report = await replay.replay(journal, device)
-                        operations, compared = operations + report.operations, compared + report.compared
-                        if not report.is_same:
-                            ulps = max((one.ulps or 0 for one in report.differences), default=0)
-                            seen = found.varying.setdefault(name, {"dtypes": [], "ulps": 0})
-                            seen["dtypes"] = sorted({*seen["dtypes"], dtype})
-                            seen["ulps"] = max(seen["ulps"], ulps)
-                            seen["first"] = f"{(report.differences or report.failures)[0]}"[:200]
-            if (took := time.perf_counter() - start) > SLOW:
-                _say(f"    {name} took {took:.0f} s")
-    found.determined = ways.keys() - found.varying.keys()
+            if time.perf_counter() - began > found.seconds:
+                break
+            found.determined.add(name)
+            await counted.call(name, function, arguments)
+    found.determined -= found.varying.keys()
     _say(
-        f"twice: {len(ways)} functions, {grew} calls with larger arrays, {operations} operations, "
-        f"{compared} arrays compared, {len(found.varying)} functions are not deterministic; "
-        f"{time.perf_counter() - began:.0f} s"
+        f"twice: {len(found.determined) + len(found.varying)} of {len(ways)} functions, {counted.grew} calls "
+        f"with larger arrays, {counted.operations} operations, {counted.compared} arrays compared, "
+        f"{len(found.varying)} functions are not deterministic; {time.perf_counter() - began:.0f} s"
     )
     for name, seen in found.varying.items():
         _say(f"    {name}: {' '.join(seen['dtypes'])}, {seen['ulps']} ulps at most; {seen['first']}")
@@ -246,7 +288,7 @@ async def mixed(system: ta.System, backend: str) -> None:
 
 
 async def _main(given: argparse.Namespace) -> None:
-    found = Found()
+    found = Found(given.seconds)
     async with ta.open_system("replays") as system:
         await found.find(system, given.rooms)
         for part in given.parts or ("mixed", "against", "twice"):
@@ -281,6 +323,7 @@ def main() -> None:
     parser.add_argument("--backend", default="cuda")
     parser.add_argument("--rooms", nargs="*", default=ROOMS)
     parser.add_argument("--json")
+    parser.add_argument("--seconds", type=float, default=600.0, help="the most of a part")
     trio.run(_main, parser.parse_args())
 
 

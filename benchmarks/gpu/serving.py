@@ -27,6 +27,8 @@ import attrs
 import httpx2
 import trio
 
+from ._sections import search_path
+
 __all__ = ["main"]
 
 SERVE = Path(__file__).parents[2] / "examples" / "generate" / "serve.py"
@@ -159,7 +161,7 @@ def main() -> int:
     options += ["--faults", str(given.every)] if given.poison else []
     command = [sys.executable, str(SERVE), *options]
     with subprocess.Popen(  # noqa: S603  # the example of this repository
-        command, stdout=subprocess.PIPE, text=True
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": search_path()}
     ) as service:
         assert service.stdout is not None
         try:

@@ -30,6 +30,8 @@ import trio
 import trio_accel as ta
 from trio_accel import train
 
+from ._sections import search_path
+
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 SIZES = {"layers": 12, "width": 768, "heads": 12, "length": 1024, "vocabulary": 50304}
@@ -49,7 +51,8 @@ def ddp(given: argparse.Namespace, *, is_mixed: bool) -> float:
     """Train by `torch.distributed` alone; returns tokens a second."""
     program = [sys.executable, str(Path(__file__).with_name("_ddp.py")), str(given.ranks), str(given.rows)]
     program += [str(given.steps), str(int(is_mixed))]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "PYTHONPATH": search_path()}
+    done = subprocess.run(program, capture_output=True, text=True, check=False, env=environment)
     try:
         return float(json.loads(done.stdout.strip().splitlines()[-1])["tokens"])
     except (ValueError, IndexError):
