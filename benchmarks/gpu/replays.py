@@ -17,7 +17,6 @@ import argparse
 import datetime as dt
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,16 +57,22 @@ def _sparse(device: ta.Device, dtype: str) -> Any:
     return ta.sparse.csr(device, matrix.astype(dtype))
 
 
+def _halves(device: ta.Device, dtype: str) -> Any:
+    return device.put(np.array([0, 1 << 17, 1 << 18]))
+
+
 # Functions that add up what comes to one place in an order that a device may choose.
 LARGE: Mapping[str, Arguments] = {
-    "arrays.scatter": call(x(64, 512), whole(4096), x(4096, 512), axis=0, mode="add"),
-    "arrays.scatter_nd": call(x(64), [whole(1 << 16)], x(1 << 16), mode="add"),
+    "arrays.scatter": call(x(64, 512), whole(4096), x(4096, 512), axis=0, reduce="add"),
+    "arrays.scatter_nd": call(x(64), [whole(1 << 16)], x(1 << 16), reduce="add"),
     "arrays.bincount": call(whole(1 << 18), x(1 << 18)),
     "nn.embedding_grad": call(x(1 << 14, 64), whole(1 << 14), 4),
     "nn.conv_weight_grad": call(x(16, 64, 56, 56), (64, 64, 3, 3), x(16, 64, 54, 54)),
     "nn.conv_input_grad": call((16, 64, 56, 56), x(64, 64, 3, 3), x(16, 64, 54, 54)),
+    "nn.max_pool_grad": call(x(8, 16, 28, 28), whole(8, 16, 28, 28), (8, 16, 56, 56)),
     "nn.avg_pool_grad": call(x(16, 64, 28, 28), (16, 64, 56, 56), 2),
     "nn.adaptive_avg_pool_grad": call(x(16, 64, 7, 7), (16, 64, 56, 56)),
+    "arrays.segmented_reduce": call(x(1 << 18), Computed(_halves)),
     "sparse.spmv": call(Computed(_sparse), x(4096)),
     "sparse.spmm": call(Computed(_sparse), x(4096, 64)),
     "sparse.spgemm": call(Computed(_sparse), Computed(_sparse)),
@@ -140,12 +145,14 @@ class Found:
 
     Attributes:
         seconds: After which no further function is asked, in each part.
+        only_large: Whether only the functions of `LARGE` are replayed.
         ways: How each function is called.
         varying: Functions whose bits differ, with the dtypes and the most units in the last place.
         determined: Functions with the same bits in each replay.
     """
 
     seconds: float
+    only_large: bool = False
     ways: dict[str, tuple[Callable[..., Any], Arguments]] = attrs.field(factory=dict[str, Any])
     varying: dict[str, dict[str, Any]] = attrs.field(factory=dict[str, dict[str, Any]])
     determined: set[str] = attrs.field(factory=set[str])
@@ -223,7 +230,7 @@ class Twice:
         start = time.perf_counter()
         sizes = [arguments, grown(arguments), *([LARGE[name]] if name in LARGE else [])]
         for number, way in enumerate(sizes):
-            for dtype in ("float32", "float16") if number else ("float32", "float64", "float16"):
+            for dtype in ("float32", "float16") if number == 1 else ("float32", "float64", "float16"):
                 journal = await _recorded(self.device, function, way, dtype)
                 if journal is None:
                     continue
@@ -255,6 +262,8 @@ async def twice(system: ta.System, backend: str, found: Found) -> None:
         for name, (function, arguments) in ways.items():
             if time.perf_counter() - began > found.seconds:
                 break
+            if found.only_large and name not in LARGE:
+                continue
             found.determined.add(name)
             await counted.call(name, function, arguments)
     found.determined -= found.varying.keys()
@@ -288,7 +297,7 @@ async def mixed(system: ta.System, backend: str) -> None:
 
 
 async def _main(given: argparse.Namespace) -> None:
-    found = Found(given.seconds)
+    found = Found(given.seconds, given.only_large)
     async with ta.open_system("replays") as system:
         await found.find(system, given.rooms)
         for part in given.parts or ("mixed", "against", "twice"):
@@ -300,7 +309,7 @@ async def _main(given: argparse.Namespace) -> None:
             except Exception as error:  # noqa: BLE001  # the other parts run
                 _say(f"{part}: {error!r}"[:2000])
         async with system.open_device(given.backend, options=INLINE) as device:
-            card = re.sub(r"\s+", " ", str(device.info.name))
+            card = device.info.description
     if given.json:
         document = {
             "date": f"{dt.datetime.now(tz=dt.UTC).date()}",
@@ -324,6 +333,7 @@ def main() -> None:
     parser.add_argument("--rooms", nargs="*", default=ROOMS)
     parser.add_argument("--json")
     parser.add_argument("--seconds", type=float, default=600.0, help="the most of a part")
+    parser.add_argument("--only-large", action="store_true", help="of those that add in any order")
     trio.run(_main, parser.parse_args())
 
 

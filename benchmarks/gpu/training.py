@@ -1,7 +1,7 @@
 """`python -m benchmarks.gpu.training`: a GPT on several GPUs, beside PyTorch's DDP in the same run.
 
 It measures tokens a second undisturbed, with parameters of float32 and all in bfloat16, and under a worker
-killed or stopped every ten seconds. ``--phases`` prints how long the parts of a step take, on the host and on
+killed, poisoned or stopped every ten seconds, with a validation every 20 steps and averaged parameters. ``--phases`` prints how long the parts of a step take, on the host and on
 the GPU.
 """
 
@@ -35,6 +35,7 @@ from ._sections import search_path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "examples"))
 SIZES = {"layers": 12, "width": 768, "heads": 12, "length": 1024, "vocabulary": 50304}
+LENGTHS = {"length": SIZES["length"], "vocabulary": SIZES["vocabulary"]}
 OPTIONS = ta.DeviceOptions(
     isolation="process", spares=1, preload=("torch",), intensity=ta.Intensity(99, 1.0), heartbeat_timeout=1.0
 )
@@ -79,6 +80,13 @@ async def ours(
         tokens=lambda batch: batch["ids"][:, 1:].size,
         replays=30,
     )
+    if faults:
+        config = attrs.evolve(
+            config,
+            validate=lambda: itertools.islice(batches(given.rows * given.ranks, 10**6, **LENGTHS), 2),
+            validate_every=20,
+            average=0.99,
+        )
     done: list[train.Step] = []
     sizes = dict(SIZES)
     async with (
@@ -102,7 +110,7 @@ async def ours(
                 os.kill(pid, signal.SIGSTOP if number % 3 == 2 else signal.SIGKILL)
 
         def load(first: int) -> Any:
-            return batches(given.rows * given.ranks, first, sizes["length"], sizes["vocabulary"])
+            return batches(given.rows * given.ranks, first, **LENGTHS)
 
         began = time.perf_counter()
         async for step in trainer.steps(load):

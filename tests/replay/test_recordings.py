@@ -14,6 +14,7 @@ import trio
 from chosen import BACKEND
 from isolations import inline, isolated
 from random_work import recorded, replayed
+from replayed_programs import native
 
 import trio_accel as ta
 from trio_accel import replay
@@ -67,7 +68,7 @@ async def test_arrays_from_outside_of_the_recording(system: ta.System, isolation
         async with replay.record(device, journal) as recording:
             read = [await (await (before.T @ before)).to_host()]
             async with before.lease(write=True) as given:
-                given[1:3] = 7.0
+                native(given)[1:3] = 7.0
             read.append(await (before * 3.0).to_host())
             read.append(await (large + 1.0).to_host())
             async with device.borrow(far) as borrowed:

@@ -92,6 +92,12 @@ class ArrayModule(train.Module):
             data.all_reduce(total, "sum")
         return total.astype(self.plan["master"], copy=False)
 
+    def _squares(self, gradient: Any, own: slice) -> Any:
+        return gradient @ (gradient if self.mesh.tensor == 1 else gradient * self._counts()[own])
+
+    def _clipped(self, gradient: Any, squares: Any, work: Any) -> Any:
+        return gradient * work.clipped(float(squares), self.plan["clip_norm"])[1]
+
     def _counts(self) -> Any:
         counts = np.full(self.layout.padded, 1.0 / self.mesh.tensor)
         for name, place, _ in self.layout.places():

@@ -176,10 +176,8 @@ class Module:
             for (_, place, shape), buffer in self._pairs():
                 target["buffers"][place].view(shape).copy_(buffer)
             data.broadcast(target["buffers"])
+        squares = self._squares(gradient, own)
         # Ranks that have the same numbers give their share of them.
-        # A sum in bfloat16 would have three digits.
-        wide = gradient.float() if gradient.dtype == torch_of_model().bfloat16 else gradient
-        squares = wide @ (wide if mesh.tensor == 1 else wide * self._counts()[own])
         told = self._numbers(loss / mesh.tensor, squares if is_apart else squares / mesh.data)
         rank.all_reduce(told)
         after = {**target, "parameters": target["parameters"][own]}
@@ -421,6 +419,12 @@ class Module:
             total = total.new_empty(len(total) // data.size)
             data.reduce_scatter(self._total, total)
         return total.to(self._master)
+
+    def _squares(self, gradient: Any, own: slice) -> Any:
+        """Return the sum of a gradient's squares, of numbers that several ranks have its share."""
+        # A sum in bfloat16 would have three digits.
+        wide = gradient.float() if gradient.dtype == torch_of_model().bfloat16 else gradient
+        return wide @ (wide if self.mesh.tensor == 1 else wide * self._counts()[own])
 
     def _clipped(self, gradient: Any, squares: Any, work: Work) -> Any:
         """Return a gradient no longer scaled, and clipped: as `Work.clipped` does, but on the device."""
