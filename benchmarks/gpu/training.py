@@ -1,8 +1,8 @@
 """`python -m benchmarks.gpu.training`: a GPT on several GPUs, beside PyTorch's DDP in the same run.
 
 It measures tokens a second undisturbed, with parameters of float32 and all in bfloat16, and under a worker
-killed, poisoned or stopped every ten seconds, with a validation every 20 steps and averaged parameters. ``--phases`` prints how long the parts of a step take, on the host and on
-the GPU.
+killed, poisoned or stopped every ten seconds, with a validation every 20 steps and averaged parameters.
+``--phases`` prints how long the parts of a step take, on the host and on the GPU.
 """
 
 from __future__ import annotations
@@ -61,6 +61,24 @@ def ddp(given: argparse.Namespace, *, is_mixed: bool) -> float:
         return float("nan")
 
 
+def configured(given: argparse.Namespace, master: str, *, is_validated: bool) -> train.Config:
+    """Return the configuration of a trainer."""
+    config = train.Config(
+        optimizer=train.adamw(1e-4, weight_decay=0.1),
+        precision=train.Precision(compute="bfloat16", master=master),
+        tokens=lambda batch: batch["ids"][:, 1:].size,
+        replays=30,
+    )
+    if not is_validated:
+        return config
+    return attrs.evolve(
+        config,
+        validate=lambda: itertools.islice(batches(given.rows * given.ranks, 10**6, **LENGTHS), 2),
+        validate_every=20,
+        average=0.99,
+    )
+
+
 async def ours(
     given: argparse.Namespace,
     faults: float | None = None,
@@ -74,19 +92,7 @@ async def ours(
     if is_timed:
         module = import_module("benchmarks.gpu._timed_gpt").TimedGpt
     names = list(itertools.islice(itertools.cycle([one.name for one in ta.list_devices()]), given.ranks))
-    config = train.Config(
-        optimizer=train.adamw(1e-4, weight_decay=0.1),
-        precision=train.Precision(compute="bfloat16", master=master),
-        tokens=lambda batch: batch["ids"][:, 1:].size,
-        replays=30,
-    )
-    if faults:
-        config = attrs.evolve(
-            config,
-            validate=lambda: itertools.islice(batches(given.rows * given.ranks, 10**6, **LENGTHS), 2),
-            validate_every=20,
-            average=0.99,
-        )
+    config = configured(given, master, is_validated=faults is not None)
     done: list[train.Step] = []
     sizes = dict(SIZES)
     async with (
