@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, closing
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
+from databases import MakeStore
 
 import trio_accel as ta
 from trio_accel.agents import StepEvent, Workflow, WorkflowTree, current_step
-from trio_accel.cluster import FencedError, SqliteStore
+from trio_accel.cluster import FencedError, Store
 
 pytestmark = pytest.mark.no_device
 
 
 @asynccontextmanager
-async def opened(folder: Path) -> AsyncGenerator[SqliteStore, None]:
-    store = SqliteStore(str(folder / "store"))
+async def opened(make_store: MakeStore) -> AsyncGenerator[Store, None]:
+    store: Store = make_store()
     await store.open()
     try:
         yield store
     finally:
         await store.aclose()
-
-
-def rows(folder: Path) -> list[int]:
-    with closing(sqlite3.connect(folder / "store")) as database:
-        tables = ("accel_owners", "accel_saves", "accel_messages")
-        return [database.execute(f"select count(*) from {table}").fetchone()[0] for table in tables]
 
 
 async def test_steps_need_one_another_by_name_and_start_when_that_is_there(autojump_clock: Any) -> None:
@@ -283,7 +276,7 @@ async def test_a_reader_that_leaves_ends_all_steps() -> None:
     assert ended[0] - left[0] < 0.2
 
 
-async def test_a_run_goes_on_and_its_end_is_three_rows(tmp_path: Path) -> None:
+async def test_a_run_goes_on_and_its_end_is_three_rows(make_store: MakeStore) -> None:
     calls: list[str] = []
     is_broken = True
 
@@ -314,10 +307,10 @@ async def test_a_run_goes_on_and_its_end_is_three_rows(tmp_path: Path) -> None:
 
         return flow
 
-    async with opened(tmp_path) as store:
+    async with opened(make_store) as store:
         with pytest.raises(OSError, match="later"):
             await make().run(store=store, key="a", x=np.array([1, 2]))
-        before, is_broken = rows(tmp_path), False
+        before, is_broken = make_store.rows(), False
         assert sorted(calls) == ["each[0]", "each[1]", "fails", "first", "last"]
         assert before == [1, 0, 6]
         calls.clear()
@@ -330,7 +323,7 @@ async def test_a_run_goes_on_and_its_end_is_three_rows(tmp_path: Path) -> None:
         assert found.steps["fails"].value == "OSError: once and for all"
         kinds = {event.step: event.kind for event in [event async for event in receive]}
         assert kinds == {"first": "kept", "fails": "failed", "each": "kept", "last": "finished"}
-        assert rows(tmp_path) == [1, 1, 1]
+        assert make_store.rows() == [1, 1, 1]
         # A run that has finished stays as it was.
         again = await make().run(store=store, key="a", x=np.array([1, 2]))
         assert (calls, again.results["last"]) == (["last"], 10)
@@ -340,7 +333,7 @@ async def test_a_run_goes_on_and_its_end_is_three_rows(tmp_path: Path) -> None:
             await make().run(store=store, key="a", x=np.array([1, 3]))
 
 
-async def test_once_keeps_calls_of_a_step_also_between_attempts(tmp_path: Path) -> None:
+async def test_once_keeps_calls_of_a_step_also_between_attempts(make_store: MakeStore) -> None:
     calls: list[str] = []
     broken_at = {1: 2, 2: 4}
 
@@ -363,7 +356,7 @@ async def test_once_keeps_calls_of_a_step_also_between_attempts(tmp_path: Path) 
         return flow
 
     attempts: list[int] = []
-    async with opened(tmp_path) as store:
+    async with opened(make_store) as store:
         with pytest.raises(OSError, match="broken"):
             await make().run(store=store, key="a", text="t")
         found = await make().run(store=store, key="a", text="t")
@@ -372,7 +365,7 @@ async def test_once_keeps_calls_of_a_step_also_between_attempts(tmp_path: Path) 
     assert attempts == [0, 1, 0]
 
 
-async def test_an_older_owner_is_fenced_off(tmp_path: Path) -> None:
+async def test_an_older_owner_is_fenced_off(make_store: MakeStore) -> None:
     flows = []
     begun, gate, calls = trio.Event(), trio.Event(), []
     for name in ("old", "new"):
@@ -387,7 +380,7 @@ async def test_an_older_owner_is_fenced_off(tmp_path: Path) -> None:
             return name
 
         flows.append(flow)
-    async with opened(tmp_path) as one, opened(tmp_path) as other, trio.open_nursery() as nursery:
+    async with opened(make_store) as one, opened(make_store) as other, trio.open_nursery() as nursery:
 
         async def run_old() -> None:
             with pytest.raises(FencedError):
@@ -397,12 +390,12 @@ async def test_an_older_owner_is_fenced_off(tmp_path: Path) -> None:
         await begun.wait()
         assert (await flows[1].run(store=other, key="a", x=1)).results == {"first": "new"}
         gate.set()
-    async with opened(tmp_path) as store:
+    async with opened(make_store) as store:
         assert (await flows[0].run(store=store, key="a", x=1)).results == {"first": "new"}
     assert calls == ["old", "new"]
 
 
-async def test_steps_that_come_and_go_between_two_starts_do_no_harm(tmp_path: Path) -> None:
+async def test_steps_that_come_and_go_between_two_starts_do_no_harm(make_store: MakeStore) -> None:
     calls: list[str] = []
 
     def make(*names: str, end: bool) -> Workflow:
@@ -431,7 +424,7 @@ async def test_steps_that_come_and_go_between_two_starts_do_no_harm(tmp_path: Pa
                 flow.step()(function)
         return flow
 
-    async with opened(tmp_path) as store:
+    async with opened(make_store) as store:
         with pytest.raises(OSError, match="not yet"):
             await make("a", "b", end=False).run(store=store, key="k", x="x")
         assert calls == ["a", "b"]
@@ -441,7 +434,7 @@ async def test_steps_that_come_and_go_between_two_starts_do_no_harm(tmp_path: Pa
     assert found.results == {"a": "xa", "c": "xc", "last": "xa - xc"}
 
 
-async def test_an_input_that_comes_later_is_kept(tmp_path: Path) -> None:
+async def test_an_input_that_comes_later_is_kept(make_store: MakeStore) -> None:
     def make(is_broken: bool) -> Workflow:
         flow = Workflow("approve")
         flow.input("approval")
@@ -460,7 +453,7 @@ async def test_an_input_that_comes_later_is_kept(tmp_path: Path) -> None:
 
     flow, started = make(is_broken=True), trio.Event()
 
-    async def fails(store: SqliteStore) -> None:
+    async def fails(store: Store) -> None:
         nursery.start_soon(waits_for_run)
         with pytest.raises(OSError, match="mail"):
             await flow.run(store=store, key="k", text="t")
@@ -468,7 +461,7 @@ async def test_an_input_that_comes_later_is_kept(tmp_path: Path) -> None:
     async def waits_for_run() -> None:
         started.set()
 
-    async with opened(tmp_path) as store:
+    async with opened(make_store) as store:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(fails, store)
             await started.wait()
