@@ -6,10 +6,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
-from chosen import SEARCHED
+from chosen import ROOT, SEARCHED
 from surroundings import LIBRARIES, Machine, compile_library, make_library
 
 from trio_accel.backends import describe, list_devices, resolve
@@ -225,7 +226,8 @@ class TestLibraries:
         cuda = describe()[0]
         assert cuda.problem is None
         assert [device.libraries for device in cuda.devices] == [EVERYTHING] * 2
-        driver, *libraries = cuda.software
+        driver, *libraries, front_end = cuda.software
+        assert (front_end.name, front_end.needed_by) == ("cuDNN front end", ("dnn",))
         assert (driver.name, driver.source) == ("NVIDIA driver", "system")
         assert driver.version is not None
         assert driver.version.rstrip(")").endswith("CUDA 13.0")
@@ -240,6 +242,36 @@ class TestLibraries:
             "cuDNN": ("9.19.0", "system", str(folder / "libcudnn.so.9")),
             "cuTENSOR": ("2.5.0", "system", str(folder / "libcutensor.so.2")),
         }
+
+    @pytest.mark.parametrize(
+        ("version", "says"),
+        [
+            (None, "is not installed, so convolutions and attention take up to 10 and 37 times as long: "),
+            ("1.32.0", "is not of 1.22, so convolutions and attention take up to 10 and 37 times as long: "),
+            ("1.22.1", None),
+        ],
+    )
+    def test_the_front_end_of_cudnn(
+        self, bare: Machine, monkeypatch: pytest.MonkeyPatch, version: str | None, says: str | None
+    ) -> None:
+        def found(name: str) -> str:
+            assert name == "nvidia-cudnn-frontend"
+            if version is None:
+                raise metadata.PackageNotFoundError(name)
+            return version
+
+        monkeypatch.setattr(_installed.metadata, "version", found)
+        bare.add()
+        libraries = _installed.installed((13, 0))
+        assert libraries.software[-1].version == version
+        assert libraries.software[-1].problem == (says and says + CUDA13)
+        assert libraries.libraries == EVERYTHING
+
+    def test_the_front_end_is_that_of_the_extras(self) -> None:
+        text = (ROOT / "pyproject.toml").read_text()
+        bounds = set(re.findall(r"nvidia-cudnn-frontend>=(\d+)\.(\d+)[\d.]*,<(\d+)\.(\d+)", text))
+        first, second = manifest.FRONT_END
+        assert bounds == {(str(first), str(second), str(first), str(second + 1))}
 
     @pytest.mark.parametrize("variable", ["CONDA_PREFIX", "CUDA_PATH"])
     def test_they_are_found_where_the_bindings_look(

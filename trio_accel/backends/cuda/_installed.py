@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..base import Software, Strs
 from ..base.kit.modules import search_path
 from . import _probe_process
 from ._probe import ChildError, ask
-from .manifest import LIBRARIES, STAND_IN, VENDOR, VERSIONS, Vendor
+from .manifest import FRONT_END, LIBRARIES, STAND_IN, VENDOR, VERSIONS, Vendor
 
 _SOURCES = {
     "site-packages": "wheel",
@@ -106,7 +107,27 @@ def _understood(answer: Mapping[str, Any], version: tuple[int, int]) -> Installe
         reason = f"the NVIDIA driver is there, but CUDA's libraries are not installed: {extra_for(version)}"
     elif reason is None and software[0].problem is not None:
         reason = f"NVRTC, by which kernels are compiled, {software[0].problem}"
+    if any(one.name == "cuDNN" and one.problem is None for one in software):
+        software = (*software, _front_end(version))
     return Installed(bindings=bindings, software=software, reason=reason)
+
+
+def _front_end(version: tuple[int, int]) -> Software:
+    """Describe the front end of cuDNN; without it, convolutions and attention take kernels of our own."""
+    software = Software(name="cuDNN front end", needed_by=("dnn",))
+    try:
+        found = metadata.version("nvidia-cudnn-frontend")
+    except metadata.PackageNotFoundError:
+        found, state = None, "is not installed"
+    else:
+        state = f"is not of {FRONT_END[0]}.{FRONT_END[1]}"
+    is_known = found is not None and tuple(found.split(".")[:2]) == tuple(map(str, FRONT_END))
+    problem = (
+        f"{state}, so convolutions and attention take up to 10 and 37 times as long: {extra_for(version)}"
+    )
+    return attrs.evolve(
+        software, version=found, source=found and "wheel", problem=None if is_known else problem
+    )
 
 
 def _no_bindings(answer: Mapping[str, Any], version: tuple[int, int]) -> str:

@@ -43,6 +43,9 @@ VENDOR: Mapping[str, Vendor] = {
 }
 """By the names that cuda-pathfinder has for them."""
 
+FRONT_END = (1, 22)
+"""The version of nvidia-cudnn-frontend whose private methods are called, as in pyproject.toml."""
+
 VERSIONS = {name: (vendor.version, vendor.asked) for name, vendor in VENDOR.items()}
 """How each tells its version, in plain values."""
 
