@@ -7,7 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -187,11 +190,101 @@ async def test_kernels_of_ones_own_are_refused_by_name(device: ta.Device) -> Non
 
 
 def test_a_fork_of_a_process_that_opened_a_card_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
     from trio_accel_torch._driver_check import driver_in_use
 
     assert driver_in_use() is None
     opened = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", opened)
     assert driver_in_use() == "has opened a card by torch.cuda, which no fork can use"
+
+
+class FakeStream(SimpleNamespace):
+    def __init__(self, _device: object, *, priority: int) -> None:
+        super().__init__(priority=priority)
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return 0, -5
+
+
+class Card:
+    """A card without hardware: its events are done when the test says so."""
+
+    def __init__(self) -> None:
+        self.work = threading.Event()
+        self.fault: Exception | None = None
+
+    Stream = FakeStream
+
+    def device(self, _device: object) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def stream(self, _stream: object) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def Event(self, **_options: bool) -> Any:  # noqa: N802  # as PyTorch names it
+        return SimpleNamespace(record=lambda: None, synchronize=self._synchronize)
+
+    def _synchronize(self) -> None:
+        assert self.work.wait(30)
+        if self.fault is not None:
+            raise self.fault
+
+
+@pytest.fixture
+def card_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Card]]:
+    """A stream whose work runs on such a card."""
+    torch: Any = pytest.importorskip("torch")
+    from trio_accel_torch._streams import TorchContext, TorchStream
+
+    card = Card()
+    monkeypatch.setattr(torch, "xpu", card)
+    stream = TorchStream("card", TorchContext("torch:0"), torch.device("xpu"))
+    yield stream, card
+    card.work.set()
+    stream.close()
+    stream.join()
+    assert stream.has_ended
+
+
+def test_a_card_gets_the_next_work_before_the_last_is_done(card_stream: tuple[Any, Card]) -> None:
+    stream, card = card_stream
+    ran: list[str] = []
+    launched = threading.Event()
+    stream.enqueue(lambda: ran.append("first"))
+    first = stream.record()
+    stream.enqueue(lambda: ran.append("second"))
+    second = stream.record()
+    stream.enqueue(launched.set)
+    assert launched.wait(30)
+    assert ran == ["first", "second"]
+    assert not first.is_done
+    card.work.set()
+    stream.synchronize()
+    assert first.is_done
+    assert second.is_done
+    assert first.error is None
+
+
+def test_a_fault_of_a_card_ends_the_context(card_stream: tuple[Any, Card]) -> None:
+    stream, card = card_stream
+    torch: Any = sys.modules["torch"]
+    card.fault = getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: device-side assert triggered")
+    stream.enqueue(lambda: None)
+    event = stream.record()
+    card.work.set()
+    stream.synchronize()
+    assert isinstance(event.error, ta.ContextPoisonedError)
+    with pytest.raises(ta.ContextPoisonedError, match="device-side assert"):
+        stream.enqueue(lambda: None)
+
+
+def test_memory_that_ran_out_on_a_card_loses_nothing(card_stream: tuple[Any, Card]) -> None:
+    stream, card = card_stream
+    torch: Any = sys.modules["torch"]
+    card.fault = getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: out of memory")
+    event = stream.record()
+    card.work.set()
+    stream.synchronize()
+    assert event.error is card.fault
+    stream.enqueue(lambda: None)

@@ -163,6 +163,11 @@ class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
         super().end(is_idle=is_idle)
         if not is_idle:
             self.give_up("the device was closed")
+        elif self.where.type != "cpu":
+            module: Any = getattr(torch, self.where.type)
+            # PyTorch keeps freed memory. After a loss it can do nothing more.
+            with contextlib.suppress(RuntimeError):
+                module.empty_cache()
 
 
 class HostLease:
