@@ -60,6 +60,39 @@ async def test_arrays_survive_twelve_kills(system: ta.System) -> None:
             np.testing.assert_allclose(await product.to_host(), want, rtol=1e-12)
 
 
+NOT_EXPORTED = """
+import os, signal
+import numpy as np
+import trio
+import trio_accel as ta
+
+async def main():
+    options = ta.DeviceOptions(isolation="process", spares=1, intensity=ta.Intensity(100, 60.0))
+    async with ta.open_system("s") as system, system.open_device("torch", options=options) as device:
+        for generation in range(1, 4):
+            x = await device.put(np.arange(1e5))
+            total = await ta.arrays.sum(x)
+            assert float(await total.to_host()) == sum(range(100000))
+            os.kill((await device.statistics()).pid, signal.SIGKILL)
+            while device.generation == generation:
+                await trio.sleep(0.01)
+            try:
+                await ta.arrays.sum(x)
+            except ta.StaleRefError as error:
+                print(error)
+trio.run(main)
+"""
+
+
+def test_arrays_are_lost_with_a_worker_whose_memory_is_not_exported() -> None:
+    done = run(program=NOT_EXPORTED, TRIO_ACCEL_TORCH_EXPORT="no")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    for generation, line in enumerate(lines, 1):
+        assert f"its memory was lost with generation {generation} of the device; make it again" in line
+
+
 async def test_no_thread_or_descriptor_is_left(system: ta.System) -> None:
     async def use() -> tuple[int, int]:
         async with system.open_device(NAME, options=ta.DeviceOptions(isolation="inline")) as device:

@@ -43,13 +43,22 @@ class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
         memory_limit: The most bytes that its blocks may take.
         keeper: Gets the chunks; the processor's alone.
         where: Name of the device in PyTorch.
+        is_worker: Whether the process serves this device and nothing else, so that it may be lost.
 
     Attributes:
         where: The device in PyTorch.
         libraries: Names of the libraries, sorted.
     """
 
-    def __init__(self, info: DeviceInfo, memory_limit: int, keeper: ChunkKeeper | None, where: str) -> None:
+    def __init__(
+        self,
+        info: DeviceInfo,
+        memory_limit: int,
+        keeper: ChunkKeeper | None,
+        where: str,
+        *,
+        is_worker: bool = False,
+    ) -> None:
         self.where = torch.device("cpu" if where.startswith("cpu") else where)
         super().__init__(
             info,
@@ -57,8 +66,7 @@ class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
         )
         self.libraries: Strs = tuple(sorted(LIBRARIES))
         self._context = TorchContext(info.name)
-        # In a worker of its own, a card can have a real fault.
-        self._is_worker = keeper is not None
+        self._is_worker = is_worker
 
     def view(self, array: ArraySpec, dtype: torch.dtype | None = None) -> View:
         """Return an array in memory, in the type of its elements or in another one of the same size.
