@@ -107,6 +107,7 @@ class TorchBackend(AccelBackend):
             isolations=isolations,
             is_accelerator=not is_processor,
             keeps_memory=not device["ends_with_process"],
+            runs_kernels=False,
         )
 
     def unavailable_reason(self, index: int | None = None) -> str | None:

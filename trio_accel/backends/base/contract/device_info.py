@@ -161,6 +161,7 @@ class DeviceInfo:
         is_accelerator: Whether it is another processor than the one that runs the program.
         keeps_memory: Whether the memory of a worker outlives it, so that its arrays survive a lost context.
             If not, arrays are lost with the worker, as inline with the context.
+        runs_kernels: Whether `jit.Kernel` runs there: kernels of one's own, by their source or a function.
         uuid: The hardware's name in other tools, such as ``"GPU-..."`` with NVIDIA's; None if it has none.
             A part of a GPU (MIG) has that of the GPU.
     """
@@ -175,6 +176,7 @@ class DeviceInfo:
     is_exclusive: bool = False
     is_accelerator: bool = True
     keeps_memory: bool = True
+    runs_kernels: bool = True
     uuid: str | None = None
 
     @property
