@@ -9,6 +9,7 @@ in which both sides take turns.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import itertools
 import os
@@ -141,6 +142,47 @@ class Measurement:
             await self._on("process", partial(self._lose, "SIGKILL, with a spare", self._kill), spares=1)
         else:
             say(f"kills: no workers, isolations are {self._isolations()}")
+
+    async def recovery(self) -> None:
+        """From a SIGKILL to the next right result, beside the CPU backend in turns."""
+        options = self._options("process")
+        rows: dict[str, list[float]] = {"torch": [], "cpu": []}
+        async with self._ta.open_system("measure") as system, contextlib.AsyncExitStack() as stack:
+            devices = {
+                name: await stack.enter_async_context(system.open_device(name, options=options))
+                for name in rows
+            }
+            for turn in range(-1, self._rounds):
+                for name, device in devices.items():
+                    # The next worker is whole by then, and its start is no part of a crash loop.
+                    await self._trio.sleep(3)
+                    took = await self._recovered(device)
+                    if turn >= 0:
+                        rows[name].append(took)
+        medians = {name: statistics.median(row) * 1e3 for name, row in rows.items()}
+        say(
+            f"recovery, {self._rounds} SIGKILLs each in turns: plug-in {medians['torch']:.0f} ms (most "
+            f"{max(rows['torch']) * 1e3:.0f}), CPU backend {medians['cpu']:.0f} ms (most "
+            f"{max(rows['cpu']) * 1e3:.0f}), ratio {medians['torch'] / medians['cpu']:.2f}"
+        )
+
+    async def _recovered(self, device: Any) -> float:
+        import numpy as np
+
+        host = np.arange(1e6, dtype=np.float32)
+        x = await device.put(host)
+        await self._ta.arrays.add(x, 1)
+        began = time.perf_counter()
+        await self._kill(device)
+        while True:
+            try:
+                right = await (await self._ta.arrays.add(await device.put(host), 1)).to_host()
+                break
+            except self._ta.AccelError:
+                pass
+        took = time.perf_counter() - began
+        np.testing.assert_array_equal(right, host + 1)
+        return took
 
     async def poison(self) -> None:
         """A context that is lost in the worker, six times."""
@@ -296,7 +338,7 @@ class Measurement:
 
 def main() -> int:
     """Measure, and return how many sections failed."""
-    sections = ("completion", "kills", "poison", "product", "bert")
+    sections = ("completion", "kills", "poison", "product", "bert", "recovery")
     parser = argparse.ArgumentParser()
     parser.add_argument("sections", nargs="*", default=sections)
     parser.add_argument("--kind", default="cpu", choices=["cpu", "cuda", "xpu", "mps"])

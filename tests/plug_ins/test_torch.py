@@ -20,7 +20,9 @@ from chosen import BACKEND, NAME, SEARCHED
 
 import trio_accel as ta
 from trio_accel import jit
-from trio_accel.backends.base import Isolation
+from trio_accel.backends import resolve
+from trio_accel.backends.base import ArraySpec, Isolation
+from trio_accel.backends.base.contract import ops
 
 # What a worker imports stands beside this module.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -152,6 +154,64 @@ def test_a_broken_pytorch_is_refused_with_the_reason(source: str, reason: str, t
     assert reason in done.stdout
 
 
+def test_a_missing_pytorch_is_named() -> None:
+    hidden = "import importlib.util as u; find = u.find_spec\n"
+    hidden += "u.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more)\n"
+    done = run(program=hidden + REFUSAL)
+    assert done.stdout.startswith("NotSupportedError 'torch': PyTorch is not installed: pip install torch; ")
+
+
+GONE = """
+from trio_accel.backends import resolve
+
+backend = resolve("torch")[0]
+backend._found["devices"][0] |= {"kind": "cuda", "number": 5, "name": "a card", "memory": 1 << 30, "units": 1}
+for ask in (lambda: backend.open_device(0, memory_limit=None), lambda: resolve("torch:7")):
+    try:
+        ask()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_a_device_that_has_gone_is_refused() -> None:
+    pytest.importorskip("torch")
+    done = run(program=GONE)
+    assert done.returncode == 0, done.stderr
+    gone, unknown = done.stdout.splitlines()
+    assert gone.startswith("DriverError PyTorch cannot use cuda:5: ")
+    assert unknown.startswith("ValueError spec: 'torch:7': there is no such device; available: cpu:0")
+
+
+@pytest.fixture
+def bare_device() -> Iterator[Any]:
+    """A device without an engine."""
+    pytest.importorskip("torch")
+    backend, info = resolve(BACKEND)
+    device = backend.open_device(info.index, memory_limit=None)
+    yield device
+    assert device.close(5.0)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_wide_numbers_on_apples_devices_are_refused(
+    bare_device: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch: Any = sys.modules["torch"]
+    stream, library = bare_device.open_stream("s"), bare_device.open_library("arrays")
+    kind = ta.DType(dtype)
+    x = ArraySpec(0, 0, kind, (3,), (kind.itemsize,))
+    with monkeypatch.context() as patch:
+        patch.setattr(bare_device, "where", torch.device("mps"))
+        with pytest.raises(ta.NotSupportedError, match=f"Apple's devices have no {dtype}; use float32 or"):
+            library.call_of(ops.SortSpec(0, False, x, x, None, None), stream)
+
+
+def test_a_module_named_as_a_library_of_the_package_is_not_imported(bare_device: Any) -> None:
+    with pytest.raises(ta.NotSupportedError, match="the plug-in of PyTorch has no library 'sparse'"):
+        bare_device.open_library("sparse")
+
+
 def test_a_kind_that_is_not_there_is_refused() -> None:
     for kind, reason in (
         ("abacus", "must be one of cpu, cuda, xpu, mps, got 'abacus'"),
@@ -186,14 +246,38 @@ async def test_views_at_any_offset_and_step(device: ta.Device) -> None:
     x = await device.put(host)
     for take in (np.s_[::-1, ::2], np.s_[1:, ::-3], np.s_[::-1], np.s_[:, 5:0:-1]):
         np.testing.assert_array_equal(await (await ta.arrays.negative(x[take])).to_host(), -host[take])
-    # Fields of structures lie at no multiple of their size.
-    bytes_ = np.arange(30, dtype=np.uint8)
-    raw = await device.put(bytes_)
-    odd = raw[1:25].view("int64") if hasattr(raw, "view") else None
-    if odd is not None:
-        np.testing.assert_array_equal(
-            await (await ta.arrays.add(odd, 1)).to_host(), bytes_[1:25].view(np.int64) + 1
-        )
+
+
+@pytest.mark.parametrize(
+    ("offset", "shape", "strides"),
+    [(1, (3,), (9,)), (19, (3,), (-9,)), (3, (2, 2), (11, -3)), (5, (3,), (0,))],
+)
+def test_elements_at_no_multiple_of_their_size(
+    offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    torch: Any = pytest.importorskip("torch")
+    from trio_accel_torch._views import View
+
+    # As fields of structures lie.
+    memory = np.random.default_rng(0).integers(0, 255, 40, np.uint8)
+    wanted = np.ndarray(shape, np.int64, memory.copy(), offset, strides)
+    mine = torch.from_numpy(memory.copy())
+    view = View.of(mine, ArraySpec(0, offset, ta.DType.int64, shape, strides))
+    np.testing.assert_array_equal(view.read().numpy(), wanted)
+    if 0 not in strides:
+        view.write(torch.full(shape, 7, dtype=torch.int64))
+        wanted[...] = 7
+        assert isinstance(wanted.base, np.ndarray)
+        np.testing.assert_array_equal(mine.numpy(), wanted.base)
+
+
+def test_an_array_outside_of_its_block_is_refused() -> None:
+    torch: Any = pytest.importorskip("torch")
+    from trio_accel_torch._views import View
+
+    for offset, strides in ((36, (8,)), (0, (-8,)), (-4, (4,))):
+        with pytest.raises(ValueError, match=r"outside of block 3, of 40 bytes"):
+            View.of(torch.zeros(40, dtype=torch.uint8), ArraySpec(3, offset, ta.DType.int32, (2,), strides))
 
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])

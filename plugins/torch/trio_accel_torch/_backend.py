@@ -35,7 +35,7 @@ from trio_accel.backends.base.kit.host import (
 )
 
 from . import _driver_check, _find_devices
-from ._manifest import BACKEND, LIBRARIES
+from .manifest import BACKEND, LIBRARIES
 
 _PATIENCE = 50.0
 
