@@ -156,8 +156,9 @@ class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
 
         def fail() -> None:
             if self._is_worker and self.where.type != "cpu":
-                # A kernel fails an assertion, and the next event has the error.
-                torch.zeros(1, device=self.where)[torch.full((1,), 1 << 40, device=self.where)].cpu()
+                # A kernel fails an assertion, which ends PyTorch's use of the card in this process.
+                with contextlib.suppress(RuntimeError):
+                    torch.zeros(1, device=self.where)[torch.full((1,), 1 << 40, device=self.where)].cpu()
             self._context.reason = reason
 
         if isinstance(stream, TorchStream):

@@ -279,7 +279,7 @@ class OutcomePolicy:
         link: WorkerLink,
         cause: Exception,
         done: Mapping[str, int],
-        lost_blocks: Collection[int],
+        lost_blocks: Collection[int] = (),
     ) -> list[RemoteRequest]:
         """Decide about the requests of a lost worker, in their order.
 
