@@ -291,7 +291,9 @@ def _descriptors() -> frozenset[tuple[str, str]]:
             # The one of the listing itself.
             continue
         # CUDA's runtime opens an event descriptor at the first use by a library; this package opens none.
-        is_of_driver = target == "anon_inode:[eventfd]" and BACKEND == "cuda" and not IS_STAND_IN
+        is_of_driver = (
+            target == "anon_inode:[eventfd]" and BACKEND not in ("cpu", "third") and not IS_STAND_IN
+        )
         if not is_of_driver and (not target.startswith("/") or target.startswith("/memfd:")):
             found.add((number, target))
     return frozenset(found)
@@ -308,7 +310,11 @@ def _shared_memory() -> frozenset[str]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _driver_is_open() -> Generator[None, None, None]:
-    """NVIDIA's driver opens descriptors with a process's first context: no test is to have left them."""
+    """A driver opens descriptors with a process's first context: no test is to have left them."""
+    if IS_FROM_OUTSIDE:
+        backend, info = resolve(BACKEND)
+        if info.is_accelerator and info.backend != third_backend.BACKEND:
+            assert backend.open_device(info.index, memory_limit=None).close(10.0)
     if BACKEND != "cuda" or IS_STAND_IN:
         yield
         return

@@ -29,7 +29,7 @@ from chosen import BACKEND, IS_STAND_IN
 from operations_table import CAPABILITIES, public_functions
 
 import trio_accel as ta
-from trio_accel.backends import describe
+from trio_accel.backends import describe, resolve
 from trio_accel.backends.base.kit.kernels import KernelEntry, kernels_of
 from trio_accel.backends.base.kit.library import LibraryEntry
 from trio_accel.devices import Planned
@@ -259,7 +259,7 @@ def _refused() -> dict[str, set[str]]:
 
 def kernels_of_backend() -> dict[str, KernelEntry]:
     """Return the kernels of all libraries of the backend, by the names of their operations."""
-    package = f"trio_accel.backends.{BACKEND}"
+    package = type(resolve(BACKEND)[0]).__module__.rpartition(".")[0]
     libraries: Mapping[str, LibraryEntry] = import_module(f"{package}.manifest").LIBRARIES
     kernels: dict[str, KernelEntry] = {}
     for entry in libraries.values():

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, NoReturn
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
@@ -51,6 +52,7 @@ from trio_accel.backends.base.kit.kernels import kernels_of, load_module_kernels
 from trio_accel.backends.base.kit.library import ComputingCall, ComputingLibrary, LibraryEntry
 
 BACKEND = "third"
+IN_WORKERS = "thirdinworkers"
 _MEMORY = 8 << 30
 # What the CPU has, as functions; graphs and programs are classes there, and this device has none.
 _COMPUTING = (
@@ -368,6 +370,25 @@ class ThirdBackend(AccelBackend):
 
     def prepare_worker(self) -> None:
         """It has no workers."""
+
+
+class ThirdInWorkers(ThirdBackend):
+    """The same in workers, whose memory ends with them."""
+
+    @property
+    def name(self) -> str:
+        return IN_WORKERS
+
+    def list_devices(self) -> tuple[DeviceInfo, ...]:
+        (info,) = super().list_devices()
+        return (attrs.evolve(info, backend=IN_WORKERS, isolations=("process", "inline"), keeps_memory=False),)
+
+    def open_device(
+        self, index: int, *, memory_limit: int | None, keeper: ChunkKeeper | None = None
+    ) -> Device:
+        assert keeper is None
+        info, limit = choose(self.list_devices(), IN_WORKERS, index, memory_limit)
+        return Device(info, limit)
 
 
 def register_third() -> None:

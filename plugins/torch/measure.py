@@ -9,6 +9,7 @@ in which both sides take turns.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import itertools
 import os
@@ -142,6 +143,47 @@ class Measurement:
         else:
             say(f"kills: no workers, isolations are {self._isolations()}")
 
+    async def recovery(self) -> None:
+        """From a SIGKILL to the next right result, beside the CPU backend in turns."""
+        options = self._options("process")
+        rows: dict[str, list[float]] = {"torch": [], "cpu": []}
+        async with self._ta.open_system("measure") as system, contextlib.AsyncExitStack() as stack:
+            devices = {
+                name: await stack.enter_async_context(system.open_device(name, options=options))
+                for name in rows
+            }
+            for turn in range(-1, self._rounds):
+                for name, device in devices.items():
+                    # The next worker is whole by then, and its start is no part of a crash loop.
+                    await self._trio.sleep(3)
+                    took = await self._recovered(device)
+                    if turn >= 0:
+                        rows[name].append(took)
+        medians = {name: statistics.median(row) * 1e3 for name, row in rows.items()}
+        say(
+            f"recovery, {self._rounds} SIGKILLs each in turns: plug-in {medians['torch']:.0f} ms (most "
+            f"{max(rows['torch']) * 1e3:.0f}), CPU backend {medians['cpu']:.0f} ms (most "
+            f"{max(rows['cpu']) * 1e3:.0f}), ratio {medians['torch'] / medians['cpu']:.2f}"
+        )
+
+    async def _recovered(self, device: Any) -> float:
+        import numpy as np
+
+        host = np.arange(1e6, dtype=np.float32)
+        x = await device.put(host)
+        await self._ta.arrays.add(x, 1)
+        began = time.perf_counter()
+        await self._kill(device)
+        while True:
+            try:
+                right = await (await self._ta.arrays.add(await device.put(host), 1)).to_host()
+                break
+            except self._ta.AccelError:
+                pass
+        took = time.perf_counter() - began
+        np.testing.assert_array_equal(right, host + 1)
+        return took
+
     async def poison(self) -> None:
         """A context that is lost in the worker, six times."""
         if "process" in self._isolations():
@@ -161,7 +203,8 @@ class Measurement:
         ta = self._ta
         host = np.arange(1e6, dtype=np.float32)
         again, errors, intact, pids = [], dict[str, int](), 0, set[int]()
-        rounds = 12
+        # Between two of them the next spare comes up.
+        rounds, pause = (4, 4.0) if "spare" in how else (12, 0.0)
         for _ in range(rounds):
             x = await device.put(host)
             pids.add((await device.statistics()).pid)
@@ -183,8 +226,7 @@ class Measurement:
             except ta.AccelError as error:
                 name = f"array: {type(error).__name__}"
                 errors[name] = errors.get(name, 0) + 1
-            if "spare" in how:
-                await self._trio.sleep(4)
+            await self._trio.sleep(pause)
         say(
             f"{how}: {rounds} times, {intact} arrays intact, {len(pids)} workers, next right result after "
             f"{statistics.median(again) * 1e3:.0f} ms (most {max(again) * 1e3:.0f}); errors {errors}"
@@ -296,7 +338,7 @@ class Measurement:
 
 def main() -> int:
     """Measure, and return how many sections failed."""
-    sections = ("completion", "kills", "poison", "product", "bert")
+    sections = ("completion", "product", "bert", "poison", "kills", "recovery")
     parser = argparse.ArgumentParser()
     parser.add_argument("sections", nargs="*", default=sections)
     parser.add_argument("--kind", default="cpu", choices=["cpu", "cuda", "xpu", "mps"])

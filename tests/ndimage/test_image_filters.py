@@ -61,7 +61,7 @@ async def test_each_mode(device: ta.Device, case: str, mode: str) -> None:
 @pytest.mark.parametrize("dtype", ["uint8"] if IS_STAND_IN else DTYPES)
 async def test_each_dtype(device: ta.Device, case: str, dtype: str) -> None:
     name, args, kwargs = CASES[case]
-    if dtype == "uint64" and case in ("sobel", "prewitt", "gaussian_laplace") and BACKEND == "cuda":
+    if dtype == "uint64" and case in ("sobel", "prewitt", "gaussian_laplace") and BACKEND != "cpu":
         # A step in between is less than zero. It wraps, and the next one is beyond 64 bits.
         pytest.skip("C leaves it open what a number beyond the dtype becomes")
     if dtype == "complex64" and case in ORDERED:

@@ -7,7 +7,10 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,9 @@ from chosen import BACKEND, NAME, SEARCHED
 
 import trio_accel as ta
 from trio_accel import jit
-from trio_accel.backends.base import Isolation
+from trio_accel.backends import resolve
+from trio_accel.backends.base import ArraySpec, Isolation
+from trio_accel.backends.base.contract import ops
 
 # What a worker imports stands beside this module.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -55,6 +60,39 @@ async def test_arrays_survive_twelve_kills(system: ta.System) -> None:
             np.testing.assert_array_equal(await x.to_host(), host)
             np.testing.assert_array_equal(await made.to_host(), host + 1)
             np.testing.assert_allclose(await product.to_host(), want, rtol=1e-12)
+
+
+NOT_EXPORTED = """
+import os, signal
+import numpy as np
+import trio
+import trio_accel as ta
+
+async def main():
+    options = ta.DeviceOptions(isolation="process", spares=1, intensity=ta.Intensity(100, 60.0))
+    async with ta.open_system("s") as system, system.open_device("torch", options=options) as device:
+        for generation in range(1, 4):
+            x = await device.put(np.arange(1e5))
+            total = await ta.arrays.sum(x)
+            assert float(await total.to_host()) == sum(range(100000))
+            os.kill((await device.statistics()).pid, signal.SIGKILL)
+            while device.generation == generation:
+                await trio.sleep(0.01)
+            try:
+                await ta.arrays.sum(x)
+            except ta.StaleRefError as error:
+                print(error)
+trio.run(main)
+"""
+
+
+def test_arrays_are_lost_with_a_worker_whose_memory_is_not_exported() -> None:
+    done = run(program=NOT_EXPORTED, TRIO_ACCEL_TORCH_EXPORT="no")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    for generation, line in enumerate(lines, 1):
+        assert f"its memory was lost with generation {generation} of the device; make it again" in line
 
 
 async def test_no_thread_or_descriptor_is_left(system: ta.System) -> None:
@@ -116,6 +154,64 @@ def test_a_broken_pytorch_is_refused_with_the_reason(source: str, reason: str, t
     assert reason in done.stdout
 
 
+def test_a_missing_pytorch_is_named() -> None:
+    hidden = "import importlib.util as u; find = u.find_spec\n"
+    hidden += "u.find_spec = lambda name, *more: None if name == 'torch' else find(name, *more)\n"
+    done = run(program=hidden + REFUSAL)
+    assert done.stdout.startswith("NotSupportedError 'torch': PyTorch is not installed: pip install torch; ")
+
+
+GONE = """
+from trio_accel.backends import resolve
+
+backend = resolve("torch")[0]
+backend._found["devices"][0] |= {"kind": "cuda", "number": 5, "name": "a card", "memory": 1 << 30, "units": 1}
+for ask in (lambda: backend.open_device(0, memory_limit=None), lambda: resolve("torch:7")):
+    try:
+        ask()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_a_device_that_has_gone_is_refused() -> None:
+    pytest.importorskip("torch")
+    done = run(program=GONE)
+    assert done.returncode == 0, done.stderr
+    gone, unknown = done.stdout.splitlines()
+    assert gone.startswith("DriverError PyTorch cannot use cuda:5: ")
+    assert unknown.startswith("ValueError spec: 'torch:7': there is no such device; available: cpu:0")
+
+
+@pytest.fixture
+def bare_device() -> Iterator[Any]:
+    """A device without an engine."""
+    pytest.importorskip("torch")
+    backend, info = resolve(BACKEND)
+    device = backend.open_device(info.index, memory_limit=None)
+    yield device
+    assert device.close(5.0)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_wide_numbers_on_apples_devices_are_refused(
+    bare_device: Any, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch: Any = sys.modules["torch"]
+    stream, library = bare_device.open_stream("s"), bare_device.open_library("arrays")
+    kind = ta.DType(dtype)
+    x = ArraySpec(0, 0, kind, (3,), (kind.itemsize,))
+    with monkeypatch.context() as patch:
+        patch.setattr(bare_device, "where", torch.device("mps"))
+        with pytest.raises(ta.NotSupportedError, match=f"Apple's devices have no {dtype}; use float32 or"):
+            library.call_of(ops.SortSpec(0, False, x, x, None, None), stream)
+
+
+def test_a_module_named_as_a_library_of_the_package_is_not_imported(bare_device: Any) -> None:
+    with pytest.raises(ta.NotSupportedError, match="the plug-in of PyTorch has no library 'sparse'"):
+        bare_device.open_library("sparse")
+
+
 def test_a_kind_that_is_not_there_is_refused() -> None:
     for kind, reason in (
         ("abacus", "must be one of cpu, cuda, xpu, mps, got 'abacus'"),
@@ -150,14 +246,38 @@ async def test_views_at_any_offset_and_step(device: ta.Device) -> None:
     x = await device.put(host)
     for take in (np.s_[::-1, ::2], np.s_[1:, ::-3], np.s_[::-1], np.s_[:, 5:0:-1]):
         np.testing.assert_array_equal(await (await ta.arrays.negative(x[take])).to_host(), -host[take])
-    # Fields of structures lie at no multiple of their size.
-    bytes_ = np.arange(30, dtype=np.uint8)
-    raw = await device.put(bytes_)
-    odd = raw[1:25].view("int64") if hasattr(raw, "view") else None
-    if odd is not None:
-        np.testing.assert_array_equal(
-            await (await ta.arrays.add(odd, 1)).to_host(), bytes_[1:25].view(np.int64) + 1
-        )
+
+
+@pytest.mark.parametrize(
+    ("offset", "shape", "strides"),
+    [(1, (3,), (9,)), (19, (3,), (-9,)), (3, (2, 2), (11, -3)), (5, (3,), (0,))],
+)
+def test_elements_at_no_multiple_of_their_size(
+    offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> None:
+    torch: Any = pytest.importorskip("torch")
+    from trio_accel_torch._views import View
+
+    # As fields of structures lie.
+    memory = np.random.default_rng(0).integers(0, 255, 40, np.uint8)
+    wanted = np.ndarray(shape, np.int64, memory.copy(), offset, strides)
+    mine = torch.from_numpy(memory.copy())
+    view = View.of(mine, ArraySpec(0, offset, ta.DType.int64, shape, strides))
+    np.testing.assert_array_equal(view.read().numpy(), wanted)
+    values = np.arange(7, 7 + wanted.size).reshape(shape)
+    view.write(torch.from_numpy(values))
+    wanted[...] = values
+    assert isinstance(wanted.base, np.ndarray)
+    np.testing.assert_array_equal(mine.numpy(), wanted.base)
+
+
+def test_an_array_outside_of_its_block_is_refused() -> None:
+    torch: Any = pytest.importorskip("torch")
+    from trio_accel_torch._views import View
+
+    for offset, strides in ((36, (8,)), (0, (-8,)), (-4, (4,))):
+        with pytest.raises(ValueError, match=r"outside of block 3, of 40 bytes"):
+            View.of(torch.zeros(40, dtype=torch.uint8), ArraySpec(3, offset, ta.DType.int32, (2,), strides))
 
 
 @pytest.mark.parametrize("isolation", ["inline", "process"])
@@ -187,11 +307,103 @@ async def test_kernels_of_ones_own_are_refused_by_name(device: ta.Device) -> Non
 
 
 def test_a_fork_of_a_process_that_opened_a_card_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
     from trio_accel_torch._driver_check import driver_in_use
 
-    assert driver_in_use() is None
+    torch: Any = pytest.importorskip("torch")
+    if not torch.cuda.is_initialized():
+        assert driver_in_use() is None
     opened = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", opened)
     assert driver_in_use() == "has opened a card by torch.cuda, which no fork can use"
+
+
+class FakeStream(SimpleNamespace):
+    def __init__(self, _device: object, *, priority: int) -> None:
+        super().__init__(priority=priority)
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return 0, -5
+
+
+class Card:
+    """A card without hardware: its events are done when the test says so."""
+
+    def __init__(self) -> None:
+        self.work = threading.Event()
+        self.fault: Exception | None = None
+
+    Stream = FakeStream
+
+    def device(self, _device: object) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def stream(self, _stream: object) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def Event(self, **_options: bool) -> Any:  # noqa: N802  # as PyTorch names it
+        return SimpleNamespace(record=lambda: None, synchronize=self._synchronize)
+
+    def _synchronize(self) -> None:
+        assert self.work.wait(30)
+        if self.fault is not None:
+            raise self.fault
+
+
+@pytest.fixture
+def card_stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Any, Card]]:
+    """A stream whose work runs on such a card."""
+    torch: Any = pytest.importorskip("torch")
+    from trio_accel_torch._streams import TorchContext, TorchStream
+
+    card = Card()
+    monkeypatch.setattr(torch, "xpu", card)
+    stream = TorchStream("card", TorchContext("torch:0"), torch.device("xpu"))
+    yield stream, card
+    card.work.set()
+    stream.close()
+    stream.join()
+    assert stream.has_ended
+
+
+def test_a_card_gets_the_next_work_before_the_last_is_done(card_stream: tuple[Any, Card]) -> None:
+    stream, card = card_stream
+    ran: list[str] = []
+    launched = threading.Event()
+    stream.enqueue(lambda: ran.append("first"))
+    first = stream.record()
+    stream.enqueue(lambda: ran.append("second"))
+    second = stream.record()
+    stream.enqueue(launched.set)
+    assert launched.wait(30)
+    assert ran == ["first", "second"]
+    assert not first.is_done
+    card.work.set()
+    stream.synchronize()
+    assert first.is_done
+    assert second.is_done
+    assert first.error is None
+
+
+def test_a_fault_of_a_card_ends_the_context(card_stream: tuple[Any, Card]) -> None:
+    stream, card = card_stream
+    torch: Any = sys.modules["torch"]
+    card.fault = getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: device-side assert triggered")
+    stream.enqueue(lambda: None)
+    event = stream.record()
+    card.work.set()
+    stream.synchronize()
+    assert isinstance(event.error, ta.ContextPoisonedError)
+    with pytest.raises(ta.ContextPoisonedError, match="device-side assert"):
+        stream.enqueue(lambda: None)
+
+
+def test_memory_that_ran_out_on_a_card_loses_nothing(card_stream: tuple[Any, Card]) -> None:
+    stream, card = card_stream
+    torch: Any = sys.modules["torch"]
+    card.fault = getattr(torch, "AcceleratorError", RuntimeError)("CUDA error: out of memory")
+    event = stream.record()
+    card.work.set()
+    stream.synchronize()
+    assert event.error is card.fault
+    stream.enqueue(lambda: None)

@@ -18,20 +18,24 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from interrupter import Interrupter
 
 import trio_accel as ta
+from trio_accel.backends import resolve
 from trio_accel.tables import HashMap, TableFullError
 from trio_accel.testing import inject_fault
 
-pytestmark = pytest.mark.one_backend
-
+RUNS_KERNELS = resolve(BACKEND)[1].runs_kernels
 LEAST, MOST = -(2**63), 2**63 - 1
-# Those that a table might keep for itself, and more than one has room for.
+# Keys that a table might keep for itself, and more than one has room for.
 POOL = np.array([LEAST, LEAST + 1, -2, -1, 0, 1, 2, 3, 7, 1 << 32, MOST - 1, MOST])
 KEYS = st.lists(st.sampled_from(POOL.tolist()), max_size=9)
 KILLS = ta.DeviceOptions(
     isolation="process", retry=1, intensity=ta.Intensity(10_000, 1.0), backoff=ta.Backoff(base=0.0)
 )
 # What an insertion is made of.
-STEPS = ("jit.hash_stamp", "tables.HashMap", "arrays.count_nonzero")
+STEPS = (
+    ("jit.hash_stamp", "tables.HashMap", "arrays.count_nonzero")
+    if RUNS_KERNELS
+    else ("tables.HashMap", "arrays.Compress", "arrays.take")
+)
 
 Model: TypeAlias = dict[int, int]
 

@@ -149,9 +149,15 @@ async def cell_list(
     made = _cells(axes, box is not None, dtype)
     grid = (corner.tolist(), sizes.tolist(), cells)
     places = await made(*[points[:, axis] for axis in range(axes)], int(total), *itertools.chain(*grid))
-    [counts] = await _count[dtype](points.shape[0], places, await device.zeros(int(total) + 1, "int64"))
-    starts = await arrays.cumulative_sum(counts, include_initial=True)
-    return CellList(await arrays.argsort(places), starts[:-1], *map(tuple, grid))
+    order = await arrays.argsort(places)
+    if device.info.runs_kernels:
+        [counts] = await _count[dtype](points.shape[0], places, await device.zeros(int(total) + 1, "int64"))
+        starts = (await arrays.cumulative_sum(counts, include_initial=True))[:-1]
+    elif points.shape[0]:
+        starts = await _starts(await arrays.take(places, order), points.shape[0], shape=int(total) + 1)
+    else:
+        starts = await device.zeros(int(total) + 1, "int64")
+    return CellList(order, starts, *map(tuple, grid))
 
 
 @composed
@@ -193,12 +199,56 @@ async def neighbours(
     chosen: Any = {"low": low, "shape": extents // size + 1} if box is None else {"box": extents}
     cells = await cell_list(points, size, **chosen)
     grid = np.array([cells.low, cells.size, cells.shape, 0 * extents if box is None else extents])
+    if not points.device.info.runs_kernels:
+        return await _by_pairs(points, cells, grid, reach)
     given = (points, cells.order, cells.starts, grid)
     [counts] = await _near(count, axes, reach, False, count, *given, cells.starts)
     starts = await arrays.cumulative_sum(counts, include_initial=True)
     total = int(await starts[-1].item())
     [found] = await _near(count, axes, reach, True, total, *given, starts)
     return starts, found
+
+
+# Bisection of the cells of the points in order. No host looks at it, as it would for `searchsorted`.
+_starts = Elementwise[AccelRef](
+    """
+first = 0
+last = n
+for step in range(32):
+    middle = (first + last) // 2
+    is_before = (first < last) & (cells[minimum(middle, n - 1)] < i(0))
+    last = where(is_before, last, middle)
+    first = where(is_before, middle + 1, first)
+start = int64(minimum(first, last))
+""",
+    inputs=("cells", "n"),
+    operation=_NAME,
+)
+
+
+async def _by_pairs(
+    points: AccelRef, cells: CellList, grid: _Floats, radius: float
+) -> tuple[AccelRef, AccelRef]:
+    """Look at all pairs of a point and one in the cells around it, by functions of arrays.
+
+    A row is a point and one of the cells around it, of which there are three along each axis. A pair is a
+    row and a place in its cell.
+    """
+    (count, axes), device = points.shape, points.device
+    if not count:
+        return await device.zeros(1, "int64"), await device.empty(0, "int64")
+    edges = await device.put(grid)
+    begins, lengths = await _around(axes)(points, cells.starts, edges, shape=count * 3**axes)
+    ends = await arrays.cumulative_sum(lengths)
+    # Each point is a pair with itself.
+    total = int(await ends[-1].item())
+    numbers = await arrays.arange(device, total)
+    rows = await arrays.searchsorted(ends, numbers, side="right")
+    given = (rows, numbers, ends, begins, cells.order, points, edges, radius)
+    pairs, is_near = await _is_near(axes)(*given, count)
+    found = await arrays.sort(await arrays.compress(is_near, pairs))
+    firsts = await arrays.arange(device, 0, (count + 1) * count, count)
+    return await arrays.searchsorted(found, firsts), await arrays.remainder(found, count)
 
 
 def by_counting(n: int, cells: HostArray, counts: HostArray) -> None:
@@ -221,6 +271,42 @@ def by_tree(n: int, axes: int, radius: float, lists: bool, total: int, *arrays: 
         out[:] = both % n
     else:
         out[:] = np.bincount(pairs.reshape(-1), minlength=n)
+
+
+@functools.cache
+def _around(axes: int) -> Elementwise[tuple[AccelRef, AccelRef]]:
+    """Make the expression of where the cells around each point begin, and how many points they have."""
+    cells = 3**axes
+    steps, cell, inside = ["here = True"], "0", "here"
+    for a in range(axes):
+        steps += [
+            f"n{a} = int64(g[2, {a}]); f{a} = floor((x[i(0) // {cells}, {a}] - g[0, {a}]) / g[1, {a}])",
+            f"is{a} = g[3, {a}] > 0; f{a} = f{a} - where(is{a}, floor(f{a} / n{a}) * n{a}, 0)",
+            f"o{a} = i(0) // {3 ** (axes - 1 - a)} % 3",
+            f"c{a} = where(is{a} & (n{a} < 3), o{a}, int64(minimum(f{a}, n{a} - 1)) + o{a} - 1)",
+        ]
+        inside += f" & where(is{a}, (n{a} > 2) | (o{a} < n{a}), (c{a} >= 0) & (c{a} < n{a}))"
+        cell = f"({cell}) * n{a} + (c{a} + n{a}) % n{a}"
+    steps.append(f"cell = {cell}; begin = s[cell]; length = where({inside}, s[cell + 1] - begin, 0)")
+    return Elementwise("; ".join(steps), inputs=("x", "s", "g"), outputs=("begin", "length"), operation=_NEAR)
+
+
+@functools.cache
+def _is_near(axes: int) -> Elementwise[tuple[AccelRef, AccelRef]]:
+    """Make the expression of the number of each pair, by which they are in order, and whether it is near."""
+    steps = [f"i = row // {3**axes}; place = pair - where(row > 0, ends[maximum(row - 1, 0)], 0)"]
+    steps.append("j = order[begins[row] + place]")
+    for a in range(axes):
+        steps.append(f"d{a} = x[i, {a}] - x[j, {a}]; b{a} = g[3, {a}]")
+        steps.append(f"d{a} = d{a} - where(b{a} > 0, round(d{a} / where(b{a} > 0, b{a}, 1)) * b{a}, 0)")
+    square = " + ".join(f"d{a} * d{a}" for a in range(axes))
+    steps.append(f"number = i * n + j; near = (i != j) & ({square} <= radius * radius)")
+    return Elementwise(
+        "; ".join(steps),
+        inputs=("row", "pair", "ends", "begins", "order", "x", "g", "radius", "n"),
+        outputs=("number", "near"),
+        operation=_NEAR,
+    )
 
 
 async def _bounds(name: str, points: AccelRef) -> tuple[_Floats, _Floats]:

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..arrays import argsort, compress, count_nonzero, reshape, take
+from ..arrays import argsort, compress, take
 from ..backends.base import AccelError, DType, DTypeLike, element
 from ..devices import AccelRef, Device, Operand, check_device, composed, whole
 from ..devices.operations._named import named_methods
 from ..expressions import Elementwise
-from ._probing import EMPTY, FIND, STAMP
+from ._contents import NAME, Contents, Form
+from ._probing import Probing
+from ._sorted import Sorted
 
 __all__ = ["HashMap", "LookupResult", "TableFullError"]
-
-_NAME = "tables.HashMap"
 
 
 class TableFullError(AccelError):
@@ -33,47 +32,18 @@ class LookupResult(NamedTuple):
     """Whether each key is there."""
 
 
-@attrs.frozen(kw_only=True)
-class _Contents:
-    """Arrays that are never written to again (D191).
-
-    Attributes:
-        slots: Keys and stamps, a row for each slot; the last one is that of the key `EMPTY`.
-        values: A value for each slot.
-        stamp: The next stamp.
-        count: How many keys there are.
-        used: At least as many slots as have a key, which may be erased.
-    """
-
-    slots: AccelRef
-    values: AccelRef
-    stamp: int = 1
-    count: int = 0
-    used: int = 0
-
-    @property
-    def mask(self) -> int:
-        """The last place that a key can be hashed to."""
-        return self.slots.shape[0] - 2
-
-
-_stamped = Elementwise[AccelRef](
-    "where(s[i(0), 1] >= first, new[maximum(s[i(0), 1], first) - first], old)",
-    inputs=("s", "new", "old", "first"),
-    operation=_NAME,
-)
-
-
 _looked_up = Elementwise[tuple[AccelRef, AccelRef]](
     "found = place >= 0; values = where(found, v[place], default)",
     inputs=("place", "v", "default"),
     outputs=("values", "found"),
-    operation=_NAME,
+    operation=NAME,
 )
 
 
 class HashMap:
     """A map from whole numbers to numbers, in arrays of a device: open addressing with linear probing.
+
+    A device without kernels of one's own (`DeviceInfo.runs_kernels`) keeps the keys in order instead.
 
     Each int64 is a key. Floating keys are refused: NaN is equal to nothing. Arguments are arrays of the
     device or of NumPy, and keys may have any shape. What is not int64 or of the map's dtype is refused; use
@@ -120,7 +90,9 @@ class HashMap:
         _slots(capacity)
         self.capacity: int = capacity
         self.dtype: DType = DType.of(dtype)
-        self._contents: _Contents | None = None
+        # Elsewhere lookups by kernels are five times as fast as bisection.
+        self._form: Form = Probing() if device.info.runs_kernels else Sorted()
+        self._contents: Contents | None = None
         # Ctrl-C must not come between a lock and its release: who takes it is protected.
         self._turn = trio.Lock()
 
@@ -164,7 +136,7 @@ class HashMap:
                 return 0
             if old.used + keys.size > self.capacity:
                 old = await self._with_room(old, keys)
-            self._contents = made = await self._inserted(old, keys, values)
+            self._contents = made = await self._form.inserted(old, keys, values)
             return made.count - old.count
 
     @composed
@@ -181,8 +153,8 @@ class HashMap:
         Raises:
             TypeError, ValueError: Keys of another dtype, or a default that the map's dtype cannot hold.
         """
-        other, now = element(_NAME, "default", default, self.dtype), await self._now()
-        [place] = await FIND(keys.size, now.mask, now.slots, keys)
+        other, now = element(NAME, "default", default, self.dtype), await self._now()
+        place = await self._form.find(now, keys)
         # A truth value beside whole numbers would be one of these.
         other = bool(other) if self.dtype is DType.bool else other
         return LookupResult(*await _looked_up(place, now.values, other))
@@ -203,9 +175,8 @@ class HashMap:
         """
         async with self._turn:
             old = await self._now()
-            slots, count = await self._stamped(old, keys, 0)
-            self._contents = attrs.evolve(old, slots=slots, count=count)
-            return old.count - count
+            self._contents = made = await self._form.erased(old, keys)
+            return old.count - made.count
 
     @composed
     async def items(self) -> tuple[AccelRef, AccelRef]:
@@ -214,7 +185,7 @@ class HashMap:
         Raises:
             NotSupportedError: See `arrays.sort`.
         """
-        keys, values = await self._taken(await self._now())
+        keys, values = await self._form.taken(await self._now())
         order = await argsort(keys)
         return await take(keys, order), await take(values, order)
 
@@ -231,59 +202,41 @@ class HashMap:
             TableFullError: There are more keys. The map stays as it was.
         """
         most = self.capacity if capacity is None else capacity
-        slots = _slots(most)
+        _slots(most)
         async with self._turn:
             old = await self._now()
             if old.count > most:
                 raise self._full(f"{old.count} keys", most)
-            self._contents, self.capacity = await self._rehashed(old, slots), most
+            self._contents, self.capacity = await self._rehashed(old, most), most
 
-    async def _now(self) -> _Contents:
+    async def _now(self) -> Contents:
         if self._contents is None:
-            made = await self._empty(_slots(self.capacity))
+            made = await self._empty(self.capacity)
             # Another task may have been faster.
             self._contents = self._contents or made
         return self._contents
 
-    async def _empty(self, count: int) -> _Contents:
-        slots = await self.device.full((count + 1, 2), EMPTY, "int64")
-        return _Contents(slots=slots, values=await self.device.zeros(count + 1, self.dtype))
+    async def _empty(self, capacity: int, dtype: DTypeLike | None = None) -> Contents:
+        return await self._form.empty(self.device, _slots(capacity), DType.of(dtype or self.dtype))
 
-    async def _stamped(self, old: _Contents, keys: Operand, first: int) -> tuple[AccelRef, int]:
-        """Insert or erase keys: slots, and how many keys they have."""
-        [slots] = await STAMP(keys.size, old.mask, old.slots, keys, first)
-        return slots, int(await count_nonzero(slots[:, 1] > 0).item())
+    async def _rehashed(self, old: Contents, capacity: int) -> Contents:
+        made = await self._empty(capacity)
+        return await self._form.inserted(made, *await self._form.taken(old)) if old.count else made
 
-    async def _inserted(self, old: _Contents, keys: Operand, values: Any) -> _Contents:
-        slots, count = await self._stamped(old, keys, old.stamp)
-        flat = await reshape(values, -1) if isinstance(values, AccelRef) else values.reshape(-1)
-        made = await _stamped(slots, flat, old.values, old.stamp)
-        used = old.used + count - old.count
-        return _Contents(slots=slots, values=made, stamp=old.stamp + keys.size, count=count, used=used)
-
-    async def _taken(self, now: _Contents) -> tuple[AccelRef, AccelRef]:
-        is_there = await (now.slots[:, 1] > 0)
-        return await compress(is_there, now.slots[:, 0]), await compress(is_there, now.values)
-
-    async def _rehashed(self, old: _Contents, count: int) -> _Contents:
-        made = await self._empty(count)
-        return await self._inserted(made, *await self._taken(old)) if old.count else made
-
-    async def _with_room(self, old: _Contents, keys: Operand) -> _Contents:
+    async def _with_room(self, old: Contents, keys: Operand) -> Contents:
         """Find how many keys are new, and take slots back if those that are free do not suffice."""
-        [place] = await FIND(keys.size, old.mask, old.slots, keys)
-        missing = await compress(place < 0, keys)
+        missing = await compress(await self._form.find(old, keys) < 0, keys)
         new = missing.size
         if old.count + new > self.capacity:
             # Some may be equal: slots of their own count them.
-            _, new = await self._stamped(await self._empty(_slots(new)), missing, 1)
+            new = (await self._form.inserted(await self._empty(new, "int64"), missing, missing)).count
         if old.count + new > self.capacity:
             raise self._full(f"{new} new keys beside {old.count}", self.capacity)
-        return await self._rehashed(old, _slots(self.capacity)) if old.used + new > self.capacity else old
+        return await self._rehashed(old, self.capacity) if old.used + new > self.capacity else old
 
     def _full(self, what: str, capacity: int) -> TableFullError:
         told = f"{what} are more than the capacity {capacity}; rehash() with a larger one makes room"
-        return TableFullError(f"{_NAME}: {told}", device=self.device.name)
+        return TableFullError(f"{NAME}: {told}", device=self.device.name)
 
 
 def _slots(capacity: int) -> int:
@@ -293,4 +246,4 @@ def _slots(capacity: int) -> int:
     return 1 << (count * 4 // 3).bit_length()
 
 
-named_methods(_NAME, HashMap)
+named_methods(NAME, HashMap)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import attrs
 import numpy as np
 import numpy.typing as npt
 
+from ..arrays import compress, count_nonzero, reshape
+from ..backends.base import DType
+from ..devices import AccelRef, Device, Operand
+from ..expressions import Elementwise
 from ..jit import Kernel, cdiv, reads, scalar, updates, writes
+from ._contents import NAME, Contents
 
 _Words: TypeAlias = npt.NDArray[np.int64]
 
@@ -47,6 +53,54 @@ STAMP = _kernel(
     },
 )
 """Insert keys, which get the stamps from `first` on; with 0 erase them."""
+
+
+_stamped = Elementwise[AccelRef](
+    "where(s[i(0), 1] >= first, new[maximum(s[i(0), 1], first) - first], old)",
+    inputs=("s", "new", "old", "first"),
+    operation=NAME,
+)
+
+
+class Probing:
+    """Open addressing: keys and stamps in a power of two of slots, and one more for the key `EMPTY`."""
+
+    async def empty(self, device: Device, slots: int, dtype: DType) -> Contents:
+        """Make contents without keys."""
+        made = await device.full((slots + 1, 2), EMPTY, "int64")
+        return Contents(slots=made, values=await device.zeros(slots + 1, dtype))
+
+    async def find(self, now: Contents, keys: Operand) -> AccelRef:
+        """Find the slots of keys."""
+        [place] = await FIND(keys.size, _mask(now), now.slots, keys)
+        return place
+
+    async def inserted(self, old: Contents, keys: Operand, values: Any) -> Contents:
+        """Stamp the slots of keys, and take the values by their stamps."""
+        slots, count = await self._stamped(old, keys, old.stamp)
+        flat = await reshape(values, -1) if isinstance(values, AccelRef) else values.reshape(-1)
+        made = await _stamped(slots, flat, old.values, old.stamp)
+        used = old.used + count - old.count
+        return Contents(slots=slots, values=made, stamp=old.stamp + keys.size, count=count, used=used)
+
+    async def erased(self, old: Contents, keys: Operand) -> Contents:
+        """Take the stamps of keys, which keep their slots."""
+        slots, count = await self._stamped(old, keys, 0)
+        return attrs.evolve(old, slots=slots, count=count)
+
+    async def taken(self, now: Contents) -> tuple[AccelRef, AccelRef]:
+        """Take the keys with a stamp."""
+        is_there = await (now.slots[:, 1] > 0)
+        return await compress(is_there, now.slots[:, 0]), await compress(is_there, now.values)
+
+    async def _stamped(self, old: Contents, keys: Operand, first: int) -> tuple[AccelRef, int]:
+        [slots] = await STAMP(keys.size, _mask(old), old.slots, keys, first)
+        return slots, int(await count_nonzero(slots[:, 1] > 0).item())
+
+
+def _mask(now: Contents) -> int:
+    """Return the last place that a key can be hashed to."""
+    return now.slots.shape[0] - 2
 
 
 def hash_find(n: int, mask: int, slots: _Words, keys: _Words, places: _Words) -> None:

@@ -35,7 +35,7 @@ from trio_accel.backends.base.kit.host import (
 )
 
 from . import _driver_check, _find_devices
-from ._manifest import BACKEND, LIBRARIES
+from .manifest import BACKEND, LIBRARIES
 
 _PATIENCE = 50.0
 
@@ -53,8 +53,9 @@ class TorchBackend(AccelBackend):
 
     @property
     def shares_memory_with_host(self) -> bool:
-        """Whether all devices are the processor."""
-        return all(device["kind"] == "cpu" for device in self._found.get("devices", ()))
+        """Whether all devices are the processor, and other processes can map its memory."""
+        devices = self._found.get("devices", ())
+        return all(device["kind"] == "cpu" and not device["ends_with_process"] for device in devices)
 
     @property
     def preload(self) -> Strs:
@@ -94,11 +95,9 @@ class TorchBackend(AccelBackend):
     def _info(self, index: int, device: dict[str, Any]) -> DeviceInfo:
         is_processor = device["kind"] == "cpu"
         isolations: tuple[Isolation, ...] = ("inline",)
-        if is_processor and has_shared_memory():
-            isolations = ("inline", "process")
-        elif not is_processor and not device["ends_with_process"]:
-            # A lost context ends PyTorch's use of the card in its process.
-            isolations = ("process", "inline")
+        if has_shared_memory():
+            # A lost context ends PyTorch's use of a card in its process.
+            isolations = ("inline", "process") if is_processor else ("process", "inline")
         return DeviceInfo(
             backend=BACKEND,
             index=index,
@@ -107,6 +106,8 @@ class TorchBackend(AccelBackend):
             compute_units=usable_cores() if is_processor else device["units"],
             isolations=isolations,
             is_accelerator=not is_processor,
+            keeps_memory=not device["ends_with_process"],
+            runs_kernels=False,
         )
 
     def unavailable_reason(self, index: int | None = None) -> str | None:
@@ -134,13 +135,14 @@ class TorchBackend(AccelBackend):
             NotSupportedError: There is a keeper, and the memory ends with its process.
         """
         info, limit = choose(self.list_devices(), BACKEND, index, memory_limit)
-        if keeper is not None and "process" not in info.isolations:
-            reason = f"the memory of {info.name} ends with its process; use isolation='inline'"
+        if keeper is not None and not info.keeps_memory:
+            reason = f"the memory of {info.name} ends with its process"
             raise NotSupportedError(reason, backend=BACKEND, device=info.name)
         from ._device import TorchDevice
 
         found = self._found["devices"][index]
-        return TorchDevice(info, limit, keeper, f"{found['kind']}:{found['number']}")
+        where = f"{found['kind']}:{found['number']}"
+        return TorchDevice(info, limit, keeper, where, is_worker=self._is_worker)
 
     def prepare_worker(self) -> None:
         """Look for devices in this process from now on: it has imported PyTorch already."""

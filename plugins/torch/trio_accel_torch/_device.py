@@ -16,6 +16,8 @@ from trio_accel.backends.base import (
     BlockMemory,
     ChunkKeeper,
     DeviceInfo,
+    DriverError,
+    DType,
     HostArray,
     NotSupportedError,
     Poison,
@@ -30,9 +32,9 @@ from trio_accel.backends.base.kit.kernels import kernels_of, load_module_kernels
 from trio_accel.backends.base.kit.library import ComputingCall, ComputingLibrary
 
 from ._exported import DriverMemory
-from ._manifest import BACKEND, LIBRARIES
 from ._streams import TorchContext, TorchHold, TorchStream
 from ._views import View
+from .manifest import BACKEND, LIBRARIES, MISSING
 
 
 class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
@@ -43,22 +45,36 @@ class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
         memory_limit: The most bytes that its blocks may take.
         keeper: Gets the chunks; the processor's alone.
         where: Name of the device in PyTorch.
+        is_worker: Whether the process serves this device and nothing else, so that it may be lost.
 
     Attributes:
         where: The device in PyTorch.
         libraries: Names of the libraries, sorted.
     """
 
-    def __init__(self, info: DeviceInfo, memory_limit: int, keeper: ChunkKeeper | None, where: str) -> None:
+    def __init__(
+        self,
+        info: DeviceInfo,
+        memory_limit: int,
+        keeper: ChunkKeeper | None,
+        where: str,
+        *,
+        is_worker: bool = False,
+    ) -> None:
         self.where = torch.device("cpu" if where.startswith("cpu") else where)
+        if self.where.type != "cpu":
+            _check_that_it_answers(info.name, self.where)
+        if self.where.type == "cuda":
+            # Halves are added in float32, as the other backends do.
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         super().__init__(
             info,
             BlockMemory(info.name, memory_limit, _Chunks(self.where, is_kept=keeper is not None), keeper),
         )
         self.libraries: Strs = tuple(sorted(LIBRARIES))
         self._context = TorchContext(info.name)
-        # In a worker of its own, a card can have a real fault.
-        self._is_worker = keeper is not None
+        self._is_worker = is_worker
 
     def view(self, array: ArraySpec, dtype: torch.dtype | None = None) -> View:
         """Return an array in memory, in the type of its elements or in another one of the same size.
@@ -91,6 +107,12 @@ class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
         """Load a library; blocks while its module is imported."""
         self.check_open()
         key, separator, argument = name.partition("?")
+        if key in MISSING:
+            raise NotSupportedError(
+                f"the plug-in of PyTorch has no library {key!r}; it has {', '.join(self.libraries)}",
+                backend=BACKEND,
+                device=self.info.name,
+            )
         if key not in LIBRARIES:
             return TorchLibrary(
                 name, self, load_module_kernels(name, BACKEND, self.libraries, self.info.name)
@@ -134,8 +156,9 @@ class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
 
         def fail() -> None:
             if self._is_worker and self.where.type != "cpu":
-                # A kernel fails an assertion, and the next event has the error.
-                torch.zeros(1, device=self.where)[torch.full((1,), 1 << 40, device=self.where)].cpu()
+                # A kernel fails an assertion, which ends PyTorch's use of the card in this process.
+                with contextlib.suppress(RuntimeError):
+                    torch.zeros(1, device=self.where)[torch.full((1,), 1 << 40, device=self.where)].cpu()
             self._context.reason = reason
 
         if isinstance(stream, TorchStream):
@@ -163,6 +186,27 @@ class TorchDevice(BlockDevice[TorchStream, torch.Tensor, torch.Tensor]):
         super().end(is_idle=is_idle)
         if not is_idle:
             self.give_up("the device was closed")
+        elif self.where.type != "cpu":
+            module: Any = getattr(torch, self.where.type)
+            # PyTorch keeps freed memory. After a loss it can do nothing more.
+            with contextlib.suppress(RuntimeError):
+                module.empty_cache()
+
+
+def _check_that_it_answers(name: str, where: torch.device) -> None:
+    """Compute on a card: it may have gone since the devices were found.
+
+    Raises:
+        DriverError: It has gone, or PyTorch can use it no longer.
+    """
+    try:
+        torch.zeros(1, device=where).item()
+    # PyTorch asserts that it was made for such devices.
+    except (AssertionError, RuntimeError) as error:
+        told = str(error).partition("\n")[0]
+        raise DriverError(
+            f"PyTorch cannot use {where}: {told}", code=type(error).__name__, device=name
+        ) from error
 
 
 class HostLease:
@@ -260,9 +304,22 @@ class TorchLibrary(ComputingLibrary):
 
     def call_of(self, spec: OperationSpec, stream: AccelStream) -> ComputingCall:
         """Make a launch; a refusal of PyTorch's becomes one of the backend's."""
+        if self._device.where.type == "mps":
+            _check_width(spec, self._device.info.name)
         kernel = self._kernel_of(spec)
         plan = self._plan_of(spec, kernel) if kernel.plan is not None or kernel.dtypes else None
         return TorchCall(kernel.function, spec, plan, self._device, stream)
+
+
+def _check_width(spec: OperationSpec, device: str) -> None:
+    """Refuse elements of 64 bits in floating point before anything is enqueued: Metal has none."""
+    for array in spec.descriptor().arrays(spec):
+        if array.dtype in (DType.float64, DType.complex128):
+            raise NotSupportedError(
+                f"{spec.operation}: Apple's devices have no {array.dtype}; use float32 or complex64",
+                backend=BACKEND,
+                device=device,
+            )
 
 
 class TorchCall(ComputingCall):

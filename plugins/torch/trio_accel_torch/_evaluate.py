@@ -164,7 +164,12 @@ class Evaluation:
             array[tuple(at)] = value
             return
         if name == "add" and array.dtype is not torch.bool:
-            array.index_put_(tuple(at), value, accumulate=True)
+            # Cards add values for one element in float32 first, and halves are to be rounded at each step.
+            is_far = array.is_floating_point() and array.itemsize < 4 and array.device.type != "cpu"
+            near, places = (array.cpu(), [one.cpu() for one in at]) if is_far else (array, at)
+            near.index_put_(tuple(places), value.to(near.device), accumulate=True)
+            if is_far:
+                array.copy_(near)
             return
         flat = torch.zeros(shape, dtype=torch.int64, device=self.device)
         for index, extent in zip(at, array.shape, strict=True):

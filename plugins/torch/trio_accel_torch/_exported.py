@@ -60,7 +60,9 @@ class DriverMemory:
         self._properties = _Properties(_PINNED, _DESCRIPTOR, location, None, 0)
         self._access = {flags: _Access(location, flags) for flags in (_READ, _READ_AND_WRITE)}
         size = ctypes.c_size_t()
-        self._call("GetAllocationGranularity", ctypes.byref(size), ctypes.byref(self._properties), 0)
+        # PyTorch may not have initialised the driver yet.
+        with self._current():
+            self._call("GetAllocationGranularity", ctypes.byref(size), ctypes.byref(self._properties), 0)
         self.granularity: int = size.value
 
     def _call(self, name: str, *arguments: Any) -> None:

@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 VARIABLE = "TRIO_ACCEL_TORCH"
+EXPORT = "TRIO_ACCEL_TORCH_EXPORT"
 KINDS = ("cpu", "cuda", "xpu", "mps")
 OLDEST = (2, 6)
 
@@ -29,6 +30,9 @@ def find() -> dict[str, Any]:
     if tuple(map(int, version.split("+")[0].split(".")[:2])) < OLDEST:
         return {"problem": f"PyTorch {version} is too old, install {OLDEST[0]}.{OLDEST[1]} or later"}
     devices = [device for device in _devices(torch) if wanted in (None, device["kind"])]
+    if os.environ.get(EXPORT) == "no":
+        for device in devices:
+            device["ends_with_process"] = f"{EXPORT} is no"
     if not devices:
         return {"problem": f"PyTorch {version} has no device of the kind {wanted!r}, which {VARIABLE} names"}
     return {"version": version, "devices": devices}
@@ -42,7 +46,7 @@ def _devices(torch: Any) -> list[dict[str, Any]]:
         total = torch.mps.recommended_max_memory()
         others.append({"kind": "mps", "number": 0, "name": "Apple's GPU", "memory": total, "units": 1})
         others[-1]["ends_with_process"] = "PyTorch exports no memory of such devices"
-    processor = {"kind": "cpu", "number": 0, "name": "", "memory": 0, "units": 0}
+    processor = {"kind": "cpu", "number": 0, "name": "", "memory": 0, "units": 0, "ends_with_process": ""}
     return [*cards, *others, processor] if amd else [*others, *cards, processor]
 
 

@@ -104,6 +104,18 @@ def _less_number(a: T, b: T) -> T:
     return a & b if a.dtype is torch.bool else torch.where((a < b) | (b != b), a, b)  # noqa: PLR0124  # NaN
 
 
+def _gcd(a: T, b: T) -> T:
+    # Of the least integer, the divisor is negative on cards.
+    return torch.gcd(a, b).abs()
+
+
+def _lcm(a: T, b: T) -> T:
+    """Return the multiple that wraps around, of which cards take the absolute value."""
+    divisor = _gcd(a, b)
+    share = torch.div(a.abs(), torch.where(divisor == 0, 1, divisor), rounding_mode="trunc").abs()
+    return torch.where(divisor == 0, 0, share * b.abs())
+
+
 def _sign(a: T) -> T:
     if a.dtype is torch.bool:
         return a
@@ -242,7 +254,7 @@ _FUNCTIONS: dict[str, Callable[..., T]] = {
     "maximum": _greater, "minimum": _less, "fmax": _greater_number, "fmin": _less_number,
     "conjugate": lambda a: a.conj().resolve_conj(), "bitwise_and": torch.bitwise_and,
     "bitwise_or": torch.bitwise_or, "bitwise_xor": torch.bitwise_xor, "invert": torch.bitwise_not,
-    "gcd": torch.gcd, "lcm": torch.lcm, "floor_divide": _floor_divide, "remainder": _remainder, "fmod": _fmod,
+    "gcd": _gcd, "lcm": _lcm, "floor_divide": _floor_divide, "remainder": _remainder, "fmod": _fmod,
     "where": torch.where, "real": torch.real, "imag": _imag, "arctan2": torch.atan2, "deg2rad": torch.deg2rad,
     "rad2deg": torch.rad2deg, "radians": torch.deg2rad, "degrees": torch.rad2deg,
     "logaddexp": torch.logaddexp, "cbrt": _cbrt, "rint": _rint, "less": torch.lt, "less_equal": torch.le,

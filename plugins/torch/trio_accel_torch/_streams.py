@@ -1,7 +1,8 @@
 """Streams: threads that call PyTorch, one command after another.
 
-On the processor the thread computes. On a card it launches on a `torch.Stream`, and waits for an event there,
-without the interpreter's lock, before it signals the own one.
+On the processor the thread computes. On a card of AMD, Intel or NVIDIA it launches on a `torch.Stream` and
+goes on, while a second thread waits for the events there, without the interpreter's lock, and signals the own
+ones.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import faulthandler
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -119,7 +120,11 @@ class TorchStream:
         self._commands: queue.SimpleQueue[Command | TorchEvent | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._waiter: threading.Thread | None = None
         self._is_closed = False
+        # Of cards with streams; what their thread has passed waits here for the card.
+        self._card: Any = getattr(torch, device.type) if device.type in ("cuda", "xpu") else None
+        self._launched: queue.SimpleQueue[_Launched | None] = queue.SimpleQueue()
 
     @property
     def failure(self) -> Exception | None:
@@ -134,7 +139,8 @@ class TorchStream:
     @property
     def has_ended(self) -> bool:
         """Whether it is closed, and its thread has ended."""
-        return self._is_closed and (self._thread is None or not self._thread.is_alive())
+        threads = (self._thread, self._waiter)
+        return self._is_closed and not any(thread is not None and thread.is_alive() for thread in threads)
 
     def enqueue(self, command: Command) -> None:
         """Put a command after all others, unless the context is lost."""
@@ -190,61 +196,79 @@ class TorchStream:
                 self._commands.put(None)
 
     def join(self) -> None:
-        """Wait for the end of the thread."""
-        if self._thread is not None:
-            self._thread.join()
+        """Wait for the end of the threads."""
+        for thread in (self._thread, self._waiter):
+            if thread is not None:
+                thread.join()
 
     def _put(self, command: Command | TorchEvent) -> None:
         with self._lock:
             if self._is_closed:
                 raise RuntimeError(f"stream {self.name!r} is closed and takes no more work")
             if self._thread is None:
+                if self._card is not None:
+                    waiter = f"{self.name} waits"
+                    self._waiter = threading.Thread(target=self._wait_for_card, name=waiter, daemon=True)
+                    self._waiter.start()
                 self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
                 self._thread.start()
             self._commands.put(command)
 
     def _run(self) -> None:
-        with self._within(), torch.inference_mode(), np.errstate(all="ignore"):
-            self._take()
+        try:
+            with self._within(), torch.inference_mode(), np.errstate(all="ignore"):
+                self._take()
+        finally:
+            self._launched.put(None)
 
     def _take(self) -> None:
         error: Exception | None = None
         while (command := self._commands.get()) is not None:
             if isinstance(command, (TorchEvent, _Latch)):
-                # Work of a card ends here, and with it the errors of the work.
-                error = self._called(self._wait_for_card) or error
-            lost = self._context.failure()
-            if isinstance(command, TorchEvent):
-                command.signal(lost or error, is_lost=lost is not None)
-                error = None
-            elif isinstance(command, _Latch):
-                command()
-            elif lost is None:
+                if self._card is not None:
+                    self._launched.put(_Launched(command, self._recorded(), error))
+                else:
+                    self._pass(command, error, torch.mps.synchronize if self._device.type == "mps" else None)
+                # A latch takes no error.
+                error = None if isinstance(command, TorchEvent) else error
+            elif self._context.reason is None:
                 error = self._called(command) or error
             command = None  # an idle thread holds no array
 
+    def _wait_for_card(self) -> None:
+        while (launched := self._launched.get()) is not None:
+            event = launched.event
+            self._pass(launched.command, launched.error, None if event is None else event.synchronize)
+            launched = event = None
+
+    def _pass(self, command: TorchEvent | _Latch, error: Exception | None, wait: Command | None) -> None:
+        """Signal an event when the card has got there, with the error of the work before it."""
+        if wait is not None and self._context.reason is None:
+            error = self._called(wait) or error
+        lost = self._context.failure()
+        if isinstance(command, TorchEvent):
+            command.signal(lost or error, is_lost=lost is not None)
+        else:
+            command()
+
+    def _recorded(self) -> Any:
+        """Record an event of the card; None if that fails, because then its context is lost."""
+        if self._context.reason is not None:
+            return None
+        # The waiting thread sleeps; by default it would look again and again.
+        event = self._card.Event(**({"blocking": True} if self._device.type == "cuda" else {}))
+        return None if self._called(event.record) else event
+
     def _within(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context in which the thread launches on a stream of its own."""
-        if self._device.type not in ("cuda", "xpu"):
+        if self._card is None:
             return contextlib.nullcontext()
-        module: Any = getattr(torch, self._device.type)
-        least, greatest = module.Stream.priority_range()
+        least, greatest = self._card.Stream.priority_range()
         chosen = max(greatest, min(least, -self._priority))
         stack = contextlib.ExitStack()
-        stack.enter_context(module.device(self._device))
-        stack.enter_context(module.stream(module.Stream(self._device, priority=chosen)))
+        stack.enter_context(self._card.device(self._device))
+        stack.enter_context(self._card.stream(self._card.Stream(self._device, priority=chosen)))
         return stack
-
-    def _wait_for_card(self) -> None:
-        if self._context.reason is not None:
-            return
-        if self._device.type == "mps":
-            torch.mps.synchronize()
-        elif self._device.type != "cpu":
-            module: Any = getattr(torch, self._device.type)
-            event = module.Event()
-            event.record(module.current_stream())
-            event.synchronize()
 
     def _called(self, command: Command) -> Exception | None:
         try:
@@ -272,3 +296,11 @@ class _Latch:
 
     def __call__(self) -> None:
         self.passed.set()
+
+
+class _Launched(NamedTuple):
+    """A command that its stream's thread has passed, with the card's event after the work before it."""
+
+    command: TorchEvent | _Latch
+    event: Any
+    error: Exception | None

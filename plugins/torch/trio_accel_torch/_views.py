@@ -97,7 +97,13 @@ class View:
         if self.dtype is not None:
             shape = self.at.shape[:-1]
             value = value.to(self.dtype).expand(shape).contiguous().unsqueeze(-1).view(torch.uint8)
-        self.at.copy_(value)
+        at = self.at
+        for axis, step in enumerate(at.stride()):
+            if step == 0 and at.shape[axis] > 1:
+                # All elements along it are one, which is the last.
+                value = value.expand(at.shape).narrow(axis, at.shape[axis] - 1, 1)
+                at = at.narrow(axis, 0, 1)
+        at.copy_(value)
 
 
 def read(call: Any, array: ArraySpec) -> torch.Tensor:

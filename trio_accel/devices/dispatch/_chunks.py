@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ...backends.base import AccelBackend, ArraySpec, HostArray
+from ...backends.base import AccelBackend, ArraySpec, HostArray, NotSupportedError
 from ...backends.base.kit.chunks import ALIGNMENT
 from ...backends.base.kit.host import check_shared, read_only, total_bytes
 from ..base._errors import out_of_descriptors
@@ -135,6 +135,11 @@ class ChunkTable:
 
     It outlives every worker, and tells the next one of all memory and blocks.
 
+    Args:
+        backend: The backend of the device.
+        on_drop: Called with the id of a chunk that is gone.
+        is_kept: Whether workers hand over the chunks that they make.
+
     Attributes:
         chunks: The chunks by id.
         blocks: The blocks of the program's arrays, by id.
@@ -142,7 +147,10 @@ class ChunkTable:
         on_drop: Called with the id of a chunk that is gone.
     """
 
-    def __init__(self, backend: AccelBackend, on_drop: Callable[[int], None]) -> None:
+    def __init__(
+        self, backend: AccelBackend, on_drop: Callable[[int], None], *, is_kept: bool = True
+    ) -> None:
+        self._is_kept = is_kept
         self.chunks: dict[int, Chunk] = {}
         self.blocks: dict[int, Address] = {}
         self.missing: dict[int, OSError] = {}
@@ -182,6 +190,8 @@ class ChunkTable:
             NonsenseError: There is no such chunk, or it ends before the block does.
         """
         block, nbytes, number, offset = address
+        if not self._is_kept:
+            return
         chunk = self.chunks.get(number)
         if number not in self.missing and (chunk is None or offset + nbytes > chunk.nbytes):
             raise NonsenseError(f"block {block} cannot lie at {offset} of chunk {number}")
@@ -254,8 +264,14 @@ class ChunkTable:
         """Return a chunk, for a block of so many bytes.
 
         Raises:
+            NotSupportedError: The memory is the worker's alone.
             OutOfMemoryError: There are too many open files.
         """
+        if not self._is_kept:
+            raise NotSupportedError(
+                "other processes cannot reach the memory of this device; copy by to_host() or copy_to()",
+                backend=self._backend.name,
+            )
         if number in self.missing:
             raise out_of_descriptors(nbytes, self.missing[number]) from self.missing[number]
         return self.chunks[number]

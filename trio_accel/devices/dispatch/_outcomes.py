@@ -274,7 +274,12 @@ class OutcomePolicy:
         return self.closed() if is_late else error
 
     def sort(
-        self, requests: Iterable[RemoteRequest], link: WorkerLink, cause: Exception, done: Mapping[str, int]
+        self,
+        requests: Iterable[RemoteRequest],
+        link: WorkerLink,
+        cause: Exception,
+        done: Mapping[str, int],
+        lost_blocks: Collection[int] = (),
     ) -> list[RemoteRequest]:
         """Decide about the requests of a lost worker, in their order.
 
@@ -283,6 +288,7 @@ class OutcomePolicy:
             link: The worker.
             cause: How it was lost.
             done: How many requests each library has completed there.
+            lost_blocks: Blocks whose memory has gone with the worker.
 
         Returns:
             The requests that the next worker gets.
@@ -307,7 +313,7 @@ class OutcomePolicy:
         left: list[RemoteRequest] = []
         needed: set[int] = set()
         for request in requests:
-            if self._runs_again(request, link, cause, suspects, needed):
+            if self._runs_again(request, link, cause, suspects, needed, lost_blocks):
                 left.append(request)
                 if isinstance(request, OperationRequest):
                     needed |= request.needed
@@ -343,6 +349,7 @@ class OutcomePolicy:
         cause: Exception,
         suspects: list[OperationRequest],
         needed: Collection[int],
+        lost_blocks: Collection[int],
     ) -> bool:
         if isinstance(request, LeaseRequest):
             # The memory is still there, and so is the program's view of it.
@@ -354,7 +361,8 @@ class OutcomePolicy:
             # count.
             request.losses += request.is_suspect or not suspects
             _strike(request.launch)
-            may, is_to_blame = request.may_run_again(needed), suspects == [request]
+            may = request.may_run_again(needed) and request.is_apart_from(lost_blocks)
+            is_to_blame = suspects == [request]
             why = self._policy.why_it_fails(request.losses, is_repeatable=may, is_to_blame=is_to_blame)
             if why is not None:
                 self._fail_in_flight(request, cause, self._device.generation, why)
@@ -365,6 +373,31 @@ class OutcomePolicy:
             self._copies.unwind(request)
             return False
         return True
+
+    def without_lost(
+        self, requests: Iterable[RemoteRequest], lost_blocks: Collection[int]
+    ) -> Iterable[RemoteRequest]:
+        """Refuse requests of arrays that have gone with a worker; yield the others."""
+        generation = self._device.generation
+        for request in requests:
+            if request.is_apart_from(lost_blocks):
+                for block in request.launch.keep if isinstance(request, OperationRequest) else ():
+                    # The next worker makes it.
+                    if isinstance(block, Block) and not block.is_released:
+                        block.generation = generation + 1
+                yield request
+                continue
+            try:
+                for argument, block in request.launch.uses if isinstance(request, OperationRequest) else ():
+                    block.check(argument)
+                error = StaleRefError(
+                    "its memory was lost with the worker of the device; make it again",
+                    device=self._device.name,
+                    generation=generation,
+                )
+            except StaleRefError as stale:
+                error = stale
+            self.refuse(request, error)
 
     def convicts(self, request: RemoteRequest) -> bool:
         """Fail a suspect of a fault of the device where all others have run without one; tell whether."""
@@ -379,7 +412,7 @@ class OutcomePolicy:
     def _fail_in_flight(self, request: OperationRequest, cause: Exception, generation: int, why: str) -> None:
         """Fail an operation that was in flight at a loss; `why` is not empty if it is to blame."""
         self._policy.guilty[request.library] += bool(why) and not self.is_closing
-        advice = request.launch.advice(is_kept=True)
+        advice = request.launch.advice(is_kept=self._device.info.keeps_memory)
         error = lost(cause, IN_FLIGHT, advice, is_closing=self.is_closing, why=why)
         error.generation = generation
         self._device.locate(error, request.launch.name)

@@ -105,6 +105,10 @@ class RemoteRequest(Waiter):
     _error: BaseException | None = attrs.field(default=None, init=False)
     _on_cancel: Callable[[RemoteRequest], bool] | None = attrs.field(default=None, init=False)
 
+    def is_apart_from(self, blocks: Collection[int]) -> bool:
+        """Tell whether it uses none of these blocks."""
+        return self.reads.isdisjoint(blocks) and self.writes.isdisjoint(blocks)
+
     def move(self, step: Step) -> None:
         """Go to the next stage.
 

@@ -247,7 +247,17 @@ class Generations:
                 self._chunks.forget_addresses(request.launch.allocations)
         # D59: unbegun requests go back to their old places in the queue, before the actor's crash starts the
         # next generation.
-        self._requests.put_back(self._outcomes.sort(had, link, error, self.answers.actors.handled))
+        lost_blocks: frozenset[int] = frozenset()
+        if not self._device.info.keeps_memory:
+            lost_blocks = frozenset(self._chunks.blocks)
+            self._chunks.blocks.clear()
+            self._device.blocks.lose()
+            self._device.blocks.valid_since = self._device.generation + 1
+        again = self._outcomes.sort(had, link, error, self.answers.actors.handled, lost_blocks)
+        if not self._device.info.keeps_memory:
+            waiting = [*again, *self._requests.take_waiting()]
+            again = list(self._outcomes.without_lost(waiting, lost_blocks))
+        self._requests.put_back(again)
         self.answers.actors.clear()
         if self._context is not None and not self._outcomes.is_closing:
             self._context.crash(error)
@@ -312,7 +322,7 @@ class WorkerDispatch:
         self.left: LeftMemory | None = None
         self.adopted_by: str | None = None
         if adopted is None:
-            self._chunks = ChunkTable(device.backend, self._unshare)
+            self._chunks = ChunkTable(device.backend, self._unshare, is_kept=device.info.keeps_memory)
         else:
             self._chunks = adopted.chunks
             self._chunks.on_drop = self._unshare
@@ -421,7 +431,7 @@ class WorkerDispatch:
 
     def _leaves(self, context: ActorContext) -> bool:
         """Tell whether the memory stays for another device: this one was not closed, or never had it."""
-        is_broken = self._device.memory_failure is not None
+        is_broken = self._device.memory_failure is not None or not self._device.info.keeps_memory
         return self._adopted is not None or not (context.is_stopping or is_broken)
 
     def _leave_memory(self, context: ActorContext) -> None:

@@ -488,6 +488,11 @@ async def check_adoption(system: System, old: OpenDevice) -> None:
             "make them again",
             device=old.name,
         )
+    if not old.state.info.keeps_memory:
+        raise DeviceLostError(
+            "its arrays cannot be adopted: the memory of this device ends with its worker; make them again",
+            device=old.name,
+        )
     if old.dispatch.adopted_by is not None:
         raise _adopted_already(old, old.dispatch)
     if old.state.memory_failure is not None:

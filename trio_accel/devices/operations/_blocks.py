@@ -458,7 +458,9 @@ class BlockTable:
         spec: ArraySpec | None = None
         if number is None:
             number, spec = self.next(nbytes)
-        return Block(self, nbytes, self.availability.generation, number, spec)
+        # Between two contexts it is of the next one, if the memory of the last one is gone.
+        generation = max(self.availability.generation, self.valid_since)
+        return Block(self, nbytes, generation, number, spec)
 
     def next(self, nbytes: int) -> tuple[int, ArraySpec | None]:
         """Return the id for a new block: that of a dropped one of this size, if there is one.

@@ -160,7 +160,9 @@ class WorkerServer:
     def _open(self) -> AccelDevice:
         backend, info = resolve_for_worker(self._config.device, self._config.backend)
         limit = self.options.memory_limit
-        device = backend.open_device(info.index, memory_limit=limit, keeper=self._memory)
+        self._keeps_memory = info.keeps_memory
+        keeper = self._memory if info.keeps_memory else None
+        device = backend.open_device(info.index, memory_limit=limit, keeper=keeper)
         return self._copies.wrap(device)
 
     def _on_observe(self, is_observed: bool, is_timed: bool) -> None:
@@ -225,7 +227,8 @@ class WorkerServer:
     def _begin(self, session: Session, generation: int, blocks: list[PlacedBlock]) -> None:
         # Chunks that are gone must be unmapped before `adopt` takes every mapped chunk over.
         self._prepared.remove_leaving()
-        self.opened.adopt(blocks)
+        if self._keeps_memory:
+            self.opened.adopt(blocks)
         self._prepared.begin(session, blocks)
         self._availability.begin(generation)
         for block in blocks:

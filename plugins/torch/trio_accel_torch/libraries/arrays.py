@@ -12,8 +12,8 @@ from trio_accel.backends.base.expressions import decode_program, unpack_scalars
 
 from .._device import refuse
 from .._evaluate import Evaluation
-from .._manifest import BACKEND
 from .._views import carrier, cast, comparable, number, part, read, turned, write
+from ..manifest import BACKEND
 
 T = torch.Tensor
 

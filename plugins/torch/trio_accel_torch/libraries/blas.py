@@ -18,8 +18,8 @@ from trio_accel.backends.base import (
     scalar_of,
 )
 
-from .._manifest import BACKEND
 from .._views import carrier, read, wrapped, write
+from ..manifest import BACKEND
 
 T = torch.Tensor
 

@@ -9,8 +9,8 @@ import torch
 from trio_accel.backends.base import DType, kernel
 from trio_accel.backends.base.contract.ops import SCALED_BLOCK, ArraySpec, FusedMatmulSpec, fused_dtypes
 
-from .._manifest import BACKEND
 from .._views import TYPES, read, write
+from ..manifest import BACKEND
 
 T = torch.Tensor
 # Hendrycks and Gimpel, Gaussian Error Linear Units (2016): sqrt(2 / pi), and the factor of the cube.

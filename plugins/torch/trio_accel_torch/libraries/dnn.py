@@ -11,8 +11,8 @@ import torch
 from trio_accel.backends.base import ArraySpec, DType, kernel, no_element, no_length, ops
 
 from .._device import refuse
-from .._manifest import BACKEND
 from .._views import carrier, read, write
+from ..manifest import BACKEND
 
 T = torch.Tensor
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)

@@ -10,8 +10,8 @@ import torch
 from trio_accel.backends.base import NATIVE, kernel
 from trio_accel.backends.base.contract.ops import FftSpec, FusedFftSpec
 
-from .._manifest import BACKEND
 from .._views import TYPES, View, read, write
+from ..manifest import BACKEND
 from .arrays import compute
 
 _TRANSFORMS = {

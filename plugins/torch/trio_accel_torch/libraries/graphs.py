@@ -16,8 +16,8 @@ from trio_accel.backends.base.kit.kept_chains import KeptChains, with_words
 from trio_accel.backends.base.kit.kernels import KernelEntry, kernel
 
 from .._device import TorchDevice, TorchLibrary
-from .._manifest import BACKEND
 from .._views import BITS, read, write
+from ..manifest import BACKEND
 
 
 class GraphLibrary(TorchLibrary):

@@ -10,8 +10,8 @@ import torch
 from trio_accel.backends.base import ArraySpec, HostArray, as_bits, kernel, ops, scalar
 
 from .._device import NotingLibrary, use_of
-from .._manifest import BACKEND
 from .._views import BITS, cast, read, write
+from ..manifest import BACKEND
 
 
 class MemoryLibrary(NotingLibrary):

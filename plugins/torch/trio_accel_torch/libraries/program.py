@@ -17,7 +17,7 @@ from trio_accel.backends.base.kit.library import ComputingCall
 from trio_accel.backends.base.kit.programs import HostProgramArrays, ProgramArrays, ProgramHost
 
 from .._device import TorchDevice, TorchLibrary, refuse
-from .._manifest import BACKEND
+from ..manifest import BACKEND
 
 
 class ProgramLibrary(TorchLibrary):

@@ -20,8 +20,8 @@ from trio_accel.backends.base.contract.ops import (
     SobolSpec,
 )
 
-from .._manifest import BACKEND
 from .._views import read, write
+from ..manifest import BACKEND
 
 T = torch.Tensor
 _LOW = 0xFFFFFFFF

@@ -8,8 +8,8 @@ import torch
 
 from trio_accel.backends.base import NATIVE, ArraySpec, kernel
 
-from .._manifest import BACKEND
 from .._views import carrier, read, write
+from ..manifest import BACKEND
 
 T = torch.Tensor
 _OF = {"a": NATIVE}

@@ -9,8 +9,8 @@ import torch
 from trio_accel.backends.base import INEXACT, kernel, scalar_of
 from trio_accel.backends.base.contract.ops import ContractionSpec
 
-from .._manifest import BACKEND
 from .._views import read, write
+from ..manifest import BACKEND
 
 
 @kernel(ContractionSpec, backend=BACKEND, dtypes=INEXACT)

@@ -159,6 +159,9 @@ class DeviceInfo:
             ``"adaptive"``, events are polled for a short while first, since that costs less.
         is_exclusive: Whether it takes one context at a time.
         is_accelerator: Whether it is another processor than the one that runs the program.
+        keeps_memory: Whether the memory of a worker outlives it, so that its arrays survive a lost context.
+            If not, arrays are lost with the worker, as inline with the context.
+        runs_kernels: Whether `jit.Kernel` runs there: kernels of one's own, by their source or a function.
         uuid: The hardware's name in other tools, such as ``"GPU-..."`` with NVIDIA's; None if it has none.
             A part of a GPU (MIG) has that of the GPU.
     """
@@ -172,6 +175,8 @@ class DeviceInfo:
     completion: Literal["callback", "adaptive"] = "callback"
     is_exclusive: bool = False
     is_accelerator: bool = True
+    keeps_memory: bool = True
+    runs_kernels: bool = True
     uuid: str | None = None
 
     @property

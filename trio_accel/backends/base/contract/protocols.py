@@ -646,7 +646,8 @@ class AccelBackend(Protocol):
             index: Number of the device.
             memory_limit: The most bytes that its blocks may take; None for what there is.
             keeper: Gets the chunks that blocks are placed in, to keep them beyond this process;
-                without one memory is private and ends with the process.
+                without one memory is private and ends with the process. A worker has one if
+                `DeviceInfo.keeps_memory`.
 
         Raises:
             NotSupportedError: There is a keeper, and no memory that outlives its process.

@@ -17,3 +17,6 @@ LIBRARIES: Mapping[str, LibraryEntry] = {
     "program": LibraryEntry(f"{_FOLDER}.program", "ProgramLibrary"),
 }
 """By the names that library actors have for them."""
+
+MISSING = ("sparse",)
+"""Libraries of the package's backends that this one lacks. A module of the same name is none of them."""

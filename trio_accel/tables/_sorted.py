@@ -1,0 +1,77 @@
+"""Contents in the order of the keys, by functions of arrays: for devices without kernels of one's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..arrays import argsort, compress, concat, isin, reshape, searchsorted, take
+from ..backends.base import DType
+from ..devices import AccelRef, Device, Operand
+from ..expressions import Elementwise
+from ._contents import NAME, Contents
+
+_found = Elementwise[AccelRef](
+    "at = maximum(minimum(place, n - 1), 0); y = where((place < n) & (k[at] == key), at, -1)",
+    inputs=("place", "k", "key", "n"),
+    operation=NAME,
+)
+_is_last = Elementwise[AccelRef](
+    "(i(0) == n - 1) | (k[minimum(i(0) + 1, n - 1)] != key)", inputs=("k", "key", "n"), operation=NAME
+)
+
+
+class Sorted:
+    """Keys in ascending order. Without keys there is one slot all the same, which counts for none."""
+
+    async def empty(self, device: Device, slots: int, dtype: DType) -> Contents:
+        """Make contents without keys."""
+        return Contents(slots=await device.zeros(1, "int64"), values=await device.zeros(1, dtype))
+
+    async def find(self, now: Contents, keys: Operand) -> AccelRef:
+        """Find the slots of keys, by bisection."""
+        keys = await _placed(now, keys)
+        place = await searchsorted(now.slots, keys)
+        return await _found(place, now.slots, keys, now.count)
+
+    async def inserted(self, old: Contents, keys: Operand, values: Any) -> Contents:
+        """Sort all keys; the last of equal ones is the last that was given."""
+        keys, values = await _placed(old, keys), await _on_device(old, values)
+        together = await concat([old.slots[: old.count], await reshape(keys, -1)])
+        order = await argsort(together)
+        in_order = await take(together, order)
+        chosen = await compress(await _is_last(in_order, in_order, in_order.size), order)
+        made = await concat([old.values[: old.count], await reshape(values, -1)])
+        count = chosen.size
+        return Contents(
+            slots=await take(together, chosen), values=await take(made, chosen), count=count, used=count
+        )
+
+    async def erased(self, old: Contents, keys: Operand) -> Contents:
+        """Keep the other keys."""
+        keys = await _placed(old, keys)
+        have, values = await self.taken(old)
+        stays = await isin(have, await reshape(keys, -1), invert=True)
+        left = await compress(stays, have)
+        if not left.size:
+            return await self.empty(old.slots.device, 1, old.values.dtype)
+        return Contents(slots=left, values=await compress(stays, values), count=left.size, used=left.size)
+
+    async def taken(self, now: Contents) -> tuple[AccelRef, AccelRef]:
+        """Take the keys as they are."""
+        return now.slots[: now.count], now.values[: now.count]
+
+
+async def _on_device(now: Contents, array: Any) -> AccelRef:
+    return array if isinstance(array, AccelRef) else await now.slots.device.put(array)
+
+
+async def _placed(now: Contents, keys: Operand) -> AccelRef:
+    """Bring keys to the device.
+
+    Raises:
+        TypeError: They are of another dtype, or no array.
+        ValueError: They are on another device.
+    """
+    if DType.of(keys.dtype) is not DType.int64:
+        raise TypeError(f"keys must have dtype int64, got {keys.dtype}; use cast()")
+    return await _on_device(now, keys)
