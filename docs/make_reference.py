@@ -8,9 +8,9 @@ between two comments, which get entries here:
     <!-- end of reference -->
 
 Above the first of them stands a table of each heading's names: a line for each, which leads to its entry.
-Tables are put in place in the same way: those of `operations_table.py` and `array_api_table.py`. The
-result is plain Markdown, and is not committed. The web pages have directives of Sphinx in place of the
-signatures: see `reference_domain.py`.
+Tables are put in place in the same way: those of `operations_table.py`, `determinism_table.py` and
+`array_api_table.py`. The result is plain Markdown, and is not committed. The web pages have directives of
+Sphinx in place of the signatures: see `reference_domain.py`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import array_api_table
+import determinism_table
 import operations_table
 import reference_source as source
 from reference_source import Class, Definition, Function
@@ -38,6 +39,7 @@ TABLES = re.compile(r"<!-- tables of ([\w ]+) -->\n.*?\n<!-- end of tables -->",
 _TABLES = {
     "operations": operations_table.tables,
     "the array API suite": array_api_table.suite_tables,
+    "functions that are not deterministic": determinism_table.tables,
     "the callers of the array API": array_api_table.caller_tables,
 }
 _COLUMNS = 116
