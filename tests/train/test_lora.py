@@ -185,6 +185,8 @@ async def test_a_file_of_an_adapter(tmp_path: Path) -> None:
     # In PyTorch alone, and as changes of the weights.
     torch.manual_seed(0)
     model = models.adapted()
+    frozen = {name: one.numpy() for name, one in model.named_parameters() if not one.requires_grad}
+    assert train.Lora.base_of(frozen) == trainer.base
     lora.put(model, path)
     merged = models.adapted(lora=None)
     merged.load_state_dict({name: model.state_dict()[name] for name in merged.state_dict()})

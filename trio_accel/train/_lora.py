@@ -170,7 +170,7 @@ class Lora:
         """
         torch, named = torch_of_model(), dict(model.named_parameters())
         frozen = {name: one for name, one in named.items() if not one.requires_grad}
-        base = base_of({f"0 {name}": checksum_of(name, on_host(one)) for name, one in frozen.items()})
+        base = self.base_of({name: on_host(one) for name, one in frozen.items()})
         arrays = self.load(path, base=base)
         own = {name: one for name, one in named.items() if name.split(".")[-2] in _PARTS}
         layout = Layout([*own], [tuple(one.shape) for one in own.values()])
@@ -179,6 +179,11 @@ class Lora:
         with torch.no_grad():
             for name, one in own.items():
                 one.copy_(torch.from_numpy(arrays[name]))
+
+    @staticmethod
+    def base_of(parameters: Mapping[str, npt.NDArray[Any]]) -> int:
+        """Return the checksum of a model's frozen parameters, by their names: the `base` of an adapter."""
+        return base_of({f"0 {name}": checksum_of(name, array) for name, array in parameters.items()})
 
     def changes(self, parameters: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """Return what an adapter adds to the weights, by their names: arrays of shape (outputs, inputs).
