@@ -109,10 +109,24 @@ async def test_adapters_are_those_of_a_plain_loop(shard: bool) -> None:
 async def test_adapters_under_faults_are_those_of_one_undisturbed_device(tmp_path: Path) -> None:
     """Averages, metrics and checkpoints too; only the adapter is saved, and goes on with three ranks."""
     given: dict[str, Any] = {"validate": held_out(), "validate_every": 4, "average": 0.9}
-    quiet = await trained(config(**given), 12, ranks=1)
+    averages: list[dict[str, Any]] = []
+
+    async def average(trainer: train.Trainer, step: train.Step) -> None:
+        if step.number == 12:
+            averages.append(await trainer.parameters(averaged=True))
+
+    async def hurt(trainer: train.Trainer, step: train.Step) -> None:
+        await average(trainer, step)
+        await disturb(trainer, step)
+
+    quiet = await trained(config(**given), 12, ranks=1, each=average)
     assert_same(quiet, plain(12))
     kept = train.Checkpoint(tmp_path, every=10, best="right", mode="max")
-    found = await trained(config(**given, checkpoint=kept), 12, options=STOPPABLE, each=disturb)
+    found = await trained(config(**given, checkpoint=kept), 12, options=STOPPABLE, each=hurt)
+    assert averages[0].keys() == averages[1].keys() == found[1].keys()
+    for name, array in averages[0].items():
+        np.testing.assert_allclose(averages[1][name], array, rtol=0, atol=1e-12, err_msg=name)
+        assert np.abs(array - found[1][name]).max() > 1e-5
     assert found[2].workers_lost == 2
     assert_same(found, plain(12))
     for own, other in zip(found[0], quiet[0], strict=True):
