@@ -449,8 +449,7 @@ class Generation:
             self._ended.unpark_all()
 
     def _look_for_parts(self) -> None:
-        # A mask is made of all tokens before it. And with several models no step is called ahead: those of
-        # one model would have to come to the device in the order in which they were called.
+        # A mask is made of all tokens before it. D232: with several models, no step is called ahead.
         for one in self._bound:
             one.needs_parts = one.item.grammar is not None or len(self._lanes) > 1
 

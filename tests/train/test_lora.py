@@ -216,6 +216,23 @@ async def test_a_file_of_an_adapter(tmp_path: Path) -> None:
     assert step.loss == pytest.approx(loss.item(), abs=1e-12)
 
 
+def test_a_disk_that_is_full_keeps_the_adapter_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lora = tmp_path / "adapter.safetensors", train.Lora(["up"], rank=1)
+    named = {"up.lora_A.weight": np.ones((1, 3)), "up.lora_B.weight": np.ones((2, 1))}
+    lora.save(path, named)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        lora.save(path, {name: 2 * array for name, array in named.items()})
+    assert os.listdir(tmp_path) == ["adapter.safetensors"]
+    np.testing.assert_array_equal(lora.load(path)["up.lora_A.weight"], named["up.lora_A.weight"])
+
+
 async def test_adapters_that_are_refused(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, lora, path = models.adapted(), models.LORA, tmp_path / "adapter.safetensors"
