@@ -140,9 +140,9 @@ async def alone(
 
 
 @cache
-def expected(folder: Path) -> dict[str | None, list[tuple[int, ...]]]:
+def expected(folder: Path, forward: str = "numpy") -> dict[str | None, list[tuple[int, ...]]]:
     weights = {None: LOADED.weights, **{name: changed(folder / name) for name in ("one", "two")}}
-    return {name: trio.run(alone, one) for name, one in weights.items()}
+    return {name: trio.run(alone, one, forward) for name, one in weights.items()}
 
 
 @pytest.fixture
@@ -155,20 +155,25 @@ def texts(folder: Path) -> dict[str | None, list[tuple[int, ...]]]:
     return found
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_no_stream_has_mixed_weights(folder: Path, texts: Any, ahead: bool) -> None:
+@pytest.mark.parametrize(
+    ("forward", "ahead"),
+    [("numpy", False), ("numpy", True), pytest.param("torch", True, marks=pytest.mark.slow)],
+)
+def test_no_stream_has_mixed_weights(folder: Path, forward: str, ahead: bool) -> None:
     """30 streams, five swaps and ten kills: each has the tokens of the weights that it began with."""
-    trio.run(swaps_under_kills, folder, texts, ahead)
+    if find_spec(forward) is None:
+        pytest.skip(f"{forward} is not installed")
+    trio.run(swaps_under_kills, folder, expected(folder, forward), forward, ahead)
 
 
-async def swaps_under_kills(folder: Path, texts: Any, ahead: bool) -> None:
+async def swaps_under_kills(folder: Path, texts: Any, forward: str, ahead: bool) -> None:
     swaps = iter(["one", "two", None, "one", "two"])
     found, names = [list[int]() for _ in PROMPTS], list[str | None]()
     async with (
         ta.open_system("swaps") as system,
         system.open_device("cpu", options=SURVIVES) as device,
         # Some are set aside, with their pages on the host or without.
-        opened(system, device, pages=60, sequences=10, host=12, ahead=ahead) as made,
+        opened(system, device, forward, pages=60, sequences=10, host=12, ahead=ahead) as made,
         open_adapters(made, folder=folder) as adapters,
     ):
         memory, most = (await device.statistics()).memory.used, 0
