@@ -132,8 +132,8 @@ async def text_service(system: ta.System, device: ta.Device) -> AsyncGenerator[S
     """The service of examples/generate, with a tiny model."""
     for name in ("tokenizers", "jinja2", "llguidance", "pydantic"):
         pytest.importorskip(name, reason="pip install '.[generate]'")
-    completions, generation, model, text, llama = map(
-        importlib.import_module, ("completions", "generation", "model", "text", "llama")
+    completions, generation, model, text, llama, adapters = map(
+        importlib.import_module, ("completions", "generation", "model", "text", "llama", "adapters")
     )
     tiny = llama.Config(
         layers=1, heads=2, groups=1, width=8, inner=8, words=300, context=64, base=1e3, epsilon=1e-5
@@ -142,9 +142,10 @@ async def text_service(system: ta.System, device: ta.Device) -> AsyncGenerator[S
     async with (
         model.open_model(device, tiny, loaded.weights, pages=40, size=4, forward="operations") as opened,
         generation.open_generation(system, opened, loaded) as made,
+        adapters.open_adapters(made) as swap,
     ):
         grammars = importlib.import_module("constraints").Grammars(loaded)
-        yield completions.application(completions.Service(generation=made, grammars=grammars))
+        yield completions.application(completions.Service(generation=made, grammars=grammars, adapters=swap))
         await made.batcher.stop(drain=True)
 
 

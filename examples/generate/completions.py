@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import attrs
 import trio
+from adapters import Adapters, admin_route
 from answers import Answer
 from asked import AskedChat, AskedEmbeddings, AskedText, checked
 from constraints import ConstraintError, Grammars
@@ -44,6 +45,7 @@ class Service:
     Attributes:
         generation: What goes on with prompts.
         grammars: What compiles the forms of answers.
+        adapters: What swaps adapters.
         encoder: What makes embeddings; None for nothing.
         keys: Names of tenants by the keys of clients; without any, every client is served. Metrics show the
             names, and not the keys.
@@ -51,6 +53,7 @@ class Service:
 
     generation: Generation
     grammars: Grammars
+    adapters: Adapters
     encoder: Encoder | None = None
     keys: Mapping[str, str] = {}
 
@@ -94,6 +97,7 @@ def application(service: Service) -> Starlette:
 
     return Starlette(
         routes=[
+            admin_route(service.adapters, fields_of),
             Route("/v1/chat/completions", partial(complete, AskedChat), methods=["POST"]),
             Route("/v1/completions", partial(complete, AskedText), methods=["GET", "POST"]),
             Route("/v1/embeddings", embed, methods=["POST"]),

@@ -9,7 +9,7 @@ must be one that rounding allows after the tokens before it.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import attrs
@@ -36,6 +36,7 @@ class Faults:
 
     Attributes:
         generation: What makes the streams.
+        weights: Returns its weights on the host, for the reference. Blocking.
         seconds: Time between two faults: a kill of the worker, and a poisoned context, in turns.
         dtype: Of weights and cache.
         is_exact: Whether a stream that is unlike the undisturbed run is wrong, whatever the reason.
@@ -44,6 +45,7 @@ class Faults:
     """
 
     generation: Generation
+    weights: Callable[[], Mapping[str, npt.NDArray[np.float32]]]
     seconds: float
     dtype: str = "float32"
     is_exact: bool = False
@@ -54,7 +56,8 @@ class Faults:
         """Run rounds until it is cancelled, and print what came of each."""
         loaded, device = self.generation.loaded, self.generation.model.caches[0].device
         expected = await self._round()
-        reference = await trio.to_thread.run_sync(Reference, loaded.config, loaded.weights, self.dtype)
+        weights = await trio.to_thread.run_sync(self.weights)
+        reference = await trio.to_thread.run_sync(Reference, loaded.config, weights, self.dtype)
         self.wrong = await self._count_wrong(reference, range(STREAMS), expected)
         self.gap = 0.0
         async with trio.open_nursery() as nursery:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Hashable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -189,12 +189,31 @@ class _Made:
 
 
 @attrs.define(eq=False)
+class _Lane:
+    """The sequences of one model, which has steps of its own.
+
+    Attributes:
+        model: The model.
+        count: How many sequences there are.
+        company: Those of its step before, if each had one token.
+        last: The tokens of its step before.
+    """
+
+    model: Model
+    count: int = 0
+    company: _Company | None = None
+    last: _Made = attrs.field(factory=lambda: _Made([], 0))
+
+
+@attrs.define(eq=False)
 class Generation:
     """A model that goes on with many prompts at once.
 
+    A sequence stays with the model that had its first step, also when it is set aside or the context is lost.
+
     Attributes:
         loaded: The model's text, name and shape.
-        model: What computes.
+        model: What computes the sequences that begin from now on. `use` replaces it.
         pages: Its cache.
         size: Tokens of a page.
         recompute: Whether a sequence that is set aside is computed again where the host has no room for a
@@ -212,9 +231,10 @@ class Generation:
     shares: bool = False
     open: Counter[str] = attrs.field(factory=Counter[str], init=False)
     batcher: ta.Ref[_Batcher] = attrs.field(init=False)
-    _company: _Company | None = attrs.field(default=None, init=False)
     _running: int = attrs.field(default=0, init=False)
-    _last: _Made = attrs.field(factory=lambda: _Made([], 0), init=False)
+    _lanes: dict[Model, _Lane] = attrs.field(factory=dict[Model, _Lane], init=False)
+    _bound: dict[_Sequence, _Lane] = attrs.field(factory=dict[Any, _Lane], init=False)
+    _ended: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot, init=False)
     _reserving: trio.Lock = attrs.field(factory=trio.Lock, init=False)
     _constraints: dict[_Sequence, Constraint] = attrs.field(factory=dict[Any, Constraint], init=False)
 
@@ -234,23 +254,36 @@ class Generation:
         raise ta.NotExecutedError("pages were damaged by a lost copy; the step runs again") from stale
 
     async def _step(self, batch: list[_Sequence]) -> list[StepResult[int]]:
-        company, self._running = self._company, len(batch)
+        self._running = len(batch)
+        lanes = list(self._lanes.values())
+        if len(lanes) == 1:
+            return await self._step_of(lanes[0], batch)
+        if any(one.is_prefilling for one in batch):
+            return await self._prefill(batch)
+        results = dict[_Sequence, StepResult[int]]()
+        for lane in lanes:
+            if part := [one for one in batch if self._bound[one] is lane]:
+                results |= zip(part, await self._step_of(lane, part), strict=True)
+        return [results[one] for one in batch]
+
+    async def _step_of(self, lane: _Lane, batch: list[_Sequence]) -> list[StepResult[int]]:
+        company = lane.company
         if company is None or company.sequences != batch:
             if any(one.is_prefilling for one in batch):
                 return await self._prefill(batch)
-            company = self._company = _Company(batch, self.size)
+            company = lane.company = _Company(batch, self.size)
         starts = np.array([one.done + one.ahead for one in batch])
         going = starts <= company.lasts
         if going.all():
-            return await self._decode(company, starts)
+            return await self._decode(lane, company, starts)
         # Steps ahead do not know yet that these have their last tokens.
         rest = [one for one, is_going in zip(batch, going, strict=True) if is_going]
-        results = dict(zip(rest, await self._step(rest) if rest else [], strict=True))
+        results = dict(zip(rest, await self._step_of(lane, rest) if rest else [], strict=True))
         return [results.get(one, []) for one in batch]
 
-    async def _decode(self, company: _Company, starts: _Ints) -> list[StepResult[int]]:
+    async def _decode(self, lane: _Lane, company: _Company, starts: _Ints) -> list[StepResult[int]]:
         """Put one token of each sequence through the model."""
-        batch, width = company.sequences, self.model.width
+        batch, width = company.sequences, lane.model.width
         # Where the step before runs, the token is on the device, and not known here.
         tokens = np.array([0 if one.ahead else one.parts[-1] for one in batch])
         is_ahead = np.array([one.ahead > 0 for one in batch])
@@ -262,16 +295,16 @@ class Generation:
                     found, wrong = await trio.to_thread.run_sync(self._masks, batch)
                     masks = joined_masks([found.get(one) for one in batch])
         # From here on nothing waits until the request is sent, so steps are sent in their order.
-        before = self._last
+        before = lane.last
         sources = np.where(is_ahead, before.places(batch), -1) if is_ahead.any() else np.full(len(batch), -1)
-        made = self._last = _Made(batch, (before.place + width) % (SLOTS * width) if width else 0)
+        made = lane.last = _Made(batch, (before.place + width) % (SLOTS * width) if width else 0)
         rows = [tokens, starts, company.places(starts)]
         # The device has places for the tokens of a step ahead, which more sequences cannot be in.
         if len(batch) <= width:
             rows += [sources, made.place + company.lines]
         tables = company.tables[:, : int(starts.max()) // self.size + 1]
         try:
-            chosen = await self.model.decode(
+            chosen = await lane.model.decode(
                 np.array(rows), tables, company.sampling(starts), masks, company.asked
             )
             if is_ahead.any():
@@ -299,12 +332,16 @@ class Generation:
     async def _prefill(self, batch: list[_Sequence]) -> list[StepResult[int]]:
         """Put parts of prompts through the model, and one token of each other sequence."""
         # Pages may be exchanged for equal ones.
-        self._company = None
+        self._forget_companies()
         runs = {one: run for one in batch if (run := await self._run(one))}
         masks, wrong = await trio.to_thread.run_sync(self._masks, runs) if _has_grammar(runs) else ({}, {})
         for one, mask in masks.items():
             runs[one] = attrs.evolve(runs[one], mask=mask)
-        tokens = dict(zip(runs, await self.model.step(list(runs.values())) if runs else [], strict=True))
+        tokens = dict[_Sequence, int]()
+        for lane in list(self._lanes.values()):
+            if part := {one: run for one, run in runs.items() if self._bound[one] is lane}:
+                tokens |= zip(part, await lane.model.step(list(part.values())), strict=True)
+        # Not before all have come back: the step is called again as a whole.
         for one, run in runs.items():
             one.state.wrote(run.tokens)
         return [
@@ -335,10 +372,10 @@ class Generation:
     async def _run(self, sequence: _Sequence) -> Run | None:
         """Return the part that a sequence computes now; None where another one has computed it already."""
         prompt = sequence.item
+        if sequence not in self._bound:
+            self._bind(sequence)
         if sequence.state is None:
             sequence.state = self.pages.open(self._tokens(sequence), tenant=self._tenant(sequence))
-            # A mask is made of all tokens before it.
-            sequence.needs_parts = prompt.grammar is not None
         table: PageTable = sequence.state
         self._tell(sequence)
         end = sequence.done + sequence.chunk
@@ -375,8 +412,53 @@ class Generation:
         prompt, length = sequence.item.tokens, sequence.item.length()
         return [*prompt[begin:end], *sequence.parts[max(begin - length, 0) : max(end - length, 0)]]
 
-    def _tenant(self, sequence: _Sequence) -> str | None:
-        return None if self.shares else sequence.item.tenant
+    def _tenant(self, sequence: _Sequence) -> Hashable:
+        """Return who shares pages with a sequence: nobody whose model has other weights."""
+        lane = self._bound.get(sequence)
+        number = (self.model if lane is None else lane.model).number
+        tenant = None if self.shares else sequence.item.tenant
+        return (number, tenant) if number else tenant
+
+    # How models with other weights take turns.
+
+    def use(self, model: Model) -> None:
+        """Have another model compute the sequences that begin from now on; the cache must be the same."""
+        self.model = model
+        self._ended.unpark_all()
+
+    def count(self, model: Model) -> int:
+        """Count the sequences of a model that have begun."""
+        return self._lanes[model].count if model in self._lanes else 0
+
+    async def wait_unused(self, model: Model) -> None:
+        """Wait until no sequence has a model, and none that begins gets it."""
+        while self.model is model or model in self._lanes:
+            await self._ended.park()
+
+    def _bind(self, sequence: _Sequence) -> None:
+        lane = self._lanes.setdefault(self.model, _Lane(self.model))
+        lane.count += 1
+        self._bound[sequence] = lane
+        self._look_for_parts()
+
+    def _unbind(self, sequence: _Sequence) -> None:
+        lane = self._bound.pop(sequence, None)
+        if lane is None:
+            return
+        lane.count -= 1
+        if not lane.count:
+            del self._lanes[lane.model]
+            self._look_for_parts()
+            self._ended.unpark_all()
+
+    def _look_for_parts(self) -> None:
+        # A mask is made of all tokens before it. D232: with several models, no step is called ahead.
+        for one in self._bound:
+            one.needs_parts = one.item.grammar is not None or len(self._lanes) > 1
+
+    def _forget_companies(self) -> None:
+        for lane in self._lanes.values():
+            lane.company = None
 
     # The methods of a `ta.patterns.Room`: by them the batcher shares the pages out.
 
@@ -418,7 +500,7 @@ class Generation:
         """Copy the pages of a sequence to the host, or have it computed again later."""
         table: PageTable | None = sequence.state
         # No step takes its tables for those that they were.
-        self._company = None
+        self._forget_companies()
         if table is None:
             return
         self._tell(sequence)
@@ -433,13 +515,14 @@ class Generation:
 
     async def bring_back(self, sequence: _Sequence) -> None:
         """Copy its pages back, if there are any."""
-        self._company = None
+        self._forget_companies()
         if sequence.state is not None:
             await sequence.state.restore()
 
     def leave(self, sequence: _Sequence) -> None:
         """Give pages back."""
         self._constraints.pop(sequence, None)
+        self._unbind(sequence)
         if sequence.state is not None:
             self._tell(sequence)
             sequence.state.close()

@@ -6,11 +6,12 @@ device.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from importlib.util import find_spec
-from itertools import chain
-from typing import Any, Protocol
+from itertools import chain, count
+from typing import Any, Protocol, TypeAlias
 
 import attrs
 import numpy as np
@@ -228,6 +229,8 @@ class Model:
         operation: The operation that a step is, as `ta.testing.inject_fault` takes it.
         width: How many sequences may be in a step that takes its tokens from the step before, on the device;
             0 if none does.
+        weights: Its weights on the device.
+        number: 0, or its own number if it has other weights over the cache of a model that was open before.
     """
 
     config: Config
@@ -235,6 +238,14 @@ class Model:
     forward: Forward
     operation: Any
     width: int = 0
+    weights: Mapping[str, ta.AccelRef] = attrs.field(factory=dict[str, ta.AccelRef])
+    number: int = 0
+    _opening: _Opening | None = None
+
+    def with_weights(self, weights: Mapping[str, ta.AccelRef]) -> AbstractAsyncContextManager[Model]:
+        """Open what computes with other weights in place of some of these, over the same cache."""
+        assert self._opening is not None
+        return self._opening({**self.weights, **weights}, next(_numbers))
 
     async def step(self, runs: Sequence[Run]) -> list[int]:
         """Put tokens of several sequences into the cache, and choose the next token of each: one request.
@@ -278,6 +289,10 @@ class Model:
         check_numbers("positions", rows[1], self.config.context)
         check_numbers("pages", tables, self.caches[0].shape[0])
         return await self.forward(Batch(rows, tables, None, sampling, [], masks, asked))
+
+
+_Opening: TypeAlias = Callable[[Mapping[str, ta.AccelRef], int], AbstractAsyncContextManager[Model]]
+_numbers = count(1)
 
 
 def _program(name: str) -> type[Llama]:
@@ -340,29 +355,55 @@ async def open_model(
     Raises:
         NotSupportedError: It cannot be exact, because rows of products have other bits at other places.
     """
-    placed: dict[str, Any] = {
-        name: await device.put(array.astype(dtype, copy=False)) for name, array in weights.items()
-    }
-    shape = config.cache_shape(pages, size)
-    caches: list[Any] = [await device.zeros(shape, dtype) for _ in range(config.layers)]
     chosen = forward or ("torch" if find_spec("torch") else "numpy")
     if exact and chosen == "operations":
         raise ta.NotSupportedError(
             "exact: the functions of the package choose how they sum; use torch or numpy"
         )
+    placed = {name: await device.put(array.astype(dtype, copy=False)) for name, array in weights.items()}
+    shape = config.cache_shape(pages, size)
+    caches = [await device.zeros(shape, dtype) for _ in range(config.layers)]
     if chosen == "operations":
-        from operations import Operations
+        opening: _Opening = partial(_open_operations, config, caches)
+    else:
+        opening = partial(_open_program, device, _program(chosen), config, caches, width, exact)
+    async with opening(placed, 0) as model:
+        yield model
 
-        yield Model(config, caches, Operations(placed, caches, config), ta.graphs.Replay)
-        return
-    cls = _program(chosen)
-    made = await device.zeros((SLOTS * width,), "int64")
-    opening = ta.open_program(device, cls, placed, caches, made, config=attrs.asdict(config), exact=exact)
-    async with opening as program:
-        if exact and not await _has_same_bits(program, cls, config, pages, size):
-            raise ta.NotSupportedError(
-                "exact: on this device a row of a product has other bits beside other rows or elsewhere"
-            )
+
+@asynccontextmanager
+async def _open_operations(
+    config: Config, caches: Sequence[ta.AccelRef], weights: Mapping[str, ta.AccelRef], number: int
+) -> AsyncGenerator[Model]:
+    from operations import Operations
+
+    operations, opening = Operations(weights, caches, config), partial(_open_operations, config, caches)
+    try:
+        yield Model(config, caches, operations, ta.graphs.Replay, 0, weights, number, opening)
+    finally:
+        operations.close()
+
+
+@asynccontextmanager
+async def _open_program(
+    device: ta.Device,
+    cls: type[Llama],
+    config: Config,
+    caches: Sequence[ta.AccelRef],
+    width: int,
+    exact: int,
+    weights: Mapping[str, ta.AccelRef],
+    number: int,
+) -> AsyncGenerator[Model]:
+    given: Any = weights, caches, await device.zeros((SLOTS * width,), "int64")
+    async with ta.open_program(device, cls, *given, config=attrs.asdict(config), exact=exact) as program:
+        # The trial writes to the cache, so it comes before all sequences.
+        if exact and number == 0:
+            pages, size = caches[0].shape[:2]
+            if not await _has_same_bits(program, cls, config, pages, size):
+                raise ta.NotSupportedError(
+                    "exact: on this device a row of a product has other bits beside other rows or elsewhere"
+                )
 
         async def step(batch: Batch) -> Chosen:
             first = (batch.rows, batch.tables, batch.ends, batch.sampling, batch.counts)
@@ -374,4 +415,5 @@ async def open_model(
             total = int.from_bytes(found[end : end + 8], "little")
             return Chosen(np.frombuffer(found[:end], np.int32), total, likely)
 
-        yield Model(config, caches, step, program.operation(cls.step), width)
+        opening = partial(_open_program, device, cls, config, caches, width, exact)
+        yield Model(config, caches, step, program.operation(cls.step), width, weights, number, opening)

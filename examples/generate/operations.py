@@ -68,6 +68,11 @@ class Operations:
         likely = None if asked is None else likely_of(asked, tokens[batch.asked])
         return Chosen(tokens.astype(np.int32), likely=likely)
 
+    def close(self) -> None:
+        """Let go of the graphs, and of the weights that they have."""
+        while self._graphs:
+            self._graphs.popitem()[1].close()
+
     def _filled(self, batch: Batch) -> list[npt.NDArray[np.int64]]:
         """Fill a batch up to a size that there is a graph for.
 

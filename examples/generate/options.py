@@ -14,9 +14,9 @@ from text import SMOLLM2, InputError
 
 import trio_accel as ta
 
-__all__ = ["DEFAULTS", "Options", "keys_of"]
+__all__ = ["DEFAULTS", "Options", "admin_key_of", "keys_of"]
 
-KEYS = "GENERATE_KEYS"
+KEYS, ADMIN_KEY = "GENERATE_KEYS", "GENERATE_ADMIN_KEY"
 Port: TypeAlias = Annotated[int, cyclopts.Parameter(validator=Number(gte=0, lte=65535))]
 Count: TypeAlias = Annotated[int, cyclopts.Parameter(validator=Number(gte=1, lte=1 << 20))]
 Seconds: TypeAlias = Annotated[float, cyclopts.Parameter(validator=Number(gt=0, lte=1e6))]
@@ -42,6 +42,9 @@ class Options:
         sequences: At once.
         faults: Lose the context after so many seconds, again and again, and count tokens.
         keys: File of keys, KEY or KEY=SHARE in each line; without it, those in $GENERATE_KEYS, or none.
+        adapter: Adapter (LoRA) of examples/finetune that the model begins with.
+        adapters: Folder of adapters for /admin/adapter; without it, that of --adapter.
+        admin_key: File of the key for /admin/adapter; without it, $GENERATE_ADMIN_KEY, or the path is off.
     """
 
     host: str = "127.0.0.1"
@@ -58,6 +61,9 @@ class Options:
     sequences: Count = 64
     faults: Seconds | None = None
     keys: Path | None = None
+    adapter: Path | None = None
+    adapters: Path | None = None
+    admin_key: Path | None = None
 
 
 DEFAULTS = Options()
@@ -70,10 +76,7 @@ def keys_of(path: Path | None) -> Mapping[str, float]:
         InputError: A key or a share is wrong, or the file has no key: it would let everybody in.
     """
     text = os.environ.get(KEYS, "").replace(",", "\n").encode() if path is None else path.read_bytes()
-    # Headers have such letters alone.
-    if not text.isascii():
-        raise InputError("keys must have ASCII letters alone")
-    pairs = [line.partition("=") for line in text.decode().splitlines() if line.strip()]
+    pairs = [line.partition("=") for line in _lines(text)]
     try:
         shares = {key.strip(): float(share.strip() or 1.0) for key, _, share in pairs}
         ta.patterns.Weights(shares)
@@ -82,3 +85,25 @@ def keys_of(path: Path | None) -> Mapping[str, float]:
     if "" in shares or (path is not None and not shares):
         raise InputError("there must be a key, and none may be empty")
     return shares
+
+
+def admin_key_of(path: Path | None, keys: Mapping[str, float]) -> str | None:
+    """Key of the administration; None if there is none.
+
+    Raises:
+        InputError: There is not one key, or clients have it, too.
+    """
+    text = os.environ.get(ADMIN_KEY, "").encode() if path is None else path.read_bytes()
+    lines = _lines(text)
+    if not lines and path is None:
+        return None
+    if len(lines) != 1 or lines[0] in keys:
+        raise InputError("the key of the administration must be one line, and no key of a client")
+    return lines[0]
+
+
+def _lines(text: bytes) -> list[str]:
+    # Headers have such letters alone.
+    if not text.isascii():
+        raise InputError("keys must have ASCII letters alone")
+    return [line.strip() for line in text.decode().splitlines() if line.strip()]

@@ -22,6 +22,7 @@ import trio_accel as ta
 from trio_accel.http import Limits, serve
 
 try:
+    from adapters import open_adapters
     from completions import Service, application
     from constraints import Grammars
     from encoder import open_encoder
@@ -29,7 +30,7 @@ try:
     from generation import open_generation
     from llama import rounded
     from model import open_model
-    from options import DEFAULTS, Options, keys_of
+    from options import DEFAULTS, Options, admin_key_of, keys_of
     from text import SMOLLM2, InputError, load_file, load_random
 except ModuleNotFoundError as error:
     raise SystemExit(
@@ -66,12 +67,15 @@ async def run(given: Options) -> int:
         system = await stack.enter_async_context(ta.open_system("generate"))
         recorder = stack.enter_context(ta.telemetry.record(system))
         service = await stack.enter_async_context(open_service(system, given))
-        faults = Faults(service.generation, given.faults or math.inf, given.dtype, given.exact)
+        faults = Faults(
+            service.generation, service.adapters.weights, given.faults or math.inf, given.dtype, given.exact
+        )
         serving = partial(serve, listeners=listeners, system=system, recorder=recorder, limits=LIMITS)
         async with trio.open_nursery() as nursery:
             async with trio.open_nursery() as connections:
                 port = await connections.start(serving, application(service))
-                await nursery.start(note_end, faults.run if given.faults else trio.sleep_forever)
+                beside = faults.run if given.faults else trio.sleep_forever
+                await nursery.start(note_end, beside, service)
                 # Full collections, which requests with many values cause, skip the objects of the start.
                 gc.collect()
                 gc.freeze()
@@ -85,6 +89,8 @@ async def run(given: Options) -> int:
 async def open_service(system: ta.System, given: Options) -> AsyncGenerator[Service]:
     """Load the models onto a device, and open the batchers that serve them."""
     shares = keys_of(given.keys)
+    admin = admin_key_of(given.admin_key, shares)
+    folder = given.adapters or (given.adapter.parent if given.adapter else None)
     keys = {key: f"key {number}" for number, key in enumerate(shares, 1)}
     weights = {keys[key]: share for key, share in shares.items()} or None
     random = partial(load_random, attrs.evolve(SMOLLM2, layers=given.layers))
@@ -108,10 +114,15 @@ async def open_service(system: ta.System, given: Options) -> AsyncGenerator[Serv
         generation = await stack.enter_async_context(
             open_generation(system, model, loaded, weights=weights, sequences=given.sequences)
         )
+        has_faults = given.faults is not None
+        adapters = await stack.enter_async_context(
+            open_adapters(generation, key=admin, folder=folder, path=given.adapter, has_faults=has_faults)
+        )
         is_random = given.random_weights and given.encoder is None
         yield Service(
             generation=generation,
             grammars=await trio.to_thread.run_sync(Grammars, loaded),
+            adapters=adapters,
             encoder=await open_encoder(
                 system, device, given.encoder, loaded.text if is_random else None, weights
             ),
@@ -121,6 +132,7 @@ async def open_service(system: ta.System, given: Options) -> AsyncGenerator[Serv
 
 async def note_end(
     beside: Callable[[], Awaitable[None]],
+    service: Service,
     *,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -130,6 +142,7 @@ async def note_end(
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             task_status.started()
             received = await anext(signals)
+        service.adapters.is_ending = True
         print("ending: answers that were begun come to their ends", flush=True)
         nursery.cancel_scope.cancel()
     signal.raise_signal(received)

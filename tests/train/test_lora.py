@@ -109,10 +109,24 @@ async def test_adapters_are_those_of_a_plain_loop(shard: bool) -> None:
 async def test_adapters_under_faults_are_those_of_one_undisturbed_device(tmp_path: Path) -> None:
     """Averages, metrics and checkpoints too; only the adapter is saved, and goes on with three ranks."""
     given: dict[str, Any] = {"validate": held_out(), "validate_every": 4, "average": 0.9}
-    quiet = await trained(config(**given), 12, ranks=1)
+    averages: list[dict[str, Any]] = []
+
+    async def average(trainer: train.Trainer, step: train.Step) -> None:
+        if step.number == 12:
+            averages.append(await trainer.parameters(averaged=True))
+
+    async def hurt(trainer: train.Trainer, step: train.Step) -> None:
+        await average(trainer, step)
+        await disturb(trainer, step)
+
+    quiet = await trained(config(**given), 12, ranks=1, each=average)
     assert_same(quiet, plain(12))
     kept = train.Checkpoint(tmp_path, every=10, best="right", mode="max")
-    found = await trained(config(**given, checkpoint=kept), 12, options=STOPPABLE, each=disturb)
+    found = await trained(config(**given, checkpoint=kept), 12, options=STOPPABLE, each=hurt)
+    assert averages[0].keys() == averages[1].keys() == found[1].keys()
+    for name, array in averages[0].items():
+        np.testing.assert_allclose(averages[1][name], array, rtol=0, atol=1e-12, err_msg=name)
+        assert np.abs(array - found[1][name]).max() > 1e-5
     assert found[2].workers_lost == 2
     assert_same(found, plain(12))
     for own, other in zip(found[0], quiet[0], strict=True):
@@ -185,6 +199,8 @@ async def test_a_file_of_an_adapter(tmp_path: Path) -> None:
     # In PyTorch alone, and as changes of the weights.
     torch.manual_seed(0)
     model = models.adapted()
+    frozen = {name: one.numpy() for name, one in model.named_parameters() if not one.requires_grad}
+    assert train.Lora.base_of(frozen) == trainer.base
     lora.put(model, path)
     merged = models.adapted(lora=None)
     merged.load_state_dict({name: model.state_dict()[name] for name in merged.state_dict()})
@@ -198,6 +214,23 @@ async def test_a_file_of_an_adapter(tmp_path: Path) -> None:
     with torch.no_grad():
         loss = functional.cross_entropy(merged(x), tensors(next(batches(64)))[1])
     assert step.loss == pytest.approx(loss.item(), abs=1e-12)
+
+
+def test_a_disk_that_is_full_keeps_the_adapter_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lora = tmp_path / "adapter.safetensors", train.Lora(["up"], rank=1)
+    named = {"up.lora_A.weight": np.ones((1, 3)), "up.lora_B.weight": np.ones((2, 1))}
+    lora.save(path, named)
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        lora.save(path, {name: 2 * array for name, array in named.items()})
+    assert os.listdir(tmp_path) == ["adapter.safetensors"]
+    np.testing.assert_array_equal(lora.load(path)["up.lora_A.weight"], named["up.lora_A.weight"])
 
 
 async def test_adapters_that_are_refused(tmp_path: Path) -> None:

@@ -169,16 +169,20 @@ class Lora:
             AdapterError: See `load`; or the model has other layers or shapes.
         """
         torch, named = torch_of_model(), dict(model.named_parameters())
-        frozen = {name: one for name, one in named.items() if not one.requires_grad}
-        base = base_of({f"0 {name}": checksum_of(name, on_host(one)) for name, one in frozen.items()})
-        arrays = self.load(path, base=base)
+        frozen = {name: on_host(one) for name, one in named.items() if not one.requires_grad}
+        arrays = self.load(path, base=self.base_of(frozen))
         own = {name: one for name, one in named.items() if name.split(".")[-2] in _PARTS}
-        layout = Layout([*own], [tuple(one.shape) for one in own.values()])
+        layout = Layout([*own], [one.shape for one in own.values()])
         if difference := layout.difference({name: one.shape for name, one in arrays.items()}):
             raise AdapterError(f"adapter {path} is of another model: {difference}")
         with torch.no_grad():
             for name, one in own.items():
                 one.copy_(torch.from_numpy(arrays[name]))
+
+    @staticmethod
+    def base_of(parameters: Mapping[str, Any]) -> int:
+        """Return the checksum of a model's frozen parameters, by their names: the `base` of an adapter."""
+        return base_of({f"0 {name}": checksum_of(name, array) for name, array in parameters.items()})
 
     def changes(self, parameters: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
         """Return what an adapter adds to the weights, by their names: arrays of shape (outputs, inputs).

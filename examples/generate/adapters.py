@@ -1,0 +1,361 @@
+"""Adapters (LoRA) of the model: their files, and their swap into a service that runs.
+
+A swap makes a second set of weights on the device, and changes no weight that a sequence has. So sequences
+that have begun end with the weights of their first step. The set goes when the last of them has ended.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import trio
+from errors import ApiError, shown
+from generation import Generation
+from llama import Config, weights_of
+from model import Model
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from text import InputError
+
+import trio_accel as ta
+from trio_accel import train
+
+__all__ = ["Adapter", "Adapters", "admin_route", "open_adapters", "read_adapter"]
+
+_logger = logging.getLogger("generate")
+# The layers of `examples/finetune` have this before the names of `weights_of`.
+_PREFIX = "layers."
+_PARTS = (".lora_A.weight", ".lora_B.weight")
+OFF = "is off here: start the service with --admin-key FILE and --adapters FOLDER"
+BUSY = ApiError("another swap is under way: try again when it has ended", None, "swap_under_way", 409)
+ENDING = ApiError("the service is ending, and swaps no adapter", None, "ending", 503)
+UNDER_FAULTS = ApiError("with --faults, all texts must have the weights of the start", None, "faults", 409)
+FULL = ApiError(
+    "the device has no memory for a second set of weights: try again when streams have ended",
+    None,
+    "out_of_memory",
+    503,
+)
+
+
+@attrs.frozen(eq=False)
+class Adapter:
+    """An adapter of a model, in the memory of the host.
+
+    Attributes:
+        name: The name of its file.
+        lora: Its rank and scale.
+        arrays: A and B of each weight, by the names of `weights_of`.
+    """
+
+    name: str
+    lora: train.Lora
+    arrays: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]
+
+    def added(self, name: str, weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return a weight with what the adapter adds to it, which may be infinite."""
+        if name not in self.arrays:
+            return weight
+        layer = f"{_PREFIX}{name}"
+        parts = {layer + part: array for part, array in zip(_PARTS, self.arrays[name], strict=True)}
+        with np.errstate(over="ignore", invalid="ignore"):
+            [change] = self.lora.changes(parts).values()
+            return weight + change
+
+
+async def read_adapter(
+    device: ta.Device, path: Path, config: Config, weights: Mapping[str, npt.NDArray[np.float32]]
+) -> Adapter:
+    """Read an adapter that `train.Lora.save` has written.
+
+    Args:
+        device: Where its arrays go through.
+        path: The file.
+        config: The model that it must fit.
+        weights: Its weights, by the names of `weights_of`.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        AdapterError: It is damaged, no adapter, or one of another model; the text does not name the folder.
+    """
+    try:
+        return await _read(device, path, weights_of(config), weights)
+    except FileNotFoundError:
+        raise
+    except (train.AdapterError, ta.weights.WeightsError, ta.NotSupportedError, OSError) as error:
+        said = getattr(error, "strerror", None) or str(error).replace(str(path), path.name)
+        raise train.AdapterError(f"the adapter {path.name} cannot be used: {said:.300}") from None
+
+
+async def _read(
+    device: ta.Device,
+    path: Path,
+    shapes: Mapping[str, tuple[int, ...]],
+    weights: Mapping[str, npt.NDArray[np.float32]],
+) -> Adapter:
+    # It comes from anywhere, and is looked at before memory is taken.
+    contents = await ta.weights.inspect(path)
+    if contents.nbytes > sum(array.nbytes for array in weights.values()):
+        raise train.AdapterError("it is larger than the model")
+    lora, base = _settings(contents.metadata)
+    pairs = _pairs({name: one.shape for name, one in contents.tensors.items()}, lora.rank, shapes)
+    placed = await ta.weights.load(device, path, dtype="float32")
+    found = {name: np.asarray(await array.to_host(), np.float32) for name, array in placed.items()}
+    if contents != await ta.weights.inspect(path):
+        raise train.AdapterError("it was changed while it was read")
+    if not all(np.isfinite(array).all() for array in found.values()):
+        raise train.AdapterError("it has numbers that are not finite")
+    if base and not await trio.to_thread.run_sync(_is_base, base, weights):
+        raise train.AdapterError("it is of another model: the weights that it adapts differ")
+    return Adapter(path.name, lora, {name: (found[one], found[two]) for name, (one, two) in pairs.items()})
+
+
+def _settings(metadata: Mapping[str, str]) -> tuple[train.Lora, int]:
+    """Return the rank and scale of an adapter, and the checksum of its model."""
+    try:
+        about: Any = json.loads(metadata["lora"])
+        lora = train.Lora(about["targets"], rank=about["rank"], alpha=about["alpha"])
+        return lora, int(about["base"])
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
+        raise train.AdapterError("it has no rank and scale, as train.Lora.save writes them") from None
+
+
+def _pairs(
+    found: Mapping[str, tuple[int, ...]], rank: int, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[str, str]]:
+    """Return the names of A and B for each weight that is adapted."""
+    pairs = dict[str, tuple[str, str]]()
+    for name in found:
+        layer = next((name.removesuffix(part) for part in _PARTS if name.endswith(part)), "")
+        weight = layer.removeprefix(_PREFIX)
+        shape = shapes.get(weight, ()) if layer.startswith(_PREFIX) else ()
+        if len(shape) != 2:
+            raise train.AdapterError(f"it is of another model: it adapts {shown(name)}")
+        one, two = (layer + part for part in _PARTS)
+        for part, wanted in ((one, (rank, shape[1])), (two, (shape[0], rank))):
+            if found.get(part) != wanted:
+                what = f"it is of another model or rank: {shown(part)} has the shape {found.get(part)}"
+                raise train.AdapterError(f"{what}, and {wanted} is wanted")
+        pairs[weight] = one, two
+    if not pairs:
+        raise train.AdapterError("it has no arrays")
+    return pairs
+
+
+def _is_base(base: int, weights: Mapping[str, npt.NDArray[np.float32]]) -> bool:
+    """Return whether these weights have the checksum of the model that was trained. Blocking."""
+
+    def named(dtype: str) -> dict[str, npt.NDArray[Any]]:
+        return {
+            f"{_PREFIX * name[0].isdigit()}{name}.weight": array.astype(dtype, copy=False)
+            for name, array in weights.items()
+        }
+
+    # The model may have computed in either of them.
+    return any(train.Lora.base_of(named(dtype)) == base for dtype in ("float32", "float64"))
+
+
+@asynccontextmanager
+async def open_adapted(
+    model: Model, weights: Mapping[str, npt.NDArray[np.float32]], adapter: Adapter
+) -> AsyncGenerator[Model]:
+    """Open the model with an adapter: a second set of the weights that it adapts, over the same cache.
+
+    Raises:
+        AdapterError: Numbers overflow in the element type of the weights.
+        OutOfMemoryError: The device has no memory for them.
+    """
+    first = next(iter(model.weights.values()))
+    placed = dict[str, ta.AccelRef]()
+
+    def changed(name: str) -> npt.NDArray[Any]:
+        made: npt.NDArray[Any] = adapter.added(name, weights[name]).astype(first.dtype.dtype, copy=False)
+        if not np.isfinite(made.astype(np.float32, copy=False)).all():
+            raise train.AdapterError(f"the adapter {adapter.name} cannot be used: {name!r} overflows")
+        return made
+
+    try:
+        # One after the other: the host has no second set.
+        for name in adapter.arrays:
+            placed[name] = await first.device.put(await trio.to_thread.run_sync(changed, name))
+        async with model.with_weights(placed) as adapted:
+            yield adapted
+    finally:
+        for array in placed.values():
+            array.release()
+
+
+@attrs.define(eq=False)
+class Adapters:
+    """The adapter of a service, and its swap. `open_adapters` opens it.
+
+    Attributes:
+        generation: What goes on with prompts.
+        key: The key of the administration; None if the paths are off.
+        folder: Where adapters are; None if the paths are off.
+        has_faults: Whether streams are compared with an undisturbed run, so that nothing is swapped.
+        is_ending: Whether the service is ending, so that nothing is swapped.
+    """
+
+    generation: Generation
+    key: str | None
+    folder: Path | None
+    _base: Model
+    _nursery: trio.Nursery
+    has_faults: bool = attrs.field(default=False, init=False)
+    is_ending: bool = attrs.field(default=False, init=False)
+    _adapters: dict[Model, Adapter] = attrs.field(factory=dict[Model, Adapter], init=False)
+    _is_swapping: bool = attrs.field(default=False, init=False)
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that is not the administration's."""
+        if self.key is None or self.folder is None:
+            raise ApiError(f"{request.url.path} {OFF}", None, "admin_disabled", 403)
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        given = key.strip() if scheme.lower() == "bearer" else ""
+        if not secrets.compare_digest(given.encode(), self.key.encode()):
+            what = f"{request.url.path} needs the key of the administration: Authorization: Bearer KEY"
+            raise ApiError(what, code="invalid_api_key", status=401)
+
+    async def swap_to(self, name: object) -> None:
+        """Swap to an adapter of the folder.
+
+        Raises:
+            ApiError: It cannot be, and why. Then nothing has changed.
+        """
+        if self.folder is None or not isinstance(name, str) or not name.isprintable():
+            raise ApiError(f"adapter must be the name of a file, got {shown(name)}", "adapter")
+        # Nothing outside of the folder is looked at, so errors tell nothing about other files.
+        if name in {"", ".", ".."} or "/" in name or "\\" in name or len(name.encode()) > 255:
+            what = "adapter must be the name of a file in the folder of adapters, without a path"
+            raise ApiError(f"{what}, got {shown(name)}", "adapter")
+        await self.swap(self.folder / name)
+
+    async def swap(self, path: Path | None) -> None:
+        """Have sequences that begin from now on computed with an adapter, or with none.
+
+        If it fails or is cancelled, nothing has changed.
+
+        Raises:
+            ApiError: It cannot be, and why.
+        """
+        self._check_ending()
+        if self.has_faults:
+            raise UNDER_FAULTS
+        if self._is_swapping:
+            raise BUSY
+        if path is None:
+            return self.generation.use(self._base)
+        self._is_swapping = True
+        try:
+            await self._begin_with(path)
+        finally:
+            self._is_swapping = False
+
+    def _check_ending(self) -> None:
+        if self.is_ending:
+            raise ENDING
+
+    async def _begin_with(self, path: Path) -> None:
+        loaded, device = self.generation.loaded, self._base.caches[0].device
+        try:
+            adapter = await read_adapter(device, path, loaded.config, loaded.weights)
+            await self._nursery.start(self._hold, adapter)
+        except FileNotFoundError:
+            what = f"there is no adapter {shown(path.name)} in the folder of adapters"
+            raise ApiError(what, "adapter", "adapter_not_found", 404) from None
+        except train.AdapterError as error:
+            raise ApiError(str(error), "adapter", "unusable_adapter") from None
+        except ta.OutOfMemoryError:
+            raise FULL from None
+
+    async def _hold(self, adapter: Adapter, *, task_status: trio.TaskStatus[None]) -> None:
+        """Begin with an adapter, and have its weights on the device as long as sequences need them."""
+        is_open = False
+        try:
+            async with open_adapted(self._base, self.generation.loaded.weights, adapter) as model:
+                self._check_ending()
+                self._adapters[model], is_open = adapter, True
+                self.generation.use(model)
+                task_status.started()
+                await self.generation.wait_unused(model)
+                del self._adapters[model]
+        except (ta.AccelError, ta.ActorError, ValueError):
+            if not is_open:
+                raise
+            # The others go on.
+            _logger.exception("the weights of %s may still take memory", adapter.name)
+
+    def weights(self) -> Mapping[str, npt.NDArray[np.float32]]:
+        """Return the weights of sequences that begin from now on, on the host. Blocking."""
+        adapter, weights = self._adapters.get(self.generation.model), self.generation.loaded.weights
+        return (
+            weights if adapter is None else {name: adapter.added(name, one) for name, one in weights.items()}
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Return what the paths answer: the adapter, and the streams that have begun with each."""
+        names = {self._base: None, **{model: one.name for model, one in self._adapters.items()}}
+        streams = [
+            {"adapter": name, "streams": self.generation.count(model)}
+            for model, name in names.items()
+            if model is self.generation.model or self.generation.count(model)
+        ]
+        return {"object": "adapter", "adapter": names[self.generation.model], "in_use": streams}
+
+
+def admin_route(adapters: Adapters, fields_of: Callable[[bytes], dict[str, Any]]) -> Route:
+    """Make the path of the administration: it swaps to an adapter, or to none, and tells which there is."""
+
+    async def answer(request: Request) -> Response:
+        adapters.check(request)
+        if request.method == "POST":
+            await adapters.swap_to(fields_of(await request.body()).get("adapter"))
+        elif request.method == "DELETE":
+            await adapters.swap(None)
+        return JSONResponse(adapters.state())
+
+    return Route("/admin/adapter", answer, methods=["GET", "POST", "DELETE"])
+
+
+@asynccontextmanager
+async def open_adapters(
+    generation: Generation,
+    *,
+    key: str | None = None,
+    folder: Path | None = None,
+    path: Path | None = None,
+    has_faults: bool = False,
+) -> AsyncGenerator[Adapters]:
+    """Open the swap of adapters.
+
+    Args:
+        generation: What goes on with prompts.
+        key: See `Adapters.key`.
+        folder: See `Adapters.folder`.
+        path: The adapter to begin with; None for none.
+        has_faults: See `Adapters.has_faults`.
+
+    Raises:
+        InputError: The first adapter cannot be used.
+    """
+    async with trio.open_nursery() as nursery:
+        made = Adapters(generation, key, folder, generation.model, nursery)
+        if path is not None:
+            try:
+                await made.swap(path)
+            except ApiError as error:
+                raise InputError(error.message) from None
+        made.has_faults = has_faults
+        yield made
+        nursery.cancel_scope.cancel(reason="the service ends")
