@@ -328,4 +328,4 @@ def _wrong(kind: type[BaseModel], name: str, field: str, got: object) -> ApiErro
     said = kind.model_fields[field].description
     if said is None:
         return unsupported(name, "unsupported_value")
-    return ApiError(f"{name} must be {said}, got {shown(got)}", name)
+    return ApiError(f"{name} must be {said}, got {shown(got)}", name, "empty_array" if got == [] else None)

@@ -184,10 +184,12 @@ def read(
         raise ApiError("the body is nested too deeply") from None
     made = list[Prompt]()
     for tokens in prompts:
+        if not tokens:
+            raise ApiError("a prompt must have a token, got none", asked.source, "empty_string")
         check_tokens(tokens, loaded.config.words, asked.source)
         room = generation.most - len(tokens)
         most = asked.most() or max(min(asked.default, room), 1)
-        if not tokens or most > room:
+        if most > room:
             raise too_long(asked, generation, f"{len(tokens)}", most)
         seed = secrets.randbits(63) if asked.seed is None else asked.seed
         sampling = Sampling(temperature=asked.temperature, top_p=asked.top_p, seed=seed)
@@ -198,15 +200,13 @@ def read(
 
 def check_tokens(tokens: list[int], words: int, param: str) -> None:
     """Refuse tokens that there are not."""
-    if tokens and not 0 <= min(tokens) <= max(tokens) < words:
+    if not 0 <= min(tokens) <= max(tokens) < words:
         raise ApiError(f"tokens must be 0 to {words - 1}", param)
 
 
 def too_long(asked: AskedChat | AskedText, generation: Generation, got: str, most: int) -> ApiError:
-    """Make the error of a prompt that has no token, or does not fit with what is made."""
-    what = (
-        f"a prompt must have a token, and with what is made at most {generation.most}, got {got} and {most}"
-    )
+    """Make the error of a prompt that does not fit with what is made."""
+    what = f"tokens of a prompt and of its answer must be at most {generation.most}, got {got} and {most}"
     return ApiError(what, asked.source, "context_length_exceeded")
 
 

@@ -75,7 +75,7 @@ class Encoder:
             name = "input" if isinstance(given, str) else f"input[{number}]"
             if not 1 <= len(row) <= self.most:
                 what = f"{name} must have 1 to {self.most} tokens, got {len(row)}"
-                raise ApiError(what, "input", "context_length_exceeded" if row else None)
+                raise ApiError(what, "input", "context_length_exceeded" if row else "empty_string")
             if not 0 <= min(row) <= max(row) < self.words:
                 raise ApiError(f"{name} must have tokens from 0 to {self.words - 1}", "input")
         return found

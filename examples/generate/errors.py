@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 
 import trio_accel as ta
 
-__all__ = ["TOLD", "ApiError", "refuse", "shown", "told_of", "unsupported"]
+__all__ = ["TOLD", "ApiError", "error_body", "refuse", "shown", "told_of", "unsupported"]
 
 # The way to the same result without an unsupported field.
 WAYS = {
@@ -52,6 +52,11 @@ class ApiError(Exception):
         """The error as the interface has it."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """Return the form of an error that `serve` answers itself, such as a body that is too large."""
+    return ApiError(message, status=status).form()
 
 
 LOST = ApiError("the model was lost, and is made again: try again", status=503)

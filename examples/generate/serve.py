@@ -26,6 +26,7 @@ try:
     from completions import Service, application
     from constraints import Grammars
     from encoder import open_encoder
+    from errors import error_body
     from faults import Faults
     from generation import open_generation
     from llama import rounded
@@ -70,7 +71,14 @@ async def run(given: Options) -> int:
         faults = Faults(
             service.generation, service.adapters.weights, given.faults or math.inf, given.dtype, given.exact
         )
-        serving = partial(serve, listeners=listeners, system=system, recorder=recorder, limits=LIMITS)
+        serving = partial(
+            serve,
+            listeners=listeners,
+            system=system,
+            recorder=recorder,
+            limits=LIMITS,
+            error_body=error_body,
+        )
         async with trio.open_nursery() as nursery:
             async with trio.open_nursery() as connections:
                 port = await connections.start(serving, application(service))

@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from constraints import MAX_SCHEMA, ConstraintError, checked_schema
 from pydantic import BaseModel, Field
+from schemas import MAX_SCHEMA, ConstraintError, checked_schema
 from text import CALL
 
 __all__ = ["CallReader", "Choice", "Named", "Tool", "Tools", "calls_as_text", "grammar_of", "instruction"]

@@ -289,6 +289,7 @@ class Refused:
     param: str | None
     says: str
     status: int = 400
+    code: str | None = None
 
 
 REFUSED: dict[str, Refused] = {
@@ -380,7 +381,15 @@ REFUSED: dict[str, Refused] = {
     ),
     "10 000 prompts": Refused(lambda c: text(c, ["a"] * 10_000), "prompt", "a list of at most 128"),
     "a prompt without tokens among others": Refused(
-        lambda c: text(c, ["a", ""]), "prompt", "must have a token"
+        lambda c: text(c, ["a", ""]), "prompt", "must have a token", code="empty_string"
+    ),
+    "a prompt without tokens": Refused(
+        lambda c: text(c, ""), "prompt", "must have a token", code="empty_string"
+    ),
+    "no prompts": Refused(lambda c: text(c, []), "prompt", "prompt must be", code="empty_array"),
+    "no messages": Refused(lambda c: chat(c, []), "messages", "at least one", code="empty_array"),
+    "a prompt that is too long": Refused(
+        lambda c: text(c, "a" * 5000), "prompt", "at most 4800", code="context_length_exceeded"
     ),
     "responses": Refused(
         lambda c: c.responses.create(model="random", input="Hi"), None, "use /v1/chat/completions", 404
@@ -399,9 +408,18 @@ REFUSED: dict[str, Refused] = {
     "a chat with the encoder": Refused(
         lambda c: chat(c, model="random-encoder"), "model", "only 'random'", 404
     ),
-    "an embedding of nothing": Refused(lambda c: embed(c, ""), "input", "1 to 64 tokens, got 0"),
-    "embeddings of nothing": Refused(lambda c: embed(c, []), "input", "input must be a text"),
-    "an embedding of an empty text among others": Refused(lambda c: embed(c, ["a", ""]), "input", "input[1]"),
+    "an embedding of nothing": Refused(
+        lambda c: embed(c, ""), "input", "1 to 64 tokens, got 0", code="empty_string"
+    ),
+    "embeddings of nothing": Refused(
+        lambda c: embed(c, []), "input", "input must be a text", code="empty_array"
+    ),
+    "an embedding of an empty text among others": Refused(
+        lambda c: embed(c, ["a", ""]), "input", "input[1]", code="empty_string"
+    ),
+    "an embedding of a text that is too long": Refused(
+        lambda c: embed(c, "a" * 100), "input", "got 100", code="context_length_exceeded"
+    ),
     "an embedding of a long text": Refused(lambda c: embed(c, A_MEGABYTE), "input", "got 1000000"),
     "an embedding of tokens that there are not": Refused(
         lambda c: embed(c, [5, 100_000]), "input", "tokens from 0 to 999"
@@ -428,6 +446,7 @@ def test_a_call_that_is_refused_by_name(service: Serving, name: str) -> None:
     assert row.says in caught.value.message
     assert (caught.value.status_code, caught.value.param) == (row.status, row.param)
     assert caught.value.type == "invalid_request_error"
+    assert row.code in {None, caught.value.code}
     DONE[name] = "is refused"
 
 
@@ -438,6 +457,75 @@ def test_how_many_calls_are_served() -> None:
     print(f"{found.count('works')} calls work, {found.count('is refused')} are refused by name")
     assert len(found) >= 43
     assert found.count("works") >= 40
+
+
+def soon(client: Any, **headers: str) -> Any:
+    return chat(client, max_tokens=4000, extra_headers={"X-Deadline": "0.01", **headers})
+
+
+# Errors of the server, which no code of the service sees, and of the service: all have one form.
+TYPED: dict[str, tuple[Callable[[Any], Any], type[Any], int, str]] = {
+    "a large body": (
+        lambda c: chat(c, [{"role": "user", "content": A_MEGABYTE + A_MEGABYTE}]),
+        openai.APIStatusError,
+        413,
+        "the body must have at most 1048576 bytes",
+    ),
+    "a deadline": (soon, openai.InternalServerError, 504, "the deadline has passed"),
+    "a deadline that is none": (
+        lambda c: soon(c, **{"X-Deadline": "soon"}),
+        openai.BadRequestError,
+        400,
+        "x-deadline must be seconds, such as 1.5, got 'soon'",
+    ),
+    "large headers": (
+        lambda c: soon(c, X="y" * 20_000),
+        openai.APIStatusError,
+        431,
+        "the headers must have at most 16384 bytes",
+    ),
+    "a method": (
+        lambda c: c.get("/chat/completions", cast_to=object),
+        openai.APIStatusError,
+        405,
+        "Method Not Allowed: '/v1/chat/completions' takes POST",
+    ),
+    "a path": (lambda c: c.get("/x", cast_to=object), openai.NotFoundError, 404, "there is no '/v1/x' here"),
+}
+
+
+def has_form(error: Any) -> bool:
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    assert error.response.json() == {"error": error.body}
+    assert list(error.body) == ["message", "type", "param", "code"]
+    return bool(error.type == kind)
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_each_error_has_the_form_and_the_class_of_its_kind(service: Serving, name: str) -> None:
+    call, kind, status, says = TYPED[name]
+    with pytest.raises(kind) as caught:
+        call(service.client())
+    assert type(caught.value) is kind
+    assert caught.value.status_code == status
+    assert says in caught.value.body["message"]
+    assert has_form(caught.value)
+
+
+def test_a_service_whose_places_are_taken_says_when_to_come_again(service: Serving) -> None:
+    asked = b"GET /v1/completions?prompt=a&max_tokens=4000 HTTP/1.1\r\nHost: x\r\n\r\n"
+    held = [service.send(asked) for _ in range(256)]
+    try:
+        with pytest.raises(openai.InternalServerError) as caught:
+            # Until the last of them has its place, this one is served.
+            until(lambda: not chat(service.client(), max_tokens=1), 20)
+    finally:
+        for sock in held:
+            sock.close()
+    assert (caught.value.status_code, caught.value.response.headers["retry-after"]) == (503, "1")
+    assert caught.value.body["message"] == "too many requests"
+    assert has_form(caught.value)
+    until(lambda: service.pages() == 0, 20)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,28 @@ async def test_kills_change_no_token_while_sequences_are_set_aside(
             assert (await count(made)).set_aside > 0
 
 
+@pytest.mark.parametrize("fits", [0, 2, 9])
+async def test_texts_are_computed_again_where_pinned_memory_is_full(
+    system: ta.System, device: ta.Device, monkeypatch: pytest.MonkeyPatch, fits: int
+) -> None:
+    """The machine has less than `host`, which only the spill finds out."""
+    expected = await alone(device)
+    host_empty, made = type(device).host_empty, 0
+
+    def full(self: ta.Device, *given: Any) -> Any:
+        nonlocal made
+        made += 1
+        if made > fits:
+            raise MemoryError
+        return host_empty(self, *given)
+
+    monkeypatch.setattr(type(device), "host_empty", full)
+    async with opened(device, system, host=1000) as made_by:
+        assert await together(made_by) == expected
+        assert (await count(made_by)).set_aside > 0
+    assert made > fits
+
+
 async def test_a_client_that_leaves_while_it_is_set_aside(system: ta.System, device: ta.Device) -> None:
     async with opened(device, system, host=1000) as made:
         texts: list[tuple[int, ...]] = []

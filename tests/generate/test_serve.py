@@ -229,7 +229,7 @@ def test_other_paths_methods_and_models(service: Serving) -> None:
         assert sock.recv(65536).startswith(b"HTTP/1.1 405 ")
     status, answer = post(service, "/v1/completions", b"x" * ((1 << 20) + 1))
     assert status == 413
-    assert "must have at most" in answer["error"]
+    assert "must have at most" in answer["error"]["message"]
     assert post(service, "/v1/completions", b"x" * (1 << 20))[0] == 400
 
 

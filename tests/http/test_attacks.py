@@ -273,6 +273,52 @@ async def test_a_client_that_reads_a_large_answer_slowly_gets_all_of_it(mock_clo
         await stream.aclose()
 
 
+async def test_all_errors_have_the_form_that_the_service_gives(
+    app: Any, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def raises(scope: Any, receive: Any, send: Any) -> None:
+        if scope.get("path") == "/raise":
+            raise ZeroDivisionError
+        await app(scope, receive, send)
+
+    def error_body(status: int, text: str) -> dict[str, object]:
+        return {"told": [status, text]}
+
+    limits = Limits(body=1000, bodies=2500, requests=2, wait=0.3, answer=0.3)
+    async with serving(raises, limits=limits, error_body=error_body) as port:
+
+        async def told(data: bytes) -> list[Any]:
+            answer = await ask(port, data)
+            found: list[Any] = json.loads(answer.rpartition(b"\r\n\r\n")[2])["told"]
+            assert int(answer.split()[1]) == found[0]
+            assert (b"retry-after: 1" in answer) == (found[0] == 503)
+            return found
+
+        last = "Connection: close"
+        assert await told(post("/echo", b"x" * 9)[:-1]) == [408, "the body must arrive within 0.3 s"]
+        assert await told(post("/echo", b"x" * 1001)) == [413, "the body must have at most 1000 bytes"]
+        assert await told(get("/slow", last)) == [504, "the deadline has passed"]
+        assert await told(get("/slow", last, "X-Deadline: soon")) == [
+            400,
+            "x-deadline must be seconds, such as 1.5, got 'soon'",
+        ]
+        assert await told(get("/raise", last)) == [500, "internal server error"]
+        assert await told(get("/ping", "X: " + "y" * 20_000)) == [431, REMEDIES[431]]
+        assert await told(get("/ping", version="9.9")) == [505, REMEDIES[505]]
+        held = [await connect(port, get("/hold")) for _ in range(2)]
+        await seen.until(lambda them: them.running == 2)
+        assert await told(get("/ping", last)) == [503, "too many requests"]
+        late = [await connect(port, post("/echo", b"x" * 1000)[:-1]) for _ in range(2)]
+        assert await told(post("/echo", b"x" * 1000)) == [
+            503,
+            "the bodies of all requests are too large: try again",
+        ]
+        for stream in (*held, *late):
+            await stream.aclose()
+    assert [record.message for record in caplog.records] == ["GET /raise failed"]
+    caplog.clear()
+
+
 async def test_requests_beyond_the_places_are_refused(app: Any, seen: Seen, system: Any) -> None:
     async with serving(app, system=system) as port:
         streams = [await connect(port, get("/hold", "Connection: close")) for _ in range(400)]

@@ -499,6 +499,7 @@ def test_limits_are_checked(options: dict[str, Any], error: type[Exception], tol
         ({"listeners": 3}, TypeError, "listeners must be"),
         ({"system": 3}, TypeError, "system must be an open system, got 3"),
         ({"recorder": 3}, TypeError, "recorder must be a Recorder, got 3"),
+        ({"error_body": {}}, TypeError, "error_body must be a function of a status and a text, got {}"),
     ],
 )
 async def test_arguments_are_checked(options: dict[str, Any], error: type[Exception], told: str) -> None:

@@ -244,6 +244,34 @@ async def test_no_room_changes_nothing(arrays: list[ta.AccelRef]) -> None:
     assert (pages.used, pages.statistics().spilled) == (0, 0)
 
 
+@pytest.mark.parametrize("number", [0, 1])
+async def test_a_spill_where_pinned_memory_is_full_changes_nothing(
+    arrays: list[ta.AccelRef], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    pages, device, made = Pages(arrays, SIZE, host=COUNT), arrays[0].device, 0
+    table = pages.open()
+    await append(arrays, table, list(range(5)))
+    host_empty = type(device).host_empty
+
+    def full(self: ta.Device, *given: Any) -> Any:
+        nonlocal made
+        made += 1
+        if made > number:
+            raise MemoryError
+        return host_empty(self, *given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(device), "host_empty", full)
+        with pytest.raises(PagesFullError, match="pages in host memory: 2 wanted, and 0 free"):
+            await table.spill()
+    before = pages.statistics()
+    assert (table.is_spilled, len(table.pages), before.spilled) == (False, 2, 0)
+    await table.spill()
+    assert (pages.used, table.is_spilled, pages.statistics().spilled) == (0, True, 2)
+    await table.restore()
+    await check(arrays, table, list(range(5)))
+
+
 async def test_a_spilled_table_is_closed(arrays: list[ta.AccelRef]) -> None:
     pages = Pages(arrays, SIZE, host=COUNT)
     with pages.open() as table:

@@ -8,7 +8,7 @@ closes in order, and reports when its client leaves.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 
@@ -45,6 +45,7 @@ class Connection:
     Attributes:
         stream: The stream.
         stall: Seconds in which the client must read each part of an answer.
+        error_body: Makes the JSON of an error of its status and its text.
         scope: Ends the connection.
         requests: The number of requests that the application has not finished.
         on_leave: Called when the client leaves, or is disconnected.
@@ -53,6 +54,7 @@ class Connection:
 
     stream: trio.SocketStream
     stall: float
+    error_body: Callable[[int, str], Mapping[str, object]]
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
     requests: int = attrs.field(default=0, init=False)
     on_leave: Callable[[], None] = attrs.field(default=ignore, init=False)
@@ -127,7 +129,7 @@ class Connection:
 
     async def _refuse(self, status: int) -> None:
         phrase = HTTPStatus(status).phrase
-        body = json.dumps({"error": _REMEDIES.get(status, phrase.lower())})
+        body = json.dumps(self.error_body(status, _REMEDIES.get(status, phrase.lower())))
         head = f"HTTP/1.1 {status} {phrase}\r\nconnection: close\r\ncontent-type: application/json\r\n"
         with suppress(*BROKEN):
             await self.send_all(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())

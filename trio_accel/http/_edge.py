@@ -57,6 +57,7 @@ class Reply:
 
 
 Probe: TypeAlias = Callable[[], Awaitable[Reply]]
+ErrorBody: TypeAlias = Callable[[int, str], Mapping[str, object]]
 
 
 @attrs.define(eq=False)
@@ -67,6 +68,7 @@ class Edge:
         app: The application.
         limits: The limits.
         probes: Routes that need no free place.
+        error_body: Makes the JSON of an error of its status and its text.
         connections: All connections, the one that has waited longest without a request first.
         requests: The number of requests that the application serves.
         body_bytes: Bytes of all bodies in memory.
@@ -76,6 +78,7 @@ class Edge:
     app: Application
     limits: Limits
     probes: Mapping[str, Probe]
+    error_body: ErrorBody
     connections: dict[Connection, None] = attrs.field(factory=dict[Connection, None], init=False)
     requests: int = attrs.field(default=0, init=False)
     body_bytes: int = attrs.field(default=0, init=False)
@@ -86,7 +89,7 @@ class Edge:
         self, stream: trio.SocketStream, server: Callable[[Connection], Awaitable[None]]
     ) -> None:
         """Serve a connection to its end. An error ends this connection alone."""
-        connection = Connection(stream, self.limits.stall)
+        connection = Connection(stream, self.limits.stall, self.error_body)
         self.touch(connection)
         # A connection whose first request has not come yet is idle, so busy ones must not count. They are
         # counted only if it matters, because each of hundreds of new connections would count all others.
@@ -203,7 +206,7 @@ class Exchange:
         elif self.scope["method"] in {"GET", "HEAD"} and (probe := self.edge.probes.get(self.scope["path"])):
             await self._reply(await probe())
         elif self.edge.requests >= self.edge.limits.requests:
-            await self._reply(Reply(503, {"error": "too many requests"}, (_RETRY,)))
+            await self._fail(503, "too many requests")
         else:
             self.edge.requests += 1
             try:
@@ -246,13 +249,12 @@ class Exchange:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(drop)
             limits = self.edge.limits
-            error = {
+            text = {
                 408: f"the body must arrive within {limits.wait:g} s",
                 413: f"the body must have at most {limits.body} bytes",
                 503: "the bodies of all requests are too large: try again",
             }[status]
-            retry = (_RETRY,) if status == 503 else ()
-            await self._reply(Reply(status, {"error": error}, (_CLOSE, *retry)))
+            await self._fail(status, text, _CLOSE)
             nursery.cancel_scope.cancel()
         self.connection.scope.cancel(reason="the request is refused")
 
@@ -265,8 +267,7 @@ class Exchange:
         try:
             self._task.deadline = Deadline.from_header(given, at_most=self.edge.limits.answer).at
         except ValueError:
-            error = f"x-deadline must be seconds, such as 1.5, got {given!r:.40}"
-            return await self._reply(Reply(400, {"error": error}))
+            return await self._fail(400, f"x-deadline must be seconds, such as 1.5, got {given!r:.40}")
         try:
             with self._task:
                 await self.edge.app(self.scope, self._receive, self._send)
@@ -274,10 +275,10 @@ class Exchange:
             _logger.exception("%s %s failed", self.scope["method"], self.scope["path"])
         else:
             if self._task.cancelled_caught and not self._has_left and not self._has_begun:
-                return await self._reply(Reply(504, {"error": "the deadline has passed"}))
+                return await self._fail(504, "the deadline has passed")
         # Hypercorn cuts the connection where the answer has begun and not ended.
         if not self._has_begun and not self._has_left:
-            await self._reply(Reply(500, {"error": "internal server error"}))
+            await self._fail(500, "internal server error")
         return None
 
     async def _receive(self) -> Message:
@@ -322,6 +323,11 @@ class Exchange:
             head = {**head, "headers": [*head.get("headers", ()), _CLOSE]}
         self.connection.is_holding = True
         await self.to_client(head)
+
+    async def _fail(self, status: int, text: str, *headers: tuple[bytes, bytes]) -> None:
+        """Answer with an error in the form of the service."""
+        retry = (_RETRY,) if status == 503 else ()
+        await self._reply(Reply(status, self.edge.error_body(status, text), (*headers, *retry)))
 
     async def _reply(self, reply: Reply) -> None:
         """Answer in place of the application, which may have prepared a head."""

@@ -19,7 +19,7 @@ from ..backends.base.kit.modules import import_extra
 from ..devices import System
 from ..devices.base._errors import is_shortage
 from ._connection import Connection
-from ._edge import Application, Edge
+from ._edge import Application, Edge, ErrorBody
 from ._framing import HEAD_BYTES
 from ._lifespan import Lifespan
 from ._limits import Limits
@@ -38,6 +38,10 @@ _CLOSING, _PART = 1.0, 0.25
 _LIMITS = Limits()
 
 
+def _error_of(status: int, text: str) -> dict[str, object]:
+    return {"error": text}
+
+
 @named_arguments
 async def serve(
     app: Application,
@@ -48,6 +52,7 @@ async def serve(
     system: System | None = None,
     recorder: Exposes | None = None,
     limits: Limits = _LIMITS,
+    error_body: ErrorBody = _error_of,
     signals: Iterable[int] = (signal.SIGINT, signal.SIGTERM),
     task_status: trio.TaskStatus[int] = trio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -78,6 +83,8 @@ async def serve(
             of the application, and need no free place.
         recorder: Answers ``/metrics`` from a `trio_accel.telemetry.Recorder`.
         limits: How much clients may take.
+        error_body: Makes the JSON of each error that `serve` answers itself, such as 413, 503 and 504. It
+            gets the status and a text. Without it, the JSON is ``{"error": text}``.
         signals: Signals that end the service. Trio receives them in the main thread only: pass ``()`` in
             another thread, or to serve until this is cancelled.
         task_status: Gets the port of the first listener when the application has started. ``nursery.start``
@@ -91,12 +98,13 @@ async def serve(
 
     If this is cancelled, all connections are cut at once.
     """
-    _check(app=app, host=host, listeners=listeners, system=system, recorder=recorder, limits=limits)
+    _check(app=app, host=host, listeners=listeners, system=system, recorder=recorder)
+    _check(limits=limits, error_body=error_body)
     _check_port(port)
     hypercorn = _Hypercorn(limits)
     if listeners is None:
         listeners = await _listen(host, port)
-    edge = Edge(app, limits, probes_of(system, recorder))
+    edge = Edge(app, limits, probes_of(system, recorder), error_body)
     lifespan, ending = Lifespan(app), trio.Event()
     end, closing = inf, min(_CLOSING, _PART * limits.grace)
     failure: BaseException | None = None
@@ -168,6 +176,7 @@ _ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "system": (lambda system: system is None or isinstance(system, System), "an open system"),
     "recorder": (lambda recorder: recorder is None or hasattr(recorder, "exposition"), "a Recorder"),
     "limits": (lambda limits: isinstance(limits, Limits), "Limits(...)"),
+    "error_body": (callable, "a function of a status and a text"),
 }
 
 

@@ -190,8 +190,16 @@ class _Pool:
             raise errors[0]
 
     async def fetch(self, pages: Sequence[int]) -> list[_Host]:
-        """Copy pages to pinned host memory."""
-        host = [array.device.host_empty((len(pages), *array.shape[1:]), array.dtype) for array in self.arrays]
+        """Copy pages to pinned host memory.
+
+        Raises:
+            PagesFullError: The machine has less of it than `host` pages.
+        """
+        count = len(pages)
+        try:
+            host = [array.device.host_empty((count, *array.shape[1:]), array.dtype) for array in self.arrays]
+        except MemoryError as error:
+            raise PagesFullError("in host memory", free=0, wanted=count) from error
         for array, out in zip(self.arrays, host, strict=True) if pages else ():
             # One copy on the device: pages of a table seldom are neighbours.
             stack = await array.device.ask(Stack([array[page] for page in pages], None))

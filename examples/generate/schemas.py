@@ -1,0 +1,265 @@
+"""Schemas of JSON from strangers: what they may cost, and whether a text of them has an end.
+
+To compile a schema may take a time that is exponential in its size: if a text must fit several schemas at
+once, each way to combine their alternatives is a schema of its own. So these are counted before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
+from math import prod
+from typing import Any, TypeAlias, cast
+
+__all__ = ["MAX_SCHEMA", "OPTIONS", "ConstraintError", "checked_schema", "count_joined"]
+
+MAX_SCHEMA = 1 << 14
+"""The most letters of a schema, or of all schemas of a request."""
+# A small model would write spaces for ever. All are given, because a schema may have options of its own.
+OPTIONS: Any = {
+    "whitespace_flexible": False,
+    "whitespace_pattern": None,
+    "item_separator": ",",
+    "key_separator": ":",
+    "coerce_one_of": False,
+    "lenient": False,
+}
+_MAX_DEPTH, _MAX_MULTIPLE = 64, 1000
+# To compile takes a time that is exponential in the patterns of one text, and quadratic in those of
+# `patternProperties`; and 20 µs for each schema that is joined of others.
+_MAX_PATTERNS, _MAX_PATTERN_PROPERTIES, _MAX_JOINED = 6, 16, 1000
+# Digits of an index in a JSON pointer; a longer one is out of range.
+_MAX_DIGITS = 6
+# The parts of a schema that are joined with those of others.
+_TEXTS = ("pattern", "format")
+_OWN = (*_TEXTS, "properties", "patternProperties", "additionalProperties", "items", "prefixItems")
+_Schema: TypeAlias = Mapping[str, Any]
+
+
+class ConstraintError(Exception):
+    """A schema cannot be used; the text says why."""
+
+
+def checked_schema(schema: _Schema) -> str:
+    """Return a schema as a text, with the options of `Grammars.json`.
+
+    Raises:
+        ConstraintError: It is too large or too deep, or no text that it describes has an end.
+    """
+    try:
+        whole = {**schema, "x-guidance": OPTIONS}
+        source = json.dumps(whole, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        source.encode()
+    except RecursionError:
+        raise ConstraintError(f"it is nested deeper than {_MAX_DEPTH}") from None
+    except ValueError as error:
+        raise ConstraintError(f"it is no JSON: {error!s:.100}") from None
+    if len(source) > MAX_SCHEMA:
+        raise ConstraintError(f"it must have at most {MAX_SCHEMA} letters, got {len(source)}")
+    properties = 0
+    for node, depth in _nodes(schema):
+        properties += len(_fields(node.get("patternProperties")))
+        if depth > _MAX_DEPTH:
+            raise ConstraintError(f"it is nested deeper than {_MAX_DEPTH}")
+        multiple = node.get("multipleOf", 1)
+        if not isinstance(multiple, dict) and (not isinstance(multiple, int) or multiple > _MAX_MULTIPLE):
+            raise ConstraintError(f"multipleOf must be an integer up to {_MAX_MULTIPLE}")
+    if properties > _MAX_PATTERN_PROPERTIES:
+        what = f"it must have at most {_MAX_PATTERN_PROPERTIES} patternProperties, got {properties}"
+        raise ConstraintError(what)
+    if not _has_end(schema):
+        raise ConstraintError("it has no end: it requires itself")
+    count_joined(schema)
+    return source
+
+
+def count_joined(schema: _Schema) -> int:
+    """Count the schemas that are made by joining others, as by `allOf` or beside `anyOf` and `$ref`.
+
+    Raises:
+        ConstraintError: There are too many, or one of them has too many patterns.
+    """
+    counter = _Joined(schema)
+    counter.count_all()
+    return counter.count
+
+
+class _Joined:
+    """Joins the schemas of a text, without making the joined ones: it follows the work of the compiler.
+
+    Attributes:
+        count: The joined schemas so far.
+    """
+
+    def __init__(self, root: _Schema) -> None:
+        self.count, self._root = 0, root
+        # Schemas that a text must fit at once; and whether they are parts of joined ones.
+        self._waiting: list[tuple[Sequence[Any], bool]] = [([root], False)]
+        self._seen = set[int]()
+
+    def count_all(self) -> None:
+        """Count them.
+
+        Raises:
+            ConstraintError: As of `count_joined`.
+        """
+        while self._waiting:
+            nodes, is_joined = self._waiting.pop()
+            known = [_fields(node) for node in nodes if isinstance(node, dict)]
+            if len(known) > 1:
+                self._join(known)
+            elif known and (is_joined or id(known[0]) not in self._seen):
+                self._seen.add(id(known[0]))
+                self._add(is_joined)
+                self._follow(known[0], is_joined)
+
+    def _add(self, count: int) -> None:
+        self.count += count
+        if self.count > _MAX_JOINED:
+            what = (
+                f"it makes more than {_MAX_JOINED} schemas by joining others, by allOf or beside $ref, anyOf"
+            )
+            raise ConstraintError(f"{what} or oneOf; write them as one schema")
+
+    def _follow(self, node: _Schema, is_joined: bool) -> None:
+        """Go on with the schemas in one, which are joined if there are several for one text."""
+        own, choices, others = _own(node), _choices(node), _listed(node.get("allOf"))
+        target = _target(node.get("$ref"), self._root)
+        if bool(own) + (target is not None) + len(choices) + len(others) > 1:
+            self._join([node])
+            return
+        self._waiting += [(group, is_joined) for group in _grouped([own])]
+        self._waiting += [([one], is_joined) for one in (*others, *(choices[0] if choices else ()))]
+        # A definition is compiled once.
+        self._waiting.append(([target], False))
+
+    def _join(self, nodes: list[_Schema]) -> None:
+        """Go on with joined schemas: one for each way to choose alternatives."""
+        parts, choices, joined = list[_Schema](), list[list[Any]](), list(nodes)
+        for node in joined:
+            self._add(1)
+            parts += [own] if (own := _own(node)) else []
+            choices += _choices(node)
+            others = [_target(node.get("$ref"), self._root), *_listed(node.get("allOf"))]
+            joined += [other for other in others if isinstance(other, dict)]
+        patterns = sum(isinstance(part.get(name), str) for part in parts for name in _TEXTS)
+        if patterns > _MAX_PATTERNS:
+            what = f"it joins more than {_MAX_PATTERNS} patterns or formats, by allOf or beside $ref, anyOf"
+            raise ConstraintError(f"{what} or oneOf; write them as one pattern")
+        if choices:
+            self._add(prod(map(len, choices)))
+            self._waiting += [([*parts, *chosen], True) for chosen in product(*choices)]
+        else:
+            self._waiting += [(group, True) for group in _grouped(parts)]
+
+
+def _own(node: _Schema) -> _Schema:
+    """Return the parts of a schema that are joined with those of others."""
+    return {name: node[name] for name in _OWN if name in node}
+
+
+def _choices(node: _Schema) -> list[list[Any]]:
+    """Return the lists of alternatives of a schema: a text fits one of each."""
+    lists = (_listed(node.get("anyOf")), _listed(node.get("oneOf")), [{}] * len(_listed(node.get("enum"))))
+    return [found for found in lists if found]
+
+
+def _grouped(parts: Sequence[_Schema]) -> Iterator[list[Any]]:
+    """Yield the schemas of each field and element of joined schemas."""
+    for key in ("properties", "patternProperties"):
+        fields = [(_fields(part.get(key)), part.get("additionalProperties")) for part in parts]
+        for name in dict.fromkeys(name for known, _ in fields for name in known):
+            yield [known.get(name, other) for known, other in fields]
+    first = [(_listed(part.get("prefixItems")), part.get("items")) for part in parts]
+    for place in range(max((len(known) for known, _ in first), default=0)):
+        yield [known[place] if place < len(known) else other for known, other in first]
+    for key in ("additionalProperties", "items"):
+        yield [part.get(key) for part in parts]
+
+
+def _nodes(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int]]:
+    """Yield the objects in a schema, outer ones first, and how deep each is."""
+    waiting: list[tuple[Any, int]] = [(schema, 0)]
+    for value, depth in waiting:
+        inner = _listed(value) or list(_fields(value).values())
+        if depth <= _MAX_DEPTH:
+            waiting += [(one, depth + 1) for one in inner if isinstance(one, dict | list)]
+        if isinstance(value, dict):
+            yield _fields(value), depth
+
+
+def _has_end(schema: Mapping[str, Any]) -> bool:
+    """Return whether there is a text of a schema at all: one that requires itself has none."""
+    ends, open_ = set[int](), [node for node, _ in reversed(list(_nodes(schema)))]
+    # Those whose end depends on another one, by that.
+    waiting = dict[int, list[Mapping[str, Any]]]()
+    while open_ and id(schema) not in ends:
+        node = open_.pop()
+        if id(node) not in ends and _ends(node, schema, ends, waiting):
+            ends.add(id(node))
+            open_ += waiting.pop(id(node), ())
+    return id(schema) in ends
+
+
+def _ends(
+    node: Mapping[str, Any],
+    root: Mapping[str, Any],
+    ends: set[int],
+    waiting: dict[int, list[Mapping[str, Any]]],
+) -> bool:
+    """Return whether a schema has an end, if those in `ends` have one; if not, it waits for others."""
+
+    def known(value: Any) -> bool:
+        is_known = not isinstance(value, dict) or id(cast("Any", value)) in ends
+        if not is_known:
+            waiting.setdefault(id(cast("Any", value)), []).append(node)
+        return is_known
+
+    if not known(_target(node.get("$ref"), root)) or not all(map(known, _listed(node.get("allOf")))):
+        return False
+    if any((found := _listed(node.get(name))) and not any(map(known, found)) for name in ("anyOf", "oneOf")):
+        return False
+    kinds = node.get("type")
+    kinds = [kinds] if isinstance(kinds, str) else _listed(kinds)
+    if not kinds or not {"object", "array"}.issuperset(map(str, kinds)):
+        return True
+    needed = {"object": _required(node), "array": _least(node)}
+    return any(all(map(known, needed[kind])) for kind in kinds)
+
+
+def _required(node: Mapping[str, Any]) -> list[Any]:
+    """Return the schemas of the fields that an object must have."""
+    known = _fields(node.get("properties"))
+    other = node.get("additionalProperties")
+    return [known.get(name, other) for name in _listed(node.get("required")) if isinstance(name, str)]
+
+
+def _least(node: Mapping[str, Any]) -> list[Any]:
+    """Return the schemas of the elements that a list must have."""
+    least = node.get("minItems")
+    count = least if isinstance(least, int) else 0
+    first = _listed(node.get("prefixItems"))
+    return [*first[:count], *([node.get("items")] if count > len(first) else [])]
+
+
+def _listed(value: Any) -> list[Any]:
+    return cast("list[dict[str, Any]]", value) if isinstance(value, list) else []
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _target(reference: Any, root: Mapping[str, Any]) -> Any:
+    """Return what a reference in a schema points to; None if it is somewhere else."""
+    found: Any = root
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    for part in reference.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        place = int(name) if name.isdecimal() and len(name) < _MAX_DIGITS else MAX_SCHEMA
+        found = _fields(found).get(name) or next(iter(_listed(found)[place : place + 1]), None)
+        if found is None:
+            break
+    return found
