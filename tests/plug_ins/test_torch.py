@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import operations_table
 import pytest
 import trio
 from chosen import BACKEND, NAME, SEARCHED
@@ -407,3 +409,23 @@ def test_memory_that_ran_out_on_a_card_loses_nothing(card_stream: tuple[Any, Car
     stream.synchronize()
     assert event.error is card.fault
     stream.enqueue(lambda: None)
+
+
+async def test_the_table_of_functions_is_of_this_plug_in(device: ta.Device) -> None:
+    """Functions of one array compute in each dtype that the page shows as passed."""
+    pytest.importorskip("torch")
+    record = operations_table.records()["torch"]
+    assert record["runs"][0]["versions"].keys() >= {"PyTorch", "Python", "numpy"}
+    count = 0
+    for name, (_, function) in operations_table.public_functions().items():
+        required = [
+            one.name
+            for one in inspect.signature(function).parameters.values()
+            if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD
+        ]
+        if required == ["x"] and name.startswith("arrays."):
+            for dtype in record["operations"].get(name, {"passed": ""})["passed"].split():
+                x = await device.put(np.ones((2, 2), ta.DType(dtype).dtype))
+                await function(x)
+                count += 1
+    assert count > 200

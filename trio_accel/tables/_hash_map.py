@@ -12,7 +12,7 @@ from ..backends.base import AccelError, DType, DTypeLike, element
 from ..devices import AccelRef, Device, Operand, check_device, composed, whole
 from ..devices.operations._named import named_methods
 from ..expressions import Elementwise
-from ._contents import NAME, Contents, Form
+from ._contents import NAME, Contents
 from ._probing import Probing
 from ._sorted import Sorted
 
@@ -91,7 +91,7 @@ class HashMap:
         self.capacity: int = capacity
         self.dtype: DType = DType.of(dtype)
         # Elsewhere lookups by kernels are five times as fast as bisection.
-        self._form: Form = Probing() if device.info.runs_kernels else Sorted()
+        self._form: Probing | Sorted = Probing() if device.info.runs_kernels else Sorted()
         self._contents: Contents | None = None
         # Ctrl-C must not come between a lock and its release: who takes it is protected.
         self._turn = trio.Lock()
