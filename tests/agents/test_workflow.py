@@ -200,6 +200,7 @@ async def test_deadlines_reach_the_innermost(autojump_clock: Any) -> None:
     async def model() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(tool)
+            nursery.start_soon(trio.sleep_forever)
 
     @flow.step(deadline=2.0, attempts=5, may_fail=True)
     async def hangs(x: int) -> None:
