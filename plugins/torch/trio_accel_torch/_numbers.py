@@ -312,6 +312,15 @@ def _of_uint64(name: str, dtype: DType, given: Sequence[T]) -> T | None:
     if name in ("remainder", "fmod"):
         a, b = given
         return torch.where(b == 0, torch.zeros_like(a), a - _uint64_quotient(a, b) * b)
+    if name in ("gcd", "lcm"):
+        a, b = torch.broadcast_tensors(*given)
+        divisor, rest = a, b
+        while bool((rest != 0).any()):
+            left = divisor - _uint64_quotient(divisor, rest) * rest
+            divisor, rest = torch.where(rest == 0, divisor, rest), torch.where(rest == 0, 0, left)
+        if name == "gcd":
+            return divisor
+        return torch.where(divisor == 0, 0, _uint64_quotient(a, divisor) * b)
     return None
 
 
