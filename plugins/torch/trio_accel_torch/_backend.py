@@ -151,4 +151,6 @@ class TorchBackend(AccelBackend):
 
     def map_host(self, descriptor: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """Map a chunk of the processor's memory; see `AccelBackend.map_host`."""
+        if not self.shares_memory_with_host:
+            raise NotSupportedError("the host cannot address the memory of these devices", backend=BACKEND)
         return map_shared(descriptor, nbytes)

@@ -118,7 +118,7 @@ class DriverMemory:
 
         Raises:
             OSError: It is not memory of this card.
-            ValueError: It is not a size of a chunk.
+            ValueError: It is not the size of the chunk.
         """
         if nbytes <= 0 or nbytes % self.granularity:
             raise ValueError(f"nbytes must be a multiple of {self.granularity}, got {nbytes}")
@@ -128,6 +128,8 @@ class DriverMemory:
             self._call("ImportFromShareableHandle", ctypes.byref(handle), given, _DESCRIPTOR)
             try:
                 return self._mapped(handle, nbytes, _READ_AND_WRITE if write else _READ)
+            except OSError as error:
+                raise ValueError(f"nbytes: {nbytes} cannot be mapped of this chunk: {error}") from error
             finally:
                 self._call("Release", handle)
 

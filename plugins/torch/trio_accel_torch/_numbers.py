@@ -302,7 +302,7 @@ def apply(name: str, dtype: DType, given: Sequence[T], dtypes: Sequence[DType]) 
     return made if made.dtype is carrier(dtype) else made.to(carrier(dtype))
 
 
-def _of_uint64(name: str, dtype: DType, given: Sequence[T]) -> T | None:
+def _of_uint64(name: str, dtype: DType, given: Sequence[T]) -> T | None:  # noqa: PLR0911
     """Compute functions for which the sign of the bits must not count."""
     if name in _ORDERED:
         made = _FUNCTIONS[name](*map(turned, given))
@@ -312,6 +312,22 @@ def _of_uint64(name: str, dtype: DType, given: Sequence[T]) -> T | None:
     if name in ("remainder", "fmod"):
         a, b = given
         return torch.where(b == 0, torch.zeros_like(a), a - _uint64_quotient(a, b) * b)
+    if name == "power":
+        a, b = torch.broadcast_tensors(*given)
+        made = torch.ones_like(a)
+        for bit in range(64):
+            made = torch.where((b >> bit & 1) != 0, made * a, made)
+            a = a * a
+        return made
+    if name in ("gcd", "lcm"):
+        a, b = torch.broadcast_tensors(*given)
+        divisor, rest = a, b
+        while bool((rest != 0).any()):
+            left = divisor - _uint64_quotient(divisor, rest) * rest
+            divisor, rest = torch.where(rest == 0, divisor, rest), torch.where(rest == 0, 0, left)
+        if name == "gcd":
+            return divisor
+        return torch.where(divisor == 0, 0, _uint64_quotient(a, divisor) * b)
     return None
 
 

@@ -24,7 +24,7 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torc
 """By the bytes of an element, the type that copies are made in."""
 
 _SIGN = -(1 << 63)
-_TWO_63, _TWO_64 = 9223372036854775808.0, 18446744073709551616.0
+_TWO_63 = 9223372036854775808.0
 
 
 def carrier(dtype: DType) -> torch.dtype:
@@ -146,8 +146,10 @@ def cast(value: torch.Tensor, source: DType, dtype: DType) -> torch.Tensor:
         value = value.real
     if dtype.is_inexact:
         if source is DType.uint64:
-            wide = value.to(torch.float64)
-            value = torch.where(value < 0, wide + _TWO_64, wide)
+            wide = torch.float32 if dtype is DType.float32 else torch.float64
+            # Half of a large number is rounded as the whole is, if its last bit stands for the lost one too.
+            half = (value >> 1) & ((1 << 63) - 1) | (value & 1)
+            value = torch.where(value < 0, half.to(wide) * 2, value.to(wide))
         return value.to(TYPES[dtype])
     if source.itemsize == 1 and source.kind == "float":
         value = value.to(torch.float32)

@@ -23,7 +23,7 @@ def compute(spec: ops.ExpressionSpec, call: Any) -> None:
     """Compute a program of elements, reductions or stores."""
     decoded, where = decode_program(spec.program), call.device.where
     program, arguments = decoded.program, decoded.arguments
-    if 0 in spec.shape and not program.reductions:
+    if 0 in spec.shape and (not program.reductions or all(0 in out.shape for out in spec.results)):
         return
     dtypes = [each.dtype for each in arguments if not each.is_array]
     numbers = zip(unpack_scalars(spec.scalars, dtypes), dtypes, strict=True)
@@ -93,7 +93,12 @@ def scan(spec: ops.ScanSpec, call: Any) -> None:
     wide = ops.accumulator_of(dtype)
     x = cast(cast(read(call, spec.x), spec.x.dtype, dtype), dtype, wide).movedim(spec.axis, 0)
     if spec.combine in _SCANS:
-        made = cast(_SCANS[spec.combine](x, 0, dtype=x.dtype), wide, dtype)
+        made = _SCANS[spec.combine](x, 0, dtype=x.dtype)
+        # PyTorch adds the first element to 0.
+        made[:1] = x[:1]
+        if spec.combine == "sum" and wide.is_inexact and x.numel():
+            made = _with_signs_of_zeros(x, made)
+        made = cast(made, wide, dtype)
     elif spec.combine == "logaddexp":
         made = cast(torch.logcumsumexp(x, 0), wide, dtype)
     else:
@@ -105,6 +110,15 @@ def scan(spec: ops.ScanSpec, call: Any) -> None:
         first = number(identity, dtype, call.device.where).expand((1, *made.shape[1:]))
         made = torch.cat([first, made])
     write(call, spec.out, made.movedim(0, spec.axis))
+
+
+def _with_signs_of_zeros(x: T, sums: T) -> T:
+    """Make sums negative zeros where all elements so far are."""
+    if x.is_complex():
+        parts = [_with_signs_of_zeros(x.real, sums.real), _with_signs_of_zeros(x.imag, sums.imag)]
+        return torch.complex(parts[0], parts[1])
+    is_zero = ((x == 0) & torch.signbit(x)).to(torch.uint8)
+    return torch.where(torch.cummin(is_zero, 0)[0] == 1, x, sums)
 
 
 def _count(words: Any, count: int) -> None:
@@ -158,10 +172,19 @@ def group(spec: ops.GroupSpec, call: Any) -> None:
 
 
 def _places(edges: T, x: T, edge_type: DType, x_type: DType, side: str) -> T:
-    """Find where values go into a vector in order; integers of 64 bits are compared exactly."""
-    is_right = side == "right"
+    """Find where values go into a vector in order, in which NaN is last."""
     if edge_type.kind == "complex" or x_type.kind == "complex":
         refuse("searchsorted of complex numbers")
+    known = int((~torch.isnan(edges)).sum()) if edge_type.is_inexact else len(edges)
+    found = _places_of_numbers(edges[:known], x, edge_type, x_type, side)
+    if x_type.is_inexact:
+        found = torch.where(torch.isnan(x), known if side == "left" else len(edges), found)
+    return found
+
+
+def _places_of_numbers(edges: T, x: T, edge_type: DType, x_type: DType, side: str) -> T:
+    """Do so without NaN; integers of 64 bits are compared exactly."""
+    is_right = side == "right"
     if edge_type is x_type or not (edge_type.is_inexact or x_type.is_inexact):
         keys = [_whole(value, dtype) for value, dtype in ((edges, edge_type), (x, x_type))]
         if DType.uint64 in (edge_type, x_type) and edge_type is not x_type:
@@ -243,7 +266,8 @@ def count(spec: ops.CountSpec, call: Any) -> None:
         found = torch.where(is_last, bins, found)
         if spec.bounds:
             low, high = spec.bounds
-            found = found.clamp(1, bins) * ((x >= low) & (x <= high))
+            number_ = cast(x, spec.x.dtype, DType.float64) if spec.x.dtype is DType.uint64 else x
+            found = found.clamp(1, bins) * ((number_ >= low) & (number_ <= high))
         kept = (found >= 1) & (found <= bins)
         x, weights = found[kept] - 1, None if weights is None else weights[kept]
     elif x.numel() and ((spec.x.dtype is DType.uint64 and bool((x < 0).any())) or not _are_bins(x, bins)):
@@ -277,11 +301,13 @@ def combine_segments(spec: ops.SegmentSpec, call: Any) -> None:
 def _segments(values: T, numbers: T, many: int, combine: str, dtype: DType) -> T:
     made = torch.full((many,), combine == "prod", dtype=carrier(dtype), device=values.device)
     if combine == "sum":
-        return (
-            made.index_add_(0, numbers, values)
-            if dtype is not DType.bool
-            else made.index_fill_(0, numbers[values], True)
-        )
+        if dtype is DType.bool:
+            return made.index_fill_(0, numbers[values], True)
+        if not dtype.is_inexact:
+            return made.index_add_(0, numbers, values)
+        # A sum of negative zeros is one.
+        made = (-made).index_add_(0, numbers, values)
+        return torch.where(torch.bincount(numbers, minlength=many) == 0, 0, made)
     if combine == "prod" and values.is_complex():
         for place in range(many):
             made[place] = values[numbers == place].prod()

@@ -31,7 +31,10 @@ def matmul(spec: ops.MatmulSpec, call: Any) -> None:
         return
     a, b = _wide(call, spec.a), _wide(call, spec.b)
     out = call.device.view(spec.out)
-    is_apart = spec.out.block not in (spec.a.block, spec.b.block)
+    # Of vectors PyTorch makes a result of another shape first.
+    is_apart = spec.out.block not in (spec.a.block, spec.b.block) and min(a.dim(), b.dim()) > 1
+    # cuBLAS takes no stride of 0, which axes of one element have.
+    is_apart = is_apart and 0 not in out.at.stride()
     if is_apart and spec.out.dtype.is_inexact and out.is_direct and out.at.dtype is a.dtype is b.dtype:
         torch.matmul(a, b, out=out.at)
     else:

@@ -192,7 +192,7 @@ def max_pool_grad(spec: ops.MaxPoolGradSpec, call: Any) -> None:
     """Add each value to the element that was the greatest."""
     if 0 in spec.out.shape:
         return
-    lead, spatial = _lead(spec.out, spec.grad)
+    lead, spatial = spec.out.shape[:2], spec.out.shape[2:]
     size = math.prod(spatial)
     grad, at = _wide(call, spec.grad).reshape(*lead, -1), read(call, spec.indices).reshape(*lead, -1).long()
     is_outside = (at < 0) | (at >= size)
@@ -200,13 +200,6 @@ def max_pool_grad(spec: ops.MaxPoolGradSpec, call: Any) -> None:
         raise no_element(int(at[is_outside][0]), size)
     made = torch.zeros((*lead, size), dtype=grad.dtype, device=grad.device).scatter_add_(-1, at, grad)
     _put(call, spec.out, made)
-
-
-def _lead(images: ArraySpec, other: ArraySpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Divide a shape into that of images and channels, which another array shares, and the rest."""
-    axes = 2 if images.ndim > 2 and images.shape[:2] == other.shape[:2] and images.ndim > 3 else 1
-    axes = min(axes, images.ndim - 1)
-    return images.shape[:axes], images.shape[axes:]
 
 
 def _divisors(spec: Any, windows: _Windows, extents: Sequence[int]) -> T | int:
@@ -264,7 +257,7 @@ class _Attention:
             _headed(_wide(call, one)) for one in (spec.query, spec.key, spec.value)
         )
         heads, shared = self.query.shape[-3], self.key.shape[-3]
-        self.times = heads // max(shared, 1)
+        self.times = max(heads // max(shared, 1), 1)
         self._spec = spec
         self._rows, self._columns = self.query.shape[-2], self.key.shape[-2]
         self.lengths = [
@@ -289,7 +282,9 @@ class _Attention:
         made: T = torch.matmul(self.query, self.each_head(self.key).mT) * self.scale
         if self._mask is not None:
             mask = self._mask
-            made = torch.where(mask, made, -torch.inf) if mask.dtype is torch.bool else made + mask
+            # A key that is hidden may hold anything, NaN too.
+            is_hidden = ~mask if mask.dtype is torch.bool else torch.isneginf(mask)
+            made = torch.where(is_hidden, -torch.inf, made if mask.dtype is torch.bool else made + mask)
         return made.masked_fill(self.hidden(made.device), -torch.inf)
 
     def hidden(self, device: torch.device) -> T:
