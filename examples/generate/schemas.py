@@ -134,7 +134,7 @@ class _Joined:
         # A definition is compiled once.
         self._waiting.append(([target], False))
 
-    def _join(self, nodes: list[_Schema]) -> None:
+    def _join(self, nodes: Sequence[_Schema]) -> None:
         """Go on with joined schemas: one for each way to choose alternatives."""
         parts, choices, joined = list[_Schema](), list[list[Any]](), list(nodes)
         for node in joined:
@@ -161,7 +161,8 @@ def _own(node: _Schema) -> _Schema:
 
 def _choices(node: _Schema) -> list[list[Any]]:
     """Return the lists of alternatives of a schema: a text fits one of each."""
-    lists = (_listed(node.get("anyOf")), _listed(node.get("oneOf")), [{}] * len(_listed(node.get("enum"))))
+    alike: list[Any] = [{}] * len(_listed(node.get("enum")))
+    lists = (_listed(node.get("anyOf")), _listed(node.get("oneOf")), alike)
     return [found for found in lists if found]
 
 
