@@ -5,14 +5,28 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from trio_accel.backends.base import DType
+from trio_accel.backends.base.expressions import numpy_function
 
 from ._device import refuse
 from ._views import carrier, turned, wrapped
 
 T = torch.Tensor
+
+
+def _by_parts(function: Callable[[T, T], T]) -> Callable[[T, T], T]:
+    """Add complex numbers by their parts, because PyTorch multiplies an infinite one by 1, which is NaN."""
+
+    def added(a: T, b: T) -> T:
+        if not a.is_complex():
+            return function(a, b)
+        parts = (torch.view_as_real(value.resolve_conj()) for value in (a, b))
+        return torch.view_as_complex(function(*parts))
+
+    return added
 
 
 def _int_quotient(a: T, b: T) -> T:
@@ -248,7 +262,8 @@ _PLAIN = (
 )
 
 _FUNCTIONS: dict[str, Callable[..., T]] = {
-    "add": torch.add, "subtract": torch.subtract, "multiply": torch.multiply, "divide": torch.true_divide,
+    "add": _by_parts(torch.add), "subtract": _by_parts(torch.subtract), "multiply": torch.multiply,
+    "divide": torch.true_divide,
     "negative": torch.negative, "positive": _same, "stop_gradient": _same, "absolute": torch.abs,
     "fabs": torch.abs, "sign": _sign, "square": torch.square, "reciprocal": torch.reciprocal, "power": _power,
     "maximum": _greater, "minimum": _less, "fmax": _greater_number, "fmin": _less_number,
@@ -269,6 +284,21 @@ _FUNCTIONS: dict[str, Callable[..., T]] = {
     **{name: getattr(torch, name) for name in _PLAIN},
 }  # fmt: skip
 
+_MIRRORED = {
+    "less": "greater",
+    "less_equal": "greater_equal",
+    "greater": "less",
+    "greater_equal": "less_equal",
+    "equal": "equal",
+    "not_equal": "not_equal",
+}
+"""Comparisons, and the same with the operands exchanged."""
+# PyTorch's functions of complex numbers differ from NumPy's at infinities and on branch cuts.
+_COMPLEX = {
+    *("exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "sqrt", "power", "reciprocal", "divide"),
+    *("sin", "cos", "tan", "sinh", "cosh", "tanh", "sign"),
+    *("arcsin", "arccos", "arctan", "arcsinh", "arccosh", "arctanh"),
+}
 _ORDERED = {"less", "less_equal", "greater", "greater_equal", "maximum", "minimum", "fmax", "fmin"}
 _ROUNDING = {"floor", "ceil", "trunc", "rint"}
 
@@ -284,6 +314,8 @@ def apply(name: str, dtype: DType, given: Sequence[T], dtypes: Sequence[DType]) 
     """
     if name in ("left_shift", "right_shift"):
         return _shifted(given[0], given[1], dtype, is_left=name == "left_shift")
+    if DType.uint64 in dtypes and len(set(dtypes)) > 1 and name in _MIRRORED:
+        return _compared(name, given, is_second=dtypes[1] is DType.uint64)
     if dtypes[0] is DType.uint64 and (special := _of_uint64(name, dtype, given)) is not None:
         return special
     if dtypes[0] is DType.bool and name in ("add", "multiply"):
@@ -298,8 +330,30 @@ def apply(name: str, dtype: DType, given: Sequence[T], dtypes: Sequence[DType]) 
     function = _FUNCTIONS.get(name)
     if function is None:
         refuse(f"{name} of elements")
+    if name in _COMPLEX and given[0].is_complex() and given[0].device.type == "cpu":
+        return _by_numpy(name, given)
     made = wrapped(function(*given), dtype) if dtype.kind == "uint" else function(*given)
     return made if made.dtype is carrier(dtype) else made.to(carrier(dtype))
+
+
+def _by_numpy(name: str, given: Sequence[T]) -> T:
+    """Compute a function of complex numbers by NumPy, which has the memory of the processor, too."""
+    with np.errstate(all="ignore"):
+        made = numpy_function(name)(*(value.resolve_conj().numpy() for value in given))
+    return torch.from_numpy(np.asarray(made))
+
+
+def _compared(name: str, given: Sequence[T], *, is_second: bool) -> T:
+    """Compare numbers of uint64 with those of another type of integers."""
+    whole, other = given
+    if is_second:
+        name, whole, other = _MIRRORED[name], other, whole
+    other = other.to(torch.int64)
+    # Bits of uint64 that are a negative number of int64 are beyond all of these.
+    is_above = (whole < 0) | (other < 0)
+    if name in ("greater", "greater_equal", "not_equal"):
+        return is_above | _FUNCTIONS[name](whole, other)
+    return ~is_above & _FUNCTIONS[name](whole, other)
 
 
 def _of_uint64(name: str, dtype: DType, given: Sequence[T]) -> T | None:  # noqa: PLR0911

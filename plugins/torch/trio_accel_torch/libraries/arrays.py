@@ -93,7 +93,7 @@ def scan(spec: ops.ScanSpec, call: Any) -> None:
     wide = ops.accumulator_of(dtype)
     x = cast(cast(read(call, spec.x), spec.x.dtype, dtype), dtype, wide).movedim(spec.axis, 0)
     if spec.combine in _SCANS:
-        made = _SCANS[spec.combine](x, 0, dtype=x.dtype)
+        made = _scanned(spec.combine, x)
         # PyTorch adds the first element to 0.
         made[:1] = x[:1]
         if spec.combine == "sum" and wide.is_inexact and x.numel():
@@ -110,6 +110,15 @@ def scan(spec: ops.ScanSpec, call: Any) -> None:
         first = number(identity, dtype, call.device.where).expand((1, *made.shape[1:]))
         made = torch.cat([first, made])
     write(call, spec.out, made.movedim(0, spec.axis))
+
+
+def _scanned(combine: str, x: T) -> T:
+    if x.is_complex() and x.device.type == "cpu":
+        # PyTorch's products of infinite complex numbers differ from NumPy's.
+        scans: dict[str, Any] = {"sum": np.cumsum, "prod": np.cumprod}
+        with np.errstate(all="ignore"):
+            return torch.from_numpy(scans[combine](x.resolve_conj().numpy(), axis=0))
+    return _SCANS[combine](x, 0, dtype=x.dtype)
 
 
 def _with_signs_of_zeros(x: T, sums: T) -> T:
@@ -265,15 +274,24 @@ def count(spec: ops.CountSpec, call: Any) -> None:
             is_last &= ~torch.isnan(x)
         found = torch.where(is_last, bins, found)
         if spec.bounds:
-            low, high = spec.bounds
-            number_ = cast(x, spec.x.dtype, DType.float64) if spec.x.dtype is DType.uint64 else x
-            found = found.clamp(1, bins) * ((number_ >= low) & (number_ <= high))
+            found = found.clamp(1, bins) * _is_between(x, spec.x.dtype, *spec.bounds)
         kept = (found >= 1) & (found <= bins)
         x, weights = found[kept] - 1, None if weights is None else weights[kept]
     elif x.numel() and ((spec.x.dtype is DType.uint64 and bool((x < 0).any())) or not _are_bins(x, bins)):
         spec.fault[0] = 1
         return
     write(call, spec.out, torch.bincount(x.long(), weights, bins)[:bins])
+
+
+def _is_between(x: T, dtype: DType, low: int, high: int) -> T:
+    """Compare integers with two bounds, which may be beyond all of the type."""
+    if dtype is not DType.uint64:
+        return (x >= low) & (x <= high)
+    if high < 0 or low >= 1 << 64:
+        return torch.zeros_like(x, dtype=torch.bool)
+    # As int64, these bits have the order of the numbers, moved by half of the range.
+    moved, half = turned(x), 1 << 63
+    return (moved >= max(low, 0) - half) & (moved <= min(high, 2 * half - 1) - half)
 
 
 def _are_bins(x: T, bins: int) -> bool:
@@ -305,12 +323,16 @@ def _segments(values: T, numbers: T, many: int, combine: str, dtype: DType) -> T
             return made.index_fill_(0, numbers[values], True)
         if not dtype.is_inexact:
             return made.index_add_(0, numbers, values)
-        # A sum of negative zeros is one.
-        made = (-made).index_add_(0, numbers, values)
+        # A sum of negative zeros is one. Parts are added alone, because an infinite one times 1 is NaN.
+        parts = [torch.view_as_real(one) if one.is_complex() else one for one in (-made, values)]
+        parts[0].index_add_(0, numbers, parts[1])
+        made = torch.view_as_complex(parts[0]) if made.is_complex() else parts[0]
         return torch.where(torch.bincount(numbers, minlength=many) == 0, 0, made)
     if combine == "prod" and values.is_complex():
         for place in range(many):
-            made[place] = values[numbers == place].prod()
+            part = values[numbers == place]
+            # Not from 1 on, whose product with an infinite number is NaN.
+            made[place] = part[:1].sum() if len(part) == 1 else part.prod()
         return made
     key, whole = comparable(values, dtype), comparable(made, dtype)
     if combine == "prod" and dtype is not DType.bool:

@@ -21,7 +21,8 @@ from ._pieces import REDUCING, reduced_in_pieces
 from ._steps import Pass, Step, TypedExpression
 
 __all__ = [
-    "CHECK_WORDS", "Overflow", "check_words", "evaluate", "places_of", "scatter_program", "word_of",
+    "CHECK_WORDS", "Overflow", "check_words", "evaluate", "numpy_function", "places_of", "scatter_program",
+    "word_of",
 ]  # fmt: skip
 
 CHECK_WORDS = 3
@@ -214,6 +215,11 @@ _OTHERS: dict[str, Any] = {
     "fmax": partial(_chosen, np.fmax), "fmin": partial(_chosen, np.fmin),
     **{name: partial(_special, function) for name, function in SPECIAL.items()},
 }  # fmt: skip
+
+
+def numpy_function(name: str) -> Any:
+    """Return how NumPy computes a function of elements, which has the values of the standard."""
+    return _OTHERS.get(name) or _UFUNCS[name]
 
 
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
