@@ -331,8 +331,12 @@ def _segments(values: T, numbers: T, many: int, combine: str, dtype: DType) -> T
     if combine == "prod" and values.is_complex():
         for place in range(many):
             part = values[numbers == place]
-            # Not from 1 on, whose product with an infinite number is NaN.
-            made[place] = part[:1].sum() if len(part) == 1 else part.prod()
+            if part.device.type == "cpu" and len(part):
+                # PyTorch's products begin with 1, and differ from NumPy's where numbers are infinite.
+                with np.errstate(all="ignore"):
+                    made[place] = complex(np.multiply.reduce(part.resolve_conj().numpy(), initial=None))
+            else:
+                made[place] = part.prod()
         return made
     key, whole = comparable(values, dtype), comparable(made, dtype)
     if combine == "prod" and dtype is not DType.bool:
