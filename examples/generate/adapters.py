@@ -70,7 +70,8 @@ class Adapter:
         parts = {layer + part: array for part, array in zip(_PARTS, self.arrays[name], strict=True)}
         with np.errstate(over="ignore", invalid="ignore"):
             [change] = self.lora.changes(parts).values()
-            return weight + change
+            made: npt.NDArray[np.float32] = weight + change
+        return made
 
 
 async def read_adapter(
