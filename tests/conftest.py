@@ -212,12 +212,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _leaves(error: BaseException) -> Iterable[BaseException]:
-    """Yield what an error is made of: itself, or the errors of its groups."""
+    """Yield what an error is made of: itself or the errors of its groups, each with its causes."""
     if isinstance(error, BaseExceptionGroup):
         for one in error.exceptions:
             yield from _leaves(one)
-    else:
-        yield error
+        return
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__
 
 
 @pytest.fixture
