@@ -27,11 +27,11 @@ REASONS: Mapping[str, str] = {
     **dict.fromkeys(("nn.embedding_grad", "nn.max_pool_grad"), "sums are atomic"),
     "sparse.spmm": "by cuSPARSE, which chooses the order of its sums",
 }
-"""Why the bits of a function differ."""
+"""The cause for each function: why its bits differ from one replay to the next."""
 
 
 def record() -> Any:
-    """What was recorded."""
+    """Return the record that the benchmark has written: JSON, as its module describes it."""
     return json.loads(RECORD.read_text(encoding="utf-8"))
 
 
