@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import trio_accel as ta
-from trio_accel.expressions import expression
+from trio_accel.expressions import DECLARED, expression
 
 pytestmark = pytest.mark.conformance
 
@@ -126,14 +126,27 @@ async def test_a_type_error_is_told_where_the_user_wrote_it(
 @pytest.mark.no_device
 @pytest.mark.one_backend
 def test_a_declared_function_is_told_with_its_file_and_the_place_in_its_text() -> None:
-    with pytest.raises(TypeError, match=r"test_places\.py:\d+: wrong: there is no .*line 3, column 19\n"):
+    @expression("""
+        y = x
+        out = bad(y)
+    """)
+    async def wrong(x: ta.AccelRef) -> ta.AccelRef:  # pyright: ignore[reportReturnType]
+        """Refused at its first use."""
 
-        @expression("""
-            y = x
-            out = bad(y)
-        """)
-        async def wrong(x: ta.AccelRef) -> ta.AccelRef:
-            """Refused before it is there."""
+    with pytest.raises(TypeError, match=r"test_places\.py:\d+: wrong: there is no .*line 3, column 15\n"):
+        wrong.expression.typed(())
+
+
+@pytest.mark.no_device
+@pytest.mark.one_backend
+def test_all_functions_of_the_package_have_expressions_that_are_right() -> None:
+    # They are parsed at their first use, so nothing else would find an error in one that no test calls.
+    for package in (ta.arrays, ta.nn, ta.random, ta.fft, ta.linalg, ta.signal, ta.ndimage):
+        assert package.__all__
+    own = [one for one in DECLARED.values() if one.__module__.startswith("trio_accel.")]
+    assert len(own) > 100
+    for function in own:
+        assert function.expression.parsed.outputs, function.__name__
 
 
 @pytest.mark.parametrize("isolation", ["inline"])

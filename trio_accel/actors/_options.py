@@ -224,13 +224,19 @@ def binder(
         operation: Name of the operation, for the error.
         function: Has the signature; it takes no ``*args`` and no ``**kwargs``.
     """
-    signature = inspect.signature(function)
-    parameters = signature.parameters.values()
-    places = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
-    defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+
+    @functools.cache
+    def read() -> tuple[inspect.Signature, list[str], dict[str, Any]]:
+        # At the first call, because a package that is imported has many such functions and few are called.
+        signature = inspect.signature(function)
+        parameters = signature.parameters.values()
+        places = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
+        defaults = {one.name: one.default for one in parameters if one.default is not one.empty}
+        return signature, places, defaults
 
     def bound(arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
         # `Signature.bind` takes four times as long: it is left to find out what is wrong.
+        signature, places, defaults = read()
         given = {**defaults, **dict(zip(places, arguments, strict=False)), **named}
         is_twice = not named.keys().isdisjoint(places[: len(arguments)])
         if is_twice or len(arguments) > len(places) or given.keys() != signature.parameters.keys():

@@ -13,8 +13,8 @@ from ..actors import binder, signed_like
 from ..backends.base import DType
 from ..devices import AccelRef, Call, Function, Operation, called
 from ._arguments import ARRAYS
-from ._expression import Derived, Elementwise
-from ._reduction import Reduction
+from ._expression import Elementwise, LaterElementwise
+from ._reduction import LaterReduction, Reduction
 from ._views import check_array
 
 __all__ = ["DECLARED", "DeclaredExpression", "expression", "like"]
@@ -68,8 +68,8 @@ def expression(
     widens the result.
 
     Args:
-        text: The expression; see `jit.elementwise`, and along axes `Reduction`. That of each element may be
-            a function that makes it at its first use.
+        text: The expression, or a function that makes it at its first use; see `jit.elementwise`, and along
+            axes `Reduction`.
         axes: Whether ``sum(...)`` and the like in the text are along the axes of a call.
         reduce: How the values that the text makes are combined along axes; see `Reduction`.
         library: Import path of the library actor that serves it.
@@ -81,8 +81,8 @@ def expression(
         slopes: See `Expression`.
         arrays: The inputs that must be arrays; the others may be numbers.
 
-    Raises:
-        TypeError: The expression contradicts the function. The message begins with file and line.
+    The expression is parsed at its first use, which raises `TypeError` where it contradicts the function; the
+    message begins with file and line.
     """
     again = functools.partial(
         expression,
@@ -104,19 +104,23 @@ def expression(
             "slopes": slopes, "truths": truths,
         }  # fmt: skip
 
-        @functools.cache
-        def made(dtype: str | None = None) -> Elementwise[AccelRef] | Reduction:
+        def parts(dtype: str | None = None) -> tuple[str, dict[str, Any]]:
+            given = text if isinstance(text, str) else text()
             if is_along:
-                return Reduction(cast("str", text), reduce, dtype=dtype, **named)
-            given = [name for name in names if name not in numbers] if promoted is None else promoted
-            return _elementwise(text, promoted=given, **named)
+                return given, {"reduce": reduce, "dtype": dtype, **named}
+            chosen = [name for name in names if name not in numbers] if promoted is None else promoted
+            return given, {"promoted": chosen, **named}
 
-        try:
-            first = made()
-        except (TypeError, ValueError) as error:
-            code = function.__code__
-            place = f"{code.co_filename}:{code.co_firstlineno}"
-            raise TypeError(f"{place}: {function.__name__}: {error}") from error
+        code = function.__code__
+        place = f"{code.co_filename}:{code.co_firstlineno}: {function.__name__}"
+        kind: Any = LaterReduction if is_along else LaterElementwise
+        first = kind(parts, place)
+
+        @functools.cache
+        def converted(dtype: str) -> Reduction:
+            given, options = parts(dtype)
+            return Reduction(given, **options)
+
         bound = binder(operation, function)
 
         def message(*arguments: Any, **options: Any) -> Any:
@@ -124,7 +128,7 @@ def expression(
             own = first
             if (dtype := given.pop("dtype", None)) is not None:
                 try:
-                    own = made(DType.of(dtype).value)
+                    own = converted(DType.of(dtype).value)
                 except TypeError as error:
                     raise TypeError(f"{operation}: {error}") from None
             if arrays:
@@ -136,7 +140,7 @@ def expression(
         is_plain = not (is_along or numbers) and all(
             parameters[name].default is inspect.Parameter.empty for name in names
         )
-        ask = first.ask if isinstance(first, Reduction) and reduce is None else None
+        ask = first.ask if is_along and reduce is None else None
         asked = Function(operation, first.compute if is_plain else message, ask=ask)
         return _declared(function, asked, expression=first, message=message, again=again)
 
@@ -163,12 +167,6 @@ def like(
         return cast("FunctionT", declared.again(*texts, **options)(signed_like(other, own)))
 
     return declare
-
-
-def _elementwise(text: str | Callable[[], str], **options: Any) -> Elementwise[AccelRef]:
-    if isinstance(text, str):
-        return Elementwise(text, **options)
-    return Derived(text, **options)
 
 
 def _convert(given: dict[str, Any], numbers: Collection[str]) -> None:

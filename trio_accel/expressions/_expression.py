@@ -445,24 +445,33 @@ class Elementwise(Expression[ReplyT]):
         return Call(self._asked, arguments, named or None)
 
 
-class Derived(Elementwise[ReplyT]):
-    """An expression whose text is made at its first use, because few programs use it and all import it.
+class Later:
+    """Mixin for an expression that is parsed at its first use, because few programs use it and all import it.
 
     Args:
-        make: Makes the text.
-        **options: See `Elementwise`.
+        make: Makes the text and the options.
+        place: File, line and name of what declares it, for the errors.
+
+    Raises:
+        TypeError: At the first use: the text or an option is wrong. The message begins with `place`.
     """
 
-    __slots__ = ("_later",)
-
-    def __init__(self, make: Callable[[], str], **options: Any) -> None:
-        self._later = make, options
+    def __init__(self, make: Callable[[], tuple[str, dict[str, Any]]], place: str) -> None:
+        self._later = make, place
 
     def __getattr__(self, name: str) -> Any:
         # The slots of an expression are unset before.
-        make, options = self._later
-        super().__init__(make(), **options)
+        make, place = self._later
+        text, options = make()
+        try:
+            cast("Any", super()).__init__(text, **options)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{place}: {error}") from error
         return object.__getattribute__(self, name)
+
+
+class LaterElementwise(Later, Elementwise[ReplyT]):
+    """An `Elementwise` that is parsed at its first use."""
 
 
 def _dtypes(

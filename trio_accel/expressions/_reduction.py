@@ -28,7 +28,7 @@ from ._arguments import (
     reduced,
     take,
 )
-from ._expression import Compute, Elementwise, Expression
+from ._expression import Compute, Elementwise, Expression, Later
 
 __all__ = ["Reduction", "scaled", "squares"]
 
@@ -263,6 +263,10 @@ class Reduction(Expression[AccelRef]):
 
 
 _LARGE, _SMALL, _STEP = 1e150, 1e-140, 2.0**600
+
+
+class LaterReduction(Later, Reduction):
+    """A `Reduction` that is parsed at its first use."""
 
 
 def scaled(value: str, to: str, factor: str, *, raises: bool = True) -> str:

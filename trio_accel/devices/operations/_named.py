@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial, wraps
+from functools import wraps
 from numbers import Complex, Integral, Real
 from types import FunctionType, ModuleType, NoneType, UnionType
 from typing import Any, Literal, Union, cast, get_args, get_origin
@@ -75,10 +75,9 @@ def _name(prefix: str, owner: Any, names: Sequence[str]) -> None:
 
 
 def _naming(name: str, function: Any) -> Any:
-    bound = partial(bind_arguments, name, inspect.signature(function))
-
     def refuse(error: Exception, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        refuse_as(name, function, error, bound(args, dict(kwargs)).arguments)
+        given = bind_arguments(name, inspect.signature(function), args, dict(kwargs)).arguments
+        refuse_as(name, function, error, given)
 
     if inspect.iscoroutinefunction(function):
         return wraps(function)(called(Function(name, function, "awaitable", refuse=refuse)))
