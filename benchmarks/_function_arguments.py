@@ -20,10 +20,17 @@ LAYOUTS: tuple[Layout, ...] = ("plain", "transposed", "reversed", "every other")
 _SHAPES = ((6, 8), (6, 6), (8,), (2, 4, 8), (2, 4, 8, 8), (2, 4, 6, 6, 6), (3, 3), (4,))
 # The numbers that a parameter may take, by its annotation.
 _NUMBERS: Mapping[str, tuple[Any, ...]] = {
-    "int": (1, 2, -1, 0, 4), "float": (0.5, 2.0), "complex": (0.5,), "bool": (True,), "str": (),
-    "int | Sequence[int]": (2, (2, 2), (1,), (0, 1)), "Sequence[int]": ((1, 0), (0,), (2, 3), (2,)),
-    "Shape": ((3, 4),), "int | tuple[int, ...]": ((2, 3), 2), "slice": (),
-}  # fmt: skip
+    "int": (1, 2, -1, 0, 4),
+    "float": (0.5, 2.0),
+    "complex": (0.5,),
+    "bool": (True,),
+    "str": (),
+    "int | Sequence[int]": (2, (2, 2), (1,), (0, 1)),
+    "Sequence[int]": ((1, 0), (0,), (2, 3), (2,)),
+    "Shape": ((3, 4),),
+    "int | tuple[int, ...]": ((2, 3), 2),
+    "slice": (),
+}
 _ARRAYS = ("Operand", "AccelRef", "ExpressionArgument", "Array")
 _INTEGERS = ("indices", "index", "labels", "target", "sorter", "repeats", "order", "x_indices", "starts")
 _MASKS = ("mask", "condition", "where", "x_mask")

@@ -106,12 +106,18 @@ def _images() -> Sequence[_Row]:
     """Filters and interpolation of an image of 1080 x 1920, beside `scipy.ndimage`."""
     matrix = [[0.9, 0.1], [-0.1, 0.9]]
     calls: Sequence[_Call] = (
-        ("gaussian_filter", (2.0,), {}), ("uniform_filter", (5,), {}), ("uniform_filter", (31,), {}),
-        ("median_filter", (3,), {}), ("median_filter", (5,), {}), ("maximum_filter", (5,), {}),
+        ("gaussian_filter", (2.0,), {}),
+        ("uniform_filter", (5,), {}),
+        ("uniform_filter", (31,), {}),
+        ("median_filter", (3,), {}),
+        ("median_filter", (5,), {}),
+        ("maximum_filter", (5,), {}),
         ("sobel", (), {}),
-        ("affine_transform", (matrix, 3.0), {"order": 1}), ("affine_transform", (matrix, 3.0), {"order": 3}),
-        ("zoom", (0.5,), {"order": 1}), ("zoom", (0.5,), {"order": 3}),
-    )  # fmt: skip
+        ("affine_transform", (matrix, 3.0), {"order": 1}),
+        ("affine_transform", (matrix, 3.0), {"order": 3}),
+        ("zoom", (0.5,), {"order": 1}),
+        ("zoom", (0.5,), {"order": 3}),
+    )
     given = [("float_image", call) for call in calls] + [("byte_image", call) for call in calls]
     marks: Sequence[_Call] = [
         (name, (), {}) for name in ("binary_erosion", "label", "distance_transform_edt")
@@ -207,9 +213,11 @@ class _Sides:
 
     def __init__(self, ours: dict[str, Any], hosts: dict[str, Any]) -> None:
         self.o, self.h, torch = _Arrays(ours), _Arrays(hosts), _torch()
-        tensors = {} if torch is None else {
-            name: torch.from_numpy(hosts[name]) for name in ("images", "filters", "photo", "wide")
-        }  # fmt: skip
+        tensors = (
+            {}
+            if torch is None
+            else {name: torch.from_numpy(hosts[name]) for name in ("images", "filters", "photo", "wide")}
+        )
         self.t = _Arrays(tensors)
 
 

@@ -34,16 +34,20 @@ y = where((n == 3) or ((n == 2) and (x[i(0), i(1)] == 1)), 1, 0)
 """
 _STEPS = [(0, 0), (1, 0), (0, 1), (-1, 0), (0, -1), (1, 1), (-1, 1), (-1, -1), (1, -1)]
 _WEIGHTS = [4 / 9] + [1 / 9] * 4 + [1 / 36] * 4
-_BOLTZMANN = "\n".join([
-    *[f"f{k} = f[{k}, (i(0) - {dx}) % n, (i(1) - {dy}) % n]" for k, (dx, dy) in enumerate(_STEPS)],
-    "rho = " + " + ".join(f"f{k}" for k in range(9)),
-    "u = (" + " + ".join(f"{dx} * f{k}" for k, (dx, _) in enumerate(_STEPS) if dx) + ") / rho",
-    "v = (" + " + ".join(f"{dy} * f{k}" for k, (_, dy) in enumerate(_STEPS) if dy) + ") / rho",
-    *[f"c{k} = {dx} * u + {dy} * v\n"
-      f"e{k} = rho * {w!r} * (1 + 3 * c{k} + 4.5 * c{k} * c{k} - 1.5 * (u * u + v * v))\n"
-      f"o{k} = f{k} + omega * (e{k} - f{k})"
-      for k, ((dx, dy), w) in enumerate(zip(_STEPS, _WEIGHTS, strict=True))],
-])  # fmt: skip
+_BOLTZMANN = "\n".join(
+    [
+        *[f"f{k} = f[{k}, (i(0) - {dx}) % n, (i(1) - {dy}) % n]" for k, (dx, dy) in enumerate(_STEPS)],
+        "rho = " + " + ".join(f"f{k}" for k in range(9)),
+        "u = (" + " + ".join(f"{dx} * f{k}" for k, (dx, _) in enumerate(_STEPS) if dx) + ") / rho",
+        "v = (" + " + ".join(f"{dy} * f{k}" for k, (_, dy) in enumerate(_STEPS) if dy) + ") / rho",
+        *[
+            f"c{k} = {dx} * u + {dy} * v\n"
+            f"e{k} = rho * {w!r} * (1 + 3 * c{k} + 4.5 * c{k} * c{k} - 1.5 * (u * u + v * v))\n"
+            f"o{k} = f{k} + omega * (e{k} - f{k})"
+            for k, ((dx, dy), w) in enumerate(zip(_STEPS, _WEIGHTS, strict=True))
+        ],
+    ]
+)
 _BREAK = """
 z = x * 0
 w = x * 0

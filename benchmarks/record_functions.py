@@ -40,8 +40,17 @@ from ._recorded_texts import RecordedTexts, recorded_texts
 
 ROOMS = ("arrays", "linalg", "fft", "nn", "ndimage", "signal", "spatial")
 DTYPES = (
-    "float64", "float32", "float16", "bfloat16", "int32", "uint8", "int64", "bool", "complex128", "complex64",
-)  # fmt: skip
+    "float64",
+    "float32",
+    "float16",
+    "bfloat16",
+    "int32",
+    "uint8",
+    "int64",
+    "bool",
+    "complex128",
+    "complex64",
+)
 _PATIENCE = 120.0
 _MAX_DIFFERENCES = 40
 

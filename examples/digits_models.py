@@ -28,9 +28,11 @@ class Mlp(train.CallModule):
         """Return the parameters of the beginning."""
         width = self.width
         return {
-            "w1": _matrix(rng, 64, width), "b1": np.zeros(width),
-            "w2": _matrix(rng, width, 10), "b2": np.zeros(10),
-        }  # fmt: skip
+            "w1": _matrix(rng, 64, width),
+            "b1": np.zeros(width),
+            "w2": _matrix(rng, width, 10),
+            "b2": np.zeros(10),
+        }
 
     def loss(self, parameters: Arrays, batch: Arrays) -> Any:
         """Return the mean cross entropy."""

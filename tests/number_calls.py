@@ -158,9 +158,10 @@ async def spawned(at: Place, **options: Any) -> None:
 def kernel(**given: Any) -> jit.Kernel:
     parameters = {"n": jit.scalar("int64"), "x": jit.updates("float64")}
     return jit.Kernel(
-        "k", 'extern "C" __global__ void k(long long n, double* x) {}',
+        "k",
+        'extern "C" __global__ void k(long long n, double* x) {}',
         **over({"parameters": parameters, "grid": 1, "block": 32, "cpu": "number_calls:nothing"}, given),
-    )  # fmt: skip
+    )
 
 
 def nothing(*_: Any) -> None:

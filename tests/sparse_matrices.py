@@ -44,14 +44,16 @@ EXAMPLES = 30 if BACKEND == "cpu" else 3
 
 TOLERANCE = {"float64": 1e-12, "float32": 1e-5, "complex128": 1e-12, "complex64": 1e-5}
 
-cases = st.fixed_dictionaries({
-    "rows": st.integers(0, 12),
-    "columns": st.integers(0, 12),
-    "density": st.floats(0.0, 1.0),
-    "dtype": st.sampled_from(sorted(TOLERANCE)),
-    "index": st.sampled_from(["int32", "int64"]),
-    "seed": st.integers(0, 1000),
-})  # fmt: skip
+cases = st.fixed_dictionaries(
+    {
+        "rows": st.integers(0, 12),
+        "columns": st.integers(0, 12),
+        "density": st.floats(0.0, 1.0),
+        "dtype": st.sampled_from(sorted(TOLERANCE)),
+        "index": st.sampled_from(["int32", "int64"]),
+        "seed": st.integers(0, 1000),
+    }
+)
 
 
 def random_matrix(
@@ -69,10 +71,15 @@ def random_matrix(
     return matrix
 
 
-systems = st.fixed_dictionaries({
-    "n": st.integers(0, 12), "density": st.floats(0.0, 0.6), "dtype": st.sampled_from(sorted(TOLERANCE)),
-    "index": st.sampled_from(["int32", "int64"]), "seed": st.integers(0, 99),
-})  # fmt: skip
+systems = st.fixed_dictionaries(
+    {
+        "n": st.integers(0, 12),
+        "density": st.floats(0.0, 0.6),
+        "dtype": st.sampled_from(sorted(TOLERANCE)),
+        "index": st.sampled_from(["int32", "int64"]),
+        "seed": st.integers(0, 99),
+    }
+)
 
 
 def well_conditioned(n: int, density: float, dtype: str, index: str, seed: int) -> Any:

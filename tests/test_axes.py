@@ -77,9 +77,17 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 NAMED: dict[str, dict[str, Any]] = {"stft": {"nperseg": 4}, "welch": {"nperseg": 4}}
 # Another meaning than that of the reference of this name.
 OTHERS = {
-    "cubic_spline", "gradient", "stft", "put", "put_along_axis", "unstack", "top_k", "argsort", "sort",
+    "cubic_spline",
+    "gradient",
+    "stft",
+    "put",
+    "put_along_axis",
+    "unstack",
+    "top_k",
+    "argsort",
+    "sort",
     "lexsort",
-}  # fmt: skip
+}
 # SciPy copies an array that is transformed along no axis. NumPy takes a sequence of one axis, or a negative
 # number of axes, only because it does not look.
 REFUSED = {
@@ -169,9 +177,16 @@ async def test_axes_are_taken_in_the_forms_of_numpy_and_scipy(
 
 
 WRONG: dict[str, Any] = {
-    "float": 1.0, "float of NumPy": np.float64(1), "truth": True, "text": "a",
-    "large": 2**40, "larger": 2**70, "digits": 10**5000, "pair": (0, 1.0), "pair of large": (0, -(2**64)),
-}  # fmt: skip
+    "float": 1.0,
+    "float of NumPy": np.float64(1),
+    "truth": True,
+    "text": "a",
+    "large": 2**40,
+    "larger": 2**70,
+    "digits": 10**5000,
+    "pair": (0, 1.0),
+    "pair of large": (0, -(2**64)),
+}
 
 
 @pytest.mark.parametrize("isolation", ["inline"])

@@ -162,11 +162,22 @@ async def _arrays(device: ta.Device) -> dict[str, Any]:
     """Make what the samples name."""
     rng = np.random.default_rng(0)
     shapes = {
-        "PLANE": (4, 4), "VECTOR": (4,), "BANDS": (3, 4), "VOLUME": (3, 4), "HALF": (2, 4), "MOMENT0": (4, 4),
-        "MOMENT1": (4, 4), "MOMENT2": (4, 4), "IMAGES": (1, 2, 3, 3), "IMAGES1": (2, 2, 4),
-        "IMAGES2": (2, 2, 3, 3), "IMAGES3": (2, 2, 2, 3, 3), "SCORES": (1, 2, 3), "CORNERS": (2, 2, 2, 2),
+        "PLANE": (4, 4),
+        "VECTOR": (4,),
+        "BANDS": (3, 4),
+        "VOLUME": (3, 4),
+        "HALF": (2, 4),
+        "MOMENT0": (4, 4),
+        "MOMENT1": (4, 4),
+        "MOMENT2": (4, 4),
+        "IMAGES": (1, 2, 3, 3),
+        "IMAGES1": (2, 2, 4),
+        "IMAGES2": (2, 2, 3, 3),
+        "IMAGES3": (2, 2, 2, 3, 3),
+        "SCORES": (1, 2, 3),
+        "CORNERS": (2, 2, 2, 2),
         "WINDOWS": (1, 2, 4, 4),
-    }  # fmt: skip
+    }
     hosts: dict[str, Any] = {name: rng.random(shape) for name, shape in shapes.items()}
     hosts |= {
         "TRUTHS": np.eye(4, dtype=bool),

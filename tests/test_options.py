@@ -102,7 +102,7 @@ def test_each_options_class_is_here() -> None:
         (lambda: cluster.ClusterOptions(device="cpu"), "device must be a DeviceOptions, got 'cpu'"),  # type: ignore[arg-type]
         (lambda: train.adamw(betas=0.9), "adamw: betas must be two numbers, got 0.9"),  # type: ignore[arg-type]
     ],
-)  # fmt: skip
+)
 def test_words_of_a_refusal(make: Any, says: str) -> None:
     with pytest.raises((TypeError, ValueError), match=says):
         make()

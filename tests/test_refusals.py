@@ -173,11 +173,21 @@ class Surroundings:
                 ta.random.Sobol(device, 2, seed=1) if name == "SOBOL" else ta.random.Generator(device, seed=1)
             )
         shapes = {
-            "VECTOR": (4,), "OTHER": (4,), "BANDS": (3, 4), "VOLUME": (3, 4), "HALF": (2, 4),
-            "COLUMNS": (4, 2), "AUX": (4, 8), "IMAGES": (1, 2, 3, 3), "IMAGES1": (2, 2, 4),
-            "IMAGES2": (2, 2, 3, 3), "IMAGES3": (2, 2, 2, 3, 3), "SCORES": (1, 2, 3), "CORNERS": (2, 2, 2, 2),
+            "VECTOR": (4,),
+            "OTHER": (4,),
+            "BANDS": (3, 4),
+            "VOLUME": (3, 4),
+            "HALF": (2, 4),
+            "COLUMNS": (4, 2),
+            "AUX": (4, 8),
+            "IMAGES": (1, 2, 3, 3),
+            "IMAGES1": (2, 2, 4),
+            "IMAGES2": (2, 2, 3, 3),
+            "IMAGES3": (2, 2, 2, 3, 3),
+            "SCORES": (1, 2, 3),
+            "CORNERS": (2, 2, 2, 2),
             "WINDOWS": (1, 2, 4, 4),
-        }  # fmt: skip
+        }
         hosts: dict[str, Any] = {
             "NUMBERS": np.arange(4),
             "LENGTHS": np.array([2]),
@@ -212,11 +222,17 @@ def _wrong(name: str) -> Iterator[tuple[str, str, Any]]:
         "dates": np.array(["2020-01-01"], "datetime64[D]"),
     }  # fmt: skip
     hosts = {
-        "whole": np.ones((4, 4), np.int64), "truths": np.ones((4, 4), bool), "axes": np.ones((2, 3, 4)),
-        "complexes": np.ones((4, 4), complex), "single": np.ones((4, 4), np.float32),
-        "half": np.ones((4, 4), np.float16), "unfitting": np.ones((3, 5)), "scalar": np.ones(()),
-        "empty": np.ones(0), "vector": np.ones(7),
-    }  # fmt: skip
+        "whole": np.ones((4, 4), np.int64),
+        "truths": np.ones((4, 4), bool),
+        "axes": np.ones((2, 3, 4)),
+        "complexes": np.ones((4, 4), complex),
+        "single": np.ones((4, 4), np.float32),
+        "half": np.ones((4, 4), np.float16),
+        "unfitting": np.ones((3, 5)),
+        "scalar": np.ones(()),
+        "empty": np.ones(0),
+        "vector": np.ones(7),
+    }
     values |= hosts | {f"{word}{ON_DEVICE}": host for word, host in hosts.items()}
     for one in inspect.signature(FUNCTIONS[name]).parameters.values():
         if one.name != "self" and one.kind is not one.VAR_KEYWORD:

@@ -66,6 +66,8 @@ BOUNDS: dict[str, dict[str, float]] = {
     },
     "errors": {"is no": 5.4, "has it": 2.2},
 }
+# Tables whose columns the formatter would break, in the package, the tests and all else.
+SKIPS = 60
 # A bound that is further from the rate than this has to be renewed.
 _SLACK = 0.6
 
@@ -97,3 +99,12 @@ def test_no_kind_of_text_gets_worse(found: dict[str, dict[str, float]], kind: st
 def test_the_package_has_prose_to_look_at(found: dict[str, dict[str, float]]) -> None:
     assert found["docstrings"][""] > 100_000
     assert found["errors"][""] > 10_000
+
+
+def test_the_formatter_is_switched_off_for_few_tables() -> None:
+    own = [path for path in ROOT.iterdir() if path.name[0] != "."]
+    texts = [
+        path.read_text() for top in own for path in [*top.rglob("*.py")] or [top] if path.suffix == ".py"
+    ]
+    assert len(texts) > 1000
+    assert sum(text.count("  # fmt" + ": skip\n") for text in texts) <= SKIPS

@@ -351,10 +351,14 @@ class ThirdBackend(AccelBackend):
     def list_devices(self) -> tuple[DeviceInfo, ...]:
         return (
             DeviceInfo(
-                backend=BACKEND, index=0, description="NumPy behind the protocols of a GPU",
-                total_memory=_MEMORY, compute_units=1, isolations=("inline",),
+                backend=BACKEND,
+                index=0,
+                description="NumPy behind the protocols of a GPU",
+                total_memory=_MEMORY,
+                compute_units=1,
+                isolations=("inline",),
             ),
-        )  # fmt: skip
+        )
 
     def describe(self) -> BackendReport:
         (info,) = self.list_devices()

@@ -18,9 +18,20 @@ import trio_accel as ta
 from trio_accel.programs import Array
 
 __all__ = [
-    "LIKELIEST", "SLOTS", "Config", "Llama", "allowed_of", "checksum", "likely_of", "multipliers",
-    "packed", "random_weights", "rotations", "rounded", "weights_of",
-]  # fmt: skip
+    "LIKELIEST",
+    "SLOTS",
+    "Config",
+    "Llama",
+    "allowed_of",
+    "checksum",
+    "likely_of",
+    "multipliers",
+    "packed",
+    "random_weights",
+    "rotations",
+    "rounded",
+    "weights_of",
+]
 
 SLOTS = 4
 """Steps whose tokens stay on the device: of two that run, the second reads those of the first."""

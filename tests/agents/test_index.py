@@ -318,7 +318,7 @@ BAD: list[tuple[Ask, type[Exception], str]] = [
     (lambda x: x.search([1, 2], 1, where=[True]), ValueError, FILTER),
     (lambda x: x.search([1, 2], 1, where=lambda ids: ids[:2] > 0), ValueError, FILTER),
     (lambda x: x.search([1, 2], 1, where=[1, 0, 1]), TypeError, "where must be truth values, got int64"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("ask", "error", "text"), BAD, ids=[text[:40] for _, _, text in BAD])

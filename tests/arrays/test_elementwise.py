@@ -298,10 +298,15 @@ async def test_the_promotion_of_the_standard(device: ta.Device) -> None:
                 await refused(arrays[first], arrays[second])
 
 
-@pytest.mark.parametrize(("number", "allowed"), [
-    (True, ("bool",)), (3, (*WHOLE, *FLOATS, *COMPLEX)), (2.5, (*FLOATS, *COMPLEX)),
-    (1j, (*FLOATS, *COMPLEX)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("number", "allowed"),
+    [
+        (True, ("bool",)),
+        (3, (*WHOLE, *FLOATS, *COMPLEX)),
+        (2.5, (*FLOATS, *COMPLEX)),
+        (1j, (*FLOATS, *COMPLEX)),
+    ],
+)
 async def test_python_numbers_on_both_sides(device: ta.Device, number: Any, allowed: tuple[str, ...]) -> None:
     for name in DTYPES:
         x = await device.put(np.ones(3).astype(ta.DType(name).dtype))
@@ -386,8 +391,10 @@ async def test_bounds(device: ta.Device) -> None:
         found = await ta.arrays.clip(on, minimum, maximum)
         assert found.dtype == "float32"
         np.testing.assert_array_equal(await found.to_host(), np.clip(x, minimum, maximum))
-    np.testing.assert_array_equal(await (await ta.arrays.clip(on, min=low, max=2)).to_host(),
-                                  np.clip(x, np.array([[0], [1]], np.float32), 2))  # fmt: skip
+    np.testing.assert_array_equal(
+        await (await ta.arrays.clip(on, min=low, max=2)).to_host(),
+        np.clip(x, np.array([[0], [1]], np.float32), 2),
+    )
     assert await ta.arrays.clip(on, max=0, out=on) is on
     with pytest.raises(TypeError, match=r"arrays\.clip: min is a Python float and x is int8"):
         await ta.arrays.clip(await device.zeros(3, "int8"), 0.5)

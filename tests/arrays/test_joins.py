@@ -58,11 +58,16 @@ async def test_strides_and_host_arrays(device: ta.Device, size: int) -> None:
 
 
 PROMOTED = [
-    (("int8", "int64"), "int64"), (("uint8", "int8"), "int16"), (("float16", "float32"), "float32"),
-    (("float32", "complex64"), "complex64"), (("float64", "complex64"), "complex128"),
-    (("bfloat16", "float32"), "float32"), (("bool", "bool"), "bool"), (("uint64", "uint8"), "uint64"),
+    (("int8", "int64"), "int64"),
+    (("uint8", "int8"), "int16"),
+    (("float16", "float32"), "float32"),
+    (("float32", "complex64"), "complex64"),
+    (("float64", "complex64"), "complex128"),
+    (("bfloat16", "float32"), "float32"),
+    (("bool", "bool"), "bool"),
+    (("uint64", "uint8"), "uint64"),
     (("float8_e4m3fn", "float8_e4m3fn"), "float8_e4m3fn"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("dtypes", "wanted"), PROMOTED)

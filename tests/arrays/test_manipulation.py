@@ -189,7 +189,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         (lambda: arrays.pad(x, 0.5), ValueError, "pad_width must be one integer"),
         (lambda: arrays.pad(x, (1, 2, 3)), ValueError, "a pair for each of 2 axes, got"),
         (lambda: arrays.pad(x, 1, constant_values=1j), TypeError, "constant_values 1j is complex"),
-    ]  # fmt: skip
+    ]
     launched = (await device.statistics()).launched
     for call, error, text in wrong:
         with pytest.raises(error, match=text):

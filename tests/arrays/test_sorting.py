@@ -72,9 +72,13 @@ async def test_every_axis_and_layout(device: ta.Device, name: str) -> None:
     on = await device.put(x)
     flat = await device.put(numbers(300, name))
     views = [
-        (on, x), (on.T, x.T), (on[::-1, 3:20], x[::-1, 3:20]), (on[:, :1], x[:, :1]), (on[:0], x[:0]),
+        (on, x),
+        (on.T, x.T),
+        (on[::-1, 3:20], x[::-1, 3:20]),
+        (on[:, :1], x[:, :1]),
+        (on[:0], x[:0]),
         (flat[::-3], numbers(300, name)[::-3]),
-    ]  # fmt: skip
+    ]
     for ref, host in views:
         for axis in range(-1, host.ndim):
             want = order(host, axis, descending=True)

@@ -33,8 +33,11 @@ async def test_of_nearly_equal_elements_as_scipy(device: ta.Device) -> None:
     for values in (
         *(np.array([1, 1 + ulps * EPS]) for ulps in (1, 2, 4, 8)),
         *(np.array([0.1] * 10 + [0.1 + ulps * EPS / 16]) for ulps in (1, 2, 4, 40, 400)),
-        normal, normal + 1e6, np.array([1, np.nan, 2.0]), np.array([np.inf, 1.0]),
-    ):  # fmt: skip
+        normal,
+        normal + 1e6,
+        np.array([1, np.nan, 2.0]),
+        np.array([np.inf, 1.0]),
+    ):
         x = await device.put(values)
         for name in NAMES:
             found = await (await getattr(ta.arrays, name)(x)).to_host()

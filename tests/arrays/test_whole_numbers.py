@@ -148,7 +148,7 @@ CASES: dict[str, Case] = {
         nn.softsign,
         lambda x: x.astype(float) / (1 + abs(x.astype(float))),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("dtype", WHOLE)

@@ -93,9 +93,18 @@ class Bindings:
             self._getrf(dtype, n, n, int(place), found, info + 4 * number)
 
     def _xgetrs(
-        self, trans: int, n: int, columns: int, code: int, a: int, _: int, pivots: int, __: int, x: int,
+        self,
+        trans: int,
+        n: int,
+        columns: int,
+        code: int,
+        a: int,
+        _: int,
+        pivots: int,
+        __: int,
+        x: int,
         *rest: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._getrs(_CODES[code], trans, n, columns, a, _at(pivots, np.int64, n), x)
         _at(rest[-1], np.int32, 1)[:] = 0
 
@@ -128,9 +137,20 @@ class Bindings:
     _ungqr = _orgqr
 
     def _xgesvd(
-        self, job: int, _: int, m: int, n: int, code: int, a: int, __: int, real: int, s: int, ___: int,
-        u: int, *rest: int,
-    ) -> None:  # fmt: skip
+        self,
+        job: int,
+        _: int,
+        m: int,
+        n: int,
+        code: int,
+        a: int,
+        __: int,
+        real: int,
+        s: int,
+        ___: int,
+        u: int,
+        *rest: int,
+    ) -> None:
         dtype, letter, vh = _CODES[code], chr(job), rest[2]
         matrix = _at(a, dtype, m, n)
         left, values, right = np.linalg.svd(matrix, full_matrices=letter == "A")
@@ -140,9 +160,19 @@ class Bindings:
         _at(rest[-1], np.int32, 1)[:] = 0
 
     def _gesvdj_batched(
-        self, dtype: Any, _: int, m: int, n: int, a: int, __: int, s: int, u: int, ___: int, v: int,
+        self,
+        dtype: Any,
+        _: int,
+        m: int,
+        n: int,
+        a: int,
+        __: int,
+        s: int,
+        u: int,
+        ___: int,
+        v: int,
         *rest: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         info, count, k, size = rest[3], rest[5], min(m, n), np.dtype(dtype).itemsize
         real = np.empty(0, dtype).real.dtype
         for number in range(count):

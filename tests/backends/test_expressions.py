@@ -346,8 +346,16 @@ def test_chains_and_conditions_mean_what_python_means() -> None:
     np.testing.assert_array_equal(got, [-(each**2) // 3 % 4 for each in x])
 
 
-REDUCED = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max, "any": np.any, "all": np.all,
-           "argmin": np.argmin, "argmax": np.argmax}  # fmt: skip
+REDUCED = {
+    "sum": np.sum,
+    "prod": np.prod,
+    "min": np.min,
+    "max": np.max,
+    "any": np.any,
+    "all": np.all,
+    "argmin": np.argmin,
+    "argmax": np.argmax,
+}
 
 
 @pytest.mark.parametrize("name", DTYPES)

@@ -158,8 +158,12 @@ def test_a_loop_is_not_divided_among_passes(piece: int, monkeypatch: pytest.Monk
 
 
 STORES: dict[str, Any] = {
-    "set": lambda old, new: new, "add": operator.add, "multiply": operator.mul, "min": min, "max": max,
-}  # fmt: skip
+    "set": lambda old, new: new,
+    "add": operator.add,
+    "multiply": operator.mul,
+    "min": min,
+    "max": max,
+}
 
 
 @pytest.mark.parametrize("reduce", STORES)
@@ -213,13 +217,22 @@ def test_stores_of_a_loop_are_those_of_a_plain_loop(has_break: bool, varies: boo
     """For each element i, ``for k in range(m[i]): x[k] += v[i] * k``, which may end where ``k >= v[i]``."""
     f, w = DType.float64, DType.int64
     steps = [
-        Step("argument", w, (), 0), Step("argument", f, (), 1), Step("constant", w, (), 0),
-        Step("carried", w, (2,)), Step("loop", w, (2, 0, 3), 8), Step("cast", f, (4,)),
-        Step("multiply", f, (1, 5)), Step("store_add", f, (6, 4), 2), Step("end", w, (4, 3)),
-    ]  # fmt: skip
+        Step("argument", w, (), 0),
+        Step("argument", f, (), 1),
+        Step("constant", w, (), 0),
+        Step("carried", w, (2,)),
+        Step("loop", w, (2, 0, 3), 8),
+        Step("cast", f, (4,)),
+        Step("multiply", f, (1, 5)),
+        Step("store_add", f, (6, 4), 2),
+        Step("end", w, (4, 3)),
+    ]
     if has_break:
-        steps[6:7] = [Step("greater_equal", DType.bool, (5, 1)), Step("break", DType.bool, (4, 6, 3)),
-                      Step("multiply", f, (1, 5))]  # fmt: skip
+        steps[6:7] = [
+            Step("greater_equal", DType.bool, (5, 1)),
+            Step("break", DType.bool, (4, 6, 3)),
+            Step("multiply", f, (1, 5)),
+        ]
         steps[-2:] = [Step("store_add", f, (8, 4), 2), Step("end", w, (4, 3))]
         steps[4] = Step("loop", w, (2, 0, 3), 10)
     program = TypedExpression(tuple(steps), (), elements=(0, 1), loads=((2, 1),))

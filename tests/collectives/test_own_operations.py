@@ -30,8 +30,11 @@ cpu = pytest.mark.skipif(BACKEND != "cpu", reason="its kernels are functions of 
 HOSTS = np.random.default_rng(153).normal(size=(2, 6, 8))
 TOTAL = HOSTS[0] + HOSTS[1]
 MIXES: tuple[tuple[ta.Isolation, ta.Isolation], ...] = (
-    ("process", "process"), ("inline", "inline"), ("process", "inline"), ("inline", "process"),
-)  # fmt: skip
+    ("process", "process"),
+    ("inline", "inline"),
+    ("process", "inline"),
+    ("inline", "process"),
+)
 
 
 @pytest.fixture(params=MIXES, ids="-".join)

@@ -21,8 +21,16 @@ from trio_accel.expressions import Reduction
 
 pytestmark = [pytest.mark.no_device, pytest.mark.one_backend]
 
-PAIRS = [("float64", "float64"), ("float32", "int64"), ("float16", "float16"), ("bfloat16", "float32"),
-         ("int8", "uint8"), ("uint64", "int64"), ("int32", "bool"), ("complex64", "complex128")]  # fmt: skip
+PAIRS = [
+    ("float64", "float64"),
+    ("float32", "int64"),
+    ("float16", "float16"),
+    ("bfloat16", "float32"),
+    ("int8", "uint8"),
+    ("uint64", "int64"),
+    ("int32", "bool"),
+    ("complex64", "complex128"),
+]
 FLOATS = [
     0.0,
     -0.0,
@@ -113,8 +121,11 @@ async def test_a_number_that_becomes_whole_and_comes_back(
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 async def test_the_larger_one_of_two_zeros(executors: Executors, dtype: str) -> None:
     """NumPy's `fmax` finds either in vectors, and behind them the other one."""
-    texts = [f"{name}({given})" for name in ("fmax", "fmin", "maximum", "minimum")
-             for given in ("x, y", "y, x", "x, x[0]", "y[0], x")]  # fmt: skip
+    texts = [
+        f"{name}({given})"
+        for name in ("fmax", "fmin", "maximum", "minimum")
+        for given in ("x, y", "y, x", "x, x[0]", "y[0], x")
+    ]
     outputs = [f"o{number}" for number in range(len(texts))]
     text = "; ".join(f"{out} = {each}" for out, each in zip(outputs, texts, strict=True))
     ask = jit.elementwise(text, inputs=("x", "y"), outputs=outputs)
@@ -219,7 +230,7 @@ LOADS = {
     "a window": "sum(x[i(0), (i(1) + d + k) % 20] for d in range(-2, 3))",
     "a loop": "s = 0.0 * k\nfor n in range(9):\n    s += x[n, i(1)]\n    if s > 400:\n        break\no = s",
     "a choice by place": "where((i(1) >= 2) & (i(1) + k < 20), x[i(0), i(1) - 2], -1.0)",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("shift", [1, -7, 40, 2**62])

@@ -84,7 +84,7 @@ STEPS: dict[str, Step] = {
     "out": lambda x, y, k, of: arrays.add(_cast(x), y, out=of["whole"]),
     "out, filled": lambda x, y, k, of: arrays.add(_cast(x), y, out=of["whole"])[0].fill(k) + x,
     "out that is a view": lambda x, y, k, of: arrays.multiply(_cast(x), y, out=of["part"]),
-}  # fmt: skip
+}
 
 WRITING = frozenset({name for name in STEPS if name.startswith("out")})
 ENDS: dict[str, Callable[[Any], Any]] = {
@@ -181,9 +181,11 @@ class Program:
 
 def _laid_out(host: Host, order: str) -> Host:
     made = {
-        "C": host, "F": np.asfortranarray(host), "reversed": host[::-1, ::-1],
+        "C": host,
+        "F": np.asfortranarray(host),
+        "reversed": host[::-1, ::-1],
         "gaps": host.repeat(2, axis=0)[::2],
-    }[order]  # fmt: skip
+    }[order]
     made.flags.writeable = order != "gaps"
     return made
 

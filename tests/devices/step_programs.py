@@ -19,9 +19,17 @@ import trio_accel as ta
 WARM = 24
 LAYOUTS = ("plain", "offset", "strided", "transposed", "reversed", "one block", "same")
 EVENTS = (
-    *LAYOUTS, "numbers", "contents", "two tasks", "changed host", "cancelled", "deadline", "released",
-    "assigned", "warm",
-)  # fmt: skip
+    *LAYOUTS,
+    "numbers",
+    "contents",
+    "two tasks",
+    "changed host",
+    "cancelled",
+    "deadline",
+    "released",
+    "assigned",
+    "warm",
+)
 RESULTS = ("one", "tuple", "dictionary", "list with an argument")
 
 

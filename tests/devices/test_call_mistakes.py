@@ -222,7 +222,8 @@ WITHOUT_AWAIT: dict[str, tuple[Callable[[Any], Any], str]] = {
     "copy": (lambda call: __import__("copy").deepcopy(call), "a Call is bound to its device"),
     "with": (_enter, r"a Call is not a context manager; async with ref\.lease\(\) holds the array"),
     "subscript of an index": (
-        lambda call: [1, 2][call], r"a Call is not an index: .* use int\(await call\.item\(\)\)",
+        lambda call: [1, 2][call],
+        r"a Call is not an index: .* use int\(await call\.item\(\)\)",
     ),
     "slice": (lambda call: [1, 2][call:], "a Call is not an index"),
     "range": (range, "a Call is not an index"),
@@ -243,7 +244,7 @@ WITHOUT_AWAIT: dict[str, tuple[Callable[[Any], Any], str]] = {
     "call": (lambda call: call(), "is not an async function; await it"),
     "text before": (lambda call: "1" + call, "can only concatenate str"),
     "order of none": (lambda call: call < None, r"'<' not supported between .*'Call' and 'NoneType'"),
-}  # fmt: skip
+}
 
 
 # Python's warnings are errors here: a call that a refusal names ends without one.
@@ -347,11 +348,13 @@ async def test_plus_equal(device: ta.Device) -> None:
 
 BAD: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "no promotion": (
-        lambda x, i: (i + 1) * x, TypeError,
+        lambda x, i: (i + 1) * x,
+        TypeError,
         r"^arrays\.multiply: x1 is int64 and x2 is float32, which the array API standard does not promote",
     ),
     "one dtype": (
-        lambda x, i: (x + 1.0) @ i, TypeError,
+        lambda x, i: (x + 1.0) @ i,
+        TypeError,
         r"^linalg\.Matmul: operands must have one dtype, got a float32, b int64; write await b\.cast\('float",
     ),
     "shapes": (lambda x, i: (x + 1.0) @ np.ones((5, 2), "f4"), ValueError, r"^linalg\.Matmul: .*\(5, 2\)"),
@@ -367,7 +370,8 @@ BAD: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "call as an index": (lambda x, i: (x + 1.0)[i + 1], TypeError, r"index"),
     "reshape": (lambda x, i: (x + 1.0).reshape(5), ValueError, r"reshape|5"),
     "item": (
-        lambda x, i: (x + 1.0).item(), ValueError,
+        lambda x, i: (x + 1.0).item(),
+        ValueError,
         r"^item: the array must have exactly one element, got shape \(3, 3\)$",
     ),
     "cast": (lambda x, i: (x + 1j).cast("float32"), TypeError, r"complex"),
@@ -380,10 +384,12 @@ BAD: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "dates": (lambda x, i: (x + 1.0) * np.zeros(3, "M8[s]"), TypeError, r"^arrays\.multiply: x2.*datetime64"),
     "other end first": (lambda x, i: (x + 1.0) * np.ones(3, ">f4"), TypeError, r"^arrays\.multiply: x2.*>f4"),
     "out of another shape": (
-        lambda x, i: (x + 1.0).to_host(out=np.zeros(5, "f4")), ValueError, r"to_host: out|ToHost: out",
+        lambda x, i: (x + 1.0).to_host(out=np.zeros(5, "f4")),
+        ValueError,
+        r"to_host: out|ToHost: out",
     ),
     "coroutine": (lambda x, i: (x + 1.0) * x.copy_to(x.device), TypeError, "write `await` before"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", BAD)
@@ -516,7 +522,7 @@ SEVERAL: dict[str, tuple[Callable[[Any], Any], str]] = {
     "an item": (lambda x: linalg.eigh(x).item(), "an operand is of type EighResult; await the call"),
     "on the host": (lambda x: (x * 2.0).to_host()[0], "type ndarray; await .* use it as an array of NumPy"),
     "a list": (lambda x: linalg.matmul([x * 2.0], x), r"await ta\.arrays\.stack\(value\)$"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("isolation", ["inline"])

@@ -276,8 +276,10 @@ async def test_lists_of_calls(device: ta.Device) -> None:
         host = numbers(turn + 50)
         expected = np.concatenate([numbers(turn) + 1.0, host, numbers(turn)])
         same(await arrays.concat([x + 1.0, host, x]).to_host(), expected)
-        same(await arrays.stack((x * 2.0, x, -x), axis=1).to_host(), np.stack(
-            [numbers(turn) * 2.0, numbers(turn), -numbers(turn)], axis=1))  # fmt: skip
+        same(
+            await arrays.stack((x * 2.0, x, -x), axis=1).to_host(),
+            np.stack([numbers(turn) * 2.0, numbers(turn), -numbers(turn)], axis=1),
+        )
 
 
 async def test_results_that_are_several_arrays(device: ta.Device) -> None:

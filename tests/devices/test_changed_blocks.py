@@ -94,9 +94,16 @@ async def multiply_in_graph(matrix: sparse.CsrMatrix, x: ta.AccelRef) -> Any:
 
 
 WRITES: list[Write] = [
-    assign, assign_from_host, assign_to_a_view, compute_into, fill_each, lease,
-    run_kernel, run_program, replay,
-]  # fmt: skip
+    assign,
+    assign_from_host,
+    assign_to_a_view,
+    compute_into,
+    fill_each,
+    lease,
+    run_kernel,
+    run_program,
+    replay,
+]
 
 
 async def take_part(matrix: sparse.CsrMatrix, x: ta.AccelRef) -> Any:

@@ -249,10 +249,20 @@ def test_all_of_the_package_is_declared() -> None:
     assert all(hasattr(random.Generator, name) for name in draws.split()[:6])
     # These are made of others, or of expressions, or ask for nothing.
     made = (
-        "linalg._composed", "linalg._contractions", "linalg._norms", "linalg._views",
-        "fft._convolutions", "fft._fused", "fft._helpers", "fft._real",
-        "sparse._conversions", "sparse._eigen", "sparse._elements", "sparse._iterations", "sparse._krylov",
-    )  # fmt: skip
+        "linalg._composed",
+        "linalg._contractions",
+        "linalg._norms",
+        "linalg._views",
+        "fft._convolutions",
+        "fft._fused",
+        "fft._helpers",
+        "fft._real",
+        "sparse._conversions",
+        "sparse._eigen",
+        "sparse._elements",
+        "sparse._iterations",
+        "sparse._krylov",
+    )
     for name, package in packages.items():
         functions -= {
             f"{name}.{one}" for one, value in vars(package).items() if _module(value).endswith(made)

@@ -46,5 +46,13 @@ def test_the_first_operations_import_nothing(isolation: str) -> None:
     )
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
-        "@", "matmul", "fft", "spmv", "normal", "elementwise", "relu", "chain", "chain again",
-    ]  # fmt: skip
+        "@",
+        "matmul",
+        "fft",
+        "spmv",
+        "normal",
+        "elementwise",
+        "relu",
+        "chain",
+        "chain again",
+    ]

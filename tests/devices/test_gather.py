@@ -112,9 +112,20 @@ async def test_all_kinds_of_results(device: ta.Device) -> None:
         x = await device.put(host)
         y = x * 3.0
         results = await ta.gather(
-            x, y, y[1:], y.to_host(), y[1:].to_host(), y.T.to_host(), y.to_host(), x.to_host(), x,
-            arrays.max(y).item(), (y[:0]).to_host(), arrays.top_k(y[0], 2), ta.gather(y, x),
-        )  # fmt: skip
+            x,
+            y,
+            y[1:],
+            y.to_host(),
+            y[1:].to_host(),
+            y.T.to_host(),
+            y.to_host(),
+            x.to_host(),
+            x,
+            arrays.max(y).item(),
+            (y[:0]).to_host(),
+            arrays.top_k(y[0], 2),
+            ta.gather(y, x),
+        )
         plain = host * 3.0
         assert results[0] is x
         assert results[8] is x
@@ -268,7 +279,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "None": (lambda x: None, r"got None"),
     "a function": (lambda x: arrays.add, r"call it by itself: await add\(\.\.\.\)"),
     "a Pending": (lambda x: (x + 1.0).start(), r"its reply is pending\.value"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.filterwarnings("ignore:<Call arrays.add> was never awaited:RuntimeWarning")

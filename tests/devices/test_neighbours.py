@@ -73,9 +73,11 @@ async def test_a_joined_expression_has_the_bits_of_its_parts(device: ta.Device, 
 async def test_functions_keep_their_bits(device: ta.Device, dtype: str) -> None:
     x = await device.put(numbers(dtype))
     chains: tuple[Chain, ...] = (
-        lambda x, y: arrays.exp(x * 0.1) + x * y, lambda x, y: arrays.tanh(arrays.exp(x)) * y,
-        lambda x, y: arrays.erf(x * y) - 1, lambda x, y: arrays.asin(arrays.erf(x)) + y,
-    )  # fmt: skip
+        lambda x, y: arrays.exp(x * 0.1) + x * y,
+        lambda x, y: arrays.tanh(arrays.exp(x)) * y,
+        lambda x, y: arrays.erf(x * y) - 1,
+        lambda x, y: arrays.asin(arrays.erf(x)) + y,
+    )
     # On the CPU a function alone is NumPy's, and our own beside others: these are not joined.
     steps = (3, 3, 3, 2) if BACKEND == "cpu" else (1, 1, 1, 1)
     for chain, count in zip(chains, steps, strict=True):

@@ -87,8 +87,10 @@ async def test_what_the_status_refuses_is_the_operations_error(system: ta.System
         with pytest.raises(ta.LibraryError, match="row 3 is bad") as caught:
             await device.ask(Stack(terms, bad_row=3))
         assert (caught.value.code, caught.value.device, caught.value.operation) == (
-            "bad_row", NAME, "outside_library.Stack"
-        )  # fmt: skip
+            "bad_row",
+            NAME,
+            "outside_library.Stack",
+        )
         pending = device.submit(Stack(terms, bad_row=4))
         with pytest.raises(ta.LibraryError, match="row 4 is bad"):
             await pending.wait()

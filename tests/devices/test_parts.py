@@ -19,8 +19,10 @@ pytestmark = pytest.mark.any_backend
 # Views of calls are calls, which their types do not say.
 arrays: Any = ta.arrays
 USES: list[Callable[[Any, Any], Any]] = [
-    lambda w, v: None, lambda w, v: w, lambda w, v: (w * 2.0) + v,
-]  # fmt: skip
+    lambda w, v: None,
+    lambda w, v: w,
+    lambda w, v: (w * 2.0) + v,
+]
 needs_solvers = pytest.mark.skipif(IS_STAND_IN, reason="the stand-in has no solvers")
 
 

@@ -175,9 +175,7 @@ CASES: dict[str, Case] = {
     "linalg.eig": _of_matrix(lambda a: linalg.eig(a * 1.0), np.linalg.eig, "NaN"),
     "linalg.eigvals": _of_matrix(lambda a: linalg.eigvals(a) + 0.0, np.linalg.eigvals, "NaN"),
     "linalg.schur": _of_matrix(lambda a: linalg.schur(a * 1.0), scipy.linalg.schur, "NaN"),
-    "linalg.hessenberg": _of_matrix(
-        lambda a: linalg.hessenberg(a) + 0.0, scipy.linalg.hessenberg, "NaN"
-    ),
+    "linalg.hessenberg": _of_matrix(lambda a: linalg.hessenberg(a) + 0.0, scipy.linalg.hessenberg, "NaN"),
     "linalg.ldl": _of_matrix(lambda a: linalg.ldl(a * 1.0), scipy.linalg.ldl, "NaN"),
     "linalg.sqrtm": _of_matrix(lambda a: linalg.sqrtm(a) + 0.0, scipy.linalg.sqrtm, "NaN"),
     "sparse.spsolve": _of_csr(
@@ -246,22 +244,14 @@ CASES: dict[str, Case] = {
     "GroupSpec": Case(
         arrays.unique_values, (np.array([1.0, 2.0, 2.0]),), (np.array([3.0, 3.0, 3.0]),), [1, 2], None, [3]
     ),
-    "RejectionSpec": Case(
-        _drawn, (np.zeros(N),), (np.full(N, -1.0),), np.zeros(N), "lam must be"
-    ),
-    "ChainSpec": Case(
-        lambda x: (x * 2.0 + 1.0).to_host(), (ONES,), (0 * ONES,), 3 * ONES, None, ONES
-    ),
-    "ProgramReturn": Case(
-        lambda x: _asked(x, Told.number), (np.array([7]),), (np.array([8]),), 7, None, 8
-    ),
-    "ProgramNext": Case(
-        _streamed, (np.array([7, 8]),), (np.array([8, 9]),), [7, 8], None, [8, 9]
-    ),
+    "RejectionSpec": Case(_drawn, (np.zeros(N),), (np.full(N, -1.0),), np.zeros(N), "lam must be"),
+    "ChainSpec": Case(lambda x: (x * 2.0 + 1.0).to_host(), (ONES,), (0 * ONES,), 3 * ONES, None, ONES),
+    "ProgramReturn": Case(lambda x: _asked(x, Told.number), (np.array([7]),), (np.array([8]),), 7, None, 8),
+    "ProgramNext": Case(_streamed, (np.array([7, 8]),), (np.array([8, 9]),), [7, 8], None, [8, 9]),
     "ProgramResult": Case(
         lambda x: _asked(x, Told.text), (np.array([7]),), (np.array([8]),), "7" * 2000, None, "8" * 2000
     ),
-}  # fmt: skip
+}
 
 CHECKED: dict[str, Case] = {
     "a load by an index": Case(

@@ -132,7 +132,7 @@ async def test_a_function_that_uses_another_array(device: ta.Device, x: Any) -> 
         lambda x, k: x * {1.5: 2.0}.get(k, 1.0),
         lambda x, k: x * 2.0 if k in {1.5, 2.5} else x * 1.0,
     ],
-)  # fmt: skip
+)
 async def test_a_branch_by_a_number(x: Any, decide: Callable[..., Any]) -> None:
     def f(x: Any, k: float) -> Any:
         return decide(x, k)

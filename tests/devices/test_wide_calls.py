@@ -40,7 +40,8 @@ def _row(x: Any, count: int) -> Any:
 FORMS: dict[str, tuple[Callable[[Any, int], Any], Callable[[int], Any]]] = {
     "a stack of calls": (lambda x, n: arrays.stack(_calls(x, n)), lambda n: np.outer(np.arange(n), [1, 2])),
     "calls side by side": (
-        lambda x, n: arrays.concat(_calls(x, n)), lambda n: np.outer(np.arange(n), [1, 2]).ravel()
+        lambda x, n: arrays.concat(_calls(x, n)),
+        lambda n: np.outer(np.arange(n), [1, 2]).ravel(),
     ),
     "a stack of arrays": (lambda x, n: arrays.stack([x] * n), lambda n: np.tile([1.0, 2.0], (n, 1))),
     "a stack of host arrays": (
@@ -49,7 +50,7 @@ FORMS: dict[str, tuple[Callable[[Any, int], Any], Callable[[int], Any]]] = {
     ),
     "a sum in pairs": (_pairs, lambda n: np.array([1, 2]) * (n * (n - 1) // 2)),
     "a row of calls": (_row, lambda n: np.array([1.0, 2.0])),
-}  # fmt: skip
+}
 
 
 async def _steps_of(ask: Callable[[], Awaitable[Any]]) -> tuple[int, Any]:

@@ -61,10 +61,16 @@ def test_all_axes(name: str, shapes: list[tuple[int, int]], mode: Any, dtype: st
 @pytest.mark.parametrize(
     ("first", "second", "axes"),
     [
-        ((5, 7), (1, 2), 1), ((5, 7), (5, 2), 1), ((1, 7), (5, 2), [1]), ((5, 7, 4), (5, 2, 3), [1, 2]),
-        ((3, 2), (3, 6), -1), ((5, 1), (1, 3), None), ((4, 1), (4, 1), 1), ((6, 1), (2, 1), 0),
+        ((5, 7), (1, 2), 1),
+        ((5, 7), (5, 2), 1),
+        ((1, 7), (5, 2), [1]),
+        ((5, 7, 4), (5, 2, 3), [1, 2]),
+        ((3, 2), (3, 6), -1),
+        ((5, 1), (1, 3), None),
+        ((4, 1), (4, 1), 1),
+        ((6, 1), (2, 1), 0),
     ],
-)  # fmt: skip
+)
 async def test_some_axes(
     device: ta.Device, first: tuple[int, ...], second: tuple[int, ...], axes: Any, mode: Any, dtype: str
 ) -> None:
@@ -78,11 +84,18 @@ async def test_some_axes(
 @pytest.mark.parametrize(
     ("first", "second", "axes"),
     [
-        ((100,), (3,), None), ((3,), (100,), None), ((31,), (3,), None), ((40,), (2,), None),
-        ((4, 90), (4, 5), 1), ((60, 5), (3, 4), None), ((60, 5), (3, 4), (1, 0)), ((15,), (2,), 0),
-        ((2, 70, 3), (1, 4, 2), (1, 2)), ((1, 80), (3, 4), 1),
+        ((100,), (3,), None),
+        ((3,), (100,), None),
+        ((31,), (3,), None),
+        ((40,), (2,), None),
+        ((4, 90), (4, 5), 1),
+        ((60, 5), (3, 4), None),
+        ((60, 5), (3, 4), (1, 0)),
+        ((15,), (2,), 0),
+        ((2, 70, 3), (1, 4, 2), (1, 2)),
+        ((1, 80), (3, 4), 1),
     ],
-)  # fmt: skip
+)
 async def test_in_blocks(
     device: ta.Device, first: tuple[int, ...], second: tuple[int, ...], axes: Any, mode: Any, dtype: str
 ) -> None:

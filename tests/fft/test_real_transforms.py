@@ -146,7 +146,8 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[Any]], type[Exception], str]]
     "another type": (lambda x: fft.dct(x, 5), ValueError, r"dct: type must be 1, 2, 3 or 4, got 5"),
     "True": (lambda x: fft.dct(x, True), ValueError, r"dct: type must be 1, 2, 3 or 4, got True"),
     "one element": (
-        lambda x: fft.dct(x, 1, 1), ValueError,
+        lambda x: fft.dct(x, 1, 1),
+        ValueError,
         r"dct: type 1 takes at least 2 elements along an axis, got \[1\]",
     ),
     "its inverse": (lambda x: fft.idct(x, 1, 1), ValueError, r"idct: type 1 takes at least 2"),
@@ -154,32 +155,39 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[Any]], type[Exception], str]]
     "no whole length": (lambda x: fft.dct(x, 2, 4.5), TypeError, r"dct: n must be an integer or None"),
     "norm": (lambda x: fft.dst(x, norm="other"), ValueError, r"dst: norm must be 'backward', 'ortho' or"),
     "axis": (
-        lambda x: fft.dst(x, axis=2), ValueError,
+        lambda x: fft.dst(x, axis=2),
+        ValueError,
         r"dst: axis 2 is not there in an array of shape \(4, 6\)",
     ),
     "axes": (lambda x: fft.dctn(x, axes=(0, 0)), ValueError, r"dctn: axes must be distinct"),
     "s": (lambda x: fft.dctn(x, s=(1, 2, 3)), ValueError, r"dctn: s must have a length for each axis"),
     "no elements": (
-        lambda x: fft.dct(x[:, :0]), ValueError,
+        lambda x: fft.dct(x[:, :0]),
+        ValueError,
         r"dct: axis 1 of a has no elements \(shape \(4, 0\)\)",
     ),
     "integers": (
-        lambda x: fft.dct(np.ones(8, np.int64), out=x), TypeError,
+        lambda x: fft.dct(np.ones(8, np.int64), out=x),
+        TypeError,
         r"dct: a must be float32, .*, got int64; convert it first: a\.astype\('float64'\)",
     ),
     "out": (
-        lambda x: fft.dct(x, n=5, out=x), ValueError,
+        lambda x: fft.dct(x, n=5, out=x),
+        ValueError,
         r"dct: out must have shape \(4, 5\) and dtype float64, got shape \(4, 6\) and dtype float64",
     ),
     "out is not an array": (
-        lambda x: fft.dct(x, out=3), TypeError, r"dct: out must be an AccelRef, got int",
+        lambda x: fft.dct(x, out=3),
+        TypeError,
+        r"dct: out must be an AccelRef, got int",
     ),
     "no device": (lambda x: fft.dct(np.ones(8)), TypeError, r"dct: no operand is on a device"),
     "no array": (
-        lambda x: fft.dct([1.0], out=x), TypeError,
+        lambda x: fft.dct([1.0], out=x),
+        TypeError,
         r"dct: a must be an AccelRef or a NumPy array, got list",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

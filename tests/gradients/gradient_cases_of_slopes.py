@@ -43,16 +43,29 @@ def of_loss(name: str, *rest: Any, **how: Any) -> list[Case]:
 
 
 LOSSES = (
-    "binary_cross_entropy", "binary_cross_entropy_with_logits", "gaussian_nll_loss", "hinge_embedding_loss",
-    "huber_loss", "kl_div", "l1_loss", "mse_loss", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss",
-)  # fmt: skip
+    "binary_cross_entropy",
+    "binary_cross_entropy_with_logits",
+    "gaussian_nll_loss",
+    "hinge_embedding_loss",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "mse_loss",
+    "poisson_nll_loss",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+)
 WITH_OPTIONS: dict[str, list[Case]] = {
     "binary_cross_entropy": [
         Case(n.binary_cross_entropy_grad, ((), X, X, (4,)), 0.1, 0.9),
     ],
     "binary_cross_entropy_with_logits": [
-        Case(lambda g, x, y, w, v: n.binary_cross_entropy_with_logits_grad(g, x, y, w, pos_weight=v),
-             ((), X, X, (4,), (3, 1)), 0.1, 0.9),
+        Case(
+            lambda g, x, y, w, v: n.binary_cross_entropy_with_logits_grad(g, x, y, w, pos_weight=v),
+            ((), X, X, (4,), (3, 1)),
+            0.1,
+            0.9,
+        ),
     ],
     "gaussian_nll_loss": [
         Case(lambda g, x, y, v: n.gaussian_nll_loss_grad(g, x, y, v, full=True), ((), X, X, (3, 1)), 0.2),
@@ -66,10 +79,8 @@ WITH_OPTIONS: dict[str, list[Case]] = {
     "poisson_nll_loss": [
         Case(lambda g, x, y: n.poisson_nll_loss_grad(g, x, y, log_input=False, full=True), ((), X, X), 0.2),
     ],
-    "smooth_l1_loss": [
-        Case(partial(n.smooth_l1_loss_grad, beta=beta), ((), X, X)) for beta in (0.7, 0.0)
-    ],
-}  # fmt: skip
+    "smooth_l1_loss": [Case(partial(n.smooth_l1_loss_grad, beta=beta), ((), X, X)) for beta in (0.7, 0.0)],
+}
 
 
 def of_attention(*shapes: tuple[int, ...], **how: Any) -> Case:

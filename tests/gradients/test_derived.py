@@ -26,10 +26,19 @@ SAFE = (
     "arcsin(0.9 * sin({}))", "erfc({})", "lgamma(1.5 + {0} * {0})", "bessel_i0({})", "erfcx(abs({}))",
 )  # fmt: skip
 PAIRS = (
-    "({} + {})", "({} - {})", "({} * {})", "({} / (2 + abs({})))", "hypot({}, 1 + abs({}))",
-    "arctan2({}, 2 + abs({}))", "where({} > 0.3, {}, 0.5)", "logaddexp({}, {})", "clip({}, -0.7, 0.7) * {}",
-    "((1.1 + abs({})) ** sin({}))", "maximum({}, {})", "minimum({}, {})",
-)  # fmt: skip
+    "({} + {})",
+    "({} - {})",
+    "({} * {})",
+    "({} / (2 + abs({})))",
+    "hypot({}, 1 + abs({}))",
+    "arctan2({}, 2 + abs({}))",
+    "where({} > 0.3, {}, 0.5)",
+    "logaddexp({}, {})",
+    "clip({}, -0.7, 0.7) * {}",
+    "((1.1 + abs({})) ** sin({}))",
+    "maximum({}, {})",
+    "minimum({}, {})",
+)
 
 
 def trees(*leaves: str) -> st.SearchStrategy[str]:
@@ -73,9 +82,10 @@ def test_random_expressions(text: str, seed: int) -> None:
                 (
                     value(text, arrays, weights, {name: arrays[name] + h * direction})
                     - value(text, arrays, weights, {name: arrays[name] - h * direction})
-                ) / (2 * h)
+                )
+                / (2 * h)
                 for h in (1e-4, 1e-5)
-            ]  # fmt: skip
+            ]
             if abs(differences[0] - differences[1]) < 1e-5 * (1 + abs(differences[1])):
                 assert abs(slope[at] - differences[1]) <= 1e-4 * (1 + abs(differences[1])), (text, at)
 
@@ -99,7 +109,7 @@ LOOPS = {
         "t = x\nu = y\nfor k in range(3):\n    v = t\n    t = u * 1.1\n    u = v * u\nout = t + u"
     ),
     "a loop that does not run": "t = x\nfor k in range(5, 2):\n    t = t * y\nout = t * t + y",
-}  # fmt: skip
+}
 LOADS = {
     "neighbours": "out = x[i(0), i(1) - 1] * w + x[i(0), i(1) + 1] ** 2",
     "life with wrap": "out = w * x[(i(0) + 1) % 3, (i(1) - 1) % 4] * x[i(0), i(1)]",
@@ -118,7 +128,7 @@ LOADS = {
     "the last axis": "out = w * x[i(-2), i(-1)] + sum(x[i(-2), k] for k in range(i(-1)))",
     "a column": "out = w * x[i(0), 0] * x[i(0), i(1)]",
     "one element": "out = w * x[2, 1]",
-}  # fmt: skip
+}
 # Loads whose gradients are gathers. `n` and `m` are the extents.
 WRAPS = {
     "by numbers": "out = w * x[(i(0) + 1) % 3, (i(1) - 1) % 4] * x[(1 + i(0)) % 3, i(1)]",
@@ -132,7 +142,7 @@ WRAPS = {
         "        out = out + w * sin(x[(i(0) + a) % 3, (i(1) + b) % m])"
     ),
     "in a range": "out = w * sum(x[(i(0) + a) % n, i(1)] for a in range(-1, 2))",
-}  # fmt: skip
+}
 
 
 async def slopes(
@@ -331,9 +341,10 @@ async def test_rules_of_gathers_by_sorted_places(device: ta.Device, monkeypatch:
     functions = [
         lambda x: a.sum(a.take(x, rows, axis=0) * w),
         lambda x: a.sum(a.take_along_axis(x, np.array([[2, 0, 2], [1, -1, 1], [0, 0, 0]]), axis=0) ** 2),
-        lambda x: a.sum(a.gather_nd(x, (on,)) * w), lambda x: a.sum(ta.nn.embedding(on, x, 3) * w),
+        lambda x: a.sum(a.gather_nd(x, (on,)) * w),
+        lambda x: a.sum(ta.nn.embedding(on, x, 3) * w),
         lambda x: a.sum(a.gather_nd(x, (on, on % 3)) ** 3),
-    ]  # fmt: skip
+    ]
     before = [await (await ta.grad(f)(x)).to_host() for f in functions]
     for module in ("_scatter", "_elementwise", "_nn_rules"):
         monkeypatch.setattr(f"trio_accel.gradients.{module}.is_ordered", lambda g: False)

@@ -153,8 +153,9 @@ async def test_nothing_is_left_of_calls_that_nobody_else_has_made(device: ta.Dev
         gc.collect()
     refused: list[Callable[[Any], Any]] = [
         lambda p: a.sum(a.exp(ta.ndimage.rotate(p * 2.0, 30.0, reshape=False) + p)),
-        lambda p: a.sum(n.batch_norm(p * 2.0, a.sum(p, axis=0), v * v + 1.0, 1)), lambda p: a.exp(p) * 2.0,
-    ]  # fmt: skip
+        lambda p: a.sum(n.batch_norm(p * 2.0, a.sum(p, axis=0), v * v + 1.0, 1)),
+        lambda p: a.exp(p) * 2.0,
+    ]
     for f in refused:
         with pytest.raises((ta.NotSupportedError, ValueError)):
             await ta.value_and_grad(f)(x)

@@ -66,9 +66,11 @@ async def test_the_value_and_its_gradients_are_one_request(
 async def test_a_value_that_does_not_depend_on_an_array_has_zeros(device: ta.Device) -> None:
     x, y = await device.put(HOST), await device.put(HOST)
     for f in (
-        lambda x: a.sum(y * 2), lambda x: a.sum(a.sign(x)), lambda x: a.sum(ta.stop_gradient(x)),
+        lambda x: a.sum(y * 2),
+        lambda x: a.sum(a.sign(x)),
+        lambda x: a.sum(ta.stop_gradient(x)),
         lambda x: a.sum(a.zeros_like(x)),
-    ):  # fmt: skip
+    ):
         np.testing.assert_array_equal(await (await ta.grad(f)(x)).to_host(), np.zeros(6))
 
 
@@ -164,16 +166,25 @@ async def test_rules_that_are_wrong(device: ta.Device, rule: Any, kind: type[Exc
 @pytest.mark.parametrize(
     ("f", "kind", "says"),
     [
-        (lambda x: a.sum(ta.ndimage.rotate(a.reshape(x, (2, 3)), 9.0)), ta.NotSupportedError,
-         "ndimage.rotate has no gradient, because only order 0 and 1 have rules, with the modes"),
-        (lambda x: a.sum(ta.nn.batch_norm(a.reshape(x, (3, 2)), x[:2], x[2:4])), ta.NotSupportedError,
-         "nn.batch_norm has no gradient by running_"),
+        (
+            lambda x: a.sum(ta.ndimage.rotate(a.reshape(x, (2, 3)), 9.0)),
+            ta.NotSupportedError,
+            "ndimage.rotate has no gradient, because only order 0 and 1 have rules, with the modes",
+        ),
+        (
+            lambda x: a.sum(ta.nn.batch_norm(a.reshape(x, (3, 2)), x[:2], x[2:4])),
+            ta.NotSupportedError,
+            "nn.batch_norm has no gradient by running_",
+        ),
         (lambda x: x * 2, ValueError, r"value_and_grad: the value must have no axes, got shape \(6,\); add"),
         (lambda x: 3.0, TypeError, "value_and_grad: the function must return a call, got float"),
-        (lambda x: a.sum(ta.linalg.einsum("ii->i", a.reshape(a.concat([x, x, x, x, x, x]), (6, 6)))),
-         ta.NotSupportedError, "'ii' takes a diagonal"),
+        (
+            lambda x: a.sum(ta.linalg.einsum("ii->i", a.reshape(a.concat([x, x, x, x, x, x]), (6, 6)))),
+            ta.NotSupportedError,
+            "'ii' takes a diagonal",
+        ),
     ],
-)  # fmt: skip
+)
 @pytest.mark.filterwarnings("error:.*was never awaited:RuntimeWarning")
 async def test_what_is_refused(device: ta.Device, f: Any, kind: type[Exception], says: str) -> None:
     x = await device.put(HOST)

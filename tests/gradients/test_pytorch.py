@@ -48,10 +48,19 @@ OF_ELEMENTS = (
     "maximum", "minimum", "multiply", "pow", "remainder", "subtract", "xlogy", "fmod",
 )  # fmt: skip
 OTHER_NAMES = {
-    "degrees": torch.rad2deg, "radians": torch.deg2rad, "gammaln": torch.lgamma, "i1": S.i1, "entr": S.entr,
-    "erfcx": S.erfcx, "log_ndtr": S.log_ndtr, "ndtr": S.ndtr, "ndtri": S.ndtri, "xlog1py": S.xlog1py,
-    "log_expit": F.logsigmoid, "expit": torch.sigmoid,
-}  # fmt: skip
+    "degrees": torch.rad2deg,
+    "radians": torch.deg2rad,
+    "gammaln": torch.lgamma,
+    "i1": S.i1,
+    "entr": S.entr,
+    "erfcx": S.erfcx,
+    "log_ndtr": S.log_ndtr,
+    "ndtr": S.ndtr,
+    "ndtri": S.ndtri,
+    "xlog1py": S.xlog1py,
+    "log_expit": F.logsigmoid,
+    "expit": torch.sigmoid,
+}
 ACTIVATIONS = (
     "celu", "elu", "gelu", "glu", "hardshrink", "hardswish", "hardtanh", "leaky_relu", "mish",
     "relu", "relu6", "selu", "sigmoid", "silu", "softplus", "softshrink", "softsign", "tanhshrink",
@@ -164,8 +173,15 @@ LOSSES: dict[str, Callable[..., Any]] = {
     **{
         name: lambda x, name=name, **how: getattr(F, name)(x, t(TARGETS[name]), **how)
         for name in (
-            "binary_cross_entropy", "binary_cross_entropy_with_logits", "hinge_embedding_loss", "huber_loss",
-            "l1_loss", "mse_loss", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss",
+            "binary_cross_entropy",
+            "binary_cross_entropy_with_logits",
+            "hinge_embedding_loss",
+            "huber_loss",
+            "l1_loss",
+            "mse_loss",
+            "poisson_nll_loss",
+            "smooth_l1_loss",
+            "soft_margin_loss",
         )
     },
     "gaussian_nll_loss": lambda x, **how: F.gaussian_nll_loss(x, t(Y), torch.ones(X), **how),
@@ -173,7 +189,7 @@ LOSSES: dict[str, Callable[..., Any]] = {
     "kl_div": lambda x, reduction="": (
         F.kl_div(x, t(Y), reduction=reduction or "sum") / (1 if reduction else x.numel())
     ),
-}  # fmt: skip
+}
 TORCH: dict[str, Callable[..., Any] | list[Callable[..., Any] | None]] = {
     **{f"arrays.{name}": getattr(torch, name) for name in OF_ELEMENTS},
     **{f"arrays.{name}": f for name, f in OTHER_NAMES.items()},

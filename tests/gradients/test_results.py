@@ -25,25 +25,30 @@ KERNELS: dict[str, Any] = {
     "loads": ta.jit.elementwise(
         "s = x[i(0), (i(1) + 1) % 4] * y; p = x[i(0), i(1)] - y * y; "
         "c = s * p + x[i(0), maximum(i(1) - 1, 0)]",
-        inputs=["x", "y"], outputs=["s", "p", "c"],
+        inputs=["x", "y"],
+        outputs=["s", "p", "c"],
     ),
     "loads of a loop": ta.jit.elementwise(
         "s = 0.0; p = y\nfor k in range(4):\n"
         "    s = s + x[i(0), k] * y\n    p = p + x[k % 3, i(1)] ** 2\nc = s",
-        inputs=["x", "y"], outputs=["s", "p", "c"],
+        inputs=["x", "y"],
+        outputs=["s", "p", "c"],
     ),
     "a loop": ta.jit.elementwise(
         "s = x; p = y\nfor k in range(4):\n    s = s + 0.1 * sin(p)\n    p = p - 0.1 * s\nc = s * p",
-        inputs=["x", "y"], outputs=["s", "p", "c"],
+        inputs=["x", "y"],
+        outputs=["s", "p", "c"],
     ),
     "places": ta.jit.elementwise(
         "s = x[2 - i(0), i(1)] * y; p = x[i(0), 0]; c = exp(y)", inputs=["x", "y"], outputs=["s", "p", "c"]
     ),
-}  # fmt: skip
+}
 USES: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "one": lambda s, p, c: p * p, "another": lambda s, p, c: a.sin(c), "two": lambda s, p, c: s * p + p,
+    "one": lambda s, p, c: p * p,
+    "another": lambda s, p, c: a.sin(c),
+    "two": lambda s, p, c: s * p + p,
     "all": lambda s, p, c: s * p + c * s,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("use", USES)

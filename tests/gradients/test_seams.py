@@ -21,9 +21,19 @@ SMOOTH = (
 )  # fmt: skip
 # The limits of slopes that are not 0 or 1 at 0.
 AT_ZERO = {
-    "sigmoid": 0.25, "log_sigmoid": 0.5, "softplus": 0.5, "gelu": 0.5, "silu": 0.5, "mish": 0.6, "selu": None,
-    "relu": 0.0, "relu6": 0.0, "hardsigmoid": 1 / 6, "hardswish": 0.5, "tanhshrink": 0.0,
-}  # fmt: skip
+    "sigmoid": 0.25,
+    "log_sigmoid": 0.5,
+    "softplus": 0.5,
+    "gelu": 0.5,
+    "silu": 0.5,
+    "mish": 0.6,
+    "selu": None,
+    "relu": 0.0,
+    "relu6": 0.0,
+    "hardsigmoid": 1 / 6,
+    "hardswish": 0.5,
+    "tanhshrink": 0.0,
+}
 
 
 async def slope(device: ta.Device, f: Any, points: Any) -> Any:

@@ -28,12 +28,13 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]] = {
     "variances": (n.gaussian_nll_loss, (X, Y, V)),
     "weights": (n.binary_cross_entropy, (X, Y, W[0])),
     "weights of classes": (
-        lambda x, y, w: n.binary_cross_entropy_with_logits(x, y, pos_weight=w), (X, Y, W[0])
+        lambda x, y, w: n.binary_cross_entropy_with_logits(x, y, pos_weight=w),
+        (X, Y, W[0]),
     ),
     "soft margins": (n.soft_margin_loss, (X, SIGNS)),
     "ranks": (partial(n.margin_ranking_loss, margin=0.7), (X, Y, SIGNS)),
     "of each": (lambda x, y: ta.arrays.sum(n.mse_loss(x, y, reduction="none") * V), (X, Y)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -77,10 +77,21 @@ class Solvers:
 
     def iterative(self, name: str) -> Callable[..., Any]:
         def solve(
-            A: Any, b: Any, x0: Any = None, *, rtol: float = 1e-5, atol: float = 0.0, maxiter: Any = None,
-            M: Any = None, callback: Any = None, restart: Any = None, callback_type: Any = None,
-            shift: float = 0.0, check: bool = False, show: bool = False,
-        ) -> Any:  # fmt: skip
+            A: Any,
+            b: Any,
+            x0: Any = None,
+            *,
+            rtol: float = 1e-5,
+            atol: float = 0.0,
+            maxiter: Any = None,
+            M: Any = None,
+            callback: Any = None,
+            restart: Any = None,
+            callback_type: Any = None,
+            shift: float = 0.0,
+            check: bool = False,
+            show: bool = False,
+        ) -> Any:
             is_called_in_cycles = name == "gmres" and callback is not None and callback_type != "x"
             if is_called_in_cycles and callback_type is None:
                 warnings.warn("called without specifying `callback_type`", DeprecationWarning, stacklevel=2)
@@ -113,9 +124,16 @@ class Solvers:
                 side = await self._device.put(b.reshape(-1).astype(dtype))
                 try:
                     found = await ITERATIVE[name](
-                        a, side, begin, rtol=rtol, atol=atol, maxiter=maxiter, M=m,
-                        callback=None if callback is None else note, **more,
-                    )  # fmt: skip
+                        a,
+                        side,
+                        begin,
+                        rtol=rtol,
+                        atol=atol,
+                        maxiter=maxiter,
+                        M=m,
+                        callback=None if callback is None else note,
+                        **more,
+                    )
                 except sparse.ConvergenceError as error:
                     left: Any = error.x
                     return await left.to_host(), maxiter or error.iterations
@@ -146,9 +164,14 @@ class Solvers:
         return self._solve(ask)
 
     def spsolve_triangular(
-        self, A: Any, b: Any, lower: bool = True, overwrite_A: bool = False, overwrite_b: bool = False,
+        self,
+        A: Any,
+        b: Any,
+        lower: bool = True,
+        overwrite_A: bool = False,
+        overwrite_b: bool = False,
         unit_diagonal: bool = False,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         dtype = np.result_type(A.dtype, b.dtype, np.float32)
 
         async def ask() -> Any:
@@ -159,14 +182,25 @@ class Solvers:
         return self._solve(ask)
 
     def eigsh(
-        self, A: Any, k: int = 6, M: Any = None, sigma: Any = None, which: Any = "LM", v0: Any = None,
-        ncv: Any = None, maxiter: Any = None, tol: float = 0, return_eigenvectors: bool = True,
-        rng: Any = None, **others: Any,
-    ) -> Any:  # fmt: skip
+        self,
+        A: Any,
+        k: int = 6,
+        M: Any = None,
+        sigma: Any = None,
+        which: Any = "LM",
+        v0: Any = None,
+        ncv: Any = None,
+        maxiter: Any = None,
+        tol: float = 0,
+        return_eigenvectors: bool = True,
+        rng: Any = None,
+        **others: Any,
+    ) -> Any:
         has_none_of(
-            M=M, which=None if which in ("LM", "LA", "SA") else which,
+            M=M,
+            which=None if which in ("LM", "LA", "SA") else which,
             **{name: value for name, value in others.items() if (name, value) != ("mode", "normal")},
-        )  # fmt: skip
+        )
         if not (scipy.sparse.issparse(A) or isinstance(A, np.ndarray)):
             has_none_of(sigma=sigma)
         has_none_of(dense_matrix=isinstance(k, int) and k >= A.shape[0])

@@ -142,7 +142,7 @@ async def test_what_is_not_there_is_left_to_scipy(backend: ScipyFftBackend) -> N
         (lambda: scipy.fft.fft(np.ones(8), plan=object()), NotImplementedError, r"plan: .*leave it out"),
         (lambda: scipy.fft.fft(["a"]), ValueError, r"could not convert string to float"),
     ],
-)  # fmt: skip
+)
 async def test_wrong_arguments(
     backend: ScipyFftBackend, call: Callable[[], Any], error: type[Exception], message: str
 ) -> None:

@@ -17,16 +17,25 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(DEADLINE + 30)]
 FILTERS = "TestLinearFilter(Float|Complex)(32|64|128)"
 MODULES = {
     "scipy.signal.tests.test_signaltools": (
-        "TestLinearFilterFloat32", "TestLinearFilterFloat64", "TestLinearFilterComplex64",
-        "TestLinearFilterComplex128", "TestSOSFilt", "TestResample",
+        "TestLinearFilterFloat32",
+        "TestLinearFilterFloat64",
+        "TestLinearFilterComplex64",
+        "TestLinearFilterComplex128",
+        "TestSOSFilt",
+        "TestResample",
     ),
     "scipy.signal.tests.test_spectral": ("TestWelch", "TestSTFT"),
     "scipy.interpolate.tests.test_polyint": ("TestCubicSpline",),
-}  # fmt: skip
+}
 # Tests that pass by functions of a device, at the least.
 PASSED = {
-    FILTERS: 144, "TestSOSFilt": 32, "TestResample": 75, "TestWelch": 20, "TestSTFT": 2, "TestCubicSpline": 1,
-}  # fmt: skip
+    FILTERS: 144,
+    "TestSOSFilt": 32,
+    "TestResample": 75,
+    "TestWelch": 20,
+    "TestSTFT": 2,
+    "TestCubicSpline": 1,
+}
 
 REFUSED = (
     Refused(
@@ -79,7 +88,7 @@ REFUSED = (
         "both ends of a spline have one condition, which is not periodic",
         "cubic_spline has no bc_type",
     ),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")

@@ -16,10 +16,12 @@ PACKAGE = "scipy.sparse.linalg"
 ITERATIVE, MINRES, DIRECT, ARPACK = (
     f"{PACKAGE}.{module}"
     for module in (
-        "_isolve.tests.test_iterative", "_isolve.tests.test_minres", "_dsolve.tests.test_linsolve",
+        "_isolve.tests.test_iterative",
+        "_isolve.tests.test_minres",
+        "_dsolve.tests.test_linsolve",
         "_eigen.arpack.tests.test_arpack",
     )
-)  # fmt: skip
+)
 DEADLINE = 400
 pytestmark = [
     pytest.mark.timeout(DEADLINE + 30),
@@ -36,31 +38,44 @@ REFUSED = (
         r"assert 22 <= 3",
     ),
     Refused(
-        r"test_iterative::test_atol\[(bicgstab|cg|gmres)\]", 3, "tolerances are finite",
+        r"test_iterative::test_atol\[(bicgstab|cg|gmres)\]",
+        3,
+        "tolerances are finite",
         r"ValueError: sparse\.\w+: atol must be finite and not negative, got np\.float64\(inf\)",
     ),
     Refused(
-        r"test_iterative::test_invalid_atol\[(bicgstab|cg|gmres)-(legacy|None)\]", 6,
+        r"test_iterative::test_invalid_atol\[(bicgstab|cg|gmres)-(legacy|None)\]",
+        6,
         "what is not a number is a TypeError, and SciPy's is a ValueError",
         r"TypeError: sparse\.\w+: atol must be a real number",
     ),
     Refused(
-        r"test_arpack::test_symmetric_no_convergence", 1,
+        r"test_arpack::test_symmetric_no_convergence",
+        1,
         "an error of eigsh has no eigenvalues with it, even if some were found",
         r"ConvergenceError: sparse\.eigsh: a residual is",
     ),
     Refused(
-        r"test_iterative::TestGMRES::test_defective_precond_breakdown", 1,
+        r"test_iterative::TestGMRES::test_defective_precond_breakdown",
+        1,
         "one of the numbers must be exactly zero, and is off by a rounding",
         r"(?s)Not equal to tolerance rtol=1e-07, atol=0.*Mismatched elements: 1 / 3",
     ),
-)  # fmt: skip
+)
 
 # They ask no solver of ours: they look at arguments, at what is printed, and at SciPy's own parts.
 WITHOUT_A_SOLUTION = (
-    "bad_kwargs", "bad_shapes", "gh24358", "linearoperator_deallocation", "arpackng_1315",
-    "1459_arpack_crash", "positional_error", "test_show", "gssv_badinput", "is_sptriangular_and_spbandwidth",
-)  # fmt: skip
+    "bad_kwargs",
+    "bad_shapes",
+    "gh24358",
+    "linearoperator_deallocation",
+    "arpackng_1315",
+    "1459_arpack_crash",
+    "positional_error",
+    "test_show",
+    "gssv_badinput",
+    "is_sptriangular_and_spbandwidth",
+)
 
 
 @pytest.mark.slow

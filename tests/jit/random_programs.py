@@ -33,9 +33,14 @@ Array = npt.NDArray[Any]
 
 SHAPE = (3, 4)
 POOLS = [
-    ("float64",), ("float32", "float64"), ("float16", "bfloat16"), ("int8", "int64", "bool"),
-    ("uint8", "uint64", "int32"), ("complex64", "float32"), ("float32", "int32", "bool"),
-]  # fmt: skip
+    ("float64",),
+    ("float32", "float64"),
+    ("float16", "bfloat16"),
+    ("int8", "int64", "bool"),
+    ("uint8", "uint64", "int32"),
+    ("complex64", "float32"),
+    ("float32", "int32", "bool"),
+]
 _UNARY = [
     *("absolute", "sqrt", "exp", "sign", "negative", "floor", "isnan", "conjugate", "square", "logical_not"),
     *("erf", "stop_gradient"),
@@ -46,8 +51,12 @@ _BINARY = [
 ]
 _FOLDS = ["a + b", "a if abs(a) > abs(b) else b", "where(a == 0, b, a * 2 - b)"]
 _NAMED = ["sum", "prod", "mean", "min", "max", "nanmax", "any", "all", "argmax"]
-_ROWS = ["e = exp(x - max(x)); y = e / sum(e)", "d = x - mean(x); y = d / sqrt(mean(d * d) + 1)",
-         "sum(x * {0}) / n + max(x)", "y = where(any({0} > 1), x, min(x * x)) + sum(x)"]  # fmt: skip
+_ROWS = [
+    "e = exp(x - max(x)); y = e / sum(e)",
+    "d = x - mean(x); y = d / sqrt(mean(d * d) + 1)",
+    "sum(x * {0}) / n + max(x)",
+    "y = where(any({0} > 1), x, min(x * x)) + sum(x)",
+]
 
 
 @attrs.frozen
@@ -179,11 +188,18 @@ def looping_stores() -> Sample:
     """Return the program ``for k in range(m): if k >= x: break; z[k] += x * k``."""
     f, w = DType.float64, DType.int64
     steps = (
-        Step("argument", w, (), 0), Step("argument", f, (), 1), Step("constant", w, (), 0),
-        Step("carried", w, (2,)), Step("loop", w, (2, 0, 3), 10), Step("cast", f, (4,)),
-        Step("greater_equal", DType.bool, (5, 1)), Step("break", DType.bool, (4, 6, 3)),
-        Step("multiply", f, (1, 5)), Step("store_add", f, (8, 4), 2), Step("end", w, (4, 3)),
-    )  # fmt: skip
+        Step("argument", w, (), 0),
+        Step("argument", f, (), 1),
+        Step("constant", w, (), 0),
+        Step("carried", w, (2,)),
+        Step("loop", w, (2, 0, 3), 10),
+        Step("cast", f, (4,)),
+        Step("greater_equal", DType.bool, (5, 1)),
+        Step("break", DType.bool, (4, 6, 3)),
+        Step("multiply", f, (1, 5)),
+        Step("store_add", f, (8, 4), 2),
+        Step("end", w, (4, 3)),
+    )
     program = TypedExpression(steps, (), elements=(0, 1), loads=((2, 1),))
     return Sample(program, (Argument(w, True), Argument(f, True), Argument(f, True)))
 

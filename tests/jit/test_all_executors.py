@@ -26,9 +26,10 @@ DTYPES = (
 )
 WEAK: dict[str, complex] = {"int": 3, "float": -2.5, "complex": 1.5 - 2j}
 FUNCTIONS_OF_TWO = [
-    name for name, function in FUNCTIONS.items()
+    name
+    for name, function in FUNCTIONS.items()
     if function.arity == 2 and isinstance(getattr(np, name, None), np.ufunc)
-]  # fmt: skip
+]
 
 EXCEPTIONS: dict[str, str] = {
     "bfloat16": "a Python float does not make it float32, as it makes no other floating dtype wider",
@@ -40,8 +41,16 @@ EXCEPTIONS: dict[str, str] = {
 
 # Correctly rounded by all; the others differ in the last bits.
 SIGNED_ZEROS = {
-    "add", "subtract", "multiply", "divide", "true_divide", "copysign", "fmod", "nextafter", "cast",
-}  # fmt: skip
+    "add",
+    "subtract",
+    "multiply",
+    "divide",
+    "true_divide",
+    "copysign",
+    "fmod",
+    "nextafter",
+    "cast",
+}
 EXACT = SIGNED_ZEROS | {"fmax", "fmin", "maximum", "minimum"}
 TOLERANCES = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 4e-6, "complex64": 1e-5}
 

@@ -19,8 +19,12 @@ NAMES = ("a", "b", "c")
 READ = st.sampled_from(("x", "y", *NAMES, "1.0", "2.0"))
 VALUES = st.builds("{} {} {}".format, READ, st.sampled_from("+-*"), READ)
 TESTS = st.builds("{} {} {}".format, READ, st.sampled_from(("<", ">=")), READ)
-ASSIGNED = st.builds(lambda name, sign, value: [f"{name} {sign} {value}"],
-                     st.sampled_from(NAMES), st.sampled_from(("=", "=", "=", "+=")), VALUES)  # fmt: skip
+ASSIGNED = st.builds(
+    lambda name, sign, value: [f"{name} {sign} {value}"],
+    st.sampled_from(NAMES),
+    st.sampled_from(("=", "=", "=", "+=")),
+    VALUES,
+)
 
 
 def indented(lines: list[str]) -> list[str]:
@@ -36,8 +40,19 @@ def branches(blocks: st.SearchStrategy[list[str]]) -> st.SearchStrategy[list[str
     )
     three = st.builds(
         lambda test, first, other, second, third: [
-            f"if {test}:", *indented(first), f"elif {other}:", *indented(second), "else:", *indented(third)
-        ], TESTS, blocks, TESTS, blocks, blocks)  # fmt: skip
+            f"if {test}:",
+            *indented(first),
+            f"elif {other}:",
+            *indented(second),
+            "else:",
+            *indented(third),
+        ],
+        TESTS,
+        blocks,
+        TESTS,
+        blocks,
+        blocks,
+    )
     one = st.builds(lambda test, body: [f"if {test}:", *indented(body)], TESTS, blocks)
     return several(both | both | three | one | ASSIGNED)
 
@@ -92,7 +107,7 @@ ACCEPTED = {
     "two names": "if x > 0:\n    t = x\n    z = t * y\nelse:\n    t = y\n    z = t - x\nz = z + t",
     "inside of one": "s = 0.0\nif x > 0:\n  if y > 0:\n    t = x\n  else:\n    t = y\n  s = t\nz = s",
     "twice": "if x > 0:\n    t = 1.0\nelse:\n    t = 2.0\nif y > 0:\n    t = x\nelse:\n    t += 1\nz = t",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("text", ACCEPTED.values(), ids=ACCEPTED)
@@ -133,7 +148,7 @@ REFUSED = {
     "z = min(x, 1, 2)": "write minimum(x, y)",
     "x; x": "write name = expression",
     "pi = x": "choose another name",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("text", "told"), REFUSED.items())

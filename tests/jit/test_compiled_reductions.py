@@ -37,9 +37,11 @@ async def results(
             for count in range(1, len(shape) + 1):
                 for axes in itertools.combinations(range(len(shape)), count):
                     for made_here in (
-                        await product(x, y, axis=axes), await ta.arrays.sum(x, axes),
-                        await ta.arrays.prod(x, axes), await mean(y, x, axis=axes),
-                    ):  # fmt: skip
+                        await product(x, y, axis=axes),
+                        await ta.arrays.sum(x, axes),
+                        await ta.arrays.prod(x, axes),
+                        await mean(y, x, axis=axes),
+                    ):
                         made.append(await made_here.to_host())
                     made.append(await ta.arrays.var(x, axis=axes, correction=1).to_host())
             # Rows that lie in the memory, and across it.

@@ -223,7 +223,9 @@ REFUSED = {
     "y = 0\nfor k in range(3):\n    y = x[k]\n    x = y": (2, 1, "the loop assigns 'x', and elements"),
     "y = 0\nif x > 1:\n    for k in range(3): y = k": (3, 5, "a loop under a condition is not allowed"),
     "y = 0\nfor a in range(2):\n for b in range(2):\n  for c in range(2):\n   for d in range(2): y = d": (
-        5, 8, "loops are nested in each other at most 3 times",
+        5,
+        8,
+        "loops are nested in each other at most 3 times",
     ),
     "y = 0\nfor k in range(3): y = k; pass": (2, 27, "'pass' is not allowed"),
     "y = range(3)": (1, 5, "no function 'range' in expressions; a range is for loops and reductions"),
@@ -233,7 +235,7 @@ REFUSED = {
     "y = sum(x[k] async for k in range(3))": (1, 24, "'async for' is not allowed: for k in range(n)"),
     "y = sum(x[k] for j in range(2) async for k in range(3))": (1, 42, "'async for' is not allowed"),
     "y = sum(x[k] for k in range(3)) + k[0]; k = 1; z = k[0]": (1, 52, "'k' is not an argument"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("text", REFUSED)
@@ -253,16 +255,18 @@ CHECKED: dict[str, tuple[str, list[float] | int]] = {
     "a nested range": ("sum(x[j + 9] for j in range(2) for k in range(j, 0))", [0, 0, 0]),
     "a loop in a loop": ("sum(sum(x[j + 9] for k in range(j, 0)) for j in range(2))", [0, 0, 0]),
     "behind a break": (
-        "y = 0.0\nfor k in range(3):\n    if x[k] > 0:\n        break\n    y += x[i(0) + 7]", [0, 0, 0],
+        "y = 0.0\nfor k in range(3):\n    if x[k] > 0:\n        break\n    y += x[i(0) + 7]",
+        [0, 0, 0],
     ),
     "behind a break of all": (
-        "y = 0.0\nfor k in range(3):\n    if k < 5:\n        break\n    y += x[7]", [0, 0, 0],
+        "y = 0.0\nfor k in range(3):\n    if k < 5:\n        break\n    y += x[7]",
+        [0, 0, 0],
     ),
     "behind the end of any": ("any(x[7 * k] > 0 for k in range(3)) + 0.0", [1, 1, 1]),
     "the last iteration": ("sum(x[3 * k] for k in range(n[i(0)] + 1))", 3),
     "both sides are computed": ("sum(x[7] for k in range(3) if k > 5)", 7),
     "behind the loop": ("y = 0.0\nfor k in range(0):\n    y += x[9]\ny += x[9]", 9),
-}  # fmt: skip
+}
 
 
 @inline

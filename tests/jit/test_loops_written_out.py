@@ -39,14 +39,20 @@ LOOPS = {
     "in one that stays": ("s = sum(x * a + b for a in range(n) for b in range(4))", 1),
     "around one that stays": ("s = sum(x * a + b for a in range(3) for b in range(n))", 2),
     "around one with a break": (
-        "s = x\nfor a in range(3):\n    for b in range(3):\n        if s > 4: break\n        s = s + a", 2),
+        "s = x\nfor a in range(3):\n    for b in range(3):\n        if s > 4: break\n        s = s + a",
+        2,
+    ),
     "around one that is long": ("s = sum(x * a + b for a in range(32) for b in range(32))", 1),
     "of many steps": (
-        "s = x\nfor k in range(32):\n" + "\n".join(f"    s = s * {n}.5 + x" for n in range(20)), 1),
+        "s = x\nfor k in range(32):\n" + "\n".join(f"    s = s * {n}.5 + x" for n in range(20)),
+        1,
+    ),
     "behind another one": (
-        f"{SUM.format(6)}\nfor k in range(n):\n    s = s + k\nfor k in range(2):\n    s = s * k", 1),
+        f"{SUM.format(6)}\nfor k in range(n):\n    s = s + k\nfor k in range(2):\n    s = s * k",
+        1,
+    ),
     "that swaps": ("s = x\nt = x + 1\nfor k in range(3):\n    u = s\n    s = t\n    t = u * 2", 0),
-}  # fmt: skip
+}
 
 
 def steps_of(text: str, *, is_checked: bool = False) -> Any:

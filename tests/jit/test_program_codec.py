@@ -242,7 +242,7 @@ BROKEN: dict[str, str] = {
     FOLD.replace("left float64 4", "count int64"): "it must be outside of folds",
     FOLD.replace("left float64 4", "fold float64 2 =9"): "it must be outside of loops and folds",
     FOLD.replace("=1", "=1.0,2.0"): "float64 does not hold",
-}  # fmt: skip
+}
 
 
 def test_the_parts_of_broken_texts_are_right() -> None:
@@ -305,7 +305,7 @@ REFUSED: dict[str, str] = {
     f"{','.join(['float64'] * 4097)}\n\noutputs=0\nargument float64 =0": "at most 4096 arguments, got 4097",
     LINES + "\ncount int64" * (1 << 16): "at most 65536 steps, got 65540",
     LINES + " " * (1 << 22): "at most 4194304 characters",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("header", HEADERS)

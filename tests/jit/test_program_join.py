@@ -305,9 +305,13 @@ def test_wrong_indices_have_the_names_of_both_programs() -> None:
 
 def test_loads_of_stored_elements_are_not_shared() -> None:
     steps = (
-        Step("argument", F, (), 0), Step("constant", W, (), 0), Step("load", F, (1,), 1),
-        Step("store_set", F, (0, 1), 1), Step("load", F, (1,), 1), Step("subtract", F, (4, 2)),
-    )  # fmt: skip
+        Step("argument", F, (), 0),
+        Step("constant", W, (), 0),
+        Step("load", F, (1,), 1),
+        Step("store_set", F, (0, 1), 1),
+        Step("load", F, (1,), 1),
+        Step("subtract", F, (4, 2)),
+    )
     second = Program(TypedExpression(steps, (5,), elements=(0,), loads=((1, 1),)), (X, X))
     joined = joined_programs(of("y = x * 2"), second, at=[0], inputs=([0], [1, 2])).program
     assert functions(joined).count("load") == 2
@@ -342,7 +346,7 @@ UNREAD = Program(TypedExpression((Step("argument", F, (), 0),), (0,), elements=(
         (of("x[0] * 2"), SECOND["stores"], 1, ([0], [1, 2, 0]), "the second program changes argument 0"),
         (of("x * 2"), SECOND["stores"], 1, ([0], [1, 2, 0]), "the second program changes argument 0"),
     ],
-)  # fmt: skip
+)
 def test_programs_that_cannot_be_joined_are_refused(
     first: Program, second: Program, at: int, keys: tuple[list[int], list[int]], words: str
 ) -> None:

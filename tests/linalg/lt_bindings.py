@@ -15,9 +15,15 @@ from nvmath.bindings import cublasLt
 Array = npt.NDArray[Any]
 
 _TYPES: dict[int, Any] = {
-    0: np.float32, 1: np.float64, 2: np.float16, 3: np.int8, 10: np.int32, 14: ml_dtypes.bfloat16,
-    28: ml_dtypes.float8_e4m3fn, 29: ml_dtypes.float8_e5m2,
-}  # fmt: skip
+    0: np.float32,
+    1: np.float64,
+    2: np.float16,
+    3: np.int8,
+    10: np.int32,
+    14: ml_dtypes.bfloat16,
+    28: ml_dtypes.float8_e4m3fn,
+    29: ml_dtypes.float8_e5m2,
+}
 _Desc, _Layout, _Epilogue = cublasLt.MatmulDescAttribute, cublasLt.MatrixLayoutAttribute, cublasLt.Epilogue
 
 

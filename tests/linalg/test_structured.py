@@ -208,11 +208,14 @@ async def test_roots_of_singular_matrices(device: ta.Device) -> None:
     turned, _ = np.linalg.qr(np.random.default_rng(1).normal(size=(4, 4)))
     outer = np.array([[1.0, 2], [2, 4]])
     cases = [
-        (np.zeros((3, 3)), np.zeros((3, 3))), (outer, outer / 5**0.5), (-outer, 1j * outer / 5**0.5),
-        (np.diag([0.0, 4, 0, 9]), np.diag([0.0, 2, 0, 3])), (np.zeros((1, 1)), np.zeros((1, 1))),
+        (np.zeros((3, 3)), np.zeros((3, 3))),
+        (outer, outer / 5**0.5),
+        (-outer, 1j * outer / 5**0.5),
+        (np.diag([0.0, 4, 0, 9]), np.diag([0.0, 2, 0, 3])),
+        (np.zeros((1, 1)), np.zeros((1, 1))),
         (turned * [0, 0, 1, 4] @ turned.T, turned * [0, 0, 1, 2] @ turned.T),
         (np.array([[0.0, 2, 0], [0, 4, 0], [0, 0, 0]]), np.array([[0.0, 1, 0], [0, 2, 0], [0, 0, 0]])),
-    ]  # fmt: skip
+    ]
     for matrix, root in cases:
         for dtype, tolerance in (("float64", 1e-13), ("complex64", 1e-5)):
             found = await (await linalg.sqrtm(await device.put(matrix.astype(dtype)))).to_host()

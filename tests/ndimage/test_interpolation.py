@@ -55,9 +55,15 @@ async def test_more_and_fewer_axes(device: ta.Device, order: int) -> None:
     await compare(device, "rotate", volume, 20, axes=(2, 0), reshape=False, order=order, tol=1e-9)
     homogeneous = np.vstack([np.c_[np.eye(3) * 0.7, [1, 2, 3]], [0, 0, 0, 1]])
     await compare(device, "affine_transform", volume, homogeneous, order=order, tol=1e-9)
-    await compare(device, "affine_transform", volume, [[1, 0], [0, 1], [0.5, 0]], output_shape=(5, 6),
-    order=order,
-                  tol=1e-9)  # fmt: skip
+    await compare(
+        device,
+        "affine_transform",
+        volume,
+        [[1, 0], [0, 1], [0.5, 0]],
+        output_shape=(5, 6),
+        order=order,
+        tol=1e-9,
+    )
 
 
 @pytest.mark.parametrize("mode", CHOSEN)
@@ -240,8 +246,12 @@ async def test_too_many_elements_for_each_one(device: ta.Device) -> None:
 
 # By order, a shape with more elements for each result than an expression has room for in one sum.
 LOOPED: dict[int, tuple[int, ...]] = {
-    1: (2,) * 6, 2: (3, 2, 4, 2, 2), 3: (6, 5, 4, 5), 4: (5, 4, 3, 4), 5: (9, 8, 7),
-}  # fmt: skip
+    1: (2,) * 6,
+    2: (3, 2, 4, 2, 2),
+    3: (6, 5, 4, 5),
+    4: (5, 4, 3, 4),
+    5: (9, 8, 7),
+}
 
 
 @pytest.mark.skipif(IS_STAND_IN, reason="it compiles each kernel for seconds")

@@ -196,9 +196,14 @@ def forward(x: Array, weight: Array, numbers: dict[str, Any]) -> Array:
     groups = x.shape[1] // weight.shape[1]
     factors = weight.reshape(groups, len(weight) // groups, *weight.shape[1:])
     rows = zip(
-        x.shape[2:], weight.shape[2:], numbers["stride"], numbers["dilation"], numbers["pre_padding"],
-        numbers["post_padding"], strict=True,
-    )  # fmt: skip
+        x.shape[2:],
+        weight.shape[2:],
+        numbers["stride"],
+        numbers["dilation"],
+        numbers["pre_padding"],
+        numbers["post_padding"],
+        strict=True,
+    )
     counts = [
         (extent + before + behind - (width - 1) * dilation - 1) // stride + 1
         for extent, width, stride, dilation, before, behind in rows

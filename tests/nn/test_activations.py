@@ -228,8 +228,12 @@ async def test_whole_numbers_and_numbers(device: ta.Device) -> None:
 async def test_each_is_one_launch(device: ta.Device) -> None:
     x = await device.put(np.ones((4, 6), np.float32))
     for call in (
-        nn.gelu(x), nn.gelu_grad(x, x, "tanh"), nn.mish_grad(x, x), nn.glu(x), nn.softmax_grad(x, x, 1),
-    ):  # fmt: skip
+        nn.gelu(x),
+        nn.gelu_grad(x, x, "tanh"),
+        nn.mish_grad(x, x),
+        nn.glu(x),
+        nn.softmax_grad(x, x, 1),
+    ):
         before = (await device.statistics()).launched
         await call
         assert (await device.statistics()).launched == before + 1

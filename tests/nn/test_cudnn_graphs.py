@@ -75,9 +75,14 @@ async def test_convolutions(
             await device.put(x[:, :, 0]), numbers((4, 3, 3), "float16", 4), bias[:3], 2, 1, 1
         )
         right = spread(
-            x[:, :, 0].astype(float), numbers((4, 3, 3), "float16", 4).astype(float), (12,), stride=[2],
-            padding=[1], dilation=[1], groups=1,
-        )  # fmt: skip
+            x[:, :, 0].astype(float),
+            numbers((4, 3, 3), "float16", 4).astype(float),
+            (12,),
+            stride=[2],
+            padding=[1],
+            dilation=[1],
+            groups=1,
+        )
         check(await line.to_host(), right + bias[:3].astype(float)[:, None], "float16", terms=12)
         wide = await nn.conv2d(
             await device.put(x.astype(float)), weight.astype(float), padding=padding, **sizes

@@ -138,9 +138,7 @@ async def test_labels_of_classes_that_cannot_be(device: ta.Device, dtype: str) -
     logits = np.array([[-INF, 0.0, 0.0], [0.0, -INF, -INF], [0.0, -INF, 0.0]])
     weight, half = np.array([0.0, 1.0, 2.0]), math.log(2)
     x, w = [await device.put(one.astype(NUMPYS[dtype])) for one in (logits, weight)]
-    for labels, wanted in (
-        ([1, 0, 2], [half, 0, half]), ([0, 1, 1], [INF, INF, INF])
-    ):  # fmt: skip
+    for labels, wanted in (([1, 0, 2], [half, 0, half]), ([0, 1, 1], [INF, INF, INF])):
         y = await device.put(np.array(labels))
         found = await nn.cross_entropy(x, y, reduction="none")
         near(await found.to_host(), wanted, dtype, "cross_entropy")

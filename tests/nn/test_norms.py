@@ -215,7 +215,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         (lambda: call.layer_norm_grad(x, x, w), ValueError, r"weight of shape \(4,\) does not broadcast"),
         (lambda: call.layer_norm_grad(x, x, axis=4), ValueError, "layer_norm_grad: axis 4 is not there"),
         (lambda: call.rms_norm_grad(x, x, eps="a"), TypeError, "eps must be a real number, got 'a'"),
-    )  # fmt: skip
+    )
     for asked, error, match in cases:
         with pytest.raises(error, match=match):
             await asked()

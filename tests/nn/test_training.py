@@ -119,9 +119,14 @@ async def test_sgd(device: ta.Device, options: dict[str, Any], name: str) -> Non
         first = buffer is not None and number == 0
         assert await nn.sgd(on, await device.put(grad), buffer, is_first=first, **options) is on
     want = sgd(
-        widest(p), [widest(grad) for grad in grads], options["lr"], options.get("momentum", 0),
-        options.get("dampening", 0), options.get("weight_decay", 0), options.get("nesterov", False),
-    )  # fmt: skip
+        widest(p),
+        [widest(grad) for grad in grads],
+        options["lr"],
+        options.get("momentum", 0),
+        options.get("dampening", 0),
+        options.get("weight_decay", 0),
+        options.get("nesterov", False),
+    )
     np.testing.assert_allclose(widest(await on.to_host()), want, rtol=WIDE[name], atol=WIDE[name])
 
 
@@ -144,9 +149,14 @@ async def test_adam(device: ta.Device, function: str, options: dict[str, Any], n
         "weight_decay": 1e-2 if is_apart else 0,
     } | options
     want = adam(
-        widest(p), [widest(grad) for grad in grads], given["lr"], given["betas"], given["eps"],
-        given["weight_decay"], is_apart,
-    )  # fmt: skip
+        widest(p),
+        [widest(grad) for grad in grads],
+        given["lr"],
+        given["betas"],
+        given["eps"],
+        given["weight_decay"],
+        is_apart,
+    )
     np.testing.assert_allclose(widest(await on.to_host()), want, rtol=WIDE[name], atol=WIDE[name])
 
 

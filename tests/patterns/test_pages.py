@@ -566,8 +566,10 @@ async def test_figures(system: ta.System, arrays: list[ta.AccelRef]) -> None:
     assert values["pages_used"] == pages.used == 2
     assert (values["pages_limit"], values["pages_free"], values["pages_shared_tokens"]) == (8, 6, 4)
     assert {name for name, each in readings.items() if each.kind == "counter"} == {
-        "pages_shared_tokens", "pages_copied", "pages_evicted",
-    }  # fmt: skip
+        "pages_shared_tokens",
+        "pages_copied",
+        "pages_evicted",
+    }
 
 
 # The types of these calls are wrong, and are looked at when they run.

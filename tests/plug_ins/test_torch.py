@@ -229,12 +229,16 @@ async def test_unsigned_integers_are_those_of_numpy(device: ta.Device, name: str
     b = np.array([3, limits.max, 2, 3, limits.max // 2 + 1, 7, 0], name)
     x, y = await device.put(a), await device.put(b)
     functions: dict[str, Any] = {
-        "r = x + y": np.add, "r = x - y": np.subtract, "r = x * y": np.multiply,
-        "r = x // y": np.floor_divide, "r = x % y": np.remainder,
-        "r = maximum(x, y)": np.maximum, "r = x < y": np.less,
+        "r = x + y": np.add,
+        "r = x - y": np.subtract,
+        "r = x * y": np.multiply,
+        "r = x // y": np.floor_divide,
+        "r = x % y": np.remainder,
+        "r = maximum(x, y)": np.maximum,
+        "r = x < y": np.less,
         "r = float64(x)": lambda a, _: a.astype(np.float64),
         "r = x >> 3": lambda a, _: a >> a.dtype.type(3),
-    }  # fmt: skip
+    }
     for text, function in functions.items():
         with np.errstate(all="ignore"):
             want = function(a, b)

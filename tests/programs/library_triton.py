@@ -17,7 +17,7 @@ tl: Any = import_module("triton.language")
 @triton.jit
 def _dense(  # noqa: PLR0917  # by position, as in all of its kernels
     x, weights, bias, out, depth, columns, row_step, step, block: tl.constexpr, width: tl.constexpr
-):  # fmt: skip
+):
     """One row of ``tanh(x @ weights + bias)``; all but x is packed."""
     row, i, j = tl.program_id(0), tl.arange(0, block), tl.arange(0, width)
     values = tl.load(x + row * row_step + i * step, mask=i < depth, other=0.0)

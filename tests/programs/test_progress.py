@@ -18,8 +18,19 @@ import trio_accel as ta
 from trio_accel.programs import on_progress, report_progress
 
 VALUES: list[Any] = [
-    None, True, 3, 0.25, float("inf"), "ä\ud800", b"\0\xff", 1 + 2j, [1, [2]], (), {"loss": (1.5, None)}, -1,
-]  # fmt: skip
+    None,
+    True,
+    3,
+    0.25,
+    float("inf"),
+    "ä\ud800",
+    b"\0\xff",
+    1 + 2j,
+    [1, [2]],
+    (),
+    {"loss": (1.5, None)},
+    -1,
+]
 
 
 @pytest.fixture

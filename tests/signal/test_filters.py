@@ -146,9 +146,15 @@ DESIGNS: dict[str, Any] = {
     "bessel": scipy.signal.bessel,
 }
 BANDS: tuple[tuple[str, Any], ...] = (
-    ("low", 0.001), ("low", 0.2), ("high", 0.001), ("high", 0.3), ("bandpass", (0.001, 0.01)),
-    ("bandpass", (0.2, 0.4)), ("bandstop", (0.001, 0.01)), ("bandstop", (0.2, 0.4)),
-)  # fmt: skip
+    ("low", 0.001),
+    ("low", 0.2),
+    ("high", 0.001),
+    ("high", 0.3),
+    ("bandpass", (0.001, 0.01)),
+    ("bandpass", (0.2, 0.4)),
+    ("bandstop", (0.001, 0.01)),
+    ("bandstop", (0.2, 0.4)),
+)
 
 
 def exact(b: Any, a: Any, x: Any, zi: Any) -> tuple[Any, Any]:

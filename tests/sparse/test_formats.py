@@ -65,10 +65,11 @@ def test_conversions(case: Any, source: str) -> None:
     async def test(device: ta.Device) -> None:
         a: Any = await MAKERS[source](device, matrix)
         for convert, wanted in (
-            (sparse.tocsr, sparse.CsrMatrix), (sparse.tocsc, sparse.CscMatrix),
+            (sparse.tocsr, sparse.CsrMatrix),
+            (sparse.tocsc, sparse.CscMatrix),
             (sparse.tocoo, sparse.CooMatrix),
             (lambda one: sparse.tobsr(one, (1, 1)), sparse.BsrMatrix),
-        ):  # fmt: skip
+        ):
             made: Any = await convert(a)
             assert type(made) is wanted
             check(await dense(made), full, dtype)

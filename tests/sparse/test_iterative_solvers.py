@@ -19,8 +19,11 @@ import trio_accel as ta
 from trio_accel import sparse
 
 SOLVERS: dict[str, Any] = {
-    "cg": sparse.cg, "bicgstab": sparse.bicgstab, "gmres": sparse.gmres, "minres": sparse.minres,
-}  # fmt: skip
+    "cg": sparse.cg,
+    "bicgstab": sparse.bicgstab,
+    "gmres": sparse.gmres,
+    "minres": sparse.minres,
+}
 RTOL = {"float64": 1e-10, "float32": 1e-4, "complex128": 1e-10, "complex64": 1e-4}
 
 
@@ -348,7 +351,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Awaitable[object]], type[Exception], st
     "which": (lambda a: sparse.eigsh(a, 2, "SM"), ValueError, "which must be"),  # type: ignore[arg-type]
     "ncv": (lambda a: sparse.eigsh(a, 2, ncv=2), ValueError, "ncv must be above 2"),
     "no v0": (lambda a: sparse.eigsh(wrong, 2), TypeError, "v0 must be given"),
-}  # fmt: skip
+}
 
 
 def wider(a: sparse.CsrMatrix) -> sparse.CsrMatrix:

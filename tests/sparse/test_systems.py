@@ -33,9 +33,12 @@ ISOLATIONS = ["inline", "process"]
 
 
 @given(
-    case=systems, columns=st.sampled_from([None, 0, 2]), lower=st.booleans(), unit_diagonal=st.booleans(),
+    case=systems,
+    columns=st.sampled_from([None, 0, 2]),
+    lower=st.booleans(),
+    unit_diagonal=st.booleans(),
     trans=st.sampled_from("NTC"),
-)  # fmt: skip
+)
 @settings(max_examples=EXAMPLES, deadline=None)
 def test_triangular_solutions(
     case: Any, columns: int | None, lower: bool, unit_diagonal: bool, trans: Any

@@ -208,7 +208,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         (lambda: cell_list(far, 1.0), ValueError, "points must be no further apart than float64 holds"),
         (lambda: cell_list(good[0], 1), ValueError, r"points must have shape .n, d., with d from 1 to 3"),
         (lambda: cell_list(good[:, :0], 1), ValueError, r"points must have shape .n, d., with d from 1 to 3"),
-    ]  # fmt: skip
+    ]
     for ask, error, told in refused:
         with pytest.raises(error, match=rf"^spatial\.cell_list: .*{told}"):
             await ask()

@@ -85,9 +85,26 @@ def check_products_of_all_types_and_letters() -> None:
             alpha, beta = np.array(1.5 - 1j, number), np.array(0.25j, number)
         at = rig.put(c)
         cublas.gemm_ex_64(
-            rig.handle, op_a, op_b, m, n, k, alpha.ctypes.data, rig.put(a), code, lda, rig.put(b), code, ldb,
-            beta.ctypes.data, at, code, ldc, compute, -1,
-        )  # fmt: skip
+            rig.handle,
+            op_a,
+            op_b,
+            m,
+            n,
+            k,
+            alpha.ctypes.data,
+            rig.put(a),
+            code,
+            lda,
+            rig.put(b),
+            code,
+            ldb,
+            beta.ctypes.data,
+            at,
+            code,
+            ldc,
+            compute,
+            -1,
+        )
         left = LETTERS[op_a](matrix(wide(a), *((m, k) if op_a == 0 else (k, m)), lda))
         right = LETTERS[op_b](matrix(wide(b), *((k, n) if op_b == 0 else (n, k)), ldb))
         expected = wide(c)
@@ -108,9 +125,30 @@ def check_batches_and_beta_of_zero() -> None:
     c = np.full(3 * 10, np.nan)
     at = rig.put(c)
     cublas.gemm_strided_batched_ex_64(
-        rig.handle, 0, 0, 3, 2, 2, one.ctypes.data, rig.put(a), 1, 3, 6, rig.put(b), 1, 2, 0,
-        zero.ctypes.data, at, 1, 3, 10, 3, DOUBLE, -1,
-    )  # fmt: skip
+        rig.handle,
+        0,
+        0,
+        3,
+        2,
+        2,
+        one.ctypes.data,
+        rig.put(a),
+        1,
+        3,
+        6,
+        rig.put(b),
+        1,
+        2,
+        0,
+        zero.ctypes.data,
+        at,
+        1,
+        3,
+        10,
+        3,
+        DOUBLE,
+        -1,
+    )
     got = rig.get(at, c).reshape(3, 10)
     for batch in range(3):
         expected = matrix(a[6 * batch :], 3, 2, 3) @ matrix(b, 2, 2, 2)
@@ -139,10 +177,27 @@ def check_wrong_arguments() -> None:
     def gemm(**wrong: int) -> int:
         given = {"handle": rig.handle, **right, **wrong}
         return status_of(
-            cublas.gemm_ex_64, given["handle"], given["op"], 0, given["m"], 4, 4, one.ctypes.data,
-            given["a"], given["type"], given["lda"], at, given["type"], given["ldb"], one.ctypes.data,
-            at, given["type"], given["ldc"], given["compute"], -1,
-        )  # fmt: skip
+            cublas.gemm_ex_64,
+            given["handle"],
+            given["op"],
+            0,
+            given["m"],
+            4,
+            4,
+            one.ctypes.data,
+            given["a"],
+            given["type"],
+            given["lda"],
+            at,
+            given["type"],
+            given["ldb"],
+            one.ctypes.data,
+            at,
+            given["type"],
+            given["ldc"],
+            given["compute"],
+            -1,
+        )
 
     assert gemm() == 0
     assert [gemm(op=3), gemm(m=-1), gemm(lda=3), gemm(ldb=3), gemm(ldc=3), gemm(a=at + 1)] == [7] * 6
@@ -251,9 +306,26 @@ def check_workspaces() -> None:
 
     def multiply() -> int:
         cublas.gemm_ex_64(
-            rig.handle, 0, 0, 1, 1, 1, one.ctypes.data, at, 1, 1, at, 1, 1,
-            one.ctypes.data, at, 1, 1, DOUBLE, -1,
-        )  # fmt: skip
+            rig.handle,
+            0,
+            0,
+            1,
+            1,
+            1,
+            one.ctypes.data,
+            at,
+            1,
+            1,
+            at,
+            1,
+            1,
+            one.ctypes.data,
+            at,
+            1,
+            1,
+            DOUBLE,
+            -1,
+        )
         return int(library.stand_in_cublas_without_workspace())
 
     assert status_of(cublas.set_workspace, rig.handle, workspace + 8, size - 8) == 7

@@ -115,9 +115,13 @@ NAMES = ["../../x", "/etc/passwd", "../step-00000002/model-000.safetensors", "",
 NUMBERS = [10**9, 10**400, -(10**9), 1 << 63, math.nan, math.inf, -1.0, 0.0, 0.5, 2.0, 1e308]
 NESTED = [[], {}, [NAMES[0]], {NAMES[1]: [1, 1]}, [[[-1]]], [[1e9]], [["w1", "w1"], [[1], [1]]]]
 JSON = st.one_of(
-    st.none(), st.booleans(), st.integers(-5, 5), st.sampled_from(NUMBERS), st.sampled_from(NAMES),
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 5),
+    st.sampled_from(NUMBERS),
+    st.sampled_from(NAMES),
     st.sampled_from(NESTED),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=25)
@@ -224,10 +228,21 @@ def test_any_damage_of_a_file_is_refused_or_makes_no_difference(
 
 
 HOSTILE = [
-    b"", b"{}", b"[]", b"null", b"7", b'"text"', b"\xff\xfe{}", b"{" * 100_000, b"[" * (4 << 20),
-    b"1" * (4 << 20), b"[" + b"[]," * (1 << 20) + b"1]", b" " * (64 << 20), b'{"checksum": NaN}',
+    b"",
+    b"{}",
+    b"[]",
+    b"null",
+    b"7",
+    b'"text"',
+    b"\xff\xfe{}",
+    b"{" * 100_000,
+    b"[" * (4 << 20),
+    b"1" * (4 << 20),
+    b"[" + b"[]," * (1 << 20) + b"1]",
+    b" " * (64 << 20),
+    b'{"checksum": NaN}',
     b'{"checksum": 1e999}',
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))

@@ -101,7 +101,7 @@ OPTIMIZERS: dict[str, tuple[train.Optimizer, str, dict[str, Any]]] = {
         "Adafactor",
         {"lr": 0.1, "beta2_decay": -0.6, "eps": (1e-6, 1e-2), "d": 1.5},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -257,7 +257,7 @@ RADAM = train.torch_optimizer("torch.optim:RAdam", 1e-2)
             "groups: torch.optim:Rprop has no weight decay",
         ),
     ],
-)  # fmt: skip
+)
 async def test_optimizers_that_are_refused(kind: str, changes: dict[str, Any], error: Any, says: str) -> None:
     module = module_of(kind)
     with pytest.RaisesGroup(pytest.RaisesExc(error, match=says), flatten_subgroups=True):

@@ -239,14 +239,17 @@ async def test_a_name_with_a_lone_surrogate_is_refused(tmp_path: Path, name: str
     assert list((await ta.weights.inspect(path)).tensors) == ["\U0001f600"]
 
 
-@pytest.mark.parametrize("index", [
-    {"weight_map": {"a": "x\0.safetensors"}},
-    {"weight_map": {"a": "x\ud800.safetensors"}},
-    {"weight_map": {"a\ud800": "x.safetensors"}},
-    {"weight_map": []},
-    {"weight_map": {"a": 3}},
-    [],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "index",
+    [
+        {"weight_map": {"a": "x\0.safetensors"}},
+        {"weight_map": {"a": "x\ud800.safetensors"}},
+        {"weight_map": {"a\ud800": "x.safetensors"}},
+        {"weight_map": []},
+        {"weight_map": {"a": 3}},
+        [],
+    ],
+)
 async def test_an_error_of_an_index_names_it(tmp_path: Path, index: Any) -> None:
     path = tmp_path / "model.index.json"
     path.write_text(json.dumps(index))

@@ -13,9 +13,19 @@ from traceback import format_tb
 from typing import TYPE_CHECKING, ClassVar, cast
 
 __all__ = [
-    "ActorError", "ActorFailedError", "ActorRestartingError", "ActorStoppedError", "AskCycleError",
-    "MailboxFullError", "NotExecutedError", "copied", "describe", "leaves", "single", "warn_untold",
-]  # fmt: skip
+    "ActorError",
+    "ActorFailedError",
+    "ActorRestartingError",
+    "ActorStoppedError",
+    "AskCycleError",
+    "MailboxFullError",
+    "NotExecutedError",
+    "copied",
+    "describe",
+    "leaves",
+    "single",
+    "warn_untold",
+]
 
 
 class NotExecutedError(Exception):

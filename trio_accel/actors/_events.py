@@ -16,10 +16,25 @@ import trio
 from ._errors import safe_repr
 
 __all__ = [
-    "ActorEvent", "ActorRestarted", "ActorStarted", "ActorTerminated", "Event", "Measured",
-    "MessageCancelled", "MessageCompleted", "MessageDropped", "MessageEvent", "MessageFailed",
-    "MessageStarted", "MessageWithdrawn", "Meter", "Observer", "Subscription", "SupervisorFailed", "note_end",
-]  # fmt: skip
+    "ActorEvent",
+    "ActorRestarted",
+    "ActorStarted",
+    "ActorTerminated",
+    "Event",
+    "Measured",
+    "MessageCancelled",
+    "MessageCompleted",
+    "MessageDropped",
+    "MessageEvent",
+    "MessageFailed",
+    "MessageStarted",
+    "MessageWithdrawn",
+    "Meter",
+    "Observer",
+    "Subscription",
+    "SupervisorFailed",
+    "note_end",
+]
 
 _logger = logging.getLogger("trio_accel.actors")
 

@@ -13,9 +13,15 @@ import attrs
 from ._hints import as_plain
 
 __all__ = [
-    "Validator", "is_number", "must", "must_be_count", "must_be_number", "must_be_one_of", "must_be_positive",
+    "Validator",
+    "is_number",
+    "must",
+    "must_be_count",
+    "must_be_number",
+    "must_be_one_of",
+    "must_be_positive",
     "must_be_whole",
-]  # fmt: skip
+]
 
 Validator: TypeAlias = Callable[[object, "attrs.Attribute[Any]", Any], None]
 

@@ -21,10 +21,27 @@ from ._numbers import Validator, is_number, must, must_be_whole
 from ._openings import silence
 
 __all__ = [
-    "Backoff", "Directive", "Intensity", "MailboxOptions", "Overflow", "Policy", "Restart", "Strategy",
-    "SystemOptions", "arguments_of", "as_plain", "bind_arguments", "binder", "checked_options", "fits",
-    "named_arguments", "named_options", "nearest", "signed_like", "unknown_option",
-]  # fmt: skip
+    "Backoff",
+    "Directive",
+    "Intensity",
+    "MailboxOptions",
+    "Overflow",
+    "Policy",
+    "Restart",
+    "Strategy",
+    "SystemOptions",
+    "arguments_of",
+    "as_plain",
+    "bind_arguments",
+    "binder",
+    "checked_options",
+    "fits",
+    "named_arguments",
+    "named_options",
+    "nearest",
+    "signed_like",
+    "unknown_option",
+]
 
 T = TypeVar("T")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])

@@ -19,9 +19,18 @@ from ._sorting import searchsorted
 from ._views import diagonal
 
 __all__ = [
-    "average", "corrcoef", "cov", "digitize", "gradient", "interp", "nan_to_num", "polyval", "trapezoid",
-    "unwrap", "vander",
-]  # fmt: skip
+    "average",
+    "corrcoef",
+    "cov",
+    "digitize",
+    "gradient",
+    "interp",
+    "nan_to_num",
+    "polyval",
+    "trapezoid",
+    "unwrap",
+    "vander",
+]
 
 
 @functools.cache

@@ -24,9 +24,20 @@ from ..devices.base._views import reshaped
 from ..expressions import axis_of, check_ref, on_device
 
 __all__ = [
-    "axis_of", "check_number", "check_real", "check_ref", "clamped", "flag", "flat", "integer", "is_several",
-    "placed", "summed_dtype", "whole", "wholes",
-]  # fmt: skip
+    "axis_of",
+    "check_number",
+    "check_real",
+    "check_ref",
+    "clamped",
+    "flag",
+    "flat",
+    "integer",
+    "is_several",
+    "placed",
+    "summed_dtype",
+    "whole",
+    "wholes",
+]
 
 
 async def placed(name: str, **arrays: Operand) -> list[AccelRef]:

@@ -18,9 +18,25 @@ from ..expressions import Elementwise, Out
 from ._checks import check_number, check_ref, clamped, flag, placed, whole, wholes
 
 __all__ = [
-    "arange", "asarray", "diag", "empty", "empty_like", "eye", "full", "full_like", "geomspace", "linspace",
-    "logspace", "ones", "ones_like", "tri", "tril", "triu", "zeros", "zeros_like",
-]  # fmt: skip
+    "arange",
+    "asarray",
+    "diag",
+    "empty",
+    "empty_like",
+    "eye",
+    "full",
+    "full_like",
+    "geomspace",
+    "linspace",
+    "logspace",
+    "ones",
+    "ones_like",
+    "tri",
+    "tril",
+    "triu",
+    "zeros",
+    "zeros_like",
+]
 
 
 @composed

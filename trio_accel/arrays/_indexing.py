@@ -21,9 +21,16 @@ from ..expressions import Elementwise, ExpressionArgument, Out, Scatter, axis_of
 from ._checks import placed, wholes
 
 __all__ = [
-    "gather_nd", "one_hot", "put", "put_along_axis", "scatter", "scatter_nd", "take", "take_along_axis",
+    "gather_nd",
+    "one_hot",
+    "put",
+    "put_along_axis",
+    "scatter",
+    "scatter_nd",
+    "take",
+    "take_along_axis",
     "unravel_index",
-]  # fmt: skip
+]
 
 
 @composed

@@ -30,8 +30,14 @@ from ._checks import axis_of, check_ref, flat, integer, is_several, whole, whole
 from ._views import broadcast_to, reshape, split
 
 __all__ = [
-    "PadMode", "concat", "pad", "repeat", "roll", "stack", "tile",
-]  # fmt: skip
+    "PadMode",
+    "concat",
+    "pad",
+    "repeat",
+    "roll",
+    "stack",
+    "tile",
+]
 
 
 @composed

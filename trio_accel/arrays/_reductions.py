@@ -23,11 +23,38 @@ from ..devices import AccelRef, Operand
 from ..expressions import Axis, ExpressionArgument, Out, expression, like, scaled, squares
 
 __all__ = [
-    "all", "any", "argmax", "argmin", "cosine_similarity", "count_nonzero", "kurtosis", "layer_norm",
-    "log_softmax", "logsumexp", "max", "mean", "min", "nanargmax", "nanargmin", "nanmax", "nanmean",
-    "nanmin", "nanprod", "nanstd", "nansum", "nanvar", "prod", "ptp", "rms_norm", "skew", "softmax",
-    "std", "sum", "var", "zscore",
-]  # fmt: skip
+    "all",
+    "any",
+    "argmax",
+    "argmin",
+    "cosine_similarity",
+    "count_nonzero",
+    "kurtosis",
+    "layer_norm",
+    "log_softmax",
+    "logsumexp",
+    "max",
+    "mean",
+    "min",
+    "nanargmax",
+    "nanargmin",
+    "nanmax",
+    "nanmean",
+    "nanmin",
+    "nanprod",
+    "nanstd",
+    "nansum",
+    "nanvar",
+    "prod",
+    "ptp",
+    "rms_norm",
+    "skew",
+    "softmax",
+    "std",
+    "sum",
+    "var",
+    "zscore",
+]
 
 Dtype: TypeAlias = "DTypeLike | None"
 """A dtype; None for the usual one."""

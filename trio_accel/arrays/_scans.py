@@ -27,9 +27,16 @@ from ._checks import axis_of, check_real, flag, placed, summed_dtype, whole
 from ._manipulation import concat
 
 __all__ = [
-    "cumulative_logsumexp", "cumulative_max", "cumulative_min", "cumulative_prod", "cumulative_sum", "diff",
-    "linear_recurrence", "scan", "segmented_reduce",
-]  # fmt: skip
+    "cumulative_logsumexp",
+    "cumulative_max",
+    "cumulative_min",
+    "cumulative_prod",
+    "cumulative_sum",
+    "diff",
+    "linear_recurrence",
+    "scan",
+    "segmented_reduce",
+]
 
 
 def _plan_scan(message: Any, planner: Planner, combine: Scan) -> Planned[AccelRef]:
@@ -244,9 +251,12 @@ _DIFFERENCE = cast("Elementwise[AccelRef]", Elementwise("x1 - x2", operation="ar
 _Parts: TypeAlias = tuple[Any, ...]
 # Elements on which an expression is tried: few, and such that sums and products of three are exact.
 _TRIED: dict[str, tuple[complex, ...]] = {
-    "bool": (False, True), "uint": (0, 1, 2, 3, 5), "int": (-3, -1, 0, 2, 5),
-    "float": (-2.5, -0.75, 0.0, 0.5, 3.0), "complex": (-1.5 + 1j, 0.25j, 0.0, 2.0 - 0.5j),
-}  # fmt: skip
+    "bool": (False, True),
+    "uint": (0, 1, 2, 3, 5),
+    "int": (-3, -1, 0, 2, 5),
+    "float": (-2.5, -0.75, 0.0, 0.5, 3.0),
+    "complex": (-1.5 + 1j, 0.25j, 0.0, 2.0 - 0.5j),
+}
 _CLOSE = 1e-12
 
 

@@ -36,10 +36,24 @@ from ._creation import linspace
 from ._manipulation import stack
 
 __all__ = [
-    "HistogramResult", "RunLengthsResult", "UniqueAllResult", "UniqueCountsResult", "UniqueInverseResult",
-    "argwhere", "bincount", "compress", "histogram", "nonzero", "partition", "run_lengths", "select",
-    "unique_all", "unique_counts", "unique_inverse", "unique_values",
-]  # fmt: skip
+    "HistogramResult",
+    "RunLengthsResult",
+    "UniqueAllResult",
+    "UniqueCountsResult",
+    "UniqueInverseResult",
+    "argwhere",
+    "bincount",
+    "compress",
+    "histogram",
+    "nonzero",
+    "partition",
+    "run_lengths",
+    "select",
+    "unique_all",
+    "unique_counts",
+    "unique_inverse",
+    "unique_values",
+]
 
 
 class UniqueAllResult(NamedTuple):

@@ -38,10 +38,27 @@ from ._selection import compress, unique_values
 from ._views import moveaxis, reshape
 
 __all__ = [
-    "QuantileMethod", "TopKResult", "allclose", "argsort", "array_equal", "intersect1d", "isin",
-    "lexsort", "median", "nanmedian", "nanpercentile", "nanquantile", "percentile", "quantile",
-    "searchsorted", "setdiff1d", "setxor1d", "sort", "top_k", "union1d",
-]  # fmt: skip
+    "QuantileMethod",
+    "TopKResult",
+    "allclose",
+    "argsort",
+    "array_equal",
+    "intersect1d",
+    "isin",
+    "lexsort",
+    "median",
+    "nanmedian",
+    "nanpercentile",
+    "nanquantile",
+    "percentile",
+    "quantile",
+    "searchsorted",
+    "setdiff1d",
+    "setxor1d",
+    "sort",
+    "top_k",
+    "union1d",
+]
 
 
 class TopKResult(NamedTuple):
@@ -236,9 +253,20 @@ async def searchsorted(
 
 
 QuantileMethod: TypeAlias = Literal[
-    "inverted_cdf", "averaged_inverted_cdf", "closest_observation", "interpolated_inverted_cdf", "hazen",
-    "weibull", "linear", "median_unbiased", "normal_unbiased", "lower", "higher", "midpoint", "nearest",
-]  # fmt: skip
+    "inverted_cdf",
+    "averaged_inverted_cdf",
+    "closest_observation",
+    "interpolated_inverted_cdf",
+    "hazen",
+    "weibull",
+    "linear",
+    "median_unbiased",
+    "normal_unbiased",
+    "lower",
+    "higher",
+    "midpoint",
+    "nearest",
+]
 """How a quantile that is between two elements is found, by the names of `numpy.quantile`."""
 
 # The formulas of each method: the place ``h`` of the share ``q`` among ``n`` elements, from 0 on, and the

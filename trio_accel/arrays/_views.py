@@ -20,10 +20,23 @@ from ..expressions import diagonal_of
 from ._checks import axis_of, check_ref, flag, integer, is_several, whole, wholes
 
 __all__ = [
-    "broadcast_arrays", "broadcast_to", "diagonal", "expand_dims", "flip", "matrix_transpose", "meshgrid",
-    "moveaxis", "permute_dims", "reshape", "rot90", "sliding_window_view", "split", "squeeze", "swapaxes",
+    "broadcast_arrays",
+    "broadcast_to",
+    "diagonal",
+    "expand_dims",
+    "flip",
+    "matrix_transpose",
+    "meshgrid",
+    "moveaxis",
+    "permute_dims",
+    "reshape",
+    "rot90",
+    "sliding_window_view",
+    "split",
+    "squeeze",
+    "swapaxes",
     "unstack",
-]  # fmt: skip
+]
 
 # Each is an object that is made at once.
 _MOST_PARTS = 1 << 16

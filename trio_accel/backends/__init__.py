@@ -14,9 +14,17 @@ from . import _plug_ins
 from .base import AccelBackend, BackendReport, DeviceInfo, NotSupportedError, Topology
 
 __all__ = [
-    "candidates", "describe", "driver_checks", "list_devices", "members", "path_of", "register", "resolve",
-    "resolve_for_worker", "topology",
-]  # fmt: skip
+    "candidates",
+    "describe",
+    "driver_checks",
+    "list_devices",
+    "members",
+    "path_of",
+    "register",
+    "resolve",
+    "resolve_for_worker",
+    "topology",
+]
 
 _VARIABLE = "TRIO_ACCEL_BACKEND"
 

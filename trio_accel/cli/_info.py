@@ -22,8 +22,15 @@ from trio_accel.cli._run import in_thread, printable, run_async
 from trio_accel.devices import describe_workers
 
 _DISTRIBUTIONS = (
-    "trio", "numpy", "scipy", "ml-dtypes", "cuda-core", "cuda-bindings", "nvmath-python", "matplotlib",
-)  # fmt: skip
+    "trio",
+    "numpy",
+    "scipy",
+    "ml-dtypes",
+    "cuda-core",
+    "cuda-bindings",
+    "nvmath-python",
+    "matplotlib",
+)
 
 
 def show_info(*, is_json: bool) -> int:

@@ -24,9 +24,12 @@ Reduction: TypeAlias = Literal["sum", "prod", "min", "max", "mean"]
 By mapped arrays, float16 and bfloat16 are computed in float32, and rounded once."""
 
 REDUCTIONS: dict[str, str] = {
-    "sum": "({} + {})", "prod": "({} * {})", "min": "minimum({}, {})", "max": "maximum({}, {})",
+    "sum": "({} + {})",
+    "prod": "({} * {})",
+    "min": "minimum({}, {})",
+    "max": "maximum({}, {})",
     "mean": "({} + {})",
-}  # fmt: skip
+}
 _SHORT = (DType.float16, DType.bfloat16)
 _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 

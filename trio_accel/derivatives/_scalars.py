@@ -45,32 +45,40 @@ OF_ONE: Mapping[str, str] = {
 """The derivatives of functions of one argument."""
 
 OF_TWO: Mapping[str, tuple[str | None, str | None]] = {
-    "add": ("g", "g"), "subtract": ("g", "-g"), "multiply": ("g * b", "g * a"),
+    "add": ("g", "g"),
+    "subtract": ("g", "-g"),
+    "multiply": ("g * b", "g * a"),
     "divide": ("g / b", "-g * y / b"),
     # An exponent of 0 would multiply 0 by an infinite power of 0, and the logarithm of 0 is infinite.
     "power": ("where(b == 0, 0, g * b * a ** (b - 1))", "where((a == 0) and (b >= 0), 0, g * y * log(a))"),
     "maximum": (
-        "where(a > b, g, where(a == b, 0.5 * g, 0))", "where(b > a, g, where(a == b, 0.5 * g, 0))",
+        "where(a > b, g, where(a == b, 0.5 * g, 0))",
+        "where(b > a, g, where(a == b, 0.5 * g, 0))",
     ),
     "minimum": (
-        "where(a < b, g, where(a == b, 0.5 * g, 0))", "where(b < a, g, where(a == b, 0.5 * g, 0))",
+        "where(a < b, g, where(a == b, 0.5 * g, 0))",
+        "where(b < a, g, where(a == b, 0.5 * g, 0))",
     ),
     "fmax": ("where((a >= b) or (b != b), g, 0)", "where((a >= b) or (b != b), 0, g)"),
     "fmin": ("where((a <= b) or (b != b), g, 0)", "where((a <= b) or (b != b), 0, g)"),
-    "remainder": ("g", "-g * floor(a / b)"), "fmod": ("g", "-g * trunc(a / b)"),
+    "remainder": ("g", "-g * floor(a / b)"),
+    "fmod": ("g", "-g * trunc(a / b)"),
     "hypot": ("where(y == 0, 0, g * a / y)", "where(y == 0, 0, g * b / y)"),
     "arctan2": ("g * b / (a * a + b * b)", "-g * a / (a * a + b * b)"),
     "logaddexp": (
-        "where(a == b, 0.5 * g, g / (1 + exp(b - a)))", "where(a == b, 0.5 * g, g / (1 + exp(a - b)))",
+        "where(a == b, 0.5 * g, g / (1 + exp(b - a)))",
+        "where(a == b, 0.5 * g, g / (1 + exp(a - b)))",
     ),
-    "copysign": ("where(signbit(a) == signbit(b), g, -g)", None), "nextafter": ("g", None),
-}  # fmt: skip
+    "copysign": ("where(signbit(a) == signbit(b), g, -g)", None),
+    "nextafter": ("g", None),
+}
 """The derivatives of functions of two arguments by each of them; two equal arrays share that of an
 extremum."""
 
 BOUNDS: Mapping[str, tuple[str, str]] = {
-    "maximum": ("greater", "less_equal"), "minimum": ("less", "greater_equal"),
-}  # fmt: skip
+    "maximum": ("greater", "less_equal"),
+    "minimum": ("less", "greater_equal"),
+}
 """The comparisons of an array with its bound, a number, where the derivative is 1, and where it is 0."""
 
 STEPS = frozenset((

@@ -17,8 +17,11 @@ __all__ = ["Builder", "alive", "text_of"]
 # A step of a loop is unlike all others.
 OF_LOOPS = frozenset({"carried", "loop", "break", "end", "result"})
 _FOLDED: Mapping[str, Callable[..., Any]] = {
-    "add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "negative": operator.neg,
-}  # fmt: skip
+    "add": operator.add,
+    "subtract": operator.sub,
+    "multiply": operator.mul,
+    "negative": operator.neg,
+}
 
 
 class Builder:

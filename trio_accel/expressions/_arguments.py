@@ -25,9 +25,18 @@ from ..devices import AccelRef, Operand, Operation, Planner, shown, what_to_do, 
 from ._views import check_ref
 
 __all__ = [
-    "ARRAYS", "Axis", "ExpressionArgument", "Out", "argument_of", "axes_of", "axis_of", "bind",
-    "check_out", "promoted_dtype", "reduced",
-]  # fmt: skip
+    "ARRAYS",
+    "Axis",
+    "ExpressionArgument",
+    "Out",
+    "argument_of",
+    "axes_of",
+    "axis_of",
+    "bind",
+    "check_out",
+    "promoted_dtype",
+    "reduced",
+]
 
 ARRAYS: Final = "trio_accel.arrays:ArraysActor"
 """Import path of the actor that serves expressions unless another one is named, as only its library has such

@@ -100,9 +100,14 @@ def expression(
         names = [name for name in parameters if name not in (_OF_ROWS if is_along else _OPTIONS)]
         numbers = [name for name in names if parameters[name].annotation == "float"]
         named: dict[str, Any] = {
-            "inputs": names, "operation": operation, "library": library, "precision": precision, "wide": wide,
-            "slopes": slopes, "truths": truths,
-        }  # fmt: skip
+            "inputs": names,
+            "operation": operation,
+            "library": library,
+            "precision": precision,
+            "wide": wide,
+            "slopes": slopes,
+            "truths": truths,
+        }
 
         def parts(dtype: str | None = None) -> tuple[str, dict[str, Any]]:
             given = text if isinstance(text, str) else text()

@@ -120,9 +120,24 @@ class Expression(Generic[ReplyT]):
     """
 
     __slots__ = (
-        "_asked", "_is_checked", "_is_single", "_known", "_message", "_promoted", "_told", "_truths", "_wide",
-        "_wide_text", "dtypes", "inputs", "operation", "outputs", "parsed", "precision", "slopes",
-    )  # fmt: skip
+        "_asked",
+        "_is_checked",
+        "_is_single",
+        "_known",
+        "_message",
+        "_promoted",
+        "_told",
+        "_truths",
+        "_wide",
+        "_wide_text",
+        "dtypes",
+        "inputs",
+        "operation",
+        "outputs",
+        "parsed",
+        "precision",
+        "slopes",
+    )
 
     def __init__(
         self,

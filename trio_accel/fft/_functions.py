@@ -24,10 +24,32 @@ from ..devices import (
 from ..expressions import Out, check_array, check_ref, like
 
 __all__ = [
-    "Fft", "FftActor", "Fftn", "Ifft", "Irfft", "Rfft", "Rfftn", "fft", "fft2", "fftn", "hfft", "hfft2",
-    "hfftn", "ifft", "ifft2", "ifftn", "ihfft", "ihfft2", "ihfftn", "irfft", "irfft2", "irfftn", "rfft",
-    "rfft2", "rfftn",
-]  # fmt: skip
+    "Fft",
+    "FftActor",
+    "Fftn",
+    "Ifft",
+    "Irfft",
+    "Rfft",
+    "Rfftn",
+    "fft",
+    "fft2",
+    "fftn",
+    "hfft",
+    "hfft2",
+    "hfftn",
+    "ifft",
+    "ifft2",
+    "ifftn",
+    "ihfft",
+    "ihfft2",
+    "ihfftn",
+    "irfft",
+    "irfft2",
+    "irfftn",
+    "rfft",
+    "rfft2",
+    "rfftn",
+]
 
 
 _NUMBERS = "an integer, several, or None"

@@ -229,8 +229,15 @@ def _slogdet(call: Any, g: Any) -> Iterator[Rule]:
     yield a, slope
 
 
-RULES.update({
-    "linalg.eig": _eig, "linalg.eigh": _eigh, "linalg.eigvals": _eigvals, "linalg.eigvalsh": _eigvalsh,
-    "linalg.qr": _qr,
-    "linalg.slogdet": _slogdet, "linalg.svd": _svd, "linalg.svdvals": _svdvals,
-})  # fmt: skip
+RULES.update(
+    {
+        "linalg.eig": _eig,
+        "linalg.eigh": _eigh,
+        "linalg.eigvals": _eigvals,
+        "linalg.eigvalsh": _eigvalsh,
+        "linalg.qr": _qr,
+        "linalg.slogdet": _slogdet,
+        "linalg.svd": _svd,
+        "linalg.svdvals": _svdvals,
+    }
+)

@@ -40,9 +40,15 @@ sparse: Any = _sparse
 
 # The modes of NumPy's `pad`.
 PAD_MODES = {
-    "reflect": "symmetric", "grid-mirror": "symmetric", "mirror": "reflect", "nearest": "edge",
-    "wrap": "wrap", "grid-wrap": "wrap", "constant": "constant", "grid-constant": "constant",
-}  # fmt: skip
+    "reflect": "symmetric",
+    "grid-mirror": "symmetric",
+    "mirror": "reflect",
+    "nearest": "edge",
+    "wrap": "wrap",
+    "grid-wrap": "wrap",
+    "constant": "constant",
+    "grid-constant": "constant",
+}
 
 
 def _back_along(g: Any, weights: Any, axis: int, mode: str, origin: int) -> Any:
@@ -276,17 +282,26 @@ def _resample(x: Any, num: int, axis: int) -> Any:
     return fft.irfft(fft.rfft(x, axis=axis) * weights.astype(x.dtype.dtype), num, axis=axis)
 
 
-RULES.update({
-    "signal.resample": composition(_resample), "signal.stft": _spectra(stft_of),
-    "signal.welch": _spectra(welch_of),
-    "sparse.spsolve_triangular": _sparse_solution,
-    **{f"ndimage.{name}1d": _correlated_along for name in ("correlate", "convolve")},
-    **{f"ndimage.{name}": _correlated for name in ("correlate", "convolve")},
-    **dict.fromkeys(("ndimage.gaussian_filter", "ndimage.gaussian_filter1d"), _gaussian),
-    **dict.fromkeys(("ndimage.uniform_filter", "ndimage.uniform_filter1d"), _uniform),
-    **dict.fromkeys(("ndimage.sobel", "ndimage.prewitt"), _differences),
-    "ndimage.gaussian_laplace": _gaussian_laplace, "ndimage.laplace": _laplace,
-    "signal.lfilter": _recursive, "signal.sosfilt": _recursive, "signal.evaluate_spline": _spline,
-    "tensor.contract": composition(_contraction), "tensor.permute": composition(_permuted),
-    "tensor.reduce": composition(_reduced), "sparse.spmm": _sparse_product, "sparse.spmv": _sparse_product,
-})  # fmt: skip
+RULES.update(
+    {
+        "signal.resample": composition(_resample),
+        "signal.stft": _spectra(stft_of),
+        "signal.welch": _spectra(welch_of),
+        "sparse.spsolve_triangular": _sparse_solution,
+        **{f"ndimage.{name}1d": _correlated_along for name in ("correlate", "convolve")},
+        **{f"ndimage.{name}": _correlated for name in ("correlate", "convolve")},
+        **dict.fromkeys(("ndimage.gaussian_filter", "ndimage.gaussian_filter1d"), _gaussian),
+        **dict.fromkeys(("ndimage.uniform_filter", "ndimage.uniform_filter1d"), _uniform),
+        **dict.fromkeys(("ndimage.sobel", "ndimage.prewitt"), _differences),
+        "ndimage.gaussian_laplace": _gaussian_laplace,
+        "ndimage.laplace": _laplace,
+        "signal.lfilter": _recursive,
+        "signal.sosfilt": _recursive,
+        "signal.evaluate_spline": _spline,
+        "tensor.contract": composition(_contraction),
+        "tensor.permute": composition(_permuted),
+        "tensor.reduce": composition(_reduced),
+        "sparse.spmm": _sparse_product,
+        "sparse.spmv": _sparse_product,
+    }
+)

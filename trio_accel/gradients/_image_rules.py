@@ -172,13 +172,21 @@ def _bilateral(
 
 
 _RANKED = (
-    "maximum_filter", "maximum_filter1d", "median_filter", "minimum_filter", "minimum_filter1d",
-    "percentile_filter", "rank_filter",
-)  # fmt: skip
-RULES.update({
-    **{f"ndimage.{name}": _ranked(name) for name in _RANKED},
-    **{f"ndimage.{name}": _separable for name in ("shift", "spline_filter", "spline_filter1d", "zoom")},
-    "ndimage.bilateral_filter": composition(_bilateral),
-    "ndimage.map_coordinates": composition(_map_coordinates),
-    "ndimage.affine_transform": composition(_affine_transform), "ndimage.rotate": composition(_rotate),
-})  # fmt: skip
+    "maximum_filter",
+    "maximum_filter1d",
+    "median_filter",
+    "minimum_filter",
+    "minimum_filter1d",
+    "percentile_filter",
+    "rank_filter",
+)
+RULES.update(
+    {
+        **{f"ndimage.{name}": _ranked(name) for name in _RANKED},
+        **{f"ndimage.{name}": _separable for name in ("shift", "spline_filter", "spline_filter1d", "zoom")},
+        "ndimage.bilateral_filter": composition(_bilateral),
+        "ndimage.map_coordinates": composition(_map_coordinates),
+        "ndimage.affine_transform": composition(_affine_transform),
+        "ndimage.rotate": composition(_rotate),
+    }
+)

@@ -510,9 +510,15 @@ def _triangle(call: Any, g: Any) -> Iterator[Rule]:
 
 
 _TURNED = (
-    "AccelRef.T", "AccelRef.mT", "AccelRef.transpose", "arrays.matrix_transpose", "linalg.matrix_transpose",
-    "arrays.permute_dims", "arrays.moveaxis", "arrays.swapaxes",
-)  # fmt: skip
+    "AccelRef.T",
+    "AccelRef.mT",
+    "AccelRef.transpose",
+    "arrays.matrix_transpose",
+    "linalg.matrix_transpose",
+    "arrays.permute_dims",
+    "arrays.moveaxis",
+    "arrays.swapaxes",
+)
 _EXTREMA = ("max", "min", "nanmax", "nanmin")
 RULES.update({
     "AccelRef.__getitem__": _taken, "AccelRef.copy": _cast, "AccelRef.reshape": _reshaped,

@@ -58,8 +58,10 @@ def added_along(zeros: Callable[[], Any], shape: Sequence[int], places: Any, val
     """
     if is_ordered(values):
         return arrays.put_along_axis(zeros(), places, values, axis, reduce="add")
-    grid = [np.arange(extent).reshape([-1 if one == k else 1 for one in range(len(shape))])
-            for k, extent in enumerate(values.shape)]  # fmt: skip
+    grid = [
+        np.arange(extent).reshape([-1 if one == k else 1 for one in range(len(shape))])
+        for k, extent in enumerate(values.shape)
+    ]
     indices: list[Any] = list(grid)
     indices[axis] = places
     return _by_sort(indices, values, shape)

@@ -295,17 +295,27 @@ def _seen(scores: Any, window: Sequence[int], alignment: str, query_lengths: Any
     return seen
 
 
-RULES.update({
-    **{name: _expressed(slope) for name, slope in SLOPES.items()},
-    "nn.adaptive_avg_pool_grad": _pool, "nn.avg_pool_grad": _pool,
-    "nn.batch_norm_training_grad": composition(_batch_norm), "nn.conv_bias_grad": composition(_conv_bias),
-    "nn.conv_input_grad": _conv_input, "nn.conv_weight_grad": _conv_weight,
-    "nn.cross_entropy_grad": composition(_cross_entropy), "nn.dropout_grad": _dropout,
-    "nn.embedding_grad": _embedding, "nn.gelu_grad": composition(_gelu),
-    "nn.glu_grad": composition(_glu), "nn.group_norm_grad": composition(_group_norm),
-    "nn.instance_norm_grad": composition(_instance_norm), "nn.layer_norm_grad": composition(_layer_norm),
-    "nn.linear_input_grad": composition(lambda grad, weight: grad @ weight),
-    "nn.linear_weight_grad": composition(_linear_weight), "nn.max_pool_grad": _max_pool,
-    "nn.rms_norm_grad": composition(_rms_norm),
-    "nn.scaled_dot_product_attention_grad": composition(_attention, without=("output", "logsumexp")),
-})  # fmt: skip
+RULES.update(
+    {
+        **{name: _expressed(slope) for name, slope in SLOPES.items()},
+        "nn.adaptive_avg_pool_grad": _pool,
+        "nn.avg_pool_grad": _pool,
+        "nn.batch_norm_training_grad": composition(_batch_norm),
+        "nn.conv_bias_grad": composition(_conv_bias),
+        "nn.conv_input_grad": _conv_input,
+        "nn.conv_weight_grad": _conv_weight,
+        "nn.cross_entropy_grad": composition(_cross_entropy),
+        "nn.dropout_grad": _dropout,
+        "nn.embedding_grad": _embedding,
+        "nn.gelu_grad": composition(_gelu),
+        "nn.glu_grad": composition(_glu),
+        "nn.group_norm_grad": composition(_group_norm),
+        "nn.instance_norm_grad": composition(_instance_norm),
+        "nn.layer_norm_grad": composition(_layer_norm),
+        "nn.linear_input_grad": composition(lambda grad, weight: grad @ weight),
+        "nn.linear_weight_grad": composition(_linear_weight),
+        "nn.max_pool_grad": _max_pool,
+        "nn.rms_norm_grad": composition(_rms_norm),
+        "nn.scaled_dot_product_attention_grad": composition(_attention, without=("output", "logsumexp")),
+    }
+)

@@ -34,8 +34,13 @@ from ._elementwise import Rule
 from ._rules import filled
 
 __all__ = [
-    "custom_gradient", "flat_grad_and_value", "grad", "stop_gradient", "value_and_grad", "vjp",
-]  # fmt: skip
+    "custom_gradient",
+    "flat_grad_and_value",
+    "grad",
+    "stop_gradient",
+    "value_and_grad",
+    "vjp",
+]
 
 # The types of functions tell what calls become when they are awaited.
 arrays: Any = _arrays

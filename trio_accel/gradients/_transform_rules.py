@@ -224,15 +224,23 @@ def _convolved(call: Any, g: Any) -> Iterator[Rule]:
     yield b, of_second
 
 
-RULES.update({
-    **{f"fft.{back}fft{kind}": _complex_transforms for back in ("", "i") for kind in ("", "2", "n")},
-    **{f"fft.{back}rfft{kind}": _real_transforms for back in ("", "i") for kind in ("", "2", "n")},
-    **{f"fft.hfft{n}": composition(_several_hfft(getattr(fft, f"irfft{n}"))) for n in ("2", "n")},
-    **{f"fft.ihfft{n}": composition(_several_ihfft(getattr(fft, f"rfft{n}"))) for n in ("2", "n")},
-    "fft.czt": composition(_czt), "fft.hilbert": composition(_hilbert),
-    "fft.zoom_fft": composition(_zoom_fft),
-    "fft.hfft": composition(_hfft), "fft.ihfft": composition(_ihfft),
-    **{f"fft.{name}": _cosines for name in ("dct", "dctn", "idct", "idctn", "dst", "dstn", "idst", "idstn")},
-    "fft.fftshift": _shifted, "fft.ifftshift": _shifted,
-    **{f"fft.{name}": _convolved for name in ("convolve", "correlate", "fftconvolve", "oaconvolve")},
-})  # fmt: skip
+RULES.update(
+    {
+        **{f"fft.{back}fft{kind}": _complex_transforms for back in ("", "i") for kind in ("", "2", "n")},
+        **{f"fft.{back}rfft{kind}": _real_transforms for back in ("", "i") for kind in ("", "2", "n")},
+        **{f"fft.hfft{n}": composition(_several_hfft(getattr(fft, f"irfft{n}"))) for n in ("2", "n")},
+        **{f"fft.ihfft{n}": composition(_several_ihfft(getattr(fft, f"rfft{n}"))) for n in ("2", "n")},
+        "fft.czt": composition(_czt),
+        "fft.hilbert": composition(_hilbert),
+        "fft.zoom_fft": composition(_zoom_fft),
+        "fft.hfft": composition(_hfft),
+        "fft.ihfft": composition(_ihfft),
+        **{
+            f"fft.{name}": _cosines
+            for name in ("dct", "dctn", "idct", "idctn", "dst", "dstn", "idst", "idstn")
+        },
+        "fft.fftshift": _shifted,
+        "fft.ifftshift": _shifted,
+        **{f"fft.{name}": _convolved for name in ("convolve", "correlate", "fftconvolve", "oaconvolve")},
+    }
+)

@@ -164,7 +164,12 @@ def _transposed(x: Any) -> Any:
     return x.mT
 
 
-RULES.update({
-    "linalg.cho_solve": composition(_cho_solve), "linalg.ldl": _ldl, "linalg.lu": _lu,
-    "linalg.lu_solve": _lu_solve, "linalg.solve_triangular": _solve_triangular,
-})  # fmt: skip
+RULES.update(
+    {
+        "linalg.cho_solve": composition(_cho_solve),
+        "linalg.ldl": _ldl,
+        "linalg.lu": _lu,
+        "linalg.lu_solve": _lu_solve,
+        "linalg.solve_triangular": _solve_triangular,
+    }
+)

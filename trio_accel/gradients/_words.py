@@ -15,8 +15,18 @@ from ._elementwise import elementwise_of
 __all__ = ["ROOMS", "words"]
 
 ROOMS = (
-    "arrays", "linalg", "fft", "nn", "signal", "ndimage", "sparse", "spatial", "tables", "random", "tensor",
-)  # fmt: skip
+    "arrays",
+    "linalg",
+    "fft",
+    "nn",
+    "signal",
+    "ndimage",
+    "sparse",
+    "spatial",
+    "tables",
+    "random",
+    "tensor",
+)
 """The packages whose functions have a word."""
 
 # The results of these do not change with small changes of an argument, or are made of none.

@@ -36,10 +36,14 @@ class HasDType(Protocol):
 Typed: TypeAlias = "HasDType | DTypeLike"
 
 KINDS = {
-    "bool": ("bool",), "signed integer": ("int",), "unsigned integer": ("uint",),
-    "integral": ("int", "uint"), "real floating": ("float",), "complex floating": ("complex",),
+    "bool": ("bool",),
+    "signed integer": ("int",),
+    "unsigned integer": ("uint",),
+    "integral": ("int", "uint"),
+    "real floating": ("float",),
+    "complex floating": ("complex",),
     "numeric": ("int", "uint", "float", "complex"),
-}  # fmt: skip
+}
 """Kinds of dtypes as the standard names them, and as `DType.kind` does."""
 STANDARD = tuple(dtype for dtype in DType if dtype.kind != "float" or dtype in (DType.float32, DType.float64))
 """The dtypes that the standard has."""

@@ -27,9 +27,20 @@ from ..backends.base.contract.ops import (
 )
 
 __all__ = [
-    "CompileOptions", "Parameter", "TensorMap", "cdiv", "cubin", "fatbin", "ltoir", "ptx", "reads", "scalar",
-    "source", "updates", "writes",
-]  # fmt: skip
+    "CompileOptions",
+    "Parameter",
+    "TensorMap",
+    "cdiv",
+    "cubin",
+    "fatbin",
+    "ltoir",
+    "ptx",
+    "reads",
+    "scalar",
+    "source",
+    "updates",
+    "writes",
+]
 
 Code: TypeAlias = "str | KernelCode"
 """Code of a kernel: CUDA C++ as a text, or what `source`, `ptx`, `cubin`, `fatbin` or `ltoir` made."""
@@ -124,10 +135,14 @@ def _check_macros(_: object, field: attrs.Attribute[Any], value: object) -> None
 
 # Options whose names in `cuda.core` are others.
 _NAMES = {
-    "macros": "define_macro", "undefine": "undefine_macro", "architecture": "arch",
-    "max_registers": "max_register_count", "fast_math": "use_fast_math", "line_info": "lineinfo",
+    "macros": "define_macro",
+    "undefine": "undefine_macro",
+    "architecture": "arch",
+    "max_registers": "max_register_count",
+    "fast_math": "use_fast_math",
+    "line_info": "lineinfo",
     "bundled_headers": "use_bundled_headers",
-}  # fmt: skip
+}
 _are_paths = _several(str, os.PathLike, or_one=True)
 
 
@@ -251,10 +266,19 @@ ShapeRule: TypeAlias = LaunchRule["int | Sequence[int]"]
 
 # Formats of `struct`; others are packed by NumPy.
 _FORMATS = {
-    DType.float64: "d", DType.float32: "f", DType.float16: "e", DType.int8: "b", DType.int16: "h",
-    DType.int32: "i", DType.int64: "q", DType.uint8: "B", DType.uint16: "H", DType.uint32: "I",
-    DType.uint64: "Q", DType.bool: "?",
-}  # fmt: skip
+    DType.float64: "d",
+    DType.float32: "f",
+    DType.float16: "e",
+    DType.int8: "b",
+    DType.int16: "h",
+    DType.int32: "i",
+    DType.int64: "q",
+    DType.uint8: "B",
+    DType.uint16: "H",
+    DType.uint32: "I",
+    DType.uint64: "Q",
+    DType.bool: "?",
+}
 
 
 @attrs.frozen
@@ -474,9 +498,10 @@ def _asked_by(what: str, function: Callable[..., Any], names: Collection[str]) -
         return tuple(names)
     asked = [each.name for each in parameters if each.kind is not each.VAR_POSITIONAL]
     unknown = [
-        each.name for each in parameters if each.name in asked and each.name not in names
-        and each.default is each.empty
-    ]  # fmt: skip
+        each.name
+        for each in parameters
+        if each.name in asked and each.name not in names and each.default is each.empty
+    ]
     if unknown:
         raise ValueError(
             f"{what}: its rule asks for {', '.join(unknown)}; there are {', '.join(names) or 'no arguments'}"

@@ -169,9 +169,19 @@ class Kernel:
 
     __slots__ = (
         "_asked",
-        "_block", "_definition", "_grid", "_mapped", "_names", "_optional", "_scalars", "_shared",
-        "_skips_empty", "_steps", "_text", "operation",
-    )  # fmt: skip
+        "_block",
+        "_definition",
+        "_grid",
+        "_mapped",
+        "_names",
+        "_optional",
+        "_scalars",
+        "_shared",
+        "_skips_empty",
+        "_steps",
+        "_text",
+        "operation",
+    )
 
     def __init__(
         self,

@@ -23,10 +23,38 @@ from ..expressions import Out
 from ._actor import BlasActor
 
 __all__ = [
-    "Axpy", "Dot", "Gemm", "Gemv", "Iamax", "Matmul", "Nrm2", "Scal", "Swap", "asum", "axpy", "dot", "gemm",
-    "gemv", "ger", "iamax", "matmul", "nrm2", "rot", "scal", "swap", "symm", "symv", "syr", "syr2", "syr2k",
-    "syrk", "trmm", "trmv", "trsm", "trsv",
-]  # fmt: skip
+    "Axpy",
+    "Dot",
+    "Gemm",
+    "Gemv",
+    "Iamax",
+    "Matmul",
+    "Nrm2",
+    "Scal",
+    "Swap",
+    "asum",
+    "axpy",
+    "dot",
+    "gemm",
+    "gemv",
+    "ger",
+    "iamax",
+    "matmul",
+    "nrm2",
+    "rot",
+    "scal",
+    "swap",
+    "symm",
+    "symv",
+    "syr",
+    "syr2",
+    "syr2k",
+    "syrk",
+    "trmm",
+    "trmv",
+    "trsm",
+    "trsv",
+]
 
 
 def _plan_matmul(message: Any, planner: Planner) -> Planned[AccelRef]:

@@ -24,9 +24,14 @@ from ..expressions import Out
 from ._actor import BlasLtActor
 
 __all__ = [
-    "FusedMatmul", "FusedMatmulGrad", "FusedMatmulResult", "FusedSumsResult", "fused_matmul",
-    "fused_matmul_grad", "fused_matmul_sums",
-]  # fmt: skip
+    "FusedMatmul",
+    "FusedMatmulGrad",
+    "FusedMatmulResult",
+    "FusedSumsResult",
+    "fused_matmul",
+    "fused_matmul_grad",
+    "fused_matmul_sums",
+]
 
 _Activation: TypeAlias = Literal["relu", "gelu"]
 _Scale: TypeAlias = "float | Operand | None"

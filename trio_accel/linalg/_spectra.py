@@ -10,10 +10,26 @@ from ..devices import AccelRef, Call, DeclaredSpec, Operand, Operation, composed
 from ._actor import SolverActor, solving
 
 __all__ = [
-    "EigResult", "Eigh", "EighResult", "Hessenberg", "HessenbergResult", "LDLResult", "SVDResult",
-    "SchurResult", "Svd", "eig", "eigh", "eigvals", "eigvalsh", "hessenberg", "ldl", "schur", "sqrtm",
-    "svd", "svdvals",
-]  # fmt: skip
+    "EigResult",
+    "Eigh",
+    "EighResult",
+    "Hessenberg",
+    "HessenbergResult",
+    "LDLResult",
+    "SVDResult",
+    "SchurResult",
+    "Svd",
+    "eig",
+    "eigh",
+    "eigvals",
+    "eigvalsh",
+    "hessenberg",
+    "ldl",
+    "schur",
+    "sqrtm",
+    "svd",
+    "svdvals",
+]
 
 Triangle: TypeAlias = Literal["L", "U", "l", "u"]
 """The lower or the upper triangle, with the diagonal."""

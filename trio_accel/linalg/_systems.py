@@ -28,11 +28,33 @@ from ._blas import gemm, trsm
 from ._spectra import Svd, SVDResult
 
 __all__ = [
-    "CheckDiagonal", "Cholesky", "LUResult", "LstsqResult", "LuSolve", "QRResult", "Qr", "SlogdetResult",
-    "SolveBanded", "SolveToeplitz", "SolveTriangular", "cho_solve", "cholesky", "det", "inv", "lstsq", "lu",
-    "lu_solve", "qr", "slogdet", "solve", "solve_banded", "solve_toeplitz", "solve_triangular",
-    "solve_tridiagonal", "solveh_banded",
-]  # fmt: skip
+    "CheckDiagonal",
+    "Cholesky",
+    "LUResult",
+    "LstsqResult",
+    "LuSolve",
+    "QRResult",
+    "Qr",
+    "SlogdetResult",
+    "SolveBanded",
+    "SolveToeplitz",
+    "SolveTriangular",
+    "cho_solve",
+    "cholesky",
+    "det",
+    "inv",
+    "lstsq",
+    "lu",
+    "lu_solve",
+    "qr",
+    "slogdet",
+    "solve",
+    "solve_banded",
+    "solve_toeplitz",
+    "solve_triangular",
+    "solve_tridiagonal",
+    "solveh_banded",
+]
 
 # The word is the order, from 1, of the first leading minor that is not positive, or holds a NaN.
 _NOT_POSITIVE = "is not positive definite: its leading minor of order {} is not positive"

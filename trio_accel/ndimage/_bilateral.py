@@ -15,8 +15,12 @@ from . import windows as w
 __all__ = ["bilateral_filter"]
 
 _FILLED = {
-    "constant": "constant", "edge": "nearest", "symmetric": "reflect", "reflect": "mirror", "wrap": "wrap",
-}  # fmt: skip
+    "constant": "constant",
+    "edge": "nearest",
+    "symmetric": "reflect",
+    "reflect": "mirror",
+    "wrap": "wrap",
+}
 _INPUTS = "x", "high", "low", "deviation", "bins"
 
 

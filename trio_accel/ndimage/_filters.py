@@ -20,9 +20,17 @@ from . import windows as w
 from .windows import Floats, Mode, Modes, Numbers, Output
 
 __all__ = [
-    "convolve", "convolve1d", "correlate", "correlate1d", "gaussian_filter", "gaussian_filter1d",
-    "gaussian_laplace", "laplace", "prewitt", "sobel",
-]  # fmt: skip
+    "convolve",
+    "convolve1d",
+    "correlate",
+    "correlate1d",
+    "gaussian_filter",
+    "gaussian_filter1d",
+    "gaussian_laplace",
+    "laplace",
+    "prewitt",
+    "sobel",
+]
 
 Weights: TypeAlias = "AccelRef | npt.ArrayLike"
 _Term: TypeAlias = "tuple[Any, str, list[AccelRef]]"

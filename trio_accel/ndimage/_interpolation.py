@@ -22,8 +22,14 @@ from ._filters import line
 from .windows import Floats, Mode, Output
 
 __all__ = [
-    "affine_transform", "map_coordinates", "rotate", "shift", "spline_filter", "spline_filter1d", "zoom",
-]  # fmt: skip
+    "affine_transform",
+    "map_coordinates",
+    "rotate",
+    "shift",
+    "spline_filter",
+    "spline_filter1d",
+    "zoom",
+]
 
 _POLES: dict[int, tuple[float, ...]] = {
     2: (math.sqrt(8) - 3,),
@@ -44,9 +50,14 @@ _BEYOND = {
 }
 # Coefficients go on so beyond their axes; SciPy has no other way for modes without a rule of their own.
 _FILLED = {
-    "constant": "mirror", "wrap": "mirror", "grid-constant": "constant", "grid-wrap": "wrap",
-    "mirror": "mirror", "reflect": "reflect", "nearest": "nearest",
-}  # fmt: skip
+    "constant": "mirror",
+    "wrap": "mirror",
+    "grid-constant": "constant",
+    "grid-wrap": "wrap",
+    "mirror": "mirror",
+    "reflect": "reflect",
+    "nearest": "nearest",
+}
 _FILTERED = {"grid-wrap": "wrap", "reflect": "reflect", "nearest": "reflect"}
 # Elements that SciPy puts around an image whose mode has no exact coefficients.
 _AHEAD = 12

@@ -23,9 +23,16 @@ from . import windows as w
 from .windows import Mode, Modes, Numbers, Output
 
 __all__ = [
-    "maximum_filter", "maximum_filter1d", "median_filter", "minimum_filter", "minimum_filter1d",
-    "percentile_filter", "rank_filter", "uniform_filter", "uniform_filter1d",
-]  # fmt: skip
+    "maximum_filter",
+    "maximum_filter1d",
+    "median_filter",
+    "minimum_filter",
+    "minimum_filter1d",
+    "percentile_filter",
+    "rank_filter",
+    "uniform_filter",
+    "uniform_filter1d",
+]
 
 # Elements of a window that one launch combines, and that a network sorts: a text has a most length.
 _SHORT, _SORTED = 12, 27

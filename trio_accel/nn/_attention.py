@@ -26,9 +26,13 @@ from ..expressions import Out
 from ._library import MOST, DnnActor, check_dtypes, check_shape
 
 __all__ = [
-    "AttentionGradResult", "AttentionResult", "ScaledDotProductAttention", "paged_attention",
-    "scaled_dot_product_attention", "scaled_dot_product_attention_grad",
-]  # fmt: skip
+    "AttentionGradResult",
+    "AttentionResult",
+    "ScaledDotProductAttention",
+    "paged_attention",
+    "scaled_dot_product_attention",
+    "scaled_dot_product_attention_grad",
+]
 
 _Numbers: TypeAlias = tuple[int, int, Alignment, float]
 
@@ -260,8 +264,10 @@ def _plan_attention_grad(message: Any, planner: Planner) -> Planned[AttentionGra
     lse = planner.read("logsumexp", message.logsumexp)
     shape = (*query.shape[:-1], value.shape[-1])
     for argument, array, wanted in (
-        ("grad_output", grad, shape), ("output", output, shape), ("logsumexp", lse, shape[:-1])
-    ):  # fmt: skip
+        ("grad_output", grad, shape),
+        ("output", output, shape),
+        ("logsumexp", lse, shape[:-1]),
+    ):
         check_shape(planner.name, argument, array, wanted)
     if lse.dtype is not _log_dtype(query.dtype):
         raise TypeError(

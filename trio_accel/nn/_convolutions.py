@@ -17,9 +17,20 @@ from ..expressions import Reduction
 from ._library import DnnActor, Windows, at_least, check_axes, check_dtypes, check_shape, shape_of, sizes
 
 __all__ = [
-    "Conv1d", "Conv2d", "ConvInputGrad", "ConvWeightGrad", "conv1d", "conv2d", "conv3d", "conv_bias_grad",
-    "conv_input_grad", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "conv_weight_grad",
-]  # fmt: skip
+    "Conv1d",
+    "Conv2d",
+    "ConvInputGrad",
+    "ConvWeightGrad",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_bias_grad",
+    "conv_input_grad",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "conv_weight_grad",
+]
 
 _Sizes: TypeAlias = int | Sequence[int]
 _Padding: TypeAlias = int | Sequence[int] | Sequence[Sequence[int]]

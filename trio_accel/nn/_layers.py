@@ -34,9 +34,17 @@ from ..expressions import Elementwise, Out, Scatter, check_array
 from ._library import check_range, naming
 
 __all__ = [
-    "DropoutResult", "Linear", "LinearWeightGrads", "dropout", "dropout_grad", "embedding",
-    "embedding_grad", "linear", "linear_input_grad", "linear_weight_grad",
-]  # fmt: skip
+    "DropoutResult",
+    "Linear",
+    "LinearWeightGrads",
+    "dropout",
+    "dropout_grad",
+    "embedding",
+    "embedding_grad",
+    "linear",
+    "linear_input_grad",
+    "linear_weight_grad",
+]
 
 _LIBRARY = "trio_accel.linalg:BlasLtActor"
 _ACTIVATIONS = (None, "relu", "gelu")

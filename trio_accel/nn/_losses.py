@@ -25,10 +25,22 @@ from ._library import check_choice, check_range, check_real, naming
 from ._slopes import DERIVED, slope_of, slope_text
 
 __all__ = [
-    "binary_cross_entropy_with_logits", "binary_cross_entropy_with_logits_grad", "cross_entropy",
-    "cross_entropy_grad", "huber_loss", "huber_loss_grad", "kl_div", "kl_div_grad", "l1_loss", "l1_loss_grad",
-    "mse_loss", "mse_loss_grad", "nll_loss", "smooth_l1_loss", "smooth_l1_loss_grad",
-]  # fmt: skip
+    "binary_cross_entropy_with_logits",
+    "binary_cross_entropy_with_logits_grad",
+    "cross_entropy",
+    "cross_entropy_grad",
+    "huber_loss",
+    "huber_loss_grad",
+    "kl_div",
+    "kl_div_grad",
+    "l1_loss",
+    "l1_loss_grad",
+    "mse_loss",
+    "mse_loss_grad",
+    "nll_loss",
+    "smooth_l1_loss",
+    "smooth_l1_loss_grad",
+]
 
 ParametersP = ParamSpec("ParametersP")
 

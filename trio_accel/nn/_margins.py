@@ -24,11 +24,23 @@ from ._losses import LOSSES, SLOPES, Loss, LossReduction, loss, mse_loss
 from ._slopes import slope_of
 
 __all__ = [
-    "binary_cross_entropy", "binary_cross_entropy_grad", "cosine_embedding_loss", "gaussian_nll_loss",
-    "gaussian_nll_loss_grad", "hinge_embedding_loss", "hinge_embedding_loss_grad", "margin_ranking_loss",
-    "margin_ranking_loss_grad", "normalize", "pairwise_distance", "poisson_nll_loss", "poisson_nll_loss_grad",
-    "soft_margin_loss", "soft_margin_loss_grad", "triplet_margin_loss",
-]  # fmt: skip
+    "binary_cross_entropy",
+    "binary_cross_entropy_grad",
+    "cosine_embedding_loss",
+    "gaussian_nll_loss",
+    "gaussian_nll_loss_grad",
+    "hinge_embedding_loss",
+    "hinge_embedding_loss_grad",
+    "margin_ranking_loss",
+    "margin_ranking_loss_grad",
+    "normalize",
+    "pairwise_distance",
+    "poisson_nll_loss",
+    "poisson_nll_loss_grad",
+    "soft_margin_loss",
+    "soft_margin_loss_grad",
+    "triplet_margin_loss",
+]
 
 
 # A count of 0 may be multiplied by something infinite. An infinite count outweighs its logarithm.

@@ -30,10 +30,19 @@ from ..expressions import (
 from ._library import check_range, check_real, summing
 
 __all__ = [
-    "BatchNormResult", "NormGradients", "RMSNormGradients", "batch_norm", "batch_norm_training",
-    "batch_norm_training_grad", "group_norm", "group_norm_grad", "instance_norm", "instance_norm_grad",
-    "layer_norm_grad", "rms_norm_grad",
-]  # fmt: skip
+    "BatchNormResult",
+    "NormGradients",
+    "RMSNormGradients",
+    "batch_norm",
+    "batch_norm_training",
+    "batch_norm_training_grad",
+    "group_norm",
+    "group_norm_grad",
+    "instance_norm",
+    "instance_norm_grad",
+    "layer_norm_grad",
+    "rms_norm_grad",
+]
 
 
 class BatchNormResult(NamedTuple):
@@ -95,9 +104,13 @@ def _parts(centred: tuple[str, str], root: tuple[str, str]) -> dict[str, str]:
 
 _PARTS, _WIDE_PARTS = _parts(_CENTRED, _ROOT), _parts(_WIDE_CENTRED, _WIDE_ROOT)
 _INPUTS = {
-    "y": ("x", "weight", "bias", "eps"), "mean": ("x",), "var": ("x",), "x": ("grad", "x", "weight", "eps"),
-    "product": ("grad", "x", "eps"), "weight": ("grad", "x", "eps"),
-}  # fmt: skip
+    "y": ("x", "weight", "bias", "eps"),
+    "mean": ("x",),
+    "var": ("x",),
+    "x": ("grad", "x", "weight", "eps"),
+    "product": ("grad", "x", "eps"),
+    "weight": ("grad", "x", "eps"),
+}
 
 
 @functools.cache
@@ -434,9 +447,15 @@ def _of_layer(
 
 
 async def _gradients(
-    name: str, grad: Operand, x: Operand, weight: ExpressionArgument, eps: float, axes: Sequence[int],
-    others: Sequence[int], shape: Ints,
-) -> NormGradients:  # fmt: skip
+    name: str,
+    grad: Operand,
+    x: Operand,
+    weight: ExpressionArgument,
+    eps: float,
+    axes: Sequence[int],
+    others: Sequence[int],
+    shape: Ints,
+) -> NormGradients:
     """Compute all gradients; those of the factors are summed along `others`, and get a shape."""
     made = await _made(name, "x", grad, x, weight, float(eps), axis=axes)
     product = await _product(name, "product", grad, x, eps, axes)

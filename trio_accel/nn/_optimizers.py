@@ -23,8 +23,17 @@ from ..expressions import Elementwise, Out, Reduction, check_array
 from ._library import check_range
 
 __all__ = [
-    "adadelta", "adagrad", "adam", "adamax", "adamw", "clip_grad_norm", "lion", "radam", "rmsprop", "sgd",
-]  # fmt: skip
+    "adadelta",
+    "adagrad",
+    "adam",
+    "adamax",
+    "adamw",
+    "clip_grad_norm",
+    "lion",
+    "radam",
+    "rmsprop",
+    "sgd",
+]
 
 Rate: TypeAlias = "float | AccelRef"
 """A number, or an array without axes."""

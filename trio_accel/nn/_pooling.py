@@ -42,12 +42,33 @@ from ._library import (
 )
 
 __all__ = [
-    "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "AvgPool2d", "MaxPool1d", "MaxPool2d",
-    "MaxPool3d", "MaxPoolResult", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
-    "adaptive_avg_pool_grad", "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d",
-    "avg_pool1d", "avg_pool2d", "avg_pool3d", "avg_pool_grad", "lp_pool1d", "lp_pool2d", "lp_pool3d",
-    "max_pool1d", "max_pool2d", "max_pool3d", "max_pool_grad",
-]  # fmt: skip
+    "AdaptiveMaxPool1d",
+    "AdaptiveMaxPool2d",
+    "AdaptiveMaxPool3d",
+    "AvgPool2d",
+    "MaxPool1d",
+    "MaxPool2d",
+    "MaxPool3d",
+    "MaxPoolResult",
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "adaptive_avg_pool_grad",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "avg_pool_grad",
+    "lp_pool1d",
+    "lp_pool2d",
+    "lp_pool3d",
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "max_pool_grad",
+]
 
 _Means: TypeAlias = tuple[Ints, Ints, Ints, Ints, int, bool]
 

@@ -14,8 +14,14 @@ from ._checks import ModelOutputError
 from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable, is_model
 
 __all__ = [
-    "Cascade", "CascadeAnswer", "CascadeStatistics", "NoAnswerError", "Passed", "Stage", "StageStatistics",
-]  # fmt: skip
+    "Cascade",
+    "CascadeAnswer",
+    "CascadeStatistics",
+    "NoAnswerError",
+    "Passed",
+    "Stage",
+    "StageStatistics",
+]
 
 Unsure: TypeAlias = Literal["last", "best", "raise"]
 

@@ -17,9 +17,16 @@ from ._checks import called
 from ._servants import CallStatistics, ItemT, Model, ResultT, TaskServant, as_callable, count, outcome_of
 
 __all__ = [
-    "Deployment", "HotSwap", "HotSwapStatistics", "ModelRetiredError", "Opening", "Probe", "Swap",
-    "SwapFailedError", "Swapped",
-]  # fmt: skip
+    "Deployment",
+    "HotSwap",
+    "HotSwapStatistics",
+    "ModelRetiredError",
+    "Opening",
+    "Probe",
+    "Swap",
+    "SwapFailedError",
+    "Swapped",
+]
 
 _logger = logging.getLogger("trio_accel.patterns")
 

@@ -35,9 +35,18 @@ from ._checks import ModelOutputError, whole
 from ._servants import ItemT, Model, ResultT, as_callable
 
 __all__ = [
-    "CircuitBreaker", "CircuitOpenError", "CircuitState", "Deadline", "RateLimit", "RateLimitError",
-    "RetryBudget", "RetryPolicy", "is_failure", "retry", "was_never_executed",
-]  # fmt: skip
+    "CircuitBreaker",
+    "CircuitOpenError",
+    "CircuitState",
+    "Deadline",
+    "RateLimit",
+    "RateLimitError",
+    "RetryBudget",
+    "RetryPolicy",
+    "is_failure",
+    "retry",
+    "was_never_executed",
+]
 
 StateT = TypeVar("StateT")
 

@@ -22,9 +22,15 @@ from ..devices import AccelRef, Device
 from ._servants import CallStatistics, TaskServant
 
 __all__ = [
-    "ParameterServer", "ParameterServerStatistics", "ParameterState", "Parameters", "Pull", "Push",
-    "StaleGradientsError", "UpdateStep",
-]  # fmt: skip
+    "ParameterServer",
+    "ParameterServerStatistics",
+    "ParameterState",
+    "Parameters",
+    "Pull",
+    "Push",
+    "StaleGradientsError",
+    "UpdateStep",
+]
 
 UpdateStep: TypeAlias = Callable[..., Awaitable[object]]
 """Changes a parameter and its slots in place: ``await step(parameter, gradient, *slots, number)``."""

@@ -40,9 +40,20 @@ from ._servants import (
 )
 
 __all__ = [
-    "ByKey", "ByLoad", "Hedge", "Key", "NoReplicaError", "Pool", "Replica", "ReplicaPool",
-    "ReplicaPoolStatistics", "ReplicaStatistics", "Router", "RouterStatistics", "Routing",
-]  # fmt: skip
+    "ByKey",
+    "ByLoad",
+    "Hedge",
+    "Key",
+    "NoReplicaError",
+    "Pool",
+    "Replica",
+    "ReplicaPool",
+    "ReplicaPoolStatistics",
+    "ReplicaStatistics",
+    "Router",
+    "RouterStatistics",
+    "Routing",
+]
 
 
 class NoReplicaError(ActorStoppedError):

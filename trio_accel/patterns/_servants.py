@@ -39,9 +39,16 @@ from ..actors import (
 )
 
 __all__ = [
-    "Call", "CallStatistics", "GetStatistics", "Model", "ResultStream", "Servant", "TaskServant",
-    "as_callable", "open_results",
-]  # fmt: skip
+    "Call",
+    "CallStatistics",
+    "GetStatistics",
+    "Model",
+    "ResultStream",
+    "Servant",
+    "TaskServant",
+    "as_callable",
+    "open_results",
+]
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")

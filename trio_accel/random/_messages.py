@@ -15,9 +15,17 @@ from ..expressions import ARRAYS, Out
 from ._sequences import State, powers
 
 __all__ = [
-    "Bits", "Exponential", "Integers", "Lognormal", "Normal", "Rejected", "RngActor", "SequenceBits",
-    "SobolPoints", "Uniform",
-]  # fmt: skip
+    "Bits",
+    "Exponential",
+    "Integers",
+    "Lognormal",
+    "Normal",
+    "Rejected",
+    "RngActor",
+    "SequenceBits",
+    "SobolPoints",
+    "Uniform",
+]
 
 ParametersP = ParamSpec("ParametersP")
 

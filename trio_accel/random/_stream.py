@@ -33,8 +33,10 @@ _ROW = 4 * PHILOX_ROW
 # The number of words that a jump goes on, and that there are.
 _JUMP: Mapping[str, int] = {"philox4x32_10": 1 << 66, "mrg32k3a": 1 << 96, "xorwow": 1 << 96}
 _LENGTH: Mapping[str, int] = {
-    "philox4x32_10": _ROW << 64, "mrg32k3a": 1 << PERIOD_BITS, "xorwow": 1 << PERIOD_BITS,
-}  # fmt: skip
+    "philox4x32_10": _ROW << 64,
+    "mrg32k3a": 1 << PERIOD_BITS,
+    "xorwow": 1 << PERIOD_BITS,
+}
 # Each is an object that is made at once.
 _MOST_CHILDREN = 1000
 _FIELDS = ("kind", "seed", "position", "spawned")
@@ -122,8 +124,11 @@ class Stream(Seeded):
         Set it to go on from there: after that, the same draws give the same numbers.
         """
         return {
-            "kind": self._kind, "seed": self._seed, "position": self._position, "spawned": self._spawned,
-        }  # fmt: skip
+            "kind": self._kind,
+            "seed": self._seed,
+            "position": self._position,
+            "spawned": self._spawned,
+        }
 
     @state.setter
     def state(self, saved: Mapping[str, object]) -> None:

@@ -23,9 +23,17 @@ from ..expressions import ARRAYS, Elementwise, Out, Scatter, on_device
 from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix
 
 __all__ = [
-    "CheckStructure", "FindRows", "SparseActor", "Spmm", "Spmv", "ToDense", "sddmm", "spmm", "spmv",
+    "CheckStructure",
+    "FindRows",
+    "SparseActor",
+    "Spmm",
+    "Spmv",
+    "ToDense",
+    "sddmm",
+    "spmm",
+    "spmv",
     "to_dense",
-]  # fmt: skip
+]
 
 
 class SparseActor(LibraryActor):

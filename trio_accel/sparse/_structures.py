@@ -17,9 +17,21 @@ from ._formats import BsrMatrix, CooMatrix, CscMatrix, CsrMatrix, SparseMatrix, 
 from ._products import SparseActor
 
 __all__ = [
-    "BsrToCsr", "CooToCsr", "CsrToBsr", "CsrToCsc", "Spgemm", "SumDuplicates", "SumOfTwo", "TakeRows",
-    "eliminate_zeros", "spgemm", "sum_duplicates", "take_rows", "tril", "triu",
-]  # fmt: skip
+    "BsrToCsr",
+    "CooToCsr",
+    "CsrToBsr",
+    "CsrToCsc",
+    "Spgemm",
+    "SumDuplicates",
+    "SumOfTwo",
+    "TakeRows",
+    "eliminate_zeros",
+    "spgemm",
+    "sum_duplicates",
+    "take_rows",
+    "tril",
+    "triu",
+]
 
 _Compressed: TypeAlias = type[BsrMatrix] | type[CscMatrix] | type[CsrMatrix]
 

@@ -11,8 +11,14 @@ from ._formats import CsrMatrix, check_csr
 from ._products import SparseActor
 
 __all__ = [
-    "Ic0", "Ilu0", "SpsolveTriangular", "ic0", "ilu0", "spsolve", "spsolve_triangular",
-]  # fmt: skip
+    "Ic0",
+    "Ilu0",
+    "SpsolveTriangular",
+    "ic0",
+    "ilu0",
+    "spsolve",
+    "spsolve_triangular",
+]
 
 SQUARE = "matrix(n, n), matrix.indptr: index(n+1), matrix.indices: index(e), matrix.data(e)"
 _NOT_FINITE, _NOT_HERMITIAN = -1, -2

@@ -40,12 +40,16 @@ _kernel = functools.partial(
 # No host looks at it, so a graph may have it.
 _count = {
     dtype: _kernel(
-        f"count_cells<{c_type}>", cpu=f"{__name__}:by_counting", parameters={
-            "n": scalar("int64"), "cells": reads(dtype), "counts": updates("int64", copy=True),
+        f"count_cells<{c_type}>",
+        cpu=f"{__name__}:by_counting",
+        parameters={
+            "n": scalar("int64"),
+            "cells": reads(dtype),
+            "counts": updates("int64", copy=True),
         },
     )
     for dtype, c_type in (("uint16", "unsigned short"), ("int32", "int"))
-}  # fmt: skip
+}
 _near = _kernel(
     "neighbours",
     cpu=f"{__name__}:by_tree",

@@ -13,9 +13,17 @@ from ..backends.base import MemoryStatistics
 from ..devices import KeptStatistics, LibraryStatistics, ProcessStatistics
 
 __all__ = [
-    "ActorMemoryRow", "ActorRow", "DeviceRow", "FailureRow", "Histogram", "KeptRow", "LibraryRow",
-    "OperationRow", "ProcessRow", "SystemSnapshot",
-]  # fmt: skip
+    "ActorMemoryRow",
+    "ActorRow",
+    "DeviceRow",
+    "FailureRow",
+    "Histogram",
+    "KeptRow",
+    "LibraryRow",
+    "OperationRow",
+    "ProcessRow",
+    "SystemSnapshot",
+]
 
 
 @attrs.frozen(kw_only=True)

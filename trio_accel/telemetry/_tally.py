@@ -43,8 +43,10 @@ _LONGEST = 20_000
 LONGEST_LINE = 1000
 _MOST_CAUSES = 5
 _KINDS: dict[type[Event], str] = {
-    ActorRestarted: "restart", ActorTerminated: "end", SupervisorFailed: "supervisor"
-}  # fmt: skip
+    ActorRestarted: "restart",
+    ActorTerminated: "end",
+    SupervisorFailed: "supervisor",
+}
 
 
 @attrs.define(eq=False)

@@ -21,8 +21,11 @@ _reduction = functools.cache(functools.partial(Reduction, operation="tensor.redu
 
 _REDUCTIONS = {"add": "sum", "max": "max", "min": "min", "multiply": "prod"}
 _TEXTS = {
-    "add": "({} + {})", "max": "maximum({}, {})", "min": "minimum({}, {})", "multiply": "({} * {})",
-}  # fmt: skip
+    "add": "({} + {})",
+    "max": "maximum({}, {})",
+    "min": "minimum({}, {})",
+    "multiply": "({} * {})",
+}
 
 
 @composed

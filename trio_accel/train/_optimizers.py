@@ -12,9 +12,17 @@ import attrs
 from ..actors import fits, is_number, must, named_options
 
 __all__ = [
-    "Optimizer", "Schedule", "adafactor", "adamw", "constant", "lion", "nadam", "sgd", "torch_optimizer",
+    "Optimizer",
+    "Schedule",
+    "adafactor",
+    "adamw",
+    "constant",
+    "lion",
+    "nadam",
+    "sgd",
+    "torch_optimizer",
     "warmup_cosine",
-]  # fmt: skip
+]
 
 Schedule: TypeAlias = Callable[[int], float]
 """The rate of learning of a step, by its number from 1 on."""

@@ -44,9 +44,12 @@ _METADATA = "__metadata__"
 # The keys are names of dtypes: the hash of a low-precision one imports ml_dtypes, which takes 0.05 s.
 _KINDS = {"int": (8, 16, 32, 64), "uint": (8, 16, 32, 64), "float": (16, 32, 64), "complex": (64,)}
 _NAMES = {
-    "bool": "BOOL", "bfloat16": "BF16", "float8_e5m2": "F8_E5M2", "float8_e4m3fn": "F8_E4M3",
+    "bool": "BOOL",
+    "bfloat16": "BF16",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3",
     **{f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind, sizes in _KINDS.items() for bits in sizes},
-}  # fmt: skip
+}
 _DTYPES = {name: DType(dtype) for dtype, name in _NAMES.items()}
 # Element types of the format that devices do not have, with their bits.
 _FOREIGN = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}

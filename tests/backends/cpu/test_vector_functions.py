@@ -21,9 +21,12 @@ COUNT = 3000
 BOUNDS = {
     **dict.fromkeys(("log", "log2", "log10", "log1p"), 0.7),
     **dict.fromkeys(("exp", "exp2", "sin", "cos"), 0.85),
-    **dict.fromkeys(("power", "hypot"), 1.0), **dict.fromkeys(("expm1", "tanh"), 1.1),
-    **dict.fromkeys(("sinh", "cosh", "arctan", "arctan2"), 1.7), "erf": 2.2, "erfc": 4.1,
-}  # fmt: skip
+    **dict.fromkeys(("power", "hypot"), 1.0),
+    **dict.fromkeys(("expm1", "tanh"), 1.1),
+    **dict.fromkeys(("sinh", "cosh", "arctan", "arctan2"), 1.7),
+    "erf": 2.2,
+    "erfc": 4.1,
+}
 SHORT = 0.51
 
 

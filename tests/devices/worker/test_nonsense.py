@@ -119,9 +119,7 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
     "an event of others": lambda n: in_json("event", ["ActorStarted", {**EVENT, "path": "short"}], ""),
     "a log without text": lambda n: in_json("log", "name", 10, 7),
     "a log without level": lambda n: in_json("log", "name", "ERROR", "text"),
-    "a copy for nobody": lambda n: ANSWERS.encode(
-        ("copy", 1, n, 5, 1000, 0, (1, 0, "float64", (2,), (8,)))
-    ),
+    "a copy for nobody": lambda n: ANSWERS.encode(("copy", 1, n, 5, 1000, 0, (1, 0, "float64", (2,), (8,)))),
     "times of an unknown request": lambda n: ANSWERS.encode(("times", n + 100, 1, 2)),
     "times cut off": lambda n: ANSWERS.encode(("times", n, 1, 2))[:-1],
     "times in the wrong order": lambda n: ANSWERS.encode(("times", n, 2, 1)),
@@ -133,7 +131,7 @@ GARBAGE: dict[str, Callable[[int], bytes]] = {
     "progress of an array": lambda n: in_json("progress", n, '["a",0]'),
     "progress of an unknown tag": lambda n: in_json("progress", n, '["c"]'),
     "a copy of many axes": lambda n: struct.pack("<B5QqQBB", 4, 1, n, 0, 1, 0, 1, 0, 0, 255),
-}  # fmt: skip
+}
 
 
 @pytest.fixture

@@ -156,9 +156,18 @@ def launch_of(
     of_outputs: Any = tuple([Named(block) for block in outputs])
     of_uses: Any = tuple([(argument, Named(block)) for argument, block in uses])
     return Launch(
-        name, spec, *spec.blocks(), made, more.get("staged", ()), (), of_outputs, of_uses, [], library,
+        name,
+        spec,
+        *spec.blocks(),
+        made,
+        more.get("staged", ()),
+        (),
+        of_outputs,
+        of_uses,
+        [],
+        library,
         more.get("fault"),
-    )  # fmt: skip
+    )
 
 
 def product(a: int, b: int, out: int, **changes: Any) -> Launch:

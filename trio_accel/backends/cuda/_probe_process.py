@@ -20,9 +20,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 
 _ATTRIBUTES = {
-    "multiprocessors": 16, "compute_mode": 20, "major": 75, "minor": 76, "has_virtual_memory": 102,
+    "multiprocessors": 16,
+    "compute_mode": 20,
+    "major": 75,
+    "minor": 76,
+    "has_virtual_memory": 102,
     "has_descriptors": 103,
-}  # fmt: skip
+}
 _MISSING = -1
 _BINDINGS = ("cuda", "cuda.bindings", "cuda.pathfinder")
 _EXCLUSIVE = 3

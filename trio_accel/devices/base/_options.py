@@ -17,10 +17,19 @@ from ._bridge import LoopNotifier
 from ._port import AdaptivePort, CompletionPort, CompletionStrategy, HostCallbackPort, PolledPort, SyncPort
 
 __all__ = [
-    "AdaptiveCompletion", "DeviceOptions", "HostCallbackCompletion", "PerActorStreams", "PerLibraryStreams",
-    "PolledCompletion", "Preload", "SingleStream", "StreamPool", "StreamSource", "StreamStrategy",
+    "AdaptiveCompletion",
+    "DeviceOptions",
+    "HostCallbackCompletion",
+    "PerActorStreams",
+    "PerLibraryStreams",
+    "PolledCompletion",
+    "Preload",
+    "SingleStream",
+    "StreamPool",
+    "StreamSource",
+    "StreamStrategy",
     "SyncCompletion",
-]  # fmt: skip
+]
 
 
 def is_above_zero(value: object) -> bool:

@@ -17,9 +17,17 @@ from ...backends.base import DType, Ints
 from ...backends.base.contract.foreign_names import counterpart, instead_of
 
 __all__ = [
-    "clamped", "integer", "is_several", "real", "refuse_dtypes", "said", "shown", "what_to_do", "whole",
+    "clamped",
+    "integer",
+    "is_several",
+    "real",
+    "refuse_dtypes",
+    "said",
+    "shown",
+    "what_to_do",
+    "whole",
     "wholes",
-]  # fmt: skip
+]
 
 _AWAITED = "; it was not awaited: write `await` before the call that makes it"
 

@@ -12,9 +12,16 @@ import attrs
 from ...backends.base import CacheCounts, KeptCounts, MemoryStatistics
 
 __all__ = [
-    "CacheStatistics", "DeviceStatistics", "KeptStatistics", "LaunchTimes", "LibraryStatistics",
-    "ProcessStatistics", "ProgramCost", "QueueStatistics", "RecoveryCost",
-]  # fmt: skip
+    "CacheStatistics",
+    "DeviceStatistics",
+    "KeptStatistics",
+    "LaunchTimes",
+    "LibraryStatistics",
+    "ProcessStatistics",
+    "ProgramCost",
+    "QueueStatistics",
+    "RecoveryCost",
+]
 
 
 # CPUCLOCK_SCHED of the kernel: all that the threads of a process have run. Python does not have

@@ -19,9 +19,16 @@ from ._device import OpenDevice, opened
 from ._html import html_table
 
 __all__ = [
-    "DeviceGroup", "DeviceLoad", "DeviceOpening", "Key", "PlacementError", "PlacementPolicy", "able",
-    "by_key", "by_load",
-]  # fmt: skip
+    "DeviceGroup",
+    "DeviceLoad",
+    "DeviceOpening",
+    "Key",
+    "PlacementError",
+    "PlacementPolicy",
+    "able",
+    "by_key",
+    "by_load",
+]
 
 
 @attrs.define(eq=False)

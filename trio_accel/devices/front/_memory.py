@@ -43,9 +43,19 @@ from ..operations._ref import AccelRef, Device, owned
 from ._layout import leaves_of, map_tree
 
 __all__ = [
-    "Assign", "Copy", "Empty", "Fill", "MemoryActor", "PeerCopy", "PeerCopyActor", "Put", "PutFirst",
-    "PutPart", "Stack", "ToHost",
-]  # fmt: skip
+    "Assign",
+    "Copy",
+    "Empty",
+    "Fill",
+    "MemoryActor",
+    "PeerCopy",
+    "PeerCopyActor",
+    "Put",
+    "PutFirst",
+    "PutPart",
+    "Stack",
+    "ToHost",
+]
 
 _PIECE = 16 << 20
 """Bytes of a piece of a large transfer."""

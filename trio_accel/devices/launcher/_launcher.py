@@ -38,9 +38,14 @@ from ._launcher_process import describe_exit, is_dead
 from ._link import EndOfLink, ImportsAhead, LauncherError, LauncherLink, Report
 
 __all__ = [
-    "Launcher", "LauncherActor", "LauncherError", "StartWorker", "WorkerProcess", "describe_workers",
+    "Launcher",
+    "LauncherActor",
+    "LauncherError",
+    "StartWorker",
+    "WorkerProcess",
+    "describe_workers",
     "open_launcher",
-]  # fmt: skip
+]
 
 _END = 2.0
 # D79: a process that has lived for a second after its start has served, and the back-off begins anew.

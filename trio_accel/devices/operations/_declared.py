@@ -58,9 +58,14 @@ from ._pending import ReplyT, ReplyT_co
 from ._plan_source import PlanSource, Structured, check_steps, refuse_value
 
 __all__ = [
-    "DECLARED", "Declaration", "Declared", "DeclaredSpec", "message_of", "operation",
+    "DECLARED",
+    "Declaration",
+    "Declared",
+    "DeclaredSpec",
+    "message_of",
+    "operation",
     "operation_like",
-]  # fmt: skip
+]
 
 ParametersP = ParamSpec("ParametersP")
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])

@@ -34,10 +34,16 @@ _KNOWN = {"np": np, "npt": npt, "AccelRef": AccelRef, "Call": Call, "Any": Any, 
 _NAME = re.compile(r"\b(?<!')[A-Za-z_]\w*")
 _SEVERAL = (list, tuple, range, np.ndarray)
 _WORDS = {
-    NoneType: "None", bool: "True or False", Integral: "an integer", Real: "a real number",
-    Complex: "a number", np.generic: "a number", str: "a text", np.ndarray: "a NumPy array",
+    NoneType: "None",
+    bool: "True or False",
+    Integral: "an integer",
+    Real: "a real number",
+    Complex: "a number",
+    np.generic: "a number",
+    str: "a text",
+    np.ndarray: "a NumPy array",
     AccelRef: "an AccelRef",
-}  # fmt: skip
+}
 
 
 class RangeError(ValueError, OverflowError):

@@ -292,7 +292,16 @@ def written(
 
 
 _STEPS: Mapping[str, Any] = {
-    "Planned": Planned, "check_index": check_index, "column": column, "prod": math.prod, "real_of": real_of,
-    "refuse_beta": _refuse_beta, "refuse_dtype": _refuse_dtype, "refuse_type": _refuse_type,
-    "refuse_value": refuse_value, "text": _text, "whole": whole, "written": written,
-}  # fmt: skip
+    "Planned": Planned,
+    "check_index": check_index,
+    "column": column,
+    "prod": math.prod,
+    "real_of": real_of,
+    "refuse_beta": _refuse_beta,
+    "refuse_dtype": _refuse_dtype,
+    "refuse_type": _refuse_type,
+    "refuse_value": refuse_value,
+    "text": _text,
+    "whole": whole,
+    "written": written,
+}

@@ -188,10 +188,13 @@ def _plain_fields(error: BaseException, prefix: str, text: str) -> Fields:
 _FIELDS: tuple[tuple[type[BaseException], Callable[[Any, str, str], Fields]], ...] = (
     (AccelError, _accel_fields),
     (ActorError, lambda error, prefix, text: ((f"{prefix}{text}",), {"path": str(error.path)})),
-    (OSError, _os_fields), (ImportError, _named_fields("name", "path")), (NameError, _named_fields("name")),
-    (AttributeError, _named_fields("name")), (UnicodeDecodeError, _unicode_fields),
+    (OSError, _os_fields),
+    (ImportError, _named_fields("name", "path")),
+    (NameError, _named_fields("name")),
+    (AttributeError, _named_fields("name")),
+    (UnicodeDecodeError, _unicode_fields),
     (UnicodeEncodeError, _unicode_fields),
-)  # fmt: skip
+)
 
 
 def _registry() -> dict[str, type[Exception]]:
@@ -286,10 +289,16 @@ _EVENTS: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
 
 # Types of values by the annotation of a field.
 _TYPES_OF_FIELDS: dict[object, Any] = {
-    "str": str, "bool": bool, "int": int, "int | None": (int, type(None)), "float": (float, int),
-    "object": object, "Context | None": type(None), "BaseException": BaseException,
+    "str": str,
+    "bool": bool,
+    "int": int,
+    "int | None": (int, type(None)),
+    "float": (float, int),
+    "object": object,
+    "Context | None": type(None),
+    "BaseException": BaseException,
     "BaseException | None": (BaseException, type(None)),
-}  # fmt: skip
+}
 
 
 def encode_event(event: Event) -> Message:

@@ -50,10 +50,15 @@ _KERNELS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-semantic-interposition", "
 _SORT = [Path(__file__).with_name(name) for name in ("compute.py", "radix_sort.cu")]
 # The library of each source, by the beginning of its name. All others may call the driver.
 _LIBRARIES = {
-    "driver": "libcuda.so.1", "nvrtc": "libnvrtc.so.13", "cublas": "libcublas.so.13",
-    "cublaslt": "libcublasLt.so.13", "cufft": "libcufft.so.12", "nvjitlink": "libnvJitLink.so.13",
-    "cusparse": "libcusparse.so.12", "cudss": "libcudss.so.0",
-}  # fmt: skip
+    "driver": "libcuda.so.1",
+    "nvrtc": "libnvrtc.so.13",
+    "cublas": "libcublas.so.13",
+    "cublaslt": "libcublasLt.so.13",
+    "cufft": "libcufft.so.12",
+    "nvjitlink": "libnvJitLink.so.13",
+    "cusparse": "libcusparse.so.12",
+    "cudss": "libcudss.so.0",
+}
 
 
 class BuildError(Exception):

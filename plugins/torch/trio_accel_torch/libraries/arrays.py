@@ -199,8 +199,10 @@ def _places_of_numbers(edges: T, x: T, edge_type: DType, x_type: DType, side: st
         if DType.uint64 in (edge_type, x_type) and edge_type is not x_type:
             # A number with a sign is below all of uint64 where it is negative.
             signed = x if edge_type is DType.uint64 else edges
-            keys = [turned(value) if dtype is DType.uint64 else turned(value.to(torch.int64).clamp(min=0))
-                    for value, dtype in ((edges, edge_type), (x, x_type))]  # fmt: skip
+            keys = [
+                turned(value) if dtype is DType.uint64 else turned(value.to(torch.int64).clamp(min=0))
+                for value, dtype in ((edges, edge_type), (x, x_type))
+            ]
             found = torch.searchsorted(keys[0].contiguous(), keys[1].contiguous(), right=is_right)
             if signed is x:
                 return torch.where(x < 0, 0, found)

@@ -15,10 +15,13 @@ from ..manifest import BACKEND
 from .arrays import compute
 
 _TRANSFORMS = {
-    ("c2c", "forward"): torch.fft.fftn, ("c2c", "inverse"): torch.fft.ifftn,
-    ("r2c", "forward"): torch.fft.rfftn, ("r2c", "inverse"): torch.fft.ihfftn,
-    ("c2r", "forward"): torch.fft.hfftn, ("c2r", "inverse"): torch.fft.irfftn,
-}  # fmt: skip
+    ("c2c", "forward"): torch.fft.fftn,
+    ("c2c", "inverse"): torch.fft.ifftn,
+    ("r2c", "forward"): torch.fft.rfftn,
+    ("r2c", "inverse"): torch.fft.ihfftn,
+    ("c2r", "forward"): torch.fft.hfftn,
+    ("c2r", "inverse"): torch.fft.irfftn,
+}
 
 
 @kernel(FftSpec, backend=BACKEND, dtypes=NATIVE)

@@ -390,8 +390,11 @@ def test_status_words_belong_to_their_operation(rig: Any, monkeypatch: pytest.Mo
     hold.release()
     rig.stream.synchronize()
     assert [str(event.error or "").partition(" [")[0] for event in events] == [
-        "", "row 3 is bad", "", "row 4 is bad"
-    ]  # fmt: skip
+        "",
+        "row 3 is bad",
+        "",
+        "row 4 is bad",
+    ]
     assert [spec.made.tolist() for spec in specs] == [[1, code] for code in fails]
     assert rig.stream.failure is None
 

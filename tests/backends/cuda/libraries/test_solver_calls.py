@@ -65,8 +65,11 @@ def bench(rig: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
     yield made
     made.library.close()
     assert [call[0] for call in bindings.calls[-4:]] == [
-        "destroy_gesvdj_info", "destroy", "destroy_params", "destroy",
-    ]  # fmt: skip
+        "destroy_gesvdj_info",
+        "destroy",
+        "destroy_params",
+        "destroy",
+    ]
 
 
 def definite(*shape: int, dtype: str) -> Array:

@@ -10,9 +10,15 @@ import attrs
 from .dtypes import Strs
 
 __all__ = [
-    "BackendReport", "DeviceInfo", "DeviceLink", "DeviceReport", "Isolation", "LinkKind", "Software",
+    "BackendReport",
+    "DeviceInfo",
+    "DeviceLink",
+    "DeviceReport",
+    "Isolation",
+    "LinkKind",
+    "Software",
     "Topology",
-]  # fmt: skip
+]
 
 LinkKind = Literal["nvlink", "pcie", "host"]
 

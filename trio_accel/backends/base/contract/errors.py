@@ -14,10 +14,23 @@ import numpy as np
 from ....actors import NotExecutedError
 
 __all__ = [
-    "AccelError", "CompilationError", "CompletionTimeoutError", "ContextLostError", "ContextPoisonedError",
-    "DeviceLostError", "DriverError", "InputFailedError", "LibraryError", "LinAlgError", "NotSupportedError",
-    "OutOfMemoryError", "OutOfRangeError", "QueueFullError", "Refused", "StaleRefError",
-]  # fmt: skip
+    "AccelError",
+    "CompilationError",
+    "CompletionTimeoutError",
+    "ContextLostError",
+    "ContextPoisonedError",
+    "DeviceLostError",
+    "DriverError",
+    "InputFailedError",
+    "LibraryError",
+    "LinAlgError",
+    "NotSupportedError",
+    "OutOfMemoryError",
+    "OutOfRangeError",
+    "QueueFullError",
+    "Refused",
+    "StaleRefError",
+]
 
 
 @attrs.define(eq=False, slots=False)

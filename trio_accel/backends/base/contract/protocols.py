@@ -19,10 +19,24 @@ from .errors import NotSupportedError
 from .ops import ArraySpec, OperationSpec
 
 __all__ = [
-    "AccelBackend", "AccelDevice", "AccelEvent", "AccelStream", "CacheCounts", "ChunkKeeper",
-    "CollectiveLibrary", "Hold", "InThread", "KeptCounts", "KernelLibrary", "Lease", "LibraryUsage",
-    "MemoryStatistics", "PlacedBlock", "Poison", "Waker",
-]  # fmt: skip
+    "AccelBackend",
+    "AccelDevice",
+    "AccelEvent",
+    "AccelStream",
+    "CacheCounts",
+    "ChunkKeeper",
+    "CollectiveLibrary",
+    "Hold",
+    "InThread",
+    "KeptCounts",
+    "KernelLibrary",
+    "Lease",
+    "LibraryUsage",
+    "MemoryStatistics",
+    "PlacedBlock",
+    "Poison",
+    "Waker",
+]
 
 Poison = Literal["illegal_address", "trap", "assert"]
 """Ways in which a kernel loses its context; a backend that has no kernels takes them for the same."""

@@ -16,9 +16,17 @@ import attrs
 from .dtypes import Ints, Strs
 
 Search: TypeAlias = Literal[
-    "auto", "auto-hq", "branch-1", "branch-2", "branch-all", "dp", "greedy", "optimal", "random-greedy",
+    "auto",
+    "auto-hq",
+    "branch-1",
+    "branch-2",
+    "branch-all",
+    "dp",
+    "greedy",
+    "optimal",
+    "random-greedy",
     "random-greedy-128",
-]  # fmt: skip
+]
 """The searches of opt_einsum, by its names."""
 
 Optimize: TypeAlias = Search | Sequence[Sequence[int]]

@@ -17,9 +17,18 @@ from .dtypes import DType, HostArray
 from .errors import LibraryError
 
 __all__ = [
-    "ALWAYS_HELD", "as_bits", "by_way_of_int64", "check_conversion", "check_plain", "check_same_kind",
-    "element", "factor", "host_array", "is_same_kind", "scalar",
-]  # fmt: skip
+    "ALWAYS_HELD",
+    "as_bits",
+    "by_way_of_int64",
+    "check_conversion",
+    "check_plain",
+    "check_same_kind",
+    "element",
+    "factor",
+    "host_array",
+    "is_same_kind",
+    "scalar",
+]
 
 
 ALWAYS_HELD = 448

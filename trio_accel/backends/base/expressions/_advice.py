@@ -30,15 +30,23 @@ _WAYS: Mapping[str, str] = {
     **dict.fromkeys(("In", "NotIn"), "compare with each: x == 1 or x == 2"),
     **dict.fromkeys(("Await", "Yield", "YieldFrom"), "await it before, and pass its result as an argument"),
     "Attribute": "write a function, as real(x), or pass what it is as an argument",
-    "JoinedStr": "numbers are", "Lambda": "write what it computes", "TemplateStr": "numbers are",
+    "JoinedStr": "numbers are",
+    "Lambda": "write what it computes",
+    "TemplateStr": "numbers are",
     "MatMult": "await (x @ y) multiplies matrices, and dot(a, b) vectors",
     "NamedExpr": "assign on a line of its own: name = expression",
-}  # fmt: skip
+}
 _OTHER_LANGUAGES: Mapping[str, str] = {
-    "&&": "write x and y", "||": "write x or y", "!": "write not x", "?": "write a if condition else b",
-    ":=": "write name = expression", "++": "write x += 1", "--": "write x -= 1", "<>": "write x != y",
+    "&&": "write x and y",
+    "||": "write x or y",
+    "!": "write not x",
+    "?": "write a if condition else b",
+    ":=": "write name = expression",
+    "++": "write x += 1",
+    "--": "write x -= 1",
+    "<>": "write x != y",
     "{": "write a colon, and the statements below it with an indent",
-}  # fmt: skip
+}
 
 
 def what(node: ast.AST) -> str:

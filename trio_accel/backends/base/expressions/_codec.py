@@ -57,13 +57,22 @@ _REDUCTIONS = _ORDERED | {f"reduce_{name}" for name in COMBINED}
 # The dtypes of operands and result, by letters: bool (b), int64 (i), int64 for each index (k), and those of
 # the argument (a), the step (s), variables (v), and the first operand (x).
 _DTYPES: dict[str, str] = {
-    "constant": "s", "argument": "a", "index": "i", "count": "i", "cast": "xs", "load": "ka", "loop": "iivi",
-    "break": "ibvb", "end": "ivi", "result": "xix", "folded": "xxx",
+    "constant": "s",
+    "argument": "a",
+    "index": "i",
+    "count": "i",
+    "cast": "xs",
+    "load": "ka",
+    "loop": "iivi",
+    "break": "ibvb",
+    "end": "ivi",
+    "result": "xix",
+    "folded": "xxx",
     **dict.fromkeys((*_REDUCTIONS, "carried", "fold", "left", "right"), "xx"),
     **dict.fromkeys(("reduce_any", "reduce_all"), "bb"),
     **dict.fromkeys(("reduce_argmin", "reduce_argmax"), "xi"),
     **dict.fromkeys(_STORES, "aka"),
-}  # fmt: skip
+}
 # The least and the largest number of operands.
 _MANY = _MAX_STEPS
 _OPERANDS: dict[str, tuple[int, int]] = {
@@ -71,9 +80,13 @@ _OPERANDS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(("argument", "constant", "index", "count"), (0, 0)),
     **dict.fromkeys((*_REDUCTIONS, "cast", "carried", "fold", "left", "right"), (1, 1)),
     **dict.fromkeys(_STORES, (2, 1 + _MAX_AXES)),
-    "load": (1, _MAX_AXES), "loop": (2, _MANY), "break": (2, _MANY), "end": (1, _MANY), "result": (2, 2),
+    "load": (1, _MAX_AXES),
+    "loop": (2, _MANY),
+    "break": (2, _MANY),
+    "end": (1, _MANY),
+    "result": (2, 2),
     "folded": (2, 2),
-}  # fmt: skip
+}
 # These steps have a `Step.value`.
 _VALUED = _STORES | {"argument", "constant", "index", "load", "loop", "fold", "folded"}
 # The first operand of these steps is the loop or fold around them.

@@ -21,9 +21,15 @@ from ._pieces import REDUCING, reduced_in_pieces
 from ._steps import Pass, Step, TypedExpression
 
 __all__ = [
-    "CHECK_WORDS", "Overflow", "check_words", "evaluate", "numpy_function", "places_of", "scatter_program",
+    "CHECK_WORDS",
+    "Overflow",
+    "check_words",
+    "evaluate",
+    "numpy_function",
+    "places_of",
+    "scatter_program",
     "word_of",
-]  # fmt: skip
+]
 
 CHECK_WORDS = 3
 """Status words of a kernel: `word_of` one load that had an index outside, and that index, of 64 bits."""
@@ -209,12 +215,21 @@ def _special(name: str, x: Any) -> Any:
 
 
 _OTHERS: dict[str, Any] = {
-    "where": np.where, "real": np.real, "imag": np.imag, "stop_gradient": np.positive, "power": _power,
-    "log1p": _log1p, "expm1": _expm1, "floor_divide": _floor_divide, "nextafter": _nextafter,
-    "tanh": _tanh, "tan": _tan,
-    "fmax": partial(_chosen, np.fmax), "fmin": partial(_chosen, np.fmin),
+    "where": np.where,
+    "real": np.real,
+    "imag": np.imag,
+    "stop_gradient": np.positive,
+    "power": _power,
+    "log1p": _log1p,
+    "expm1": _expm1,
+    "floor_divide": _floor_divide,
+    "nextafter": _nextafter,
+    "tanh": _tanh,
+    "tan": _tan,
+    "fmax": partial(_chosen, np.fmax),
+    "fmin": partial(_chosen, np.fmin),
     **{name: partial(_special, function) for name, function in SPECIAL.items()},
-}  # fmt: skip
+}
 
 
 def numpy_function(name: str) -> Any:
@@ -555,9 +570,12 @@ class _Evaluation:
 
 
 _STORES = {
-    "store_set": None, "store_add": np.add, "store_multiply": np.multiply, "store_min": np.minimum,
+    "store_set": None,
+    "store_add": np.add,
+    "store_multiply": np.multiply,
+    "store_min": np.minimum,
     "store_max": np.maximum,
-}  # fmt: skip
+}
 
 # Methods for steps that need more than the values of their operands.
 _METHODS = {

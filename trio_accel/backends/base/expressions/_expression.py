@@ -13,10 +13,30 @@ import numpy as np
 from ..contract.dtypes import DType, Strs
 
 __all__ = [
-    "COMBINED", "CONSTANTS", "FUNCTIONS", "OPERATORS", "REDUCTIONS", "SPECIAL", "Apply", "Break", "Count",
-    "Expression", "Function", "Index", "Literal", "Load", "Loop", "Name", "Node", "Place", "Reduce", "Rule",
-    "Statement", "assigned_in", "message_at",
-]  # fmt: skip
+    "COMBINED",
+    "CONSTANTS",
+    "FUNCTIONS",
+    "OPERATORS",
+    "REDUCTIONS",
+    "SPECIAL",
+    "Apply",
+    "Break",
+    "Count",
+    "Expression",
+    "Function",
+    "Index",
+    "Literal",
+    "Load",
+    "Loop",
+    "Name",
+    "Node",
+    "Place",
+    "Reduce",
+    "Rule",
+    "Statement",
+    "assigned_in",
+    "message_at",
+]
 
 Rule: TypeAlias = typing.Literal["ufunc", "cast", "where", "clip", "part", "angle", "round"]
 """How its types follow from those of its arguments; ``"ufunc"``: as the ufunc of NumPy says."""
@@ -53,9 +73,16 @@ def _ufuncs(kinds: frozenset[str], names: str) -> dict[str, Function]:
 
 
 SPECIAL: Mapping[str, str] = {
-    "bessel_i0": "i0", "bessel_i1": "i1", "erf": "erf", "erfc": "erfc", "erfcinv": "erfcinv",
-    "erfcx": "erfcx", "erfinv": "erfinv", "lgamma": "gammaln", "tgamma": "gamma",
-}  # fmt: skip
+    "bessel_i0": "i0",
+    "bessel_i1": "i1",
+    "erf": "erf",
+    "erfc": "erfc",
+    "erfcinv": "erfcinv",
+    "erfcx": "erfcx",
+    "erfinv": "erfinv",
+    "lgamma": "gammaln",
+    "tgamma": "gamma",
+}
 """By the name in an expression, the function of SciPy. Short names are left to arguments."""
 
 _DTYPES = (
@@ -114,14 +141,28 @@ OPERATORS: Mapping[str, str] = {
 """By the name of a node of Python's grammar, the function that it means."""
 
 COMBINED: Mapping[str, str] = {
-    "sum": "add", "prod": "multiply", "min": "minimum", "max": "maximum", "any": "logical_or",
+    "sum": "add",
+    "prod": "multiply",
+    "min": "minimum",
+    "max": "maximum",
+    "any": "logical_or",
     "all": "logical_and",
-}  # fmt: skip
+}
 """By the name of a reduction over a range, or over a vector, the function that combines two values."""
 
 REDUCTIONS: Strs = (
-    "sum", "prod", "mean", "min", "max", "nanmin", "nanmax", "any", "all", "argmin", "argmax",
-)  # fmt: skip
+    "sum",
+    "prod",
+    "mean",
+    "min",
+    "max",
+    "nanmin",
+    "nanmax",
+    "any",
+    "all",
+    "argmin",
+    "argmax",
+)
 """Reductions along axes that have names."""
 
 CONSTANTS: Mapping[str, float] = {"pi": float(np.pi), "inf": float("inf"), "nan": float("nan")}

@@ -21,9 +21,7 @@ __all__ = ["JoinedProgram", "joined_programs"]
 _Sources: TypeAlias = tuple[tuple[int, int], ...]
 
 # These steps are unlike all others, even if they are equal.
-_OF_BLOCKS = frozenset(
-    ("carried", "loop", "break", "end", "result", "fold", "left", "right", "folded")
-)  # fmt: skip
+_OF_BLOCKS = frozenset(("carried", "loop", "break", "end", "result", "fold", "left", "right", "folded"))
 
 
 class _Steps:

@@ -170,11 +170,17 @@ class _Parser:
         self.has_index: bool = False
         self.reductions: list[nodes.Reduce] = []
         self._makers: dict[type[ast.expr], Callable[[Any, int], _Value]] = {
-            ast.Attribute: self._component, ast.Constant: self._constant, ast.Name: self._name,
-            ast.UnaryOp: self._unary, ast.BinOp: self._binary, ast.BoolOp: self._logical,
-            ast.Compare: self._compare, ast.IfExp: self._conditional, ast.Call: self._function,
+            ast.Attribute: self._component,
+            ast.Constant: self._constant,
+            ast.Name: self._name,
+            ast.UnaryOp: self._unary,
+            ast.BinOp: self._binary,
+            ast.BoolOp: self._logical,
+            ast.Compare: self._compare,
+            ast.IfExp: self._conditional,
+            ast.Call: self._function,
             ast.Subscript: self._load,
-        }  # fmt: skip
+        }
 
     def statements(self) -> tuple[nodes.Statement, ...]:
         body = self._tree().body

@@ -40,9 +40,16 @@ import numpy as np
 from ..contract.dtypes import DType, Ints, Strs
 
 __all__ = [
-    "BY_PYTHON", "ArgumentType", "Pass", "Step", "TypedExpression", "Weak", "by_python", "needed_steps",
+    "BY_PYTHON",
+    "ArgumentType",
+    "Pass",
+    "Step",
+    "TypedExpression",
+    "Weak",
+    "by_python",
+    "needed_steps",
     "why_outside",
-]  # fmt: skip
+]
 
 
 class Weak(enum.Enum):
@@ -71,9 +78,15 @@ def _power(base: int, exponent: int) -> int:
 
 # Python's own functions for whole numbers.
 BY_PYTHON: Mapping[str, Callable[..., int]] = {
-    "add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__, "floor_divide": int.__floordiv__,
-    "remainder": int.__mod__, "power": _power, "negative": int.__neg__, "positive": int.__pos__,
-}  # fmt: skip
+    "add": int.__add__,
+    "subtract": int.__sub__,
+    "multiply": int.__mul__,
+    "floor_divide": int.__floordiv__,
+    "remainder": int.__mod__,
+    "power": _power,
+    "negative": int.__neg__,
+    "positive": int.__pos__,
+}
 
 
 @attrs.frozen

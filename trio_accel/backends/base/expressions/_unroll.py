@@ -25,8 +25,11 @@ _INLINED = {"power", *(each.name for each in FUNCTIONS.values() if "int" not in 
 _INLINED.difference_update(_INSTRUCTIONS)
 # Bounds that depend on the index of another loop are made of these.
 _FOLDED: Mapping[str, Callable[..., int]] = {
-    "add": int.__add__, "subtract": int.__sub__, "multiply": int.__mul__, "cast": int,
-}  # fmt: skip
+    "add": int.__add__,
+    "subtract": int.__sub__,
+    "multiply": int.__mul__,
+    "cast": int,
+}
 _OF_LOOPS = ("carried", "break", "result")
 
 

@@ -35,7 +35,7 @@ __all__ = [
     "plan_key",
     "reduction_launch",
     "rows_arguments",
-]  # fmt: skip
+]
 
 # Bytes of parameters that a kernel may take on every device.
 _MOST_ARGUMENT_BYTES = 4096
@@ -202,10 +202,14 @@ def elementwise_arguments(
     addresses = [address(array) for array in spec.results] or [0]
     addresses += [address(array) for array in spec.arrays] or [0]
     return (
-        math.prod(spec.shape), *addresses, spec.scalars, *elements.shape,
+        math.prod(spec.shape),
+        *addresses,
+        spec.scalars,
+        *elements.shape,
         *[step for strides in elements.strides for step in strides],
-        *[address(array) for array in (*spec.loaded, *spec.stored)], *_extents(spec, source.axes),
-    )  # fmt: skip
+        *[address(array) for array in (*spec.loaded, *spec.stored)],
+        *_extents(spec, source.axes),
+    )
 
 
 def _reduction_kernel(spec: ExpressionSpec, decoded: Program) -> KernelSource:
@@ -239,9 +243,16 @@ def reduction_launch(spec: ExpressionSpec, source: KernelSource, most_blocks: in
 
     def values(address: _Address, partial: int) -> tuple[object, ...]:
         return (
-            outputs, count, parts, *steps, address(spec.results[0]), partial,
-            *[address(array) for array in spec.arrays], spec.scalars, *_layout_values(found),
-        )  # fmt: skip
+            outputs,
+            count,
+            parts,
+            *steps,
+            address(spec.results[0]),
+            partial,
+            *[address(array) for array in spec.arrays],
+            spec.scalars,
+            *_layout_values(found),
+        )
 
     ends_by_block = parts > _MOST_SERIAL
     return ReductionLaunch(
@@ -281,9 +292,13 @@ def rows_arguments(spec: ExpressionSpec, address: _Address) -> tuple[tuple[objec
     """Return the arguments of a launch, in the order of the structure; and by how many threads it is made."""
     found, _ = _rows(spec, decode_program(spec.program))
     values = (
-        found.outputs, found.count, address(spec.results[0]), *[address(array) for array in spec.arrays],
-        spec.scalars, *_layout_values(found),
-    )  # fmt: skip
+        found.outputs,
+        found.count,
+        address(spec.results[0]),
+        *[address(array) for array in spec.arrays],
+        spec.scalars,
+        *_layout_values(found),
+    )
     rows_of_block = ROW_THREADS // _row_layouts(found).group
     return values, -(-found.outputs // rows_of_block) * ROW_THREADS
 
@@ -389,9 +404,12 @@ def _find_reduced(shape: Ints, axes: Ints, strides: _Strides, sizes: Ints) -> _R
     )
     is_by_block = _is_by_block(outputs, count, kept_strides, reduced_strides)
     layouts = RowLayouts(
-        len(kept_shape), len(reduced_shape), access if len(reduced_shape) <= 1 else (),
-        max(outputs, count) >= _NARROW, ROW_THREADS if is_by_block else 1,
-    )  # fmt: skip
+        len(kept_shape),
+        len(reduced_shape),
+        access if len(reduced_shape) <= 1 else (),
+        max(outputs, count) >= _NARROW,
+        ROW_THREADS if is_by_block else 1,
+    )
     return _Reduced(outputs, count, kept_shape, reduced_shape, kept_strides, reduced_strides, layouts)
 
 

@@ -429,9 +429,19 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
         is_moved = (spec.low, spec.width) != (0.0, 1.0)
         is_aligned = not out.address % _ALIGNMENT
         self._fill.run(
-            call.handle, -(-size // _FOUR), _ARGUMENTS, out.address, seed, row & _MASK, size,
-            spec.low, spec.width, call.plan, is_moved, is_aligned,
-        )  # fmt: skip
+            call.handle,
+            -(-size // _FOUR),
+            _ARGUMENTS,
+            out.address,
+            seed,
+            row & _MASK,
+            size,
+            spec.low,
+            spec.width,
+            call.plan,
+            is_moved,
+            is_aligned,
+        )
 
     def plan_draw(self, spec: _Draw, device: _Device) -> Function:
         """Compile and load the kernel, which blocks."""
@@ -442,9 +452,17 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
         """Draw words, one thread for a piece."""
         if size := spec.out.size:
             call.plan.run(
-                call.handle, -(-size // spec.piece), _SEQUENCE, call.at(spec.out), call.at(spec.state),
-                call.at(spec.jumps), size, spec.piece, spec.jumps.shape[0], _SEQUENCES.index(spec.sequence),
-            )  # fmt: skip
+                call.handle,
+                -(-size // spec.piece),
+                _SEQUENCE,
+                call.at(spec.out),
+                call.at(spec.state),
+                call.at(spec.jumps),
+                size,
+                spec.piece,
+                spec.jumps.shape[0],
+                _SEQUENCES.index(spec.sequence),
+            )
 
     def rejection(self, spec: ops.RejectionSpec, call: _Call) -> None:
         """Draw numbers, one thread for each."""
@@ -452,16 +470,35 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
         seed, row = ops.PLACE.unpack(spec.place)
         if size := out.size:
             call.plan.run(
-                call.handle, size, _REJECTION, call.at(out), call.at(a), 0 if b is None else call.at(b),
-                call.status(spec.fault), seed, row, size, a.size > 1, b is not None and b.size > 1,
-                _REJECTIONS.index(spec.distribution), out.dtype.itemsize == 4,
-            )  # fmt: skip
+                call.handle,
+                size,
+                _REJECTION,
+                call.at(out),
+                call.at(a),
+                0 if b is None else call.at(b),
+                call.status(spec.fault),
+                seed,
+                row,
+                size,
+                a.size > 1,
+                b is not None and b.size > 1,
+                _REJECTIONS.index(spec.distribution),
+                out.dtype.itemsize == 4,
+            )
 
     def sobol(self, spec: ops.SobolSpec, call: _Call) -> None:
         """Make points, one thread for each number."""
         out, directions = spec.out, spec.directions
         if out.size:
             call.plan.run(
-                call.handle, out.size, _SOBOL, call.at(out), call.at(directions), call.at(spec.shift),
-                out.size, out.shape[1], *ops.FIRST.unpack(spec.first), directions.shape[0],
-            )  # fmt: skip
+                call.handle,
+                out.size,
+                _SOBOL,
+                call.at(out),
+                call.at(directions),
+                call.at(spec.shift),
+                out.size,
+                out.shape[1],
+                *ops.FIRST.unpack(spec.first),
+                directions.shape[0],
+            )

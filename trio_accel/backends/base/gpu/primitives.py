@@ -58,9 +58,12 @@ _PARTS = {
 _INFINITE = {DType.float64: 0x7FF << 52, DType.float32: 0xFF << 23, DType.float16: 31 << 10}
 _INFINITE[DType.bfloat16] = 0xFF << 7
 _COMBINE = {
-    "sum": "f_add", "prod": "f_multiply", "min": "f_minimum", "max": "f_maximum",
+    "sum": "f_add",
+    "prod": "f_multiply",
+    "min": "f_minimum",
+    "max": "f_maximum",
     "logaddexp": "f_logaddexp",
-}  # fmt: skip
+}
 
 _Call: TypeAlias = EnqueuingCall[Any, Any]
 _Device: TypeAlias = AddressDevice[Any, Any, Any]
@@ -533,18 +536,17 @@ def _sort_key(spec: ops.SortSpec) -> tuple[object, ...]:
 _KEYS: Mapping[type[Any], Callable[[Any], tuple[object, ...]]] = {
     ops.ScanSpec: lambda spec: (spec.combine, spec.x.dtype, spec.out.dtype),
     ops.SelectSpec: lambda spec: (
-        spec.flags.dtype, spec.flags.ndim, spec.flags.size < _NARROW, spec.x and spec.x.dtype.itemsize
+        spec.flags.dtype,
+        spec.flags.ndim,
+        spec.flags.size < _NARROW,
+        spec.x and spec.x.dtype.itemsize,
     ),
     ops.SortSpec: _sort_key,
-    ops.GroupSpec: lambda spec: (
-        spec.is_sorted, spec.x.dtype, spec.x.size < _NARROW, _needs_no_order(spec)
-    ),
+    ops.GroupSpec: lambda spec: (spec.is_sorted, spec.x.dtype, spec.x.size < _NARROW, _needs_no_order(spec)),
     ops.SearchSpec: lambda spec: (spec.x.dtype, spec.edges.dtype, _dtype(spec.sorter)),
-    ops.CountSpec: lambda spec: (
-        spec.x.dtype, _dtype(spec.edges), _dtype(spec.weights), bool(spec.bounds)
-    ),
+    ops.CountSpec: lambda spec: (spec.x.dtype, _dtype(spec.edges), _dtype(spec.weights), bool(spec.bounds)),
     ops.SegmentSpec: lambda spec: (spec.combine, spec.x.dtype, spec.out.dtype, spec.offsets.dtype),
-}  # fmt: skip
+}
 
 
 @functools.cache

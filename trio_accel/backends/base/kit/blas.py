@@ -267,9 +267,13 @@ def _plan_triangular(plan: Plan, spec: Any) -> None:
 
 _ALPHA, _BETA = Factor("alpha"), Factor("beta")
 _PLANNERS: Mapping[str, Callable[[Plan, Any], None]] = {
-    "linalg.gemm": _plan_gemm, "linalg.symm": _plan_symm, "linalg.syrk": _plan_syrk,
-    "linalg.syr2k": _plan_syrk, "linalg.trmm": _plan_triangular, "linalg.trsm": _plan_triangular,
-}  # fmt: skip
+    "linalg.gemm": _plan_gemm,
+    "linalg.symm": _plan_symm,
+    "linalg.syrk": _plan_syrk,
+    "linalg.syr2k": _plan_syrk,
+    "linalg.trmm": _plan_triangular,
+    "linalg.trsm": _plan_triangular,
+}
 
 
 def _is_by_rows(matrix: Matrix, like: Matrix) -> bool:

@@ -10,9 +10,17 @@ from ..contract.errors import LibraryError, NotSupportedError, OutOfRangeError
 from ..contract.ops import ArraySpec, OperationSpec
 
 __all__ = [
-    "INEXACT", "INTEGERS", "NATIVE", "check_dtype", "check_structure", "misplaced", "no_element", "no_length",
-    "scalar_of", "unordered",
-]  # fmt: skip
+    "INEXACT",
+    "INTEGERS",
+    "NATIVE",
+    "check_dtype",
+    "check_structure",
+    "misplaced",
+    "no_element",
+    "no_length",
+    "scalar_of",
+    "unordered",
+]
 
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 

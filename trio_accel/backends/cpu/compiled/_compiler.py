@@ -177,9 +177,12 @@ def _run(folder: Path, source: bytes, arguments: Strs, limit: float) -> bytes:
     environment |= {"TMPDIR": str(folder), "LC_ALL": "C"}
     process = subprocess.Popen(  # noqa: S603  # the user's own compiler
         ("/bin/sh", "-c", _SCRIPT, folder, str(len(source)), *arguments),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-        env=environment, start_new_session=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        start_new_session=True,
+    )
     # Its end closes the line.
     with process:
         assert process.stdin is not None

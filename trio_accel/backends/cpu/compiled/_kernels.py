@@ -117,9 +117,14 @@ def find(text: str) -> Entry:
     assert found is not None
     (code,) = definition.code
     source, options = str(code.data), _options(definition)
-    whole = "\n".join((_head(), f'#line 1 "{code.name}"', source, _RUN % (
-        definition.name.removeprefix("&"), len(definition.parameters) + 1
-    )))  # fmt: skip
+    whole = "\n".join(
+        (
+            _head(),
+            f'#line 1 "{code.name}"',
+            source,
+            _RUN % (definition.name.removeprefix("&"), len(definition.parameters) + 1),
+        )
+    )
     folders = [Path(folder) for folder in cast("list[str]", definition.options.get("include_path", ()))]
     first = cast("list[str]", definition.options.get("pre_include", ()))
     headers = header_parts(source, folders=folders, first=first)
@@ -142,16 +147,23 @@ def _told(
         what, reason = f"there is no kernel {definition.name!r} in {code.name}", "no_such_kernel"
     return CompilationError(
         f"{what} (source {code.name}, options {' '.join(options)}):\n{log}\n",
-        library="jit", code=reason, log=log, source=code.name, options=options,
-    )  # fmt: skip
+        library="jit",
+        code=reason,
+        log=log,
+        source=code.name,
+        options=options,
+    )
 
 
 def _options(definition: KernelDefinition) -> Strs:
     """Return NVRTC's options that a C++ compiler has, too."""
     given: dict[str, Any] = dict(definition.options)
     std = [f"-std={given['std']}"] if given.get("std") else []
-    named = [(f"-{letter}", each) for letter, name in (("D", "define_macro"), ("U", "undefine_macro"))
-             for each in given.get(name, ())]  # fmt: skip
+    named = [
+        (f"-{letter}", each)
+        for letter, name in (("D", "define_macro"), ("U", "undefine_macro"))
+        for each in given.get(name, ())
+    ]
     folders = [("-I", each) for each in given.get("include_path", ())]
     first = [("-include", each) for each in given.get("pre_include", ())]
     return (*_OPTIONS, *std, *(part for pair in (*named, *folders, *first) for part in pair))

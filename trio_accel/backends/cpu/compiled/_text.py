@@ -62,11 +62,17 @@ def head(called: frozenset[str] = frozenset()) -> str:
         far = sorted(called & frozenset(FAR))
         for name in far:
             lines += [f"LOOPED({name}, double, , 4, 8)", f"LOOPED({name}, float, f, 8, 16)"]
-        lines += [f"template <class... T> OWN auto own_{name}{suffix}(T... x) {{ return own::{name}(x...); }}"
-                  for name in OWN.values() for suffix in ("", "f")]  # fmt: skip
+        lines += [
+            f"template <class... T> OWN auto own_{name}{suffix}(T... x) {{ return own::{name}(x...); }}"
+            for name in OWN.values()
+            for suffix in ("", "f")
+        ]
         # The names stand behind all others, which have them in their text.
-        lines += [f"#define {name}{suffix} own_{name}{suffix}"
-                  for name in (*OWN.values(), *far) for suffix in ("", "f")]  # fmt: skip
+        lines += [
+            f"#define {name}{suffix} own_{name}{suffix}"
+            for name in (*OWN.values(), *far)
+            for suffix in ("", "f")
+        ]
     return "\n".join((*lines, source.prelude(), behind))
 
 

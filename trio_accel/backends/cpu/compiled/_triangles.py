@@ -16,9 +16,13 @@ from ...base import HostArray
 from ._compiler import Entry, compile_text, mode
 
 _TYPES = {
-    "float32": "float", "float64": "double", "complex64": "std::complex<float>",
-    "complex128": "std::complex<double>", "int32": "int32_t", "int64": "int64_t",
-}  # fmt: skip
+    "float32": "float",
+    "float64": "double",
+    "complex64": "std::complex<float>",
+    "complex128": "std::complex<double>",
+    "int32": "int32_t",
+    "int64": "int64_t",
+}
 # Products of complex numbers are made without a look at infinities.
 _OPTIONS = ("-fcx-limited-range",)
 

@@ -127,8 +127,12 @@ def _arguments(
 
 
 _UFUNCS = {
-    "sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum, "logaddexp": np.logaddexp,
-}  # fmt: skip
+    "sum": np.add,
+    "prod": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "logaddexp": np.logaddexp,
+}
 
 
 @kernel(ops.SortSpec, backend="cpu")

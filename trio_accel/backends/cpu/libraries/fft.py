@@ -16,10 +16,13 @@ from ...base.kit.host import usable_cores
 from . import arrays
 
 _TRANSFORMS: dict[tuple[str, str], object] = {
-    ("c2c", "forward"): scipy.fft.fftn, ("c2c", "inverse"): scipy.fft.ifftn,
-    ("r2c", "forward"): scipy.fft.rfftn, ("r2c", "inverse"): scipy.fft.ihfftn,
-    ("c2r", "forward"): scipy.fft.hfftn, ("c2r", "inverse"): scipy.fft.irfftn,
-}  # fmt: skip
+    ("c2c", "forward"): scipy.fft.fftn,
+    ("c2c", "inverse"): scipy.fft.ifftn,
+    ("r2c", "forward"): scipy.fft.rfftn,
+    ("r2c", "inverse"): scipy.fft.ihfftn,
+    ("c2r", "forward"): scipy.fft.hfftn,
+    ("c2r", "inverse"): scipy.fft.irfftn,
+}
 
 # SciPy's own implementation. `scipy.fft.fftn` itself goes to whatever backend the program has set for
 # all threads, which may well be this library; and `set_backend` in a thread crashes SciPy 1.14.

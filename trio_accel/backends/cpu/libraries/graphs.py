@@ -23,9 +23,19 @@ _MAX_COUNTED = 1024
 _REMEMBERED, _SLOW = 64, 4
 # Libraries whose kernels may be called in any thread. Others call a program's code, which may never return,
 # or keep factors for the thread of a stream.
-_ANYWHERE = frozenset([
-    "arrays", "blas", "blaslt", "dnn", "fft", "memory", "random", "solver", "tensor",
-])  # fmt: skip
+_ANYWHERE = frozenset(
+    [
+        "arrays",
+        "blas",
+        "blaslt",
+        "dnn",
+        "fft",
+        "memory",
+        "random",
+        "solver",
+        "tensor",
+    ]
+)
 
 
 class GraphLibrary(CpuLibrary):

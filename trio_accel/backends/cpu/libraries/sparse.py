@@ -266,10 +266,18 @@ def _select(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -
 
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "add": _add, "bsr_to_csr": _bsr_to_csr, "coo_to_csr": _coo_to_csr, "csr_to_bsr": _csr_to_bsr,
-    "csr_to_csc": _csr_to_csc, "eliminate_zeros": _select, "spgemm": _spgemm,
-    "sum_duplicates": _sum_duplicates, "take_rows": _take_rows, "tril": _select, "triu": _select,
-}  # fmt: skip
+    "add": _add,
+    "bsr_to_csr": _bsr_to_csr,
+    "coo_to_csr": _coo_to_csr,
+    "csr_to_bsr": _csr_to_bsr,
+    "csr_to_csc": _csr_to_csc,
+    "eliminate_zeros": _select,
+    "spgemm": _spgemm,
+    "sum_duplicates": _sum_duplicates,
+    "take_rows": _take_rows,
+    "tril": _select,
+    "triu": _select,
+}
 
 
 @kernel("sparse.check_structure", backend="cpu")

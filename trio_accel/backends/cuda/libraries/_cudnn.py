@@ -290,11 +290,16 @@ _LAYOUTS: dict[str, Struct] = {
     ),
     "add_bias": Struct("<2Q3qi4x"),
     **dict.fromkeys(("pool", "mean_pool_grad"), Struct(f"<3Qq{_GRID}3qq4i")),
-    "max_pool_grad": Struct("<4Q3q2i"), "check_lengths": Struct("<3Q2q2i"),
-    "check_blocks": Struct("<4Q4q2i"), "gather": Struct("<4Q11q"), "attention_fused": Struct("<12Q41qd"),
-    "mask_to_bias": Struct("<2Q2q"), "attention_means": Struct("<3Q3q"), "attention_mend": Struct("<4Q12q"),
+    "max_pool_grad": Struct("<4Q3q2i"),
+    "check_lengths": Struct("<3Q2q2i"),
+    "check_blocks": Struct("<4Q4q2i"),
+    "gather": Struct("<4Q11q"),
+    "attention_fused": Struct("<12Q41qd"),
+    "mask_to_bias": Struct("<2Q2q"),
+    "attention_means": Struct("<3Q3q"),
+    "attention_mend": Struct("<4Q12q"),
     **dict.fromkeys(("attention_weights", "attention_slopes"), with_axes(SCORES, 2, 0)),
-}  # fmt: skip
+}
 
 _SPATIAL = 3
 # Alignment in bytes that the front end takes for granted of its tensors.
@@ -415,9 +420,13 @@ def grid_of(spec: Any, images: ArraySpec, windows: ArraySpec, extents: Ints) -> 
     """
     axes = len(spec.stride)
     rows = (
-        (images.shape[-axes:], 1), (extents, 1), (windows.shape[-axes:], 1), (spec.stride, 1),
-        (spec.padding, 0), (getattr(spec, "dilation", (1,) * axes), 1),
-    )  # fmt: skip
+        (images.shape[-axes:], 1),
+        (extents, 1),
+        (windows.shape[-axes:], 1),
+        (spec.stride, 1),
+        (spec.padding, 0),
+        (getattr(spec, "dilation", (1,) * axes), 1),
+    )
     return tuple([number for row, fill in rows for number in (*(fill,) * (_SPATIAL - axes), *row)])
 
 

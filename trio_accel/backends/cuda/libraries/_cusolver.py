@@ -26,17 +26,20 @@ _X, _WORK = "solver params", "work bytes host host_bytes info"
 # Arguments of each routine, in order (D107). T is the type, R its real one, C its complex one; a* and x* are
 # lists of addresses.
 _CALLS = {
-    "xpotrf": f"{_X} uplo n T a n T {_WORK}", "xgetrf": f"{_X} m n T a m pivots T {_WORK}",
-    "xgetrs": f"{_X} trans n columns T a n pivots T x n info", "xgeqrf": f"{_X} m n T a m T tau T {_WORK}",
+    "xpotrf": f"{_X} uplo n T a n T {_WORK}",
+    "xgetrf": f"{_X} m n T a m pivots T {_WORK}",
+    "xgetrs": f"{_X} trans n columns T a n pivots T x n info",
+    "xgeqrf": f"{_X} m n T a m T tau T {_WORK}",
     "xgesvd": f"{_X} job job m n T a m R s T u m T vh n T {_WORK}",
     "xsyev_batched": f"{_X} job uplo n T a n R w T {_WORK} batch",
     "xgeev": f"{_X} none job n T a n C w T null n T v n T {_WORK}",
     "?sygvd": "solver itype job uplo n a n b n w work elements info",
-    "?orgqr": "solver m n k a m tau work elements info", "?potrf_batched": "solver uplo n a* n info batch",
+    "?orgqr": "solver m n k a m tau work elements info",
+    "?potrf_batched": "solver uplo n a* n info batch",
     "?getrf_batched": "blas n a* n pivots info batch",
     "?getrs_batched": "blas trans n columns a* n pivots x* n said batch",
     "?gesvdj_batched": "solver job m n a m s u m v n work elements info jacobi batch",
-}  # fmt: skip
+}
 _WORDS = {name: tuple(words.split()) for name, words in _CALLS.items()}
 _ARRAYS = ("a", "b", "pivots", "x", "tau", "s", "u", "v", "vh", "w")
 # The functions that tell the size of a workspace are not told this.
@@ -179,8 +182,14 @@ _TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
 _TRIANGLES = {"": 0, "L": 1, "U": 2}
 _OF_ELEMENTS = ("screen", "blank", "finish_triangle")
 _NAMES = (
-    *_OF_ELEMENTS, "merge", "confirm_pivots", "determinants", "move_pivots", "list_matrices", "join_pairs",
-)  # fmt: skip
+    *_OF_ELEMENTS,
+    "merge",
+    "confirm_pivots",
+    "determinants",
+    "move_pivots",
+    "list_matrices",
+    "join_pairs",
+)
 
 
 class SolverKernels:

@@ -96,9 +96,15 @@ class RadixSort:
         if values is not None and self._value is not None:
             beside = self._buffer(values, self._value, count)
         return both, {
-            "d_in_keys": both, "d_out_keys": None, "d_in_values": beside, "d_out_values": None,
-            "num_items": count, "begin_bit": 0, "end_bit": bits, "stream": StreamHandle(stream),
-        }  # fmt: skip
+            "d_in_keys": both,
+            "d_out_keys": None,
+            "d_in_values": beside,
+            "d_out_values": None,
+            "num_items": count,
+            "begin_bit": 0,
+            "end_bit": bits,
+            "stream": StreamHandle(stream),
+        }
 
     def _buffer(self, addresses: tuple[int, int], dtype: np.dtype[Any], count: int) -> Any:
         return self._double_buffer(*[_Memory(address, dtype, count) for address in addresses])

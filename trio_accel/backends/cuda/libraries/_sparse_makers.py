@@ -89,9 +89,15 @@ _FIELDS = (
 )  # fmt: skip
 _ARGUMENTS = struct.Struct("<14Q8q3i4x")
 _KINDS = {
-    "sum_duplicates": 0, "coo_to_csr": 1, "csr_to_csc": 2, "bsr_to_csr": 3, "csr_to_bsr": 4,
-    "eliminate_zeros": 5, "tril": 6, "triu": 7,
-}  # fmt: skip
+    "sum_duplicates": 0,
+    "coo_to_csr": 1,
+    "csr_to_csc": 2,
+    "bsr_to_csr": 3,
+    "csr_to_bsr": 4,
+    "eliminate_zeros": 5,
+    "tril": 6,
+    "triu": 7,
+}
 _NAMES = (
     "make_keys", "mark_heads", "sum_groups", "fill_blocks", "move_columns",
     "point_keys", "put_total", "tell_outside", "mark_values", "move_values", "count_rows", "take_values",
@@ -445,6 +451,10 @@ class Maker:
 
 
 _WAYS = {
-    "coo_to_csr": "by_rows", "bsr_to_csr": "by_rows", "sum_duplicates": "by_rows",
-    "eliminate_zeros": "part", "tril": "part", "triu": "part",
-}  # fmt: skip
+    "coo_to_csr": "by_rows",
+    "bsr_to_csr": "by_rows",
+    "sum_duplicates": "by_rows",
+    "eliminate_zeros": "part",
+    "tril": "part",
+    "triu": "part",
+}

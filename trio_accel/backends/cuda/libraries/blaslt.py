@@ -29,8 +29,11 @@ _Desc, _Layout, _Preference = (
     cublasLt.MatmulPreferenceAttribute,
 )
 _CODES = {dtype: kind.code for dtype, kind in KINDS.items()} | {
-    DType.int8: 3, DType.int32: 10, DType.float8_e4m3fn: 28, DType.float8_e5m2: 29,
-}  # fmt: skip
+    DType.int8: 3,
+    DType.int32: 10,
+    DType.float8_e4m3fn: 28,
+    DType.float8_e5m2: 29,
+}
 """Codes of `cudaDataType`."""
 _COMPUTE = {
     "tf32": cublas.ComputeType.COMPUTE_32F_FAST_TF32,
@@ -43,10 +46,14 @@ _ROWS = {DType.float8_e4m3fn: 16, DType.float8_e5m2: 16, DType.int8: 4}
 _NAMES = {"relu_grad": "DRELU", "gelu_grad": "DGELU", "sum_a": "BGRADB", "sum_b": "BGRADA", "none": ""}
 # The attributes for the addresses of a specification's arrays: the library's a is our b.
 _POINTERS: Mapping[str, int] = {
-    "bias": _Desc.BIAS_POINTER, "sums": _Desc.BIAS_POINTER, "aux": _Desc.EPILOGUE_AUX_POINTER,
-    "saved": _Desc.EPILOGUE_AUX_POINTER, "scale_a": _Desc.B_SCALE_POINTER, "scale_b": _Desc.A_SCALE_POINTER,
+    "bias": _Desc.BIAS_POINTER,
+    "sums": _Desc.BIAS_POINTER,
+    "aux": _Desc.EPILOGUE_AUX_POINTER,
+    "saved": _Desc.EPILOGUE_AUX_POINTER,
+    "scale_a": _Desc.B_SCALE_POINTER,
+    "scale_b": _Desc.A_SCALE_POINTER,
     "scale_out": _Desc.D_SCALE_POINTER,
-}  # fmt: skip
+}
 # Nothing there is read or written before a launch has put the address of its array there.
 _SOMEWHERE = 256
 _PER_ROW = int(cublasLt.MatmulMatrixScale.OUTER_VEC_32F)
@@ -117,9 +124,22 @@ class Routine:
     """
 
     __slots__ = (
-        "_address", "_alpha", "_desc", "_factors", "_found", "_handle", "_layouts", "_pointer", "_way",
-        "close", "fields", "problem", "scale_strides", "ways", "workspace",
-    )  # fmt: skip
+        "_address",
+        "_alpha",
+        "_desc",
+        "_factors",
+        "_found",
+        "_handle",
+        "_layouts",
+        "_pointer",
+        "_way",
+        "close",
+        "fields",
+        "problem",
+        "scale_strides",
+        "ways",
+        "workspace",
+    )
 
     def __init__(self, handle: int, problem: Problem, most_workspace: int, count: int) -> None:
         self._handle = handle

@@ -14,9 +14,20 @@ import numpy.typing as npt
 from ..dtypes import DType, Ints
 
 __all__ = [
-    "ArraySpec", "NumberRole", "Role", "StatusArray", "contiguous_strides", "exact", "number", "packed",
-    "reads", "scalar", "status", "updates", "writes",
-]  # fmt: skip
+    "ArraySpec",
+    "NumberRole",
+    "Role",
+    "StatusArray",
+    "contiguous_strides",
+    "exact",
+    "number",
+    "packed",
+    "reads",
+    "scalar",
+    "status",
+    "updates",
+    "writes",
+]
 
 _MOST_LAYOUTS = 1024
 

@@ -33,9 +33,16 @@ from ..dtypes import DType, Ints, Strs
 from ._array import ArraySpec
 
 __all__ = [
-    "KINDS", "Item", "Shapes", "check_index", "column", "common_shape", "complex_of", "parse_shapes",
+    "KINDS",
+    "Item",
+    "Shapes",
+    "check_index",
+    "column",
+    "common_shape",
+    "complex_of",
+    "parse_shapes",
     "real_of",
-]  # fmt: skip
+]
 
 
 _REAL = {DType.complex64: DType.float32, DType.complex128: DType.float64}

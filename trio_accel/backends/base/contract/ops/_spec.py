@@ -34,9 +34,17 @@ from ._array import (
 from ._asker import Asker
 
 __all__ = [
-    "DESCRIPTORS", "Descriptor", "OperationSpec", "SpecField", "array_key", "arrays_of", "field_repr",
-    "map_arrays", "specification", "value_key",
-]  # fmt: skip
+    "DESCRIPTORS",
+    "Descriptor",
+    "OperationSpec",
+    "SpecField",
+    "array_key",
+    "arrays_of",
+    "field_repr",
+    "map_arrays",
+    "specification",
+    "value_key",
+]
 
 SpecT = TypeVar("SpecT")
 

@@ -13,9 +13,20 @@ from ._array import ArraySpec, StatusArray, exact, reads, status, writes
 from ._spec import OperationSpec, specification
 
 __all__ = [
-    "IDENTITIES", "Combination", "CountSpec", "GroupSpec", "Scan", "ScanSpec", "SearchSpec", "SegmentSpec",
-    "SelectSpec", "SortSpec", "accumulator_of", "identity_of", "number_of",
-]  # fmt: skip
+    "IDENTITIES",
+    "Combination",
+    "CountSpec",
+    "GroupSpec",
+    "Scan",
+    "ScanSpec",
+    "SearchSpec",
+    "SegmentSpec",
+    "SelectSpec",
+    "SortSpec",
+    "accumulator_of",
+    "identity_of",
+    "number_of",
+]
 
 Combination: TypeAlias = Literal["sum", "prod", "min", "max"]
 """What elements are combined by."""

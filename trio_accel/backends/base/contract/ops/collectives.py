@@ -10,8 +10,12 @@ from ._array import ArraySpec, StatusArray, exact, packed, reads, scalar, status
 from ._spec import OperationSpec, specification
 
 __all__ = [
-    "CloseCommunicatorSpec", "CollectiveSpec", "CommunicatorIdSpec", "OpenCommunicatorSpec", "Waiting",
-]  # fmt: skip
+    "CloseCommunicatorSpec",
+    "CollectiveSpec",
+    "CommunicatorIdSpec",
+    "OpenCommunicatorSpec",
+    "Waiting",
+]
 
 
 class _Point(Protocol):

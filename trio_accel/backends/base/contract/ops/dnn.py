@@ -12,10 +12,17 @@ from ._array import ArraySpec, exact, reads, scalar, writes
 from ._spec import OperationSpec, specification
 
 __all__ = [
-    "Alignment", "AttentionGradSpec", "AttentionSpec", "AvgPoolGradSpec", "AvgPoolSpec",
-    "ConvolutionInputGradSpec", "ConvolutionSpec", "ConvolutionWeightGradSpec", "MaxPoolGradSpec",
+    "Alignment",
+    "AttentionGradSpec",
+    "AttentionSpec",
+    "AvgPoolGradSpec",
+    "AvgPoolSpec",
+    "ConvolutionInputGradSpec",
+    "ConvolutionSpec",
+    "ConvolutionWeightGradSpec",
+    "MaxPoolGradSpec",
     "MaxPoolSpec",
-]  # fmt: skip
+]
 
 
 @specification

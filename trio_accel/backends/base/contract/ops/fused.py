@@ -15,9 +15,18 @@ from ._spec import OperationSpec, specification
 from .numeric import product_shape
 
 __all__ = [
-    "NO_ARRAYS", "SCALED_BLOCK", "FusedDtypes", "FusedEpilogue", "FusedMatmulSpec", "Precision", "ScaleKind",
-    "aux_columns", "differ_in_dtype", "fused_dtypes", "fused_shape",
-]  # fmt: skip
+    "NO_ARRAYS",
+    "SCALED_BLOCK",
+    "FusedDtypes",
+    "FusedEpilogue",
+    "FusedMatmulSpec",
+    "Precision",
+    "ScaleKind",
+    "aux_columns",
+    "differ_in_dtype",
+    "fused_dtypes",
+    "fused_shape",
+]
 
 FusedEpilogue: TypeAlias = Literal["none", "relu", "gelu", "relu_grad", "gelu_grad", "sum_a", "sum_b"]
 """What is done behind the product: see `FusedMatmulSpec`."""
@@ -59,11 +68,15 @@ def _results() -> dict[tuple[DType, DType], tuple[DType, ...]]:
     f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
     e4, e5 = _FLOAT8
     return {
-        (f16, f16): (f16, f32), (bf16, bf16): (bf16, f32), (f32, f32): (f32,),
-        (DType.float64, DType.float64): (DType.float64,), (e4, e4): (bf16, f16, f32, e4),
-        (e4, e5): (bf16, f16, f32, e4, e5), (e5, e4): (bf16, f16, f32, e4, e5),
+        (f16, f16): (f16, f32),
+        (bf16, bf16): (bf16, f32),
+        (f32, f32): (f32,),
+        (DType.float64, DType.float64): (DType.float64,),
+        (e4, e4): (bf16, f16, f32, e4),
+        (e4, e5): (bf16, f16, f32, e4, e5),
+        (e5, e4): (bf16, f16, f32, e4, e5),
         (DType.int8, DType.int8): (DType.int32, DType.int8, f32),
-    }  # fmt: skip
+    }
 
 
 _KNOWN: dict[tuple[int, int, int], FusedDtypes] = {}

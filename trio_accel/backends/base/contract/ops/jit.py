@@ -17,10 +17,23 @@ from ._spec import OperationSpec, specification
 from .tensor_maps import TensorMap
 
 __all__ = [
-    "RESULT_WORDS", "CodeFormat", "Dim3", "KernelCode", "KernelDefinition", "KernelInfoSpec", "KernelLayout",
-    "KernelParameter", "KernelRole", "KernelSpec", "ProgramCall", "ProgramFetch", "ProgramNext",
-    "ProgramResult", "ProgramReturn", "scalar_offsets",
-]  # fmt: skip
+    "RESULT_WORDS",
+    "CodeFormat",
+    "Dim3",
+    "KernelCode",
+    "KernelDefinition",
+    "KernelInfoSpec",
+    "KernelLayout",
+    "KernelParameter",
+    "KernelRole",
+    "KernelSpec",
+    "ProgramCall",
+    "ProgramFetch",
+    "ProgramNext",
+    "ProgramResult",
+    "ProgramReturn",
+    "scalar_offsets",
+]
 
 CodeFormat: TypeAlias = Literal["c++", "ptx", "cubin", "fatbin", "ltoir"]
 """Format of code, by the names of `cuda.core`."""
@@ -173,9 +186,17 @@ class KernelInfoSpec(OperationSpec):
     runs_code: ClassVar[bool] = True
 
     WORDS = (
-        "max_active_blocks", "suggested_block", "suggested_grid", "max_active_clusters", "max_threads",
-        "registers", "static_shared", "max_dynamic_shared", "local_bytes", "multiprocessors",
-    )  # fmt: skip
+        "max_active_blocks",
+        "suggested_block",
+        "suggested_grid",
+        "max_active_clusters",
+        "max_threads",
+        "registers",
+        "static_shared",
+        "max_dynamic_shared",
+        "local_bytes",
+        "multiprocessors",
+    )
 
     definition: str = exact()
     block: Dim3 = exact()

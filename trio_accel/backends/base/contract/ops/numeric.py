@@ -30,7 +30,7 @@ __all__ = [
     "in_between",
     "product_shape",
     "transformed_shape",
-]  # fmt: skip
+]
 
 Transpose = Literal["N", "T", "C"]
 """As it is, transposed, or transposed and conjugated: the BLAS's letters."""

@@ -12,9 +12,15 @@ from ._array import ArraySpec, StatusArray, exact, packed, reads, status, writes
 from ._spec import OperationSpec, specification
 
 __all__ = [
-    "FIRST", "JUMP_WORDS", "PLACE", "LinearSequence", "Rejection", "RejectionSpec", "SequenceSpec",
+    "FIRST",
+    "JUMP_WORDS",
+    "PLACE",
+    "LinearSequence",
+    "Rejection",
+    "RejectionSpec",
+    "SequenceSpec",
     "SobolSpec",
-]  # fmt: skip
+]
 
 PLACE = Struct("<QQ")
 """Key and first row in a Philox sequence: a plan does not depend on them."""
