@@ -268,6 +268,14 @@ def docs(session: nox.Session) -> None:
     _python(session, "-m", "pytest", *THREE_AT_A_TIME, *_files(having=["docs"]))
 
 
+@nox.session(default=False)
+def site(session: nox.Session) -> None:
+    """Build the pages of main and of every release into docs/_build/site, each with the list of all."""
+    session.install(*nox.project.dependency_groups(nox.project.load_toml("pyproject.toml"), "site"))
+    shutil.rmtree(ROOT / "docs" / "_build" / "site", ignore_errors=True)
+    session.run("sphinx-polyversion", "docs/versions.py", "-v")
+
+
 @in_env
 def examples(session: nox.Session) -> None:
     """Run every example program as its reader would."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -35,6 +37,24 @@ html_theme = "furo"
 html_title = f"trio_accel {release}"
 html_static_path = ["_static"]
 html_css_files = ["wide.css"]
+templates_path = ["_templates"]
+# What `versions.py` hands over: the names of all versions, and of this one.
+html_context = json.loads(os.environ.get("POLYVERSION_DATA", "{}"))
+html_sidebars = {
+    "**": [
+        "sidebar/brand.html",
+        "sidebar/search.html",
+        "sidebar/scroll-start.html",
+        "sidebar/navigation.html",
+        "versions.html",
+        "sidebar/scroll-end.html",
+        "sidebar/variant-selector.html",
+    ]
+}
+if html_context.get("current_version") == "main" and len(html_context["versions"]) > 1:
+    html_theme_options = {
+        "announcement": "These pages describe the development version, which is not released."
+    }
 
 myst_heading_anchors = 4  # the same anchors as on a repository page
 

@@ -9,8 +9,8 @@ between two comments, which get entries here:
 
 Above the first of them stands a table of each heading's names: a line for each, which leads to its entry.
 Tables are put in place in the same way: those of `operations_table.py`, `determinism_table.py` and
-`array_api_table.py`. The result is plain Markdown, and is not committed. The web pages have directives of
-Sphinx in place of the signatures: see `reference_domain.py`.
+`array_api_table.py`, and the index of all names with their arguments. The result is plain Markdown, and is
+not committed. The web pages have directives of Sphinx in place of the signatures: see `reference_domain.py`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _TABLES = {
     "the callers of the array API": array_api_table.caller_tables,
 }
 _COLUMNS = 116
+INDEX = re.compile(r"<!-- index of signatures -->\n.*?\n<!-- end of index -->", re.DOTALL)
 # Stands for a space in code while lines are filled.
 _NO_BREAK = "\0"
 # The name of a type in an annotation; the name behind a dot or in quotes is another's.
@@ -559,7 +560,48 @@ def generated(kind: type[Writer] = Writer) -> Mapping[Path, str]:
                 for heading, anchor in anchors_of(text).items()
                 if heading.partition(".")[0] in names
             }
+    for page in pages:
+        page.text = INDEX.sub(lambda _: index_of(pages), page.text)
     return {page.path: page.text for page in pages}
+
+
+def index_of(pages: Sequence[Page]) -> str:
+    """The tables of all names, one for each page: a name leads to its entry, beside its arguments."""
+    tables: list[str] = []
+    for page in pages:
+        title = page.template.partition("\n")[0].removeprefix("# ")
+        rows: list[str] = []
+        for module, name in sorted(
+            dict.fromkeys(entries_of(page.template)), key=lambda entry: entry[1].lower()
+        ):
+            definition = source.find(module, name)
+            if definition is not None and (anchor := page.anchors.get(name)):
+                cells = [f"[`{name}`]({page.path.name}#{anchor})", _code(arguments_in_short(definition))]
+                rows.append(f"| {' | '.join(cells)} | `{module}` |")
+        if rows:
+            table = "\n".join(["| name | arguments | module |", "|---|---|---|", *rows])
+            tables.append(f"## {title}\n\n{table}")
+    return "\n\n".join(tables)
+
+
+def arguments_in_short(definition: Definition) -> str:
+    """The arguments of a function or of a constructor, with defaults and without types; empty for a value."""
+    node = definition.node
+    if isinstance(node, ast.ClassDef):
+        arguments = constructor_of(Class(definition), source.as_it_is)
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        arguments = source.arguments_of(node, skip_first=False)
+    else:
+        return ""
+    return "" if arguments is None else f"({', '.join(map(_without_type, arguments))})"
+
+
+def _without_type(argument: str) -> str:
+    name, has_type, rest = argument.partition(": ")
+    if not has_type:
+        return argument
+    _, has_default, default = rest.rpartition(" = ")
+    return f"{name}={default}" if has_default else name
 
 
 def _filled(page: Page, writer: Writer) -> str:

@@ -353,7 +353,10 @@ def default_of(node: ast.AnnAssign | ast.Assign) -> str | None:
         options = {keyword.arg: keyword.value for keyword in value.keywords}
         if "default" in options:
             return as_written(ast.unparse(options["default"]))
-        return f"{ast.unparse(options['factory'])}()" if "factory" in options else None
+        factory = options.get("factory")
+        if isinstance(factory, ast.Lambda):
+            return as_written(ast.unparse(factory.body))
+        return None if factory is None else f"{ast.unparse(factory)}()"
     if isinstance(value, ast.Call) and ast.unparse(value.func) in _ROLES:
         return None
     return as_written(ast.unparse(value))
