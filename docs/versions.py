@@ -1,8 +1,8 @@
-"""Build the pages of `main` and of every release into one site: `sphinx-polyversion docs/versions.py FOLDER`.
+"""Build the pages of `main` and of each release into one site: `sphinx-polyversion docs/versions.py FOLDER`.
 
-Each version is checked out, installed into an environment of its own, and built by its own `conf.py`, to which
-`data_of` hands the names of all versions. A version that cannot be built ends the program with an error, because
-a site without it would look complete.
+Each version is checked out, installed into an environment of its own, and built by its own `conf.py`, to
+which `data_of` hands the names of all versions. A version that cannot be built ends the program with an
+error, because a site without it would look complete.
 """
 
 from __future__ import annotations
