@@ -132,7 +132,7 @@ async def completing(at: Place, completion: Any) -> None:
 async def asked(at: Place, pattern: Any, item: Any, *args: Any, **given: Any) -> Any:
     ref = await at.system.spawn(pattern, *args, **given)
     try:
-        return await ref.ask(patterns.Call(item))
+        return await ref.ask(patterns.Submit(item))
     finally:
         await ref.stop()  # noqa: ASYNC102  # the system ends it too
 
@@ -375,7 +375,7 @@ async def stepped(at: Place, given: Given) -> Any:
 async def asked_fair(at: Place, given: Given) -> Any:
     ref = await at.system.spawn(P.FairScheduler, model)
     try:
-        return await ref.ask(P.FairCall(1, tenant="a", **given))
+        return await ref.ask(P.FairSubmit(1, tenant="a", **given))
     finally:
         await ref.stop()  # noqa: ASYNC102  # the system ends it too
 
@@ -573,7 +573,7 @@ CALLS: dict[str, Use] = {
     ),
     "Deadline.after": lambda at, given: tried(at, P.Deadline.after(**given)),
     "Deadline.from_header": lambda at, given: tried(at, P.Deadline.from_header("5", **given)),
-    "patterns.FairCall": asked_fair,
+    "patterns.FairSubmit": asked_fair,
     "patterns.FairScheduler": lambda at, given: asked(
         at,
         P.FairScheduler,

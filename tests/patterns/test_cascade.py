@@ -16,7 +16,6 @@ from trio.testing import MockClock
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     Cascade,
     CascadeAnswer,
     CascadeStatistics,
@@ -24,6 +23,7 @@ from trio_accel.patterns import (
     ModelOutputError,
     NoAnswerError,
     Stage,
+    Submit,
 )
 
 Scored = tuple[str, float]
@@ -55,7 +55,7 @@ def stage(name: str, confidence: float, threshold: Any = 0.5, **options: Any) ->
 
 async def ask(system: ta.System, *stages: Stage[str, Scored], **options: Any) -> CascadeAnswer[Scored]:
     cascade = await system.spawn(Cascade, stages, **options)
-    return await cascade.ask(Call("x"))
+    return await cascade.ask(Submit("x"))
 
 
 async def test_the_first_stage_that_is_sure_enough_answers(system: ta.System) -> None:
@@ -82,7 +82,7 @@ async def test_a_failing_stage_falls_through_where_it_may(system: ta.System) -> 
     error = trio.TooSlowError()
     bad = Stage("tiny", failing(error), confidence=second, falls_through=(trio.TooSlowError, OSError))
     cascade = await system.spawn(Cascade, [bad, stage("large", 1.0)])
-    answer = await cascade.ask(Call("x"))
+    answer = await cascade.ask(Submit("x"))
     assert answer.stage == "large"
     assert answer.passed[0].error is error
     counted: CascadeStatistics = await cascade.ask(GetStatistics())
@@ -143,7 +143,7 @@ async def test_a_slow_stage_holds_up_nobody_else(autojump_clock: MockClock, syst
     begun, ends = trio.current_time(), dict[float, float]()
 
     async def one(seconds: float) -> None:
-        await cascade.ask(Call(seconds))
+        await cascade.ask(Submit(seconds))
         ends[seconds] = trio.current_time() - begun
 
     async with trio.open_nursery() as nursery:
@@ -176,7 +176,7 @@ async def test_a_cascade_is_a_stage_of_another(system: ta.System) -> None:
         return answer.confidence or 0.0
 
     outer = await system.spawn(Cascade, [Stage("inner", inner, confidence=confidence, threshold=0.1)])
-    answer = await outer.ask(Call("x"))
+    answer = await outer.ask(Submit("x"))
     assert answer.result.result == ("tiny x", 0.2)
 
 

@@ -27,8 +27,8 @@ from ..actors import (
 from ..backends.base import CompletionTimeoutError, ContextLostError, DeviceLostError, QueueFullError, Refused
 from ._checks import ModelOutputError
 from ._limits import is_transient
-from ._servants import Call, ItemT, Model, ResultT, as_callable, outcome_of
-from ._waiting import EntryT, QueueServant, Waiting, WaitingStatistics
+from ._submit import ItemT, Model, ResultT, Submit, as_callable, outcome_of
+from ._waiting import EntryT, QueueActor, Waiting, WaitingStatistics
 
 __all__ = ["BatchResults", "Batcher", "BatcherStatistics", "may_be_one_request"]
 
@@ -194,8 +194,8 @@ class Batch(Generic[EntryT]):
             self.scope.cancel(reason="all askers of the batch were cancelled")
 
 
-class BatchServant(QueueServant[ItemT, ResultT, EntryT]):
-    """A servant whose model works on several requests at once; for the arguments see `Batcher`."""
+class BatchActor(QueueActor[ItemT, ResultT, EntryT]):
+    """An actor whose model works on several requests at once; for the arguments see `Batcher`."""
 
     def __init__(
         self,
@@ -363,7 +363,7 @@ class BatcherStatistics(WaitingStatistics):
 
 
 @final
-class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
+class Batcher(BatchActor[ItemT, ResultT, Entry[ItemT, ResultT]]):
     """Collect calls, and put them through a model together.
 
     A batch is launched when it is full, or when its first call has waited for `max_wait` seconds. At most
@@ -403,7 +403,8 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
 
     Args:
         model: Takes a list of items, and returns a result for each in the same order: an async callable, or
-            a servant. A sequence, a NumPy array and an `AccelRef` are results; the replies are its elements.
+            a `SubmitActor`. A sequence, a NumPy array and an `AccelRef` are results; the replies are its
+            elements.
         max_size: The most calls in a batch.
         max_wait: The most seconds that a call waits for others, if the model has room.
         max_in_flight: The most batches that run at once. 1 for a model that must not be called twice at once.
@@ -452,7 +453,7 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         # Tasks that go through batches.
         self._runners = 1
 
-    def make(self, message: Call[ItemT]) -> Entry[ItemT, ResultT]:
+    def make(self, message: Submit[ItemT]) -> Entry[ItemT, ResultT]:
         return Entry(item=message.item)
 
     def put(self, entry: Entry[ItemT, ResultT]) -> None:

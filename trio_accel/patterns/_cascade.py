@@ -11,7 +11,7 @@ import attrs
 
 from ..actors import must_be_number, must_be_one_of, named_options
 from ._checks import ModelOutputError
-from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable, is_model
+from ._submit import CallStatistics, ItemT, Model, ResultT, Tally, TaskSubmitActor, as_callable, is_model
 
 __all__ = [
     "Cascade",
@@ -153,11 +153,11 @@ class NoAnswerError(Exception):
         return str(self.args[0])
 
 
-class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT]):
-    """Asks its stages in order until one is confident enough: a `Servant` whose reply is a `CascadeAnswer`.
+class Cascade(TaskSubmitActor[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT]):
+    """Asks its stages in order until one is confident enough, and replies with a `CascadeAnswer`.
 
     Each call runs in a task of its own, so a slow stage holds up no other. For errors, cancellation and
-    restarts see `TaskServant`. Its statistics are `CascadeStatistics`.
+    restarts see `TaskSubmitActor`. Its statistics are `CascadeStatistics`.
 
     Args:
         stages: Cheapest first.

@@ -19,8 +19,8 @@ from trio.lowlevel import enable_ki_protection
 from ..actors import Reading, checked_options, must_be_count, must_be_positive
 from ._batcher import (
     Batch,
+    BatchActor,
     BatchResults,
-    BatchServant,
     is_loss,
     may_be_one_request,
     one_for_each,
@@ -31,7 +31,7 @@ from ._fair_queue import FairQueue, Weights, weight_in
 from ._parts import Streamable, Streamed
 from ._places import LEVEL_ARRIVALS, Places
 from ._sequences import ContinuousStatistics, Last, Room, RunningSequence, SequenceEntry, StepResult
-from ._servants import Call, ItemT, Model, as_callable, count, outcome_of
+from ._submit import ItemT, Model, Submit, as_callable, count, outcome_of
 from ._waiting import spread_of_waits
 
 __all__ = ["ContinuousBatcher"]
@@ -65,14 +65,14 @@ class _Flight(Batch[SequenceEntry[ItemT, PartT]]):
 
 @final
 class ContinuousBatcher(
-    BatchServant[Streamable[ItemT, PartT], tuple[PartT, ...], SequenceEntry[ItemT, PartT]],
+    BatchActor[Streamable[ItemT, PartT], tuple[PartT, ...], SequenceEntry[ItemT, PartT]],
     Generic[ItemT, PartT],
 ):
     """Goes through many sequences at once, step by step; they join and leave between two steps.
 
     This is iteration-level scheduling (Yu et al., "Orca", OSDI 2022), as servers of language models do it.
     The batcher knows no model: a `step` takes the sequences of a batch, and gives each of them its next
-    parts. ``ask(Call(item))`` replies with a tuple of all parts, and `open_parts` gives them as they come.
+    parts. ``ask(Submit(item))`` replies with a tuple of all parts, and `open_parts` gives them as they come.
 
     **Step.** ``async def step(batch: list[RunningSequence])`` returns one result for each: a list or a tuple
     of parts, which is empty while the prompt goes through; ``Last(parts)`` with the last ones; or
@@ -132,7 +132,7 @@ class ContinuousBatcher(
     The step sees neither the deadlines nor the context variables of the askers: it works for several.
 
     Args:
-        step: See above: an async callable, or a servant.
+        step: See above: an async callable, or an actor.
         length: Positions of the prompt of an item, a whole number from 1; without it, 1.
         cost: Cost of an item, at least 0.
         max_cost: The highest cost of all sequences in the batch.
@@ -242,7 +242,7 @@ class ContinuousBatcher(
         beside = sum(not entry.is_aside for entry in self._aside)
         return self._queue.queued + (self._next is not None) + beside
 
-    def make(self, message: Call[Streamable[ItemT, PartT]]) -> SequenceEntry[ItemT, PartT]:
+    def make(self, message: Submit[Streamable[ItemT, PartT]]) -> SequenceEntry[ItemT, PartT]:
         item: Any = message.item
         stream: Any = None
         if isinstance(message.item, Streamed):

@@ -32,7 +32,7 @@ from ..actors import (
 )
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, NotSupportedError
 from ._checks import ModelOutputError, whole
-from ._servants import ItemT, Model, ResultT, as_callable
+from ._submit import ItemT, Model, ResultT, as_callable
 
 __all__ = [
     "CircuitBreaker",

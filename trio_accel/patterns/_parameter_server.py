@@ -19,7 +19,7 @@ import trio
 from ..actors import NotExecutedError, must_be_count, must_be_one_of
 from ..backends.base import ContextLostError, DType
 from ..devices import AccelRef, Device
-from ._servants import CallStatistics, TaskServant
+from ._submit import CallStatistics, TaskSubmitActor
 
 __all__ = [
     "ParameterServer",
@@ -60,12 +60,12 @@ class StaleGradientsError(NotExecutedError):
 
 @attrs.frozen
 class Pull:
-    """Ask for the parameters, by ``server.ask(Call(Pull()))``. It waits for no push."""
+    """Ask for the parameters, by ``server.ask(Submit(Pull()))``. It waits for no push."""
 
 
 @attrs.frozen(eq=False)
 class Push:
-    """Have a step taken, by ``server.ask(Call(Push(gradients, version)))``.
+    """Have a step taken, by ``server.ask(Submit(Push(gradients, version)))``.
 
     Attributes:
         gradients: An array for each parameter by its name, of its shape and dtype, on any device or the host.
@@ -198,8 +198,8 @@ class ParameterState:
         self.version += 1
 
 
-class ParameterServer(TaskServant[Pull | Push, Parameters]):
-    """Trains parameters by the gradients that workers push: a `Servant` whose reply is `Parameters`.
+class ParameterServer(TaskSubmitActor[Pull | Push, Parameters]):
+    """Trains parameters by the gradients that workers push: a `SubmitActor` whose reply is `Parameters`.
 
     Steps are taken one after the other, each on copies. A push that fails has changed nothing. If its asker
     is cancelled, the whole step was taken, or none. A worker that is lost loses the push that it was making.

@@ -26,7 +26,7 @@ import attrs
 
 from ._fair_queue import FairQueue, Weights
 from ._sequences import PartT, Room, SequenceEntry
-from ._servants import ItemT
+from ._submit import ItemT
 
 # Arrivals of the level below that one of a level of priority goes before.
 LEVEL_ARRIVALS = 1000
