@@ -14,7 +14,7 @@ from trio_accel.patterns import Batcher, Submit
 from trio_accel.programs import Array, method
 
 CENTRES = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-OPTIONS = ta.DeviceOptions(isolation="process", stuck_after=10.0, retry=1, spares=1, when_given_up="reopen")
+OPTIONS = ta.DeviceOptions(isolation="process", stuck_after=10.0, retry=1, spares=1, on_failure="reopen")
 LIMITS = Limits(body=500, answer=5.0)
 Point = tuple[FiniteFloat, FiniteFloat]
 Predictions = Batcher[Point, Array]

@@ -319,7 +319,7 @@ class DeviceOptions:
         backoff: Waiting before a context or library is started again. None takes the default recovery
             policy: after progress at once, and at most 1 second where losses follow one another closely;
             without progress as `Backoff` has it. A back-off that is given here holds for every restart.
-        when_given_up: What follows where there were more losses than `intensity` allows. ``"end"``: nothing.
+        on_failure: What follows where there were more losses than `intensity` allows. ``"end"``: nothing.
             The device has ended, and its arrays can be adopted. ``"reopen"``: it is opened again, after 1, 2,
             4 seconds and so on, 60 at most. Its references stay, and so do the arrays of workers. Until it
             has a context, all that is asked gets `DeviceLostError` with `retry_after` at once. A context that
@@ -373,7 +373,7 @@ class DeviceOptions:
     retry_suspects: bool = False
     intensity: Intensity | None = None
     backoff: Backoff | None = None
-    when_given_up: Literal["end", "reopen"] = attrs.field(
+    on_failure: Literal["end", "reopen"] = attrs.field(
         default="end", validator=must("be 'end' or 'reopen'", lambda value: value in ("end", "reopen"))
     )
     cancel_grace: float = attrs.field(default=0.0, validator=_seconds)

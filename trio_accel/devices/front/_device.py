@@ -429,7 +429,7 @@ class OpenDevice(Device):
                 options,
                 directives={Exception: Directive.STOP},
                 grace=options.close_grace + 10.0,
-                reopens=options.when_given_up == "reopen",
+                reopens=options.on_failure == "reopen",
             ),
         )
         self.dispatch.started()
