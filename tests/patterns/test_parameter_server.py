@@ -187,7 +187,7 @@ async def test_what_is_refused_changes_nothing(system: ta.System, device: ta.Dev
 
 async def test_nan_is_taken_where_that_was_chosen(system: ta.System, device: ta.Device) -> None:
     state = await ParameterState.put(device, arrays(0))
-    server = await system.spawn(ParameterServer, state, RULES["sgd"][1], on_nan="take")
+    server = await system.spawn(ParameterServer, state, RULES["sgd"][1], on_nan="allow")
     made = await server.ask(Submit(Push(arrays(1) | {"scale": np.array(math.nan)}, 0)))
     found = await on_host(made)
     assert math.isnan(found[-1])

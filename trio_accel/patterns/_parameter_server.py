@@ -35,7 +35,7 @@ __all__ = [
 UpdateStep: TypeAlias = Callable[..., Awaitable[object]]
 """Changes a parameter and its slots in place: ``await step(parameter, gradient, *slots, number)``."""
 _Array: TypeAlias = AccelRef | npt.NDArray[Any]
-_OnNan: TypeAlias = Literal["refuse", "take"]
+_OnNan: TypeAlias = Literal["refuse", "allow"]
 # Steps are taken on copies, so a loss of the context leaves what they were made of.
 _ATTEMPTS = 3
 _MOST_SLOTS = 16
@@ -213,7 +213,7 @@ class ParameterServer(TaskSubmitActor[Pull | Push, Parameters]):
             begin with 1. ``functools.partial(ta.nn.adamw, lr=1e-3)`` is one, for two slots.
         max_staleness: How many steps may have been taken since the version of a push. None for any number.
         on_nan: What becomes of gradients with NaN or infinity. ``"refuse"`` raises a `ValueError`, and costs
-            one more request to the device; ``"take"`` takes the step.
+            one more request to the device; ``"allow"`` takes the step.
 
     Raises:
         ValueError: `max_staleness` is below 0, or `on_nan` is another word.
