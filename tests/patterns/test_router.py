@@ -178,12 +178,12 @@ async def test_requests_of_a_key_keep_their_order_at_one_member(
     assert len(log) == 200
 
 
-@pytest.mark.parametrize("fails_over", [False, True])
+@pytest.mark.parametrize("failover", [False, True])
 async def test_keys_of_one_that_restarts(
-    system: ta.System, autojump_clock: MockClock, fails_over: bool
+    system: ta.System, autojump_clock: MockClock, failover: bool
 ) -> None:
     slow = Policy(backoff=Backoff(initial=100.0, base=100.0, maximum=100.0, jitter=0.0))
-    by = ByKey(lambda item: item[0], fails_over=fails_over)
+    by = ByKey(lambda item: item[0], failover=failover)
     pool = await system.spawn(Pool, Logging, 2, EMPTY, by=by, member_policy=slow, name="pool")
     home = f"test/pool/{place_of('Ann', ['0', '1'])}"
     assert await pool.ask(Submit(("Ann", 1))) == home
@@ -191,7 +191,7 @@ async def test_keys_of_one_that_restarts(
         await pool.ask(Submit(("Ann", -1)))
     begin = trio.current_time()
     path = await pool.ask(Submit(("Ann", 2)))
-    if fails_over:
+    if failover:
         assert path != home
         assert trio.current_time() - begin < 1
     else:
@@ -268,7 +268,7 @@ async def test_what_is_refused_unexecuted_goes_on_to_the_next(
 ) -> None:
     mailbox = MailboxOptions(capacity=1, overflow=Overflow.REJECT)
     refs = [await system.spawn(Logging, EMPTY, name=name, mailbox=mailbox) for name in ("a", "b")]
-    router = await system.spawn(Router, refs, by=ByKey(lambda item: item[0], fails_over=True))
+    router = await system.spawn(Router, refs, by=ByKey(lambda item: item[0], failover=True))
     outcomes: list[object] = []
 
     async def ask(number: int) -> None:

@@ -202,18 +202,18 @@ class ByKey:
 
     Attributes:
         key: Gives the key of an item: a str, bytes or an int.
-        fails_over: Whether another replica serves the keys of one that restarts. If not, their requests
+        failover: Whether another replica serves the keys of one that restarts. If not, their requests
             wait for it, in order, and a mailbox that is full refuses them. So a key with a state of its own
             is served by one replica, as long as that lives.
     """
 
     key: Callable[[Any], Key]
-    fails_over: bool = attrs.field(default=False, kw_only=True)
+    failover: bool = attrs.field(default=False, kw_only=True)
 
     @property
     def skips(self) -> bool:
-        """Whether one that restarts is skipped: `fails_over`."""
-        return self.fails_over
+        """Whether one that restarts is skipped: `failover`."""
+        return self.failover
 
     def choose(self, item: Any, candidates: Sequence[CandidateT]) -> CandidateT:
         """See `Routing.choose`."""
