@@ -12,7 +12,7 @@ import trio
 from ..actors import ActorStoppedError, Message, Request, warn_untold
 from ..devices import Key, by_key
 from ._blame import Blame, Trial
-from ._errors import NodeLostError, NotAtHomeError
+from ._errors import EntityMovedError, NodeLostError
 from ._frames import digest_of, path_of
 from ._link import Link, LinkLostError
 from ._members import Member, Target
@@ -167,7 +167,7 @@ class Router:
                 try:
                     link = await self.link(member)
                     return await link.ask(("ask", table.epoch, target, message, number, is_told))
-                except NotAtHomeError:
+                except EntityMovedError:
                     pass
                 except LinkLostError as error:
                     if error.is_begun and (number is None or self.is_closed):
