@@ -23,7 +23,7 @@ from trio_accel.patterns import (
     ModelOutputError,
     Submit,
     SubmitActor,
-    may_be_one_request,
+    is_request_error,
 )
 
 BatchModel = Callable[[list[int]], Awaitable[object]]
@@ -218,7 +218,7 @@ async def test_what_divides_is_said_by_the_program(system: ta.System, autojump_c
     assert [type(error) for error in errors] == [ValueError, ValueError]
     assert isinstance(errors[0], ValueError)
     assert "divides is broken" in errors[0].__notes__[0]
-    assert may_be_one_request(ta.OutOfMemoryError("full", device="cpu:0", requested=2, free=1, total=1))
+    assert is_request_error(ta.OutOfMemoryError("full", device="cpu:0", requested=2, free=1, total=1))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from ._limits import is_transient
 from ._submit import ItemT, Model, ResultT, Submit, as_callable, outcome_of
 from ._waiting import EntryT, QueueActor, Waiting, WaitingStatistics
 
-__all__ = ["BatchResults", "Batcher", "BatcherStatistics", "may_be_one_request"]
+__all__ = ["BatchResults", "Batcher", "BatcherStatistics", "is_request_error"]
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
@@ -159,7 +159,7 @@ BatchModel = Callable[[list[ItemT]], Awaitable[BatchResults[ResultT]]]
 ModelOfBatches: TypeAlias = Model[list[ItemT], BatchResults[ResultT]]
 
 
-def may_be_one_request(error: Exception) -> bool:
+def is_request_error(error: Exception) -> bool:
     """Tell whether a batch may have failed because of one of its requests; the default of `Batcher.divides`.
 
     Not so for a device that was lost or hung, a context that was lost to something else, an actor that
@@ -389,7 +389,7 @@ class Batcher(BatchActor[ItemT, ResultT, Entry[ItemT, ResultT]]):
     The parts take the place of the batch in `max_in_flight`.
 
     Some errors are not those of one call: a lost context that the batch is not to blame for, a lost device,
-    or an actor that crashed (see `may_be_one_request`). All calls of the batch get such an error at once, and
+    or an actor that crashed (see `is_request_error`). All calls of the batch get such an error at once, and
     nothing is executed again. The same is so for a model that returns too few or too many results
     (`ModelOutputError`). Errors go to the askers, as they are; the actor lives on. A model that knows which
     item is bad returns ``outcome.Error(error)`` in its
@@ -435,7 +435,7 @@ class Batcher(BatchActor[ItemT, ResultT, Entry[ItemT, ResultT]]):
         max_cost: float | None = None,
         capacity: int | None = None,
         splits: int = 1,
-        divides: Callable[[Exception], bool] = may_be_one_request,
+        divides: Callable[[Exception], bool] = is_request_error,
     ) -> None:
         super().__init__(cost=cost, max_cost=max_cost, capacity=capacity, splits=splits, divides=divides)
         self._queue: BatchQueue[ItemT, ResultT] = BatchQueue(

@@ -22,7 +22,7 @@ from ._batcher import (
     BatchActor,
     BatchResults,
     is_loss,
-    may_be_one_request,
+    is_request_error,
     one_for_each,
     shared_evenly,
 )
@@ -175,7 +175,7 @@ class ContinuousBatcher(
         leave: Callable[[RunningSequence[ItemT, PartT]], object] | None = None,
         patience: float = 60.0,
         splits: int = 1,
-        divides: Callable[[Exception], bool] = may_be_one_request,
+        divides: Callable[[Exception], bool] = is_request_error,
     ) -> None:
         super().__init__(cost=cost, max_cost=max_cost, capacity=capacity, splits=splits, divides=divides)
         name = type(self).__name__
