@@ -696,11 +696,11 @@ CALLS: dict[str, Use] = {
     "spatial.neighbours": lambda at, given: ta.spatial.neighbours(
         at.plane[:, :2], **over({"radius": 1.0}, given)
     ),
-    "OwnCounter.add": lambda at, given: recorded(
+    "CustomCounter.add": lambda at, given: recorded(
         at, lambda recorder: recorder.counter("a", "b").add(**given)
     ),
-    "OwnGauge.set": lambda at, given: recorded(at, lambda recorder: recorder.gauge("a", "b").set(**given)),
-    "OwnHistogram.observe": lambda at, given: recorded(
+    "CustomGauge.set": lambda at, given: recorded(at, lambda recorder: recorder.gauge("a", "b").set(**given)),
+    "CustomHistogram.observe": lambda at, given: recorded(
         at, lambda recorder: recorder.histogram("a", "b").observe(**given)
     ),
     "Recorder.histogram": lambda at, given: recorded(
@@ -789,7 +789,7 @@ _REASONS: dict[str, str] = {
         "tensor.ContractionPath telemetry.ActorMemoryRow telemetry.ActorRow "
         "telemetry.DeviceRow telemetry.FailureRow telemetry.Histogram telemetry.KeptRow telemetry.LibraryRow "
         "telemetry.OperationRow telemetry.ProcessRow ProcessRow.of "
-        "telemetry.OwnHistogram telemetry.Recorder telemetry.SystemSnapshot "
+        "telemetry.CustomHistogram telemetry.Recorder telemetry.SystemSnapshot "
         "weights.TensorInfo"
     ),
     "plans of operations call it, with shapes of arrays": (

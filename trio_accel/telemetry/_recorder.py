@@ -35,7 +35,7 @@ from ._processes import ProcessRows
 from ._snapshot import ActorMemoryRow, ActorRow, DeviceRow, KeptRow, LibraryRow, OperationRow, SystemSnapshot
 from ._tally import BOUNDS, LONGEST_LINE, OTHER_ACTORS, Failures, MessageTally, Seconds, Tallies
 
-__all__ = ["OwnCounter", "OwnGauge", "OwnHistogram", "Recorder", "record"]
+__all__ = ["CustomCounter", "CustomGauge", "CustomHistogram", "Recorder", "record"]
 
 _NAME = re.compile(r"(?!trio_accel)[a-zA-Z][a-zA-Z0-9_]{0,99}")
 # The last parts of names by which a histogram or a counter writes its values.
@@ -85,7 +85,7 @@ class _Own:
         return float(value)
 
 
-class OwnCounter(_Own):
+class CustomCounter(_Own):
     """A count that only rises. Made by `Recorder.counter`."""
 
     kind = "counter"
@@ -107,15 +107,15 @@ class OwnCounter(_Own):
         self._values[key] = self._values.get(key, 0.0) + value
 
 
-class OwnGauge(_Own):
+class CustomGauge(_Own):
     """A value that goes up and down. Made by `Recorder.gauge`."""
 
     def set(self, value: float, **labels: str) -> None:
-        """Set its value; arguments and errors are those of `OwnCounter.add`, but for the sign."""
+        """Set its value; arguments and errors are those of `CustomCounter.add`, but for the sign."""
         self._values[self._key(labels)] = self._number(value)
 
 
-class OwnHistogram(_Own):
+class CustomHistogram(_Own):
     """Values counted by ranges. Made by `Recorder.histogram`."""
 
     kind = "histogram"
@@ -128,7 +128,7 @@ class OwnHistogram(_Own):
         self._spreads: dict[_Labels, Spread] = {}
 
     def observe(self, value: float, **labels: str) -> None:
-        """Count a value; arguments and errors are those of `OwnCounter.add`, but for the sign."""
+        """Count a value; arguments and errors are those of `CustomCounter.add`, but for the sign."""
         value = self._number(value)
         key = self._key(labels)
         self._values[key] = 0.0
@@ -240,7 +240,7 @@ class Recorder:
             loop=self.system.loop_holds,
         )
 
-    def counter(self, name: str, help: str = "") -> OwnCounter:  # noqa: A002  # as in metrics
+    def counter(self, name: str, help: str = "") -> CustomCounter:  # noqa: A002  # as in metrics
         """Return a counter of the program's own: ``recorder.counter("tokens").add(17, model="small")``.
 
         It is shown on the dashboard, and in metrics under its own name, with the label ``system``. The same
@@ -255,13 +255,13 @@ class Recorder:
         Raises:
             ValueError: The name is not valid, it is one of another kind, or there are 1000.
         """
-        return self._named(OwnCounter, name, help)
+        return self._named(CustomCounter, name, help)
 
-    def gauge(self, name: str, help: str = "") -> OwnGauge:  # noqa: A002  # as in metrics
+    def gauge(self, name: str, help: str = "") -> CustomGauge:  # noqa: A002  # as in metrics
         """Return a value of the program's own that goes up and down; otherwise as `counter`."""
-        return self._named(OwnGauge, name, help)
+        return self._named(CustomGauge, name, help)
 
-    def histogram(self, name: str, help: str = "", *, bounds: Sequence[float] = ()) -> OwnHistogram:  # noqa: A002  # as in metrics
+    def histogram(self, name: str, help: str = "", *, bounds: Sequence[float] = ()) -> CustomHistogram:  # noqa: A002  # as in metrics
         """Return a histogram of the program's own; otherwise as `counter`.
 
         Args:
@@ -272,13 +272,13 @@ class Recorder:
         Raises:
             ValueError: See `counter`; or the bounds do not rise.
         """
-        return self._named(OwnHistogram, name, help, bounds or BOUNDS)
+        return self._named(CustomHistogram, name, help, bounds or BOUNDS)
 
     def _named(self, kind: type[OwnT], name: str, *rest: Any) -> OwnT:
         """Return the metric of a name, made where there is none; see `counter`."""
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             raise ValueError(f"a metric's name is letters, digits and _, and not trio_accel's, got {name!r}")
-        if kind is OwnCounter:
+        if kind is CustomCounter:
             name = name.removesuffix("_total")
         if name.endswith(_SUFFIXES):
             raise ValueError(f"a {kind.kind}'s name must not end in {', '.join(_SUFFIXES)}, got {name!r}")
