@@ -62,7 +62,7 @@ async def test_the_first_stage_that_is_sure_enough_answers(system: ta.System) ->
     answer = await ask(system, stage("tiny", 0.3), stage("small", 0.5), stage("large", 0.9))
     assert (answer.result, answer.stage, answer.confidence) == (("small x", 0.5), "small", 0.5)
     assert answer.is_confident
-    assert [(one.stage, one.confidence, one.error) for one in answer.passed] == [("tiny", 0.3, None)]
+    assert [(one.stage, one.confidence, one.error) for one in answer.declined] == [("tiny", 0.3, None)]
 
 
 async def test_a_stage_without_confidence_always_answers(system: ta.System) -> None:
@@ -84,7 +84,7 @@ async def test_a_failing_stage_falls_through_where_it_may(system: ta.System) -> 
     cascade = await system.spawn(Cascade, [bad, stage("large", 1.0)])
     answer = await cascade.ask(Submit("x"))
     assert answer.stage == "large"
-    assert answer.passed[0].error is error
+    assert answer.declined[0].error is error
     counted: CascadeStatistics = await cascade.ask(GetStatistics())
     shown = [(one.name, one.begun, one.sure, one.unsure, one.failed) for one in counted.stages]
     assert shown == [("tiny", 1, 0, 0, 1), ("large", 1, 1, 0, 0)]
@@ -114,13 +114,13 @@ async def test_where_none_is_sure_enough_one_answers_all_the_same(
     answer = await ask(system, *stages, broken, unsure=unsure)
     assert answer.stage == expected
     assert not answer.is_confident
-    assert sorted([answer.stage, *(one.stage for one in answer.passed)]) == ["a", "b", "c", "d"]
+    assert sorted([answer.stage, *(one.stage for one in answer.declined)]) == ["a", "b", "c", "d"]
 
 
 async def test_or_the_asker_is_told_why_none_has(system: ta.System) -> None:
     with pytest.raises(NoAnswerError, match=r"a: confidence 0\.4; b: confidence 0.1") as caught:
         await ask(system, stage("a", 0.4), stage("b", 0.1), unsure="raise")
-    assert [one.confidence for one in caught.value.passed] == [0.4, 0.1]
+    assert [one.confidence for one in caught.value.declined] == [0.4, 0.1]
 
 
 async def test_if_all_have_failed_the_last_error_is_the_cause(system: ta.System) -> None:
