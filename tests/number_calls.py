@@ -490,8 +490,8 @@ CALLS: dict[str, Use] = {
     "telemetry.open_dashboard": lambda at, given: entered(ta.open_dashboard(at.system, **given)),
     "collectives.open_world": world_opened,
     "devices.stream": lambda at, given: streamed(at, **given),
-    "actors.Spread": lambda at, given: actors.Spread([given["bounds"]]),
-    "Spread.add": lambda at, given: actors.Spread([1.0]).add(**given),
+    "actors.Buckets": lambda at, given: actors.Buckets([given["bounds"]]),
+    "Buckets.add": lambda at, given: actors.Buckets([1.0]).add(**given),
     **each(
         lambda name, at, given: getattr(at.world, name)([at.vector], **given), "World", "gather", "reduce"
     ),

@@ -16,9 +16,9 @@ from trio.lowlevel import enable_ki_protection
 
 from ..actors import (
     ActorError,
+    Buckets,
     MailboxFullError,
     Reading,
-    Spread,
     checked_options,
     copied,
     must_be_count,
@@ -214,7 +214,7 @@ class BatchActor(QueueActor[ItemT, ResultT, EntryT]):
         self._most_cost = math.inf if max_cost is None else must_be_positive(f"{name}: max_cost", max_cost)
         self._capacity = math.inf if capacity is None else must_be_count(f"{name}: capacity", capacity)
         self._splits, self._divides = must_be_count(f"{name}: splits", splits, least=0), divides
-        self._sizes = Spread([2.0**power for power in range(11)])
+        self._sizes = Buckets([2.0**power for power in range(11)])
         # Rung when there may be something to do for the task that launches.
         self._bell = trio.lowlevel.ParkingLot()
 

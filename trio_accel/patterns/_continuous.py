@@ -32,7 +32,7 @@ from ._parts import Streamable, Streamed
 from ._places import LEVEL_ARRIVALS, Places
 from ._sequences import ContinuousStatistics, Last, Room, RunningSequence, SequenceEntry, StepResult
 from ._submit import ItemT, Model, Submit, as_callable, count, outcome_of
-from ._waiting import spread_of_waits
+from ._waiting import buckets_of_waits
 
 __all__ = ["ContinuousBatcher"]
 
@@ -209,7 +209,7 @@ class ContinuousBatcher(
         self._batch = Batch[SequenceEntry[ItemT, PartT]]([])
         # Calls of the step that run, in their order.
         self._flights = deque[_Flight[ItemT, PartT]]()
-        self._firsts = spread_of_waits()
+        self._firsts = buckets_of_waits()
 
     def statistics(self) -> ContinuousStatistics:
         """Return the counts since its incarnation began."""

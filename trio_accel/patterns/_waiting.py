@@ -13,7 +13,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import ActorContext, DeferredReply, Reading, Spread, handles, quick
+from ..actors import ActorContext, Buckets, DeferredReply, Reading, handles, quick
 from ._submit import CallStatistics, ItemT, ResultT, Submit, TaskSubmitActor, count, end_with_incarnation
 
 __all__ = ["WaitingStatistics"]
@@ -21,9 +21,9 @@ __all__ = ["WaitingStatistics"]
 _WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-def spread_of_waits() -> Spread:
+def buckets_of_waits() -> Buckets:
     """Make a spread of the seconds that requests wait."""
-    return Spread(_WAITS)
+    return Buckets(_WAITS)
 
 
 @attrs.frozen(kw_only=True)
@@ -90,7 +90,7 @@ class QueueActor(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT, EntryT
     """
 
     def __init__(self) -> None:
-        self._waits = spread_of_waits()
+        self._waits = buckets_of_waits()
         # Refusals by the names of tenants; "" where nobody knows any.
         self._refused_of = Counter[str]()
 

@@ -22,9 +22,9 @@ from ..actors import (
     ActorSnapshot,
     ActorStarted,
     ActorTerminated,
+    Buckets,
     Event,
     Reading,
-    Spread,
     System,
     is_number,
 )
@@ -125,20 +125,20 @@ class CustomHistogram(_Own):
         self._bounds = tuple(map(self._number, bounds))
         if not self._bounds or list(self._bounds) != sorted(set(self._bounds)):
             raise ValueError(f"{self!r}: bounds rise, and there is at least one, got {bounds!r}")
-        self._spreads: dict[_Labels, Spread] = {}
+        self._buckets: dict[_Labels, Buckets] = {}
 
     def observe(self, value: float, **labels: str) -> None:
         """Count a value; arguments and errors are those of `CustomCounter.add`, but for the sign."""
         value = self._number(value)
         key = self._key(labels)
         self._values[key] = 0.0
-        if key not in self._spreads:
-            self._spreads[key] = Spread(self._bounds)
-        self._spreads[key].add(value)
+        if key not in self._buckets:
+            self._buckets[key] = Buckets(self._bounds)
+        self._buckets[key].add(value)
 
     def readings(self) -> Iterator[Reading]:
         """Yield its values now."""
-        for labels, spread in self._spreads.items():
+        for labels, spread in self._buckets.items():
             yield spread.reading(self.name, self.help, labels)
 
 
