@@ -21,9 +21,9 @@ from trio_accel.actors import (
     Ref,
     Request,
     System,
+    fast_path,
     handles,
     open_system,
-    quick,
 )
 
 Seen: TypeAlias = "list[tuple[float, float]]"
@@ -219,7 +219,7 @@ class Quick(Actor):
         return NOT_NOW
 
     @handles(Remaining)
-    @quick(_attempt)
+    @fast_path(_attempt)
     async def remaining(self, message: Remaining) -> float:
         await trio.lowlevel.checkpoint()
         assert self.context.deadline == trio.current_effective_deadline()

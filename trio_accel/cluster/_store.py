@@ -15,7 +15,7 @@ import attrs
 import trio
 from attrs.converters import optional
 
-from ..actors import is_number, must, must_be_whole
+from ..actors import is_number, must_be_whole, validator
 from ..backends.base.kit.modules import import_extra
 from ._errors import FencedError, StoreError
 
@@ -46,7 +46,7 @@ _EMPTY = "update accel_messages set message = ? where entity = ? and number > ? 
 _FORGET = "delete from accel_messages where entity = ? and (number <= ? or at < NOW - ?)"
 # Another process writes or recovers the file, or opens it as the first one; seconds between two looks.
 _BUSY, _LOOK = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}, 0.001
-_seconds = must("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
+_seconds = validator("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
 
 
 def absolute(path: str | os.PathLike[str]) -> str:

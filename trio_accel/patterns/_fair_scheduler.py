@@ -17,10 +17,10 @@ from ..actors import (
     MailboxFullError,
     Request,
     checked_options,
+    fast_path,
     handles,
     must_be_count,
     must_be_positive,
-    quick,
 )
 from ._fair_queue import FairQueue, Queued, QueueFull, Weights, weight_in
 from ._limits import RateLimit
@@ -177,7 +177,7 @@ class FairScheduler(QueueActor[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, Res
         self._cost_of_others = 0.0
 
     @handles(FairSubmit, ki_protected=True)
-    @quick(take)
+    @fast_path(take)
     async def _serve_fair(self, message: FairSubmit[ItemT]) -> DeferredReply[ResultT]:
         await trio.lowlevel.checkpoint()
         return take(self, message)

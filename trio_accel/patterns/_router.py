@@ -25,7 +25,7 @@ from ..actors import (
     must_be_positive,
     named_options,
 )
-from ..devices import Device, Key, able, by_key
+from ..devices import Device, Key, available, by_key
 from ._checks import positive, whole
 from ._submit import (
     CallStatistics,
@@ -140,7 +140,7 @@ class Router(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
         self, item: ItemT, left_out: Sequence[Member[ItemT, ResultT]]
     ) -> Member[ItemT, ResultT] | None:
         asked = [member for member in self._members if member not in left_out]
-        candidates = able(asked, skips=self._by.skips)
+        candidates = available(asked, skips=self._by.skips)
         return self._by.choose(item, candidates) if candidates else None
 
     def statistics(self) -> RouterStatistics:

@@ -13,7 +13,7 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import ActorContext, Buckets, DeferredReply, Reading, handles, quick
+from ..actors import ActorContext, Buckets, DeferredReply, Reading, fast_path, handles
 from ._submit import CallStatistics, ItemT, ResultT, Submit, TaskSubmitActor, count, end_with_incarnation
 
 __all__ = ["WaitingStatistics"]
@@ -130,7 +130,7 @@ class QueueActor(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT, EntryT
 
     # Submit is declared for all such actors, and a method takes its own class.
     @handles(Submit, ki_protected=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    @quick(take)
+    @fast_path(take)
     async def _serve(self, message: Submit[ItemT]) -> object:
         return await self.call(message.item)
 

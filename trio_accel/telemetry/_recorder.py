@@ -138,8 +138,8 @@ class CustomHistogram(_Own):
 
     def readings(self) -> Iterator[Reading]:
         """Yield its values now."""
-        for labels, spread in self._buckets.items():
-            yield spread.reading(self.name, self.help, labels)
+        for labels, buckets in self._buckets.items():
+            yield buckets.reading(self.name, self.help, labels)
 
 
 # Younger counts of a device are not asked for again.

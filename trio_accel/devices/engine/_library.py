@@ -18,8 +18,8 @@ from ...actors import (
     DeferredReply,
     DirectReply,
     Intensity,
+    fast_path,
     handles,
-    quick,
 )
 from ...backends.base import DType, InThread, Ints, KernelLibrary, Strs
 from ...backends.base.kit.fast_paths import current_fast_paths
@@ -205,7 +205,7 @@ class LibraryActor(Actor):
         return True
 
     @handles(Launch, ki_protected=True)
-    @quick(launch_now)
+    @fast_path(launch_now)
     async def launch(self, message: Launch) -> DeferredReply[None]:
         """Enqueue an operation, when the window has room and those before it are launched."""
         failure: Exception | None = None
