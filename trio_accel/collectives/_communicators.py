@@ -39,7 +39,7 @@ from ..devices import (
     Pending,
     Planned,
     Planner,
-    alone_on,
+    exclusive,
     look_for_answers,
     opened,
 )
@@ -310,7 +310,7 @@ class Communicator:
             WorldBrokenError: The world was closed meanwhile.
         """
         # Kernels that wait for each other need their devices at the same time: two worlds take turns.
-        async with alone_on(self._devices):
+        async with exclusive(self._devices):
             for attempt in itertools.count(1):
                 try:
                     await self._opened()

@@ -64,7 +64,7 @@ from ._chains import Chains
 from ._html import html_table
 from ._memory import Copy, Empty, PeerCopy, Put, copy_between, is_large
 
-__all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "alone_on", "lend", "look_for_answers", "opened"]
+__all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "exclusive", "lend", "look_for_answers", "opened"]
 
 
 class OpenDevice(Device):
@@ -93,7 +93,7 @@ class OpenDevice(Device):
         self.dispatch: InlineDispatch | WorkerDispatch = (
             WorkerDispatch(self.state, adopted) if self.isolation == "process" else InlineDispatch(self.state)
         )
-        # `alone_on` takes this lock.
+        # `exclusive` takes this lock.
         self.turn: trio.Lock = trio.Lock()
         self._around: list[Around] = []
         self._recorders: list[LaunchRecorder] = []
@@ -554,7 +554,7 @@ async def lend(
 
 @asynccontextmanager
 @enable_ki_protection
-async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None]:
+async def exclusive(devices: Iterable[Device]) -> AsyncGenerator[None]:
     """Have several devices for what runs on all of them at the same time: two such things take turns.
 
     Operations of a single device do not take part in that.
