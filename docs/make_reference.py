@@ -85,7 +85,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
         "FaultKind FaultPlan Key Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded "
-        "Lent Stay look_for_answers PeerCopy PeerCopyActor available exclusive copy_error by_key by_load
+        "Lent Stay poll_answers PeerCopy PeerCopyActor available exclusive copy_error by_key by_load
         check_device " "describe_workers is_traced lend opened overlaps record refuse_recording run_together
         DECLARED " "operation_like Chain Function arguments_of called composed refuse_value "
         "clamped integer is_several real refuse_dtypes said shown what_to_do whole wholes"

@@ -156,12 +156,12 @@ def _no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         await trio.lowlevel.checkpoint()
         yield
 
-    async def look_for_answers(devices: object, goes_on: object) -> None:
+    async def poll_answers(devices: object, goes_on: object) -> None:
         await trio.lowlevel.checkpoint()
 
     place = "trio_accel.collectives._communicators"
     monkeypatch.setattr(f"{place}.exclusive", exclusive)
-    monkeypatch.setattr(f"{place}.look_for_answers", look_for_answers)
+    monkeypatch.setattr(f"{place}.poll_answers", poll_answers)
 
 
 @attrs.define(eq=False)

@@ -40,8 +40,8 @@ from ..devices import (
     Planned,
     Planner,
     exclusive,
-    look_for_answers,
     opened,
+    poll_answers,
 )
 from ._errors import WorldBrokenError
 from ._life import CommunicatorLife, Step
@@ -402,7 +402,7 @@ class Communicator:
         lost = partial(self._lost, before)
         try:
             awake = [self._devices[rank] for rank in asked.pending]
-            await look_for_answers(awake, lambda: not asked.changed.is_set())
+            await poll_answers(awake, lambda: not asked.changed.is_set())
             # Its opening waits for a rank that is about to get a worker.
             await life.wait(asked.changed, bool if is_opening else lost)
         except BaseException:

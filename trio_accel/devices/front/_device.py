@@ -64,7 +64,7 @@ from ._chains import Chains
 from ._html import html_table
 from ._memory import Copy, Empty, PeerCopy, Put, copy_between, is_large
 
-__all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "exclusive", "lend", "look_for_answers", "opened"]
+__all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "exclusive", "lend", "opened", "poll_answers"]
 
 
 class OpenDevice(Device):
@@ -576,7 +576,7 @@ async def exclusive(devices: Iterable[Device]) -> AsyncGenerator[None]:
 
 
 @enable_ki_protection
-async def look_for_answers(devices: Iterable[Device], goes_on: Callable[[], bool]) -> None:
+async def poll_answers(devices: Iterable[Device], goes_on: Callable[[], bool]) -> None:
     """Poll for the answers of several workers in the task that waits for them, while these are due (D171).
 
     It may return at once. The caller waits for the answers that have not come.
