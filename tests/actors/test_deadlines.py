@@ -15,7 +15,7 @@ from sample_actors import Do, DoGrouped, Echo, Events, Gate, Number, Puppet, Run
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_accel.actors import (
-    NOT_NOW,
+    UNAVAILABLE,
     Actor,
     MessageFailed,
     Ref,
@@ -216,7 +216,7 @@ class Quick(Actor):
         await trio.sleep(1)
 
     def _attempt(self, message: Remaining) -> object:
-        return NOT_NOW
+        return UNAVAILABLE
 
     @handles(Remaining)
     @fast_path(_attempt)

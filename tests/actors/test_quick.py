@@ -17,7 +17,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.actors import NOT_NOW, fast_path
+from trio_accel.actors import UNAVAILABLE, fast_path
 
 Act: TypeAlias = "Callable[[Doer], Awaitable[object]]"
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="none")
@@ -46,7 +46,7 @@ class Doer(ta.Actor):
     def attempt(self, message: Do | Tell) -> Any:
         """Drive what is asked for up to its end, if it does not wait."""
         if message.act in WAITING:
-            return NOT_NOW
+            return UNAVAILABLE
         try:
             message.act(self).__await__().send(None)
         except StopIteration as returned:

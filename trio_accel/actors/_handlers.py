@@ -14,7 +14,7 @@ from trio.lowlevel import disable_ki_protection, enable_ki_protection
 from ._messages import AnyMessage, Message, MessageClass, Request, RequestClass
 from ._outcomes import DeferredReply
 
-__all__ = ["NOT_NOW", "fast_path", "handles", "message_target"]
+__all__ = ["UNAVAILABLE", "fast_path", "handles", "message_target"]
 
 ActorT = TypeVar("ActorT")
 MessageT = TypeVar("MessageT")
@@ -27,11 +27,11 @@ _QUICK = "__trio_accel_quick__"
 _BASES = (Request, Message)
 
 
-class _NotNow(enum.Enum):
-    NOT_NOW = "not now"
+class _Unavailable(enum.Enum):
+    UNAVAILABLE = "unavailable"
 
 
-NOT_NOW: Final = _NotNow.NOT_NOW
+UNAVAILABLE: Final = _Unavailable.UNAVAILABLE
 """Result of an attempt that would have to wait."""
 
 RequestHandler = Callable[[ActorT, MessageT], Awaitable[ReplyT | DeferredReply[ReplyT]]]
@@ -169,7 +169,7 @@ def fast_path(attempt: Callable[[Any, Any], object], /) -> Callable[[HandlerT], 
 
     Args:
         attempt: A function of the actor and the message. It returns what the handler would; or
-            `NOT_NOW`, before it has changed anything: then the handler runs.
+            `UNAVAILABLE`, before it has changed anything: then the handler runs.
     """
     if inspect.iscoroutinefunction(attempt):
         raise TypeError(f"quick: {attempt.__qualname__} must not be async: it is not to wait")
