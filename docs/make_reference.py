@@ -74,7 +74,7 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "candidates describe driver_checks members path_of resolve resolve_for_worker"
     ),
     "trio_accel.actors": _names(
-        "DirectReply Measured Meter UNAVAILABLE Posted WOKEN Waiter actor_path_of around_each_system "
+        "DirectReply Measured Meter UNAVAILABLE Posted WAKE_VALUE Waiter actor_path_of around_each_system "
         "arguments_of bind_arguments binder check_name describe idle_actor message_target named_arguments "
         "NotAwaited Opening Silenced not_copied opens silence unobserved_actor "
         "as_plain checked_options copied fits is_number validator must_be_count must_be_number must_be_one_of
