@@ -306,7 +306,7 @@ async def test_a_hand_off_that_never_ends(caplog: pytest.LogCaptureFixture) -> N
 async def test_without_a_node_asks_wait(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trio_accel.cluster._table._PATIENCE", 0.1)
+    monkeypatch.setattr("trio_accel.cluster._table._LOG_AFTER_SECONDS", 0.1)
     async with opened(1) as (made, nodes):
         ref, alone = made.entity(Counter, "a"), made.replicas(Counter)["node-0"]
         nodes.remove("node-0")

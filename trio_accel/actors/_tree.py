@@ -77,7 +77,7 @@ class Buckets:
 
 
 # Columns of a printed note or error.
-_LONGEST = 100
+_NOTE_COLUMNS = 100
 
 
 @attrs.frozen(kw_only=True)
@@ -204,4 +204,4 @@ def _draw(root: ActorSnapshot) -> Iterator[str]:
 def _shortened(text: str) -> str:
     """Return a text in one line of a width that leaves the tree readable."""
     line = " ".join(text.split())
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 1].rstrip() + "…"
+    return line if len(line) <= _NOTE_COLUMNS else line[: _NOTE_COLUMNS - 1].rstrip() + "…"

@@ -25,7 +25,7 @@ ReplyT = TypeVar("ReplyT")
 
 # Seconds until who waits for a node is told of in the log; and until a request that was not at home, or was
 # lost with its node, is asked again if no new table comes meanwhile.
-_PATIENCE, _AGAIN, _LEAVING = 5.0, 0.1, 1.0
+_LOG_AFTER_SECONDS, _RETRY_INTERVAL, _LEAVE_RETRY_INTERVAL = 5.0, 0.1, 1.0
 # Seconds without a loss of a node after which nobody kills them.
 _QUIET = 5.0
 
@@ -177,7 +177,7 @@ class Router:
                         trial.lose(member, sent, error.beside)
             # Until a lost member has left the table, nobody knows whether it has crashed.
             is_leaving = bool(trial.lost) and trial.lost[-1] in self.members
-            with trio.move_on_after(_LEAVING if is_leaving else _AGAIN):
+            with trio.move_on_after(_LEAVE_RETRY_INTERVAL if is_leaving else _RETRY_INTERVAL):
                 while self.table is table or (is_leaving and trial.lost[-1] in self.members):
                     self._check_open(target)
                     await self.wait_changed()
@@ -199,7 +199,7 @@ class Router:
             raise ActorStoppedError(f"{target.text}: its cluster is closed", path=target.text)
 
     async def _wait_for_home(self, target: Target) -> None:
-        with trio.move_on_after(_PATIENCE) as scope:
+        with trio.move_on_after(_LOG_AFTER_SECONDS) as scope:
             await self.wait_changed()
         if scope.cancelled_caught:
             where = "no node" if target.node is None else f"not node {target.node}"

@@ -189,7 +189,7 @@ class Meet(OfRanks):
         return Planned(spec, out)
 
 
-_LOSS, _OTHER = range(2)
+_LOSS, _NO_LOSS = range(2)
 _CONSEQUENCES = (MISSING, NOT_IN_TIME, ABORTED)
 
 
@@ -226,8 +226,8 @@ def _order(error: Exception | None) -> int:
     if isinstance(error, (ContextLostError, DeviceLostError, CompletionTimeoutError)):
         return _LOSS
     if isinstance(error, LibraryError) and error.code in _CONSEQUENCES:
-        return _OTHER + 1 + _CONSEQUENCES.index(error.code)
-    return _OTHER
+        return _NO_LOSS + 1 + _CONSEQUENCES.index(error.code)
+    return _NO_LOSS
 
 
 class _Asked:
@@ -439,7 +439,7 @@ class Communicator:
         """Tell what has happened to the communicator by what its ranks say."""
         order = min(map(_order, asked.errors.values()), default=_LOSS)
         if order != _LOSS:
-            return "fail" if order == _OTHER else "stale"
+            return "fail" if order == _NO_LOSS else "stale"
         return "lose" if asked.errors or self._lost(before) else "late"
 
     def _give_up(self, step: Step, *asked: _Asked) -> None:

@@ -33,7 +33,7 @@ Transport: TypeAlias = Literal["auto", "nccl", "mapped"]
 _GROUPED: ContextVar[bool] = ContextVar("trio_accel.grouped", default=False)
 
 # Bytes of an array that each rank reduces by itself.
-_SMALL = 256 << 10
+_LOCAL_REDUCTION_BYTES = 256 << 10
 
 
 @named_arguments
@@ -291,7 +291,7 @@ class World:
             return await call.reduced(rank, [one.reshape(-1)[part] for one in all_])
 
         parts = call.parts("all_reduce")
-        if self.size <= 2 or size * call.dtype.itemsize <= _SMALL:
+        if self.size <= 2 or size * call.dtype.itemsize <= _LOCAL_REDUCTION_BYTES:
             # Two ranks move fewer bytes each than in two steps; where there is little, the steps are the
             # time.
             return await self._run(call, parts, call.reduced)

@@ -42,7 +42,7 @@ PartT = TypeVar("PartT")
 
 # A level of priority has so many times the share of the one below: the one below still has its share.
 _LEVEL = 4.0
-_MOST_PRIORITY, _MOST = 8, 10**9
+_MAX_PRIORITY, _MAX_QUEUED = 8, 10**9
 # Seconds, and how many steps may follow one another without a checkpoint between them.
 _FIRST_PAUSE, _LONGEST_PAUSE, _MOST_STEPS = 0.01, 1.0, 8
 _IS_OVER: Callable[[Any], bool] = attrgetter("is_over")
@@ -193,7 +193,7 @@ class ContinuousBatcher(
         self._weights = weights if isinstance(weights, Weights) else Weights(weights)
         # The capacity is the only bound.
         self._queue = FairQueue[SequenceEntry[ItemT, PartT]](
-            self._weights, max_queued=_MOST, max_tenants=_MOST
+            self._weights, max_queued=_MAX_QUEUED, max_tenants=_MAX_QUEUED
         )
         # Its turn has come, and the batch has no room for its cost yet.
         self._next: SequenceEntry[ItemT, PartT] | None = None
@@ -252,14 +252,16 @@ class ContinuousBatcher(
     def put(self, entry: SequenceEntry[ItemT, PartT]) -> None:
         path, sequence, item = self.context.path, entry.sequence, entry.item
         if self._length is not None:
-            sequence.length = must_be_count(f"{path}: the length of a prompt", self._length(item), most=_MOST)
+            sequence.length = must_be_count(
+                f"{path}: the length of a prompt", self._length(item), most=_MAX_QUEUED
+            )
         entry.cost = self._cost_of(item)
         if (room := self._room) is not None and (wanted := room.wanted(sequence)) > room.total:
             told = f"the item wants {wanted:g} to begin, and there are {room.total:g} in all"
             raise ValueError(f"{path}: {told}; it can never be served")
         tenant = None if self._tenant is None else self._tenant(item)
         priority = 0 if self._priority is None else self._priority(item)
-        must_be_count(f"{path}: a priority", priority, least=-_MOST_PRIORITY, most=_MOST_PRIORITY)
+        must_be_count(f"{path}: a priority", priority, least=-_MAX_PRIORITY, most=_MAX_PRIORITY)
         weight = weight_in(self._weights, tenant, path)
         if self._waiting >= self._capacity:
             raise self._full()

@@ -32,7 +32,7 @@ __all__ = ["FairScheduler", "FairStatistics", "FairSubmit"]
 TenantT = TypeVar("TenantT", bound=Hashable)
 
 # Tenants that metrics tell apart, and characters of their names.
-_MOST_NAMED, _LONGEST_NAME, _OTHERS = 100, 100, "(other)"
+_MOST_NAMED, _LONGEST_NAME, _OTHER_TENANTS = 100, 100, "(other)"
 _MOST_COST = 1e9
 # D123: refusals that a tenant gets at once, and after these so many together. One takes 16 us of the loop.
 _REFUSALS_AT_ONCE, _REFUSALS_A_SECOND, _REFUSALS = 4096, 2000, 20
@@ -216,8 +216,8 @@ class FairScheduler(QueueActor[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, Res
     def refuse(self, entry: _Turn[ItemT], error: Exception) -> None:
         self._tally["refused"] += 1
         # Keys of strangers have no end, and may be secrets: these are one tenant here.
-        name = str(entry.tenant)[:_LONGEST_NAME] if entry.tenant in self._weights else _OTHERS
-        self._refused_of[name if len(self._refused_of) < _MOST_NAMED else _OTHERS] += 1
+        name = str(entry.tenant)[:_LONGEST_NAME] if entry.tenant in self._weights else _OTHER_TENANTS
+        self._refused_of[name if len(self._refused_of) < _MOST_NAMED else _OTHER_TENANTS] += 1
         # Tenants that have no requests here share a pace: their keys have no end.
         key = entry.tenant if self._queue.has(entry.tenant) else None
         # An asker that is refused at once asks again at once, and thousands of them leave the loop to nothing

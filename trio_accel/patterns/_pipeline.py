@@ -25,7 +25,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 
-_NONE = type(None)
+_NONE_TYPE = type(None)
 
 
 @named_options
@@ -52,9 +52,9 @@ class PipelineStage(Generic[ItemT, ResultT]):
     name: str | None = attrs.field(default=None, kw_only=True)
     workers: int = attrs.field(default=1, kw_only=True, validator=whole)
     capacity: int = attrs.field(default=1, kw_only=True, validator=whole)
-    device: Device | None = attrs.field(default=None, kw_only=True, validator=of_class(Device, _NONE))
+    device: Device | None = attrs.field(default=None, kw_only=True, validator=of_class(Device, _NONE_TYPE))
     retry: RetryPolicy | None = attrs.field(
-        default=None, kw_only=True, validator=of_class(RetryPolicy, _NONE)
+        default=None, kw_only=True, validator=of_class(RetryPolicy, _NONE_TYPE)
     )
     deadline: float | None = attrs.field(default=None, kw_only=True, validator=optional(positive))
 

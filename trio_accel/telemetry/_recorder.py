@@ -43,8 +43,8 @@ _SUFFIXES = ("_total", "_count", "_sum", "_bucket", "_created")
 _LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,49}")
 _TAKEN = ("system", "path", "le", "quantile")
 # The most values of labels that are told apart in one metric, and metrics of a recorder.
-_MOST_LABELS, _MOST = 100, 1000
-_OTHERS = "(other)"
+_MAX_LABEL_VALUES, _MAX_METRICS = 100, 1000
+_OTHER_LABEL = "(other)"
 _Labels = tuple[tuple[str, str], ...]
 OwnT = TypeVar("OwnT", bound="_Own")
 
@@ -75,7 +75,9 @@ class _Own:
             if _LABEL.fullmatch(name) is None or name in _TAKEN:
                 raise ValueError(f"{self!r}: {name!r} is not a name of a label")
         # A client that makes up ever new values must not fill the memory.
-        return key if len(self._values) < _MOST_LABELS else tuple((name, _OTHERS) for name, _ in key)
+        return (
+            key if len(self._values) < _MAX_LABEL_VALUES else tuple((name, _OTHER_LABEL) for name, _ in key)
+        )
 
     def _number(self, value: float) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -284,8 +286,10 @@ class Recorder:
             raise ValueError(f"a {kind.kind}'s name must not end in {', '.join(_SUFFIXES)}, got {name!r}")
         known = self._own.get(name)
         if known is None:
-            if len(self._own) >= _MOST:
-                raise ValueError(f"there are {_MOST} metrics already: tell values apart by labels, not names")
+            if len(self._own) >= _MAX_METRICS:
+                raise ValueError(
+                    f"there are {_MAX_METRICS} metrics already: tell values apart by labels, not names"
+                )
             known = self._own[name] = kind(name, *rest)
         if not isinstance(known, kind):
             raise ValueError(f"{name} is a {known.kind} already")  # noqa: TRY004  # of a name

@@ -43,7 +43,7 @@ from ...backends.base import (
     host_array,
 )
 from ...backends.base.contract.foreign_names import elsewhere
-from ..base._host_pool import SMALL, Copying
+from ..base._host_pool import MAX_INLINE_BYTES, Copying
 from ..base._options import DeviceOptions
 from ..base._progress import chosen_listener
 from ..base._refusals import shown, what_to_do
@@ -459,7 +459,12 @@ class OpenDevice(Device):
         Where none is needed it is the array.
         """
         host, pool = _check_lasting(given), self.state.host_pool
-        if pool is None or pool.is_closed or host.nbytes <= SMALL or isinstance(host, np.ma.MaskedArray):
+        if (
+            pool is None
+            or pool.is_closed
+            or host.nbytes <= MAX_INLINE_BYTES
+            or isinstance(host, np.ma.MaskedArray)
+        ):
             return host
         self.state.check_run("put")
         try:
