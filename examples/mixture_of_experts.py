@@ -1,7 +1,7 @@
 """A mixture of experts: a gate chooses experts for each token, and a `MoeRouter` does all the rest.
 
 The result of a token is the sum of what its experts return, weighted by the gate. Experts are models: async
-callables, or addresses of servants. Each may be on a device of its own: an expert is where its matrix is.
+callables, or addresses of actors. Each may be on a device of its own: an expert is where its matrix is.
 Here all share one device, and the gate runs on the host. Tokens pass through the host on their way to the
 experts.
 
@@ -47,7 +47,7 @@ import numpy.typing as npt
 import trio
 
 import trio_accel as ta
-from trio_accel.patterns import Call, GetStatistics, MoeRouter, MoeStatistics, Routed
+from trio_accel.patterns import GetStatistics, MoeRouter, MoeStatistics, Routed, Submit
 
 Array = npt.NDArray[Any]
 WIDTH = 8
@@ -95,17 +95,17 @@ async def run(tokens: int, experts: int, backend: str | None) -> bool:
     async with ta.open_system("demo") as system, system.open_device(backend) as device:
         models = [Expert(await device.put(matrix)) for matrix in matrices]
         router = await system.spawn(MoeRouter, gate, models, name="moe")
-        routed: Routed = await router.ask(Call(rows))
+        routed: Routed = await router.ask(Submit(rows))
         is_right = np.allclose(routed.output, dense(rows, weights, matrices), rtol=1e-12)
         print(f"like the dense computation: {'right' if is_right else 'WRONG'}")
 
         full = await system.spawn(MoeRouter, gate, models, capacity_factor=1.0, name="full")
-        told = (await full.ask(Call(rows))).statistics
+        told = (await full.ask(Submit(rows))).statistics
         print("chosen", told.counts, "served", told.served)
         print("dropped", told.dropped)
 
         hurt = await system.spawn(MoeRouter, gate, [*models[:-1], Broken(models[-1].matrix)], name="hurt")
-        routed = await hurt.ask(Call(rows))
+        routed = await hurt.ask(Submit(rows))
         print(routed.errors[experts - 1], "- lost tokens:", routed.is_lost.sum())
         total: MoeStatistics = await hurt.ask(GetStatistics())
         print(f"auxiliary loss {total.routing.auxiliary_loss:.3f}")

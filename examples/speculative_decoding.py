@@ -9,7 +9,7 @@ The step belongs into a `ContinuousBatcher`, which goes on with many texts at on
 Here the draft knows which letter follows a letter, and the verifier which one follows two letters. Its table
 is an array of a device, and a call is one product there.
 
-Models: Both take a list of `Score`, one for each text: async callables, or addresses of servants.
+Models: Both take a list of `Score`, one for each text: async callables, or addresses of actors.
 ``score.tokens`` is the text so far, and ``score.count`` how many distributions are wanted. The result has an
 array of shape (count, vocabulary) for each, of NumPy or of a device. Its last row is the distribution of the
 token that follows all of ``tokens``, the row before that of the last of ``tokens``, given those before it,
@@ -53,7 +53,7 @@ import numpy.typing as npt
 import trio
 
 import trio_accel as ta
-from trio_accel.patterns import Call, ContinuousBatcher, Generate, Score, SpeculativeStep, open_parts
+from trio_accel.patterns import ContinuousBatcher, Generate, Score, SpeculativeStep, Submit, open_parts
 
 TEXT = (
     "an actor has a mailbox and takes one message at a time. a device is an actor too, and a message is "
@@ -107,7 +107,7 @@ async def run(tokens: int, lookahead: int, backend: str | None) -> None:
         batcher = await system.spawn(ContinuousBatcher[Generate, int], step, name="texts")
         prompt = [NUMBERS[letter] for letter in "an"]
         request = Generate(prompt, max_tokens=tokens, seed=3, temperature=0.7)
-        print("".join(LETTERS[token] for token in await batcher.ask(Call(request))))
+        print("".join(LETTERS[token] for token in await batcher.ask(Submit(request))))
         print(step.statistics.tokens, "tokens,", verifier.calls, "calls of the verifier")
         print(f"{step.statistics.acceptance_rate:.0%} of the proposals were accepted")
 

@@ -31,7 +31,7 @@ from traced_worker import Doubler, entered
 
 import trio_accel as ta
 from trio_accel.devices import opened
-from trio_accel.patterns import Call, ContinuousBatcher, Last, RunningSequence
+from trio_accel.patterns import ContinuousBatcher, Last, RunningSequence, Submit
 
 __all__ = [
     "PACKAGE",
@@ -258,7 +258,7 @@ async def executed_files(isolation: ta.Isolation) -> dict[str, Executed]:
                 "random draw": lambda: generator.normal((64, 64)),
                 "sparse product": lambda: ta.sparse.spmv(sparse, x),
                 "program call": lambda: program.ask(Doubler.double, x),
-                "decode step": lambda: batcher.ask(Call(x)),
+                "decode step": lambda: batcher.ask(Submit(x)),
                 "collective": lambda: world.all_reduce(ranks),
                 "train step": steps.__anext__,
             }

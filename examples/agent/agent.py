@@ -35,7 +35,7 @@ from questions import QUESTIONS
 from text import SMOLLM2, InputError, load_file, load_random
 
 OPTIONS = ta.DeviceOptions(
-    isolation="process", retry=1, retry_suspects=True, spares=1, close_grace=1.0, when_given_up="reopen"
+    isolation="process", retry=1, retry_suspects=True, spares=1, close_grace=1.0, on_failure="reopen"
 )
 # An answer may take minutes.
 LIMITS = Limits(body=4096, answer=math.inf)

@@ -17,7 +17,7 @@ from encoder import Encoder
 
 import trio_accel as ta
 from trio_accel.agents import VectorIndex
-from trio_accel.patterns import FairCall
+from trio_accel.patterns import FairSubmit
 
 __all__ = ["DOCS", "Passage", "Passages", "embedding", "open_index", "passages_of"]
 
@@ -103,7 +103,7 @@ async def embedding(encoder: Encoder, text: str) -> np.ndarray[tuple[int], np.dt
     """Return the embedding of a text, of whose tokens the encoder takes the first."""
     (tokens,) = await trio.to_thread.run_sync(encoder.tokenize, [text])
     row: np.ndarray[tuple[int], np.dtype[np.float32]] = await encoder.turns.ask(
-        FairCall(np.array(tokens[: encoder.most] or [0], np.int64), tenant="")
+        FairSubmit(np.array(tokens[: encoder.most] or [0], np.int64), tenant="")
     )
     return row
 

@@ -26,7 +26,7 @@ from minilm_float64 import embed_one
 from minilm_operations import OperationsEncoder, load_encoder
 
 import trio_accel as ta
-from trio_accel.patterns import Batcher, Call
+from trio_accel.patterns import Batcher, Submit
 
 __all__ = ["OPTIONS", "Served", "serve", "write_random"]
 
@@ -114,7 +114,7 @@ class _Clients:
             number = (number + 1) % len(self.sentences)
             self.requests += 1
             try:
-                found = await self.batcher.ask(Call(self.sentences[number]))
+                found = await self.batcher.ask(Submit(self.sentences[number]))
             except ta.DeviceLostError:
                 raise
             except (ta.AccelError, ta.ActorError) as error:

@@ -20,7 +20,7 @@ from errors import ApiError
 from text import InputError, Text
 
 import trio_accel as ta
-from trio_accel.patterns import Batcher, FairCall, FairScheduler
+from trio_accel.patterns import Batcher, FairScheduler, FairSubmit
 
 sys.path.append(str(Path(__file__).parents[1] / "encode"))
 import minilm_files
@@ -85,7 +85,7 @@ class Encoder:
         found: list[Any] = [None] * len(rows)
 
         async def embed(number: int) -> None:
-            call = FairCall(np.array(rows[number], np.int64), tenant=tenant, cost=len(rows[number]))
+            call = FairSubmit(np.array(rows[number], np.int64), tenant=tenant, cost=len(rows[number]))
             ask = partial(self.turns.ask, call)
             found[number] = await outcome.acapture(ask)
 

@@ -49,7 +49,7 @@ DEVICE = ta.DeviceOptions(
     spares=1,
     stuck_after=60.0,
     close_grace=1.0,
-    when_given_up="reopen",
+    on_failure="reopen",
 )
 # A whole answer may take minutes, unless the client sends `X-Deadline`.
 LIMITS = Limits(answer=math.inf, grace=30.0)

@@ -86,7 +86,7 @@ async def test_a_line_that_holds_again_is_logged_once(caplog: pytest.LogCaptureF
 async def test_a_hold_is_reported_while_it_lasts(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MODULE, "_PATIENCE", 0.2)
+    monkeypatch.setattr(MODULE, "_REPORT_INTERVAL", 0.2)
     seen: list[str] = []
     with caplog.at_level(logging.INFO):
         async with open_system("shop", options=HELD) as system:

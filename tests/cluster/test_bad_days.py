@@ -111,7 +111,7 @@ async def test_an_entity_is_a_model_for_patterns() -> None:
         async def ask(number: int) -> None:
             nonlocal lost
             try:
-                assert await pool.ask(patterns.Call(Echo(number, 0.01))) == number
+                assert await pool.ask(patterns.Submit(Echo(number, 0.01))) == number
             except cluster.NodeLostError:
                 lost += 1
 
@@ -150,7 +150,7 @@ async def test_entities_are_stages() -> None:
                 patterns.Stage("second", second),
             ],
         )
-        answers = [await cascade.ask(patterns.Call(Add(1.0))) for _ in range(3)]
+        answers = [await cascade.ask(patterns.Submit(Add(1.0))) for _ in range(3)]
         assert [one.stage for one in answers] == ["second", "second", "first"]
         assert [one.result for one in answers] == [1.0, 2.0, 3.0]
 
@@ -160,11 +160,11 @@ async def test_entities_are_stages() -> None:
         pipeline = await system.spawn(
             patterns.Pipeline, made.entity(Counter, "p"), doubled, made.entity(Counter, "q")
         )
-        assert [await pipeline.ask(patterns.Call(Add(1.0))) for _ in range(3)] == [2.0, 6.0, 12.0]
+        assert [await pipeline.ask(patterns.Submit(Add(1.0))) for _ in range(3)] == [2.0, 6.0, 12.0]
         router = await system.spawn(
             patterns.Router, made.replicas(Counter), by=patterns.ByKey(lambda request: str(request.value))
         )
-        nodes_of = {await router.ask(patterns.Call(Echo(number))) for number in range(10)}
+        nodes_of = {await router.ask(patterns.Submit(Echo(number))) for number in range(10)}
         assert nodes_of == set(range(10))
 
 

@@ -76,7 +76,7 @@ async def test_each_key_has_one_home() -> None:
             pool = await system.spawn(patterns.ReplicaPool, replicas)
             async with trio.open_nursery() as nursery:
                 for _ in range(12):
-                    nursery.start_soon(pool.ask, patterns.Call(Add(1.0)))
+                    nursery.start_soon(pool.ask, patterns.Submit(Add(1.0)))
         assert sum([await ref.ask(Add(0.0)) for ref in replicas.values()]) == 33.0
         # What is told is in the mailbox before what is asked next.
         ref = made.entity(Counter, "told")
@@ -306,7 +306,7 @@ async def test_a_hand_off_that_never_ends(caplog: pytest.LogCaptureFixture) -> N
 async def test_without_a_node_asks_wait(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("trio_accel.cluster._table._PATIENCE", 0.1)
+    monkeypatch.setattr("trio_accel.cluster._table._LOG_AFTER_SECONDS", 0.1)
     async with opened(1) as (made, nodes):
         ref, alone = made.entity(Counter, "a"), made.replicas(Counter)["node-0"]
         nodes.remove("node-0")

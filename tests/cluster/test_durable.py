@@ -256,7 +256,7 @@ async def test_an_agent_that_comes_back_is_fenced(path: str) -> None:
 
             async def ask(key: str, seconds: float) -> None:
                 request = Echo(key, seconds)
-                with pytest.raises((cluster.FencedError, cluster.NotAtHomeError)) as caught:
+                with pytest.raises((cluster.FencedError, cluster.EntityMovedError)) as caught:
                     await link.ask(("ask", old_epoch, refs[key]._target, request, f"late {key}", False))
                 refused.append(type(caught.value).__name__)
 

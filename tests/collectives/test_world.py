@@ -240,7 +240,7 @@ async def test_small_arrays_are_reduced_in_one_step(
         arrays = await put(world, hosts)
         seen, launched = set[bytes](), list[int]()
         for small in (0, hosts[0].nbytes, hosts[0].nbytes - 1):
-            monkeypatch.setattr("trio_accel.collectives._world._SMALL", small)
+            monkeypatch.setattr("trio_accel.collectives._world._LOCAL_REDUCTION_BYTES", small)
             before = [(await device.statistics()).launched for device in world.devices]
             made = await world.all_reduce(arrays)
             after = [(await device.statistics()).launched for device in world.devices]

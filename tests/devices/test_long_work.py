@@ -179,7 +179,7 @@ async def test_tasks_inherit_the_listener(system: ta.System) -> None:
 @pytest.fixture
 def pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have pieces so small that arrays of a test have many."""
-    monkeypatch.setattr(_memory, "_PIECE", 4096)
+    monkeypatch.setattr(_memory, "_CHUNK_BYTES", 4096)
 
 
 HOSTS = {

@@ -24,7 +24,7 @@ from text import load_random
 
 import trio_accel as ta
 from trio_accel import train
-from trio_accel.patterns import Call, GetStatistics, open_parts
+from trio_accel.patterns import GetStatistics, Submit, open_parts
 
 pytestmark = [pytest.mark.examples, pytest.mark.timeout(120)]
 for package in ("tokenizers", "jinja2", "llguidance", "pydantic", "starlette", "safetensors"):
@@ -114,7 +114,7 @@ async def opened(
 
 
 async def ask(made: Generation, number: int) -> tuple[int, ...]:
-    return await made.batcher.ask(Call(PROMPTS[number]))
+    return await made.batcher.ask(Submit(PROMPTS[number]))
 
 
 async def alone(

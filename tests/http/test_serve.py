@@ -32,7 +32,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.http import Limits, errors, on_host, run, serve
-from trio_accel.patterns import Batcher, Call
+from trio_accel.patterns import Batcher, Submit
 
 ROOT = Path(__file__).parents[2]
 STOP = (signal.SIGUSR1,)
@@ -457,7 +457,7 @@ def test_errors_are_classes() -> None:
 async def test_a_method_on_the_host_is_a_model(system: ta.System, device: ta.Device) -> None:
     async with ta.open_program(device, Doubler, 3.0) as program:
         batcher = await system.spawn(Batcher, on_host(program, Doubler.double), capacity=10)
-        assert (await batcher.ask(Call(2.0))).tolist() == 6.0
+        assert (await batcher.ask(Submit(2.0))).tolist() == 6.0
         with pytest.raises(ValueError, match="negative"):
             await on_host(program, Doubler.double)([-1.0])
         assert await on_host(program, Doubler.count)([1.0, 2.0]) == 2

@@ -22,11 +22,11 @@ from trio.testing import MockClock
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     ContinuousBatcher,
     ContinuousStatistics,
     GetStatistics,
     NoRoomError,
+    Submit,
     open_parts,
 )
 
@@ -78,7 +78,7 @@ class Client:
 
     async def read(self, batcher: Batcher, got: list[int]) -> None:
         if self.way == "whole":
-            got += await batcher.ask(Call(self.asked))
+            got += await batcher.ask(Submit(self.asked))
             return
         async with open_parts(batcher, self.asked) as stream:
             if self.way == "never":

@@ -16,7 +16,7 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel import jit
-from trio_accel.patterns import Batcher, Call
+from trio_accel.patterns import Batcher, Submit
 
 LARGE = 1 << 17
 
@@ -197,5 +197,5 @@ async def test_a_batch_ends_at_its_deadline(system: ta.System, any_device: ta.De
         return [await program.ask(Waits.plain, item) for item in items]
 
     batches = await system.spawn(Batcher, model)
-    os.close(await left(pipe, lambda: batches.ask(Call(str(pipe)))))
+    os.close(await left(pipe, lambda: batches.ask(Submit(str(pipe)))))
     assert await program.ask(Waits.quick) == 3.0

@@ -30,7 +30,7 @@ async def device(request: pytest.FixtureRequest, system: ta.System) -> AsyncGene
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(_transfers, "_PIECE", 4096)
+    monkeypatch.setattr(_transfers, "_CHUNK_BYTES", 4096)
     return 4096
 
 

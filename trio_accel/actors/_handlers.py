@@ -14,7 +14,7 @@ from trio.lowlevel import disable_ki_protection, enable_ki_protection
 from ._messages import AnyMessage, Message, MessageClass, Request, RequestClass
 from ._outcomes import DeferredReply
 
-__all__ = ["NOT_NOW", "handles", "message_target", "quick"]
+__all__ = ["UNAVAILABLE", "fast_path", "handles", "message_target"]
 
 ActorT = TypeVar("ActorT")
 MessageT = TypeVar("MessageT")
@@ -27,11 +27,11 @@ _QUICK = "__trio_accel_quick__"
 _BASES = (Request, Message)
 
 
-class _NotNow(enum.Enum):
-    NOT_NOW = "not now"
+class _Unavailable(enum.Enum):
+    UNAVAILABLE = "unavailable"
 
 
-NOT_NOW: Final = _NotNow.NOT_NOW
+UNAVAILABLE: Final = _Unavailable.UNAVAILABLE
 """Result of an attempt that would have to wait."""
 
 RequestHandler = Callable[[ActorT, MessageT], Awaitable[ReplyT | DeferredReply[ReplyT]]]
@@ -65,7 +65,7 @@ class Handler:
     Attributes:
         function: The method, unbound.
         group: Its group; None if it runs alone.
-        attempt: Serves the message without waiting, if it can; None without a `quick` method.
+        attempt: Serves the message without waiting, if it can; None without a `fast_path` method.
     """
 
     function: Callable[..., Coroutine[object, object, object]]
@@ -134,7 +134,7 @@ def handles(
         message: Class of the messages that the method serves.
         group: Name of a group of handlers; without one the handler runs alone.
         limit: The most of the group that run at once; the same for all of its handlers.
-        ki_protected: Whether Ctrl-C is held off while the method runs, or its `quick` attempt, as by
+        ki_protected: Whether Ctrl-C is held off while the method runs, or its `fast_path` attempt, as by
             `trio.lowlevel.enable_ki_protection`: for one that must not be left between two lines. The main
             task hears of it then. Otherwise `KeyboardInterrupt` may be raised at any line, as everywhere in
             a Trio program.
@@ -160,7 +160,7 @@ def handles(
     return decorate
 
 
-def quick(attempt: Callable[[Any, Any], object], /) -> Callable[[HandlerT], HandlerT]:
+def fast_path(attempt: Callable[[Any, Any], object], /) -> Callable[[HandlerT], HandlerT]:
     """Say how a handler that seldom waits does its work when it need not, which costs a third less.
 
     It stands below `handles`, without a group. The attempt is tried first, in the context of the message. If
@@ -169,7 +169,7 @@ def quick(attempt: Callable[[Any, Any], object], /) -> Callable[[HandlerT], Hand
 
     Args:
         attempt: A function of the actor and the message. It returns what the handler would; or
-            `NOT_NOW`, before it has changed anything: then the handler runs.
+            `UNAVAILABLE`, before it has changed anything: then the handler runs.
     """
     if inspect.iscoroutinefunction(attempt):
         raise TypeError(f"quick: {attempt.__qualname__} must not be async: it is not to wait")

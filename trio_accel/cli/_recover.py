@@ -33,9 +33,9 @@ _SIZE, _OPERANDS, _CLIENTS = 64, 25, 16
 # The tolerance of one float32 product and sum, which grows with the root of the number of terms.
 _LIMIT = 1e-5 * math.sqrt(_SIZE)
 # Requests that end before the first fault, between two, and after the last one.
-_BETWEEN = 25
+_REQUESTS_BETWEEN_FAULTS = 25
 # A fault that has not been felt, or not been recovered from, after so many requests never will be.
-_PATIENCE = 500
+_MAX_REQUESTS = 500
 _OPTIONS = ta.DeviceOptions(
     isolation="process",
     # Seconds that the command waits after Ctrl-C for an operation that still runs.
@@ -300,10 +300,10 @@ class Demo:
                 for _ in range(_CLIENTS):
                     asking.start_soon(self.load.ask_on)
                 for number, fault in enumerate(faults, 1):
-                    await self.load.wait_ended(_BETWEEN)
+                    await self.load.wait_ended(_REQUESTS_BETWEEN_FAULTS)
                     self._tell(f"{number} of {len(faults)}: {fault.text}, {self.load.ended} requests")
                     self.effects.append(await self._break(fault))
-                await self.load.wait_ended(_BETWEEN)
+                await self.load.wait_ended(_REQUESTS_BETWEEN_FAULTS)
                 self.load.is_over = True
             self._tell("comparing the hashes of arrays")
             for dtype, ref, before in zip(_DTYPES, refs, hashes, strict=True):
@@ -315,7 +315,7 @@ class Demo:
     async def _break(self, fault: Fault) -> Effect:
         """Inject a fault under load and wait until the device serves again."""
         load, generation = self.load, self.device.generation
-        retried, last, start = len(load.retried), load.ended + _PATIENCE, trio.current_time()
+        retried, last, start = len(load.retried), load.ended + _MAX_REQUESTS, trio.current_time()
         fault.inject(self.device)
         await load.wait_until(lambda: len(load.retried) > retried or load.ended >= last)
         # Requests from now on are served by the next incarnation, or context.

@@ -14,7 +14,7 @@ from trio_accel.cli._console import can_redraw, cut, make_console
 from trio_accel.cli._run import InputError, InterruptError, printable, run_async
 
 # Seconds until the first event, and from each to the next: a page has one a minute at least. Bytes of one.
-_FIRST, _NEXT, _MOST = 5.0, 90.0, 1 << 26
+_FIRST, _NEXT, _MAX_EVENT_BYTES = 5.0, 90.0, 1 << 26
 # Raised over a program that has gone, and over what is no snapshot.
 _ENDS = (OSError, trio.BrokenResourceError, AttributeError, KeyError, RecursionError, TypeError, ValueError)
 # Figures that are shown in milliseconds and MiB.
@@ -58,7 +58,7 @@ async def _watch(port: int, live: Live | None) -> str:
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             why = "no dashboard answers there, or it has its 16 readers already"
             await stream.send_all(b"GET /events HTTP/1.0\r\nHost: localhost\r\n\r\n")
-            while len(rest) < _MOST and (part := await stream.receive_some()):
+            while len(rest) < _MAX_EVENT_BYTES and (part := await stream.receive_some()):
                 *lines, rest = (rest + part).split(b"\n")
                 for now in [json.loads(line[6:]) for line in lines if line.startswith(b"data: ")]:
                     if live is None:

@@ -13,7 +13,7 @@ import trio
 from ..backends import candidates
 from ..devices import open_system
 from ._entities import Residents
-from ._errors import NotAtHomeError
+from ._errors import EntityMovedError
 from ._link import Address, Allocate, Link, listen
 from ._members import Member
 from ._options import ClusterOptions
@@ -129,7 +129,7 @@ class Agent:
             epoch, *asked = given
             await self._router.wait_epoch(epoch)
             if self._is_alone():
-                raise NotAtHomeError(f"node {self._config.node} hears nothing of the program")
+                raise EntityMovedError(f"node {self._config.node} hears nothing of the program")
             return await self._residents.ask(*asked)
         if what == "beat":
             # The program waits for the reply to one before it sends the next: only the time of the one before

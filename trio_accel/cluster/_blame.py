@@ -25,7 +25,7 @@ from ._members import Member, Target
 
 # Seconds until a suspect runs beside others, because a turn may take long, or may wait for the suspect. Each
 # loss doubles them, so that every suspect runs alone at last.
-_PATIENCE = 5.0
+_SUSPECT_SECONDS = 5.0
 # Seconds that other requests wait for suspects at most.
 _HOLD = 0.5
 # Losses of agents that were killed, before somebody is to blame.
@@ -105,7 +105,7 @@ class Blame:
             return
         self._waiting.append(trial)
         try:
-            with trio.move_on_after(_PATIENCE * 2 ** min(len(trial.lost), 10)):
+            with trio.move_on_after(_SUSPECT_SECONDS * 2 ** min(len(trial.lost), 10)):
                 # All that were lost together are here behind this.
                 await trio.lowlevel.checkpoint()
                 while self._running or trial is not max(self._waiting, key=lambda one: one.sent):

@@ -19,7 +19,7 @@ from ..backends.base import NotSupportedError
 from ..devices import DeviceGroup, System, run_together
 from ._agent import AgentConfig
 from ._entities import Residents
-from ._errors import FencedError, NodeLostError, NotAtHomeError, StoreError
+from ._errors import EntityMovedError, FencedError, NodeLostError, StoreError
 from ._link import Link, LinkLostError, allocate_any
 from ._members import Member, Target
 from ._nodes import Nodes
@@ -282,7 +282,7 @@ class _Here(Router):
         self._check_open(target)
         try:
             return await self.residents.ask(target, message, number, is_told)
-        except NotAtHomeError:
+        except EntityMovedError:
             self._check_open(target)
             raise
 

@@ -11,7 +11,7 @@ import trio
 
 from ..actors import Actor, ActorFailedError, ActorStoppedError, Directive, Policy, Ref, Restart, System
 from ..devices import Device, DeviceGroup, Key
-from ._errors import NodeLostError, NotAtHomeError
+from ._errors import EntityMovedError, NodeLostError
 from ._frames import digest_of, find
 from ._link import LinkLostError
 from ._members import Target
@@ -94,7 +94,7 @@ class Resident:
 
     def _check(self) -> None:
         if self.has_left:
-            raise NotAtHomeError(f"{self._target.text} has left node {self._residents.node}")
+            raise EntityMovedError(f"{self._target.text} has left node {self._residents.node}")
 
     async def _spawn(self, policy: Policy) -> tuple[Ref[Any], Home]:
         here, target = self._residents, self._target
@@ -183,14 +183,14 @@ class Residents:
         """Have an entity serve a message.
 
         Raises:
-            NotAtHomeError: It is at home elsewhere.
+            EntityMovedError: It is at home elsewhere.
             ImportError: Its class is not there.
             Exception: As its handler does.
         """
         if target not in self._all:
             await self._wait_released(target)
         if not self._is_home(target):
-            raise NotAtHomeError(f"{target.text} is not at home on node {self.node}")
+            raise EntityMovedError(f"{target.text} is not at home on node {self.node}")
         resident = self._all.get(target)
         if resident is None:
             cls = find(target.path, self.node)

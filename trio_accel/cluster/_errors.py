@@ -8,10 +8,10 @@ from ..actors import NotExecutedError
 from ..backends.base import NotSupportedError
 
 __all__ = [
+    "EntityMovedError",
     "FencedError",
     "LethalRequestError",
     "NodeLostError",
-    "NotAtHomeError",
     "NotRepeatableError",
     "StoreError",
 ]
@@ -58,7 +58,7 @@ def not_started(node: str, error: BaseException) -> Exception:
     return NodeLostError(f"the agent of node {node} does not start: {error}", node=node, epoch=0)
 
 
-class NotAtHomeError(NotExecutedError):
+class EntityMovedError(NotExecutedError):
     """The entity has another home by now, and its message was not begun. `EntityRef` asks again by itself."""
 
 

@@ -34,12 +34,17 @@ _HEAD = struct.Struct("<QBI")
 _LENGTH = struct.Struct("<Q")
 _ASK, _CANCEL, _VALUE, _ERROR = range(4)
 # Frames of more bytes have a stream of their own: a small one does not wait for a large one.
-_LARGE = 1 << 16
+_STREAM_FROM_BYTES = 1 << 16
 _NONCE = 32
 # Seconds in which the other end must prove the secret, and the number of connections that have not: a proof
 # takes a millisecond. The kernel keeps new connections until they are accepted.
 _PROOF, _MAX_STRANGERS, _BACKLOG = 2.0, 256, 1024
-_GONE = (trio.TooSlowError, trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError)
+_CONNECTION_ERRORS = (
+    trio.TooSlowError,
+    trio.EndOfChannel,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+)
 VERSION = f"trio_accel {__version__}, Python {'.'.join(platform.python_version_tuple()[:2])}"
 
 
@@ -93,7 +98,7 @@ class Address:
                     await streams[-1].sock.connect((self.host, self.port))
                     await _prove(streams[-1], self.secret, is_asked=False, token=token)
             is_proved = True
-        except (OSError, *_GONE) as error:
+        except (OSError, *_CONNECTION_ERRORS) as error:
             why = str(error) or type(error).__name__
             raise LinkLostError(f"node {name} cannot be reached: {why}", is_begun=False) from error
         finally:
@@ -117,7 +122,7 @@ class _Stream:
             await self._written.send_all(view)
 
     async def read(self, size: int) -> memoryview:
-        view = memoryview((self._allocate if size > _LARGE else allocate_any)(size).data)
+        view = memoryview((self._allocate if size > _STREAM_FROM_BYTES else allocate_any)(size).data)
         got = 0
         while got < size:
             count = await self.sock.recv_into(view[got:])
@@ -230,7 +235,7 @@ class Link:
         return found.unwrap()
 
     def _stream(self, parts: Parts) -> _Stream:
-        return self._streams[sum(map(len, parts)) > _LARGE]
+        return self._streams[sum(map(len, parts)) > _STREAM_FROM_BYTES]
 
     async def _write(self, stream: _Stream) -> None:
         try:

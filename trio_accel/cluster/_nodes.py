@@ -25,7 +25,7 @@ from ._link import Address
 __all__ = ["LocalNodes", "Nodes"]
 
 # More processes than these are a mistake; seconds to end in order, when the program is gone.
-_MOST, _GRACE = 256, 10.0
+_MAX_NODES, _GRACE = 256, 10.0
 
 
 class Nodes(Protocol):
@@ -71,10 +71,10 @@ class LocalNodes:
     is_one_host: bool = True
 
     def __init__(self, names: int | Iterable[str]) -> None:
-        count = min(names, _MOST + 1) if isinstance(names, int) else 0
+        count = min(names, _MAX_NODES + 1) if isinstance(names, int) else 0
         given = [f"node-{number}" for number in range(count)] if isinstance(names, int) else list(names)
-        if not given or len({*given}) < len(given) or len(given) > _MOST:
-            raise ValueError(f"LocalNodes: names must be 1 to {_MOST}, each once, got {names!r}")
+        if not given or len({*given}) < len(given) or len(given) > _MAX_NODES:
+            raise ValueError(f"LocalNodes: names must be 1 to {_MAX_NODES}, each once, got {names!r}")
         self._names: dict[str, None] = dict.fromkeys(given)
         self._changed = trio.Event()
         self._processes: dict[str, trio.Process] = {}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import attrs
 
-from ..actors import Backoff, Intensity, is_number, must, must_be_whole, named_options
+from ..actors import Backoff, Intensity, is_number, must_be_whole, named_options, validator
 from ..devices import DeviceOptions
 
 __all__ = ["ClusterOptions"]
 
 
-_seconds = must("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
+_seconds = validator("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
 
 
 @named_options

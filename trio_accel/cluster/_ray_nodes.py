@@ -27,7 +27,7 @@ _logger = logging.getLogger("trio_accel.cluster")
 
 # Seconds between two looks at Ray's nodes, and at a process that is to go; for a connection; and the most
 # that the end of an agent may take: Ray kills a stopped one after five.
-_LOOK, _AGAIN, _REACH, _GONE = 1.0, 0.02, 1.0, 20.0
+_POLL_INTERVAL, _RETRY_INTERVAL, _REACH_TIMEOUT, _END_TIMEOUT = 1.0, 0.02, 1.0, 20.0
 
 
 class RayAgent:
@@ -118,7 +118,7 @@ class RayNodes:
             self._nodes = await trio.to_thread.run_sync(self._look, abandon_on_cancel=True)
             if not before or [*self._nodes] != [*before]:
                 yield [*self._nodes]
-            await trio.sleep(_LOOK)
+            await trio.sleep(_POLL_INTERVAL)
 
     def _look(self) -> dict[str, Any]:
         if not self._ray.is_initialized():
@@ -167,7 +167,7 @@ class RayNodes:
         if actor is None:
             return
         alone = 0.0 if config is None else config.options.alone_after
-        with trio.move_on_after(max(_GONE, alone), shield=True) as scope:
+        with trio.move_on_after(max(_END_TIMEOUT, alone), shield=True) as scope:
             await trio.to_thread.run_sync(self._ray.kill, actor, abandon_on_cancel=True)
             began = trio.current_time()
             # Ray calls it dead at once.
@@ -175,14 +175,16 @@ class RayNodes:
                 is_there = await _is_there(started.address)
                 if is_there is False or (is_there is None and trio.current_time() - began > alone):
                     break
-                await trio.sleep(_AGAIN)
+                await trio.sleep(_RETRY_INTERVAL)
         if scope.cancelled_caught:
-            _logger.warning("node %s: Ray has not ended its agent within %g s", node, max(_GONE, alone))
+            _logger.warning(
+                "node %s: Ray has not ended its agent within %g s", node, max(_END_TIMEOUT, alone)
+            )
 
 
 async def _is_there(address: Address) -> bool | None:
     """Tell whether an agent listens; None for a host that does not answer."""
-    with trio.move_on_after(_REACH), trio.socket.socket() as sock, suppress(OSError):
+    with trio.move_on_after(_REACH_TIMEOUT), trio.socket.socket() as sock, suppress(OSError):
         try:
             await sock.connect((address.host, address.port))
             return True

@@ -15,7 +15,7 @@ import attrs
 import trio
 from attrs.converters import optional
 
-from ..actors import is_number, must, must_be_whole
+from ..actors import is_number, must_be_whole, validator
 from ..backends.base.kit.modules import import_extra
 from ._errors import FencedError, StoreError
 
@@ -35,7 +35,7 @@ _TABLES = """
         message BYTES not null, reply BYTES not null, primary key (entity, number), unique (entity, id))"""
 _COUNT = """insert into accel_epoch values (1, 1, ?)
     on conflict (id) do update set epoch = accel_epoch.epoch + 1, program = excluded.program"""
-_OWN = """insert into accel_owners values (?, ?)
+_CLAIM_SQL = """insert into accel_owners values (?, ?)
     on conflict (entity) do update set epoch = excluded.epoch where accel_owners.epoch <= excluded.epoch"""
 _READ = """select number, id, message, reply from accel_messages
     where entity = ? and (number > ? or at >= NOW - ?) order by number"""
@@ -45,8 +45,8 @@ _SAVE = """insert into accel_saves values (?, ?, ?)
 _EMPTY = "update accel_messages set message = ? where entity = ? and number > ? and number <= ?"
 _FORGET = "delete from accel_messages where entity = ? and (number <= ? or at < NOW - ?)"
 # Another process writes or recovers the file, or opens it as the first one; seconds between two looks.
-_BUSY, _LOOK = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}, 0.001
-_seconds = must("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
+_BUSY, _POLL_INTERVAL = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}, 0.001
+_seconds = validator("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
@@ -247,7 +247,7 @@ class Store:
 
     def _take(self, entity: str, epoch: int) -> Journal:
         # From here on the owner's row is locked: messages of other owners are there by now, or never will be.
-        self._sql(_OWN, entity, epoch)
+        self._sql(_CLAIM_SQL, entity, epoch)
         self._check_owner(entity, epoch)
         saves = self._sql("select number, saved from accel_saves where entity = ?", entity)
         last = saves[0][0] if saves else 0
@@ -326,7 +326,7 @@ class SqliteStore(Store):
                 if error.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() >= end:
                     raise
             # SQLite itself looks every 100 ms in the end, and misses the gaps between the commits of others.
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL)
 
 
 @attrs.define(eq=False)

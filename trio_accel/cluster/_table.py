@@ -12,7 +12,7 @@ import trio
 from ..actors import ActorStoppedError, Message, Request, warn_untold
 from ..devices import Key, by_key
 from ._blame import Blame, Trial
-from ._errors import NodeLostError, NotAtHomeError
+from ._errors import EntityMovedError, NodeLostError
 from ._frames import digest_of, path_of
 from ._link import Link, LinkLostError
 from ._members import Member, Target
@@ -25,7 +25,7 @@ ReplyT = TypeVar("ReplyT")
 
 # Seconds until who waits for a node is told of in the log; and until a request that was not at home, or was
 # lost with its node, is asked again if no new table comes meanwhile.
-_PATIENCE, _AGAIN, _LEAVING = 5.0, 0.1, 1.0
+_LOG_AFTER_SECONDS, _RETRY_INTERVAL, _LEAVE_RETRY_INTERVAL = 5.0, 0.1, 1.0
 # Seconds without a loss of a node after which nobody kills them.
 _QUIET = 5.0
 
@@ -167,7 +167,7 @@ class Router:
                 try:
                     link = await self.link(member)
                     return await link.ask(("ask", table.epoch, target, message, number, is_told))
-                except NotAtHomeError:
+                except EntityMovedError:
                     pass
                 except LinkLostError as error:
                     if error.is_begun and (number is None or self.is_closed):
@@ -177,7 +177,7 @@ class Router:
                         trial.lose(member, sent, error.beside)
             # Until a lost member has left the table, nobody knows whether it has crashed.
             is_leaving = bool(trial.lost) and trial.lost[-1] in self.members
-            with trio.move_on_after(_LEAVING if is_leaving else _AGAIN):
+            with trio.move_on_after(_LEAVE_RETRY_INTERVAL if is_leaving else _RETRY_INTERVAL):
                 while self.table is table or (is_leaving and trial.lost[-1] in self.members):
                     self._check_open(target)
                     await self.wait_changed()
@@ -199,7 +199,7 @@ class Router:
             raise ActorStoppedError(f"{target.text}: its cluster is closed", path=target.text)
 
     async def _wait_for_home(self, target: Target) -> None:
-        with trio.move_on_after(_PATIENCE) as scope:
+        with trio.move_on_after(_LOG_AFTER_SECONDS) as scope:
             await self.wait_changed()
         if scope.cancelled_caught:
             where = "no node" if target.node is None else f"not node {target.node}"

@@ -39,9 +39,9 @@ from ..devices import (
     Pending,
     Planned,
     Planner,
-    alone_on,
-    look_for_answers,
+    exclusive,
     opened,
+    poll_answers,
 )
 from ._errors import WorldBrokenError
 from ._life import CommunicatorLife, Step
@@ -189,7 +189,7 @@ class Meet(OfRanks):
         return Planned(spec, out)
 
 
-_LOSS, _OTHER = range(2)
+_LOSS, _NO_LOSS = range(2)
 _CONSEQUENCES = (MISSING, NOT_IN_TIME, ABORTED)
 
 
@@ -226,8 +226,8 @@ def _order(error: Exception | None) -> int:
     if isinstance(error, (ContextLostError, DeviceLostError, CompletionTimeoutError)):
         return _LOSS
     if isinstance(error, LibraryError) and error.code in _CONSEQUENCES:
-        return _OTHER + 1 + _CONSEQUENCES.index(error.code)
-    return _OTHER
+        return _NO_LOSS + 1 + _CONSEQUENCES.index(error.code)
+    return _NO_LOSS
 
 
 class _Asked:
@@ -310,7 +310,7 @@ class Communicator:
             WorldBrokenError: The world was closed meanwhile.
         """
         # Kernels that wait for each other need their devices at the same time: two worlds take turns.
-        async with alone_on(self._devices):
+        async with exclusive(self._devices):
             for attempt in itertools.count(1):
                 try:
                     await self._opened()
@@ -402,7 +402,7 @@ class Communicator:
         lost = partial(self._lost, before)
         try:
             awake = [self._devices[rank] for rank in asked.pending]
-            await look_for_answers(awake, lambda: not asked.changed.is_set())
+            await poll_answers(awake, lambda: not asked.changed.is_set())
             # Its opening waits for a rank that is about to get a worker.
             await life.wait(asked.changed, bool if is_opening else lost)
         except BaseException:
@@ -439,7 +439,7 @@ class Communicator:
         """Tell what has happened to the communicator by what its ranks say."""
         order = min(map(_order, asked.errors.values()), default=_LOSS)
         if order != _LOSS:
-            return "fail" if order == _OTHER else "stale"
+            return "fail" if order == _NO_LOSS else "stale"
         return "lose" if asked.errors or self._lost(before) else "late"
 
     def _give_up(self, step: Step, *asked: _Asked) -> None:

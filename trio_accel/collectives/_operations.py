@@ -30,7 +30,7 @@ REDUCTIONS: dict[str, str] = {
     "max": "maximum({}, {})",
     "mean": "({} + {})",
 }
-_SHORT = (DType.float16, DType.bfloat16)
+_LOW_PRECISION = (DType.float16, DType.bfloat16)
 _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 
 
@@ -57,7 +57,7 @@ def expression_of(name: str, reduction: str, count: int, dtype: DType) -> Elemen
         raise TypeError(f"{name}: {reduction} needs {wanted} arrays, got {dtype}")
     names = [f"x{number}" for number in range(count)]
     # Rounded once, at the end.
-    terms = [f"float32({name})" for name in names] if dtype in _SHORT else names
+    terms = [f"float32({name})" for name in names] if dtype in _LOW_PRECISION else names
     text = functools.reduce(REDUCTIONS[reduction].format, terms)
     if reduction == "mean":
         text = f"{text} / {count}"

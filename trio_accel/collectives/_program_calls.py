@@ -14,7 +14,7 @@ import trio
 
 from ..actors import running_beside
 from ..backends.base import AccelError, CompletionTimeoutError, ContextLostError, NotSupportedError, Refused
-from ..backends.base.kit.ranks import AGAIN, ENDED, MEETING, MISMATCH, forget_rooms, last_calls, room_of
+from ..backends.base.kit.ranks import ENDED, MEETING, MISMATCH, REPEATED, forget_rooms, last_calls, room_of
 from ..devices import Device
 from ._call import PartCall, Turns
 from ._communicators import Communicator, RanksFailedError
@@ -28,7 +28,7 @@ _LOOKED = 0.02
 _SAID = 0.25
 _LOST = "the rank lost its context in a call of all ranks"
 # How far the codes of ranks are from the cause of all.
-_CONSEQUENCES = {MISMATCH: 2, AGAIN: 2, ENDED: 3}
+_CONSEQUENCES = {MISMATCH: 2, REPEATED: 2, ENDED: 3}
 _calls = itertools.count(1)
 
 
@@ -223,7 +223,7 @@ class ProgramCalls(PartCall):
         rank = min(self._errors, key=lambda rank: (_order(self._errors[rank]), rank))
         error: Any = self._errors[rank]
         code = _code(error)
-        if code == AGAIN:
+        if code == REPEATED:
             # The device has asked its next worker again, before anybody saw that the first one was lost.
             error = ContextLostError(_LOST, device=self._devices[rank].name)
         if code == MISMATCH:

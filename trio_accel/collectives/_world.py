@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from ..actors import Intensity, named_arguments, opens
 from ..backends.base import NotSupportedError
-from ..devices import AccelRef, Device, Operation, alone_on, check_device, what_to_do
+from ..devices import AccelRef, Device, Operation, check_device, exclusive, what_to_do
 from ..devices.engine._library import APART
 from ..devices.operations._blocks import Block
 from ._call import Arrays, Call, Computes, PartCall, Turns
@@ -33,7 +33,7 @@ Transport: TypeAlias = Literal["auto", "nccl", "mapped"]
 _GROUPED: ContextVar[bool] = ContextVar("trio_accel.grouped", default=False)
 
 # Bytes of an array that each rank reduces by itself.
-_SMALL = 256 << 10
+_LOCAL_REDUCTION_BYTES = 256 << 10
 
 
 @named_arguments
@@ -240,7 +240,7 @@ class World:
             WorldBrokenError: The world runs no collectives any more.
         """
         call = ProgramCalls(self._turns, programs, method, each, each_by_name, within, groups or {})
-        async with self._turns.turn(call.name), alone_on(self.devices):
+        async with self._turns.turn(call.name), exclusive(self.devices):
             return await call.run(self._rooms)
 
     @opens("the group is not open yet: async with world.group() as group")
@@ -291,7 +291,7 @@ class World:
             return await call.reduced(rank, [one.reshape(-1)[part] for one in all_])
 
         parts = call.parts("all_reduce")
-        if self.size <= 2 or size * call.dtype.itemsize <= _SMALL:
+        if self.size <= 2 or size * call.dtype.itemsize <= _LOCAL_REDUCTION_BYTES:
             # Two ranks move fewer bytes each than in two steps; where there is little, the steps are the
             # time.
             return await self._run(call, parts, call.reduced)
@@ -507,7 +507,7 @@ class World:
             blocks, library = [one.block for one in lent], f"{message.library}{APART}"
             return await self.devices[rank].ask(PartOperation(library, message, blocks, changed))
 
-        async with self._turns.turn(call.name), alone_on(self.devices):
+        async with self._turns.turn(call.name), exclusive(self.devices):
             return [*(await call.each(lent, reply)).values()]
 
     async def _ask(self, function: str, options: Mapping[str, Any], given: Given) -> Any:

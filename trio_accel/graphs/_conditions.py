@@ -22,7 +22,7 @@ _BODY = "graphs.Body"
 _LIBRARY = "graphs"
 _ACTOR = "trio_accel.graphs:GraphsActor"
 _KINDS = ("int", "uint", "bool")
-_MOST = 2**63 - 1
+_MAX_INT64 = 2**63 - 1
 
 
 @attrs.define(eq=False, on_setattr=None)
@@ -195,14 +195,14 @@ def _condition(planner: Planner, argument: str, ref: AccelRef) -> ArraySpec:
 
 def _limit(planner: Planner, limit: object) -> int:
     if limit is None:
-        return _MOST
+        return _MAX_INT64
     if isinstance(limit, bool):
         raise TypeError(f"{planner.name}: limit must be an integer, got {limit!r}")
     try:
         number = operator.index(limit)  # type: ignore[arg-type]  # refused there
     except TypeError:
         raise TypeError(f"{planner.name}: limit must be an integer, got {type(limit).__name__}") from None
-    if not 1 <= number <= _MOST:
+    if not 1 <= number <= _MAX_INT64:
         raise ValueError(f"{planner.name}: limit must be from 1 to 2**63 - 1, got {number}")
     return number
 

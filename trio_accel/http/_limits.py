@@ -6,12 +6,12 @@ import math
 
 import attrs
 
-from ..actors import is_number, must, must_be_whole, named_options
+from ..actors import is_number, must_be_whole, named_options, validator
 
 __all__ = ["Limits"]
 
-_seconds = must("be seconds above 0", lambda value: is_number(value, 0.0) and value > 0)
-_grace = must("be seconds of at least 0", lambda value: is_number(value, 0.0) and value < math.inf)
+_seconds = validator("be seconds above 0", lambda value: is_number(value, 0.0) and value > 0)
+_grace = validator("be seconds of at least 0", lambda value: is_number(value, 0.0) and value < math.inf)
 
 
 @named_options

@@ -16,9 +16,9 @@ from trio.lowlevel import enable_ki_protection
 
 from ..actors import (
     ActorError,
+    Buckets,
     MailboxFullError,
     Reading,
-    Spread,
     checked_options,
     copied,
     must_be_count,
@@ -27,10 +27,10 @@ from ..actors import (
 from ..backends.base import CompletionTimeoutError, ContextLostError, DeviceLostError, QueueFullError, Refused
 from ._checks import ModelOutputError
 from ._limits import is_transient
-from ._servants import Call, ItemT, Model, ResultT, as_callable, outcome_of
-from ._waiting import EntryT, QueueServant, Waiting, WaitingStatistics
+from ._submit import ItemT, Model, ResultT, Submit, as_callable, outcome_of
+from ._waiting import EntryT, QueueActor, Waiting, WaitingStatistics
 
-__all__ = ["BatchResults", "Batcher", "BatcherStatistics", "may_be_one_request"]
+__all__ = ["BatchResults", "Batcher", "BatcherStatistics", "is_request_error"]
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
@@ -159,7 +159,7 @@ BatchModel = Callable[[list[ItemT]], Awaitable[BatchResults[ResultT]]]
 ModelOfBatches: TypeAlias = Model[list[ItemT], BatchResults[ResultT]]
 
 
-def may_be_one_request(error: Exception) -> bool:
+def is_request_error(error: Exception) -> bool:
     """Tell whether a batch may have failed because of one of its requests; the default of `Batcher.divides`.
 
     Not so for a device that was lost or hung, a context that was lost to something else, an actor that
@@ -194,8 +194,8 @@ class Batch(Generic[EntryT]):
             self.scope.cancel(reason="all askers of the batch were cancelled")
 
 
-class BatchServant(QueueServant[ItemT, ResultT, EntryT]):
-    """A servant whose model works on several requests at once; for the arguments see `Batcher`."""
+class BatchActor(QueueActor[ItemT, ResultT, EntryT]):
+    """An actor whose model works on several requests at once; for the arguments see `Batcher`."""
 
     def __init__(
         self,
@@ -214,7 +214,7 @@ class BatchServant(QueueServant[ItemT, ResultT, EntryT]):
         self._most_cost = math.inf if max_cost is None else must_be_positive(f"{name}: max_cost", max_cost)
         self._capacity = math.inf if capacity is None else must_be_count(f"{name}: capacity", capacity)
         self._splits, self._divides = must_be_count(f"{name}: splits", splits, least=0), divides
-        self._sizes = Spread([2.0**power for power in range(11)])
+        self._sizes = Buckets([2.0**power for power in range(11)])
         # Rung when there may be something to do for the task that launches.
         self._bell = trio.lowlevel.ParkingLot()
 
@@ -363,7 +363,7 @@ class BatcherStatistics(WaitingStatistics):
 
 
 @final
-class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
+class Batcher(BatchActor[ItemT, ResultT, Entry[ItemT, ResultT]]):
     """Collect calls, and put them through a model together.
 
     A batch is launched when it is full, or when its first call has waited for `max_wait` seconds. At most
@@ -389,7 +389,7 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
     The parts take the place of the batch in `max_in_flight`.
 
     Some errors are not those of one call: a lost context that the batch is not to blame for, a lost device,
-    or an actor that crashed (see `may_be_one_request`). All calls of the batch get such an error at once, and
+    or an actor that crashed (see `is_request_error`). All calls of the batch get such an error at once, and
     nothing is executed again. The same is so for a model that returns too few or too many results
     (`ModelOutputError`). Errors go to the askers, as they are; the actor lives on. A model that knows which
     item is bad returns ``outcome.Error(error)`` in its
@@ -403,7 +403,8 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
 
     Args:
         model: Takes a list of items, and returns a result for each in the same order: an async callable, or
-            a servant. A sequence, a NumPy array and an `AccelRef` are results; the replies are its elements.
+            a `SubmitActor`. A sequence, a NumPy array and an `AccelRef` are results; the replies are its
+            elements.
         max_size: The most calls in a batch.
         max_wait: The most seconds that a call waits for others, if the model has room.
         max_in_flight: The most batches that run at once. 1 for a model that must not be called twice at once.
@@ -434,7 +435,7 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         max_cost: float | None = None,
         capacity: int | None = None,
         splits: int = 1,
-        divides: Callable[[Exception], bool] = may_be_one_request,
+        divides: Callable[[Exception], bool] = is_request_error,
     ) -> None:
         super().__init__(cost=cost, max_cost=max_cost, capacity=capacity, splits=splits, divides=divides)
         self._queue: BatchQueue[ItemT, ResultT] = BatchQueue(
@@ -452,7 +453,7 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         # Tasks that go through batches.
         self._runners = 1
 
-    def make(self, message: Call[ItemT]) -> Entry[ItemT, ResultT]:
+    def make(self, message: Submit[ItemT]) -> Entry[ItemT, ResultT]:
         return Entry(item=message.item)
 
     def put(self, entry: Entry[ItemT, ResultT]) -> None:

@@ -11,14 +11,14 @@ import attrs
 
 from ..actors import must_be_number, must_be_one_of, named_options
 from ._checks import ModelOutputError
-from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable, is_model
+from ._submit import CallStatistics, ItemT, Model, ResultT, Tally, TaskSubmitActor, as_callable, is_model
 
 __all__ = [
     "Cascade",
     "CascadeAnswer",
     "CascadeStatistics",
+    "DeclinedStage",
     "NoAnswerError",
-    "Passed",
     "Stage",
     "StageStatistics",
 ]
@@ -76,7 +76,7 @@ class Stage(Generic[ItemT, ResultT]):
 
 
 @attrs.frozen(kw_only=True)
-class Passed:
+class DeclinedStage:
     """Reason why a stage did not answer.
 
     Attributes:
@@ -99,14 +99,14 @@ class CascadeAnswer(Generic[ResultT]):
         stage: Name of the stage that answered.
         confidence: How sure it was; None if the stage has no `confidence`.
         is_confident: Whether that was enough. If not, no stage was sure enough.
-        passed: The other stages that were asked, in order.
+        declined: The other stages that were asked, in order.
     """
 
     result: ResultT
     stage: str
     confidence: float | None
     is_confident: bool
-    passed: tuple[Passed, ...]
+    declined: tuple[DeclinedStage, ...]
 
 
 @attrs.frozen(kw_only=True)
@@ -142,22 +142,22 @@ class NoAnswerError(Exception):
     """No stage of a cascade has answered; the last stage's error, if it failed, is the `__cause__`.
 
     Attributes:
-        passed: The stages that were asked, in order.
+        declined: The stages that were asked, in order.
     """
 
-    def __init__(self, message: str, passed: tuple[Passed, ...]) -> None:
-        super().__init__(message, passed)
-        self.passed: tuple[Passed, ...] = passed
+    def __init__(self, message: str, declined: tuple[DeclinedStage, ...]) -> None:
+        super().__init__(message, declined)
+        self.declined: tuple[DeclinedStage, ...] = declined
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
-class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT]):
-    """Asks its stages in order until one is confident enough: a `Servant` whose reply is a `CascadeAnswer`.
+class Cascade(TaskSubmitActor[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT]):
+    """Asks its stages in order until one is confident enough, and replies with a `CascadeAnswer`.
 
     Each call runs in a task of its own, so a slow stage holds up no other. For errors, cancellation and
-    restarts see `TaskServant`. Its statistics are `CascadeStatistics`.
+    restarts see `TaskSubmitActor`. Its statistics are `CascadeStatistics`.
 
     Args:
         stages: Cheapest first.
@@ -197,7 +197,7 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
             NoAnswerError: No stage has answered.
             Exception: An error of a stage that does not fall through.
         """
-        passed: list[Passed] = []
+        declined: list[DeclinedStage] = []
         unsure: list[CascadeAnswer[ResultT]] = []
         for stage, counted in zip(self._stages, self._counted, strict=True):
             name = stage.name
@@ -208,23 +208,27 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
             except Exception as error:
                 if not isinstance(error, stage.falls_through):
                     raise
-                passed.append(Passed(stage=name, confidence=None, error=error))
+                declined.append(DeclinedStage(stage=name, confidence=None, error=error))
                 continue
             is_sure = confidence is None or confidence >= stage.threshold
             answer = CascadeAnswer(
-                result=result, stage=name, confidence=confidence, is_confident=is_sure, passed=tuple(passed)
+                result=result,
+                stage=name,
+                confidence=confidence,
+                is_confident=is_sure,
+                declined=tuple(declined),
             )
             if is_sure:
                 return answer
             counted["unsure"] += 1
             unsure.append(answer)
-            passed.append(Passed(stage=name, confidence=confidence, error=None))
+            declined.append(DeclinedStage(stage=name, confidence=confidence, error=None))
         if not unsure or self._unsure == "raise":
-            told = "; ".join(f"{one.stage}: {_why(one)}" for one in passed)
+            told = "; ".join(f"{one.stage}: {_why(one)}" for one in declined)
             text = f"no stage of {self.context.path} has answered: {told}"
-            raise NoAnswerError(text, tuple(passed)) from passed[-1].error
+            raise NoAnswerError(text, tuple(declined)) from declined[-1].error
         best = max(unsure, key=operator.attrgetter("confidence")) if self._unsure == "best" else unsure[-1]
-        return attrs.evolve(best, passed=tuple(one for one in passed if one.stage != best.stage))
+        return attrs.evolve(best, declined=tuple(one for one in declined if one.stage != best.stage))
 
     def statistics(self) -> CascadeStatistics:
         """Tell what was counted so far."""
@@ -241,7 +245,7 @@ def _is_error(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, Exception)
 
 
-def _why(passed: Passed) -> str:
-    if passed.error is None:
-        return f"confidence {passed.confidence}"
-    return f"{type(passed.error).__name__}: {passed.error}"
+def _why(stage: DeclinedStage) -> str:
+    if stage.error is None:
+        return f"confidence {stage.confidence}"
+    return f"{type(stage.error).__name__}: {stage.error}"

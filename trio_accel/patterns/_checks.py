@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from ..actors import NotExecutedError, Validator, must, must_be_count, must_be_positive
+from ..actors import NotExecutedError, Validator, must_be_count, must_be_positive, validator
 from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef
 
@@ -33,13 +33,13 @@ def positive(instance: object, attribute: attrs.Attribute[Any], value: object) -
     must_be_positive(_what(instance, attribute), value)
 
 
-called = must("be a function", callable, TypeError)
+called = validator("be a function", callable, TypeError)
 """Checks an attribute that is called."""
 
 
 def of_class(*kinds: type[Any]) -> Validator:
     """Make the check of an attribute that has one of some classes."""
-    return must(f"be a {kinds[0].__name__}", lambda value: isinstance(value, kinds), TypeError)
+    return validator(f"be a {kinds[0].__name__}", lambda value: isinstance(value, kinds), TypeError)
 
 
 def _what(instance: object, attribute: attrs.Attribute[Any]) -> str:

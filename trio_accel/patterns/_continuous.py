@@ -19,10 +19,10 @@ from trio.lowlevel import enable_ki_protection
 from ..actors import Reading, checked_options, must_be_count, must_be_positive
 from ._batcher import (
     Batch,
+    BatchActor,
     BatchResults,
-    BatchServant,
     is_loss,
-    may_be_one_request,
+    is_request_error,
     one_for_each,
     shared_evenly,
 )
@@ -31,8 +31,8 @@ from ._fair_queue import FairQueue, Weights, weight_in
 from ._parts import Streamable, Streamed
 from ._places import LEVEL_ARRIVALS, Places
 from ._sequences import ContinuousStatistics, Last, Room, RunningSequence, SequenceEntry, StepResult
-from ._servants import Call, ItemT, Model, as_callable, count, outcome_of
-from ._waiting import spread_of_waits
+from ._submit import ItemT, Model, Submit, as_callable, count, outcome_of
+from ._waiting import buckets_of_waits
 
 __all__ = ["ContinuousBatcher"]
 
@@ -42,7 +42,7 @@ PartT = TypeVar("PartT")
 
 # A level of priority has so many times the share of the one below: the one below still has its share.
 _LEVEL = 4.0
-_MOST_PRIORITY, _MOST = 8, 10**9
+_MAX_PRIORITY, _MAX_QUEUED = 8, 10**9
 # Seconds, and how many steps may follow one another without a checkpoint between them.
 _FIRST_PAUSE, _LONGEST_PAUSE, _MOST_STEPS = 0.01, 1.0, 8
 _IS_OVER: Callable[[Any], bool] = attrgetter("is_over")
@@ -65,14 +65,14 @@ class _Flight(Batch[SequenceEntry[ItemT, PartT]]):
 
 @final
 class ContinuousBatcher(
-    BatchServant[Streamable[ItemT, PartT], tuple[PartT, ...], SequenceEntry[ItemT, PartT]],
+    BatchActor[Streamable[ItemT, PartT], tuple[PartT, ...], SequenceEntry[ItemT, PartT]],
     Generic[ItemT, PartT],
 ):
     """Goes through many sequences at once, step by step; they join and leave between two steps.
 
     This is iteration-level scheduling (Yu et al., "Orca", OSDI 2022), as servers of language models do it.
     The batcher knows no model: a `step` takes the sequences of a batch, and gives each of them its next
-    parts. ``ask(Call(item))`` replies with a tuple of all parts, and `open_parts` gives them as they come.
+    parts. ``ask(Submit(item))`` replies with a tuple of all parts, and `open_parts` gives them as they come.
 
     **Step.** ``async def step(batch: list[RunningSequence])`` returns one result for each: a list or a tuple
     of parts, which is empty while the prompt goes through; ``Last(parts)`` with the last ones; or
@@ -132,7 +132,7 @@ class ContinuousBatcher(
     The step sees neither the deadlines nor the context variables of the askers: it works for several.
 
     Args:
-        step: See above: an async callable, or a servant.
+        step: See above: an async callable, or an actor.
         length: Positions of the prompt of an item, a whole number from 1; without it, 1.
         cost: Cost of an item, at least 0.
         max_cost: The highest cost of all sequences in the batch.
@@ -175,7 +175,7 @@ class ContinuousBatcher(
         leave: Callable[[RunningSequence[ItemT, PartT]], object] | None = None,
         patience: float = 60.0,
         splits: int = 1,
-        divides: Callable[[Exception], bool] = may_be_one_request,
+        divides: Callable[[Exception], bool] = is_request_error,
     ) -> None:
         super().__init__(cost=cost, max_cost=max_cost, capacity=capacity, splits=splits, divides=divides)
         name = type(self).__name__
@@ -193,7 +193,7 @@ class ContinuousBatcher(
         self._weights = weights if isinstance(weights, Weights) else Weights(weights)
         # The capacity is the only bound.
         self._queue = FairQueue[SequenceEntry[ItemT, PartT]](
-            self._weights, max_queued=_MOST, max_tenants=_MOST
+            self._weights, max_queued=_MAX_QUEUED, max_tenants=_MAX_QUEUED
         )
         # Its turn has come, and the batch has no room for its cost yet.
         self._next: SequenceEntry[ItemT, PartT] | None = None
@@ -209,7 +209,7 @@ class ContinuousBatcher(
         self._batch = Batch[SequenceEntry[ItemT, PartT]]([])
         # Calls of the step that run, in their order.
         self._flights = deque[_Flight[ItemT, PartT]]()
-        self._firsts = spread_of_waits()
+        self._firsts = buckets_of_waits()
 
     def statistics(self) -> ContinuousStatistics:
         """Return the counts since its incarnation began."""
@@ -242,7 +242,7 @@ class ContinuousBatcher(
         beside = sum(not entry.is_aside for entry in self._aside)
         return self._queue.queued + (self._next is not None) + beside
 
-    def make(self, message: Call[Streamable[ItemT, PartT]]) -> SequenceEntry[ItemT, PartT]:
+    def make(self, message: Submit[Streamable[ItemT, PartT]]) -> SequenceEntry[ItemT, PartT]:
         item: Any = message.item
         stream: Any = None
         if isinstance(message.item, Streamed):
@@ -252,14 +252,16 @@ class ContinuousBatcher(
     def put(self, entry: SequenceEntry[ItemT, PartT]) -> None:
         path, sequence, item = self.context.path, entry.sequence, entry.item
         if self._length is not None:
-            sequence.length = must_be_count(f"{path}: the length of a prompt", self._length(item), most=_MOST)
+            sequence.length = must_be_count(
+                f"{path}: the length of a prompt", self._length(item), most=_MAX_QUEUED
+            )
         entry.cost = self._cost_of(item)
         if (room := self._room) is not None and (wanted := room.wanted(sequence)) > room.total:
             told = f"the item wants {wanted:g} to begin, and there are {room.total:g} in all"
             raise ValueError(f"{path}: {told}; it can never be served")
         tenant = None if self._tenant is None else self._tenant(item)
         priority = 0 if self._priority is None else self._priority(item)
-        must_be_count(f"{path}: a priority", priority, least=-_MOST_PRIORITY, most=_MOST_PRIORITY)
+        must_be_count(f"{path}: a priority", priority, least=-_MAX_PRIORITY, most=_MAX_PRIORITY)
         weight = weight_in(self._weights, tenant, path)
         if self._waiting >= self._capacity:
             raise self._full()

@@ -17,22 +17,22 @@ from ..actors import (
     MailboxFullError,
     Request,
     checked_options,
+    fast_path,
     handles,
     must_be_count,
     must_be_positive,
-    quick,
 )
 from ._fair_queue import FairQueue, Queued, QueueFull, Weights, weight_in
 from ._limits import RateLimit
-from ._servants import Call, ItemT, Model, ResultT, as_callable
-from ._waiting import QueueServant, Waiting, WaitingStatistics, take
+from ._submit import ItemT, Model, ResultT, Submit, as_callable
+from ._waiting import QueueActor, Waiting, WaitingStatistics, take
 
-__all__ = ["FairCall", "FairScheduler", "FairStatistics"]
+__all__ = ["FairScheduler", "FairStatistics", "FairSubmit"]
 
 TenantT = TypeVar("TenantT", bound=Hashable)
 
 # Tenants that metrics tell apart, and characters of their names.
-_MOST_NAMED, _LONGEST_NAME, _OTHERS = 100, 100, "(other)"
+_MOST_NAMED, _LONGEST_NAME, _OTHER_TENANTS = 100, 100, "(other)"
 _MOST_COST = 1e9
 # D123: refusals that a tenant gets at once, and after these so many together. One takes 16 us of the loop.
 _REFUSALS_AT_ONCE, _REFUSALS_A_SECOND, _REFUSALS = 4096, 2000, 20
@@ -48,12 +48,12 @@ def must_be_cost(value: float) -> float:
     return must_be_positive("the cost of a request", value, maximum=_MOST_COST)
 
 
-def _hashable(call: FairCall[Any], attribute: attrs.Attribute[Hashable], value: Hashable) -> None:
+def _hashable(call: FairSubmit[Any], attribute: attrs.Attribute[Hashable], value: Hashable) -> None:
     hash(value)
 
 
 @attrs.frozen
-class FairCall(Request["FairScheduler[Any, Any]", Any], Generic[ItemT]):
+class FairSubmit(Request["FairScheduler[Any, Any]", Any], Generic[ItemT]):
     """Ask a `FairScheduler` for the result of one item, on behalf of a tenant.
 
     Attributes:
@@ -97,7 +97,7 @@ class _Turn(Waiting[ItemT, Any]):
         scope: The scope of its task; None before its turn.
     """
 
-    said: FairCall[ItemT] | None
+    said: FairSubmit[ItemT] | None
     deadline: float
     tenant: Hashable = None
     entry: Queued[_Turn[ItemT]] | None = None
@@ -105,7 +105,7 @@ class _Turn(Waiting[ItemT, Any]):
     scope: trio.CancelScope | None = None
 
 
-class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, ResultT]):
+class FairScheduler(QueueActor[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, ResultT]):
     """Hands requests to a model so that each tenant gets its share, however much the others ask for.
 
     While several tenants have requests waiting, the costs of the requests that the model gets are in
@@ -122,7 +122,7 @@ class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, R
     2000 a second. The askers wait that long for theirs. 32 cancelled askers leave in each turn of the
     loop.
 
-    It is asked with `FairCall`, or with `Call`, whose tenant and cost `tenant_of` and `cost_of` tell. The
+    It is asked with `FairSubmit`, or with `Submit`, whose tenant and cost `tenant_of` and `cost_of` tell. The
     model runs with the context variables and the deadline of its asker. Its errors are replies. A cancelled
     asker leaves the queue at once, and its tenant is not charged. If its request runs, the asker waits until
     the model has unwound, and the tenant is charged.
@@ -139,8 +139,8 @@ class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, R
         max_queued: The most requests of one tenant that wait. One more is refused with `MailboxFullError`.
         max_tenants: The most tenants that are remembered. While so many have requests waiting, a further one
             is refused with `MailboxFullError`, unless it has a weight of its own.
-        tenant_of: Tenant of a `Call`, from its item; without it, `Call` is of the tenant None.
-        cost_of: Cost of a `Call`, from its item; without it, 1.
+        tenant_of: Tenant of a `Submit`, from its item; without it, `Submit` is of the tenant None.
+        cost_of: Cost of a `Submit`, from its item; without it, 1.
 
     Raises:
         ValueError: A weight or a limit is out of range.
@@ -176,9 +176,9 @@ class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, R
         self._costs: dict[Hashable, float] = {}
         self._cost_of_others = 0.0
 
-    @handles(FairCall, ki_protected=True)
-    @quick(take)
-    async def _serve_fair(self, message: FairCall[ItemT]) -> DeferredReply[ResultT]:
+    @handles(FairSubmit, ki_protected=True)
+    @fast_path(take)
+    async def _serve_fair(self, message: FairSubmit[ItemT]) -> DeferredReply[ResultT]:
         await trio.lowlevel.checkpoint()
         return take(self, message)
 
@@ -194,8 +194,8 @@ class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, R
             **{**self._tally, "in_flight": queue.in_flight},
         )
 
-    def make(self, message: Call[ItemT] | FairCall[ItemT]) -> _Turn[ItemT]:
-        said = message if isinstance(message, FairCall) else None
+    def make(self, message: Submit[ItemT] | FairSubmit[ItemT]) -> _Turn[ItemT]:
+        said = message if isinstance(message, FairSubmit) else None
         return _Turn(item=message.item, said=said, deadline=self.context.deadline)
 
     def put(self, entry: _Turn[ItemT]) -> None:
@@ -216,8 +216,8 @@ class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, R
     def refuse(self, entry: _Turn[ItemT], error: Exception) -> None:
         self._tally["refused"] += 1
         # Keys of strangers have no end, and may be secrets: these are one tenant here.
-        name = str(entry.tenant)[:_LONGEST_NAME] if entry.tenant in self._weights else _OTHERS
-        self._refused_of[name if len(self._refused_of) < _MOST_NAMED else _OTHERS] += 1
+        name = str(entry.tenant)[:_LONGEST_NAME] if entry.tenant in self._weights else _OTHER_TENANTS
+        self._refused_of[name if len(self._refused_of) < _MOST_NAMED else _OTHER_TENANTS] += 1
         # Tenants that have no requests here share a pace: their keys have no end.
         key = entry.tenant if self._queue.has(entry.tenant) else None
         # An asker that is refused at once asks again at once, and thousands of them leave the loop to nothing

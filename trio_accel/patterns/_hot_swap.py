@@ -14,7 +14,7 @@ import trio
 
 from ..actors import ActorContext, DeferredReply, Reading, Request, handles, must_be_positive, named_options
 from ._checks import called
-from ._servants import CallStatistics, ItemT, Model, ResultT, TaskServant, as_callable, count, outcome_of
+from ._submit import CallStatistics, ItemT, Model, ResultT, TaskSubmitActor, as_callable, count, outcome_of
 
 __all__ = [
     "Deployment",
@@ -147,8 +147,8 @@ class _Loaded(Generic[ItemT, ResultT]):
             scope.cancel(reason="the model was replaced")
 
 
-class HotSwap(TaskServant[ItemT, ResultT]):
-    """A servant whose model can be replaced without losing a request.
+class HotSwap(TaskSubmitActor[ItemT, ResultT]):
+    """An actor whose model can be replaced without losing a request.
 
     `Swap` loads the next model beside the old one, sends it the items of `warm_up`, and tries it with
     `probe`. If any of that fails, or the asker of `Swap` is cancelled, it is closed again, and the old one

@@ -32,7 +32,7 @@ from ..actors import (
 )
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, NotSupportedError
 from ._checks import ModelOutputError, whole
-from ._servants import ItemT, Model, ResultT, as_callable
+from ._submit import ItemT, Model, ResultT, as_callable
 
 __all__ = [
     "CircuitBreaker",
@@ -50,7 +50,7 @@ __all__ = [
 
 StateT = TypeVar("StateT")
 
-_FEW = 64
+_MIN_KEYS = 64
 
 
 class KeyedStates(Generic[StateT]):
@@ -71,7 +71,7 @@ class KeyedStates(Generic[StateT]):
         self._limit = limit
         self._states: dict[Hashable, StateT] = {}
         # Doubles with what is left after a sweep, so that a sweep costs each new key a constant time.
-        self._sweep_at = min(_FEW, limit)
+        self._sweep_at = min(_MIN_KEYS, limit)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -105,7 +105,7 @@ class KeyedStates(Generic[StateT]):
             debts = [pair for pair in debts[:gone] if pair[0] == math.inf] + debts[gone:]
         left = {key for _, key in debts}
         self._states = {key: state for key, state in self._states.items() if key in left}
-        self._sweep_at = min(max(_FEW, 2 * len(left)), max(self._limit, len(left) + len(left) // 10 + 1))
+        self._sweep_at = min(max(_MIN_KEYS, 2 * len(left)), max(self._limit, len(left) + len(left) // 10 + 1))
 
 
 _SLOTS = 10
@@ -331,7 +331,7 @@ class CircuitBreaker:
         self._opened += is_open
 
 
-_LEAST, _MOST = 1e-6, 1e9
+_MIN_RATE, _MAX_RATE = 1e-6, 1e9
 
 
 class RateLimitError(_LimitedError):
@@ -382,9 +382,12 @@ class RateLimit:
     """
 
     def __init__(self, rate: float, *, burst: float | None = None, max_keys: int = 10_000) -> None:
-        self._rate = must_be_positive("the rate", rate, minimum=_LEAST, maximum=_MOST)
+        self._rate = must_be_positive("the rate", rate, minimum=_MIN_RATE, maximum=_MAX_RATE)
         self._burst = must_be_positive(
-            "the burst", max(self._rate, 1.0) if burst is None else burst, minimum=_LEAST, maximum=_MOST
+            "the burst",
+            max(self._rate, 1.0) if burst is None else burst,
+            minimum=_MIN_RATE,
+            maximum=_MAX_RATE,
         )
         self._buckets: KeyedStates[_Bucket] = KeyedStates(
             lambda _: _Bucket(), self._debt, must_be_count("max_keys", max_keys)

@@ -20,7 +20,7 @@ from ..actors import checked_options, must_be_count, must_be_one_of, must_be_pos
 from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef
 from ._checks import ModelOutputError, host_array, real_rows, softmax
-from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of
+from ._submit import CallStatistics, Model, TaskSubmitActor, as_callable, outcome_of
 
 __all__ = ["ExpertsFailedError", "MoeRouter", "MoeStatistics", "Routed", "RoutingStatistics"]
 
@@ -289,15 +289,15 @@ OnFailure: TypeAlias = Literal["renormalise", "raise"]
 Tokens: TypeAlias = NDArray[Any]
 
 
-class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
-    """Sends each token to its experts and adds up their results, weighted: a `Servant` of arrays.
+class MoeRouter(TaskSubmitActor[Tokens | AccelRef, Routed]):
+    """Sends each token to its experts and adds up their results, weighted: a `SubmitActor` of arrays.
 
     The item is an array of shape (tokens, width), of NumPy or of a device, from where it is fetched. Gate and
     experts get rows of it as arrays of NumPy. Their results may be arrays of a device. The reply is a
     `Routed`.
 
     Experts work beside each other, each in a task. Each call is a task of its own, too. For cancellation and
-    restarts see `TaskServant`. Its statistics are `MoeStatistics`.
+    restarts see `TaskSubmitActor`. Its statistics are `MoeStatistics`.
 
     Args:
         gate: A `Model` that returns logits, of shape (tokens, experts). Where one is -inf, the token never

@@ -19,7 +19,7 @@ import trio
 from ..actors import NotExecutedError, must_be_count, must_be_one_of
 from ..backends.base import ContextLostError, DType
 from ..devices import AccelRef, Device
-from ._servants import CallStatistics, TaskServant
+from ._submit import CallStatistics, TaskSubmitActor
 
 __all__ = [
     "ParameterServer",
@@ -35,7 +35,7 @@ __all__ = [
 UpdateStep: TypeAlias = Callable[..., Awaitable[object]]
 """Changes a parameter and its slots in place: ``await step(parameter, gradient, *slots, number)``."""
 _Array: TypeAlias = AccelRef | npt.NDArray[Any]
-_OnNan: TypeAlias = Literal["refuse", "take"]
+_OnNan: TypeAlias = Literal["refuse", "allow"]
 # Steps are taken on copies, so a loss of the context leaves what they were made of.
 _ATTEMPTS = 3
 _MOST_SLOTS = 16
@@ -60,12 +60,12 @@ class StaleGradientsError(NotExecutedError):
 
 @attrs.frozen
 class Pull:
-    """Ask for the parameters, by ``server.ask(Call(Pull()))``. It waits for no push."""
+    """Ask for the parameters, by ``server.ask(Submit(Pull()))``. It waits for no push."""
 
 
 @attrs.frozen(eq=False)
 class Push:
-    """Have a step taken, by ``server.ask(Call(Push(gradients, version)))``.
+    """Have a step taken, by ``server.ask(Submit(Push(gradients, version)))``.
 
     Attributes:
         gradients: An array for each parameter by its name, of its shape and dtype, on any device or the host.
@@ -198,8 +198,8 @@ class ParameterState:
         self.version += 1
 
 
-class ParameterServer(TaskServant[Pull | Push, Parameters]):
-    """Trains parameters by the gradients that workers push: a `Servant` whose reply is `Parameters`.
+class ParameterServer(TaskSubmitActor[Pull | Push, Parameters]):
+    """Trains parameters by the gradients that workers push: a `SubmitActor` whose reply is `Parameters`.
 
     Steps are taken one after the other, each on copies. A push that fails has changed nothing. If its asker
     is cancelled, the whole step was taken, or none. A worker that is lost loses the push that it was making.
@@ -213,7 +213,7 @@ class ParameterServer(TaskServant[Pull | Push, Parameters]):
             begin with 1. ``functools.partial(ta.nn.adamw, lr=1e-3)`` is one, for two slots.
         max_staleness: How many steps may have been taken since the version of a push. None for any number.
         on_nan: What becomes of gradients with NaN or infinity. ``"refuse"`` raises a `ValueError`, and costs
-            one more request to the device; ``"take"`` takes the step.
+            one more request to the device; ``"allow"`` takes the step.
 
     Raises:
         ValueError: `max_staleness` is below 0, or `on_nan` is another word.

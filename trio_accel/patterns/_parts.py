@@ -12,7 +12,7 @@ import trio
 
 from ..actors import opens, running_beside
 from ..devices import track_progress
-from ._servants import ItemT, Model, as_callable, outcome_of
+from ._submit import ItemT, Model, as_callable, outcome_of
 
 __all__ = ["PartStream", "Streamed", "open_parts"]
 
@@ -153,8 +153,8 @@ async def open_parts(
     batch before the next step.
 
     Args:
-        batcher: A `ContinuousBatcher`, or a servant that leads to one, such as a `HotSwap`. A request must
-            not be sent to two of them: the second one refuses it.
+        batcher: A `ContinuousBatcher`, or a `SubmitActor` that leads to one, such as a `HotSwap`. A request
+            must not be sent to two of them: the second one refuses it.
         item: The item.
 
     Raises:

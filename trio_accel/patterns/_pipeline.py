@@ -17,7 +17,7 @@ from ..actors import DeferredReply, Ref, named_options
 from ..devices import AccelRef, Device
 from ._checks import of_class, positive, whole
 from ._limits import RetryPolicy
-from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable, is_model
+from ._submit import CallStatistics, ItemT, Model, ResultT, Tally, TaskSubmitActor, as_callable, is_model
 
 __all__ = ["Pipeline", "PipelineStage", "PipelineStageStatistics", "PipelineStatistics"]
 
@@ -25,7 +25,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 
-_NONE = type(None)
+_NONE_TYPE = type(None)
 
 
 @named_options
@@ -52,9 +52,9 @@ class PipelineStage(Generic[ItemT, ResultT]):
     name: str | None = attrs.field(default=None, kw_only=True)
     workers: int = attrs.field(default=1, kw_only=True, validator=whole)
     capacity: int = attrs.field(default=1, kw_only=True, validator=whole)
-    device: Device | None = attrs.field(default=None, kw_only=True, validator=of_class(Device, _NONE))
+    device: Device | None = attrs.field(default=None, kw_only=True, validator=of_class(Device, _NONE_TYPE))
     retry: RetryPolicy | None = attrs.field(
-        default=None, kw_only=True, validator=of_class(RetryPolicy, _NONE)
+        default=None, kw_only=True, validator=of_class(RetryPolicy, _NONE_TYPE)
     )
     deadline: float | None = attrs.field(default=None, kw_only=True, validator=optional(positive))
 
@@ -174,12 +174,12 @@ class _Line:
 Given: TypeAlias = Model[A, B] | PipelineStage[A, B]
 
 
-class Pipeline(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
+class Pipeline(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
     """Passes each item through models in order, while each model works at another item.
 
     Start it with ``await system.spawn(Pipeline, load, PipelineStage(embed, device=gpu), store)``. Type
     checkers see to it that each stage takes what the one before returns, of up to four stages. An item is
-    asked for with ``Call(item)``, and many of them with `open_results`.
+    asked for with ``Submit(item)``, and many of them with `open_results`.
 
     **Order.** Each stage begins with the items in the order in which the pipeline was asked for them. A reply
     is given as soon as its item is through.
@@ -202,7 +202,8 @@ class Pipeline(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
     `PipelineStatistics`.
 
     Args:
-        stages: The models, in order: each an async callable, the address of a servant, or a `PipelineStage`.
+        stages: The models, in order: each an async callable, the address of a `SubmitActor`, or a
+            `PipelineStage`.
 
     Raises:
         ValueError: There is no stage, or two were given one name.
@@ -288,7 +289,7 @@ def _as_stage(place: int, given: Any) -> PipelineStage[Any, Any]:
     if isinstance(given, PipelineStage):
         return given  # pyright: ignore[reportUnknownVariableType]  # its types are lost in `given`
     if not isinstance(given, Ref) and not callable(given):
-        what = "an async callable, the address of a servant, or PipelineStage(model)"
+        what = "an async callable, the address of a `SubmitActor`, or PipelineStage(model)"
         raise TypeError(f"Pipeline: stage {place} must be {what}, got {given!r}")
     return PipelineStage(cast("Model[Any, Any]", given))
 

@@ -26,13 +26,13 @@ import attrs
 
 from ._fair_queue import FairQueue, Weights
 from ._sequences import PartT, Room, SequenceEntry
-from ._servants import ItemT
+from ._submit import ItemT
 
 # Arrivals of the level below that one of a level of priority goes before.
 LEVEL_ARRIVALS = 1000
 # Steps until a sequence that was set aside takes the place of a later one of its tenant, and until it makes
 # way for one when it is back.
-_PATIENCE = 64
+_STEPS_UNTIL_REPLACED = 64
 # The sequences that wait, and those set aside, that are looked at; the second may be overtaken.
 _MOST_CANDIDATES, _MOST_ASIDE = 8, 256
 # The part of the mean below which it hardly helps to set a sequence aside.
@@ -127,7 +127,7 @@ class Places(Generic[ItemT, PartT]):
                     self._leave_queue(entry, step)
                     del self.aside[entry]
                     self.running[entry] = None
-                    entry.stays_until = step + _PATIENCE if entry.is_aside else 0
+                    entry.stays_until = step + _STEPS_UNTIL_REPLACED if entry.is_aside else 0
                     self._seen = None
                     return entry
             if not self._displace(candidates, look, available, step) and self._let_overtake(candidates, step):
@@ -179,7 +179,7 @@ class Places(Generic[ItemT, PartT]):
 
     def _state(self, step: int) -> object:
         readable = sum(not entry.is_held for entry in self.aside)
-        return len(self.running), readable, self.queue.queued, step // (_PATIENCE // 4)
+        return len(self.running), readable, self.queue.queued, step // (_STEPS_UNTIL_REPLACED // 4)
 
     def _look(self, others: Iterable[SequenceEntry[ItemT, PartT]]) -> _Look[ItemT, PartT]:
         going = [entry for entry in self.running if not (entry.is_held or entry.is_moving or entry.is_over)]
@@ -228,7 +228,7 @@ class Places(Generic[ItemT, PartT]):
         """Return those that are to be set aside for a sequence; none if they would not be enough."""
         chosen: list[SequenceEntry[ItemT, PartT]] = []
         rest, part = self._movable(look), wanted / self.room.total
-        has_waited = entry.queued is None and step - entry.since >= _PATIENCE
+        has_waited = entry.queued is None and step - entry.since >= _STEPS_UNTIL_REPLACED
 
         def makes_way(one: SequenceEntry[ItemT, PartT]) -> bool:
             if one.is_stuck or one.is_held or entry is look.first:

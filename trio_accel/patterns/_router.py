@@ -25,16 +25,16 @@ from ..actors import (
     must_be_positive,
     named_options,
 )
-from ..devices import Device, Key, able, by_key
+from ..devices import Device, Key, available, by_key
 from ._checks import positive, whole
-from ._servants import (
+from ._submit import (
     CallStatistics,
     ItemT,
     Model,
     ResultT,
-    Servant,
+    SubmitActor,
     Tally,
-    TaskServant,
+    TaskSubmitActor,
     as_callable,
     outcome_of,
 )
@@ -73,7 +73,7 @@ class RouterStatistics(CallStatistics):
     rerouted: int = 0
 
 
-class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
+class Router(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
     """Sends each request to one of several models: the least busy one, or the one that its key belongs to.
 
     A model that has ended for good gets nothing more. By load, one that restarts is skipped as long as
@@ -140,7 +140,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
         self, item: ItemT, left_out: Sequence[Member[ItemT, ResultT]]
     ) -> Member[ItemT, ResultT] | None:
         asked = [member for member in self._members if member not in left_out]
-        candidates = able(asked, skips=self._by.skips)
+        candidates = available(asked, skips=self._by.skips)
         return self._by.choose(item, candidates) if candidates else None
 
     def statistics(self) -> RouterStatistics:
@@ -202,18 +202,18 @@ class ByKey:
 
     Attributes:
         key: Gives the key of an item: a str, bytes or an int.
-        fails_over: Whether another replica serves the keys of one that restarts. If not, their requests
+        failover: Whether another replica serves the keys of one that restarts. If not, their requests
             wait for it, in order, and a mailbox that is full refuses them. So a key with a state of its own
             is served by one replica, as long as that lives.
     """
 
     key: Callable[[Any], Key]
-    fails_over: bool = attrs.field(default=False, kw_only=True)
+    failover: bool = attrs.field(default=False, kw_only=True)
 
     @property
     def skips(self) -> bool:
-        """Whether one that restarts is skipped: `fails_over`."""
-        return self.fails_over
+        """Whether one that restarts is skipped: `failover`."""
+        return self.failover
 
     def choose(self, item: Any, candidates: Sequence[CandidateT]) -> CandidateT:
         """See `Routing.choose`."""
@@ -356,8 +356,8 @@ _MOST_MEMBERS = 10_000
 class Pool(Router[Any, Any]):
     """Starts actors of one class as its children, and sends each request to one of them.
 
-    It is a `Router` of models of its own. Members of a `Servant` class are asked ``Call(item)``. Actors of
-    any other class are asked the item itself: it is one of their requests. Start it with
+    It is a `Router` of models of its own. Members of a `SubmitActor` class are asked ``Submit(item)``. Actors
+    of any other class are asked the item itself: it is one of their requests. Start it with
     ``await system.spawn(Pool, Embedder, 4, "model.bin")``, for 4 of ``Embedder("model.bin")``.
 
     The members are named ``"0"``, ``"1"``, and so on. One that crashes is restarted by the policy of the
@@ -392,7 +392,7 @@ class Pool(Router[Any, Any]):
     ) -> None:
         must_be_count("size", size, most=_MOST_MEMBERS)
         super().__init__([_not_started] * size, by=by)
-        self._is_of_servants = isinstance(actor_class, type) and issubclass(actor_class, Servant)
+        self._is_of_submit_actors = isinstance(actor_class, type) and issubclass(actor_class, SubmitActor)
         self._arguments: tuple[object, ...] = actor_class, *args
         self._options = {**kwargs, "policy": member_policy, "mailbox": member_mailbox}
 
@@ -408,7 +408,7 @@ class Pool(Router[Any, Any]):
         spawn = cast("Callable[..., Awaitable[Ref[Any]]]", context.spawn)
         ref = await spawn(*self._arguments, name=name, **self._options)
         ask: Callable[[Any], Awaitable[Any]] = ref.ask
-        return Member(name, as_callable(ref) if self._is_of_servants else ask, ref)
+        return Member(name, as_callable(ref) if self._is_of_submit_actors else ask, ref)
 
 
 async def _not_started(item: object) -> object:

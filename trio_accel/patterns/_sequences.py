@@ -11,7 +11,7 @@ import outcome
 from ..actors import must_be_count
 from ._fair_queue import Queued
 from ._parts import PartStream
-from ._servants import ItemT
+from ._submit import ItemT
 from ._waiting import Waiting, WaitingStatistics
 
 __all__ = ["ContinuousStatistics", "Last", "Room", "RunningSequence", "StepResult"]

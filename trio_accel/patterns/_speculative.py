@@ -18,7 +18,7 @@ from ..actors import checked_options, must_be_count, must_be_positive, must_be_w
 from ._batcher import ModelOfBatches, one_for_each
 from ._checks import ModelOutputError, Rows, Sampler, scores_of, whole
 from ._sequences import Last, RunningSequence, StepResult
-from ._servants import as_callable
+from ._submit import as_callable
 
 __all__ = ["DecodingStatistics", "Generate", "PromptLookup", "Score", "SpeculativeStep"]
 

@@ -13,17 +13,17 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import ActorContext, DeferredReply, Reading, Spread, handles, quick
-from ._servants import Call, CallStatistics, ItemT, ResultT, TaskServant, count, end_with_incarnation
+from ..actors import ActorContext, Buckets, DeferredReply, Reading, fast_path, handles
+from ._submit import CallStatistics, ItemT, ResultT, Submit, TaskSubmitActor, count, end_with_incarnation
 
 __all__ = ["WaitingStatistics"]
 
 _WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-def spread_of_waits() -> Spread:
+def buckets_of_waits() -> Buckets:
     """Make a spread of the seconds that requests wait."""
-    return Spread(_WAITS)
+    return Buckets(_WAITS)
 
 
 @attrs.frozen(kw_only=True)
@@ -71,31 +71,31 @@ EntryT = TypeVar("EntryT", bound=Waiting[Any, Any])
 
 
 @enable_ki_protection
-def take(servant: QueueServant[Any, Any, Any], message: Any) -> DeferredReply[Any]:
+def take(actor: QueueActor[Any, Any, Any], message: Any) -> DeferredReply[Any]:
     """Take the request in that is being served, without waiting; if there is something wrong, fail it."""
-    entry = servant.make(message)
-    entry.reply = servant.context.defer(on_cancel=partial(servant.leave, entry))
+    entry = actor.make(message)
+    entry.reply = actor.context.defer(on_cancel=partial(actor.leave, entry))
     try:
-        servant.put(entry)
+        actor.put(entry)
     except Exception as error:  # noqa: BLE001  # of a function of the program, or no room
-        servant.refuse(entry, error)
+        actor.refuse(entry, error)
     reply: DeferredReply[Any] = entry.reply
     return reply
 
 
-class QueueServant(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT, EntryT]):
-    """A servant whose requests have no task of their own as long as they wait.
+class QueueActor(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT, EntryT]):
+    """An actor whose requests have no task of their own as long as they wait.
 
     A request gets its place, or is refused, when it is asked, and not when the mailbox comes to it.
     """
 
     def __init__(self) -> None:
-        self._waits = spread_of_waits()
+        self._waits = buckets_of_waits()
         # Refusals by the names of tenants; "" where nobody knows any.
         self._refused_of = Counter[str]()
 
     @abstractmethod
-    def make(self, message: Call[ItemT]) -> EntryT:
+    def make(self, message: Submit[ItemT]) -> EntryT:
         """Make the entry of a request."""
 
     @abstractmethod
@@ -128,16 +128,16 @@ class QueueServant(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT, EntryT])
     def _end(self, entry: EntryT) -> None:
         end_with_incarnation(self.context, entry.reply, has_begun=entry.has_begun)
 
-    # Call is declared for all servants, and a method takes its own class.
-    @handles(Call, ki_protected=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    @quick(take)
-    async def _serve(self, message: Call[ItemT]) -> object:
+    # Submit is declared for all such actors, and a method takes its own class.
+    @handles(Submit, ki_protected=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    @fast_path(take)
+    async def _serve(self, message: Submit[ItemT]) -> object:
         return await self.call(message.item)
 
     async def call(self, item: ItemT) -> DeferredReply[ResultT]:
         """Take a request in."""
         await trio.lowlevel.checkpoint()
-        return take(self, Call(item))
+        return take(self, Submit(item))
 
     def refuse(self, entry: EntryT, error: Exception) -> None:
         self._tally["refused"] += 1

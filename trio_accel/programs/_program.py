@@ -28,7 +28,7 @@ import trio
 from ..actors import ActorFailedError, ActorStoppedError, bind_arguments, not_copied
 from ..backends.base import LibraryError, QueueFullError, Refused
 from ..backends.base.contract.program_definition import build
-from ..backends.base.kit.programs import GONE
+from ..backends.base.kit.programs import INSTANCE_LOST
 from ..devices import AccelRef, Device, Operation, RecoveryCost, opened, refuse_recording
 from ..devices.base._progress import chosen_listener
 from ._messages import (
@@ -286,7 +286,7 @@ class OpenProgram:
             except Refused:
                 raise  # nothing was kept
             except LibraryError as error:
-                if error.code != GONE:
+                if error.code != INSTANCE_LOST:
                     raise
                 # A neighbour's error costs this asker nothing; to lose a result with its context is to lose
                 # the call.
@@ -336,7 +336,7 @@ class OpenProgram:
         try:
             return await self._counted(method, partial(self._ask_once, method, state, bound, item))
         except LibraryError as error:
-            if error.code != GONE:
+            if error.code != INSTANCE_LOST:
                 raise
             raise lost(method, error) from error
 

@@ -12,7 +12,7 @@ from ..backends.base import HostArray
 
 __all__ = ["Difference", "Tolerance"]
 
-_WHOLE = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+_INTEGER_OF_SIZE = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 @attrs.frozen(kw_only=True)
@@ -105,7 +105,7 @@ def _ulps(reference: HostArray, other: HostArray) -> int | None:
     if reference.dtype.kind == "c":
         real = f"f{reference.itemsize // 2}"
         reference, other = (np.ascontiguousarray(each).reshape(-1).view(real) for each in (reference, other))
-    elif reference.itemsize not in _WHOLE:
+    elif reference.itemsize not in _INTEGER_OF_SIZE:
         return None
     one, two = map(_places, (reference, other))
     return int(np.where(one > two, one - two, two - one).max(initial=0))
@@ -116,7 +116,7 @@ def _places(array: HostArray) -> npt.NDArray[np.uint64]:
     if array.dtype.kind in "ub":
         return array.astype(np.uint64)
     if array.dtype.kind != "i":
-        array = np.ascontiguousarray(array).view(_WHOLE[array.itemsize])
+        array = np.ascontiguousarray(array).view(_INTEGER_OF_SIZE[array.itemsize])
         # Negative numbers go down from the zero, and have the bits of positive ones.
         array = np.where(array < 0, np.iinfo(array.dtype).min - array, array)
     return array.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)

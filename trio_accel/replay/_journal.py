@@ -193,7 +193,7 @@ _FIXED = {
     **dict(zip(b"\x80\x95JKMGhj", (1, 8, 4, 1, 2, 8, 1, 4), strict=True)),
 }
 # The same of those with a content, whose length follows them in so many bytes.
-_COUNTED = dict(zip(b"\x8a\x8b\x8cX\x8dCB\x8e", (1, 4, 1, 4, 8, 1, 4, 8), strict=True))
+_LENGTH_BYTES = dict(zip(b"\x8a\x8b\x8cX\x8dCB\x8e", (1, 4, 1, 4, 8, 1, 4, 8), strict=True))
 # Values that a byte of an entry may stand for: a pickle has equal shapes once.
 _VALUES_PER_BYTE = 64
 
@@ -207,7 +207,7 @@ def _check_opcodes(entry: bytes) -> None:
     at = 0
     while at < len(entry):
         opcode, at = entry[at], at + 1
-        if size := _COUNTED.get(opcode):
+        if size := _LENGTH_BYTES.get(opcode):
             at += size + int.from_bytes(entry[at : at + size], "little")
         elif opcode in _FIXED:
             at += _FIXED[opcode]

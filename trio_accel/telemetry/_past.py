@@ -11,7 +11,7 @@ import attrs
 from ._snapshot import OperationRow, SystemSnapshot
 
 # Seconds between two points, points of the last two minutes, and of the whole time.
-INTERVAL, _RECENT, _WHOLE = 1.0, 120, 240
+INTERVAL, _RECENT_POINTS, _POINTS_OF_ALL_TIME = 1.0, 120, 240
 # A point keeps the latency of the busiest messages.
 _OPERATIONS = 20
 
@@ -41,7 +41,7 @@ class Past:
     """
 
     def __init__(self) -> None:
-        self._recent: deque[_Point] = deque(maxlen=_RECENT)
+        self._recent: deque[_Point] = deque(maxlen=_RECENT_POINTS)
         self._whole: list[_Point] = []
         self._step = INTERVAL
 
@@ -61,7 +61,7 @@ class Past:
         self._recent.append(point)
         if not self._whole or point.uptime >= self._whole[-1].uptime + 0.9 * self._step:
             self._whole.append(point)
-        if len(self._whole) >= _WHOLE:
+        if len(self._whole) >= _POINTS_OF_ALL_TIME:
             del self._whole[1::2]
             self._step *= 2
 

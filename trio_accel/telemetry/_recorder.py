@@ -22,9 +22,9 @@ from ..actors import (
     ActorSnapshot,
     ActorStarted,
     ActorTerminated,
+    Buckets,
     Event,
     Reading,
-    Spread,
     System,
     is_number,
 )
@@ -35,7 +35,7 @@ from ._processes import ProcessRows
 from ._snapshot import ActorMemoryRow, ActorRow, DeviceRow, KeptRow, LibraryRow, OperationRow, SystemSnapshot
 from ._tally import BOUNDS, LONGEST_LINE, OTHER_ACTORS, Failures, MessageTally, Seconds, Tallies
 
-__all__ = ["OwnCounter", "OwnGauge", "OwnHistogram", "Recorder", "record"]
+__all__ = ["CustomCounter", "CustomGauge", "CustomHistogram", "Recorder", "record"]
 
 _NAME = re.compile(r"(?!trio_accel)[a-zA-Z][a-zA-Z0-9_]{0,99}")
 # The last parts of names by which a histogram or a counter writes its values.
@@ -43,8 +43,8 @@ _SUFFIXES = ("_total", "_count", "_sum", "_bucket", "_created")
 _LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,49}")
 _TAKEN = ("system", "path", "le", "quantile")
 # The most values of labels that are told apart in one metric, and metrics of a recorder.
-_MOST_LABELS, _MOST = 100, 1000
-_OTHERS = "(other)"
+_MAX_LABEL_VALUES, _MAX_METRICS = 100, 1000
+_OTHER_LABEL = "(other)"
 _Labels = tuple[tuple[str, str], ...]
 OwnT = TypeVar("OwnT", bound="_Own")
 
@@ -75,7 +75,9 @@ class _Own:
             if _LABEL.fullmatch(name) is None or name in _TAKEN:
                 raise ValueError(f"{self!r}: {name!r} is not a name of a label")
         # A client that makes up ever new values must not fill the memory.
-        return key if len(self._values) < _MOST_LABELS else tuple((name, _OTHERS) for name, _ in key)
+        return (
+            key if len(self._values) < _MAX_LABEL_VALUES else tuple((name, _OTHER_LABEL) for name, _ in key)
+        )
 
     def _number(self, value: float) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -85,7 +87,7 @@ class _Own:
         return float(value)
 
 
-class OwnCounter(_Own):
+class CustomCounter(_Own):
     """A count that only rises. Made by `Recorder.counter`."""
 
     kind = "counter"
@@ -107,15 +109,15 @@ class OwnCounter(_Own):
         self._values[key] = self._values.get(key, 0.0) + value
 
 
-class OwnGauge(_Own):
+class CustomGauge(_Own):
     """A value that goes up and down. Made by `Recorder.gauge`."""
 
     def set(self, value: float, **labels: str) -> None:
-        """Set its value; arguments and errors are those of `OwnCounter.add`, but for the sign."""
+        """Set its value; arguments and errors are those of `CustomCounter.add`, but for the sign."""
         self._values[self._key(labels)] = self._number(value)
 
 
-class OwnHistogram(_Own):
+class CustomHistogram(_Own):
     """Values counted by ranges. Made by `Recorder.histogram`."""
 
     kind = "histogram"
@@ -125,21 +127,21 @@ class OwnHistogram(_Own):
         self._bounds = tuple(map(self._number, bounds))
         if not self._bounds or list(self._bounds) != sorted(set(self._bounds)):
             raise ValueError(f"{self!r}: bounds rise, and there is at least one, got {bounds!r}")
-        self._spreads: dict[_Labels, Spread] = {}
+        self._buckets: dict[_Labels, Buckets] = {}
 
     def observe(self, value: float, **labels: str) -> None:
-        """Count a value; arguments and errors are those of `OwnCounter.add`, but for the sign."""
+        """Count a value; arguments and errors are those of `CustomCounter.add`, but for the sign."""
         value = self._number(value)
         key = self._key(labels)
         self._values[key] = 0.0
-        if key not in self._spreads:
-            self._spreads[key] = Spread(self._bounds)
-        self._spreads[key].add(value)
+        if key not in self._buckets:
+            self._buckets[key] = Buckets(self._bounds)
+        self._buckets[key].add(value)
 
     def readings(self) -> Iterator[Reading]:
         """Yield its values now."""
-        for labels, spread in self._spreads.items():
-            yield spread.reading(self.name, self.help, labels)
+        for labels, buckets in self._buckets.items():
+            yield buckets.reading(self.name, self.help, labels)
 
 
 # Younger counts of a device are not asked for again.
@@ -240,7 +242,7 @@ class Recorder:
             loop=self.system.loop_holds,
         )
 
-    def counter(self, name: str, help: str = "") -> OwnCounter:  # noqa: A002  # as in metrics
+    def counter(self, name: str, help: str = "") -> CustomCounter:  # noqa: A002  # as in metrics
         """Return a counter of the program's own: ``recorder.counter("tokens").add(17, model="small")``.
 
         It is shown on the dashboard, and in metrics under its own name, with the label ``system``. The same
@@ -255,13 +257,13 @@ class Recorder:
         Raises:
             ValueError: The name is not valid, it is one of another kind, or there are 1000.
         """
-        return self._named(OwnCounter, name, help)
+        return self._named(CustomCounter, name, help)
 
-    def gauge(self, name: str, help: str = "") -> OwnGauge:  # noqa: A002  # as in metrics
+    def gauge(self, name: str, help: str = "") -> CustomGauge:  # noqa: A002  # as in metrics
         """Return a value of the program's own that goes up and down; otherwise as `counter`."""
-        return self._named(OwnGauge, name, help)
+        return self._named(CustomGauge, name, help)
 
-    def histogram(self, name: str, help: str = "", *, bounds: Sequence[float] = ()) -> OwnHistogram:  # noqa: A002  # as in metrics
+    def histogram(self, name: str, help: str = "", *, bounds: Sequence[float] = ()) -> CustomHistogram:  # noqa: A002  # as in metrics
         """Return a histogram of the program's own; otherwise as `counter`.
 
         Args:
@@ -272,20 +274,22 @@ class Recorder:
         Raises:
             ValueError: See `counter`; or the bounds do not rise.
         """
-        return self._named(OwnHistogram, name, help, bounds or BOUNDS)
+        return self._named(CustomHistogram, name, help, bounds or BOUNDS)
 
     def _named(self, kind: type[OwnT], name: str, *rest: Any) -> OwnT:
         """Return the metric of a name, made where there is none; see `counter`."""
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             raise ValueError(f"a metric's name is letters, digits and _, and not trio_accel's, got {name!r}")
-        if kind is OwnCounter:
+        if kind is CustomCounter:
             name = name.removesuffix("_total")
         if name.endswith(_SUFFIXES):
             raise ValueError(f"a {kind.kind}'s name must not end in {', '.join(_SUFFIXES)}, got {name!r}")
         known = self._own.get(name)
         if known is None:
-            if len(self._own) >= _MOST:
-                raise ValueError(f"there are {_MOST} metrics already: tell values apart by labels, not names")
+            if len(self._own) >= _MAX_METRICS:
+                raise ValueError(
+                    f"there are {_MAX_METRICS} metrics already: tell values apart by labels, not names"
+                )
             known = self._own[name] = kind(name, *rest)
         if not isinstance(known, kind):
             raise ValueError(f"{name} is a {known.kind} already")  # noqa: TRY004  # of a name

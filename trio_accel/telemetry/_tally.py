@@ -31,7 +31,7 @@ _EDGES = np.array(BOUNDS)
 # Messages whose times are kept as they came, to be counted by ranges in one go.
 _AT_ONCE = 512
 # The last messages, of which p50 and p99 are taken; none where so many seconds nothing came.
-_LAST = 1024
+_MAX_SAMPLES = 1024
 _LATELY = 60.0
 _SETTLED = 5.0
 _APART = 0.5
@@ -39,7 +39,7 @@ _APART = 0.5
 _ALIKE = 1.0
 # The most tracebacks that are written out in a second: one takes about as long as ten messages.
 _WRITTEN_OUT = 20
-_LONGEST = 20_000
+_MAX_TRACEBACK_CHARACTERS = 20_000
 LONGEST_LINE = 1000
 _MOST_CAUSES = 5
 _KINDS: dict[type[Event], str] = {
@@ -113,7 +113,7 @@ class MessageTally:
         for row, seconds in enumerate(times.T):
             self._ranges[row] += np.bincount(np.searchsorted(_EDGES, seconds), minlength=len(BOUNDS) + 1)
         self._totals += times.sum(axis=0)
-        self._recent = np.concatenate([self.recent(), times.sum(axis=1)])[-_LAST:]
+        self._recent = np.concatenate([self.recent(), times.sum(axis=1)])[-_MAX_SAMPLES:]
         # Real seconds: how long something is remembered is no matter of the program's clock.
         self._counted_at = time.monotonic()
 
@@ -128,7 +128,7 @@ class MessageTally:
         self.cancelled_count += other.cancelled_count
         self.dropped_count += other.dropped_count
         self._history = deque([(at, count + other._counted) for at, count in self._history])
-        self._recent = np.concatenate([self.recent(), other.recent()])[-_LAST:]
+        self._recent = np.concatenate([self.recent(), other.recent()])[-_MAX_SAMPLES:]
         self._counted_at = max(self._counted_at, other._counted_at)
 
     def queue(self) -> Histogram:
@@ -340,9 +340,9 @@ class Failures:
             return line
         self._left -= 1
         text = "".join(format_exception(error))
-        if len(text) <= _LONGEST:
+        if len(text) <= _MAX_TRACEBACK_CHARACTERS:
             return text
-        half = _LONGEST // 2
+        half = _MAX_TRACEBACK_CHARACTERS // 2
         return f"{text[:half]}\n[...]\n{text[-half:]}"
 
 

@@ -32,7 +32,7 @@ LeakKind = Literal["device", "array", "memory", "chunk", "thread", "process"]
 
 # Seconds for resources that end by themselves, such as a worker that was killed.
 _SETTLE = 2.0
-_LOOK = 0.005
+_POLL_INTERVAL = 0.005
 # Trio keeps the threads of `to_thread.run_sync` for a while, to use them again.
 _CACHED_THREAD = "Trio thread "
 _LAUNCHER = "_launcher_process.py"
@@ -294,7 +294,7 @@ def raise_leaks(before: Census, take: Callable[[], Census]) -> None:
     while leaks := take().leaks_since(before):
         if time.monotonic() > deadline:
             raise LeakError(leaks)
-        time.sleep(_LOOK)
+        time.sleep(_POLL_INTERVAL)
 
 
 def _belongs(scope: tuple[Device | System, ...], device: OpenDevice) -> bool:
@@ -333,4 +333,4 @@ async def _wait_for_spares(device: OpenDevice) -> None:
 
 async def _pause() -> None:
     # `trio.sleep` would not do: a test's clock may stand still.
-    await trio.to_thread.run_sync(time.sleep, _LOOK)
+    await trio.to_thread.run_sync(time.sleep, _POLL_INTERVAL)

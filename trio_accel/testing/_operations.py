@@ -19,10 +19,10 @@ from ..devices import (
     FaultKind,
     FaultPlan,
     Operation,
+    copy_error,
     opened,
     operation_name,
 )
-from ..devices import anew as _anew
 from ..devices.base._bridge import LoopNotifier
 from ..devices.engine._completer import Completer
 
@@ -172,7 +172,7 @@ def _check_copies(error: Exception) -> None:
     if not isinstance(error, Exception):
         raise TypeError(f"inject_fault: fail must be an exception, got {error!r}")
     try:
-        _anew(error)
+        copy_error(error)
     except Exception as failure:
         raise TypeError(
             f"inject_fault: fail must be an exception that can be copied, got {error!r}"

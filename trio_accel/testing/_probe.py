@@ -13,7 +13,7 @@ import trio
 from ..actors import Actor, Message, Ref, Request, handles, message_target
 from ..actors import System as ActorSystem
 
-__all__ = ["FixedRandom", "Probe", "open_probe", "wait_until_quiet"]
+__all__ = ["FixedRandom", "Probe", "open_probe", "wait_until_idle"]
 
 MessageType: TypeAlias = "type[Request[Any, Any] | Message[Any]]"
 
@@ -125,7 +125,7 @@ class FixedRandom(random.Random):
         return self._fraction
 
 
-async def wait_until_quiet(system: ActorSystem) -> None:
+async def wait_until_idle(system: ActorSystem) -> None:
     """Wait until no actor has a message queued, running or unanswered, and every task is blocked.
 
     A task that waits for time or for another thread counts as quiet only if no message is open over it:

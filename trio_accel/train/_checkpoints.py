@@ -32,7 +32,7 @@ import numpy.typing as npt
 import trio
 
 from .. import weights
-from ..actors import fits, is_number, must, must_be_whole, named_options, warn_untold
+from ..actors import fits, is_number, must_be_whole, named_options, validator, warn_untold
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef
 from ._config import LARGEST_SCALE, LEAST_SCALE, Checkpoint
@@ -68,7 +68,7 @@ class _DamageError(ValueError):
 
 
 # Such a number fits into 64 bits.
-_count = [must_be_whole(0), must("be below 2**63", lambda value: value < 1 << 63)]
+_count = [must_be_whole(0), validator("be below 2**63", lambda value: value < 1 << 63)]
 
 
 @attrs.frozen
@@ -157,7 +157,7 @@ class _Manifest:
     step: int = attrs.field(validator=_count)
     batches: int = attrs.field(validator=_count)
     scale: float = attrs.field(
-        validator=must("be a scale", lambda value: is_number(value, LEAST_SCALE, LARGEST_SCALE))
+        validator=validator("be a scale", lambda value: is_number(value, LEAST_SCALE, LARGEST_SCALE))
     )
     good: int = attrs.field(validator=_count)
     saved: int = attrs.field(validator=_count)
@@ -169,7 +169,7 @@ class _Manifest:
     best: float | None = attrs.field(
         default=None,
         validator=attrs.validators.optional(
-            must("be a number", lambda value: is_number(value, -sys.float_info.max, sys.float_info.max))
+            validator("be a number", lambda value: is_number(value, -sys.float_info.max, sys.float_info.max))
         ),
     )
     best_step: int = attrs.field(default=0, validator=_count)

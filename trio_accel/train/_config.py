@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 import attrs
 import numpy as np
 
-from ..actors import Validator, is_number, must, must_be_whole, named_options
+from ..actors import Validator, is_number, must_be_whole, named_options, validator
 from ._groups import Group
 from ._mesh import Mesh, Order
 from ._observers import Hook, Logger
@@ -30,7 +30,7 @@ _COMPUTED = ("float16", "bfloat16", "float32", "float64")
 
 def _one_of(*values: object) -> Validator:
     # An array as the value compares with each word element by element.
-    return must(
+    return validator(
         f"be one of {', '.join(map(repr, values))}",
         lambda value: isinstance(value, (str, NoneType)) and value in values,
     )
@@ -39,13 +39,13 @@ def _one_of(*values: object) -> Validator:
 # A field that is None or a number above 0.
 _positive = attrs.validators.optional(
     [
-        must("be a number from 0", lambda value: is_number(value, 0.0, sys.float_info.max)),
-        must("be a number above 0", lambda value: value > 0),
+        validator("be a number from 0", lambda value: is_number(value, 0.0, sys.float_info.max)),
+        validator("be a number above 0", lambda value: value > 0),
     ]
 )
 
 
-_share = must("be a number from 0 to below 1", lambda value: is_number(value, 0.0, 1.0) and value < 1)
+_share = validator("be a number from 0 to below 1", lambda value: is_number(value, 0.0, 1.0) and value < 1)
 
 
 def _are_batches(value: Any) -> bool:
@@ -57,7 +57,7 @@ def _are_batches(value: Any) -> bool:
     return is_iterable and not isinstance(value, (str, bytes, Mapping, np.ndarray))
 
 
-_batches = must("be batches or a function of these", _are_batches, TypeError)
+_batches = validator("be batches or a function of these", _are_batches, TypeError)
 
 
 @named_options
@@ -121,7 +121,7 @@ class Precision:
         default=None,
         kw_only=True,
         validator=attrs.validators.optional(
-            must(
+            validator(
                 f"be a number from {LEAST_SCALE:g} to {LARGEST_SCALE:g}",
                 lambda value: is_number(value, LEAST_SCALE, LARGEST_SCALE),
             )
@@ -193,7 +193,7 @@ class Config:
     """
 
     optimizer: Optimizer = attrs.field(
-        validator=must(
+        validator=validator(
             "be an optimizer, such as train.adamw(1e-3)",
             lambda value: isinstance(value, Optimizer),
             TypeError,

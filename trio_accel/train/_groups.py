@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from ..actors import must, named_options
+from ..actors import named_options, validator
 from ._layout import Layout
 from ._optimizers import Optimizer, Schedule, as_schedule, check_number, rate_of
 
@@ -39,7 +39,9 @@ class Group:
     lr: Schedule | None = attrs.field(default=None, kw_only=True, converter=_rate)
     weight_decay: float | None = attrs.field(default=None, kw_only=True, converter=_decay)
     is_frozen: bool = attrs.field(
-        default=False, kw_only=True, validator=must("be True or False", lambda value: value in (True, False))
+        default=False,
+        kw_only=True,
+        validator=validator("be True or False", lambda value: value in (True, False)),
     )
 
 

@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ..actors import fits, is_number, must, must_be_whole, named_options
+from ..actors import fits, is_number, must_be_whole, named_options, validator
 from ._layout import Layout, base_of, checksum_of
 from ._mesh import torch_of_model
 from ._torch_parts import matches, on_host
@@ -51,7 +51,7 @@ class Lora:
     """
 
     targets: Sequence[str] = attrs.field(
-        validator=must(
+        validator=validator(
             "be names of layers", lambda value: bool(value) and fits(Sequence[str], value), TypeError
         )
     )
@@ -59,7 +59,7 @@ class Lora:
     alpha: float = attrs.field(
         default=16.0,
         kw_only=True,
-        validator=must("be a number", lambda value: is_number(value, -1e30, 1e30)),
+        validator=validator("be a number", lambda value: is_number(value, -1e30, 1e30)),
     )
 
     def add(self, model: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from ..actors import fits, is_number, must, named_options
+from ..actors import fits, is_number, named_options, validator
 
 __all__ = [
     "Optimizer",
@@ -78,7 +78,7 @@ class Optimizer:
     kind: str
     rate: Schedule
     numbers: Mapping[str, Any] = attrs.field(
-        validator=must(
+        validator=validator(
             "be numbers by name",
             lambda value: fits(Mapping[str, _Plain | tuple[_Plain, ...]], value),
             TypeError,

@@ -45,7 +45,7 @@ from ._files import OpenFile, OpenFiles, StrPath, TensorInfo, WeightsError, enco
 
 __all__ = ["Weights", "load", "save"]
 
-_PIECE = 4 << 20
+_CHUNK_BYTES = 4 << 20
 # One piece is on its way to the device while the next is read.
 _BUFFERS = 2
 # Bytes of alignment of arrays in one block, the same as that of separate blocks.
@@ -213,7 +213,9 @@ class _Loading:
             )
 
     async def _load_all(self) -> None:
-        size = min(_PIECE, max((_bytes_of(tensor, tensor.info.size) for tensor in self._tensors), default=0))
+        size = min(
+            _CHUNK_BYTES, max((_bytes_of(tensor, tensor.info.size) for tensor in self._tensors), default=0)
+        )
         buffers = [_Buffer(self._device.host_empty(size, "uint8")) for _ in range(_BUFFERS)]
         if any(tensor.dtype is not tensor.info.dtype for tensor in self._tensors):
             self._raw = np.empty(size, np.uint8)
@@ -294,7 +296,7 @@ class _Loading:
 def _pieces(tensors: Iterable[_Tensor]) -> Iterator[tuple[_Tensor, int, int]]:
     """Yield the elements of each tensor to load, one piece after the other; of an empty tensor one, too."""
     for tensor in tensors:
-        step = max(1, _PIECE // _bytes_of(tensor, 1))
+        step = max(1, _CHUNK_BYTES // _bytes_of(tensor, 1))
         for start in range(0, max(1, tensor.info.size), step):
             yield tensor, start, min(start + step, tensor.info.size)
 
@@ -431,7 +433,7 @@ async def _write_all(
     total, done = sum(array.nbytes for array in arrays.values()), 0
     for array in arrays.values():
         flat = (array if array.spec.is_contiguous else await array.copy()).reshape(-1)
-        step = max(1, _PIECE // flat.dtype.itemsize)
+        step = max(1, _CHUNK_BYTES // flat.dtype.itemsize)
         host = flat.device.host_empty(min(step, flat.size), flat.dtype)
         for start in range(0, flat.size, step):
             part = flat[start : start + step]

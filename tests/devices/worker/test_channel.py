@@ -204,7 +204,7 @@ class TestMessages:
             assert pair.left.pending_bytes == 0
 
     async def test_sizes_around_those_of_the_buffers(self) -> None:
-        edges = (_frames._LARGE, BUFFER, 2 * BUFFER)
+        edges = (_frames._SEND_ALONE_FROM_BYTES, BUFFER, 2 * BUFFER)
         expected: list[Message] = [(b"x" * (edge + off),) for edge in edges for off in range(-40, 3)]
         async with open_pair() as pair:
             for message in expected:

@@ -397,7 +397,7 @@ def test_a_child_that_has_seen_to_its_alarm_is_killed(monkeypatch: pytest.Monkey
             return None
 
     trials, started, reported = trials_of(Forks(), monkeypatch)
-    monkeypatch.setattr(_launcher_trial, "_LONGEST", 0.0)
+    monkeypatch.setattr(_launcher_trial, "_IMPORT_TIMEOUT", 0.0)
     assert trials.patience() is None
     order = {"preload": [], "checks": [], "path": [], "arguments": [], "modules": [("slow", False)]}
     trials.add(1, order, os.open(".", os.O_PATH))

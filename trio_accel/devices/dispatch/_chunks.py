@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # The address of a block whose request is not answered.
 _UNKNOWN = 0, inf, 0, 0
 # The allocator of a worker makes fewer.
-_MOST = 4096
+_MAX_CHUNKS = 4096
 
 INTACT = "; its arrays are intact: system.open_device(adopt=device) opens a device that has them"
 """Text behind the reason for which a device was given up, if it left memory."""
@@ -173,7 +173,7 @@ class ChunkTable:
         Raises:
             NonsenseError: It cannot.
         """
-        is_new = number not in self.chunks and len(self.chunks) < _MOST
+        is_new = number not in self.chunks and len(self.chunks) < _MAX_CHUNKS
         expect(is_new, f"chunk {number}: there are {len(self.chunks)}, and it may be one of them")
         expect(nbytes, f"chunk {number} is empty")
         if self._backend.shares_memory_with_host:

@@ -12,7 +12,7 @@ import numpy as np
 import outcome
 import trio
 
-from ...actors import WOKEN, Waiter
+from ...actors import WAKE_VALUE, Waiter
 from ...backends.base import DType, HostArray, Ints
 from ...backends.base.contract.errors import NoEdgeError
 from ...backends.base.contract.ops import DESCRIPTORS, ArraySpec, CopyFromHostSpec, CopyToHostSpec
@@ -158,7 +158,7 @@ class RemoteRequest(Waiter):
     def end_well(self) -> None:
         """Give the outcome of a request that went well, and of whose arrays none is copied."""
         self.move("finish")
-        self.settle(WOKEN)
+        self.settle(WAKE_VALUE)
 
     def unwind(self) -> None:
         """Let a cancelled asker go when nothing uses the program's arrays any more, whatever the outcome."""
@@ -190,7 +190,7 @@ class RemoteRequest(Waiter):
         if stage == "copying":
             # Taken out: frames of an error that lives on refer to the request.
             error, self._error = self._error or self.failure, None
-            self.settle(WOKEN if error is None else outcome.Error(error))
+            self.settle(WAKE_VALUE if error is None else outcome.Error(error))
         elif self.task is not None:
             # An asker that has left by now has its cancellation.
             self.settle(self.cancellation())

@@ -11,15 +11,15 @@ import attrs
 import trio
 
 from ...actors import (
-    NOT_NOW,
+    UNAVAILABLE,
     Actor,
     ActorContext,
     Backoff,
     DeferredReply,
     DirectReply,
     Intensity,
+    fast_path,
     handles,
-    quick,
 )
 from ...backends.base import DType, InThread, Ints, KernelLibrary, Strs
 from ...backends.base.kit.fast_paths import current_fast_paths
@@ -159,12 +159,12 @@ class LibraryActor(Actor):
             # The gate comes before any question to the library: a thread may be in it, unless it hands calls
             # ahead.
             if not self._gate.may_launch(message, self._queue):
-                return NOT_NOW
+                return UNAVAILABLE
             prepare = self._kernels.prepare(message.spec)
             # A plan is made in a thread and waited for, which `launch` does. A call in a thread is not waited
             # for.
             if prepare is not None and not (isinstance(prepare, InThread) and prepare.plan is None):
-                return NOT_NOW
+                return UNAVAILABLE
             return self._launch(message, None, in_thread=prepare)
         except Exception as error:  # noqa: BLE001  # whose it is, is told there
             return self._refused(error)
@@ -205,7 +205,7 @@ class LibraryActor(Actor):
         return True
 
     @handles(Launch, ki_protected=True)
-    @quick(launch_now)
+    @fast_path(launch_now)
     async def launch(self, message: Launch) -> DeferredReply[None]:
         """Enqueue an operation, when the window has room and those before it are launched."""
         failure: Exception | None = None

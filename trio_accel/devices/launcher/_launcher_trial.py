@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 else:
     import __main__ as program
 
-_LONGEST = 30.0  # seconds for the imports of a child
+_IMPORT_TIMEOUT = 30.0  # seconds for the imports of a child
 _CONTROL = (
     3  # the descriptor of the socket by which a child tells its outcome, and by which the template serves
 )
 _TEMPLATE = b"accel template"
 _NO_ORDER = -1  # instead of the number of an order for a worker
-_PATIENCE = 2.0  # seconds for the template to fork; the launcher is deaf for so long
+_FORK_TIMEOUT = 2.0  # seconds for the template to fork; the launcher is deaf for so long
 _MOST_DEATHS = 5  # of templates, until what they had is left to the workers
 _LONGEST_REASON = 2000  # characters, so that a report fits in its packet
 
@@ -97,7 +97,7 @@ class Trials:
         """Tell the milliseconds until `look` is to be called; None if nothing waits for that."""
         if self._tried is None or self._is_late:
             return None
-        return max(self._began + _LONGEST - time.monotonic(), 0.0) * 1000
+        return max(self._began + _IMPORT_TIMEOUT - time.monotonic(), 0.0) * 1000
 
     def look(self) -> None:
         """End a child that has run for too long."""
@@ -159,7 +159,7 @@ class Trials:
         except (BlockingIOError, ConnectionError):
             said = b""
         if self._is_late:
-            why = f"the import of {names} did not end within {_LONGEST:g} s"
+            why = f"the import of {names} did not end within {_IMPORT_TIMEOUT:g} s"
         elif not said:
             how = program.describe_exit(os.waitstatus_to_exitcode(status))
             why = f"the process that imported {names} {how}"
@@ -180,7 +180,7 @@ class Trials:
             self._control.close()
             self._replaced.add(self._template)
         self._template, self._control = template, self._ours
-        self._control.settimeout(_PATIENCE)
+        self._control.settimeout(_FORK_TIMEOUT)
         return True
 
     def _lose_template(self) -> None:

@@ -30,7 +30,7 @@ in_turn: Callable[[], int] = partial(next, itertools.count(1))
 """Number launches in the order in which they were planned. Those of one block are begun in this order."""
 
 # A view of more pieces counts as all bytes from its first to its last, or as none.
-_MOST = 4096
+_MAX_VIEW_PIECES = 4096
 
 
 @attrs.frozen(eq=False)
@@ -71,7 +71,7 @@ def _pieces(array: ArraySpec) -> Ranges | None:
     for step, count in sorted((abs(step), n) for step, n in zip(array.strides, array.shape, strict=True)):
         if step <= run:
             run += step * (count - 1)
-        elif len(starts) * count > _MOST:
+        elif len(starts) * count > _MAX_VIEW_PIECES:
             return None
         else:
             starts = [start + step * index for start in starts for index in range(count)]
@@ -156,18 +156,18 @@ def held(given: HostArray, hold: Hold) -> HostArray:
 
 _ids = itertools.count(1)
 
-_LARGE = 8 << 20
-_MANY = 64
+_MAX_DROPPED_BYTES = 8 << 20
+_MAX_DROPPED_BLOCKS = 64
 # The most dropped blocks that are looked at for one of the size that is wanted.
 _LOOKS = 4
 # The most blocks that are kept for a while, and the most bytes of each and together. A program whose results
 # have many shapes finds one for each of them.
-_KEPT = 64
-_SMALL = 4 << 20
-_KEPT_BYTES = 64 << 20
+_MAX_SPARE_BLOCKS = 64
+_MAX_SPARE_BLOCK_BYTES = 4 << 20
+_MAX_SPARE_BYTES = 64 << 20
 _Dropped: TypeAlias = "tuple[int, int, ArraySpec | None]"
 # This number in place of a size says: the block is no place for another.
-_NONE = -1
+_NO_SIZE = -1
 
 
 class Owner(Protocol):
@@ -438,7 +438,7 @@ class BlockTable:
     _looks: int = attrs.field(init=False)
     _is_notified: bool = False
     # A block of so many bytes is given back at once.
-    _large: int = _LARGE
+    _large: int = _MAX_DROPPED_BYTES
     _notifier: LoopNotifier = attrs.field(init=False)
     release: Callable[[Iterable[int]], None] = attrs.field(init=False)
 
@@ -496,8 +496,8 @@ class BlockTable:
             is_free: Whether nothing uses it, so that it is a place for another.
         """
         nbytes = block.nbytes
-        self.dropped.append((block.id, nbytes if is_free else _NONE, block.spec))
-        if len(self.dropped) < _MANY and (nbytes < self._large or self.is_watched):
+        self.dropped.append((block.id, nbytes if is_free else _NO_SIZE, block.spec))
+        if len(self.dropped) < _MAX_DROPPED_BLOCKS and (nbytes < self._large or self.is_watched):
             # The block is not worth a wake-up of the loop, which costs a third of a small operation: the next
             # operation drains.
             return
@@ -547,7 +547,7 @@ class BlockTable:
         taken: list[int] = []
         while dropped:
             number, nbytes, spec = dropped.popleft()
-            if not _NONE < nbytes <= _SMALL:
+            if not _NO_SIZE < nbytes <= _MAX_SPARE_BLOCK_BYTES:
                 taken.append(number)
                 continue
             if nbytes in kept:
@@ -556,7 +556,7 @@ class BlockTable:
                 kept[nbytes] = [(number, spec)]
             self._kept_count += 1
             self._kept_bytes += nbytes
-        while self._kept_count > _KEPT or self._kept_bytes > _KEPT_BYTES:
+        while self._kept_count > _MAX_SPARE_BLOCKS or self._kept_bytes > _MAX_SPARE_BYTES:
             self._give_up_oldest(taken)
         if taken:
             self._forget(taken)
@@ -607,7 +607,7 @@ class BlockTable:
         """Pass the blocks to another device, which has no context yet (D76)."""
         self.device, self.availability = device, availability
         self._keeps = keeps and self._looks > 0
-        self._large = _LARGE
+        self._large = _MAX_DROPPED_BYTES
 
     def close(self) -> None:
         """Take no more notice of dropped blocks."""

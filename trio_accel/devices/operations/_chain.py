@@ -20,7 +20,7 @@ Layouts: TypeAlias = "ArraySpec | Sequence[Layouts]"
 """Layout of an array, or those of several."""
 
 # A chain is planned in one turn of the loop, and a program that builds one in a loop has forgotten to await.
-_MOST = 4096
+_MAX_CALLS = 4096
 # Values of these types stand for themselves in the key of a chain. Others have no key, and such a chain is
 # asked step by step.
 _PLAIN = frozenset({type(None), bool, int, str, bytes, type(...), object})
@@ -181,8 +181,8 @@ class Chain:
             if id(step) not in places:
                 places[id(step)] = len(steps)
                 steps.append(step)
-        if len(steps) > _MOST:
-            raise ValueError(f"a chain has at most {_MOST} calls: await one in between")
+        if len(steps) > _MAX_CALLS:
+            raise ValueError(f"a chain has at most {_MAX_CALLS} calls: await one in between")
         for step in steps if is_spent else ():
             step.__class__ = spent
         self.refs: list[Any] = []

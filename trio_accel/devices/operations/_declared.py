@@ -74,7 +74,7 @@ Check: TypeAlias = Callable[[str, Any], None]
 Failure: TypeAlias = "str | Callable[[DeclaredSpec, str, int, tuple[int, ...]], LibraryError]"
 
 # The number of shapes of its arrays for which an operation remembers the results.
-_KEPT = 1024
+_MAX_CACHED_SHAPES = 1024
 # The status word of a matrix that no routine was given.
 _NOT_FINITE = -1
 
@@ -510,7 +510,7 @@ class _Maker:
             text = source.text(
                 self._optional, declaration.dtypes, alias, declaration.check, is_checked=is_own
             )
-            names = {"fit": lru_cache(_KEPT)(line.fit), "Spec": spec, "Reply": reply}
+            names = {"fit": lru_cache(_MAX_CACHED_SHAPES)(line.fit), "Spec": spec, "Reply": reply}
             plans[key] = self._compiled(text, "plan", source.names | names)
         if not declaration.by:
             return plans[()]

@@ -50,7 +50,7 @@ A socket counts as ready all the same, so one looks again after `RETRY` seconds.
 RETRY = 0.005
 
 # A frame from this size on is sent alone, which saves a copy.
-_LARGE = 64 * 1024
+_SEND_ALONE_FROM_BYTES = 64 * 1024
 # The most system calls in a row before the writer lets other tasks run.
 _BURST = 8
 # A send to a peer that is gone fails with this flag, and raises no SIGPIPE.
@@ -265,14 +265,14 @@ class Outbox:
         if not self._queue:
             return None
         frame, self._attached = self._queue.popleft()
-        if self._queue and not self._attached and len(frame) < _LARGE:
+        if self._queue and not self._attached and len(frame) < _SEND_ALONE_FROM_BYTES:
             frames = [frame]
             size = len(frame)
             while self._queue and size < BUFFER:
                 following, descriptors = self._queue[0]
                 # Descriptors go with the first byte of a call, so of a frame. To join a large frame would
                 # copy it.
-                if descriptors or len(following) >= _LARGE:
+                if descriptors or len(following) >= _SEND_ALONE_FROM_BYTES:
                     break
                 frames.append(following)
                 size += len(following)

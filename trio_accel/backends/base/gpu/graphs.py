@@ -38,7 +38,7 @@ CHAINS = (GraphSpec, ChainSpec, BranchSpec, LoopSpec)
 """Specifications that hold a recipe."""
 
 # The most graphs of all chains of a library, each at the addresses of one replay.
-_MOST = 128
+_MAX_GRAPHS = 128
 _MOST_DUE = 1024
 
 
@@ -125,7 +125,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         self._libraries: dict[str, Any] = {self.name: self}
         self._chains = KeptChains(device.blocks, device.kept)
         # Any graph can be thrown away at any time: the driver lets one in flight run to its end.
-        self._captured = CapturedLaunches(device.kept, self._discard, _MOST)
+        self._captured = CapturedLaunches(device.kept, self._discard, _MAX_GRAPHS)
         # The number of operations that were enqueued.
         self._enqueued = 0
         # The last question for a key, and the key.

@@ -38,7 +38,7 @@ _SOURCE = Path(__file__).with_name("primitives.cu")
 _THREADS = 256
 _TILE = 7 * _THREADS
 # Lines of fewer elements, or more lines than this that are not in order, are scanned by a thread each.
-_SHORT, _MANY = 64, 4096
+_MAX_THREAD_LENGTH, _MIN_THREAD_LINES = 64, 4096
 # Where a few of many are wanted, a block finds those of so many elements, or of eight times what is wanted.
 _LED = 1 << 14
 # Indices below this are of 32 bits.
@@ -244,7 +244,7 @@ class PrimitivesLibrary(CompiledLibrary):
         if not out.size:
             return
         lines = out.size // out.shape[axis]
-        if count <= _SHORT or (inner > 1 and lines >= _MANY):
+        if count <= _MAX_THREAD_LENGTH or (inner > 1 and lines >= _MIN_THREAD_LINES):
             values = call.packed(x), call.result(out), 0, lines, count, inner, 1, count, initial
             code.launch("scan_lines", call, lines, *values)
             return

@@ -12,7 +12,7 @@ from .kept_plans import KeptPlan, KeptPlans
 
 # A launch is captured when its key was seen so often before.
 _SEEN_BEFORE = 2
-_PATIENCE = 8
+_KEYS_PER_MOVE = 8
 _MOST_REFUSED = 16
 
 
@@ -67,7 +67,9 @@ class CapturedLaunches(KeptPlans[Any]):
         bound: int,
         is_free: Callable[[KeptPlan[Any]], bool] | None = None,
     ) -> None:
-        super().__init__(bound, counts, lambda plan: discard(plan.value), is_free=is_free, patience=_PATIENCE)
+        super().__init__(
+            bound, counts, lambda plan: discard(plan.value), is_free=is_free, patience=_KEYS_PER_MOVE
+        )
 
     def is_due(self, key: Key) -> bool:
         """Note a launch that was not captured; returns whether it is to be, if there is room."""

@@ -196,7 +196,7 @@ def usable_cores() -> int:
 # glibc's malloc.h; others have no such function, or take no notice.
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
-_KEPT = 128 << 20
+_TRIM_THRESHOLD_BYTES = 128 << 20
 # The largest that glibc takes.
 _ALWAYS_MAPPED = 32 << 20
 
@@ -211,5 +211,5 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_TRIM_THRESHOLD, _KEPT)
+        mallopt(_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
         mallopt(_MMAP_THRESHOLD, _ALWAYS_MAPPED)

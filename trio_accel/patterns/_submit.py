@@ -39,13 +39,13 @@ from ..actors import (
 )
 
 __all__ = [
-    "Call",
     "CallStatistics",
     "GetStatistics",
     "Model",
     "ResultStream",
-    "Servant",
-    "TaskServant",
+    "Submit",
+    "SubmitActor",
+    "TaskSubmitActor",
     "as_callable",
     "open_results",
 ]
@@ -58,8 +58,8 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
 @attrs.frozen
-class Call(ItemRequest[ItemT_co], Request["Servant[ItemT_co, object]", object]):
-    """Ask a servant for the result of one item.
+class Submit(ItemRequest[ItemT_co], Request["SubmitActor[ItemT_co, object]", object]):
+    """Ask an actor for the result of one item.
 
     Attributes:
         item: The model's input.
@@ -69,12 +69,12 @@ class Call(ItemRequest[ItemT_co], Request["Servant[ItemT_co, object]", object]):
 
 
 @attrs.frozen
-class GetStatistics(Request["Servant[Any, Any]", Any]):
-    """Ask a servant for its counts since its incarnation began: its `Servant.statistics`."""
+class GetStatistics(Request["SubmitActor[Any, Any]", Any]):
+    """Ask an actor for its counts since its incarnation began: its `SubmitActor.statistics`."""
 
 
-class Servant(Actor, Serves[ItemT_contra, ResultT_co]):
-    """Base of the actors that serve `Call`: each of them can be the model of another."""
+class SubmitActor(Actor, Serves[ItemT_contra, ResultT_co]):
+    """Base of the actors that serve `Submit`: each of them can be the model of another."""
 
     async def call(self, item: ItemT_contra) -> ResultT_co | DeferredReply[ResultT_co]:
         """Serve one item: return its result, or defer the reply."""
@@ -92,26 +92,26 @@ class Servant(Actor, Serves[ItemT_contra, ResultT_co]):
     async def _serve_statistics(self, message: GetStatistics) -> object:
         return self.statistics()
 
-    # Call is declared for all servants, and a method takes its own class.
-    @handles(Call)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    async def _serve(self, message: Call[ItemT_contra]) -> object:
+    # Submit is declared for all such actors, and a method takes its own class.
+    @handles(Submit)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    async def _serve(self, message: Submit[ItemT_contra]) -> object:
         return await self.call(message.item)
 
 
-Model: TypeAlias = Callable[[ItemT], Awaitable[ResultT]] | Ref[Servant[ItemT, ResultT]]
-"""A model: an async callable of one item, or the address of a servant."""
+Model: TypeAlias = Callable[[ItemT], Awaitable[ResultT]] | Ref[SubmitActor[ItemT, ResultT]]
+"""A model: an async callable of one item, or the address of a `SubmitActor`."""
 
 
 def as_callable(model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[ResultT]]:
-    """Return a model as an async callable; of an address, one that asks the servant.
+    """Return a model as an async callable; of an address, one that asks the actor.
 
     Raises:
         TypeError: The model is neither.
     """
     if isinstance(model, Ref):
         # pyright does not keep the type arguments of a union.
-        servant: Ref[Servant[ItemT, ResultT]] = model  # pyright: ignore[reportUnknownVariableType]
-        return lambda item: servant.ask(Call(item))
+        actor: Ref[SubmitActor[ItemT, ResultT]] = model  # pyright: ignore[reportUnknownVariableType]
+        return lambda item: actor.ask(Submit(item))
     if not callable(model):
         raise TypeError(f"a model is an async callable or the address of an actor, not {model!r}")
     if inspect.iscoroutinefunction(model):
@@ -222,8 +222,8 @@ def _is_cancellation(error: BaseException) -> bool:
     return isinstance(error, trio.Cancelled)
 
 
-class TaskServant(Servant[ItemT, ResultT]):
-    """A servant that serves each call in a task of its own, so that no call holds its mailbox.
+class TaskSubmitActor(SubmitActor[ItemT, ResultT]):
+    """An actor that serves each call in a task of its own, so that no call holds its mailbox.
 
     The reply is deferred. An error of `answer` is the asker's, as it is, and the actor lives on. The task has
     the asker's deadline and context variables. When the asker is cancelled, its task is too.
@@ -389,14 +389,14 @@ def open_results(
 
     ``async with open_results(pipeline, items) as results:``, and then ``async for result in results:``. At
     most `limit` items have been taken whose results were not read. So a slow reader holds up the items, and
-    these may be endless. Servants get the items in their order.
+    these may be endless. Actors get the items in their order.
 
     An item that fails raises its error at its place, which ends a loop over the results. With `outcomes`,
     each result is an `outcome.Value` or an `outcome.Error`, and the loop goes on: for a service, where the
     next item is somebody else's. At the end of the block, what is still asked for is cancelled.
 
     Args:
-        model: An async callable, or the address of a servant, such as a `Pipeline`.
+        model: An async callable, or the address of a `SubmitActor`, such as a `Pipeline`.
         items: They are taken one by one. An error of the iteration comes behind the results before it.
         limit: The most items that are taken and not read; more than a pipeline holds, to keep it busy.
         outcomes: Whether results are outcomes.
