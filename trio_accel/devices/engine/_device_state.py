@@ -44,7 +44,7 @@ class DeviceState:
         recoveries: The measured durations of recoveries.
         hooks: Observers of every step of its operations.
         validators: Called with each validated operation; they observe no other step.
-        on_hooks: Called when `hooks` or `validators` change.
+        on_hooks: Called when `hooks` change.
         on_rest: Called when the device pauses after too many losses.
         window: Limits the submitted operations.
         host_pool: The host memory that it transfers from and to on its own; None if it has no memory of its
