@@ -229,7 +229,7 @@ class OperationSpec:
         return self.descriptor().arrays(self, "write")
 
     def blocks(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Return the blocks that the operation reads, and the blocks that it changes (updated ones are both)."""
+        """Return the blocks that the operation reads, and those being changed (updated blocks are both)."""
         return self.descriptor().blocks(self)
 
     def check_shapes(self, name: str) -> None:
@@ -288,8 +288,7 @@ def array_key(array: ArraySpec) -> tuple[object, ...]:
 
 
 def value_key(value: object) -> tuple[object, ...] | None:
-    """Return a key that distinguishes a value, other than an array, from different ones; None if there is
-    none.
+    """Return a key that a value shares only with equal values; None for a value without a key.
 
     This rule alone decides which values count as the same: zeros of different signs differ, and NaN equals
     itself.
