@@ -1,4 +1,4 @@
-"""Libraries whose kernels are sources of this package, or the user's own: no vendor's library computes them.
+"""Libraries with kernels from sources of this package, or from the user's, instead of a vendor's library.
 
 A backend derives from one of these and from its own base class, and declares the methods as its kernels.
 """
@@ -33,10 +33,10 @@ _Draw: TypeAlias = "ops.SequenceSpec | ops.RejectionSpec | ops.SobolSpec"
 
 
 class UserKernel(LoadedCode):
-    """One kernel of a loaded module. A backend finds it, says its limits, and enqueues it.
+    """One kernel of a loaded module. A backend finds it, sets its limits, and enqueues it.
 
-    The driver takes the parameters by their addresses. They are packed into one buffer, at places that are
-    known once the kernel is: the scalars first, then the addresses of the arrays, then their tensor maps.
+    The driver takes the parameters by their addresses. They are packed into one buffer, at offsets that are
+    fixed for the kernel: the scalars first, then the addresses of the arrays, then their tensor maps.
 
     Args:
         definition: The kernel's definition.
@@ -44,9 +44,9 @@ class UserKernel(LoadedCode):
 
     Attributes:
         definition: Its definition.
-        limits: What the device has for it, by the words of `KernelInfoSpec` that name it; the backend sets
-            them before the first launch.
-        pointer: Where the addresses of its parameters are, in their order.
+        limits: The device's limits for it, under the names of `KernelInfoSpec`; the backend sets them before
+            the first launch.
+        pointer: The address of the addresses of its parameters, in their order.
     """
 
     limits: Mapping[str, int]
@@ -54,7 +54,7 @@ class UserKernel(LoadedCode):
     def __init__(self, definition: ops.KernelDefinition, unload: Callable[[], object]) -> None:
         super().__init__(unload)
         self.definition: ops.KernelDefinition = definition
-        # Tensor maps that were made lately.
+        # Recently made tensor maps.
         self._encoded: dict[tuple[object, ...], bytes] = {}
         self._lay_out()
 
@@ -115,7 +115,7 @@ class UserKernel(LoadedCode):
         self.pointer: int = int(self._pointers.ctypes.data)
 
     def launch(self, spec: ops.KernelSpec, call: _Call) -> None:
-        """Enqueue a launch; one whose grid is empty does nothing.
+        """Enqueue a launch; do nothing if its grid is empty.
 
         Args:
             spec: Arrays, grid, block and scalars.
@@ -136,7 +136,7 @@ class UserKernel(LoadedCode):
         try:
             self.enqueue(spec, call.stream)
         except DriverError as error:
-            # The asker's problem, as the context is not lost.
+            # The caller must handle this error, because the context is not lost.
             raise self.refusal(
                 error.code,
                 f": a grid of {_extents(spec.grid)} blocks of {_extents(spec.block)} threads with "
@@ -145,7 +145,7 @@ class UserKernel(LoadedCode):
         self._runs.note(call.stream)
 
     def _set_maps(self, arrays: tuple[ops.ArraySpec, ...], addresses: list[int]) -> None:
-        """Put the tensor maps of arrays into the buffer: an address and a layout have one."""
+        """Write the tensor maps of arrays to the buffer; each address and layout has one."""
         for number, name, tensor_map, start in self._maps:
             array, address = arrays[number], addresses[number]
             key = number, address, array.shape, array.strides
