@@ -30,8 +30,7 @@ class Placement(NamedTuple):
 
 @attrs.define(eq=False)
 class ChunkAllocator:
-    """Best fit within chunks that grow by doubling; an array of half the next chunk's size gets its own
-    chunk.
+    """Best fit in chunks that grow by doubling; arrays of half the next chunk's size get their own chunk.
 
     Invariants: the free gaps of a chunk do not touch each other; gaps and blocks together cover every chunk
         exactly. `_gaps` is sorted by size, so the first gap that fits fits best.
