@@ -162,7 +162,7 @@ class _Loops(Statements):
                 self.statement(number, before, inside)
 
     def _kept(self) -> int | None:
-        """Return the step of the result that the last reduction also reads; None if keeping it saves nothing."""
+        """Return the result's step that the last reduction also reads; None if keeping it saves nothing."""
         last, passes, outputs = self.reductions[-1], self.program.passes, self.program.outputs
         operands = passes[None].operands[last]
         if self.layout.access[0] != "dense" or len(outputs) != 1 or len(operands) != 1:
