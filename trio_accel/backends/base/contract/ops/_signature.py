@@ -10,8 +10,8 @@ Each array has a name, and letters for its last extents. A letter is the same nu
   ufuncs. A letter with ``>0`` is not 0.
 * ``^trans`` after a name means that the letters describe op(array), by the BLAS's letter in the parameter
   `trans`.
-* ``: real``, ``: complex`` or the name of a dtype marks an array with a dtype of its own. Arrays with ``:
-  index`` are all of int32, or all of int64.
+* ``: real``, ``: complex`` or the name of a dtype marks an array with a dtype of its own. Arrays with
+  ``: index`` are all of int32, or all of int64.
 * ``m+1`` is one more than the letter m, which the line must name before.
 * ``matrix(m, n), matrix.data(e)`` are the shape of an operand that consists of several arrays, and one of
   these.

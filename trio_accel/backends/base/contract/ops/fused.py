@@ -183,8 +183,8 @@ class FusedMatmulSpec(OperationSpec):
         c: An array of the shape of `out`, which may be `out`.
         bias: ``(n,)`` or ``(..., n)``.
         aux: ``(..., m, aux_columns(n))``: uint8, or see `FusedDtypes`.
-        scale_a: Of float8 only, float32: ``()``, ``(..., m, 1)``, ``(..., m, k / 128)`` or ``(..., m / 128, k
-            / 128)``, rounded up.
+        scale_a: Of float8 only, float32: ``()``, ``(..., m, 1)``, ``(..., m, k / 128)`` or
+            ``(..., m / 128, k / 128)``, rounded up.
         scale_b: ``()``, ``(..., 1, n)``, ``(..., k / 128, n)`` or ``(..., k / 128, n / 128)``; with as many
             numbers along k as `scale_a`.
         scale_out: ``()``, float32, if the result is float8.
