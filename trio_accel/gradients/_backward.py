@@ -1,6 +1,6 @@
 """Calls backwards: from the gradient of a value to the gradients of what it was made of."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and the result of a call has no type before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ._elementwise import ADVICE, Rule, slopes_of
 
 __all__ = ["RULES", "Make", "backward", "bound", "itself", "pulled", "refuse"]
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 
 Make: TypeAlias = Callable[[Any, Any], Iterator[Rule]]

@@ -1,6 +1,6 @@
 """Gradients of expressions of each element: the package's own, and the user's."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and the result of a call has no type before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 
 from __future__ import annotations

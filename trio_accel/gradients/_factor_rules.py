@@ -4,7 +4,7 @@ A factor is known but for its gauge, such as the sign of a vector, and a rule is
 not depend on it. The gradient of vectors is NaN or infinite where eigenvalues or singular values are equal.
 """
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and the result of a call has no type before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ._rules import adjoint, composition, conjugate
 
 __all__ = ["added", "column", "hermitian_part", "on_diagonal", "over_gaps", "row"]
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 linalg: Any = _linalg
 

@@ -4,7 +4,7 @@ A filter is linear: its gradient is its adjoint. The gradient of a padded image 
 the weights, and each element gets what the elements that repeat it beyond the edge have.
 """
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and the result of a call has no type before it is awaited.
 # pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ._rules import composition, unpadded
 
 __all__ = ["PAD_MODES", "axes_of_filter", "checked", "each"]
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 fft: Any = _fft
 linalg: Any = _linalg

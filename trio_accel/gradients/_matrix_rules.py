@@ -1,6 +1,6 @@
 """Gradients of functions of matrices."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and the result of a call has no type before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ._elementwise import Rule, summed_to
 from ._factor_rules import added, column, row
 from ._rules import adjoint, composition, conjugate
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 fft: Any = _fft
 linalg: Any = _linalg

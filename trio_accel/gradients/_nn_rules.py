@@ -1,6 +1,6 @@
 """Gradients of layers, losses, norms and pools: most of them are functions of `nn`."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and the result of a call has no type before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ._scatter import added_at, is_ordered
 
 __all__ = ["class_axis", "labelled"]
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 nn: Any = _nn
 

@@ -1,6 +1,6 @@
 """Gradients of scans, orders, gathers, and of functions that are compositions of others."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and the result of a call has no type before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._elementwise import Rule, summed_to
 from ._rules import composition, part
 from ._scatter import added_along, added_at
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 
 

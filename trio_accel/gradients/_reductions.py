@@ -19,7 +19,7 @@ from ._elementwise import Rule
 
 __all__: list[str] = []
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 # Their results do not change with small changes of an element.
 _STEPS = ("any", "all", "argmin", "argmax")

@@ -1,6 +1,6 @@
 """Gradients of functions of arrays that are no expressions of each element."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and the result of a call has no type before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ._elementwise import ADVICE, Rule, summed_to
 
 __all__ = ["adjoint", "axes_of", "composition", "conjugate", "filled", "part", "spread", "unpadded"]
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 
 

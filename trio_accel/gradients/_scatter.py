@@ -5,7 +5,7 @@ sums of floating numbers. Work that is done again after a lost context must have
 sorts the values by their places, and adds up the segments. The CPU adds in the order of the elements.
 """
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and the result of a call has no type before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..devices import Chain
 
 __all__ = ["added_along", "added_at", "is_ordered", "sorted_sums"]
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 
 

@@ -6,7 +6,7 @@ zeros, which determines W but for the phases of the columns. The upper triangle 
 zeros, so they are linear equations for the lower triangle.
 """
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and the result of a call has no type before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ._rules import adjoint, conjugate
 
 __all__: list[str] = []
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 linalg: Any = _linalg
 

@@ -1,6 +1,6 @@
 """Gradients of the gradients of `nn`, which most of them are linear in: second derivatives of layers."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and the result of a call has no type before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ._rules import composition, part
 
 __all__: list[str] = []
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 nn: Any = _nn
 

@@ -1,6 +1,6 @@
 """Gradients of functions of own operations: the calls that a function makes are its tape."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and the result of a call has no type before it is awaited.
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnusedImport=false
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
     "vjp",
 ]
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 
 T = TypeVar("T")

@@ -1,6 +1,6 @@
 """Gradients of transforms and convolutions."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and the result of a call has no type before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ._backward import RULES, bound, refuse
 from ._elementwise import Rule
 from ._rules import composition, conjugate
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 fft: Any = _fft
 linalg: Any = _linalg
