@@ -1,7 +1,7 @@
-"""Gradients of filters of images and signals, of tensors, and of products with sparse matrices.
+"""Gradients of image and signal filters, of tensors, and of products with sparse matrices.
 
-A filter is linear: its gradient is its adjoint. The gradient of a padded image is the full convolution with
-the weights, and each element gets what the elements that repeat it beyond the edge have.
+A filter is linear, so its gradient is its adjoint. The gradient of a padded image is the full convolution
+with the weights, and each element also gets the gradients of its repetitions outside of the edge.
 """
 
 # Operands are calls and arrays, and the result of a call has no type before it is awaited.
@@ -262,7 +262,7 @@ def _sparse_solution(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _spectra(f: Callable[..., Any]) -> Make:
-    """Make a rule of a function whose last result is made by the first call that another one returns."""
+    """Make a rule for a function whose last result is the first of the calls that `f` returns."""
 
     def first(**at: Any) -> Any:
         return f(**at)[0]

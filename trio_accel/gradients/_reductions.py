@@ -1,4 +1,4 @@
-"""Gradients of reductions of expressions: those of the expressions, and of the reduction in between."""
+"""Gradients of reductions of expressions, composed of the gradients of the expressions and the reduction."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Parts:
     reads: tuple[str, ...]
 
     def compose(self, given: list[Any], axis: Any, *, keepdims: bool) -> Any:
-        """Compute the same as the reduction by calls that have gradients."""
+        """Compose the reduction of calls with gradients."""
         values = self.map(*given)
         if self.dtype is not None:
             values = values.cast(self.dtype)
