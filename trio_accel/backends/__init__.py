@@ -28,7 +28,7 @@ __all__ = [
 
 _VARIABLE = "TRIO_ACCEL_BACKEND"
 
-# The best first. Loaded on use: a backend may have a heavy library or a driver behind it.
+# The best first. Loaded on use, because a backend may need a heavy library or a driver.
 _BACKENDS = {
     "cuda": "trio_accel.backends.cuda:CudaBackend",
     "cpu": "trio_accel.backends.cpu:CpuBackend",
@@ -46,16 +46,16 @@ _SPEC = re.compile(r"(?P<backend>[a-z]+)(?::(?P<index>[0-9]{1,6}))?")
 def register(name: str, path: str) -> None:
     """Make a backend of another package known, in this process and in the workers that it starts.
 
-    An installed distribution has an entry point of the group ``trio_accel.backends`` instead: its name is
-    that of the backend, and its value the import path. Nothing is imported until a program names a device, or
-    lists all. The devices come after those of the package, and `open_device` without a name takes none.
+    An installed distribution has an entry point of the group ``trio_accel.backends`` instead, with the
+    backend's name and import path. Nothing is imported until a program names a device, or lists all devices.
+    The devices come after the package's own, and `open_device` without a name never chooses one of them.
 
     Args:
         name: First part of a device's name: small letters, such as ``"rocm"`` for ``"rocm:0"``.
         path: Import path of a class that implements `AccelBackend`, ``"package.module:Class"``.
 
     Raises:
-        ValueError: The name is not valid, or another backend has it.
+        ValueError: The name is not valid, or belongs to another backend.
     """
     if not _is_name(name):
         raise ValueError(f"name: {name!r} is not a name of a backend; it has small letters only")
@@ -64,7 +64,7 @@ def register(name: str, path: str) -> None:
 
 
 def path_of(name: str) -> str:
-    """Return the import path of a backend that was found, which a worker imports it by."""
+    """Return the import path of a known backend, for the import in a worker."""
     return _BACKENDS[name]
 
 
@@ -74,10 +74,10 @@ def list_devices() -> tuple[DeviceInfo, ...]:
 
 
 def topology() -> Topology:
-    """Find which devices of the machine reach one another, and by what. Blocks; opens no device.
+    """Find the links between the devices of the machine. Blocks; opens no device.
 
-    On CUDA the driver tells, in a process of its own. A link counts as NVLink where the driver has native
-    atomics over it, which NVIDIA's GPUs have over NVLink alone.
+    On CUDA the driver reports them, in a process of its own. A link counts as NVLink if the driver has native
+    atomics over it, because NVIDIA's GPUs have these over NVLink only.
     """
     return Topology.of(list_devices(), [link for name in _known() for link in _load(name).links()])
 
@@ -93,7 +93,7 @@ def describe() -> tuple[BackendReport, ...]:
 
 
 def driver_checks() -> tuple[str, ...]:
-    """Files that say whether a process has initialised a driver; see `AccelBackend.driver_check`."""
+    """Return files that check whether a process has initialised a driver; see `AccelBackend.driver_check`."""
     backends = [_load(name) for name in _BUNDLED_BACKENDS] + list(_LOADED.values())
     return tuple([path for backend in backends if (path := backend.driver_check) is not None])
 
@@ -107,10 +107,10 @@ def candidates(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
 
     Returns:
         The named device. Without a name, and with the variable unset or empty: all devices of the package's
-        own backends, and always one of the CPU.
+        own backends, always including a CPU.
 
     Raises:
-        ValueError: The name is not valid, or there is no such device.
+        ValueError: The name is not valid, or the device does not exist.
         NotSupportedError: The backend cannot run on this machine.
     """
     if spec is not None:
@@ -149,7 +149,7 @@ def resolve_for_worker(spec: str, path: str) -> tuple[AccelBackend, DeviceInfo]:
     """
     name = spec.partition(":")[0]
     if name not in _BUNDLED_BACKENDS:
-        # The application has asked it for all that it tells, which may take long.
+        # The application has already queried all of its properties, which may take long.
         _BACKENDS[name] = path
         _LOADED[name] = _plug_ins.imported(path)
     return _find(spec, f"{spec!r}", is_worker=True)
@@ -177,7 +177,7 @@ def _find(spec: str, given: str, *, is_worker: bool = False) -> tuple[AccelBacke
 
 
 def _available(name: str) -> str:
-    """Name the devices of the package's own backends and of the one that was asked for."""
+    """Return the names of the devices of the package's own backends and of the requested one."""
     asked = dict.fromkeys((*_BUNDLED_BACKENDS, name))
     return ", ".join([info.name for each in asked for info in _load(each).list_devices()])
 

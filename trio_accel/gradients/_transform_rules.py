@@ -1,6 +1,6 @@
 """Gradients of transforms and convolutions."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and the result of a call has no type before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ._backward import RULES, bound, refuse
 from ._elementwise import Rule
 from ._rules import composition, conjugate
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 fft: Any = _fft
 linalg: Any = _linalg
@@ -29,7 +29,7 @@ _ADJOINT_NORM = {None: "forward", "backward": "forward", "forward": "backward", 
 
 
 def _fitted(g: Any, extent: int, axis: int) -> Any:
-    """Return a gradient that is cut, or has zeros behind it, along an axis."""
+    """Return a gradient that is cut, or padded with zeros at its end, along an axis."""
     there = g.shape[axis]
     if there > extent:
         return g[(slice(None),) * axis + (slice(0, extent),)]
@@ -68,7 +68,7 @@ def _rfft_back(g: Any, length: int, axis: int, norm: Any) -> Any:
 
 
 def _irfft_back(g: Any, length: int, axis: int, norm: Any) -> Any:
-    """The middle frequencies stand for two of the whole spectrum."""
+    """Each middle frequency represents two of the whole spectrum."""
     half = length // 2 + 1
     weights = np.full(half, 2.0)
     weights[0] = 1.0
@@ -153,7 +153,7 @@ def _zoom_fft(x: Any, fn: Any, m: int | None, fs: float, endpoint: bool, axis: i
 
 
 def _cosine_factors(length: int, kind: int, norm: Any, *, is_sine: bool) -> Any:
-    """Return the factors of a transform: of type 2 behind the orthogonal one, and of type 3 ahead of it."""
+    """Return the factors of a transform: after the orthogonal one for type 2, and before it for type 3."""
     if norm == "ortho":
         return np.ones(length)
     factors = np.full(length, np.sqrt(2.0 * length))

@@ -1,4 +1,4 @@
-"""The libraries of the CUDA backend: one entry for each, and what they need of NVIDIA's."""
+"""The libraries of the CUDA backend, and the NVIDIA libraries that they need."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Vendor:
 
     Attributes:
         title: NVIDIA's name of it.
-        version: Function that tells its version.
-        asked: How: for one part of the version at a time, for its two parts, or for one number of all.
-        behind: How far its major version is behind that of its CUDA; None if its number does not tell.
+        version: Function that returns its version.
+        asked: Its signature: one part of the version at a time, both parts, or one number for all.
+        behind: CUDA's major version minus its own; None if its number does not show that.
     """
 
     title: str

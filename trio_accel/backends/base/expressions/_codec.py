@@ -12,9 +12,9 @@ its function, dtype, operands and value. For example, ``sqrt(x * a)`` is:
     multiply float64 0,1
     sqrt float64 2
 
-Equal programs have equal texts, so that a text is the key of all that executors make. Decoding checks
-whatever executors rely on, because the text comes from another process. It cannot check shapes, because the
-specification of the operation has the arrays.
+Equal programs have equal texts, so executors use the text as the key of everything that they make. Decoding
+checks whatever executors rely on, because the text comes from another process. It cannot check shapes,
+because the arrays are in the operation's specification.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 _STORES = frozenset(f"store_{name}" for name in ("set", "add", "multiply", "min", "max"))
 _ORDERED = frozenset(f"reduce_{name}" for name in ("min", "max", "nanmin", "nanmax", "argmin", "argmax"))
 _REDUCTIONS = _ORDERED | {f"reduce_{name}" for name in COMBINED}
-# The dtypes of operands and result, by letters: bool (b), int64 (i), int64 for each index (k), and those of
-# the argument (a), the step (s), variables (v), and the first operand (x).
+# The dtypes of operands and result, by letters: bool (b), int64 (i), int64 for each index (k), and the dtypes
+# of the argument (a), the step (s), variables (v), and the first operand (x).
 _DTYPES: dict[str, str] = {
     "constant": "s",
     "argument": "a",
@@ -138,7 +138,7 @@ class Program:
 
     @functools.cached_property
     def is_one_reduction(self) -> bool:
-        """Whether a reduction makes the result, and no element is read beside it or after it."""
+        """Whether a reduction makes the result, which reads no other elements."""
         return len(self.program.reductions) == 1 and not self.is_whole
 
 

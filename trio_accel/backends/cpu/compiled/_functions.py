@@ -1,4 +1,4 @@
-"""Names of the functions that are compiled from our own sources; they import nothing (D188)."""
+"""Names of the functions that are compiled from our own sources. This module imports nothing (D188)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from ...base.kit.pools import Reclaimer
 from ._context import CudaContext, CudaMemoryError
 
 _DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-# Memory that is being given back waits for streams that this thread may have to release.
+# Seconds to wait for memory whose release may depend on streams that this thread has to release.
 _RELEASE_TIMEOUT = 0.5
 # D32: a sixteenth of the memory is kept in empty chunks.
 _EMPTY_CHUNKS_DIVISOR = 16
@@ -27,7 +27,7 @@ class DeviceChunk:
     """A range of device memory.
 
     Attributes:
-        address: Where it begins.
+        address: Its address.
         nbytes: Its size.
     """
 
@@ -110,7 +110,7 @@ class _Source:
         return mapped, size
 
     def map(self, nbytes: int, descriptor: int, *, write: bool) -> DeviceChunk:
-        # Bytes that the driver takes for a whole number of pages.
+        # The driver requires a multiple of its page size.
         if nbytes <= 0 or nbytes % self._granularity:
             raise ValueError(
                 f"nbytes: {nbytes} is not a size of a chunk: it has whole {self._granularity} bytes"
@@ -126,7 +126,7 @@ class _Source:
                 raise ValueError(f"nbytes: {nbytes} cannot be mapped of this chunk: {error}") from error
 
     def share(self, chunk: DeviceChunk) -> DeviceChunk:
-        # A mapping of its own: the owner may end, and what is lent is not written to.
+        # Make a mapping of its own, because the owner may end, and lent memory is not written to.
         with self._context:
             handle = self._check(driver.cuMemRetainAllocationHandle(chunk.address))
             return self._mapped(handle, chunk.nbytes, self._reading)
