@@ -83,7 +83,6 @@ class Module:
     Attributes:
         mesh: The coordinates of this rank.
         model: The result of `configure`.
-        model: What `configure` has returned.
     """
 
     mesh: Mesh
