@@ -74,7 +74,7 @@ class _Meeting:
 class Meetings:
     """The collectives of a world that some ranks have requested.
 
-    The first collective of each rank is the same, also the second of each rank, and so on. Sends and receipts
+    The first collective that each rank calls is the same one, so is the second, and so on. Sends and receipts
     between two ranks are counted separately.
 
     Args:
