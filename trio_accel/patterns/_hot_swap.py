@@ -327,14 +327,14 @@ class HotSwap(TaskServant[ItemT, ResultT]):
                     self._previous = None
 
     def readings(self) -> Iterator[Reading]:
-        """Yield the counts that metrics show, with those of swaps."""
+        """Yield the counts for metrics, including swaps."""
         yield from super().readings()
         for ending, name in (("swapped", "swaps"), ("failed", "failed_swaps")):
             text = "Swaps of a model by what became of them."
             yield count("model_swaps", text, self._tally[name], outcome=ending)
 
     def statistics(self) -> HotSwapStatistics:
-        """Tell what was done."""
+        """Return the counts."""
         return HotSwapStatistics(
             version=self._current.version,
             next=self._next,
