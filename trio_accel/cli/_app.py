@@ -163,19 +163,19 @@ def recover(*, rounds: _Count = 1, backend: Backend = None, json: Json = False) 
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse ``arguments`` and run the command they name.
+    """Parse ``arguments`` and run the selected command.
 
     Returns:
         The exit code.
 
     Raises:
-        InputError: The arguments are wrong, or what they name cannot be used.
+        InputError: The arguments are wrong, or name something unusable.
     """
     return run_app(app, _end_options(list(arguments)))
 
 
 def run_app(app: App, arguments: Sequence[str]) -> int:
-    """Parse ``arguments`` and run the command of ``app`` that they name; else as `run`."""
+    """Parse ``arguments`` and run the selected command of ``app``; otherwise as `run`."""
     try:
         code = app(arguments, console=make_console(), exit_on_error=False, print_error=False)
     except UnusedCliTokensError as error:
@@ -186,7 +186,7 @@ def run_app(app: App, arguments: Sequence[str]) -> int:
 
 
 def _end_options(arguments: list[str]) -> list[str]:
-    """Arguments behind the program of `trace` are the program's."""
+    """Mark the arguments after the program of `trace` as the program's."""
     if arguments[:1] != ["trace"] or "--" in arguments:
         return arguments
     index = 1
@@ -222,7 +222,7 @@ def _run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> 
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Tell whether it is a group of nothing but interrupts."""
+    """Return whether it is a group of only interrupts."""
     if not isinstance(error, BaseExceptionGroup):
         return False
     group = cast("BaseExceptionGroup[BaseException]", error)
