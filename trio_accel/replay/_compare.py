@@ -41,14 +41,15 @@ class Difference:
     """An array that differs.
 
     Attributes:
-        number: Number of the operation in the journal, from 1; 0 for a mark.
-        operation: Its name, for a step of a chain with the name of that; or the label of the mark.
-        step: Number of the step inside of a chain, from 1; 0 where it was compared whole.
+        number: The number of the operation in the journal, from 1; 0 for a mark.
+        operation: The name of the operation, or of the step of a chain; or the label of the mark.
+        step: The number of the step in its chain, from 1; 0 for a comparison of the whole operation.
         argument: The array.
-        elements: How many elements differ.
-        of: How many elements it has.
-        ulps: The most units in the last place between two; None where they are no numbers of the same kind.
-        index: Index of the first element that differs.
+        elements: The number of elements that differ.
+        of: The number of elements in the array.
+        ulps: The maximum difference in units in the last place; None if the elements are not comparable
+            numbers.
+        index: The index of the first element that differs.
     """
 
     number: int
@@ -101,7 +102,7 @@ def _bits(array: HostArray) -> npt.NDArray[Any]:
 
 
 def _ulps(reference: HostArray, other: HostArray) -> int | None:
-    """Count the numbers between two elements, at most; None for elements that NumPy has no numbers for."""
+    """Return the maximum number of values between two elements; None for elements without NumPy numbers."""
     if reference.dtype.kind == "c":
         real = f"f{reference.itemsize // 2}"
         reference, other = (np.ascontiguousarray(each).reshape(-1).view(real) for each in (reference, other))

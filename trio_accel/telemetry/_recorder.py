@@ -1,4 +1,4 @@
-"""Recording of systems and their devices, and metrics of the program's own (D125)."""
+"""Recording of systems and their devices, and the program's own metrics (D125)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _NAME = re.compile(r"(?!trio_accel)[a-zA-Z][a-zA-Z0-9_]{0,99}")
 _SUFFIXES = ("_total", "_count", "_sum", "_bucket", "_created")
 _LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,49}")
 _TAKEN = ("system", "path", "le", "quantile")
-# The most values of labels that are told apart in one metric, and metrics of a recorder.
+# The maximum number of label combinations in one metric, and of metrics in a recorder.
 _MAX_LABEL_VALUES, _MAX_METRICS = 100, 1000
 _OTHER_LABEL = "(other)"
 _Labels = tuple[tuple[str, str], ...]
@@ -50,7 +50,7 @@ OwnT = TypeVar("OwnT", bound="_Own")
 
 
 class _Own:
-    """One metric, with a value for each combination of the values of its labels."""
+    """A metric, with a value for each combination of label values."""
 
     kind = "gauge"
 
@@ -63,7 +63,7 @@ class _Own:
         return f"<{self.kind} {self.name}>"
 
     def readings(self) -> Iterator[Reading]:
-        """Yield its values now."""
+        """Yield its current values."""
         for labels, value in self._values.items():
             yield Reading(name=self.name, kind=self.kind, help=self.help, value=value, labels=labels)
 
@@ -93,15 +93,15 @@ class CustomCounter(_Own):
     kind = "counter"
 
     def add(self, value: float = 1.0, **labels: str) -> None:
-        """Count so much more.
+        """Add to the count.
 
         Args:
-            value: At least 0.
-            labels: What to count it by. Beyond 100 combinations, it counts for ``"(other)"``.
+            value: The increase, at least 0.
+            labels: The labels of the count. After 100 combinations, new ones count as ``"(other)"``.
 
         Raises:
-            ValueError: The value is negative, NaN or infinite, or a label has no valid name.
-            TypeError: The value is no number.
+            ValueError: The value is negative, NaN or infinite, or a label name is invalid.
+            TypeError: The value is not a number.
         """
         if self._number(value) < 0:
             raise ValueError(f"{self!r}: a counter only rises, not by {value!r}")
@@ -110,10 +110,10 @@ class CustomCounter(_Own):
 
 
 class CustomGauge(_Own):
-    """A value that goes up and down. Made by `Recorder.gauge`."""
+    """A value that rises and falls. Made by `Recorder.gauge`."""
 
     def set(self, value: float, **labels: str) -> None:
-        """Set its value; arguments and errors are those of `CustomCounter.add`, but for the sign."""
+        """Set its value; arguments and errors as for `CustomCounter.add`, except that it may be negative."""
         self._values[self._key(labels)] = self._number(value)
 
 
@@ -130,7 +130,7 @@ class CustomHistogram(_Own):
         self._buckets: dict[_Labels, Buckets] = {}
 
     def observe(self, value: float, **labels: str) -> None:
-        """Count a value; arguments and errors are those of `CustomCounter.add`, but for the sign."""
+        """Count a value; arguments and errors as for `CustomCounter.add`, except that it may be negative."""
         value = self._number(value)
         key = self._key(labels)
         self._values[key] = 0.0
@@ -139,7 +139,7 @@ class CustomHistogram(_Own):
         self._buckets[key].add(value)
 
     def readings(self) -> Iterator[Reading]:
-        """Yield its values now."""
+        """Yield its current values."""
         for labels, buckets in self._buckets.items():
             yield buckets.reading(self.name, self.help, labels)
 
@@ -187,20 +187,20 @@ class Recorder:
         return exposition(self)
 
     def snapshot(self, *, asks: bool = True) -> SystemSnapshot:
-        """See the system now. It waits for no answer, so it works while actors and workers hang.
+        """Return the current state. It waits for no answer, so it works while actors and workers hang.
 
-        Counts of devices come from their workers: those that came last are shown, with their `age`, and new
-        ones are asked for in the background.
+        Counts of devices come from their workers: the last known ones are returned, with their `age`, and new
+        ones are requested in the background.
 
         Args:
-            asks: Whether new counts of devices are asked for.
+            asks: Whether to request new counts of devices.
 
-        In a thread that has no Trio run, it waits until the system's loop has a moment. So a thread that the
-        loop waits for must not call it.
+        In a thread without a Trio run, it waits until the system's loop has time. So a thread must not call
+        it while the loop waits for that thread.
 
         Raises:
             RuntimeError: This is another Trio run than the system's.
-            trio.RunFinishedError: The call comes from another thread, and the system's run is over.
+            trio.RunFinishedError: The call is made in another thread, and the system's run is over.
         """
         try:
             self.system.check_run("snapshot")
@@ -260,7 +260,7 @@ class Recorder:
         return self._named(CustomCounter, name, help)
 
     def gauge(self, name: str, help: str = "") -> CustomGauge:  # noqa: A002  # as in metrics
-        """Return a value of the program's own that goes up and down; otherwise as `counter`."""
+        """Return a value of the program's own that rises and falls; otherwise as `counter`."""
         return self._named(CustomGauge, name, help)
 
     def histogram(self, name: str, help: str = "", *, bounds: Sequence[float] = ()) -> CustomHistogram:  # noqa: A002  # as in metrics
@@ -277,7 +277,7 @@ class Recorder:
         return self._named(CustomHistogram, name, help, bounds or BOUNDS)
 
     def _named(self, kind: type[OwnT], name: str, *rest: Any) -> OwnT:
-        """Return the metric of a name, made where there is none; see `counter`."""
+        """Return the metric with a name, and make it if necessary; see `counter`."""
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             raise ValueError(f"a metric's name is letters, digits and _, and not trio_accel's, got {name!r}")
         if kind is CustomCounter:
@@ -296,10 +296,10 @@ class Recorder:
         return known
 
     async def refresh(self) -> None:
-        """Wait for the counts of all devices, so that those of the next snapshot are fresh.
+        """Wait for the counts of all devices, so that the next snapshot has fresh ones.
 
-        A worker that hangs does not answer: use it in ``trio.move_on_after``. A device that is being rebuilt
-        answers when it has a context again.
+        A hanging worker does not answer: use it in ``trio.move_on_after``. A device answers after its context
+        is rebuilt.
         """
         await trio.lowlevel.checkpoint()
         for answered in self._devices.ask(oldest=0.0):
@@ -314,7 +314,7 @@ class Recorder:
             self._tallies.ended(event.path)
 
     def begin(self) -> None:
-        """Count one more user; the first one begins to record."""
+        """Add a user; the first one starts the recording."""
         self._users += 1
         if self._users == 1:
             self._ends.enter_context(self.system.measure(self._tallies))
@@ -323,7 +323,7 @@ class Recorder:
             _recorders[self.system] = self
 
     def end(self) -> None:
-        """Count one user less; the last one ends the recording."""
+        """Remove a user; the last one ends the recording."""
         self._users -= 1
         if not self._users:
             _recorders.pop(self.system, None)
@@ -331,7 +331,7 @@ class Recorder:
 
 
 def check_system(verb: str, system: object) -> None:
-    """Refuse what is no open system.
+    """Refuse anything but an open system.
 
     Raises:
         TypeError: It is none.
@@ -345,18 +345,18 @@ def check_system(verb: str, system: object) -> None:
 def record(system: System, *, operations: int = 1000, failures: int = 50) -> Generator[Recorder]:
     """Record what a system does, for the body of the ``with``.
 
-    Where the system is recorded already, this is the same recorder, with the bounds that it has.
+    If the system is recorded already, this is the same recorder, with its bounds.
 
     Args:
         system: The system.
-        operations: The most pairs of an actor and a message type that are told apart. Where there are more,
-            actors that have ended are counted together, as one actor ``"(other)"``. So are further actors
-            if that many are alive.
-        failures: The most failures that are kept.
+        operations: The maximum number of recorded pairs of an actor and a message type. Above it, ended
+            actors are counted together, as one actor ``"(other)"``. So are further actors if that many are
+            alive.
+        failures: The maximum number of retained failures.
 
     Raises:
-        TypeError: It is no system.
-        ValueError: A bound that is no whole number of at least 1, or of at least 0 for failures.
+        TypeError: `system` is not a system.
+        ValueError: A bound is not an integer of at least 1, or of at least 0 for failures.
         RuntimeError: This is another thread or Trio run than the system's; or another meter measures it.
     """
     check_system("record", system)
@@ -400,7 +400,7 @@ def _operation(tally: MessageTally, now: float) -> OperationRow:
 
 
 def _quantiles(tallies: list[MessageTally]) -> tuple[float | None, float | None]:
-    """Find the times that 50 and 99 in 100 of the last messages took at most (nearest rank)."""
+    """Return the times within which 50 and 99 percent of the last messages ended (nearest rank)."""
     recent: list[Seconds] = [tally.recent() for tally in tallies]
     seconds = recent[0] if len(recent) == 1 else np.concatenate(recent) if recent else np.empty(0)
     count = len(seconds)
@@ -413,16 +413,16 @@ def _quantiles(tallies: list[MessageTally]) -> tuple[float | None, float | None]
 
 @attrs.define(eq=False)
 class _Known:
-    """State of one device.
+    """The state of one device.
 
     Attributes:
-        statistics: Its own counts, as it told them last.
-        told_at: When it did, on Trio's clock.
-        asking: Set when the device, which is being asked, has answered or failed; None while it is not asked.
-        scope: Cancel scope of the task that asks.
-        lost_at: When its context was lost, while there is no other.
-        served_since: When its context began to serve, if that was seen.
-        recovery_time: Seconds that the last recovery took.
+        statistics: Its own counts, from its last answer.
+        told_at: The time of its last answer, on Trio's clock.
+        asking: Set when the device has answered the pending request or failed; None without a request.
+        scope: The cancel scope of the requesting task.
+        lost_at: The time when its context was lost, until there is another one.
+        served_since: The time when its context began to serve, if that was seen.
+        recovery_time: The seconds of the last recovery.
     """
 
     statistics: DeviceStatistics | None = None
@@ -435,7 +435,7 @@ class _Known:
 
 
 class _DeviceRows:
-    """The devices of a system, as they were when they last answered.
+    """The devices of a system, with their last answers.
 
     A device answers from its worker process, which may hang. So a snapshot does not wait for that: tasks of
     their own ask, at most one for each device.
@@ -448,11 +448,11 @@ class _DeviceRows:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Devices of the system that are open; none where it opens no devices."""
+        """The open devices of the system; empty if it does not open devices."""
         return self._system.devices if isinstance(self._system, DeviceSystem) else ()
 
     def observe(self, event: Event) -> None:
-        """See how long a device has no context, and forget one that has ended."""
+        """Measure the time without a context for each device, and forget devices that have ended."""
         if isinstance(event, ActorTerminated):
             for gone in [device for device in self._known if device.path == event.path]:
                 self._known.pop(gone).scope.cancel(reason="the device has ended")
@@ -474,7 +474,7 @@ class _DeviceRows:
                     known.lost_at = None
 
     def ask(self, oldest: float = _FRESH) -> list[trio.Event]:
-        """Have the devices asked whose counts are so old; returns what is set when they have answered."""
+        """Request counts older than `oldest` seconds; return events that are set after the answers."""
         devices = self.devices
         now = trio.current_time()
         for device in devices:
@@ -503,7 +503,7 @@ class _DeviceRows:
             known.scope.cancel(reason="recording ends")
 
     def rows(self, actors: dict[str, ActorSnapshot]) -> tuple[DeviceRow, ...]:
-        """Return the devices now.
+        """Return the current devices.
 
         Args:
             actors: All actors by their paths.
@@ -511,7 +511,7 @@ class _DeviceRows:
         return tuple([_row(device, self._known[device], actors) for device in self.devices])
 
     def array_bytes(self) -> Counter[str]:
-        """Return the bytes of the arrays of all devices, by the path of the actor that made them."""
+        """Return the bytes of all devices' arrays, by the path of the actor that made them."""
         found: Counter[str] = Counter()
         for known in self._known.values():
             if known.statistics is not None:
@@ -554,7 +554,7 @@ def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> Dev
 
 def _actors(told: DeviceStatistics) -> tuple[ActorMemoryRow, ...]:
     found = {path: nbytes for path, nbytes in told.actors.items() if path}
-    # A worker's use and what is known here of its blocks differ while one of them is on its way.
+    # A worker's use differs from the blocks known here while a message is in flight.
     rest = told.memory.used - sum(found.values())
     if rest > 0:
         found[""] = rest

@@ -65,13 +65,14 @@ class Lora:
     def add(self, model: Any) -> Any:
         """Add adapters to a model, freeze its own parameters, and return it.
 
-        A begins with random numbers, and B with zeros, so the outputs are those of before.
+        A begins with random numbers and B with zeros, so the outputs stay the same at first.
 
         Args:
             model: A `torch.nn.Module`.
 
         Raises:
-            ValueError: A name matches no layer, or a layer that is not `torch.nn.Linear` or has an adapter.
+            ValueError: A name matches no layer, or a layer is not a `torch.nn.Linear` or already has an
+                adapter.
         """
         nn = torch_of_model().nn
         for parameter in model.parameters():
@@ -110,7 +111,7 @@ class Lora:
 
         Raises:
             ImportError: The package safetensors is not installed.
-            AdapterError: The parameters are not those of an adapter of this rank.
+            AdapterError: The parameters do not belong to an adapter of this rank.
         """
         arrays = {name: np.ascontiguousarray(one) for name, one in parameters.items()}
         self._check(arrays, "parameters")
@@ -138,8 +139,8 @@ class Lora:
 
         Raises:
             ImportError: The package safetensors is not installed.
-            FileNotFoundError: There is no such file.
-            AdapterError: It is damaged, or of another rank, scale or model.
+            FileNotFoundError: The file does not exist.
+            AdapterError: The file is damaged, or belongs to another rank, scale or model.
         """
         safetensors = _safetensors("safetensors")
         arrays: dict[str, npt.NDArray[Any]] = {}
@@ -185,10 +186,10 @@ class Lora:
         return base_of({f"0 {name}": checksum_of(name, array) for name, array in parameters.items()})
 
     def changes(self, parameters: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Return what an adapter adds to the weights, by their names: arrays of shape (outputs, inputs).
+        """Return the change of the weights by an adapter, by name: arrays of shape (outputs, inputs).
 
         Args:
-            parameters: What `load` returns.
+            parameters: The arrays of an adapter, from `load`.
         """
         self._check(parameters, "parameters")
         layers = dict.fromkeys(name.rpartition(".lora_")[0] for name in parameters)
