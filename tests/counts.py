@@ -272,6 +272,7 @@ async def _traced(
 ) -> Executed:
     for _ in range(30):
         await ask()
+        # clock: a longer pause only makes it surer
         await trio.sleep(0.002)
     application: list[Trace] = []
     worker: list[Trace] = []
@@ -284,11 +285,13 @@ async def _traced(
         finally:
             sys.setprofile(None)
         application.append(trace)
+        # clock: a longer pause only makes it surer
         await trio.sleep(0.002)  # what the worker does behind its answer is the operation's, too
         if in_worker is not None:
             worker.append(trace := Trace())
             for name in json.loads(await ta.run(entered, in_worker, begun, time.perf_counter_ns())):
                 trace.add(name)
+            # clock: a longer pause only makes it surer
             await trio.sleep(0.002)
     requests = 0
 

@@ -273,7 +273,7 @@ async def test_collectives_at_the_same_time(world: World) -> None:
     async def grow() -> None:
         await world.all_reduce(arrays, out=arrays)
 
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(grow)
@@ -298,7 +298,7 @@ async def test_two_worlds_with_the_same_devices_do_not_wait_for_each_other(world
                 await other.all_gather(others[::-1])
                 await other.all_reduce(others[::-1], "max", out=arrays[::-1])
 
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(forth)
                 nursery.start_soon(back)

@@ -211,7 +211,7 @@ async def swaps_under_kills(folder: Path, texts: Any, forward: str, ahead: bool)
 
 
 async def settled(device: ta.Device, memory: int) -> None:
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         while (await device.statistics()).memory.used > memory:  # noqa: ASYNC110  # nobody tells of it
             await trio.sleep(0.01)
 

@@ -48,6 +48,7 @@ async def together(made: Generation, pause: float = 0.0) -> list[tuple[int, ...]
             async for token in stream:
                 found[number].append(token)
                 if number % 2:
+                    # clock: any moment will do
                     await trio.sleep(pause)
 
     async with trio.open_nursery() as nursery:

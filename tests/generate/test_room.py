@@ -170,6 +170,7 @@ async def test_the_short_text_beside_two_of_the_longest(system: ta.System, devic
             for number in (5, 6):
                 nursery.start_soon(write, number)
             for number in range(12):
+                # clock: any moment will do
                 await trio.sleep(0.02)
                 before = steps
                 short = Prompt(tokens=[7, number], most=5, sampling=GREEDY)

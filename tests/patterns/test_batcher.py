@@ -39,6 +39,7 @@ class Doubler:
 
     async def __call__(self, items: list[int]) -> list[int]:
         self.calls.append(items)
+        # clock: a mock clock of the caller, or work whose time decides nothing
         await trio.sleep(self.seconds)
         error = self.fails(items)
         if error is not None:

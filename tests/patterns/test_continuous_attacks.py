@@ -59,6 +59,7 @@ class Client:
     error: Exception | None = None
 
     async def live(self, batcher: Batcher) -> None:
+        # clock: a mock clock of the caller, or work whose time decides nothing
         await trio.sleep(self.at)
         text, got = self.asked.text, list[int]()
         self.scope.deadline = trio.current_time() + self.leaves
@@ -82,6 +83,7 @@ class Client:
             return
         async with open_parts(batcher, self.asked) as stream:
             if self.way == "never":
+                # clock: a mock clock of the caller, or work whose time decides nothing
                 await trio.sleep(LAST_LEAVES)
                 assert len(stream.unread) <= self.buffer
                 got += stream.unread
@@ -90,6 +92,7 @@ class Client:
             async for part in stream:
                 got.append(part)
                 if self.way == "slowly":
+                    # clock: a mock clock of the caller, or work whose time decides nothing
                     await trio.sleep(1.7)
 
 

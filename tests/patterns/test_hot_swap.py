@@ -50,10 +50,12 @@ class Shelf:
             self.loaded.append(version)
             self.most = max(self.most, len(self.loaded))
             try:
+                # clock: a mock clock of the caller, or work whose time decides nothing
                 await trio.sleep(loading)
                 if bad is not None:
                     raise bad
                 yield model
+                # clock: a mock clock of the caller, or work whose time decides nothing
                 await trio.sleep(closing)
             finally:
                 self.loaded.remove(version)
@@ -61,6 +63,7 @@ class Shelf:
 
         async def model(item: float) -> Answer:
             self.begun.append((version, item))
+            # clock: a mock clock of the caller, or work whose time decides nothing
             await trio.sleep(item)
             return version, item
 

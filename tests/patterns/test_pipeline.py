@@ -198,6 +198,7 @@ def test_times_are_those_of_a_tandem_queue(world: World) -> None:
 
 
 async def sleep_for(seconds: float, item: Any) -> Any:
+    # clock: a mock clock of the caller, or work whose time decides nothing
     await trio.sleep(seconds)
     return item
 

@@ -60,7 +60,7 @@ async def started(
             is_over.set()
 
     nursery.start_soon(run)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         return await begun(pipe), is_over
 
 
@@ -178,7 +178,7 @@ async def test_a_closed_program_holds_its_arrays_until_its_last_call_ends(
     weights, counts = await device.put(np.arange(LARGE, dtype=float)), await device.zeros(2)
     program = await ta.open_program(device, Waits, weights, counts)
     end = await left(pipe, lambda: program.ask(Waits.declared, str(pipe)))
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         await program.aclose()
     weights.release()
     counts.release()

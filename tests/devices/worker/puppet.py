@@ -172,7 +172,7 @@ class Puppets:
 
     async def wait(self, condition: Callable[[Puppet], object]) -> Puppet:
         """Wait for something that the last of them brings about."""
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not condition(self.last):  # noqa: ASYNC110  # nobody tells
                 await trio.lowlevel.checkpoint()
         return self.last

@@ -118,7 +118,7 @@ Devices = tuple[ta.Device, ta.AccelRef, ta.AccelRef]
 
 async def begun(device: ta.Device) -> None:
     """Wait until something is in flight."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while True:
             if (await device.statistics()).in_flight:
                 return

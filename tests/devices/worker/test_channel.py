@@ -374,7 +374,7 @@ class TestEnd:
             pair.left.send((LARGE,), files.new(1), now=True)
             pair.left.send(("more",), files.new(1))
             pair.right.close()
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 await pair.left.run()
             for now in (False, True):
                 pair.left.send(("and more",), files.new(1), now=now)
