@@ -345,7 +345,6 @@ class System(SystemState, Spawner):
 
         This costs a fraction of events, and messages to device libraries keep their fast paths. Only one
         meter at a time can be installed. In programs, use `trio_accel.telemetry.record`.
-        one meter at a time. In programs, use `trio_accel.telemetry.record`.
 
         Args:
             meter: The meter, called on the Trio thread.
