@@ -212,7 +212,7 @@ class OpenDevice(Device):
 
     @property
     def descriptors(self) -> Ints:
-        """The descriptors of its memory, and of the memory of its host arrays."""
+        """The descriptors of its memory, and of its host arrays' memory."""
         pool = self.state.host_pool
         slabs = () if pool is None else pool.slabs.values()
         return (
@@ -538,8 +538,8 @@ async def lend(
                 else:
                     copies[number, device] = await ref.copy_to(device)
         await _have_contexts(homes)
-        # The loop has no checkpoint. So all callers that lease the same arrays take their turns in one order,
-        # and none waits for a write that waits for another caller.
+        # The loop does not contain a checkpoint. So all callers that lease the same arrays take their turns
+        # in one order, and none waits for a write that waits for another caller.
         for number, ref in reached.items():
             loans[number] = homes[number].dispatch.lend(ref)
         for loan in loans.values():
@@ -563,7 +563,7 @@ async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None]:
     try:
         # All callers take the locks in one order, so that no two wait for each other.
         for device in sorted(map(opened, devices), key=attrgetter("path")):
-            # A free lock is taken without a checkpoint, because small collectives have no time for it.
+            # A free lock is taken without a checkpoint, because small collectives cannot afford it.
             try:
                 device.turn.acquire_nowait()
             except trio.WouldBlock:
@@ -579,7 +579,7 @@ async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None]:
 async def look_for_answers(devices: Iterable[Device], goes_on: Callable[[], bool]) -> None:
     """Poll for due answers of several workers in the task that waits for them (D171).
 
-    It may return at once. The caller waits for the answers that have not arrived.
+    It may return at once. The caller waits for the missing answers.
 
     Args:
         devices: The devices.
@@ -606,13 +606,13 @@ async def _reaches(one: OpenDevice, other: OpenDevice) -> bool:
         return one is other
     if isinstance(one.dispatch, InlineDispatch):
         return (await one.dispatch.ready()).engine.device.reaches(other.info)
-    # Memory of this process has no descriptor that a worker could map.
+    # A worker cannot map this process's memory, because it lacks a descriptor.
     return isinstance(other.dispatch, WorkerDispatch)
 
 
 @attrs.frozen(eq=False)
 class Lent:
-    """Arrays that are leased to devices that read them."""
+    """Arrays leased to reading devices."""
 
     _where: str
     _count: int
@@ -648,7 +648,7 @@ class Lent:
 
 
 def _check_host(host: object) -> None:
-    """Refuse device arrays and unfinished results, because NumPy would make an array of objects of them."""
+    """Refuse device arrays and unfinished results, because NumPy would put them into an object array."""
     if isinstance(host, AccelRef):
         raise TypeError(
             f"put: the array is on {host.device.path} already; await ref.copy() copies it there, and "

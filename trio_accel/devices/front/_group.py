@@ -33,7 +33,7 @@ __all__ = [
 
 @attrs.define(eq=False)
 class DeviceOpening(NotAwaited):
-    """A device that is being opened. Await it, or use it in ``async with``, which closes it at the end."""
+    """An opening device. Await it, or use it in ``async with``, which closes it at the end."""
 
     what_to_do = (
         "the device is not open yet: device = await system.open_device(...), "
@@ -78,7 +78,7 @@ LivingT = TypeVar("LivingT", bound=_Living)
 
 
 def able(candidates: Iterable[LivingT], *, skips: bool) -> list[LivingT]:
-    """Leave out candidates that have ended for good.
+    """Leave out permanently ended candidates.
 
     Args:
         candidates: All candidates.
@@ -126,7 +126,7 @@ def _as_bytes(key: object) -> bytes:
 
 @attrs.frozen(kw_only=True)
 class DeviceLoad:
-    """The load of one device of a `DeviceGroup`, as this process knows it, without asking the device.
+    """The load of one device in a `DeviceGroup`, as this process knows it, without asking the device.
 
     Attributes:
         device: The device.
@@ -246,14 +246,14 @@ class _Hints:
 
 @attrs.define(eq=False)
 class DeviceGroup:
-    """Devices that are opened and closed together. Made by `System.open_devices`.
+    """Devices opened and closed together. Made by `System.open_devices`.
 
     Each is supervised like any other: a device that loses its context gets the next one, and a device that
     has failed for good leaves the group, while the others continue. Iterating over a group gives its open
     devices.
 
     Attributes:
-        options: The default options of devices that are opened in it.
+        options: The default options of its devices.
         scope: The supervisor of its devices.
     """
 
@@ -305,7 +305,7 @@ class DeviceGroup:
         raise not_copied("a DeviceGroup", "open one where it is needed")
 
     def add(self, device: OpenDevice) -> None:
-        """Add a device that has just been opened for the group."""
+        """Add a newly opened device to the group."""
         name = device.path.rpartition("/")[2]
         # The device is added at the end, even if another had its name.
         self._members.pop(name, None)
@@ -321,7 +321,7 @@ class DeviceGroup:
         name: str | None = None,
         **_unknown: Never,
     ) -> DeviceOpening:
-        """Open one more device in the group, for example to replace one that has failed.
+        """Open another device in the group, for example to replace a failed device.
 
         It works like `System.open_device`. A second context on hardware of the group is taken as intended, so
         it causes no warning.
@@ -365,11 +365,11 @@ class DeviceGroup:
         The policy of the group chooses among the devices that satisfy the hints. The default policy takes the
         device with the fewest operations in flight, then with the most free memory, then the longest unchosen
         one. A device without a context is left out as long as another device that satisfies the hints has
-        one; otherwise its requests wait for the next context. A device that has ended is never chosen.
+        one; otherwise its requests wait for the next context. An ended device is never chosen.
 
         With a key, the policy is not used. Equal keys get the same device, in every process and in any order.
-        When that device has ended, its keys move to all the others, and no other key moves. While it has no
-        context, its keys stay, and their requests wait for it.
+        When that device has ended, its keys move to all the others, and no other key moves. While it rebuilds
+        its context, its keys stay, and their requests wait for it.
 
         Args:
             backend: Only devices of this backend, such as ``"cuda"``.
@@ -410,7 +410,7 @@ class DeviceGroup:
         return chosen.device
 
     def _loads(self) -> Iterator[DeviceLoad]:
-        # Devices outside of the group also count, because hardware has one memory for all its contexts.
+        # Devices outside of the group also count, because all contexts share the hardware's memory.
         held = {device: opened(device).state.blocks.held() for device in self._home.devices}
         taken: Counter[str] = Counter()
         for other, nbytes in held.items():

@@ -117,7 +117,7 @@ class ToHost(_OfMemory[HostArray]):
     out: npt.NDArray[Any] | None = None
 
     def plan(self, planner: Planner) -> Planned[npt.NDArray[Any]]:
-        """Refuse an `out` of another shape or dtype, or one that is read-only or has overlapping elements."""
+        """Refuse an `out` with another shape or dtype, with overlapping elements, or without write access."""
         source = planner.read("source", self.source)
         host = self.out
         if host is None:

@@ -1,4 +1,4 @@
-"""Recorders, which record the operations of a task instead of launching them."""
+"""Recorders, which record a task's operations instead of launching them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Recorded:
 
 
 class Recorder:
-    """Plans operations for blocks that are never made, and records their launches.
+    """Plans operations for imaginary blocks, and records their launches.
 
     Attributes:
         path: The path of the device, for errors.
@@ -82,7 +82,7 @@ class Recorder:
         self._arguments: dict[int, ArraySpec] = {}
 
     def stand_in_for(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
-        """Return the placeholder of an array that is filled before the recorded operations run."""
+        """Return the placeholder of an array to fill before the recorded operations run."""
         nbytes = math.prod(shape) * dtype.itemsize
         block = self.blocks.new(nbytes)
         self._named.add(block)
@@ -214,7 +214,7 @@ class RecordingPlanner(Planner):
 
 
 class ChainRecorder(Recorder):
-    """A recorder of a chain of calls. The graphs library checks status words when the chain runs."""
+    """A recorder for a chain of calls. The graphs library checks status words when the chain runs."""
 
     takes_status = True
 

@@ -1,4 +1,4 @@
-"""Steps: functions of arrays that are traced once for each structure of their arguments (D214).
+"""Steps: functions of arrays, traced once for each structure of their arguments (D214).
 
 A chain is built for each request: its calls, its key, the lookup of its template. A step does this only at
 its first call. From then on, a call compares its arguments, fills in the differences, and launches the cached
@@ -60,7 +60,7 @@ ResultT = TypeVar("ResultT")
 _Key: TypeAlias = "tuple[object, ...]"
 
 _logger = logging.getLogger("trio_accel.devices")
-# The number of traces of one step at which a warning is logged.
+# The number of one step's traces that causes a warning.
 _MANY = 32
 # Values of these types are part of the structure as they are.
 _PLAIN = frozenset({type(None), bool, int, str, bytes, type(...)})
@@ -98,7 +98,7 @@ class _Arguments:
 
 
 class Step(Generic[ParametersP, ResultT]):
-    """A function of arrays that is traced once for each structure of its arguments. Made by `step`.
+    """A function of arrays, traced once for each structure of its arguments. Made by `step`.
 
     Args:
         function: The function.
@@ -156,7 +156,7 @@ class Step(Generic[ParametersP, ResultT]):
             # The call is part of another step.
             return cast("Coroutine[Any, Any, ResultT]", self._call(args, named))
         if not (_CALLS.isdisjoint(map(type, args)) and _CALLS.isdisjoint(map(type, named.values()))):
-            # The call is part of the request of the call that is its argument.
+            # The call joins the request of its argument, which is also a call.
             return cast("Coroutine[Any, Any, ResultT]", self._calls(args, named)[0])
         return self._ask(args, named)
 
@@ -464,7 +464,7 @@ class Step(Generic[ParametersP, ResultT]):
             RECORDING.reset(token)
 
     def _check_arrays(self, chain: Chain, given: _Arguments, recorder: ChainRecorder) -> None:
-        """Refuse device arrays that are not arguments.
+        """Refuse device arrays other than arguments.
 
         Raises:
             ValueError: The function uses such an array.
@@ -544,7 +544,7 @@ def step(
 ]: ...
 @named_arguments
 def step(function: Any = None, *, static: str | Sequence[str] = (), stream: str = "") -> Any:
-    """Make an async function of a function of arrays, which is traced once for each structure of arguments.
+    """Make an async function from a function of arrays, tracing it once for each structure of arguments.
 
     The first call with arguments of a structure calls the function and records the operations of the returned
     call. All later calls launch the recorded operations, as one request with one outcome, without calling the
@@ -584,9 +584,9 @@ def step(function: Any = None, *, static: str | Sequence[str] = (), stream: str 
             of a structure, or a number decides.
         ValueError: The function uses another array of a device, or arrays of two devices.
 
-    Calls raise the errors of the operations. See `Device.ask` for cancellation: a call that is cancelled
-    before it is launched never begins. A device keeps at most 1024 structures of steps and chains, the most
-    recently used ones.
+    Calls raise the errors of the operations. See `Device.ask` for cancellation: a call cancelled before its
+    launch never begins. A device keeps at most 1024 structures of steps and chains, the most recently used
+    ones.
     """
     if not isinstance(static, Iterable):
         raise TypeError(f"step: static must be names of parameters, got {shown(static)}")

@@ -2,10 +2,10 @@
 
 An import may do anything: start threads, open files, initialise a driver, or end its process. The launcher
 could not undo that, and its forks would be useless. So a child imports the list, checks what each import has
-left, and reports it. If there is no obstacle, a fork of the child becomes the template: the process that
-forks workers, and children that try further lists. The launcher adopts all of them, so it has not imported
-anything of the application. If there is an obstacle, workers import the list themselves. Each backend
-provides a file that detects whether its driver was initialised.
+left, and reports it. Without an obstacle, a fork of the child becomes the template: the process that forks
+workers, and children that try further lists. The launcher adopts all of them, so it has not imported anything
+of the application. If there is an obstacle, workers import the list themselves. Each backend provides a file
+that detects whether its driver was initialised.
 
 The launcher loads this module with the first such list. It must import only the standard library.
 """
@@ -33,7 +33,7 @@ else:
 _LONGEST = 30.0  # seconds for the imports of a child
 _CONTROL = 3  # the descriptor of the socket on which a child reports its outcome, and the template serves
 _TEMPLATE = b"accel template"
-_NO_ORDER = -1  # in place of the number of a worker's order
+_NO_ORDER = -1  # instead of a worker's order number
 _PATIENCE = 2.0  # seconds for the template to fork, in which the launcher is deaf
 _MOST_DEATHS = 5  # the number of templates' deaths after which workers import their modules themselves
 _LONGEST_REASON = 2000  # characters, so that a report fits into its packet
@@ -99,7 +99,7 @@ class Trials:
         return max(self._began + _LONGEST - time.monotonic(), 0.0) * 1000
 
     def look(self) -> None:
-        """Kill a child that has run too long."""
+        """Kill a child after its time limit."""
         if self.patience() == 0:
             self._is_late = True
             os.kill(self._child, signal.SIGKILL)
@@ -122,7 +122,7 @@ class Trials:
         """Let the template fork a worker (``start``) or a child that tries a list (``try``).
 
         Returns:
-            The pid of the fork; 0 if there is no suitable template.
+            The pid of the fork; 0 without a suitable template.
         """
         if self._control is None:
             return 0
@@ -151,7 +151,7 @@ class Trials:
         return found
 
     def _outcome(self, tried: Trial, status: int) -> str | None:
-        """Return why workers import a list themselves after its child's end; None if the template has it."""
+        """Return why workers import a list themselves after its child's end; None if they need not."""
         names = ", ".join(name for name, _ in tried.order["modules"])
         try:
             said = self._ours.recv(program.PACKET, socket.MSG_DONTWAIT)
@@ -170,7 +170,7 @@ class Trials:
         return why or f"the process that had imported {names} has ended"
 
     def _adopt(self, template: int) -> bool:
-        """Continue with a process that has one more list; return whether it is alive."""
+        """Continue with the process with one more imported list; return whether it is alive."""
         try:
             self._watch(_NO_ORDER, template)
         except OSError:
@@ -244,7 +244,7 @@ class Trials:
             os._exit(0)
 
     def _serve(self, free: int) -> NoReturn:
-        """Fork for the launcher, until it is gone or has another template; in the template."""
+        """Fork for the launcher, until it has ended or has another template; in the template."""
         # A template is a fork within the frames of the previous one, so calls need more room.
         sys.setrecursionlimit(sys.getrecursionlimit() + 8)
         try:

@@ -161,7 +161,7 @@ class LauncherLink:
             os.close(directory)
 
     def send(self, kind: str, number: int, detail: object = None, descriptors: Sequence[int] = ()) -> None:
-        """Send an order. The descriptors stay the caller's. Does nothing if the process is gone.
+        """Send an order. The descriptors stay the caller's. Does nothing if the process has ended.
 
         Raises:
             OSError: It cannot be sent: a descriptor is not open, or there are too many open files.
@@ -242,7 +242,7 @@ class LauncherLink:
         return "does not end although it was killed"
 
     async def wait_end(self) -> str:
-        """Wait for a process that has closed its end; return how it has ended."""
+        """Wait for a process after it has closed its end; return how it has ended."""
         with trio.move_on_after(_END):
             return await self._bury()
         return "has closed its socket"
@@ -273,7 +273,7 @@ class LauncherLink:
             nursery.start_soon(self._watch_silence, is_asked)
             await self._wait_dead()
             nursery.cancel_scope.cancel(reason="the launcher is dead")
-        # Processes that it has started, or that were being forked, may hold its end of the socket.
+        # Its child processes, even unfinished forks, may hold its end of the socket.
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RD)
 
@@ -376,7 +376,7 @@ def interpreter_options() -> Strs:
     """Return the options of every worker's interpreter.
 
     It is isolated: neither the working directory nor environment variables determine where modules are. So
-    the other environment variables are passed as options, except those without an option.
+    the other environment variables are passed as options, except variables without an option.
     """
     options = ["-I", "-B"] if sys.dont_write_bytecode else ["-I"]
     if not sys.flags.ignore_environment:
@@ -401,11 +401,11 @@ _MOST_DEATHS = 2
 
 @attrs.define(eq=False)
 class _List:
-    """Modules that are imported together.
+    """Modules imported together.
 
     Attributes:
         modules: The modules.
-        preload: The modules that are imported before them.
+        preload: The modules to import before them.
         number: The number of the last order.
         is_asked: Whether that is unanswered.
         deaths: The number of successive launchers that died before the import.
@@ -451,11 +451,10 @@ class ImportsAhead:
 
         Args:
             modules: The modules, which workers find by the `sys.path` of this program.
-            preload: Modules that are imported before them, as in `StartWorker`.
+            preload: Modules to import before them, as in `StartWorker`.
 
         Returns:
-            An event that is set when the launcher has imported them, or a warning has explained why it will
-            not.
+            An event, set when the launcher has imported them, or a warning has explained why it will not.
         """
         wanted = self._lists.get(modules)
         if wanted is None:

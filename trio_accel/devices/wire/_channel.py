@@ -26,12 +26,12 @@ _TURNS = 2
 _POLL = 20e-6
 # The number of polls between two checks for a cancellation.
 _TURNS_TO_LOOK = 8
-# A read of the socket without a result takes as long as this number of checks of memory.
+# A socket read without a result takes as long as this number of memory checks.
 _LOOKS = 6
 
 
 class EndOfChannel(Exception):  # noqa: N818 - an end, as Trio names it; only sometimes an error
-    """The peer is gone, or this end was closed. Everything before that was received."""
+    """The peer has ended, or this end was closed. All earlier data was received."""
 
 
 class Channel:
@@ -92,7 +92,7 @@ class Channel:
         self._outbox.on_asked = self._asked
 
     def share(self, shown: SharedFrame, seen: SharedFrame) -> None:
-        """Show single frames to the peer while it is awake, and take those that it shows; after `spin_with`.
+        """Show single frames to the awake peer, and take the peer's shown frames; after `spin_with`.
 
         Args:
             shown: The memory where the peer looks.
@@ -117,7 +117,7 @@ class Channel:
         """Wait for messages; cancelling it loses none.
 
         Returns:
-            All messages that have arrived, at least one.
+            All arrived messages, at least one.
 
         Raises:
             EndOfChannel: There will be no more messages: the peer is gone or sent an invalid message (see the
@@ -145,13 +145,13 @@ class Channel:
                     await self._sleep(pause)
                 except trio.ClosedResourceError:
                     continue
-            # From here on there is no checkpoint, so a cancellation cannot lose messages that were read.
+            # There are no further checkpoints, so a cancellation cannot lose already read messages.
             if not self._is_spinning and not self._left:
                 received = self._take(0.0 if pause else _POLL)
                 if received:
                     return received
                 if self._inbox.is_refused:
-                    # The kernel had no memory for the read, but the socket stays readable. Without a pause
+                    # The kernel lacked memory for the read, but the socket stays readable. Without a pause
                     # this loop would spin.
                     await trio.sleep(RETRY)
         self._outbox.close()
@@ -200,7 +200,7 @@ class Channel:
         self._listener.notify()
 
     def _take(self, seconds: float) -> list[Received]:
-        """Read the messages that have arrived. If an answer is due, poll for this time."""
+        """Read the arrived messages. If an answer is due, poll for this time."""
         spin_wait, inbox = self.spin_wait, self._inbox
         if inbox.seen is not None:
             # D44: from here on the peer may show frames instead of sending them, because this end checks once
@@ -227,12 +227,12 @@ class Channel:
         return received
 
     def _doze(self) -> list[Received]:
-        """Stop polling for shown frames; return a frame that was shown by then."""
+        """Stop polling for shown frames; return any frame shown by then."""
         seen = self._inbox.seen
         if seen is None:
             return []
         seen.sleep()
-        # D44: the flag is cleared before this check, so a frame that was shown in between is not missed.
+        # D44: the flag is cleared before this check, so a frame shown in between is not missed.
         received = self._inbox.poll()
         if received and self.spin_wait is not None:
             self.spin_wait.received(received)
@@ -345,8 +345,8 @@ async def spin_together(ends: Iterable[tuple[Channel, Take]], goes_on: Callable[
 class SpinWait:
     """Determines when a message is due, so that the waiting task stays awake then.
 
-    A processor that has slept takes long to wake up. So if the peer's last two answers took about the same
-    time, its messages are polled for from some time before the next one is due until some time after.
+    A sleeping processor takes long to wake up. So if the peer's last two answers took about the same time,
+    its messages are polled for from some time before the next one is due until some time after.
 
     Args:
         window: The maximum seconds to stay awake for one message: half of them before it is due.
@@ -372,7 +372,7 @@ class SpinWait:
         return self._is_expected and self._forecast.is_near(time.perf_counter())
 
     def sent(self) -> bool:
-        """Note that a message was sent that is answered; return whether `pause` has changed."""
+        """Record that a message with an expected answer was sent; return whether `pause` has changed."""
         if self._is_expected:
             return False
         self._is_expected = True

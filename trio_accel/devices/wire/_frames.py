@@ -53,7 +53,7 @@ RETRY = 0.005
 _LARGE = 64 * 1024
 # The maximum number of successive system calls before the writer lets other tasks run.
 _BURST = 8
-# With this flag, sending to a peer that is gone fails without a SIGPIPE.
+# With this flag, sending to an ended peer fails without a SIGPIPE.
 _NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
 # The flags are plain numbers, because Python code combines members of an enumeration. Other systems do not
@@ -116,14 +116,14 @@ class Outbox:
         self._encode = codec.encode
         # The frames, with their descriptors.
         self._queue: deque[tuple[bytes, Ints]] = deque()
-        # The bytes that are being sent: the rest of one or several frames, and the descriptors for its start.
+        # The bytes in transmission: the rest of one or several frames, and the descriptors for its start.
         self._rest: bytes | memoryview | None = None
         self._attached: Ints = ()
         # The number of frames; and the content of the last one, while it is only shown.
         self._frames = 0
         self._held: bytes | None = None
         self._is_refused = False
-        # Whether a message that is answered waits to be sent.
+        # Whether a message with an expected answer waits to be sent.
         self._is_asking = False
         self._work = TaskNotifier()
 
@@ -164,7 +164,7 @@ class Outbox:
 
     @enable_ki_protection
     async def run(self) -> None:
-        """Send the contents of the outbox, until the channel is closed or the peer is gone.
+        """Send the contents of the outbox, until the channel is closed or the peer has ended.
 
         Cancelling it loses nothing, and it may run again.
         """
@@ -173,7 +173,7 @@ class Outbox:
                 if not self.is_broken:
                     await self._work.wait()
             elif self._is_refused:
-                # The kernel had no memory for the send, but the socket stays writable, so waiting for that
+                # The kernel lacked memory for the send, but the socket stays writable, so waiting for that
                 # would spin.
                 await trio.sleep(RETRY)
             else:
@@ -227,7 +227,7 @@ class Outbox:
                 self._is_refused = error.errno in TRANSIENT
                 if self._is_refused:
                     return False
-                # The peer is gone. The receiver still reads everything before that, and reports the end.
+                # The peer has ended. The receiver still reads everything before that, and reports the end.
                 self.close()
                 return True
             self._is_refused = False
@@ -270,7 +270,7 @@ class Outbox:
             size = len(frame)
             while self._queue and size < BUFFER:
                 following, descriptors = self._queue[0]
-                # Descriptors are sent with the first byte of a call, which must be that of a frame. Joining a
+                # Descriptors are sent with the first byte of a call, which must begin a frame. Joining a
                 # large frame would copy it.
                 if descriptors or len(following) >= _LARGE:
                     break
@@ -313,7 +313,7 @@ class Inbox:
         self._start = 0
         self._end = 0
         self._descriptors: deque[int] = deque()
-        # The number of the last frame that was returned.
+        # The number of the last returned frame.
         self._last = 0
         self.is_at_end: bool = False
         self.is_refused: bool = False
@@ -325,7 +325,7 @@ class Inbox:
         seen = self.seen
         if seen is None:
             return []
-        # D44: a later frame follows some that are still in the socket, and an earlier one was read there.
+        # D44: a later frame follows frames still in the socket, and an earlier frame was read there.
         number = self._last + 1
         payload = seen.take(number)
         if payload is None:
@@ -366,7 +366,7 @@ class Inbox:
         return received
 
     def close(self) -> None:
-        """Drop everything, and close the descriptors of messages that were not returned."""
+        """Drop everything, and close the descriptors of unreturned messages."""
         self.is_at_end = True
         self.seen = None
         close_all(self._descriptors)
@@ -381,8 +381,8 @@ class Inbox:
         if len(self._descriptors) > MAX_DESCRIPTORS:
             raise NonsenseError(f"{len(self._descriptors)} descriptors came that no message names")
         if flags & _TRUNCATED:
-            # D74: the lost descriptors belong to the present message, because the kernel delivers those of
-            # one message at a time.
+            # D74: the lost descriptors belong to the present message, because the kernel delivers one
+            # message's descriptors at a time.
             self._descriptors.append(LOST)
 
     def _decode(self, received: list[Received]) -> None:
@@ -399,7 +399,7 @@ class Inbox:
                 break
             if number > self._last + 1:
                 raise NonsenseError(f"frame {number} came behind frame {self._last}: others are missing")
-            # D44: a frame that was both shown in memory and sent has a number that was already seen.
+            # D44: a frame both shown in memory and sent repeats a number.
             if number > self._last:
                 self._last = number
                 message = self._read_payload(view[begin : begin + length])

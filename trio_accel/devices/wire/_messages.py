@@ -67,7 +67,7 @@ def _integer(least: int, what: str) -> Reader:
 
 
 def _of_type(kind: type, what: str) -> Reader:
-    """Make a reader of values of exactly this type, because a subclass may have its own methods."""
+    """Make a reader of values with exactly this type, because a subclass may have its own methods."""
 
     def read(value: Any) -> Any:
         if type(value) is not kind:
@@ -98,7 +98,7 @@ def counts(number: int) -> Reader:
 
 
 def _each(reader: Reader) -> Reader:
-    """Make a reader of sequences of any length."""
+    """Make a reader of sequences with any length."""
     return lambda values: tuple([reader(item) for item in _sequence(values)])
 
 
@@ -195,7 +195,7 @@ class Messages:
             read: Decodes the result of `write`.
 
         Raises:
-            TypeError: An annotation has no reader, the layout has other fields, or another kind has the same
+            TypeError: An annotation lacks a reader, the layout has other fields, or another kind has the same
                 name or tag.
         """
 
@@ -238,7 +238,8 @@ def handlers(
         A function that takes objects of these classes, and returns their methods by the name of the kind.
 
     Raises:
-        TypeError: A kind has no method, or two, or one with other parameters; or a method has no kind.
+        TypeError: A kind lacks a method, has two, or its method has other parameters; or a method lacks a
+            kind.
     """
     found: dict[object, tuple[int, str]] = {}
     for place, owner in enumerate(owners):
