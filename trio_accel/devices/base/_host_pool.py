@@ -142,7 +142,7 @@ class HostPool:
         # Sorted by address.
         self._sorted: list[Slab] = []
         self._dropped: deque[int] = deque()
-        # The copy of each array of the program, by its `id`. The weak reference removes it with the array.
+        # The copy of each program array, by its `id`. The weak reference removes it with the array.
         self._copies: dict[int, tuple[weakref.ref[HostArray], HostArray]] = {}
         # Devices may still write to regions up to this number; below, the dropped regions among them.
         self._unsure = 0
@@ -152,7 +152,7 @@ class HostPool:
 
     @property
     def used(self) -> int:
-        """The bytes of all arrays, including those that were dropped since the last one was made."""
+        """The bytes of all arrays, including arrays dropped since the last one was made."""
         return self._allocator.used
 
     @property
@@ -297,7 +297,7 @@ class HostPool:
         try:
             self.on_make(slab)
         except OSError as error:
-            # There is no free descriptor for the workers (D74).
+            # The workers have run out of descriptors (D74).
             self._give_back(slab.number)
             raise MemoryError(f"{nbytes} bytes of host memory: {error}") from error
         return slab.number, slab.nbytes
@@ -391,7 +391,7 @@ class Registrations:
         """Unregister memory after its registration, when the device is idle."""
         go = partial(self._unregister, device, memory, wait_idle)
         # In this order, because otherwise the memory would be registered after it was unregistered, and
-        # unmapped while the driver has it.
+        # unmapped during the driver's use.
         registered.tell(partial(self._going.send_nowait, go))
 
     @enable_ki_protection
@@ -426,10 +426,10 @@ async def _tell_device(tell: Callable[[npt.NDArray[np.uint8]], None], memory: np
 
 
 class HostRegistrar(Registrations):
-    """The registration of all slabs with each new device, and of slabs that are made or freed meanwhile.
+    """The registration of all slabs with each new device, and of slabs made or freed meanwhile.
 
     A lost device may have a stuck stream, which may still write to arrays of the pool when it continues. So
-    arrays that were in use at the loss are reused only after such a device has ended.
+    arrays in use at the loss are reused only after such a device has ended.
 
     Args:
         pool: The slabs.
@@ -462,7 +462,7 @@ class HostRegistrar(Registrations):
             self._add(slab)
 
     def detach(self) -> None:
-        """End with a device that is lost or will be closed, because that ends all registrations."""
+        """End with a device's loss or close, because that ends all registrations."""
         if self._device is not None:
             self._lost.append(self._device)
             self._device = None
@@ -498,7 +498,7 @@ class HostRegistrar(Registrations):
             self.register(self._device, slab.memory, registration)
 
     def _remove(self, slab: Slab) -> None:
-        # The slab has no users left, because each held a reference to its array.
+        # All users of the slab have ended, because each held a reference to its array.
         if self._device is not None:
             registration = self._registrations.pop(slab.number)
             self.unregister(self._device, slab.memory, registration, self._wait_idle)

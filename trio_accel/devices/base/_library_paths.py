@@ -93,5 +93,5 @@ class LibrariesInUse:
         self._now = self._now or dict.fromkeys(self._before)
 
     def clear(self) -> None:
-        """Forget all, because a context that was to open them failed, perhaps because of one of them."""
+        """Forget all, because a context failed while opening them, perhaps because of one library."""
         self._before, self._now = (), {}

@@ -183,7 +183,7 @@ class PolledPort(WatchedPort):
     async def run(self) -> None:
         while True:
             await self.wait()
-            # The pause comes first, because an operation that was just launched is not done yet.
+            # The pause comes first, because a newly launched operation is not done yet.
             await trio.sleep(self._interval)
             self.look()
 
@@ -321,7 +321,7 @@ class AdaptivePort(WatchedPort):
         """Wait for a notification; check earlier if an operation may be due before it."""
         now, half = time.perf_counter(), self._half
         estimators = [self._estimators[stream] for stream in self._events if stream in self._estimators]
-        # An overdue event has no estimate.
+        # An overdue event lacks an estimate.
         steady = [estimator for estimator in estimators if estimator.is_steady and estimator.due + half > now]
         if not steady or not half or self.calls:
             self._arm()
@@ -388,7 +388,7 @@ _WAKE_UP_SECONDS = 5e-4
 # Nearly all steady operations end this close to the estimate.
 _STEADY_SHARE = 0.02
 _STEADY_SECONDS = 1e-4
-# A duration that is longer by this factor is not a sample, but a pause of the program.
+# A duration longer by this factor is not a sample, but a pause of the program.
 _PAUSE = 2
 
 

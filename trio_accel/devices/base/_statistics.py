@@ -39,7 +39,7 @@ def processor_time(pid: int) -> int:
 
 @attrs.frozen(kw_only=True)
 class ProcessStatistics:
-    """The memory and processor time of a process of this machine.
+    """The memory and processor time of a process on this machine.
 
     Attributes:
         pid: The number of the process.
@@ -67,8 +67,8 @@ class QueueStatistics:
     """The requests of one library.
 
     Attributes:
-        waiting: The number of requests that are not launched.
-        in_flight: The number of launched requests that are not complete.
+        waiting: The number of unlaunched requests.
+        in_flight: The number of launched, incomplete requests.
     """
 
     waiting: int
@@ -77,7 +77,7 @@ class QueueStatistics:
 
 @attrs.frozen(kw_only=True)
 class CacheStatistics:
-    """Counts of the entries of a cache.
+    """Counts for the entries of a cache.
 
     Attributes:
         found: The number of lookups that found an entry.
@@ -97,7 +97,7 @@ class CacheStatistics:
 
 @attrs.frozen(kw_only=True)
 class KeptStatistics:
-    """Counts of a table of kept plans.
+    """Counts for a table of kept plans.
 
     Attributes:
         seen: The requests without a plan, because their structure was new.
@@ -154,7 +154,8 @@ class DeviceStatistics:
         libraries: The libraries that have made plans in this generation, or hold memory, by import path.
         kept: The retained plans, by their place. ``"application"`` has chains of calls over all generations.
             ``"link"`` has the launch templates of the worker process; the second operation of its kind makes
-            one. ``"executor"`` has their bindings, and those of chains and graphs, in the launching process.
+            one. ``"executor"`` has their bindings, and the bindings of chains and graphs, in the launching
+            process.
         actors: The bytes of arrays by the path of the actor whose task made them. ``""`` is for all other
             tasks, including tasks that a handler has started in a nursery.
         process: The memory and processor time of the process that serves it, the worker or the program; None
@@ -238,7 +239,7 @@ class RecoveryCost:
 
     @property
     def seconds(self) -> float | None:
-        """The sum, if there is no spare worker; None before the first context."""
+        """The sum without a spare worker; None before the first context."""
         if self.context is None:
             return None
         return self.context + sum(self._imports().values()) + sum(each.makes for each in self.programs)
@@ -314,7 +315,7 @@ class Recoveries:
         self._programs[library] = _Program(name, module)
 
     def forget(self, library: str) -> None:
-        """Forget a program that was closed, or could not be opened."""
+        """Forget a program that has closed or failed to open."""
         self._programs.pop(library, None)
 
     def made(self, library: str, seconds: float, imports: float) -> None:
@@ -330,7 +331,7 @@ class Recoveries:
             program.imports, program.makes = imports, max(0.0, seconds - imports)
 
     def cost(self, libraries: Iterable[str] | None = None) -> RecoveryCost:
-        """Return the cost of the next recovery, or only that of some libraries."""
+        """Return the cost of the next recovery, or only the part for some libraries."""
         chosen = self._programs if libraries is None else libraries
         found = [self._programs[library] for library in chosen if library in self._programs]
         return RecoveryCost(

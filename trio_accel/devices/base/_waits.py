@@ -118,7 +118,7 @@ class Alarms:
         return key in self._alarms
 
     def set(self, key: Hashable, deadline: float, callback: Callable[[], None]) -> None:
-        """Call back at the deadline; a key has one alarm."""
+        """Call back at the deadline; each key can have one alarm."""
         is_next = all(deadline < other for other, _ in self._alarms.values())
         self._alarms[key] = (deadline, callback)
         if is_next:
@@ -166,7 +166,7 @@ class TaskNotifier:
         """Wait for the next `notify`."""
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            # Otherwise a later `notify` would reschedule a task that is not parked, which Trio forbids.
+            # Otherwise a later `notify` would reschedule an unparked task, which Trio forbids.
             self.task = None
             return trio.lowlevel.Abort.SUCCEEDED
 
@@ -221,7 +221,7 @@ class Turn:
             self.ready.set()
 
     def follow(self, other: Turn) -> None:
-        """Follow another turn, unless that is over."""
+        """Follow another turn, unless it is over."""
         if other.is_over or other is self:
             return
         if other.followers is None:
@@ -243,13 +243,13 @@ class Turn:
 
 
 class SubmissionOrder:
-    """The submitted operations that are not launched yet, in submission order.
+    """The submitted, unlaunched operations, in submission order.
 
     Library actors take their messages independently of each other, so an operation could be launched before
     an earlier operation in another mailbox. If both touch the same memory and one of them writes, the later
     one waits for the launch of the earlier one. From there on, streams and events keep the order.
 
-    There is no deadlock, because an operation waits only for operations that were submitted before, and each
+    There can be no deadlock, because an operation waits only for previously submitted operations, and each
     library takes its own in submission order.
     """
 
@@ -296,8 +296,8 @@ class SubmissionOrder:
     def leave(self, turn: Turn, made: Iterable[int] = ()) -> None:
         """Leave the order after the launch, or without one: operations that wait for this turn continue.
 
-        An operation that is withdrawn while it waits keeps its place until its turn, because later operations
-        follow the earlier ones only through that place.
+        An operation withdrawn during its wait keeps its place until its turn, because later operations follow
+        the earlier ones only through that place.
 
         Args:
             turn: Its turn.

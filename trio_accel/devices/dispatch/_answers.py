@@ -96,7 +96,7 @@ class AnswerHandler:
             # D80: only here does nonsense cause the loss of its worker.
             _close_descriptors(received[taken:])
             link.distrust(error)
-        # One pump serves all requests that are done by now.
+        # One pump serves all completed requests.
         if self._requests.waiting:
             self._requests.pump()
 
@@ -114,7 +114,7 @@ class AnswerHandler:
         return True
 
     def _is_plain(self, message: Any) -> bool:
-        """Return whether an answer reports plain success, so that the request's end has no other effects."""
+        """Return whether an answer reports plain success, so that the request's end needs no further work."""
         _, number, _, results, trouble = message
         request = self._requests.get(number)
         if trouble is not None or self._requests.waiting or not isinstance(request, OperationRequest):
@@ -199,8 +199,8 @@ class AnswerHandler:
             self._outcomes.end_plainly(request, results)
             self.actors.handled[request.library] += 1
             return
-        # The check comes first, because nonsense loses the worker, and then this request has to be among
-        # those that are sorted.
+        # The check comes first, because nonsense loses the worker, and then the sorting of its requests must
+        # include this one.
         _check_done(request, addresses, results, trouble, self._chunks)
         self._requests.done(number)
         # D75: once per context. From here on its loss is not part of a crash loop, and the window is open.
@@ -227,7 +227,7 @@ class AnswerHandler:
             self._end_lease(link, request, trouble)
 
     def _ends_plainly(self, link: WorkerLink, request: OperationRequest, results: Sequence[bytes]) -> bool:
-        """Return whether success has no effect except the outcome, and filled host arrays."""
+        """Return whether success affects only the outcome and filled host arrays."""
         is_special = (
             type(request) is not OperationRequest
             or request.stage != "sent"
@@ -440,7 +440,7 @@ def _check_copy(request: OperationRequest, index: int, array: ArraySpec) -> None
 
 
 def _close_descriptors(received: Iterable[Received]) -> None:
-    """Close the descriptors of messages that are not handled."""
+    """Close the descriptors of unhandled messages."""
     for _, descriptors in received:
         close_all(descriptors)
 

@@ -115,7 +115,7 @@ class Questions:
             path: The import path of the library to close.
 
         Raises:
-            DeviceLostError: The device has no worker any longer.
+            DeviceLostError: The device's worker has ended.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         availability, sender = self._device.availability, self._sender
@@ -146,7 +146,7 @@ class Questions:
             value: The answer.
 
         Raises:
-            NonsenseError: There was no such question, or the answer does not fit it.
+            NonsenseError: The question is unknown, or the answer does not fit it.
         """
         call = self._calls.get(number)
         if number > self._last or (call is not None and (value is None) is (call.what == "count")):
@@ -158,7 +158,7 @@ class Questions:
             call.done.set()
 
     def _count(self, pid: int, value: Any) -> DeviceStatistics:
-        """Combine the worker's counts with those of this process, as they are at this moment."""
+        """Combine the current counts of the worker and this process."""
         launched, completed, in_flight, memory, usage, kept = value
         link = self._sender.link
         templates = KeptCounts() if link is None else link.templates.kept.counts
@@ -401,7 +401,7 @@ class WorkerActors:
         self._nodes: dict[str, _Node] = {}
 
     def clear(self) -> None:
-        """Forget the actors, because the worker is gone."""
+        """Forget the actors, because the worker has ended."""
         self._nodes.clear()
         self.handled.clear()
         self.failed.clear()
@@ -501,7 +501,7 @@ class Measures:
         key = launch.library, launch.name
         measured = self._measured.get(key)
         if measured is None:
-            # A library that was never opened has no actor.
+            # An unopened library does not have an actor.
             path = self._actors.path_of(launch.library)
             measured = meter.measured(path or self._path, launch.name)
             if path is not None:
@@ -522,7 +522,7 @@ class MeasuredRequest(OperationRequest):
         self._sent: float | None = None
 
     def message(self, word: int, released: Ints, templates: TemplateTable) -> Message:
-        """Encode the request for the worker that has these templates."""
+        """Encode the request for the worker with these templates."""
         self._sent = self._measures.now()
         return super().message(word, released, templates)
 

@@ -164,7 +164,7 @@ class ChunkTable:
             return
         self._launcher = launcher
         for chunk in self.chunks.values():
-            # The previous launcher, which kept them, is gone.
+            # The previous launcher, which kept them, has ended.
             launcher.keep_chunk(chunk.descriptor)
 
     def check_new(self, number: int, nbytes: int, descriptor: int) -> None:
@@ -239,7 +239,7 @@ class ChunkTable:
         return chunk
 
     def check_gone(self, number: int) -> None:
-        """Check that a chunk can be gone, as a worker reports.
+        """Check a worker's report that a chunk was freed.
 
         Raises:
             NonsenseError: The chunk does not exist, or contains an array of the program.

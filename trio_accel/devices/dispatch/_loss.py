@@ -39,8 +39,8 @@ class LossPolicy:
         had begun.
 
         Args:
-            begun: The operations that had begun, and had not ended.
-            done: The number of requests that each library has completed there.
+            begun: The operations in progress.
+            done: The number of completed requests per library.
         """
         firsts: dict[str, OperationRequest] = {}
         for request in begun:
@@ -50,7 +50,7 @@ class LossPolicy:
         return sorted(found, key=lambda one: (self.guilty[one.library], -done.get(one.library, 0)))
 
     def why_it_fails(self, losses: int, *, is_repeatable: bool, is_to_blame: bool = False) -> str | None:
-        """Decide about an operation that was in flight.
+        """Decide about an operation in flight at the loss.
 
         Args:
             losses: The number of losses that count, including this one.

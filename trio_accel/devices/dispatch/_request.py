@@ -182,7 +182,7 @@ class RemoteRequest(Waiter):
         self._go_on()
 
     def copy_over(self) -> None:
-        """Note the end of one use of its arrays."""
+        """Record the end of one use of its arrays."""
         self.copies -= 1
         self._go_on()
 
@@ -192,7 +192,7 @@ class RemoteRequest(Waiter):
         if self.copies or stage in ("queued", "sent"):
             return
         if stage != "left":
-            # This comes first, because everything that is called from here must find the request ended.
+            # This comes first, because every callee must find the request ended.
             self.move("complete")
             self._let_go()
         if stage == "copying":
@@ -200,7 +200,7 @@ class RemoteRequest(Waiter):
             error, self._error = self._error or self.failure, None
             self.settle(WAKE_VALUE if error is None else outcome.Error(error))
         elif self.task is not None:
-            # A caller that has left has already received its cancellation.
+            # A departed caller has already received its cancellation.
             self.settle(self.cancellation())
         if stage == "unwinding":
             self._forget()
@@ -272,9 +272,9 @@ class HostArrays:
     """The host arrays of one request; they are the same for every worker.
 
     Args:
-        by_value: The maximum number of bytes of an array that is sent within the message.
-        staging: The memory that the device transfers from and to on its own. None if the application has the
-            device's memory mapped.
+        by_value: The maximum size in bytes of an array sent within the message.
+        staging: The memory for the device's own transfers. None if the application has the device's memory
+            mapped.
 
     Attributes:
         copies: The arrays that the application copies, by index.
@@ -453,7 +453,7 @@ class OperationRequest(RemoteRequest):
         return staging is None or not staging.taken or self.hosts.fit(self.launch)
 
     def message(self, word: int, released: Ints, templates: TemplateTable) -> Message:
-        """Encode the message to the worker that has these templates.
+        """Encode the message to the worker with these templates.
 
         Raises:
             InputFailedError, StaleRefError: One of its arrays is no longer valid.
@@ -464,8 +464,7 @@ class OperationRequest(RemoteRequest):
         # failed or been released while it waited.
         self.launch.check_inputs()
         hosts, launch = self.hosts, self.launch
-        # D59: a request that was sent to a lost worker without a template has copies that are known by index,
-        # and keeps them.
+        # D59: a request sent to a lost worker without a template has copies known by index, and keeps them.
         found = None if hosts.is_used else templates.find(launch, hosts.address)
         if found is not None:
             template, blocks, packed = found
@@ -504,7 +503,7 @@ class LeaseRequest(RemoteRequest):
         self.address: Address | None = None
 
     def end(self) -> None:
-        """End the lease: the worker has returned the block, or there is no worker."""
+        """End the lease, because the worker has returned the block or has ended."""
         self.move("end")
         self.move("complete")
 

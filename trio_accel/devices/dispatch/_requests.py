@@ -38,11 +38,11 @@ class RequestTable:
     while a request waits that it must follow, because they touch the same memory. So the worker gets
     dependent requests in the order in which they were made, and orders them from there.
 
-    Suspects of a fault run after all requests that were put back with them, one at a time and alone (D136).
-    Later requests wait until the suspects have ended.
+    Suspects of a fault run after all requeued requests, one at a time and alone (D136). Later requests wait
+    until the suspects have ended.
 
     Args:
-        limit: The maximum number of requests of a library that the worker has at a time.
+        limit: The maximum number of a library's requests at the worker.
         send: Hands a request over to the worker.
     """
 
@@ -57,7 +57,7 @@ class RequestTable:
         self._order = SubmissionOrder()
         self._is_open = False
         self._is_careful = False
-        # The suspect that runs alone, and the last request number that may precede the waiting suspects.
+        # The only running suspect, and the last request number that may precede the waiting suspects.
         self._alone: RemoteRequest | None = None
         self._last_innocent = 0
         self.waiting: int = 0
@@ -95,8 +95,8 @@ class RequestTable:
         """Begin with a worker: send the requests that wait.
 
         Args:
-            carefully: Send one request at a time, until `hurry` (D75). A waiting request may be the one that
-                loses the context, and the context should complete another one before that.
+            carefully: Send one request at a time, until `hurry` (D75). A waiting request may lose the
+                context, and the context should complete another one before that.
         """
         self._is_open = True
         self._is_careful = carefully
@@ -189,7 +189,7 @@ class RequestTable:
         return waiting
 
     def forget_library(self, library: str) -> bool:
-        """Forget a library without requests; return whether it has none."""
+        """Forget a library without requests; return whether it was forgotten."""
         suspects = self._queues.get(_SUSPECTS, ())
         if (
             self._counts.get(library)
@@ -228,10 +228,10 @@ class RequestTable:
         return self.queues(in_flight)
 
     def _may_go(self, request: RemoteRequest) -> bool:
-        # D75: the first request after a loss runs alone, until one has completed.
+        # D75: after a loss only one request runs at a time, until one has completed.
         if self._is_careful and any(sent.library for sent in self._sent.values()):
             return False
-        # D136: a suspect runs alone, and later requests wait for all suspects.
+        # D136: a suspect runs without other requests, and later requests wait for all suspects.
         if self._alone is not None:
             return False
         if not request.is_suspect and request.number > self._last_innocent and self._queues.get(_SUSPECTS):
@@ -433,8 +433,8 @@ class RequestSender:
         try:
             while True:
                 if not self.requests.sent:
-                    # Clear the flag before draining: blocks that are dropped after that wake the loop, and
-                    # earlier ones are drained here.
+                    # Clear the flag before draining: blocks dropped after that wake the loop, and blocks
+                    # dropped before are drained here.
                     blocks.is_watched = False
                     blocks.drain()
                     await self._first_sent.wait()

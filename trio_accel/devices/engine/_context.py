@@ -100,12 +100,12 @@ class ContextOwner(EngineObserver, Protocol):
 
     @property
     def next_generation(self) -> int:
-        """The number of the context that is being opened; 0 for a spare, which has none yet."""
+        """The number of the opening context; 0 for a spare, which does not have a number yet."""
         ...
 
     @property
     def in_use(self) -> Iterable[str]:
-        """The import paths of the libraries that were in use, which this context opens in advance."""
+        """The import paths of the libraries in use before, which this context opens in advance."""
         ...
 
     @property
@@ -121,7 +121,7 @@ class ContextOwner(EngineObserver, Protocol):
         """Note that the context is ready."""
 
     def prepared(self) -> None:
-        """Note that the opening of the libraries that were in use has ended, successfully or not."""
+        """Record that the opening of previously used libraries has ended, successfully or not."""
 
     def detach(self, error: BaseException | None) -> None:
         """End with the context; called twice for a lost context, first with the error of the loss."""
@@ -177,7 +177,7 @@ class ContextActor(LibraryOpener):
             cause = self._found_lost or error
             raise
         finally:
-            # This comes first, so that later requests wait for the next context.
+            # Do this first, so that later requests wait for the next context.
             owner.detach(cause)
             # If the context was not lost, this fails the remaining operations. Replies precede the closing of
             # the device, which may take its whole grace.
@@ -238,13 +238,13 @@ class _Submitted:
 class Submissions:
     """The unfinished submitted operations of one generation.
 
-    A library that is not open yet is opened. Operations that are submitted meanwhile wait here, in order.
+    A library is opened on first use. Operations submitted meanwhile wait here, in order.
     """
 
     _engine: Engine
     _libraries: dict[str, Ref[LibraryActor]]
-    # The only context of all operations in a worker, because requests have no context variables. There they
-    # are also launched at once, because an error keeps no frames of the user's program.
+    # The only context of all operations in a worker, because requests do not carry context variables. There
+    # they are also launched at once, because an error keeps no frames of the user's program.
     _context: Context | None = None
     _opening: dict[str, list[_Submitted]] = attrs.field(factory=dict[str, list[_Submitted]], init=False)
     _submitted: dict[Launch, _Submitted] = attrs.field(factory=dict[Launch, _Submitted], init=False)

@@ -36,13 +36,13 @@ class EngineObserver(Protocol):
         """Note the number of the engine's checks of operations in flight; 0 if there are none."""
 
     def made(self, library: str, seconds: float, imports: float, /) -> None:
-        """Note that a program was made: its library's name, the total seconds, and those of its import."""
+        """Note that a program was made: its library's name, the total seconds, and the import's share."""
 
     def progressed(self) -> None:
         """Note that the first operation of a library actor's incarnation has succeeded."""
 
     def is_alone(self) -> bool:
-        """Return whether the operation that is being launched is the only request."""
+        """Return whether the launching operation is the only request."""
         ...
 
 
@@ -100,8 +100,8 @@ class ContextState:
 
 
 _INTERVAL = 0.02
-# The maximum time that counts between two checks, as a part of `stuck_after`. On a machine that was
-# suspended, or in a program that was stopped, hours may have passed without progress of any operation.
+# The maximum time that counts between two checks, as a part of `stuck_after`. On a suspended machine, or in a
+# stopped program, hours may have passed without progress of any operation.
 _MOST_OF_LIMIT = 0.1
 
 
@@ -142,8 +142,8 @@ class Watchdog:
             while True:
                 if not self._leases.tails and not any(queue.operations for queue in self._queues):
                     self._observer.looked(0)
-                    # Clear the flag before draining: blocks that are dropped after that wake the loop, and
-                    # earlier ones are drained here.
+                    # Clear the flag before draining: blocks dropped after that wake the loop, and blocks
+                    # dropped before are drained here.
                     blocks.is_watched = False
                     blocks.drain()
                     self.idle = trio.Event()

@@ -152,7 +152,7 @@ class DeviceState:
         if event.is_paused:
             self._opened_again = trio.current_time() + event.delay
             self._rests_over = event.error
-            # From here on requests are refused, and their error contains the time that was set above.
+            # From here on requests are refused, and their error contains the time set above.
             self.availability.shut()
             self.on_rest()
 
@@ -169,7 +169,7 @@ class DeviceState:
         return self.outage()
 
     def locate(self, error: Exception, operation: str) -> None:
-        """Add the place of an operation's error, unless the error already has it."""
+        """Add the place of an operation's error, unless the error already contains it."""
         locate(error, device=self.name, operation=operation, generation=self.generation)
 
     def outage(self) -> DeviceLostError:
@@ -215,11 +215,10 @@ class DeviceState:
     def begin_end(self, context: ActorContext) -> None:
         """Prevent further contexts, and determine whether the device has ended on its own.
 
-        Both happen at once: workers are still to be ended, and meanwhile others must see that there is no
-        device.
+        Do both at once, because ending the workers takes time, and meanwhile the device must not be found.
         """
         self.availability.end()
-        # A device whose opening failed has never existed.
+        # After a failed opening, the device has never existed.
         self.is_given_up = self.actor is not None and not context.is_stopping
 
     def end(self, context: ActorContext) -> None:
@@ -234,7 +233,7 @@ class DeviceState:
 
 
 class SubmitWindow:
-    """Limits the submitted operations of each library that are not done."""
+    """Limits each library's unfinished operations."""
 
     __slots__ = ("_device", "_limit", "_outstanding")
 

@@ -23,8 +23,8 @@ These orders matter:
   the interpreter's lock from the thread.
 
 If a launch fails, its operation must not be in flight, and its outputs must be freed. `abandon` does both,
-and keeps the memory of copies that are already enqueued until they have run. A threaded operation is in
-flight by then, so `Completer.refuse` fails it, and its work still has to end on the stream.
+and keeps the memory of already enqueued copies until they have run. A threaded operation is in flight by
+then, so `Completer.refuse` fails it, and its work still has to end on the stream.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Enqueuer:
 
         Raises:
             Exception: The backend's error. Nothing is in flight, and allocated memory is freed.
-            Exception: The error of the backend; nothing is in flight, and what was allocated is freed.
+            Exception: The error of the backend; nothing is in flight, and the allocated memory is freed.
         """
         self.begin(launch, queue, failure)
         stream = queue.stream
@@ -148,8 +148,8 @@ class Enqueuer:
             # begun.
             if self._launching is not None:
                 self._launching(launch)
-            # The usual launch has no fault, no arrival and no hook. Only its operands are checked, without a
-            # Python call.
+            # The usual launch does not involve a fault, an arrival or a hook. Only its operands are checked,
+            # without a Python call.
             is_plain = launch.fault is None and not launch.arrivals and failure is None
             if is_plain and self._watchdog.idle is None and not self._hooks:
                 for _, used in launch.uses:
@@ -215,13 +215,13 @@ class Enqueuer:
     def bind(
         self, operation: InFlight, queue: StreamQueue, error: Exception | None, event: AccelEvent | None
     ) -> Exception | None:
-        """Assign the event of an operation that was added before its backend call.
+        """Assign the event of an operation added before its backend call.
 
         Args:
             operation: The operation.
             queue: Its stream.
             event: Its event, if recorded.
-            error: The backend's error. Work that was already enqueued is awaited nevertheless.
+            error: The backend's error. Already enqueued work is awaited nevertheless.
 
         Returns:
             The error of the operation, if it failed.
@@ -310,7 +310,7 @@ class Enqueuer:
 
 @attrs.define(eq=False)
 class ThreadedCall:
-    """The backend call of an operation that is already in flight.
+    """The backend call of an operation already in flight.
 
     Attributes:
         operation: The operation.
@@ -356,7 +356,7 @@ class ThreadedLaunches:
     streams (D50).
 
     A queue may hand calls to its thread in advance (`StreamQueue.hands_ahead`). By the launch order, these do
-    not touch memory of earlier operations that are not enqueued yet. So no work on a stream waits for work
+    not touch memory of earlier operations before they are enqueued. So no work on a stream waits for work
     that the same thread has still to put there.
 
     A short call is made in the loop, in the same steps.

@@ -7,11 +7,12 @@ messages.
 
 These orders matter:
 
-* The caller's checkpoint comes first. So a cancelled caller never begins, and other tasks get their turn.
-* All conditions are checked after that checkpoint. Until the end of the work there is no other checkpoint, so
-  they hold while it runs.
-* A deadline cannot interrupt the work. So its processor time is limited, and all runs of one turn of the loop
-  have a common limit: `Turn`.
+* The caller's checkpoint precedes the work. So a cancelled caller never begins, and other tasks get their
+  turn.
+* All conditions are checked after that checkpoint. The work contains no other checkpoint, so they hold while
+  it runs.
+* A deadline cannot interrupt the work. So its processor time is limited, and all runs in one turn of the loop
+  share a limit: `Turn`.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ _FRESH = 32
 
 
 class Turn:
-    """The runs in place of one turn of the loop.
+    """The runs in place in one turn of the loop.
 
-    Trio does not report where a turn ends. A task runs once in a turn, so when a task comes again, the next
+    Trio does not report where a turn ends. A task runs once in a turn, so when a task runs again, the next
     turn has begun.
     """
 
@@ -71,7 +72,7 @@ class Turn:
 class BoundWork:
     """A chain bound to blocks, with its callables, views and addresses.
 
-    It holds no status words of a launch, because those of its operations belong to the stream.
+    It does not hold a launch's status words, because the stream holds them for its operations.
 
     Attributes:
         works: The callables that compute it.

@@ -1,4 +1,4 @@
-"""The program of the launcher process: it starts worker processes, and leaves none behind.
+"""The program of the launcher process: it starts worker processes, and cleans up all of them.
 
 The application runs this file by its path, in an isolated interpreter without `site`. It must start quickly,
 so it imports only the standard library. It has one thread, and only that thread forks workers: the kernel
@@ -17,10 +17,10 @@ These orders matter:
 
 * Deaths are handled before orders, so that the next worker finds nothing left of earlier ones.
 * Processes that a worker starts die with it (D78). The worker adopts its orphaned descendants (`_become`),
-  and the launcher adopts those that a dead worker leaves. `_reap` kills them before it reports the worker's
-  end, because they may hold its sockets, memory, and files of the driver.
-* Descriptors of an order are closed before ``started`` is reported, because the application relies on it that
-  no other process has them.
+  and the launcher adopts the orphans of a dead worker. `_reap` kills them before it reports the worker's end,
+  because they may hold its sockets, memory, and files of the driver.
+* Descriptors of an order are closed before ``started`` is reported, because the application relies on the
+  absence of copies in other processes.
 * A child asks for its parent-death signal first, and then checks its parent: if the launcher has died before,
   the signal would never come.
 
@@ -163,7 +163,7 @@ class Launcher:
             close_all(descriptors)
             self.report("failed", number, str(error))
             return
-        # Close before the report, because its reader relies on it that no other process has them.
+        # Close before the report, because its reader relies on the absence of copies in other processes.
         close_all(descriptors)
         self.report("started", number, pid, worker)
 
@@ -200,8 +200,7 @@ class Launcher:
 
         Modules to import in advance are imported now, which takes half a second. In that time this process
         does not notice the end of the application, or of other workers. It dies of SIGALRM if the import
-        takes far too long. The pid is that of a fork of the process that has imported the application's
-        modules.
+        takes far too long. The pid belongs to a fork of the process with the application's imported modules.
         """
         if order["preload"]:
             forks = self._forks = self._forks or _load_forks()
@@ -389,7 +388,7 @@ def rename(name: bytes) -> None:
 
 
 def _children() -> set[int]:
-    """Return the children of this process, including dead ones that are not reaped."""
+    """Return the children of this process, including dead, unreaped children."""
     found: set[int] = set()
     try:
         for task in os.listdir(_SELF):
@@ -434,7 +433,7 @@ def _load_forks() -> Any:
 
 
 def load(path: str | Path) -> ModuleType:
-    """Load a module by its path, because there is no package here."""
+    """Load a module by its path, because this process does not load the package."""
     from importlib import util
 
     spec = util.spec_from_file_location(Path(path).stem, path)
@@ -560,7 +559,7 @@ def _become(
 
 def _reset_signals() -> None:
     # Ignored signals are inherited from the application. Handlers do not survive an `execve`, but in a fork
-    # those of imported modules are active.
+    # the handlers of imported modules are active.
     for number in signal.valid_signals():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -611,7 +610,8 @@ def main(control: int, parent: int) -> None:
     _open_again()
     with _open_control(control) as connected:
         application = os.pidfd_open(os.getppid())
-        # This check comes second: the application was alive, so the descriptor is that of the right process.
+        # This check comes second, because the application was alive then, so the descriptor is for the right
+        # process.
         if os.getppid() != parent:
             return
         # The launcher must not keep a file system busy.

@@ -79,7 +79,7 @@ def _pieces(array: ArraySpec) -> Ranges | None:
 
 
 def _joined(ranges: Ranges) -> Ranges:
-    """Sort ranges, and merge those that touch."""
+    """Sort ranges, and merge touching ranges."""
     joined: Ranges = []
     for start, end in sorted(ranges):
         if joined and start <= joined[-1][1]:
@@ -90,7 +90,7 @@ def _joined(ranges: Ranges) -> Ranges:
 
 
 def without(ranges: Ranges, others: Ranges) -> Ranges:
-    """Return the parts of ranges outside of other ranges."""
+    """Return the parts of ranges outside other ranges."""
     left: Ranges = []
     place = 0
     for start, end in ranges:
@@ -464,7 +464,7 @@ class BlockTable:
         return Block(self, nbytes, generation, number, spec)
 
     def next(self, nbytes: int) -> tuple[int, ArraySpec | None]:
-        """Return the id for a new block: that of a dropped block of this size, if there is one.
+        """Return the id for a new block, if possible from a dropped block of this size.
 
         Then its memory exists, and stays. Trio thread only.
 
@@ -513,7 +513,7 @@ class BlockTable:
         """Free all unneeded memory, because memory is short. Trio thread only."""
         self.spare = None
         self.spares.clear()
-        # Arrays in reference cycles, such as those of an error's frames, are not collected yet.
+        # Arrays in reference cycles, such as an error's frames, are not collected yet.
         gc.collect()
         self.drain()
 
@@ -584,7 +584,7 @@ class BlockTable:
         return sum(map(itemgetter(1), self.makers.values()))
 
     def _give_up_oldest(self, taken: list[int]) -> None:
-        """Free the oldest block of the size that was unused for the longest time."""
+        """Free the oldest block of the least recently used size."""
         nbytes, kept = next(iter(self.kept.items()))
         if len(kept) == 1:
             del self.kept[nbytes]
@@ -606,7 +606,7 @@ class BlockTable:
         self.drain()
 
     def move(self, device: Owner, availability: Availability, *, keeps: bool) -> None:
-        """Move the blocks to another device, which has no context yet (D76)."""
+        """Move the blocks to another device without a context (D76)."""
         self.device, self.availability = device, availability
         self._keeps = keeps and self._looks > 0
         self._large = _MAX_DROPPED_BYTES
@@ -618,4 +618,4 @@ class BlockTable:
 
 
 def _nowhere(blocks: Iterable[int]) -> None:
-    """Release blocks of a lost context, which have no memory."""
+    """Release a lost context's blocks, because their memory is already free."""

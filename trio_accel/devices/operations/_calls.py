@@ -13,7 +13,7 @@ chain warns once, and a refused chain not at all.
 
 * A direct function with plain arguments is evaluated at once, without a `Chain`. Most calls are like this, so
   this path avoids every unnecessary Python call.
-* A chain without device arrays, or of one step that is direct or has no key, runs step by step
+* A chain without device arrays, or of one step that is direct or lacks a key, runs step by step
   (`_run_alone`).
 * Any other chain is passed to `Device.ask_chain`, which may run it as one operation (see `front._chains`).
 
@@ -82,7 +82,7 @@ class Operators(OnDevice, Generic[T_co]):
     __hash__ = object.__hash__
 
     def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
-        """Return the array API namespace, whose functions make calls.
+        """Return the array API namespace with functions that make calls.
 
         Raises:
             ValueError: This version of the standard is not supported.
@@ -170,7 +170,7 @@ class Operators(OnDevice, Generic[T_co]):
 
     @property
     def nbytes(self: Operators[Operators[RefT]]) -> int:
-        """The number of bytes of all elements."""
+        """The total size of the elements in bytes."""
         return self.spec.size * self.spec.dtype.itemsize
 
     def __len__(self: Operators[Operators[RefT]]) -> int:
@@ -271,7 +271,7 @@ Other: TypeAlias = "Operators[Any] | HostArray | complex | np.generic"
 
 
 class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
-    """A call that was awaited, or was an operand of an awaited call."""
+    """An awaited call, or an operand of an awaited call."""
 
     __slots__ = ("_is_silent", "_running")
     noun = "a Call"
@@ -309,7 +309,7 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
         return self._coroutine().throw(*error)
 
     def silence(self) -> None:
-        """Suppress the warning of this call and of its operands, if they are never awaited."""
+        """Suppress the warnings about this call and its operands, if they are never awaited."""
         stack: list[SpentCall[Any]] = [self]
         while stack:
             step = stack.pop()
@@ -376,7 +376,7 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
             and _COMPOSED.isdisjoint(map(type, args))
             and (named is None or _COMPOSED.isdisjoint(map(type, named.values())))
         ):
-            # The usual call has no other call and no host array among its arguments.
+            # Most calls have neither another call nor a host array among their arguments.
             used: Any = self  # pyright: ignore[reportUnknownVariableType]
             # It no longer warns.
             used.__class__ = SpentCall
@@ -454,7 +454,7 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
 
     @property
     def mT(self: SpentCall[Operators[RefT]]) -> Call[RefT]:  # noqa: N802  # NumPy's name
-        """A view of a stack of matrices, each transposed."""
+        """A view of the stack with each matrix transposed."""
         return Call(METHODS["mT"], (self,))
 
     def transpose(self: SpentCall[Operators[RefT]], axes: int | Sequence[int], *more: int) -> Call[RefT]:
@@ -463,10 +463,10 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
 
 
 class Call(SpentCall[T_co]):
-    """A call of a function of arrays. It does nothing until it is awaited.
+    """A call to a function of arrays. It does nothing until it is awaited.
 
     A call is an operand of further calls. Awaiting the last of them runs all as one request, in which a call
-    that is used twice runs once. Each call can be awaited, or be part of an awaited call, only once.
+    used twice runs once. Each call can be awaited, or be part of an awaited call, only once.
 
     See `Device.ask` for cancellation, and the errors that any operation can end with.
 

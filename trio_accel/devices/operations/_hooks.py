@@ -1,4 +1,4 @@
-"""Observers of every step of every operation. All phases are reported here (D142)."""
+"""Observers of every step in every operation. All phases are reported here (D142)."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Around: TypeAlias = Callable[[Ask], Ask]
 class Phase(enum.Enum):
     """The steps of an operation, in order.
 
-    An operation that was enqueued, or failed while being enqueued, passes through all later steps exactly
-    once. An operation that was withdrawn, or never reached a library, ends with VALIDATE. An operation that
-    outlives its context in a queue is validated again on the next.
+    An operation that enters the queue, or fails to enter, passes through all later steps exactly once. An
+    operation that fails to reach a library, perhaps because it was withdrawn, ends with VALIDATE. An
+    operation that outlives its context in a queue is validated again on the next.
     """
 
     VALIDATE = "validate"
@@ -58,7 +58,7 @@ class LaunchRecorder(Protocol):
 
 
 class EngineHook(Protocol):
-    """Observes every step of every operation of a device, for tracing and fault injection."""
+    """Observes every step in every operation of a device, for tracing and fault injection."""
 
     def __call__(self, phase: Phase, launch: Launch, /) -> None:
         """Called on the Trio thread.

@@ -1,4 +1,4 @@
-"""Errors of functions that consist of other functions: with their own names, and never Python's own texts."""
+"""Errors of functions composed from other functions: with their own names, and never Python's own texts."""
 
 from __future__ import annotations
 
@@ -60,10 +60,9 @@ class RangeError(ValueError, OverflowError):
 def export_operations(package: str) -> None:
     """Export the names that a package of operations has imported, and make its errors helpful.
 
-    Its functions make calls, and their errors carry their own names instead of those of inner functions.
-    Declared operations and expressions do so themselves. The error for a missing name explains where that
-    name is. Type checkers do not see the ``__getattr__`` set here, because with it they would accept any
-    name.
+    Its functions make calls, and their errors carry the outer function's name. Declared operations and
+    expressions do so themselves. The error for a missing name explains where that name is. Type checkers do
+    not see the ``__getattr__`` set here, because with it they would accept any name.
     """
     export(package)
     module = sys.modules[package]
@@ -125,8 +124,8 @@ def refuse_as(name: str, function: Any, error: Exception, given: Mapping[str, An
         given: The arguments by name.
 
     Raises:
-        Exception: An error of the same type, or `TypeError` or `ValueError` in place of an error of Python's
-            or NumPy's own.
+        Exception: An error of the same type, or `TypeError` or `ValueError` in place of one from Python or
+            NumPy itself.
     """
     signature = inspect.signature(function)
     said = error.message if isinstance(error, AccelError) else str(error)
@@ -143,7 +142,7 @@ def refuse_as(name: str, function: Any, error: Exception, given: Mapping[str, An
     elif text not in ("", said):
         if type(error) in _PLAIN:
             raise type(error)(text) from None
-        # Python's own arithmetic errors, and NumPy's error classes, whose constructors take no text.
+        # Python's own arithmetic errors, and NumPy's error classes with special constructors.
         for own, of in (RangeError, OverflowError), (ValueError, ArithmeticError), (TypeError, TypeError):
             if isinstance(error, of):
                 raise own(text) from None

@@ -156,7 +156,7 @@ def _name_of(cls: type[object]) -> str:
 
 @attrs.define(eq=False)
 class LaunchFrame:
-    """The common part of several launches' messages to a worker, once the worker has it.
+    """The common part of several launches' messages to a worker, once the worker has received it.
 
     Attributes:
         table: The templates of that worker.
@@ -241,7 +241,7 @@ class Launch(Request[Any, None]):
 
     @property
     def made(self) -> set[int]:
-        """The ids of the blocks that are made for it."""
+        """The ids of its new blocks."""
         return {number for number, _ in self.allocations}
 
     @property
@@ -255,7 +255,7 @@ class Launch(Request[Any, None]):
         return [one for one in read if one.block == block]
 
     def _written(self, block: int, *, whole: bool) -> list[ArraySpec]:
-        """List the arrays of a block that it writes; without `whole`, only those that it overwrites."""
+        """List the arrays of a written block; without `whole`, only the overwritten arrays."""
         written = [*self.spec.outputs(), *[copy.out for copy in self.behind]]
         updated = self.spec.inputs() if whole else ()
         return [one for one in written if one.block == block and one not in updated]
@@ -284,7 +284,7 @@ class Launch(Request[Any, None]):
                 output.heal(self._written(output.id, whole=True), self.turn)
 
     def check_inputs(self) -> None:
-        """Refuse arrays that were damaged or released while the operation was queued.
+        """Refuse arrays damaged or released while the operation was queued.
 
         Arrays that it only overwrites may be damaged.
 
@@ -309,7 +309,7 @@ class Launch(Request[Any, None]):
             raise failed
 
     def damage_of(self, block: Block) -> Damage | None:
-        """Return the damage of the arrays of a block that it reads, or of a block that was never made."""
+        """Return the damage to a read block's arrays, or to a block without memory."""
         if block.is_unmade:
             return block.damages[0]
         return next(filter(None, map(block.damage_of, self._read(block.id))), None)
@@ -429,7 +429,7 @@ def admit(device: AskedDevice, operation: object, verb: str, unknown: Collection
     try:
         is_own_run = current_trio_token() is device.token
     except RuntimeError:
-        # This thread has no Trio run.
+        # The current thread does not run Trio.
         is_own_run = False
     if not is_own_run:
         device.check_run(verb)
@@ -468,7 +468,7 @@ class Planner:
         self._hosts: dict[int, str] | None = None
 
     def read(self, argument: str, operand: Operand) -> ArraySpec:
-        """Use an operand that is read. A NumPy array is first copied to the device."""
+        """Use an operand for reading. A NumPy array is first copied to the device."""
         if type(operand) is AccelRef or isinstance(operand, AccelRef):
             block, table = operand.block, self._table
             # `_use` finds the same, with one more Python call for each operand.
@@ -498,7 +498,7 @@ class Planner:
         return staged.spec
 
     def convert(self, source: ArraySpec, dtype: DType) -> ArraySpec:
-        """Convert an operand on the device before the operation, into memory that is freed afterwards.
+        """Convert an operand on the device before the operation, into temporary memory.
 
         Values are converted as by `AccelRef.cast`.
 
@@ -511,7 +511,7 @@ class Planner:
         return converted.spec
 
     def update(self, argument: str, operand: AccelRef) -> ArraySpec:
-        """Use an array that is changed in place."""
+        """Use an array to change in place."""
         self._change(argument, operand)
         return operand.spec
 
@@ -530,8 +530,8 @@ class Planner:
     ) -> AccelRef:
         """Make the written array, or take the caller's if it has this shape and dtype.
 
-        The operation writes to contiguous memory. For a view with other strides that is temporary memory,
-        which `launch` puts into the specification, and which is copied to the view after the operation.
+        The operation writes to contiguous memory. For a view with other strides this is temporary memory,
+        which `launch` puts into the specification, before it is copied to the view after the operation.
         """
         if out is None:
             new = self._new(shape, dtype)
@@ -644,7 +644,7 @@ class Planner:
 
     @property
     def changed(self) -> list[Block]:
-        """The existing blocks that are written."""
+        """The existing blocks to write."""
         made = {number for number, _ in self._allocations}
         return [block for block in self._outputs if block.id not in made]
 
@@ -712,7 +712,7 @@ class Planner:
         return described.make(values), tuple([CopySpec(one, view) for view, one in self._views])
 
     def _change(self, argument: str, ref: AccelRef) -> None:
-        """Use an array that is changed."""
+        """Use an array to change."""
         self._use(argument, ref, is_read=False)
         if ref.block.frozen_by:
             ref.block.check_writable(f"{self.name}: {argument}")

@@ -60,9 +60,9 @@ class WorkerRequests:
     _borrowed: dict[int, tuple[PlacedBlock, Engine]] = attrs.field(
         factory=dict[int, "tuple[PlacedBlock, Engine]"], init=False
     )
-    # The words of libraries that were being opened when the context was found lost.
+    # The words of libraries still opening when the context was found lost.
     _opening: set[int] = attrs.field(factory=set[int])
-    # The decoded launch templates that were used; below, all templates in their encoded form.
+    # The decoded, used launch templates; below, all templates in their encoded form.
     _templates: dict[int, LaunchTemplate] = attrs.field(factory=dict[int, LaunchTemplate])
     _told_templates: dict[int, Any] = attrs.field(factory=dict[int, Any])
     # Templates bound to the blocks of a launch.
@@ -79,7 +79,7 @@ class WorkerRequests:
         self._blocks.drain()
 
     def on_request(self, number: int, word: int, invalidates: bool, launch: Any, released: Ints) -> None:
-        """Serve a request that was sent without a template."""
+        """Serve a request sent without a template."""
         session = self.session
         if released:
             self._table.let_go(released)
@@ -102,7 +102,7 @@ class WorkerRequests:
         self._told_templates[number] = launch
 
     def on_forget_templates(self, numbers: Ints) -> None:
-        """Forget templates that are no longer used."""
+        """Forget unused templates."""
         forgotten = [self._templates.pop(number, None) for number in numbers]
         for number in numbers:
             del self._told_templates[number]
@@ -187,7 +187,7 @@ class WorkerRequests:
         self._channel.send(_answers.done(number, (), (), trouble or None), now=True)
 
     def done(self, serving: _Serving, error: BaseException | None) -> None:
-        """Answer a request that was served or has failed."""
+        """Answer a served or failed request."""
         launch, engine = serving.launch, serving.session.engine
         number = launch.number
         if launch.spec.asker is not None and launch.spec.asker.reports:
@@ -255,7 +255,8 @@ class WorkerRequests:
     def on_left(self, number: int) -> None:
         """Prevent a request from running, unless it has begun: its caller's host arrays will not arrive."""
         serving = self.serving.get(number)
-        # Other requests have no such arrays, or are copies. Their specifications may belong to a template.
+        # Other requests do not have such arrays, or are copies. Their specifications may belong to a
+        # template.
         if serving is not None and serving.launch.staged:
             serving.launch.spec.is_withdrawn = True
 
@@ -362,7 +363,7 @@ class WorkerRequests:
 
 @attrs.define(eq=False, repr=False)
 class _Serving(DirectReply):
-    """A request that is being served.
+    """A request in service.
 
     Attributes:
         launch: The launch.

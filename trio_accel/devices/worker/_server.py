@@ -35,7 +35,7 @@ from ..wire._wire_values import encode_error, encode_event
 from ._memory import RemoteCopies, WorkerBlocks, WorkerMemory, WorkerSlabs
 from ._requests import WorkerRequests
 
-# The maximum number of messages that are handled before other tasks run.
+# The maximum number of messages to handle before other tasks run.
 _IN_A_ROW = 16
 _FOREVER = 1e9
 
@@ -122,7 +122,7 @@ class WorkerServer:
         """Open the device, then serve until the application closes the channel, which ends the process.
 
         Args:
-            received: The messages that have already arrived.
+            received: The messages received so far.
         """
         try:
             self.opened = self._memory.device = await trio.to_thread.run_sync(self._open)
@@ -154,7 +154,7 @@ class WorkerServer:
                 try:
                     received = await self._channel.receive()
                 except EndOfChannel:
-                    # The application is gone, or no longer needs this process.
+                    # The application has ended, or no longer needs this process.
                     os._exit(0)
 
     def _open(self) -> AccelDevice:
@@ -240,7 +240,7 @@ class WorkerServer:
         self._nursery.start_soon(self._tell_prepared)
 
     async def _tell_prepared(self) -> None:
-        """Report that all libraries are open that were to be opened in advance: the worker is complete."""
+        """Report that the worker is complete, because all libraries to open in advance are open."""
         await self._has_opened_ahead.wait()
         await self._prepared.wait_over()
         self._channel.send(_answers.prepared(), now=True)
@@ -384,7 +384,7 @@ class LaunchClock:
 
 @attrs.define(eq=False)
 class _Prepared:
-    """A library that is opened in advance.
+    """A library opened in advance.
 
     Attributes:
         blocks: The places of its blocks at the time of the order.
@@ -414,7 +414,7 @@ class PreparedLibraries:
         self._context: Ref[ContextActor]
         self._nursery: trio.Nursery
         self._prepared: dict[str, _Prepared] = {}
-        # The libraries that are being opened.
+        # The libraries in the process of opening.
         self._running: set[_Prepared] = set()
         # Freed chunks that stay mapped while a library opened in advance has blocks in them.
         self._leaving: set[int] = set()
@@ -457,7 +457,7 @@ class PreparedLibraries:
             await next(iter(self._running)).is_over.wait()
 
     def on_forget(self, library: str) -> None:
-        """Close a library that was opened in advance, because the application has closed it."""
+        """Close a library opened in advance, because the application has closed it."""
         prepared = self._prepared.get(library)
         if prepared is not None:
             prepared.is_closed = True
@@ -473,7 +473,7 @@ class PreparedLibraries:
             self._prepared.pop(path, None)
 
     def begin(self, session: Session, blocks: Iterable[PlacedBlock]) -> None:
-        """Take over: drop libraries that were opened with blocks that have moved.
+        """Take over: drop libraries opened with blocks that have moved.
 
         Args:
             session: The context.
