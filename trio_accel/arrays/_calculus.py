@@ -58,7 +58,7 @@ _AVERAGE, _CENTRED, _STANDARD, _TRAPEZOID = (
 
 
 def _wide(dtype: DType) -> str:
-    """Return the conversion of elements that are loaded: whole numbers would wrap around."""
+    """Return the conversion of elements that are loaded: integers would wrap around."""
     return "complex128" if dtype.kind == "complex" else "float64"
 
 
@@ -89,7 +89,7 @@ async def average(
     Args:
         x: The array.
         axis: Axis or axes; None for all.
-        weights: Weights of the shape of `x`, or a vector of those along the one axis; None for the `mean`.
+        weights: Weights with the shape of `x`, or a vector of those along the one axis; None for the `mean`.
         keepdims: Whether the axes stay, with one element.
 
     Returns:
@@ -97,8 +97,8 @@ async def average(
         the sum of the weights is 0.
 
     Raises:
-        TypeError: An argument is no array.
-        ValueError: An axis that there is not, or `weights` has another shape.
+        TypeError: An argument is not an array.
+        ValueError: An axis out of range, or `weights` has another shape.
         NotSupportedError: float8.
     """
     if weights is None:
@@ -123,11 +123,11 @@ async def cov(x: Operand, *, correction: int = 1) -> AccelRef:
         correction: Taken from the count of observations, which is divided by.
 
     Returns:
-        A matrix of all pairs, or of shape (). It has the dtype of `x`, and float64 for whole numbers. The
-        second variable of complex ones is conjugated.
+        A matrix of all pairs, or of shape (). It has the dtype of `x`, and float64 for integers. The second
+        variable of complex ones is conjugated.
 
     Raises:
-        TypeError: `x` is no array.
+        TypeError: `x` is not an array.
         ValueError: More than two axes, or no more observations than `correction`.
         NotSupportedError: float8.
     """
@@ -158,7 +158,7 @@ async def corrcoef(x: Operand) -> AccelRef:
         A matrix of all pairs, from -1 to 1; NaN where a variable does not vary.
 
     Raises:
-        TypeError: `x` is no array, or complex.
+        TypeError: `x` is not an array, or is complex.
         ValueError: Not two axes, or fewer than two observations.
         NotSupportedError: float8.
     """
@@ -186,11 +186,11 @@ async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRe
         right: Whether a bin has the edge that is nearer to the end, and not the one nearer to the begin.
 
     Returns:
-        Numbers of bins, of int64: 0 ahead of the first edge, and the count of edges behind the last one.
+        Numbers of bins, of int64: 0 before the first edge, and the count of edges after the last one.
 
     Raises:
-        TypeError: An argument is no array, or complex.
-        ValueError: `bins` is no vector, or a host array in no order.
+        TypeError: An argument is not an array, or is complex.
+        ValueError: `bins` is not a vector, or a host array in no order.
     """
     name, given = "arrays.digitize", bins
     x, bins = await placed(name, x=x, bins=bins)
@@ -223,12 +223,12 @@ async def gradient(
         axis: Axis or axes; None for all.
 
     Returns:
-        The derivatives, of the shape of `x`: one array, or a tuple of one for each of several axes, in their
-        order. They are computed in float64, and have the dtype of `x`: float64 for whole numbers.
+        The derivatives, with the shape of `x`: one array, or a tuple of one for each of several axes, in
+        their order. They are computed in float64, and have the dtype of `x`: float64 for integers.
 
     Raises:
-        TypeError: `x` is no array, or `spacing` is complex.
-        ValueError: An axis that there is not, one of fewer than two samples, or coordinates of another shape.
+        TypeError: `x` is not an array, or `spacing` is complex.
+        ValueError: An axis out of range, one of fewer than two samples, or coordinates of another shape.
         NotSupportedError: float8.
     """
     name = "arrays.gradient"
@@ -294,11 +294,11 @@ async def interp(
         right: What is above the last one; None for the last sample.
 
     Returns:
-        Values of the shape of `x`: float64, as NumPy's, and complex128 where `fp` is complex.
+        Values with the shape of `x`: float64, as NumPy's, and complex128 where `fp` is complex.
 
     Raises:
-        TypeError: An argument is no array, or `x` or `xp` is complex.
-        ValueError: `xp` is no vector with elements, or `fp` is not as long.
+        TypeError: An argument is not an array, or `x` or `xp` is complex.
+        ValueError: `xp` is not a vector with elements, or `fp` is not as long.
         NotSupportedError: float8.
     """
     name = "arrays.interp"
@@ -323,7 +323,7 @@ def _interpolated(wide: str) -> Elementwise[AccelRef]:
         "s = (f1 - f0) / (x1 - x0); y0 = s * (v - x0) + f0; y1 = s * (v - x1) + f1;"
         "z = where(y0 == y0, y0, where(y1 == y1, y1, where(f0 == f1, f0, y0)));"
         "f = isfinite(x0) and isfinite(x1) and isfinite(f0) and isfinite(f1);"
-        # At the last coordinate, and behind it, there is no next one.
+        # At the last coordinate, and after it, there is no next one.
         "inside = where(v == x0 or at > last, f0, where(f, e, z));"
         "y = where(v < float64(xp[0]), left, where(v > float64(xp[last]), right, where(v == v, inside, v)))"
     )
@@ -349,10 +349,10 @@ async def nan_to_num(
         out: Array to write to; it may be `x`.
 
     Returns:
-        The numbers, of the dtype of `x`.
+        The numbers, with the dtype of `x`.
 
     Raises:
-        TypeError: `x` is no array.
+        TypeError: `x` is not an array.
         ValueError: `out` has another shape, or shares memory with `x` and is not the same array.
         NotSupportedError: float8.
     """
@@ -392,8 +392,8 @@ async def polyval(p: Operand, x: ExpressionArgument) -> AccelRef:
         The values, of the dtype that `p` and `x` are promoted to.
 
     Raises:
-        TypeError: `p` is no array.
-        ValueError: `p` is no vector, or has more than some 500 elements.
+        TypeError: `p` is not an array.
+        ValueError: `p` is not a vector, or has more than some 500 elements.
         NotSupportedError: float8.
     """
     if getattr(p, "ndim", 1) != 1:
@@ -410,7 +410,7 @@ async def trapezoid(
 
     Args:
         y: The samples.
-        x: Their coordinates: of the shape of `y`, or a vector along the axis.
+        x: Their coordinates: with the shape of `y`, or a vector along the axis.
         dx: The distance of neighbours, where `x` is not given.
         axis: The axis.
         keepdims: Whether it stays, with one element.
@@ -419,8 +419,8 @@ async def trapezoid(
         The integrals, computed in float64 and rounded once to the dtype of `y`, at least a floating one.
 
     Raises:
-        TypeError: An argument is no array.
-        ValueError: There is no such axis, or `x` has another shape.
+        TypeError: An argument is not an array.
+        ValueError: The axis is out of range, or `x` has another shape.
         NotSupportedError: float8.
     """
     name = "arrays.trapezoid"
@@ -452,8 +452,8 @@ async def unwrap(x: Operand, *, axis: int = -1, period: float = 6.28318530717958
         The angles, without jumps.
 
     Raises:
-        TypeError: `x` is no array, complex, or of whole numbers.
-        ValueError: There is no such axis.
+        TypeError: `x` is not an array, complex, or of integers.
+        ValueError: The axis is out of range.
         NotSupportedError: float8.
     """
     [x] = await placed("arrays.unwrap", x=x)
@@ -486,12 +486,12 @@ async def vander(x: Operand, n: int | None = None, *, increasing: bool = False) 
         increasing: Whether power 0 comes first, and not last.
 
     Returns:
-        A matrix with a row for each element, of the dtype of `x`; of whole numbers and truth values int64,
-        and of uint64 float64, as NumPy's.
+        A matrix with a row for each element, with the dtype of `x`; of integers and truth values int64, and
+        of uint64 float64, as NumPy's.
 
     Raises:
-        TypeError: `x` is no array.
-        ValueError: `x` is no vector, or `n` is negative.
+        TypeError: `x` is not an array.
+        ValueError: `x` is not a vector, or `n` is negative.
         NotSupportedError: float8.
     """
     name = "arrays.vander"
@@ -501,7 +501,7 @@ async def vander(x: Operand, n: int | None = None, *, increasing: bool = False) 
     count = x.size if n is None else whole(name, "n", n)
     if count < 0:
         raise ValueError(f"{name}: n must be at least 0, got {n}")
-    # NumPy has powers of whole numbers so.
+    # NumPy has powers of integers so.
     wide = x.dtype if x.dtype.is_inexact else DType.float64 if x.dtype is DType.uint64 else DType.int64
     place = "i(1)" if increasing else "(count - 1 - i(1))"
     inputs = ("x",) if increasing else ("x", "count")

@@ -44,7 +44,7 @@ async def placed(name: str, **arrays: Operand) -> list[AccelRef]:
     """Bring arrays to the device that one of them is on, for functions of several steps.
 
     Raises:
-        TypeError: One is no array, or none is on a device.
+        TypeError: One is not an array, or none is on a device.
     """
     device = device_of(name, *arrays.values())
     for argument, array in arrays.items():
@@ -58,7 +58,7 @@ async def placed(name: str, **arrays: Operand) -> list[AccelRef]:
 
 
 def check_number(name: str, argument: str, value: object, *, is_real: bool = False) -> Any:
-    """Take a number, of Python or NumPy, as Python's: NumPy's whole numbers would wrap around.
+    """Take a number, of Python or NumPy, as Python's: NumPy's integers would wrap around.
 
     Raises:
         TypeError: It is none, or a complex one where that does not do.
@@ -110,7 +110,7 @@ def summed_dtype(name: str, dtype: DType, chosen: DTypeLike | None) -> DType:
     """Return the dtype of a sum or a product, by the array API standard.
 
     Raises:
-        TypeError: There is no such dtype.
+        TypeError: Devices lack this dtype.
     """
     if chosen is not None:
         return DType.of(chosen)

@@ -171,7 +171,7 @@ async def arange(
         start: The first number; without `stop` that is 0, and this one is `stop`.
         stop: The end, which is not part of them.
         step: The step, which may be negative.
-        dtype: Their dtype; by default `int64` for whole numbers, else `float64`. They are computed in one of
+        dtype: Their dtype; by default `int64` for integers, else `float64`. They are computed in one of
             these, and rounded once.
 
     Raises:
@@ -241,14 +241,14 @@ async def linspace(
     Args:
         device: The device.
         start: The first number.
-        stop: The last one, or with ``endpoint=False`` that behind the last one.
+        stop: The last one, or with ``endpoint=False`` that after the last one.
         num: How many.
         dtype: A floating or complex dtype; by default `float64`, or `complex128` for complex numbers. They
             are computed in one of these, and rounded once.
         endpoint: Whether `stop` is part of them.
 
     Raises:
-        TypeError: A dtype of whole numbers, or a real one for complex numbers.
+        TypeError: A dtype of integers, or a real one for complex numbers.
         ValueError: `num` is below 0, or float64 does not hold a number.
     """
     ends = [_inexact("arrays.linspace", *each) for each in (("start", start), ("stop", stop))]
@@ -336,7 +336,7 @@ async def eye(
 
 @arguments_of(eye, _diagonal, "tri", "i(1) <= i(0) + k")
 def tri() -> None:
-    """Make a matrix with ones on a diagonal and below it, and zeros above; arguments are those of `eye`."""
+    """Make a matrix with ones on a diagonal and below it, and zeros above; see `eye` for arguments."""
 
 
 @composed
@@ -353,7 +353,7 @@ async def diag(x: Operand, *, k: int = 0) -> AccelRef:
         Matrices of n + abs(k) rows and columns.
 
     Raises:
-        TypeError: `x` is no array, or `k` no whole number.
+        TypeError: `x` is not an array, or `k` no integer.
         ValueError: `x` has no axis.
     """
     [x] = await placed("arrays.diag", x=x)
@@ -381,7 +381,7 @@ async def logspace(
     dtype: DTypeLike = "float64",
     endpoint: bool = True,
 ) -> AccelRef:
-    """Make powers of one base, whose exponents have one distance; arguments are those of `linspace`.
+    """Make powers of one base, whose exponents have one distance; see `linspace` for arguments.
 
     Raises:
         TypeError: See `linspace`; or a complex number.
@@ -406,7 +406,7 @@ async def geomspace(
     dtype: DTypeLike = "float64",
     endpoint: bool = True,
 ) -> AccelRef:
-    """Make numbers of one ratio from `start` to `stop`, of one sign; arguments are those of `linspace`.
+    """Make numbers of one ratio from `start` to `stop`, of one sign; see `linspace` for arguments.
 
     The first number is `start` itself, and with `endpoint` the last one is `stop`.
 

@@ -126,7 +126,7 @@ def _clipping(
 async def abs(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the size of each element; of complex ones it is real.
 
-    The least whole number of a signed dtype stays as it is: its size is too large for the dtype.
+    The least integer of a signed dtype stays as it is: its size is too large for the dtype.
     """
     ...
 
@@ -149,7 +149,7 @@ def acosh() -> None:
 
 @expression("x1 + x2")
 async def add(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
-    """Add two arrays, element by element; whole numbers that are too large wrap around."""
+    """Add two arrays, element by element; integers that are too large wrap around."""
     ...
 
 
@@ -192,37 +192,37 @@ def atanh() -> None:
 
 @like(add, "x1 & x2")
 def bitwise_and() -> None:
-    """Compute the bits that both arrays have, of whole numbers or truth values."""
+    """Compute the bits that both arrays have, of integers or truth values."""
 
 
 @like(abs, "~x")
 def bitwise_invert() -> None:
-    """Invert all bits of whole numbers, or truth values."""
+    """Invert all bits of integers, or truth values."""
 
 
 @like(add, "x1 << x2")
 def bitwise_left_shift() -> None:
-    """Move the bits of whole numbers to the left; by the width of the dtype or more they are all gone."""
+    """Move the bits of integers to the left; by the width of the dtype or more they are all gone."""
 
 
 @like(add, "x1 | x2")
 def bitwise_or() -> None:
-    """Compute the bits that one of the arrays has, of whole numbers or truth values."""
+    """Compute the bits that one of the arrays has, of integers or truth values."""
 
 
 @like(add, "x1 >> x2")
 def bitwise_right_shift() -> None:
-    """Move the bits of whole numbers to the right, keeping the sign."""
+    """Move the bits of integers to the right, keeping the sign."""
 
 
 @like(add, "x1 ^ x2")
 def bitwise_xor() -> None:
-    """Compute the bits that just one of the arrays has, of whole numbers or truth values."""
+    """Compute the bits that just one of the arrays has, of integers or truth values."""
 
 
 @like(abs, "ceil(x)")
 def ceil() -> None:
-    """Round up to whole numbers, of the same dtype."""
+    """Round up to integers, of the same dtype."""
 
 
 @_clipping
@@ -272,12 +272,12 @@ def cosh() -> None:
 
 @like(add, "x1 / x2")
 def divide() -> None:
-    """Divide two arrays; whole numbers are divided as floating ones."""
+    """Divide two arrays; integers are divided as floating ones."""
 
 
 @like(add, "x1 == x2")
 def equal() -> None:
-    """Tell where two arrays are equal; NaN equals nothing."""
+    """Return where two arrays are equal; NaN equals nothing."""
 
 
 @like(abs, "exp(x)")
@@ -295,26 +295,26 @@ def expm1() -> None:
 
 @like(abs, "floor(x)")
 def floor() -> None:
-    """Round down to whole numbers, of the same dtype."""
+    """Round down to integers, of the same dtype."""
 
 
 @like(add, "x1 // x2")
 def floor_divide() -> None:
     """Divide two arrays, and round down.
 
-    A whole number by zero is 0, as NumPy has it. Infinite numbers have the rounded quotient, as the standard
+    An integer by zero is 0, as NumPy has it. Infinite numbers have the rounded quotient, as the standard
     prefers: 1 by minus infinity is -0, and infinity by 2 is infinity. NumPy has -1 and NaN.
     """
 
 
 @like(add, "x1 > x2")
 def greater() -> None:
-    """Tell where the first of two real arrays is greater."""
+    """Return where the first of two real arrays is greater."""
 
 
 @like(add, "x1 >= x2")
 def greater_equal() -> None:
-    """Tell where the first of two real arrays is greater, or both are equal."""
+    """Return where the first of two real arrays is greater, or both are equal."""
 
 
 @like(add, "hypot(x1, x2)")
@@ -329,27 +329,27 @@ def imag() -> None:
 
 @like(abs, "isfinite(x)")
 def isfinite() -> None:
-    """Tell where elements are neither infinite nor NaN; whole numbers always are finite."""
+    """Return where elements are neither infinite nor NaN; integers always are finite."""
 
 
 @like(abs, "isinf(x)")
 def isinf() -> None:
-    """Tell where elements, or a part of a complex one, are infinite."""
+    """Return where elements, or a part of a complex one, are infinite."""
 
 
 @like(abs, "isnan(x)")
 def isnan() -> None:
-    """Tell where elements, or a part of a complex one, are NaN."""
+    """Return where elements, or a part of a complex one, are NaN."""
 
 
 @like(add, "x1 < x2")
 def less() -> None:
-    """Tell where the first of two real arrays is less."""
+    """Return where the first of two real arrays is less."""
 
 
 @like(add, "x1 <= x2")
 def less_equal() -> None:
-    """Tell where the first of two real arrays is less, or both are equal."""
+    """Return where the first of two real arrays is less, or both are equal."""
 
 
 @like(abs, "log(x)")
@@ -385,22 +385,22 @@ def logaddexp() -> None:
 
 @like(add, "logical_and(x1, x2)")
 def logical_and() -> None:
-    """Tell where both arrays are true; numbers are where they are not zero."""
+    """Return where both arrays are true; numbers are where they are not zero."""
 
 
 @like(abs, "logical_not(x)")
 def logical_not() -> None:
-    """Tell where an array is not true."""
+    """Return where an array is not true."""
 
 
 @like(add, "logical_or(x1, x2)")
 def logical_or() -> None:
-    """Tell where one of the arrays is true."""
+    """Return where one of the arrays is true."""
 
 
 @like(add, "logical_xor(x1, x2)")
 def logical_xor() -> None:
-    """Tell where just one of the arrays is true."""
+    """Return where just one of the arrays is true."""
 
 
 @like(add, "maximum(x1, x2)")
@@ -415,7 +415,7 @@ def minimum() -> None:
 
 @like(add, "x1 * x2")
 def multiply() -> None:
-    """Multiply two arrays, element by element; whole numbers that are too large wrap around."""
+    """Multiply two arrays, element by element; integers that are too large wrap around."""
 
 
 @like(abs, "-x")
@@ -430,7 +430,7 @@ def nextafter() -> None:
 
 @like(add, "x1 != x2")
 def not_equal() -> None:
-    """Tell where two arrays differ; NaN differs from everything."""
+    """Return where two arrays differ; NaN differs from everything."""
 
 
 @like(abs, "+x")
@@ -442,8 +442,8 @@ def positive() -> None:
 def pow() -> None:
     """Raise the elements of the first array to powers of the second.
 
-    A whole number that is too large wraps around. A negative exponent in an array rounds the power towards
-    zero, and as a Python number it is a `ValueError`.
+    An integer that is too large wraps around. A negative exponent in an array rounds the power towards zero,
+    and as a Python number it is a `ValueError`.
     """
 
 
@@ -464,7 +464,7 @@ def remainder() -> None:
 
 @like(abs, "round(x)")
 def round() -> None:
-    """Round to the nearest whole number, of two the even one; of complex numbers both parts."""
+    """Round to the nearest integer, of two the even one; of complex numbers both parts."""
 
 
 @like(abs, "sign(x)")
@@ -474,7 +474,7 @@ def sign() -> None:
 
 @like(abs, "signbit(x)")
 def signbit() -> None:
-    """Tell where the sign bit of floating numbers is set; a zero and NaN have one, too."""
+    """Return where the sign bit of floating numbers is set; a zero and NaN have one, too."""
 
 
 @like(abs, "sin(x)")
@@ -502,7 +502,7 @@ def square() -> None:
 
 @like(add, "x1 - x2")
 def subtract() -> None:
-    """Subtract the second array from the first; whole numbers that are too large wrap around."""
+    """Subtract the second array from the first; integers that are too large wrap around."""
 
 
 @like(abs, "tan(x)")
@@ -517,7 +517,7 @@ def tanh() -> None:
 
 @like(abs, "trunc(x)")
 def trunc() -> None:
-    """Round towards zero to whole numbers, of the same dtype."""
+    """Round towards zero to integers, of the same dtype."""
 
 
 @expression("where(condition, x1, x2)", promoted=("x1", "x2"), truths=("condition",))

@@ -1,8 +1,8 @@
 """Elements at places that arrays of indices tell: taken to a new array, or changed in place.
 
-Indices are whole numbers of any dtype; negative ones count from the end. The device checks them before it
-uses them. One that is outside of its axis fails the operation with an `OutOfRangeError`, which is an
-`IndexError`, too. Where the result, or the array of values, has no elements, no index is looked at.
+Indices are integers of any dtype; negative ones count from the end. The device checks them before it uses
+them. One that is outside of its axis fails the operation with an `OutOfRangeError`, which is an `IndexError`,
+too. Where the result, or the array of values, has no elements, no index is looked at.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ async def take(x: Operand, indices: Operand, axis: int | None = None, *, out: Ou
         The elements: the shape of `x`, with that of `indices` in place of the axis.
 
     Raises:
-        TypeError: `x` or `indices` is no array, or `indices` is not of whole numbers.
-        ValueError: An axis that there is not, or is empty while the result is not; `out` of another shape, or
-            that shares memory with an argument.
+        TypeError: `x` or `indices` is not an array, or `indices` is not of integers.
+        ValueError: An axis out of range, or is empty while the result is not; `out` of another shape, or that
+            shares memory with an argument.
         OutOfRangeError: An index is outside of the axis.
     """
     return await _gather("arrays.take", x, _along("arrays.take", x, indices, axis), out)
@@ -109,10 +109,10 @@ async def put(x: AccelRef, indices: Operand, values: ExpressionArgument, axis: i
         `x`.
 
     Raises:
-        TypeError: An argument is no array, `indices` is not of whole numbers, or `values` of another kind
-            than `x`.
-        ValueError: An axis that there is not, or is empty; shapes that do not broadcast; a number that the
-            dtype cannot hold; or `x` shares memory with an argument.
+        TypeError: An argument is not an array, `indices` is not of integers, or `values` of another kind than
+            `x`.
+        ValueError: An axis out of range, or is empty; shapes that do not broadcast; a number that the dtype
+            cannot hold; or `x` shares memory with an argument.
         OutOfRangeError: An index is outside of the axis. `x` is damaged then.
     """
     return await _scatter("arrays.put", x, _along("arrays.put", x, indices, axis), values, "set")
@@ -154,7 +154,7 @@ async def scatter(
     """Combine values with elements along an axis in place, such as ``numpy.add.at(x, indices, values)``.
 
     Values for one element come in any order. A sum of floating numbers may differ from call to call, and with
-    "set" any of the values stays. Whole numbers wrap around. Each step is rounded to the dtype of `x`.
+    "set" any of the values stays. Integers wrap around. Each step is rounded to the dtype of `x`.
 
     Args:
         x: The array.
@@ -213,7 +213,7 @@ async def one_hot(x: Operand, length: int, *, dtype: DTypeLike = "float32", out:
         The vectors: the shape of `x`, and then `length`.
 
     Raises:
-        TypeError: `x` is no array, or there is no such dtype.
+        TypeError: `x` is not an array, or devices lack this dtype.
         ValueError: A negative `length`, or `out` of another shape.
     """
     check_array("arrays.one_hot", x=x)
@@ -226,15 +226,15 @@ async def unravel_index(x: Operand, shape: int | Sequence[int]) -> tuple[AccelRe
     """Find the indices of elements along each axis from those in C order, as `numpy.unravel_index` does.
 
     Args:
-        x: Indices in C order, whole numbers. They are not checked: of one that is outside, the index along
-            the first axis is outside, too.
+        x: Indices in C order, integers. They are not checked: of one that is outside, the index along the
+            first axis is outside, too.
         shape: Shape of the array that they are for.
 
     Returns:
-        The indices along each axis, of int64, of the shape of `x`: one launch makes all.
+        The indices along each axis, of int64, with the shape of `x`: one launch makes all.
 
     Raises:
-        TypeError: `x` is not of whole numbers.
+        TypeError: `x` is not of integers.
         ValueError: `shape` has no axes, or one without elements.
     """
     name = "arrays.unravel_index"
@@ -347,7 +347,7 @@ def _unravelled(ndim: int) -> Elementwise[tuple[AccelRef, ...]]:
 
 
 def _spread(indices: Operand, count: int) -> Operand:
-    """Return a view with so many axes of one element behind the others."""
+    """Return a view with so many axes of one element after the others."""
     shape = (*indices.shape, *(1,) * count)
     if not isinstance(indices, AccelRef):
         return indices.reshape(shape)

@@ -55,8 +55,8 @@ async def concat(arrays: Sequence[Operand], *, axis: int | None = 0, out: Out = 
 
     Raises:
         TypeError: The dtypes are not promoted to one, or that is not the dtype of `out`.
-        ValueError: No arrays, shapes that differ, an axis that there is not, or `out` has another shape or
-            shares memory with an array.
+        ValueError: No arrays, shapes that differ, an axis out of range, or `out` has another shape or shares
+            memory with an array.
     """
     given = tuple(arrays)
     return await device_of("arrays.concat", *given, out).ask(_Join("concat", given, axis, out))
@@ -64,7 +64,7 @@ async def concat(arrays: Sequence[Operand], *, axis: int | None = 0, out: Out = 
 
 @composed
 async def stack(arrays: Sequence[Operand], *, axis: int = 0, out: Out = None) -> AccelRef:
-    """Join arrays along a new axis of the result; arguments and errors are those of `concat`.
+    """Join arrays along a new axis of the result; see `concat` for arguments and errors.
 
     Args:
         arrays: Arrays of one shape.
@@ -121,8 +121,8 @@ PadMode: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 """Values outside of an array: one number; the nearest element; elements mirrored at the edge, without or with
 the one at the edge; or elements from the other end."""
 
-# The index of each mode for the place `j` along an axis of `n` elements; `j` is negative ahead of these. A
-# load counts from the end for a negative index, and takes the last element for one that is too large.
+# The index of each mode for the place `j` along an axis of `n` elements; `j` is negative before these. A load
+# counts from the end for a negative index, and takes the last element for one that is too large.
 _PADDED: dict[str, str] = {
     "constant": "{j}",
     "edge": "maximum({j}, 0)",
@@ -149,7 +149,7 @@ async def roll(
         A new array.
 
     Raises:
-        ValueError: An axis that there is not, or not one number for each.
+        ValueError: An axis out of range, or not one number for each.
     """
     check_ref("arrays.roll", "x", x)
     shifts = wholes("arrays.roll", "shift", shift, take=integer)
@@ -213,7 +213,7 @@ async def repeat(x: AccelRef, repeats: int | AccelRef, /, *, axis: int | None = 
         A new array.
 
     Raises:
-        ValueError: A negative number, or an axis that there is not.
+        ValueError: A negative number, or an axis out of range.
         NotSupportedError: A number for each element: `take` with indices that are made on the host does that.
     """
     check_ref("arrays.repeat", "x", x)
@@ -245,7 +245,7 @@ async def pad(
 
     Args:
         x: The array.
-        pad_width: How many elements come ahead of those of each axis, and behind them: one number for all, a
+        pad_width: How many elements come before those of each axis, and after them: one number for all, a
             pair for all axes, or a pair for each axis.
         mode: Which elements; see `PadMode`.
         constant_values: The number, for ``"constant"``.
@@ -304,7 +304,7 @@ def _check_counts(told: str, given: object, counts: Ints) -> None:
 
 
 def _pairs(pad_width: Any, ndim: int) -> list[tuple[int, int]]:
-    """Return how many elements come ahead of each axis, and behind it."""
+    """Return how many elements come before each axis, and after it."""
     try:
         widths = np.broadcast_to(np.asarray(pad_width), (ndim, 2))
     except (TypeError, ValueError):

@@ -2,7 +2,7 @@
 
 The page of the reference has what they have in common: promotion, `out`, errors. Special functions have the
 names of `scipy.special`: float16 and bfloat16 are computed in float32 at least, and the result is rounded
-once. Whole numbers become float64. Complex numbers are refused.
+once. Integers become float64. Complex numbers are refused.
 """
 
 from __future__ import annotations
@@ -98,12 +98,12 @@ def fmod() -> None:
 
 @like(angle, "x - trunc(x)")
 def frac() -> None:
-    """Compute what is behind the point, with the sign of `x`."""
+    """Compute what is after the point, with the sign of `x`."""
 
 
 @like(fmax, "gcd(x1, x2)")
 def gcd() -> None:
-    """Compute the greatest common divisor of whole numbers; of 0 and a number its size."""
+    """Compute the greatest common divisor of integers; of 0 and a number its size."""
 
 
 @expression("y = where(x1 == 0, x2, where(x1 == x1, x1 > 0, x1))", precision="float32")
@@ -122,10 +122,9 @@ async def isclose(
     equal_nan: bool = False,
     out: Out = None,
 ) -> AccelRef:
-    """Tell where elements differ by at most ``atol + rtol * abs(x2)``.
+    """Return where elements differ by at most ``atol + rtol * abs(x2)``.
 
-    Whole numbers are compared as float64, and float16 and bfloat16 as float32. Infinite elements must be
-    equal.
+    Integers are compared as float64, and float16 and bfloat16 as float32. Infinite elements must be equal.
 
     Args:
         x1: Elements.
@@ -140,7 +139,7 @@ async def isclose(
 
 @like(fmax, "lcm(x1, x2)")
 def lcm() -> None:
-    """Compute the least common multiple of whole numbers, which wraps around; of 0 and a number it is 0."""
+    """Compute the least common multiple of integers, which wraps around; of 0 and a number it is 0."""
 
 
 @expression(
@@ -176,7 +175,7 @@ def radians() -> None:
 
 @expression("y = 1 / sqrt(x)", precision="float32")
 async def rsqrt(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
-    """Compute 1 / sqrt(x), rounded once to the dtype of `x`; whole numbers become float64."""
+    """Compute 1 / sqrt(x), rounded once to the dtype of `x`; integers become float64."""
     ...
 
 
@@ -190,7 +189,7 @@ async def rsqrt(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     },
 )
 def sinc() -> None:
-    """Compute sin(pi * x) / (pi * x), and 1 at 0; whole numbers become float64."""
+    """Compute sin(pi * x) / (pi * x), and 1 at 0; integers become float64."""
 
 
 _expression = partial(expression, precision="float32")
@@ -198,7 +197,7 @@ _expression = partial(expression, precision="float32")
 _TO_ERF = "t = x * -0.7071067811865476;"
 
 # The recurrence to a number of 10 at least, and the asymptotic series there: its next term is below 1e-16. A
-# negative number is reflected, by the cotangent of what is between it and the next whole number.
+# negative number is reflected, by the cotangent of what is between it and the next integer.
 _DIGAMMA = (
     "a = where(x > 0, x, 1 - x); z = where(a < 10, a + 10, a); w = 1 / z / z;"
     f"s = where(a < 10, {' + '.join(f'1 / (a + {k})' for k in range(10))}, 0);"
@@ -211,7 +210,7 @@ _DIGAMMA = (
 
 @_expression(_DIGAMMA, precision="float64")
 async def digamma(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
-    """Compute the derivative of the logarithm of the gamma function: NaN at negative whole numbers.
+    """Compute the derivative of the logarithm of the gamma function: NaN at negative integers.
 
     At 0 it is minus infinity. It is computed in float64. Near its zeros, such as 1.46, the absolute error is
     that of numbers of size 1.
@@ -263,7 +262,7 @@ def expit() -> None:
 
 @like(entr, "y = tgamma(x)")
 def gamma() -> None:
-    """Compute the gamma function, ``(x - 1)!`` of whole numbers: NaN at negative ones."""
+    """Compute the gamma function, ``(x - 1)!`` of integers: NaN at negative ones."""
 
 
 # CUDA's is plus infinity at minus infinity.

@@ -74,7 +74,7 @@ def of_scaled(text: str) -> str:
 
 @expression(reduce="all")
 async def all(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
-    """Tell whether all elements along axes are true: NaN is, and so are no elements.
+    """Return whether all elements along axes are true: NaN is, and so are no elements.
 
     Args:
         x: The array, of any dtype.
@@ -86,8 +86,8 @@ async def all(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
         Truth values.
 
     Raises:
-        TypeError: `x` is no array, or `out` is of a dtype that the result does not become.
-        ValueError: An axis that there is not, or `out` has another shape or shares memory with `x`.
+        TypeError: `x` is not an array, or the result does not convert to the dtype of `out`.
+        ValueError: An axis out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
     ...
@@ -95,9 +95,9 @@ async def all(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
 
 @like(all, reduce="any")
 def any() -> None:
-    """Tell whether any element along axes is true: NaN is, and of no elements none is.
+    """Return whether any element along axes is true: NaN is, and of no elements none is.
 
-    Arguments and errors are those of `all`.
+    See `all` for arguments and errors.
     """
 
 
@@ -115,10 +115,9 @@ async def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False,
         Indices, of int64.
 
     Raises:
-        TypeError: `x` is no array or complex, several axes, or `out` is of a dtype that indices do not
-            become.
-        ValueError: No elements, an axis that there is not, or `out` has another shape or shares memory
-            with `x`.
+        TypeError: `x` is not an array, or is complex, several axes, or indices do not convert to the dtype of
+            `out`.
+        ValueError: No elements, an axis out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
     ...
@@ -128,7 +127,7 @@ async def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False,
 def argmin() -> None:
     """Find the place of the smallest element along an axis: the first NaN, and the first of equal ones.
 
-    Arguments and errors are those of `argmax`.
+    See `argmax` for arguments and errors.
     """
 
 
@@ -136,7 +135,7 @@ def argmin() -> None:
 def count_nonzero() -> None:
     """Count the elements along axes that are not zero, as int64: NaN is not zero.
 
-    Arguments and errors are those of `all`.
+    See `all` for arguments and errors.
     """
 
 
@@ -150,7 +149,7 @@ async def logsumexp(x: Operand, axis: Axis = None, *, keepdims: bool = False, ou
     `softmax` for few long rows. Exponentials of float16 and bfloat16 are those of float32.
 
     Args:
-        x: The array, real. The result of whole numbers is float64.
+        x: The array, real. The result of integers is float64.
         axis: Axis or axes to reduce, from the end for negative ones; None for all.
         keepdims: Whether the reduced axes stay, with one element.
         out: Array to write to.
@@ -159,9 +158,8 @@ async def logsumexp(x: Operand, axis: Axis = None, *, keepdims: bool = False, ou
         The logarithms: ``-inf`` where all elements are.
 
     Raises:
-        TypeError: `x` is no array or complex, or `out` is of a dtype that the result does not become.
-        ValueError: No elements, an axis that there is not, or `out` has another shape or shares memory
-            with `x`.
+        TypeError: `x` is not an array, or is complex, or the result does not convert to the dtype of `out`.
+        ValueError: No elements, an axis out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
     ...
@@ -178,12 +176,11 @@ def max() -> None:
         out: Array to write to.
 
     Returns:
-        The largest elements, of the dtype of `x`.
+        The largest elements, with the dtype of `x`.
 
     Raises:
-        TypeError: `x` is no array or complex, or `out` is of a dtype that the result does not become.
-        ValueError: No elements, an axis that there is not, or `out` has another shape or shares memory
-            with `x`.
+        TypeError: `x` is not an array, or is complex, or the result does not convert to the dtype of `out`.
+        ValueError: No elements, an axis out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
 
@@ -192,8 +189,8 @@ def max() -> None:
 def mean() -> None:
     """Compute the mean of the elements along axes; NaN of no elements.
 
-    It has the dtype of `x`, and float64 for whole numbers and truth values, which are converted before they
-    are added. Arguments and errors are those of `all`.
+    It has the dtype of `x`, and float64 for integers and truth values, which are converted before they are
+    added. See `all` for arguments and errors.
     """
 
 
@@ -201,7 +198,7 @@ def mean() -> None:
 def min() -> None:
     """Find the smallest element along axes; NaN if there is one.
 
-    Arguments and errors are those of `max`.
+    See `max` for arguments and errors.
     """
 
 
@@ -211,7 +208,7 @@ async def prod(
 ) -> AccelRef:
     """Multiply the elements of an array along axes; 1 of no elements.
 
-    Arguments and errors are those of `sum`.
+    See `sum` for arguments and errors.
     """
     ...
 
@@ -224,7 +221,7 @@ async def std(
 ) -> AccelRef:
     """Compute the standard deviation of the elements along axes: the root of `var`.
 
-    Arguments and errors are those of `var`.
+    See `var` for arguments and errors.
     """
     ...
 
@@ -246,7 +243,7 @@ def sum() -> None:
         x: The array.
         axis: Axis or axes to add along, from the end for negative ones; None for all.
         dtype: Type that the elements are converted to before they are added. By default it is that of `x`; of
-            whole numbers and truth values `int64`, of unsigned ones `uint64`.
+            integers and truth values `int64`, of unsigned ones `uint64`.
         keepdims: Whether the axes that are added along stay, with one element.
         out: Array to write to.
 
@@ -254,8 +251,8 @@ def sum() -> None:
         The sums.
 
     Raises:
-        TypeError: `x` is no array, there is no such dtype, or the sum does not become that of `out`.
-        ValueError: An axis that there is not, or `out` has another shape or shares memory with `x`.
+        TypeError: `x` is not an array, devices lack this dtype, or the sum does not become that of `out`.
+        ValueError: An axis out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
 
@@ -265,7 +262,7 @@ def var() -> None:
     """Compute the variance of the elements along axes: the mean square of what they differ from the mean.
 
     It is computed in float64, in two passes over the elements and one launch; see `softmax` for few long
-    rows. It has the dtype of `x`; that of complex numbers is real, and that of whole numbers float64.
+    rows. It has the dtype of `x`; that of complex numbers is real, and that of integers float64.
 
     Args:
         x: The array.
@@ -278,8 +275,8 @@ def var() -> None:
         The variances. Where `correction` is not below the count, they are infinite, or NaN for 0.
 
     Raises:
-        TypeError: `x` is no array, or `out` is of a dtype that the result does not become.
-        ValueError: An axis that there is not, or `out` has another shape or shares memory with `x`.
+        TypeError: `x` is not an array, or the result does not convert to the dtype of `out`.
+        ValueError: An axis out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
 
@@ -305,8 +302,8 @@ _ZSCORE = f"{VARIANCE}; {_IS_EQUAL}; y = d / where(e, nan, sqrt(v))"
 async def kurtosis(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the excess kurtosis along axes, as `scipy.stats.kurtosis` does: 0 of a normal distribution.
 
-    It is computed in float64 and rounded once. It is NaN where all elements are equal, up to the rounding
-    of their mean. Arguments and errors are those of `var`; complex numbers are refused.
+    It is computed in float64 and rounded once. It is NaN where all elements are equal, up to the rounding of
+    their mean. See `var` for arguments and errors; complex numbers are refused.
     """
     ...
 
@@ -317,7 +314,7 @@ async def nanargmax(
 ) -> AccelRef:
     """Find the place of the largest element along an axis that is not NaN; the first place where all are.
 
-    Arguments and errors are those of `argmax`.
+    See `argmax` for arguments and errors.
     """
     ...
 
@@ -326,7 +323,7 @@ async def nanargmax(
 def nanargmin() -> None:
     """Find the place of the smallest element along an axis that is not NaN; the first place where all are.
 
-    Arguments and errors are those of `argmax`.
+    See `argmax` for arguments and errors.
     """
 
 
@@ -334,7 +331,7 @@ def nanargmin() -> None:
 async def nanmax(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Find the largest element along axes that is not NaN; NaN where all are.
 
-    Arguments and errors are those of `max`.
+    See `max` for arguments and errors.
     """
     ...
 
@@ -343,7 +340,7 @@ async def nanmax(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: 
 async def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the mean of the elements along axes that are not NaN; NaN where all are.
 
-    Arguments and errors are those of `mean`.
+    See `mean` for arguments and errors.
     """
     ...
 
@@ -352,7 +349,7 @@ async def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False, out:
 def nanmin() -> None:
     """Find the smallest element along axes that is not NaN; NaN where all are.
 
-    Arguments and errors are those of `max`.
+    See `max` for arguments and errors.
     """
 
 
@@ -362,7 +359,7 @@ async def nanprod(
 ) -> AccelRef:
     """Multiply the elements along axes that are not NaN; 1 where all are.
 
-    Arguments and errors are those of `sum`.
+    See `sum` for arguments and errors.
     """
     ...
 
@@ -378,7 +375,7 @@ async def nanstd(
 ) -> AccelRef:
     """Compute the standard deviation of the elements along axes that are not NaN: the root of `nanvar`.
 
-    Arguments and errors are those of `var`.
+    See `var` for arguments and errors.
     """
     ...
 
@@ -387,7 +384,7 @@ async def nanstd(
 def nansum() -> None:
     """Add the elements along axes that are not NaN; 0 where all are.
 
-    Arguments and errors are those of `sum`.
+    See `sum` for arguments and errors.
     """
 
 
@@ -395,15 +392,15 @@ def nansum() -> None:
 def nanvar() -> None:
     """Compute the variance of the elements along axes that are not NaN.
 
-    It is NaN where there are no more of them than `correction`. Arguments and errors are those of `var`.
+    It is NaN where there are no more of them than `correction`. See `var` for arguments and errors.
     """
 
 
 @expression("max(x) - min(x)", axes=True)
 async def ptp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
-    """Compute how far the largest element along axes is from the smallest; whole numbers wrap around.
+    """Compute how far the largest element along axes is from the smallest; integers wrap around.
 
-    Arguments and errors are those of `max`.
+    See `max` for arguments and errors.
     """
     ...
 
@@ -412,8 +409,8 @@ async def ptp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
 def skew() -> None:
     """Compute the skewness along axes, as `scipy.stats.skew` does.
 
-    It is computed in float64 and rounded once. It is NaN where all elements are equal, up to the rounding
-    of their mean. Arguments and errors are those of `var`; complex numbers are refused.
+    It is computed in float64 and rounded once. It is NaN where all elements are equal, up to the rounding of
+    their mean. See `var` for arguments and errors; complex numbers are refused.
     """
 
 
@@ -421,8 +418,8 @@ def skew() -> None:
 async def zscore(x: Operand, axis: Axis = 0, *, correction: float = 0, out: Out = None) -> AccelRef:
     """Compute how many standard deviations each element is from the mean along axes: `scipy.stats.zscore`.
 
-    The shape stays. It is NaN where all elements are equal, up to the rounding of their mean. Arguments and
-    errors are those of `std`.
+    The shape stays. It is NaN where all elements are equal, up to the rounding of their mean. See `std` for
+    arguments and errors.
     """
     ...
 
@@ -458,8 +455,8 @@ async def cosine_similarity(
 
     Raises:
         TypeError: No array, or dtypes that do not become that of `out`.
-        ValueError: Shapes that do not broadcast, an axis that there is not, or `out` has another shape or
-            shares memory with an argument.
+        ValueError: Shapes that do not broadcast, an axis out of range, or `out` has another shape or shares
+            memory with an argument.
         NotSupportedError: float8.
     """
     ...
@@ -490,19 +487,19 @@ async def layer_norm(
     Args:
         x: The array.
         weight: Factors, in an array or one for all.
-        bias: Added behind that.
+        bias: Added after that.
         axis: Axis or axes of the mean and the variance; None for all.
         eps: Added to the variance.
         out: Array to write to; it may be `x`.
 
     Returns:
-        An array of the shape of `x`, of the dtype that `x`, `weight` and `bias` are promoted to, at least
-        a floating one.
+        An array with the shape of `x`, of the dtype that `x`, `weight` and `bias` are promoted to, at least a
+        floating one.
 
     Raises:
-        TypeError: `x` is no array, or dtypes that do not become that of `out`.
-        ValueError: Shapes that do not broadcast, an axis that there is not, or `out` has another shape or
-            shares memory with an argument that is not the same array.
+        TypeError: `x` is not an array, or dtypes that do not become that of `out`.
+        ValueError: Shapes that do not broadcast, an axis out of range, or `out` has another shape or shares
+            memory with an argument that is not the same array.
         NotSupportedError: float8.
     """
     ...
@@ -512,7 +509,7 @@ async def layer_norm(
 async def log_softmax(x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
     """Compute the logarithm of the softmax along axes, as `scipy.special.log_softmax` does.
 
-    Nothing is lost where the softmax is too small for its dtype. Arguments and errors are those of `softmax`.
+    Nothing is lost where the softmax is too small for its dtype. See `softmax` for arguments and errors.
     """
     ...
 
@@ -528,7 +525,7 @@ async def rms_norm(
 ) -> AccelRef:
     """Divide elements by the root of their mean square along axes, then scale them.
 
-    That is ``x / sqrt(mean(x**2) + eps) * weight``. Arguments and errors are those of `layer_norm`.
+    That is ``x / sqrt(mean(x**2) + eps) * weight``. See `layer_norm` for arguments and errors.
     """
     ...
 
@@ -552,17 +549,17 @@ def softmax() -> None:
      [0.5  0.5 ]]
 
     Args:
-        x: The array, real. The result of whole numbers is float64.
+        x: The array, real. The result of integers is float64.
         axis: Axis or axes whose elements make 1; None for all.
         out: Array to write to; it may be `x`.
 
     Returns:
-        An array of the shape of `x`. It is NaN along the axes where an element is NaN or infinite, or where
+        An array with the shape of `x`. It is NaN along the axes where an element is NaN or infinite, or where
         all are ``-inf``.
 
     Raises:
-        TypeError: `x` is no array or complex, or `out` is of a dtype that the result does not become.
-        ValueError: An axis that there is not, or `out` has another shape or shares memory with `x` and is not
-            the same array.
+        TypeError: `x` is not an array, or is complex, or the result does not convert to the dtype of `out`.
+        ValueError: An axis out of range, or `out` has another shape or shares memory with `x` and is not the
+            same array.
         NotSupportedError: float8.
     """

@@ -76,8 +76,8 @@ async def cumulative_sum(
     Args:
         x: The array.
         axis: The axis, from the end for a negative one. It may be left out for a vector.
-        dtype: Type that the elements are converted to before they are added. By default it is that of `x`;
-            of whole numbers and truth values `int64`, of unsigned ones `uint64`.
+        dtype: Type that the elements are converted to before they are added. By default it is that of `x`; of
+            integers and truth values `int64`, of unsigned ones `uint64`.
         include_initial: Whether the result begins with 0, and has one more element along the axis.
         out: Array to write to; by default a new one.
 
@@ -85,8 +85,8 @@ async def cumulative_sum(
         The sums.
 
     Raises:
-        TypeError: There is no such dtype, or it is real and the array complex.
-        ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
+        TypeError: Devices lack this dtype, or it is real and the array complex.
+        ValueError: The axis is out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
     ...
@@ -110,8 +110,8 @@ def cumulative_prod() -> None:
         The products.
 
     Raises:
-        TypeError: There is no such dtype, or it is real and the array complex.
-        ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
+        TypeError: Devices lack this dtype, or it is real and the array complex.
+        ValueError: The axis is out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
 
@@ -128,11 +128,11 @@ async def cumulative_max(x: Operand, *, axis: int | None = None, out: AccelRef |
         out: Array to write to; by default a new one.
 
     Returns:
-        The largest elements, of the dtype of `x`.
+        The largest elements, with the dtype of `x`.
 
     Raises:
         TypeError: `x` is complex.
-        ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
+        ValueError: The axis is out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
     ...
@@ -142,7 +142,7 @@ async def cumulative_max(x: Operand, *, axis: int | None = None, out: AccelRef |
 def cumulative_min() -> None:
     """Find the smallest of the elements up to each one along an axis.
 
-    Arguments and errors are those of `cumulative_max`.
+    See `cumulative_max` for arguments and errors.
     """
 
 
@@ -151,7 +151,7 @@ def cumulative_logsumexp() -> None:
     """Compute the logarithm of the sum of exponentials up to each element: `torch.logcumsumexp`.
 
     No exponential is too large or too small. It is computed in float64 and rounded to the dtype of `x`; the
-    result of whole numbers is float64. Arguments and errors are those of `cumulative_max`.
+    result of integers is float64. See `cumulative_max` for arguments and errors.
     """
 
 
@@ -184,7 +184,7 @@ async def segmented_reduce(
 
     Args:
         x: The vector.
-        offsets: Whole numbers in ascending order, from 0 to the length of `x`: where each segment begins, and
+        offsets: Integers in ascending order, from 0 to the length of `x`: where each segment begins, and
             where the last one ends.
         op: ``"sum"``, ``"prod"``, ``"min"`` or ``"max"``.
         out: Vector to write to; by default a new one.
@@ -193,8 +193,8 @@ async def segmented_reduce(
         One element for each segment. A sum of no elements is 0, a product 1.
 
     Raises:
-        TypeError: `offsets` has no whole numbers, or the least of complex numbers is wanted.
-        ValueError: An array is no vector, there is no such `op`, or `out` has another shape.
+        TypeError: `offsets` has no integers, or the least of complex numbers is wanted.
+        ValueError: An array is not a vector, there is no such `op`, or `out` has another shape.
         LibraryError: Offsets descend or lead outside, or there is a segment of no elements of which the least
             or largest is wanted.
         NotSupportedError: float8.
@@ -213,14 +213,14 @@ async def diff(
         axis: The axis, from the end for a negative one.
         n: How many times.
         prepend: Elements before those of `x` along the axis; they are joined first, see `concat`.
-        append: Elements behind them.
+        append: Elements after them.
 
     Returns:
         ``x[i + 1] - x[i]`` along the axis, which has so many elements fewer; a copy where `n` is 0.
 
     Raises:
-        TypeError: `x` is of truth values, or `n` is no whole number.
-        ValueError: There is no such axis, or `n` is negative.
+        TypeError: `x` is of truth values, or `n` is not an integer.
+        ValueError: The axis is out of range, or `n` is negative.
         NotSupportedError: float8.
     """
     device = device_of("arrays.diff", x, prepend, append)
@@ -323,8 +323,8 @@ async def scan(text: str, x: Operand, *, axis: int | None = None) -> AccelRef:
 
     The expression is one of ``a``, which is what was combined so far, and of ``b``, the next element; see
     `jit.elementwise`. It must be associative, as pairs are combined first: in 2 log2(n) steps, in an order
-    that the length alone fixes. That is checked on all triples of a few fixed elements of the kind of the
-    dtype: exactly for whole numbers and truth values, within 1e-12 in float64 or complex128 for others. What
+    that the length alone fixes. That is checked on all triples of a few fixed elements with the kind of the
+    dtype: exactly for integers and truth values, within 1e-12 in float64 or complex128 for others. What
     passes may still not be associative elsewhere: no NaN is among the elements.
 
     The largest so far by magnitude, and the last element so far that is no NaN:
@@ -334,17 +334,17 @@ async def scan(text: str, x: Operand, *, axis: int | None = None) -> AccelRef:
     >>> ta.arrays.scan("where(isnan(b), a, b)", x)  # doctest: +SKIP
 
     Args:
-        text: The expression, of the dtype of `x`.
+        text: The expression, with the dtype of `x`.
         x: The array.
         axis: The axis, from the end for a negative one. It may be left out for a vector.
 
     Returns:
-        An array of the shape and dtype of `x`.
+        An array with the shape and dtype of `x`.
 
     Raises:
         TypeError: The expression of two elements has another dtype.
         ValueError: The expression has something that is not allowed, or is not associative; the message shows
-            where. Or there is no such axis.
+            where. Or the axis is out of range.
         NotSupportedError: float8.
     """
     [x] = await placed("arrays.scan", x=x)
@@ -383,11 +383,11 @@ async def linear_recurrence(
             has one element there.
 
     Returns:
-        An array of the shape that all broadcast to, and of the dtype of ``a * initial + b``.
+        An array of the shape that all broadcast to, and with the dtype of ``a * initial + b``.
 
     Raises:
-        TypeError: None is on a device, or an argument is no array or number.
-        ValueError: There is no such axis, or shapes do not broadcast.
+        TypeError: None is on a device, or an argument is not an array or number.
+        ValueError: The axis is out of range, or shapes do not broadcast.
         NotSupportedError: float8.
     """
     name = "arrays.linear_recurrence"
@@ -423,7 +423,7 @@ _NEXT, _PRODUCT, _SAME = (
     for text, inputs in (
         ("a * initial + b", ("a", "initial", "b")),
         ("one * two", ("one", "two")),
-        # A copy, of the dtype of the result and of its shape.
+        # A copy, with the dtype of the result and of its shape.
         ("where(True, b, b * a + initial)", ("b", "a", "initial")),
     )
 )

@@ -149,8 +149,8 @@ def _same(values: AccelRef) -> AccelRef:
 async def unique_values(x: Operand) -> AccelRef:
     """Find the elements that differ, in ascending order, as the array API standard's ``unique_values`` does.
 
-    NaN is equal to nothing, so each one is there, behind the numbers. The first zero of both signs is
-    taken. The result is a view of an array as large as `x`.
+    NaN is equal to nothing, so each one is there, after the numbers. The first zero of both signs is taken.
+    The result is a view of an array as large as `x`.
 
     Args:
         x: An array of any shape; its elements are taken in C order.
@@ -226,7 +226,7 @@ async def run_lengths(x: Operand) -> RunLengthsResult:
         The first element of each run, and how long each is, of int64.
 
     Raises:
-        ValueError: `x` is no vector.
+        ValueError: `x` is not a vector.
         NotSupportedError: float8 on CUDA.
     """
     ...
@@ -264,7 +264,7 @@ async def nonzero(x: Operand) -> tuple[AccelRef, ...]:
 async def argwhere(x: Operand) -> AccelRef:
     """Find the indices of elements that are not zero, a row for each: `nonzero`, and a join.
 
-    Arguments and errors are those of `nonzero`.
+    See `nonzero` for arguments and errors.
 
     Returns:
         A matrix of int64, with a column for each axis of `x`.
@@ -316,7 +316,7 @@ def _selected(make: Callable[[AccelRef, int], Any], *, is_whole: bool) -> Callab
 
     Args:
         make: Makes the reply of an array that begins with the selected items, and of their count.
-        is_whole: Whether the others come behind them.
+        is_whole: Whether the others come after them.
     """
 
     def plan(message: Any, planner: Planner) -> Planned[Any]:
@@ -342,7 +342,7 @@ async def compress(mask: Operand, x: Operand) -> AccelRef:
     The result is a view of an array with a place for each item of `x`.
 
     Args:
-        mask: Truth values, of the shape of `x` or of its first axes.
+        mask: Truth values, with the shape of `x` or of its first axes.
         x: The array.
 
     Returns:
@@ -362,7 +362,7 @@ async def partition(mask: Operand, x: Operand) -> tuple[AccelRef, AccelRef]:
     Both are views of one new array, which holds the selected items first.
 
     Args:
-        mask: Truth values, of the shape of `x` or of its first axes.
+        mask: Truth values, with the shape of `x` or of its first axes.
         x: The array.
 
     Returns:
@@ -429,12 +429,12 @@ class Count(Operation[ArraysActor, AccelRef]):
 
 @composed
 async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int = 0) -> AccelRef:
-    """Count how often each whole number is there, as `numpy.bincount` does.
+    """Count how often each integer is there, as `numpy.bincount` does.
 
     The largest number is found first, and read by the host: so it waits for the device twice.
 
     Args:
-        x: A vector of whole numbers from 0 on.
+        x: A vector of integers from 0 on.
         weights: Real numbers of the same shape, which are added up in float64 in the place of ones.
         minlength: The least length of the result.
 
@@ -443,8 +443,8 @@ async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int
         `minlength`.
 
     Raises:
-        TypeError: `x` is not of whole numbers, `weights` is complex, or `minlength` is no whole number.
-        ValueError: `x` is no vector, `weights` has another shape, or `minlength` is negative.
+        TypeError: `x` is not of integers, `weights` is complex, or `minlength` is not an integer.
+        ValueError: `x` is not a vector, `weights` has another shape, or `minlength` is negative.
         LibraryError: A number is negative.
         OutOfMemoryError: The largest number is too large.
     """
@@ -480,13 +480,13 @@ async def histogram(
             not checked where it is on the device.
         range: The first and the last edge, where `bins` is a number. By default the least and the largest
             element, which are found first, and read by the host.
-        weights: Real numbers of the shape of `x`, which are added up in float64 in the place of ones.
+        weights: Real numbers with the shape of `x`, which are added up in float64 in the place of ones.
 
     Returns:
         How many elements there are in each bin, of int64, or sums of float64; and the edges.
 
     Raises:
-        TypeError: `x`, the edges or `weights` are complex, or `bins` is no whole number.
+        TypeError: `x`, the edges or `weights` are complex, or `bins` is not an integer.
         ValueError: There are no bins, or more than there are numbers in the range; edges descend, the range
             is not finite, or `weights` has another shape.
     """

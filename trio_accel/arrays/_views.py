@@ -61,7 +61,7 @@ def moveaxis(x: AccelRef, source: int | Sequence[int], destination: int | Sequen
     """Return a view with axes at other places; the others keep their order.
 
     Raises:
-        ValueError: An axis that there is not, or twice, or not as many in both.
+        ValueError: An axis out of range, or twice, or not as many in both.
     """
     places = [wholes("arrays.moveaxis", *one) for one in (("source", source), ("destination", destination))]
     return _view("moveaxis", x, lambda array: np.moveaxis(array, *places))
@@ -80,7 +80,7 @@ def squeeze(x: AccelRef, axis: int | Sequence[int]) -> AccelRef:
     """Return a view without axes of one element.
 
     Raises:
-        ValueError: An axis that there is not, or one of another length.
+        ValueError: An axis out of range, or one of another length.
     """
     axes = wholes("arrays.squeeze", "axis", axis)
     return _view("squeeze", x, lambda array: np.squeeze(array, axes))
@@ -100,7 +100,7 @@ def flip(x: AccelRef, axis: int | Sequence[int] | None = None) -> AccelRef:
     """Return a view with the elements in the opposite order along axes; None for all.
 
     Raises:
-        ValueError: An axis that there is not, or twice.
+        ValueError: An axis out of range, or twice.
     """
     axes = None if axis is None else wholes("arrays.flip", "axis", axis)
     # NumPy copies an array without axes.
@@ -190,7 +190,7 @@ def swapaxes(x: AccelRef, axis1: int, axis2: int) -> AccelRef:
     """Return a view with two axes exchanged.
 
     Raises:
-        ValueError: An axis that there is not.
+        ValueError: An axis out of range.
     """
     places = whole("arrays.swapaxes", "axis1", axis1), whole("arrays.swapaxes", "axis2", axis2)
     return _view("swapaxes", x, lambda array: array.swapaxes(*places))
@@ -210,8 +210,8 @@ def sliding_window_view(
         axis: The axes; None for all.
 
     Raises:
-        ValueError: An axis that there is not, not as many axes as sizes, or a window that is larger than the
-            array or smaller than one element.
+        ValueError: An axis out of range, not as many axes as sizes, or a window that is larger than the array
+            or smaller than one element.
     """
     sizes = wholes("arrays.sliding_window_view", "window_shape", window_shape)
     axes = None if axis is None else wholes("arrays.sliding_window_view", "axis", axis)
@@ -224,7 +224,7 @@ def unstack(x: AccelRef, *, axis: int = 0) -> tuple[AccelRef, ...]:
     """Return views of the parts of an array along an axis, one for each index.
 
     Raises:
-        ValueError: An axis that there is not, or more than 65 536 parts.
+        ValueError: An axis out of range, or more than 65 536 parts.
     """
     place = axis_of("arrays.unstack", x, axis)
     moved = _view("unstack", x, lambda array: np.moveaxis(array, place, 0))
@@ -241,8 +241,8 @@ def split(x: AccelRef, indices_or_sections: int | Sequence[int], axis: int = 0) 
         axis: The axis.
 
     Raises:
-        ValueError: An axis that there is not, or it cannot be divided into parts of one length; or there are
-            more than 65 536 parts.
+        ValueError: An axis out of range, or it cannot be divided into parts of one length; or there are more
+            than 65 536 parts.
     """
     place = axis_of("arrays.split", x, axis)
     moved = _view("split", x, lambda array: np.moveaxis(array, place, 0))

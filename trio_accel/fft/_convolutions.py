@@ -1,6 +1,6 @@
 """Convolutions, correlations and other functions of signals that transforms make fast.
 
-Names and arguments are those of `scipy.signal`. They are here, because each is transforms, and an expression
+Names and see `scipy.signal` for arguments. They are here, because each is transforms, and an expression
 between them; a package of its own would have no kernels, and nothing to say that this one does not.
 """
 
@@ -110,7 +110,7 @@ def oaconvolve() -> None:
     as a whole. With a short filter it takes less time than `fftconvolve`. Where no axis is long enough to be
     cut, it is `fftconvolve`.
 
-    Arguments, result and errors are those of `fftconvolve`.
+    See `fftconvolve` for arguments, result and errors.
     """
 
 
@@ -164,7 +164,7 @@ async def convolve(
 def correlate() -> None:
     """Correlate two arrays, as `scipy.signal.correlate`: `in2` in reverse, and conjugated, is convolved.
 
-    Arguments and errors are those of `convolve`.
+    See `convolve` for arguments and errors.
     """
 
 
@@ -230,7 +230,7 @@ async def czt(
     place, count = _points("czt", x, "m", m, axis, out)
     if a == 0 or w == 0:
         raise ValueError(f"czt: a and w must not be 0, got a {a!r} and w {w!r}")
-    # SciPy reduces whole numbers before the angle is made.
+    # SciPy reduces integers before the angle is made.
     rate, period = (-1j * math.pi / count, 2 * count) if w is None else (cmath.log(w) / 2, sys.maxsize)
     return await _chirped("czt", x, place, count, _Chirp(-cmath.log(a), rate, period), out)
 

@@ -36,7 +36,7 @@ def fused(
         transform: A function of this package: `fft`, `irfftn` and so on.
         prolog: What is transformed: an expression of the array ``x`` and of others, see `jit.elementwise`.
             Arrays broadcast. Its dtype is one that the transform has; a real one is converted for complex
-            transforms. So ``"float32(x)"`` transforms whole numbers, or float16.
+            transforms. So ``"float32(x)"`` transforms integers, or float16.
         epilog: The result: an expression of the spectrum ``y`` and of other arrays and numbers, which
             broadcast to its shape. It may have another dtype, as ``"abs(y)"`` has.
 

@@ -1,4 +1,4 @@
-"""Cosine and sine transforms: an expression ahead of a Fourier transform, and one behind it.
+"""Cosine and sine transforms: an expression before a Fourier transform, and one after it.
 
 Types II and III are a real transform of the same length (J. Makhoul, "A fast cosine transform in one and two
 dimensions", 1980), type I is one of the extended array, and type IV a complex one of half the length, or of
@@ -170,7 +170,7 @@ def _read(expression: Elementwise[AccelRef], numbers: dict[str, Any], **arrays: 
 
 
 async def _in_three(x: AccelRef, axis: int, made: Callable[[AccelRef], AccelRef]) -> AccelRef:
-    """View an array, or a copy, with three axes, or two where nothing is behind: kernels for all shapes."""
+    """View an array, or a copy, with three axes, or two where nothing is after: kernels for all shapes."""
     flat = x if x.spec.is_contiguous else made(await x.copy())
     columns = math.prod(x.shape[axis + 1 :])
     return flat.reshape((math.prod(x.shape[:axis]), x.shape[axis], columns)[: 2 if columns == 1 else 3])
@@ -315,7 +315,7 @@ async def dct(
 def idct() -> None:
     """Inverse discrete cosine transform along one axis, as `scipy.fft.idct`.
 
-    Arguments, result and errors are those of `dct`; `type` is that of the transform that it inverts.
+    See `dct` for arguments, result and errors; `type` is that of the transform that it inverts.
     """
 
 
@@ -323,7 +323,7 @@ def idct() -> None:
 def dst() -> None:
     """Discrete sine transform along one axis, as `scipy.fft.dst`.
 
-    Arguments, result and errors are those of `dct`; type 1 takes a single element, too.
+    See `dct` for arguments, result and errors; type 1 takes a single element, too.
     """
 
 
@@ -331,7 +331,7 @@ def dst() -> None:
 def idst() -> None:
     """Inverse discrete sine transform along one axis, as `scipy.fft.idst`.
 
-    Arguments, result and errors are those of `dst`; `type` is that of the transform that it inverts.
+    See `dst` for arguments, result and errors; `type` is that of the transform that it inverts.
     """
 
 
@@ -348,7 +348,7 @@ async def dctn(
 ) -> AccelRef:
     """Discrete cosine transform along several axes, as `scipy.fft.dctn`: one after the other.
 
-    Arguments, result and errors are those of `dct`, and as in `fftn`:
+    See `dct` for arguments, result and errors, and as in `fftn`:
 
     Args:
         a: See `dct`.
@@ -367,7 +367,7 @@ async def dctn(
 def idctn() -> None:
     """Inverse discrete cosine transform along several axes, as `scipy.fft.idctn`.
 
-    Arguments, result and errors are those of `dctn`; `type` is that of the transform that it inverts.
+    See `dctn` for arguments, result and errors; `type` is that of the transform that it inverts.
     """
 
 
@@ -375,7 +375,7 @@ def idctn() -> None:
 def dstn() -> None:
     """Discrete sine transform along several axes, as `scipy.fft.dstn`.
 
-    Arguments, result and errors are those of `dctn`; type 1 takes a single element, too.
+    See `dctn` for arguments, result and errors; type 1 takes a single element, too.
     """
 
 
@@ -383,5 +383,5 @@ def dstn() -> None:
 def idstn() -> None:
     """Inverse discrete sine transform along several axes, as `scipy.fft.idstn`.
 
-    Arguments, result and errors are those of `dstn`; `type` is that of the transform that it inverts.
+    See `dstn` for arguments, result and errors; `type` is that of the transform that it inverts.
     """

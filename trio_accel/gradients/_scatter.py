@@ -52,7 +52,7 @@ def added_along(zeros: Callable[[], Any], shape: Sequence[int], places: Any, val
     Args:
         zeros: Makes the zeros.
         shape: Their shape.
-        places: Indices along the axis, an array of the shape of `values`; negative ones count from the end.
+        places: Indices along the axis, an array with the shape of `values`; negative ones count from the end.
         values: The values.
         axis: The axis.
     """

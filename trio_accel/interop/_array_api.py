@@ -145,7 +145,7 @@ def iinfo(type: Typed, /) -> IntegerInfo:  # noqa: A002  # the standard's name
 
 
 def isdtype(dtype: DTypeLike, kind: DTypeLike | Sequence[DTypeLike]) -> bool:
-    """Tell whether a dtype is of a kind, of one of several, or another dtype.
+    """Return whether a dtype is of a kind, of one of several, or another dtype.
 
     Raises:
         ValueError: There is no such kind.
@@ -163,7 +163,7 @@ def result_type(*arrays_and_dtypes: Typed | complex) -> DType:
     """Return the dtype of the result of arrays, dtypes and Python numbers together.
 
     Raises:
-        TypeError: The standard has no promotion of them, or there is no array and no dtype.
+        TypeError: The standard has no promotion of them, or there is neither an array nor a dtype.
     """
     numbers = [type(one) for one in arrays_and_dtypes if type(one) in _SCALARS]
     dtypes = [dtype_of(cast("Typed", one)) for one in arrays_and_dtypes if type(one) not in _SCALARS]
@@ -183,7 +183,7 @@ def result_type(*arrays_and_dtypes: Typed | complex) -> DType:
 
 
 def can_cast(from_: Typed, to: DTypeLike, /) -> bool:
-    """Tell whether a dtype becomes another by promotion."""
+    """Return whether a dtype becomes another by promotion."""
     try:
         return result_type(dtype_of(from_), to) is DType.of(to)
     except TypeError:
@@ -567,7 +567,7 @@ def _each(change: Callable[[Any], Any], several: Any) -> Any:
 
 
 def _host(obj: Any, dtype: DTypeLike | None) -> Any:
-    """Make a host array of what is no array of a device; that of another GPU library stays as it is."""
+    """Make a host array of what is not an array of a device; that of another GPU library stays as it is."""
     if hasattr(obj, "__dlpack__") and not _is_numpys(obj):
         return np.from_dlpack(obj) if int(obj.__dlpack_device__()[0]) in _HOST else obj
     host = host_array("asarray: obj", obj)

@@ -92,10 +92,10 @@ class Array:
     """An array of the blocking namespace `array_api`, by the Python array API standard 2025.12.
 
     Its elements are in the memory of a device, and each operation waits for that in the calling thread. In
-    Trio's thread it raises `RuntimeError`. Indexing by whole numbers, slices, ``...`` and ``None`` makes a
-    view of the same memory; indexing by arrays makes a copy. The operators take arrays and Python numbers,
-    and promote by the standard. The `repr` of an array of up to 1000 elements waits for them, but not in
-    Trio's thread.
+    Trio's thread it raises `RuntimeError`. Indexing by integers, slices, ``...`` and ``None`` makes a view of
+    the same memory; indexing by arrays makes a copy. The operators take arrays and Python numbers, and
+    promote by the standard. The `repr` of an array of up to 1000 elements waits for them, but not in Trio's
+    thread.
     """
 
     __slots__ = ("__weakref__", "_ref", "_space")
@@ -179,7 +179,7 @@ class Array:
         """Copy the array to another device; on its own, it is returned as it is.
 
         Raises:
-            ValueError: A stream is given, or it is no device.
+            ValueError: A stream is given, or it is not a device.
         """
         if stream is not None:
             raise ValueError("to_device: stream must be None: operations are ordered by their arrays")
@@ -210,10 +210,10 @@ class Array:
     __invert__: ClassVar[_Unary] = _unary("bitwise_invert")
 
     def __getitem__(self, key: Any, /) -> Array:
-        """Take a part: a view by whole numbers, slices, ``...`` and ``None``; a copy by arrays.
+        """Take a part: a view by integers, slices, ``...`` and ``None``; a copy by arrays.
 
-        Arrays of whole numbers stand for elements along their axes, broadcast against each other, and arrays
-        of truth values for the places where they are true.
+        Arrays of integers stand for elements along their axes, broadcast against each other, and arrays of
+        truth values for the places where they are true.
 
         Raises:
             IndexError: Out of range, too many, or an array of truth values of another shape.
@@ -372,7 +372,7 @@ async def set_part(x: AccelRef, key: _Key, value: Any) -> None:
 
 @attrs.frozen(eq=False)
 class _Chosen:
-    """The part of an array that arrays of whole numbers choose.
+    """The part of an array that arrays of integers choose.
 
     Attributes:
         view: The array, with the axes first that they are for.
@@ -424,7 +424,7 @@ async def _set_where(x: AccelRef, mask: _Key, value: Any) -> None:
 
 
 async def _without_masks(x: AccelRef, key: _Key) -> list[Any]:
-    """Return the items of a key, with whole numbers in place of truth values, and slices in place of dots."""
+    """Return the items of a key, with integers in place of truth values, and slices in place of dots."""
     given: tuple[_Key, ...] = key if _is_several(key) else (key,)
     used = sum(_axes(part) for part in given)
     if used > x.ndim or sum(part is Ellipsis for part in given) > 1:

@@ -245,7 +245,7 @@ async def _call(
 
 def _settle(future: Future[Any], setting: Callable[[], object] | None = None) -> None:
     """Set the result of a future, or confirm that it is cancelled."""
-    # From here on, it cannot be cancelled any more.
+    # From here on, it cannot be cancelled any longer.
     if future.set_running_or_notify_cancel() and setting is not None:
         setting()
 

@@ -10,8 +10,8 @@ Refusals of all functions, before anything is launched:
 * `ValueError`: shapes that do not fit, unknown letters, factors outside the range of the dtype; an array to
   write to that has another shape or dtype than the result, or shares memory with an operand, unless that is
   allowed.
-* `numpy.linalg.LinAlgError`, which is a `ValueError`: an operand of a solver is no stack of matrices, or not
-  of square ones where they have to be.
+* `numpy.linalg.LinAlgError`, which is a `ValueError`: an operand of a solver is not a stack of matrices, or
+  not of square ones where they have to be.
 * `NotSupportedError`: the backend does not have it, or not for this dtype; of solvers, a `TypeError`.
 """
 

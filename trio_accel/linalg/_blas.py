@@ -213,8 +213,8 @@ async def syr2k(
 ) -> AccelRef:
     """``c = alpha * a @ b.T + alpha * b @ a.T + beta * c`` in one triangle (BLAS ``syr2k``, ``her2k``).
 
-    Arguments and result are those of `syrk`, but `b` has the shape and dtype of `a`. With `hermitian`, the
-    second product has the conjugate of `alpha`, which may be complex.
+    See `syrk` for arguments and result, but `b` has the shape and dtype of `a`. With `hermitian`, the second
+    product has the conjugate of `alpha`, which may be complex.
     """
     ...
 
@@ -254,8 +254,8 @@ async def trmm(
 def trsm() -> None:
     """The solution x of ``op(a) @ x = alpha * b`` for a triangular ``a`` (BLAS ``trsm``).
 
-    Arguments and result are those of `trmm`; with `side` ``"R"``, it is ``x @ op(a) = alpha * b``. A zero on
-    the diagonal makes infinities and NaN; it is no error.
+    See `trmm` for arguments and result; with `side` ``"R"``, it is ``x @ op(a) = alpha * b``. A zero on the
+    diagonal makes infinities and NaN; it is no error.
     """
 
 
@@ -321,7 +321,7 @@ async def nrm2(x: Operand, *, out: AccelRef | None = None) -> AccelRef:
 def asum() -> None:
     """Sum of ``abs(x.real) + abs(x.imag)`` over a vector (BLAS ``asum``).
 
-    Arguments and result are those of `nrm2`; `x` is of float32, float64, complex64 or complex128.
+    See `nrm2` for arguments and result; `x` is of float32, float64, complex64 or complex128.
     """
 
 
@@ -329,7 +329,7 @@ def asum() -> None:
 def iamax() -> None:
     """Index of the first element with the largest ``abs(x.real) + abs(x.imag)``, from 0 (BLAS ``iamax``).
 
-    Arguments and result are those of `asum`, but `x` must not be empty, and the result is of int64. Where `x`
+    See `asum` for arguments and result, but `x` must not be empty, and the result is of int64. Where `x`
     holds a NaN, it is any index.
     """
 
@@ -434,7 +434,7 @@ async def symv(
 ) -> AccelRef:
     """``alpha * a @ x + beta * y`` for a symmetric or Hermitian ``a`` (BLAS ``symv``, ``hemv``).
 
-    Arguments and result are those of `symm`, but `x` and `y` are vectors of shape (n,).
+    See `symm` for arguments and result, but `x` and `y` are vectors of shape (n,).
     """
     ...
 
@@ -481,8 +481,8 @@ async def syr2(
 ) -> AccelRef:
     """``a = alpha * outer(x, y) + alpha * outer(y, x) + a`` in one triangle (BLAS ``syr2``, ``her2``).
 
-    Arguments and result are those of `syr`, but `y` has the shape and dtype of `x`. With `hermitian`, the
-    second product has the conjugate of `alpha`, which may be complex.
+    See `syr` for arguments and result, but `y` has the shape and dtype of `x`. With `hermitian`, the second
+    product has the conjugate of `alpha`, which may be complex.
     """
     ...
 
@@ -499,7 +499,7 @@ async def trmv(
 ) -> AccelRef:
     """``op(a) @ x`` for a triangular ``a`` (BLAS ``trmv``).
 
-    Arguments and result are those of `trmm`, but `a` is one matrix, and `x` a vector of shape (n,).
+    See `trmm` for arguments and result, but `a` is one matrix, and `x` a vector of shape (n,).
     """
     ...
 
@@ -508,7 +508,7 @@ async def trmv(
 def trsv() -> None:
     """The solution of ``op(a) @ result = x`` for a triangular ``a`` (BLAS ``trsv``).
 
-    Arguments are those of `trmv`. A zero on the diagonal makes infinities and NaN; it is no error.
+    See `trmv` for arguments. A zero on the diagonal makes infinities and NaN; it is no error.
     """
 
 

@@ -62,11 +62,11 @@ async def expm(x: Operand, /) -> AccelRef:
         x: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
 
     Returns:
-        The exponentials, of the shape and dtype of `x`. One of a matrix with a NaN or an infinity is NaN; and
-        elements beyond the range of the dtype are infinite or NaN.
+        The exponentials, with the shape and dtype of `x`. One of a matrix with a NaN or an infinity is NaN;
+        and elements beyond the range of the dtype are infinite or NaN.
 
     Raises:
-        numpy.linalg.LinAlgError: `x` is no stack of square matrices.
+        numpy.linalg.LinAlgError: `x` is not a stack of square matrices.
         TypeError: It is not on a device, or of another dtype.
     """
     name = "expm"
@@ -140,7 +140,7 @@ async def polar(a: Operand, side: _Side = "right") -> PolarResult:
         side: ``"right"`` for ``a = u @ p``, ``"left"`` for ``a = p @ u``.
 
     Returns:
-        u, of the shape of `a`, and p, of shape (..., n, n), or (..., m, m) with ``"left"``.
+        u, with the shape of `a`, and p, of shape (..., n, n), or (..., m, m) with ``"left"``.
 
     Raises:
         ValueError: Another side.
@@ -174,7 +174,7 @@ async def orth(A: Operand, rcond: float | None = None) -> AccelRef:  # noqa: N80
         The basis, as columns: a view of shape (m, rank), which keeps all left singular vectors.
 
     Raises:
-        numpy.linalg.LinAlgError: `A` is no matrix; stacks are refused, because their ranks may differ.
+        numpy.linalg.LinAlgError: `A` is not a matrix; stacks are refused, because their ranks may differ.
         LinAlgError: See `svd`.
     """
     decomposed, rank = await _ranked("orth", A, rcond, full=False)
@@ -185,7 +185,7 @@ async def orth(A: Operand, rcond: float | None = None) -> AccelRef:  # noqa: N80
 async def null_space(A: Operand, rcond: float | None = None) -> AccelRef:  # noqa: N803  # SciPy's name
     """Orthonormal basis of the null space of a matrix, as `scipy.linalg.null_space`: by `svd`.
 
-    Arguments and errors are those of `orth`.
+    See `orth` for arguments and errors.
 
     Returns:
         The basis, as columns: an array or a view of shape (n, n - rank).

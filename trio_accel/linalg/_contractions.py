@@ -45,8 +45,7 @@ _sum = functools.cache(Reduction)
 async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: Out = None) -> AccelRef:
     """Sums of products of vectors, as `numpy.linalg.vecdot`: of ``conj(x1) * x2`` along an axis.
 
-    One launch. float16, bfloat16 and float32 are added in float64, and rounded once; whole numbers wrap
-    around.
+    One launch. float16, bfloat16 and float32 are added in float64, and rounded once; integers wrap around.
 
     Args:
         x1: Array of a numeric dtype.
@@ -55,10 +54,10 @@ async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: Out = None
         out: Array to write to, of the same kind of dtype: the result is converted to it.
 
     Returns:
-        The sums, of the dtype of the operands, and of their shape without the axis.
+        The sums, with the dtype of the operands, and of their shape without the axis.
 
     Raises:
-        ValueError: Lengths that differ, even if one is 1, or an axis that there is not.
+        ValueError: Lengths that differ, even if one is 1, or an axis out of range.
     """
     dtype = check_operands("vecdot", x1=x1, x2=x2)
     first, second = _last("vecdot", x1, axis), _last("vecdot", x2, axis)
@@ -122,7 +121,7 @@ async def cross(x1: Operand, x2: Operand, /, *, axis: int = -1) -> AccelRef:
         The vectors, along the same axis.
 
     Raises:
-        ValueError: Vectors that have not three elements, or an axis that there is not.
+        ValueError: Vectors that have not three elements, or an axis out of range.
     """
     check_operands("cross", x1=x1, x2=x2)
     first, second = _last("cross", x1, axis), _last("cross", x2, axis)
@@ -152,8 +151,8 @@ async def trace(
     Args:
         x: Array of shape (..., m, n).
         offset: Which diagonal, see `diagonal`.
-        dtype: Type that the elements are converted to before they are added; by default that of `x`, of whole
-            numbers int64 or uint64.
+        dtype: Type that the elements are converted to before they are added; by default that of `x`, of
+            integers int64 or uint64.
         out: Array to write to, of the same kind of dtype: the result is converted to it.
 
     Returns:
@@ -174,8 +173,8 @@ async def tensordot(
 ) -> AccelRef:
     """Sum of products over axes of two arrays, as `numpy.tensordot`; by one `matmul`.
 
-    Where the axes of an operand cannot be merged where they lie, it is one `ta.tensor.contract`, and of whole
-    numbers such an operand is copied first. Without axes to add along, it is one launch that multiplies.
+    Where the axes of an operand cannot be merged where they lie, it is one `ta.tensor.contract`, and of
+    integers such an operand is copied first. Without axes to add along, it is one launch that multiplies.
 
     Args:
         x1: Array of a dtype that `matmul` takes.
@@ -220,13 +219,13 @@ async def einsum(
 
     More than two operands are multiplied in the order that opt_einsum finds. Each step is one launch: a
     product of elements where nothing is added, a sum of products where nothing else is left, and else
-    `matmul`, or `ta.tensor.contract` where the axes of an operand cannot be merged where they lie. For whole
-    numbers such an operand is copied first. An axis that no other has is added along first. The arrays
+    `matmul`, or `ta.tensor.contract` where the axes of an operand cannot be merged where they lie. For
+    integers such an operand is copied first. An axis that no other has is added along first. The arrays
     between the steps are released as the next one is done.
 
     Args:
         subscripts: One letter for each axis of each operand, terms separated by commas. ``...`` stands for
-            axes that broadcast. A letter twice in a term takes the diagonal. Behind ``->`` are the letters of
+            axes that broadcast. A letter twice in a term takes the diagonal. After ``->`` are the letters of
             the result, in order; without it, those that are there once, sorted.
         *operands: Arrays of one dtype, one for each term. An axis of one element broadcasts.
         optimize: How the order is found, by opt_einsum's names, such as ``"optimal"`` or ``"greedy"``; or the
@@ -240,7 +239,7 @@ async def einsum(
 
     Raises:
         TypeError: There is no operand.
-        ValueError: A term that does not fit its operand, letters behind ``->`` that no term has or that are
+        ValueError: A term that does not fit its operand, letters after ``->`` that no term has or that are
             there twice, lengths that differ, or an order that is none.
         OutOfMemoryError: No order was found that fits into memory. Nothing was launched.
     """

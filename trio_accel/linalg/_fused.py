@@ -1,4 +1,4 @@
-"""Products with what comes before and behind them in the same launch, as cuBLASLt has them (D163)."""
+"""Products with what comes before and after them in the same launch, as cuBLASLt has them (D163)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
 
 
 class FusedMatmulResult(NamedTuple):
-    """A product behind an activation, with what the gradient of that needs; see `fused_matmul`."""
+    """A product after an activation, with what the gradient of that needs; see `fused_matmul`."""
 
     out: AccelRef
     """The result."""
@@ -134,7 +134,7 @@ def _factors(
             if argument != "scale_out":
                 product *= cast("float", scale)  # a call was awaited
                 continue
-            # That one comes behind the activation, so it is no part of alpha.
+            # That one comes after the activation, so it is no part of alpha.
             scale = np.array(scale, np.float32)
         arrays[argument] = planner.read(argument, scale)
     alpha = _factor(planner, "alpha", message.alpha, dtypes)
@@ -230,9 +230,9 @@ async def fused_matmul(
         a: Array of shape (..., m, k). Both operands are of float16, bfloat16, float32, float64 or int8; or of
             float8, and one of them may be float8_e5m2.
         b: Array of shape (..., k, n); the stacks broadcast.
-        c: Array of the shape of the result, and its dtype; bfloat16 for a result of float8.
-        bias: Vector of shape (n,), or one for each product, (..., n); of the dtype of `c`. It is float32 for
-            a result of int8, and bfloat16 where products of float8 are to be float32.
+        c: Array with the shape of the result, and its dtype; bfloat16 for a result of float8.
+        bias: Vector of shape (n,), or one for each product, (..., n); with the dtype of `c`. It is float32
+            for a result of int8, and bfloat16 where products of float8 are to be float32.
         activation: ``"relu"``, or ``"gelu"`` by the hyperbolic tangent: `nn.gelu` with
             ``approximate="tanh"``.
         alpha: Factor of the product.

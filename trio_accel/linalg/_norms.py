@@ -57,8 +57,8 @@ async def vector_norm(
         The norms, of the real dtype. No elements have 0, but by a negative `ord` above minus infinity.
 
     Raises:
-        TypeError: `x` is of another dtype, or `ord` is no number.
-        ValueError: An axis that there is not, or the least of no elements.
+        TypeError: `x` is of another dtype, or `ord` is not a number.
+        ValueError: An axis out of range, or the least of no elements.
     """
     dtype = check_operands("vector_norm", x=x)
     real = real_dtype("vector_norm", dtype)
@@ -173,14 +173,14 @@ async def matrix_power(x: Operand, n: int, /) -> AccelRef:
 
     Args:
         x: Array of shape (..., m, m), of a dtype that `matmul` takes; for a negative `n`, that `inv` takes.
-        n: Exponent, a whole number. 0 makes matrices of ones on the diagonal.
+        n: Exponent, an integer. 0 makes matrices of ones on the diagonal.
 
     Returns:
-        The powers, of the shape and dtype of `x`.
+        The powers, with the shape and dtype of `x`.
 
     Raises:
-        TypeError: `n` is no whole number.
-        numpy.linalg.LinAlgError: `x` is no stack of square matrices.
+        TypeError: `n` is not an integer.
+        numpy.linalg.LinAlgError: `x` is not a stack of square matrices.
         LinAlgError: `n` is negative, and a matrix is singular.
     """
     name = "matrix_power"
@@ -217,7 +217,7 @@ def _identity(dtype: str) -> Elementwise[AccelRef]:
 def _tolerance(
     name: str, dtype: DType, shape: Sequence[int], rtol: float | Operand | None, axes: int
 ) -> float | Operand:
-    """Bring a tolerance into the shape of singular values, with so many axes behind those of the stack."""
+    """Bring a tolerance into the shape of singular values, with so many axes after those of the stack."""
     if rtol is None:
         return max(shape[-2:]) * float(np.finfo(dtype.dtype).eps)
     if not isinstance(rtol, (AccelRef, np.ndarray)):

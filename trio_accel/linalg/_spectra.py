@@ -143,12 +143,12 @@ async def eigh(
     Args:
         a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
         UPLO: Which triangle is read, the lower or the upper one; the matrices count as Hermitian.
-        b: Positive definite matrices, of the shape and dtype of `a`: then the results are those of
+        b: Positive definite matrices, with the shape and dtype of `a`: then the results are those of
             ``a @ v = b @ v * w``, as `scipy.linalg.eigh` finds them (LAPACK ``sygvd``).
 
     Returns:
         The eigenvalues, of shape (..., n) and the real dtype, the smallest first; and the eigenvectors, as
-        the columns of matrices of the shape of `a`. Their length is 1; with `b`, ``v^H @ b @ v`` is.
+        the columns of matrices with the shape of `a`. Their length is 1; with `b`, ``v^H @ b @ v`` is.
 
     Raises:
         LinAlgError: That triangle of a matrix holds a NaN or an infinity, a matrix of `b` is not positive
@@ -180,7 +180,7 @@ async def eig(a: Operand) -> EigResult:
 
     Returns:
         The eigenvalues, of shape (..., n), in no order; and the eigenvectors, as columns of length 1 of
-        matrices of the shape of `a`. Both are complex, also where all imaginary parts are zero: a dtype is
+        matrices with the shape of `a`. Both are complex, also where all imaginary parts are zero: a dtype is
         known before the values are.
 
     Raises:
@@ -257,7 +257,7 @@ async def schur(a: Operand, output: Literal["real", "complex"] = "real") -> Schu
         output: ``"complex"`` for matrices T that are triangular also where `a` is real.
 
     Returns:
-        T and Z, of the shape of `a`, in its dtype or the complex one of the same precision.
+        T and Z, with the shape of `a`, in its dtype or the complex one of the same precision.
 
     Raises:
         LinAlgError: A matrix holds a NaN or an infinity, or its iteration did not converge;
@@ -288,7 +288,7 @@ async def hessenberg(a: Operand, calc_q: bool = False) -> HessenbergResult | Acc
         calc_q: Whether to compute Q.
 
     Returns:
-        H, or H and Q, of the shape and dtype of `a`.
+        H, or H and Q, with the shape and dtype of `a`.
 
     Raises:
         LinAlgError: A matrix holds a NaN or an infinity; `LinAlgError.index` says which one.
@@ -310,7 +310,7 @@ async def ldl(a: Operand, lower: bool = True, hermitian: bool = True) -> LDLResu
             ``a = lu @ d @ lu^T``.
 
     Returns:
-        The factors, of the shape and dtype of `a`, and the order of rows that makes ``lu`` triangular.
+        The factors, with the shape and dtype of `a`, and the order of rows that makes ``lu`` triangular.
 
     Raises:
         LinAlgError: A matrix holds a NaN or an infinity; `LinAlgError.index` says which one.
@@ -327,7 +327,7 @@ async def sqrtm(a: Operand) -> AccelRef:
         a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
 
     Returns:
-        The square roots, of the shape of `a`. They are complex, also where all imaginary parts are zero: a
+        The square roots, with the shape of `a`. They are complex, also where all imaginary parts are zero: a
         dtype is known before the values are.
 
     Raises:

@@ -65,7 +65,7 @@ class LUResult(NamedTuple):
     """An LU factorization; see `lu`."""
 
     lu: AccelRef
-    """Both triangular factors, of the shape of the matrices."""
+    """Both triangular factors, with the shape of the matrices."""
     piv: AccelRef
     """Row exchanges: int32, from 0."""
 
@@ -112,7 +112,7 @@ async def cholesky(a: Operand, *, upper: bool = False) -> AccelRef:
         upper: Whether to make ``U`` of ``a = U^H @ U``, instead of ``L`` of ``a = L @ L^H``.
 
     Returns:
-        The factor, of the shape and dtype of `a`, with a positive diagonal and zeros in its other triangle.
+        The factor, with the shape and dtype of `a`, with a positive diagonal and zeros in its other triangle.
 
     Raises:
         LinAlgError: A matrix is not positive definite, or holds a NaN or an infinity; `LinAlgError.index`
@@ -129,7 +129,7 @@ async def lu(a: Operand) -> LUResult:
         a: Array of shape (..., m, n), of float32, float64, complex64 or complex128.
 
     Returns:
-        ``lu`` of the shape and dtype of `a`: ``U`` in the upper triangle and ``L`` below, without its
+        ``lu`` with the shape and dtype of `a`: ``U`` in the upper triangle and ``L`` below, without its
         diagonal of ones. ``piv`` of shape (..., min(m, n)) and int32, from 0: row i was exchanged with row
         ``piv[i]``. `lu_solve` takes both.
 
@@ -241,7 +241,7 @@ async def inv(a: Operand) -> AccelRef:
         a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
 
     Returns:
-        The inverse, of the shape and dtype of `a`.
+        The inverse, with the shape and dtype of `a`.
 
     Raises:
         LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
@@ -261,7 +261,7 @@ async def lu_solve(lu_and_piv: tuple[Operand, Operand], b: Operand, trans: Liter
 
     Args:
         lu_and_piv: Result of `lu` for square matrices: (..., n, n), and (..., n) of int32.
-        b: Vector of shape (n,), or array of shape (..., n, k), of the dtype of the factors. The stacks
+        b: Vector of shape (n,), or array of shape (..., n, k), with the dtype of the factors. The stacks
             broadcast against each other.
         trans: 0: op(a) is a; 1: its transpose; 2: its conjugate transpose.
 
@@ -349,7 +349,7 @@ async def lstsq(a: Operand, b: Operand, rcond: float | None = None) -> LstsqResu
         numpy.linalg.LinAlgError: Shapes that do not fit. Stacks are refused, as by NumPy.
         TypeError: Neither is on a device, or another dtype, or two of them.
 
-    A cancelled call leaves nothing behind. See `Device.ask` for the errors that any operation can end with.
+    A cancelled call leaves nothing after. See `Device.ask` for the errors that any operation can end with.
     """
     device = device_of("lstsq", a, b)
     _check(a, b)
@@ -421,7 +421,7 @@ async def solve_banded(l_and_u: tuple[int, int], ab: Operand, b: Operand) -> Acc
         b: Vector of shape (n,), or array of shape (..., n, k) with the same stack, of the same dtype.
 
     Returns:
-        The solution, of the shape of `b`.
+        The solution, with the shape of `b`.
 
     Raises:
         ValueError: `ab` has not as many rows as there are diagonals.
@@ -446,7 +446,7 @@ async def solveh_banded(ab: Operand, b: Operand, lower: bool = False) -> AccelRe
         lower: Whether `ab` holds the lower triangle.
 
     Returns:
-        The solution, of the shape of `b`.
+        The solution, with the shape of `b`.
 
     Raises:
         ValueError: `ab` has no row.
@@ -472,7 +472,7 @@ async def solve_tridiagonal(dl: Operand, d: Operand, du: Operand, b: Operand) ->
         b: Vector of shape (n,), or array of shape (..., n, k) with the same stack, of the same dtype.
 
     Returns:
-        The solution, of the shape of `b`.
+        The solution, with the shape of `b`.
 
     Raises:
         LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
@@ -502,7 +502,7 @@ async def solve_toeplitz(c_or_cr: Operand | tuple[Operand, Operand], b: Operand)
         b: Vector of shape (n,), or array of shape (..., n, k) with the same stack, of the same dtype.
 
     Returns:
-        The solution, of the shape of `b`.
+        The solution, with the shape of `b`.
 
     Raises:
         LinAlgError: A leading minor of a matrix is singular, though the matrix may not be; or it holds a NaN

@@ -53,11 +53,11 @@ async def bilateral_filter(
         channel_axis: None.
 
     Returns:
-        The means, computed in float64, of the dtype of the image.
+        The means, computed in float64, with the dtype of the image.
 
     Raises:
-        TypeError: `image` is no array of a device, or of another dtype: scikit-image would divide whole
-            numbers by the largest one.
+        TypeError: `image` is not an array of a device, or of another dtype: scikit-image would divide
+            integers by the largest one.
         ValueError: Other than two axes, another mode, or a number out of range.
         NotSupportedError: An axis of channels.
     """

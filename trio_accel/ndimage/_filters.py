@@ -122,15 +122,15 @@ async def correlate(
         output: See `Output`.
         mode: See `Mode`.
         cval: The number beyond the edges, in ``"constant"``.
-        origin: How far the window lies behind its place: for all axes, or for each.
+        origin: How far the window lies after its place: for all axes, or for each.
         axes: Axes to filter along; None for all.
 
     Returns:
-        The sums, in the dtype of `input`: of whole numbers rounded towards zero. They are complex where the
+        The sums, in the dtype of `input`: of integers rounded towards zero. They are complex where the
         weights are.
 
     Raises:
-        TypeError: `input` is no array of a device, or a real `output` of complex sums.
+        TypeError: `input` is not an array of a device, or a real `output` of complex sums.
         ValueError: Weights of another number of axes, an origin outside of the window, an axis or mode that
             there is not, or `output` of another shape.
         NotSupportedError: float8.
@@ -142,7 +142,7 @@ async def correlate(
 def convolve() -> None:
     """Convolve an image with weights, as `scipy.ndimage.convolve` does.
 
-    Weights are in reverse, and not conjugated. Arguments, result and errors are those of `correlate`.
+    Weights are in reverse, and not conjugated. See `correlate` for arguments, result and errors.
     """
 
 
@@ -162,7 +162,7 @@ async def correlate1d(
 ) -> AccelRef:
     """Correlate lines along an axis with a vector of weights, as `scipy.ndimage.correlate1d` does.
 
-    Arguments, result and errors are those of `correlate`, with one `axis`.
+    See `correlate` for arguments, result and errors, with one `axis`.
     """
     return await _correlate(False, input, weights, output, mode, cval, origin, w.integer("axis", axis))
 
@@ -171,7 +171,7 @@ async def correlate1d(
 def convolve1d() -> None:
     """Convolve lines along an axis with a vector of weights, as `scipy.ndimage.convolve1d` does.
 
-    Arguments, result and errors are those of `correlate`, with one `axis`.
+    See `correlate` for arguments, result and errors, with one `axis`.
     """
 
 

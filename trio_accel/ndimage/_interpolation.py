@@ -179,7 +179,7 @@ def _loop(axes: Sequence[int], order: int, places: list[list[str]]) -> tuple[int
 
 
 def _weights(w: str, order: int) -> list[str]:
-    """Weigh the elements around a place d behind a knot: B-splines, by C. de Boor's recursion, 1972."""
+    """Weigh the elements around a place d after a knot: B-splines, by C. de Boor's recursion, 1972."""
     lines = [f"{w}0 = 1 - d; {w}1 = d"] * (order > 0)
     for degree in range(2, order + 1):
         # Each is divided once, at the end.
@@ -193,7 +193,7 @@ def _weights(w: str, order: int) -> list[str]:
 
 
 def _rounded(dtype: DType) -> list[str]:
-    """Round a result to the nearest whole number that the dtype has."""
+    """Round a result to the nearest integer that the dtype has."""
     if dtype.kind not in ("int", "uint"):
         return ["y = y >= 0.5"] * (dtype is DType.bool)
     least, most = np.iinfo(dtype.dtype).min, np.iinfo(dtype.dtype).max
@@ -227,7 +227,7 @@ async def spline_filter1d(
         The coefficients.
 
     Raises:
-        TypeError: `input` is no array of a device.
+        TypeError: `input` is not an array of a device.
         ValueError: An order, axis or mode that there is not, or `output` of another shape.
         NotSupportedError: float8.
     """
@@ -267,11 +267,11 @@ async def map_coordinates(
         prefilter: Whether coefficients are to be computed; False where `input` has those of `spline_filter`.
 
     Returns:
-        An array of the shape of one coordinate, in the dtype of `input`. Integers are the nearest ones, and
+        An array with the shape of one coordinate, in the dtype of `input`. Integers are the nearest ones, and
         truth values are True from 0.5 on.
 
     Raises:
-        TypeError: `input` is no array of a device, or coordinates are complex.
+        TypeError: `input` is not an array of a device, or coordinates are complex.
         ValueError: Coordinates for another number of axes, an order or mode that there is not, or `output` of
             another shape.
         NotSupportedError: float8, more than 13 axes, or more than 65536 elements for each result.

@@ -124,7 +124,7 @@ async def binary_erosion(
         mask: Where elements may change.
         output: Dtype of the result, or an array to write to; by default bool.
         border_value: Whether what is beyond the edges is true.
-        origin: How far the window lies behind its place: for all axes, or for each.
+        origin: How far the window lies after its place: for all axes, or for each.
         brute_force: Not looked at: all elements are computed each time.
         axes: Axes of the structure; None for all.
 
@@ -132,7 +132,7 @@ async def binary_erosion(
         A new image.
 
     Raises:
-        TypeError: `input` is no array of a device, or `structure` is on one.
+        TypeError: `input` is not an array of a device, or `structure` is on one.
         ValueError: A structure of another number of axes or without elements, an origin outside of it, or
             another shape of an array.
         NotSupportedError: float8.
@@ -176,7 +176,7 @@ async def label(input: Operand, structure: npt.ArrayLike | None = None, output: 
         The labels, and how many parts there are.
 
     Raises:
-        TypeError: `input` is no array of a device, or `structure` is on one.
+        TypeError: `input` is not an array of a device, or `structure` is on one.
         ValueError: A structure of another shape, or one that differs on opposite sides; or `output` of
             another shape, or too small a dtype.
         NotSupportedError: float8.
@@ -230,7 +230,7 @@ async def _runs(x: AccelRef, near: Sequence[list[int]]) -> tuple[AccelRef, list[
     for offset in [one for one in near if one < [0] * x.ndim and one != ahead]:
         views, text = [x, beside(offset)], "x and y"
         if has_runs:
-            # Where what is ahead of both elements touches, too, the edge is known.
+            # Where what is before both elements touches, too, the edge is known.
             views += [beside(ahead), beside(ahead, offset)]
             text += " and not (z and t)"
         touch = await w.compute("label", text, tuple("xyzt"[: len(views)]))(*views)
@@ -265,7 +265,7 @@ async def distance_transform_edt(
         differ from SciPy's choice.
 
     Raises:
-        TypeError: `input` is no array of a device.
+        TypeError: `input` is not an array of a device.
         ValueError: Nothing is wanted, or a `sampling` for another number of axes.
         NotSupportedError: float8.
     """

@@ -95,10 +95,10 @@ async def uniform_filter1d(
         output: See `Output`.
         mode: See `Mode`.
         cval: The number beyond the edges, in ``"constant"``.
-        origin: How far the window lies behind its place.
+        origin: How far the window lies after its place.
 
     Returns:
-        The means, in the dtype of `input`: of whole numbers rounded towards zero.
+        The means, in the dtype of `input`: of integers rounded towards zero.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `correlate`; or `size` is below 1.
@@ -111,8 +111,7 @@ async def uniform_filter1d(
 def maximum_filter1d() -> None:
     """Find the largest element of windows along an axis, as `scipy.ndimage.maximum_filter1d` does.
 
-    A window with NaN has NaN. Arguments and errors are those of `uniform_filter1d`; complex numbers are
-    refused.
+    A window with NaN has NaN. See `uniform_filter1d` for arguments and errors; complex numbers are refused.
     """
 
 
@@ -140,7 +139,7 @@ async def uniform_filter(
         output: See `Output`.
         mode: See `Mode`: for all axes, or for each.
         cval: The number beyond the edges, in ``"constant"``.
-        origin: How far the window lies behind its place: for all axes, or for each.
+        origin: How far the window lies after its place: for all axes, or for each.
         axes: Axes to filter along; None for all.
 
     Returns:
@@ -275,14 +274,14 @@ async def median_filter(
         output: See `Output`.
         mode: See `Mode`: for all axes, or for each.
         cval: The number beyond the edges, in ``"constant"``.
-        origin: How far the window lies behind its place: for all axes, or for each.
+        origin: How far the window lies after its place: for all axes, or for each.
         axes: Axes to filter along; None for all.
 
     Returns:
         The elements, in the dtype of `input`.
 
     Raises:
-        TypeError: `input` is no array of a device, or complex; or `footprint` is on a device.
+        TypeError: `input` is not an array of a device, or complex; or `footprint` is on a device.
         ValueError: There is no window, its origin is outside of it, an axis or mode that there is not, or
             `output` of another shape.
         NotSupportedError: float8.

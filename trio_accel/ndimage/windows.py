@@ -46,13 +46,13 @@ _SAME = {"grid-constant": "constant", "grid-mirror": "reflect", "grid-wrap": "wr
 
 
 def need(is_right: object, told: str) -> None:
-    """Raise a `ValueError`, unless all is right. The name of the function comes ahead of it by `named`."""
+    """Raise a `ValueError`, unless all is right. The name of the function comes before it by `named`."""
     if not is_right:
         raise ValueError(told)
 
 
 def integer(argument: str, value: Any) -> int:
-    """Take a whole number. Raises `TypeError`."""
+    """Take an integer. Raises `TypeError`."""
     # `named` writes the function's name in place of this one.
     return whole("ndimage.function", argument, value)
 
@@ -116,7 +116,7 @@ def dtype_of(x: Any, output: Output, shape: Sequence[int], is_complex: bool = Fa
 
 
 def reach(size: int, origin: int) -> tuple[int, int]:
-    """Count the elements of a window ahead of its place, and behind it. Raises `ValueError`."""
+    """Count the elements of a window before its place, and after it. Raises `ValueError`."""
     before, least = size // 2 + origin, -(size // 2)
     told = f"size must be at least 1, and origin from {least} to {(size - 1) // 2} for {size}, got {origin}"
     need(0 <= before < size, told)
@@ -142,7 +142,7 @@ def spread(x: AccelRef, axes: Sequence[int], values: Sequence[Any], other: Any) 
 
 
 def stored(value: str, dtype: DType) -> str:
-    """Return what becomes an element: whole numbers are cut off, and wrap around."""
+    """Return what becomes an element: integers are cut off, and wrap around."""
     if dtype is DType.uint64:
         return f"where({value} < 9e18, uint64(int64({value})), uint64({value}))"
     return value if dtype.is_inexact else f"int64({value})"
@@ -180,7 +180,7 @@ async def padded(x: AccelRef, widths: Sequence[Any], modes: Sequence[str], cval:
 
     Args:
         x: The array.
-        widths: How many come ahead of those of each axis, and behind them.
+        widths: How many come before those of each axis, and after them.
         modes: What they are, for each axis; see `mode_of`.
         cval: The number of ``"constant"``. Where the dtype does not hold it, the result has a wider one.
     """

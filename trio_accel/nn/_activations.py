@@ -1,8 +1,8 @@
 """Activations, and their gradients: one expression each, so one launch (D155).
 
 All are computed in float32 at least, and rounded once to the dtype of the arguments: float16 and bfloat16
-lose nothing on the way. Whole numbers become float64, but for `relu` and `relu6`. No exponential overflows,
-as it is one of a number that is not positive. NaN stays NaN, and infinite elements have the limits.
+lose nothing on the way. Integers become float64, but for `relu` and `relu6`. No exponential overflows, as it
+is one of a number that is not positive. NaN stays NaN, and infinite elements have the limits.
 
 A gradient is a function of `grad`, the gradient of what the activation has returned, and of `x`, the argument
 of that.
@@ -99,11 +99,11 @@ async def relu(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
         out: Array to write to; it may be `x`.
 
     Returns:
-        The elements, of the shape of `x`.
+        The elements, with the shape of `x`.
 
     Raises:
-        TypeError: `x` is neither an array nor a number, or complex; or `out` is of a dtype that the result
-            does not become.
+        TypeError: `x` is neither an array nor a number, or complex; or the result does not convert to the
+            dtype of `out`.
         ValueError: `out` has another shape, or shares memory with `x` and is not the same array.
         NotSupportedError: float8.
     """
@@ -131,7 +131,7 @@ def relu_grad() -> None:
 def relu6() -> None:
     """Bring elements between 0 and 6, in the dtype of `x`.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -139,7 +139,7 @@ def relu6() -> None:
 def relu6_grad() -> None:
     """Compute the gradient of `relu6`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -150,7 +150,7 @@ def relu6_grad() -> None:
 async def leaky_relu(x: ExpressionArgument, negative_slope: float = 0.01, *, out: Out = None) -> AccelRef:
     """Multiply negative elements by `negative_slope`.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
     ...
 
@@ -159,7 +159,7 @@ async def leaky_relu(x: ExpressionArgument, negative_slope: float = 0.01, *, out
 def leaky_relu_grad() -> None:
     """Compute the gradient of `leaky_relu`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -170,8 +170,8 @@ def leaky_relu_grad() -> None:
 async def prelu(x: ExpressionArgument, weight: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Multiply negative elements by learned factors.
 
-    `weight` broadcasts to `x`: those of channels along axis 1 have shape (C, 1, 1) for images. Other
-    arguments and errors are those of `relu`.
+    `weight` broadcasts to `x`: those of channels along axis 1 have shape (C, 1, 1) for images. Other see
+    `relu` for arguments and errors.
     """
     ...
 
@@ -180,7 +180,7 @@ async def prelu(x: ExpressionArgument, weight: ExpressionArgument, *, out: Out =
 def prelu_grad() -> None:
     """Compute the gradient of `prelu` by `x`. That of the factors is the sum of ``grad * minimum(x, 0)``.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -188,7 +188,7 @@ def prelu_grad() -> None:
 async def threshold(x: ExpressionArgument, threshold: float, value: float, *, out: Out = None) -> AccelRef:
     """Replace elements up to `threshold` by `value`.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
     ...
 
@@ -197,7 +197,7 @@ async def threshold(x: ExpressionArgument, threshold: float, value: float, *, ou
 def threshold_grad() -> None:
     """Compute the gradient of `threshold`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -205,7 +205,7 @@ def threshold_grad() -> None:
 async def hardshrink(x: ExpressionArgument, lambd: float = 0.5, *, out: Out = None) -> AccelRef:
     """Replace elements from ``-lambd`` to `lambd` by 0.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
     ...
 
@@ -214,7 +214,7 @@ async def hardshrink(x: ExpressionArgument, lambd: float = 0.5, *, out: Out = No
 def hardshrink_grad() -> None:
     """Compute the gradient of `hardshrink`, which is that of `softshrink`, too.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -224,7 +224,7 @@ def hardshrink_grad() -> None:
 def softshrink() -> None:
     """Bring elements nearer to 0 by `lambd`, and those that are nearer than that to 0.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -232,7 +232,7 @@ def softshrink() -> None:
 def softshrink_grad() -> None:
     """Compute the gradient of `softshrink`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -241,7 +241,7 @@ def softshrink_grad() -> None:
 async def elu(x: ExpressionArgument, alpha: float = 1.0, *, out: Out = None) -> AccelRef:
     """Replace negative elements by ``alpha * (exp(x) - 1)``.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
     ...
 
@@ -250,7 +250,7 @@ async def elu(x: ExpressionArgument, alpha: float = 1.0, *, out: Out = None) -> 
 def elu_grad() -> None:
     """Compute the gradient of `elu`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -262,7 +262,7 @@ def elu_grad() -> None:
 def selu() -> None:
     """Compute the scaled `elu` of self-normalizing networks (Klambauer et al., 2017).
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -270,7 +270,7 @@ def selu() -> None:
 def selu_grad() -> None:
     """Compute the gradient of `selu`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -282,7 +282,7 @@ def selu_grad() -> None:
 def celu() -> None:
     """Replace negative elements by ``alpha * (exp(x / alpha) - 1)``.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -290,7 +290,7 @@ def celu() -> None:
 def celu_grad() -> None:
     """Compute the gradient of `celu`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -298,7 +298,7 @@ def celu_grad() -> None:
 def silu() -> None:
     """Compute ``x * sigmoid(x)``, also known as swish.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -306,7 +306,7 @@ def silu() -> None:
 def silu_grad() -> None:
     """Compute the gradient of `silu`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -318,7 +318,7 @@ def silu_grad() -> None:
 def mish() -> None:
     """Compute ``x * tanh(softplus(x))``.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -326,7 +326,7 @@ def mish() -> None:
 def mish_grad() -> None:
     """Compute the gradient of `mish`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -339,7 +339,7 @@ async def softplus(x: ExpressionArgument, beta: float = 1.0, *, out: Out = None)
 
     It is exact for large elements, too, so that there is no `threshold`.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
     ...
 
@@ -348,7 +348,7 @@ async def softplus(x: ExpressionArgument, beta: float = 1.0, *, out: Out = None)
 def softplus_grad() -> None:
     """Compute the gradient of `softplus`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -360,7 +360,7 @@ def softplus_grad() -> None:
 def softsign() -> None:
     """Compute ``x / (1 + abs(x))``.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -368,7 +368,7 @@ def softsign() -> None:
 def softsign_grad() -> None:
     """Compute the gradient of `softsign`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -378,7 +378,7 @@ async def hardtanh(
 ) -> AccelRef:
     """Bring elements between `min_val` and `max_val`.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
     ...
 
@@ -387,7 +387,7 @@ async def hardtanh(
 def hardtanh_grad() -> None:
     """Compute the gradient of `hardtanh`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -396,7 +396,7 @@ def hardtanh_grad() -> None:
 def hardsigmoid() -> None:
     """Compute ``relu6(x + 3) / 6``.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -404,7 +404,7 @@ def hardsigmoid() -> None:
 def hardsigmoid_grad() -> None:
     """Compute the gradient of `hardsigmoid`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -416,7 +416,7 @@ def hardsigmoid_grad() -> None:
 def hardswish() -> None:
     """Compute ``x * relu6(x + 3) / 6``.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -424,7 +424,7 @@ def hardswish() -> None:
 def hardswish_grad() -> None:
     """Compute the gradient of `hardswish`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -432,7 +432,7 @@ def hardswish_grad() -> None:
 def sigmoid() -> None:
     """Compute ``1 / (1 + exp(-x))``.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -440,7 +440,7 @@ def sigmoid() -> None:
 def sigmoid_grad() -> None:
     """Compute the gradient of `sigmoid`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -452,7 +452,7 @@ def sigmoid_grad() -> None:
 def log_sigmoid() -> None:
     """Compute the logarithm of `sigmoid`.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -460,7 +460,7 @@ def log_sigmoid() -> None:
 def log_sigmoid_grad() -> None:
     """Compute the gradient of `log_sigmoid`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -468,7 +468,7 @@ def log_sigmoid_grad() -> None:
 def tanhshrink() -> None:
     """Compute ``x - tanh(x)``, in float64.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -476,7 +476,7 @@ def tanhshrink() -> None:
 def tanhshrink_grad() -> None:
     """Compute the gradient of `tanhshrink`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -484,7 +484,7 @@ def tanhshrink_grad() -> None:
 async def tanh_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the gradient of `ta.arrays.tanh`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
     ...
 
@@ -541,7 +541,7 @@ async def gelu(x: ExpressionArgument, approximate: _Approximate = "none", *, out
         out: Array to write to; it may be `x`.
 
     Returns:
-        The elements, of the shape of `x`.
+        The elements, with the shape of `x`.
 
     Raises:
         TypeError, NotSupportedError: As of `relu`.
@@ -560,7 +560,7 @@ async def _gelu_grad(grad: ExpressionArgument, x: ExpressionArgument, approximat
 def gelu_grad() -> None:
     """Compute the gradient of `gelu`.
 
-    Arguments and errors are those of `gelu` and `relu_grad`.
+    See `gelu` for arguments and errors and `relu_grad`.
     """
 
 
@@ -598,7 +598,7 @@ async def softmax_grad(grad: Operand, x: Operand, axis: Axis = None, *, out: Out
 def log_softmax_grad() -> None:
     """Compute the gradient of `ta.arrays.log_softmax` along the same axes, in one launch.
 
-    Arguments and errors are those of `softmax_grad`.
+    See `softmax_grad` for arguments and errors.
     """
 
 
@@ -622,11 +622,11 @@ async def glu(x: Operand, axis: int = -1, *, out: Out = None) -> AccelRef:
         out: Array to write to.
 
     Returns:
-        An array of the shape of `x`, with half as many elements along the axis.
+        An array with the shape of `x`, with half as many elements along the axis.
 
     Raises:
         TypeError, NotSupportedError: As of `relu`.
-        ValueError: See `relu`; or an axis that there is not, or has an odd number of elements.
+        ValueError: See `relu`; or an axis out of range, or has an odd number of elements.
     """
     at, half = _halves("nn.glu", x, axis)
     before = (slice(None),) * at

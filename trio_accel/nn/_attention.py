@@ -94,7 +94,7 @@ def _check_numbers(name: str, message: Any, query: ArraySpec) -> _Numbers:
 
 
 def _read_wholes(planner: Planner, argument: str, operand: Operand) -> ArraySpec:
-    """Take an array of whole numbers."""
+    """Take an array of integers."""
     array = planner.read(argument, operand)
     if array.dtype not in (DType.int32, DType.int64):
         raise TypeError(f"{planner.name}: {argument} must be int32 or int64, got {array.dtype}")
@@ -230,14 +230,14 @@ async def scaled_dot_product_attention(
         key: Array of shape (..., heads, columns, e), of the same dtype.
         value: Array of shape (..., heads, columns, f), of the same dtype.
         attn_mask: Array that broadcasts to (..., heads, rows, columns). Truth values: whether a key counts.
-            An array of the dtype of `query` that is added to the scores; minus infinity hides a key.
+            An array with the dtype of `query` that is added to the scores; minus infinity hides a key.
         dropout_p: 0: there is no dropout.
         is_causal: Whether each query sees its own key and those before it alone.
         scale: Factor of the products; None for ``1 / sqrt(e)``.
-        enable_gqa: Whether a head of `key` and `value` may serve several of `query`, one behind the other.
+        enable_gqa: Whether a head of `key` and `value` may serve several of `query`, one after the other.
         causal_alignment: Which key is a query's own: ``"upper_left"``: that of the same number, as in
             PyTorch; ``"lower_right"``: the last query has the last key, as where earlier keys were kept.
-        window_size: How many keys before and behind its own a query sees; -1 for all.
+        window_size: How many keys before and after its own a query sees; -1 for all.
         query_lengths: Array of shape (...), int32 or int64: how many of the rows are there. The results of
             others are zeros.
         key_lengths: Likewise, how many of the columns are there. Others are not looked at.
@@ -299,7 +299,7 @@ async def scaled_dot_product_attention_grad(
 ) -> AttentionGradResult:
     """Compute the gradients of an attention for queries, keys and values.
 
-    The scores are computed anew, for some rows of one head at a time (Dao et al., FlashAttention; NeurIPS
+    The scores are computed again, for some rows of one head at a time (Dao et al., FlashAttention; NeurIPS
     2022). There is no gradient for the mask.
 
     Args:
@@ -314,7 +314,7 @@ async def scaled_dot_product_attention_grad(
         scale: Factor of the products.
         enable_gqa: Whether a head of `key` and `value` may serve several of `query`.
         causal_alignment: Which key is a query's own.
-        window_size: How many keys before and behind its own a query sees.
+        window_size: How many keys before and after its own a query sees.
         query_lengths: How many of the rows are there.
         key_lengths: How many of the columns are there.
 
@@ -375,14 +375,14 @@ async def paged_attention(
     Args:
         query: Array of shape (n, heads, rows, e), of float16, bfloat16, float32 or float64.
         key_cache: Blocks of shape (blocks, kv_heads, block, e), of the same dtype. Each head serves as many
-            heads of `query`, one behind the other.
+            heads of `query`, one after the other.
         value_cache: Blocks of shape (blocks, kv_heads, block, f).
         block_table: Array of shape (n, most), int32 or int64: which blocks have the keys of a sequence, in
-            order. Those behind its length are not looked at.
+            order. Those after its length are not looked at.
         key_lengths: Array of shape (n,), int32 or int64: how many keys there are.
         is_causal: Whether each query sees its own key and those before it alone.
         scale: Factor of the products; None for ``1 / sqrt(e)``.
-        window_size: How many keys before and behind its own a query sees; -1 for all.
+        window_size: How many keys before and after its own a query sees; -1 for all.
         out: Array to write to.
 
     Returns:

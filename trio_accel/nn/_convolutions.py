@@ -169,9 +169,8 @@ async def conv2d(
         weight: Array of shape (o, c / groups, rows, columns), of the same dtype.
         bias: Array of shape (o,), which is added to each element of a channel.
         stride: Steps from window to window: a number, or one for each axis.
-        padding: Zeros on both sides: a number, or one for each axis; or for each axis a pair, as
-            `numpy.pad` has it. ``"valid"``: none. ``"same"``: as many as keep the extents; an odd one is
-            behind.
+        padding: Zeros on both sides: a number, or one for each axis; or for each axis a pair, as `numpy.pad`
+            has it. ``"valid"``: none. ``"same"``: as many as keep the extents; an odd one is after.
         dilation: Steps between the elements of a window.
         groups: Groups of channels, each of which makes as many of the result by itself.
         out: Array to write to.
@@ -180,7 +179,7 @@ async def conv2d(
         The result, of shape (n, o, windows, windows).
 
     Raises:
-        TypeError: Dtypes differ, or are not among these; or an argument is no whole number.
+        TypeError: Dtypes differ, or are not among these; or an argument is not an integer.
         ValueError: Shapes or channels that do not fit, groups that do not divide the channels, a stride or
             dilation of 0, a negative padding, a window that is larger than the padded input, ``"same"`` with
             a stride; or `out` has another shape or dtype, or shares memory with an argument.
@@ -222,7 +221,7 @@ async def conv_transpose2d(
         bias: Array of shape (o,), which is added to each element of a channel.
         stride: Steps from window to window in the result.
         padding: How many elements are cut off on both sides, as `conv2d` takes it; without names.
-        output_padding: Elements that are added behind: below the stride or the dilation.
+        output_padding: Elements that are added after: below the stride or the dilation.
         groups: Groups of channels.
         dilation: Steps between the elements of a window.
         out: Array to write to.
@@ -351,7 +350,7 @@ async def conv_bias_grad(grad_output: Operand) -> AccelRef:
         The gradient, of shape (o,).
 
     Raises:
-        TypeError: `grad_output` is no array.
+        TypeError: `grad_output` is not an array.
         ValueError: It has fewer than three axes.
     """
     if isinstance(getattr(grad_output, "ndim", None), int) and grad_output.ndim < 3:

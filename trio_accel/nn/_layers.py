@@ -165,7 +165,7 @@ async def linear(
     Args:
         x: Array of shape (..., k), of a dtype of `ta.linalg.fused_matmul`.
         weight: Matrix of shape (n, k), of the same dtype.
-        bias: Vector of shape (n,), of the dtype of the result.
+        bias: Vector of shape (n,), with the dtype of the result.
         activation: ``"relu"``, or ``"gelu"`` by the hyperbolic tangent: `gelu` with ``approximate="tanh"``.
         out: Array to write to; by default a new one.
 
@@ -186,7 +186,7 @@ async def linear_input_grad(grad: Operand, weight: Operand, *, out: AccelRef | N
 
     Args:
         grad: Gradient of the loss by the result, before an activation: array of shape (..., n).
-        weight: The one given to `linear`: matrix of shape (n, k), of the dtype of `grad`.
+        weight: The one given to `linear`: matrix of shape (n, k), with the dtype of `grad`.
         out: Array to write to; by default a new one.
 
     Returns:
@@ -206,7 +206,7 @@ async def linear_weight_grad(grad: Operand, x: Operand, *, out: AccelRef | None 
         grad: Gradient of the loss by the result, before an activation: array of shape (..., n). All axes but
             the last one are added along as one, so they have to be one where they lie, as for
             `AccelRef.reshape`.
-        x: The one given to `linear`: array of shape (..., k), of the dtype of `grad`; likewise.
+        x: The one given to `linear`: array of shape (..., k), with the dtype of `grad`; likewise.
         out: Array of shape (n, k) to write the gradient of the weights to; by default a new one.
 
     Returns:
@@ -235,7 +235,7 @@ async def embedding(
     The device checks indices before it uses them. `ta.arrays.take` also takes indices from the end.
 
     Args:
-        indices: Whole numbers from 0 to V - 1, of any shape.
+        indices: Integers from 0 to V - 1, of any shape.
         weight: Table of shape (V, D).
         padding_idx: Row that `embedding_grad` leaves alone; it is only checked here.
         out: Array to write to.
@@ -244,7 +244,7 @@ async def embedding(
         The rows: the shape of `indices`, and then D.
 
     Raises:
-        TypeError: An argument is no array, or `indices` are no whole numbers.
+        TypeError: An argument is not an array, or `indices` are not integers.
         ValueError: `weight` has not two axes, there is no row `padding_idx`, or `out` has another shape or
             shares memory with an argument.
         OutOfRangeError: An index is not from 0 to V - 1. It is an `IndexError`, too.
@@ -270,7 +270,7 @@ async def embedding_grad(
     It is two launches: one makes zeros.
 
     Args:
-        grad: Gradient of the rows, of the shape of `indices`, and then D.
+        grad: Gradient of the rows, with the shape of `indices`, and then D.
         indices: The indices, which the device checks again.
         num_embeddings: V, the number of rows.
         padding_idx: Row whose gradient is 0; None for none.
@@ -279,7 +279,7 @@ async def embedding_grad(
         The gradient, of shape (V, D) and the dtype of `grad`.
 
     Raises:
-        TypeError: An argument is no array, or `indices` or the others are no whole numbers.
+        TypeError: An argument is not an array, or `indices` or the others are not integers.
         ValueError: `grad` has another shape, or there is no row `padding_idx`.
         OutOfRangeError: See `embedding`.
         NotSupportedError: float8.
@@ -359,10 +359,10 @@ async def dropout(x: Operand, p: float = 0.5, *, generator: _Uniform) -> Dropout
         generator: A `ta.random.Generator` of the device.
 
     Returns:
-        The elements, of the shape and dtype of `x`; and the mask, which `dropout_grad` takes.
+        The elements, with the shape and dtype of `x`; and the mask, which `dropout_grad` takes.
 
     Raises:
-        TypeError: `x` is no array of floating numbers, or `generator` no generator.
+        TypeError: `x` is not an array of floating numbers, or `generator` no generator.
         ValueError: `p` is not from 0 to 1.
         NotSupportedError: float8.
     """
@@ -386,10 +386,10 @@ async def dropout_grad(grad: Operand, mask: Operand, p: float = 0.5) -> AccelRef
         p: The same as there.
 
     Returns:
-        The gradient, of the shape and dtype of `grad`.
+        The gradient, with the shape and dtype of `grad`.
 
     Raises:
-        TypeError: `grad` is no array of floating numbers, or `mask` none of truth values.
+        TypeError: `grad` is not an array of floating numbers, or `mask` none of truth values.
         ValueError: Different shapes, or `p` is not from 0 to 1.
         NotSupportedError: float8.
     """

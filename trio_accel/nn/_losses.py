@@ -1,8 +1,8 @@
 """Losses, and their gradients.
 
 Elements are computed in float32 at least, and summed in float64. A result is rounded once, to the dtype of
-what was predicted; it is float64 for whole numbers. What has a factor of 0 adds nothing, even if it is
-infinite: a class of probability 0, or one without weight.
+what was predicted; it is float64 for integers. What has a factor of 0 adds nothing, even if it is infinite: a
+class of probability 0, or one without weight.
 
 `reduction` is ``"none"`` for the loss of each element, ``"mean"`` or ``"sum"``.
 """
@@ -193,7 +193,7 @@ async def mse_loss(x: Operand, target: Operand, *, reduction: LossReduction = "m
         The loss: of shape () or, with ``"none"``, of that of `x`. The mean of no elements is NaN.
 
     Raises:
-        TypeError: An argument is no array, complex, or dtypes that are not promoted to one.
+        TypeError: An argument is not an array, complex, or dtypes that are not promoted to one.
         ValueError: Other shapes, or another `reduction`.
         NotSupportedError: float8.
     """
@@ -211,7 +211,7 @@ def mse_loss_grad() -> None:
         reduction: The same as there.
 
     Returns:
-        The gradient, of the shape of `x`.
+        The gradient, with the shape of `x`.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`; or `grad` has another shape.
@@ -222,7 +222,7 @@ def mse_loss_grad() -> None:
 def l1_loss() -> None:
     """Compute sizes of differences, as `torch.nn.functional.l1_loss`: one launch.
 
-    Arguments and errors are those of `mse_loss`.
+    See `mse_loss` for arguments and errors.
     """
 
 
@@ -230,7 +230,7 @@ def l1_loss() -> None:
 def l1_loss_grad() -> None:
     """Compute the gradient of `l1_loss` by `x`: 0 where there is no difference. One launch.
 
-    Arguments and errors are those of `mse_loss_grad`.
+    See `mse_loss_grad` for arguments and errors.
     """
 
 
@@ -243,8 +243,8 @@ async def smooth_l1_loss(
 ) -> AccelRef:
     """Compute `l1_loss`, with a parabola below `beta`, as `torch.nn.functional.smooth_l1_loss`: one launch.
 
-    That is ``0.5 * d**2 / beta`` of differences d below `beta`, and ``d - 0.5 * beta`` of others. Arguments
-    and errors are those of `mse_loss`; `beta` is 0 at least.
+    That is ``0.5 * d**2 / beta`` of differences d below `beta`, and ``d - 0.5 * beta`` of others. See
+    `mse_loss` for arguments and errors; `beta` is 0 at least.
     """
     ...
 
@@ -253,7 +253,7 @@ async def smooth_l1_loss(
 def smooth_l1_loss_grad() -> None:
     """Compute the gradient of `smooth_l1_loss` by `x`: one launch.
 
-    Arguments and errors are those of `mse_loss_grad` and `smooth_l1_loss`.
+    See `mse_loss_grad` for arguments and errors and `smooth_l1_loss`.
     """
 
 
@@ -266,8 +266,8 @@ async def huber_loss(
 ) -> AccelRef:
     """Compute Huber's loss, as `torch.nn.functional.huber_loss`: one launch.
 
-    That is ``0.5 * d**2`` of differences d up to `delta`, and ``delta * (d - 0.5 * delta)`` of others.
-    Arguments and errors are those of `mse_loss`; `delta` is 0 at least.
+    That is ``0.5 * d**2`` of differences d up to `delta`, and ``delta * (d - 0.5 * delta)`` of others. See
+    `mse_loss` for arguments and errors; `delta` is 0 at least.
     """
     ...
 
@@ -276,7 +276,7 @@ async def huber_loss(
 def huber_loss_grad() -> None:
     """Compute the gradient of `huber_loss` by `x`: one launch.
 
-    Arguments and errors are those of `mse_loss_grad` and `huber_loss`.
+    See `mse_loss_grad` for arguments and errors and `huber_loss`.
     """
 
 
@@ -371,7 +371,7 @@ async def _divergence(x: Operand, reduction: str, log_target: bool, **given: Any
 def kl_div_grad() -> None:
     """Compute the gradient of `kl_div` by `x`.
 
-    Arguments and errors are those of `kl_div` and `mse_loss_grad`.
+    See `kl_div` for arguments and errors and `mse_loss_grad`.
     """
 
 
@@ -414,7 +414,7 @@ def _check_pair(name: str, x: Operand, target: Operand, **more: ExpressionArgume
 
 
 def _check_grad(name: str, grad: ExpressionArgument, shape: Ints) -> None:
-    """Require a number, or an array of the shape of a result."""
+    """Require a number, or an array with the shape of a result."""
     check_real(name, grad=grad)
     if isinstance(grad, (AccelRef, np.ndarray)) and grad.shape != shape:
         raise ValueError(f"{name}: grad must have the shape {shape} of the loss, got shape {grad.shape}")
@@ -540,7 +540,7 @@ async def cross_entropy(
 
     Args:
         logits: Array of shape (N, C, ...) with C classes; or (C,), for one label.
-        labels: Whole numbers from 0 to C - 1, of shape (N, ...); or ().
+        labels: Integers from 0 to C - 1, of shape (N, ...); or ().
         weight: Factors of the classes, of shape (C,). The mean is divided by the sum of those of the labels.
         ignore_index: Label whose loss is 0, and that does not count for the mean.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
@@ -550,7 +550,7 @@ async def cross_entropy(
         The loss: of shape () or, with ``"none"``, of that of `labels`. The mean is NaN where no label counts.
 
     Raises:
-        TypeError: An argument is no array, `labels` are no whole numbers, or the others complex.
+        TypeError: An argument is not an array, `labels` are not integers, or the others complex.
         ValueError: Shapes that do not fit, no classes, or another `reduction` or `label_smoothing`.
         OutOfRangeError: A label is not from 0 to C - 1, and not `ignore_index`. It is an `IndexError`, too.
         NotSupportedError: float8.
@@ -632,7 +632,7 @@ async def cross_entropy_grad(
         label_smoothing: The same as there.
 
     Returns:
-        The gradient, of the shape of `logits`.
+        The gradient, with the shape of `logits`.
 
     Raises:
         TypeError, OutOfRangeError, NotSupportedError: As of `cross_entropy`.
@@ -720,5 +720,5 @@ async def _placed(
 
 
 def _along(weight: Operand, case: _Case) -> Operand:
-    """Spread factors of classes over the axes behind these."""
+    """Spread factors of classes over the axes after these."""
     return weight.reshape((weight.shape[0], *(1,) * (case.ndim - case.axis - 1)))

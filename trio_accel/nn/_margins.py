@@ -112,7 +112,7 @@ def binary_cross_entropy_grad() -> None:
 def soft_margin_loss() -> None:
     """Compute ``log(1 + exp(-target * x))``, of targets that are 1 or -1: one launch.
 
-    Arguments and errors are those of `mse_loss`.
+    See `mse_loss` for arguments and errors.
     """
 
 
@@ -120,7 +120,7 @@ def soft_margin_loss() -> None:
 def soft_margin_loss_grad() -> None:
     """Compute the gradient of `soft_margin_loss` by `x`: one launch.
 
-    Arguments and errors are those of `mse_loss_grad`.
+    See `mse_loss_grad` for arguments and errors.
     """
 
 
@@ -133,7 +133,7 @@ async def hinge_embedding_loss(
 ) -> AccelRef:
     """Take distances where the target is 1, and ``max(0, margin - x)`` where it is -1: one launch.
 
-    Arguments and errors are those of `mse_loss`.
+    See `mse_loss` for arguments and errors.
     """
     ...
 
@@ -142,7 +142,7 @@ async def hinge_embedding_loss(
 def hinge_embedding_loss_grad() -> None:
     """Compute the gradient of `hinge_embedding_loss` by `x`: one launch.
 
-    Arguments and errors are those of `mse_loss_grad`.
+    See `mse_loss_grad` for arguments and errors.
     """
 
 
@@ -358,8 +358,8 @@ async def pairwise_distance(
 
     Raises:
         TypeError: No array, or dtypes that do not become that of `out`.
-        ValueError: Shapes that do not broadcast, an axis that there is not, or `out` has another shape or
-            shares memory with an argument.
+        ValueError: Shapes that do not broadcast, an axis out of range, or `out` has another shape or shares
+            memory with an argument.
         NotSupportedError: float8.
     """
     ...
@@ -374,7 +374,7 @@ async def pairwise_distance(
 async def normalize(x: Operand, axis: Axis = 1, *, eps: float = 1e-12, out: Out = None) -> AccelRef:
     """Divide vectors by their Euclidean norms, as `torch.nn.functional.normalize` does: one launch.
 
-    `eps` is the least that a norm counts as. Other arguments and errors are those of `pairwise_distance`; the
+    `eps` is the least that a norm counts as. Other see `pairwise_distance` for arguments and errors; the
     shape stays, and `out` may be `x`.
     """
     ...

@@ -1,8 +1,8 @@
 """Normalizations of images and of groups of channels, and the gradients of all normalizations.
 
-Arrays have channels along axis 1: shape (N, C, ...). All is computed in float64, and rounded once. Whole
-numbers become float64. The counts of launches are those of float32 and float64: what float16 and bfloat16
-hold in between is an array of float32, which is made first. See `ta.arrays.softmax` for few long rows.
+Arrays have channels along axis 1: shape (N, C, ...). All is computed in float64, and rounded once. Integers
+become float64. The counts of launches are those of float32 and float64: what float16 and bfloat16 hold in
+between is an array of float32, which is made first. See `ta.arrays.softmax` for few long rows.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class NormGradients(NamedTuple):
     weight: AccelRef
     """Of the factors."""
     bias: AccelRef
-    """Of what is added behind them."""
+    """Of what is added after them."""
 
 
 class RMSNormGradients(NamedTuple):
@@ -160,15 +160,15 @@ async def batch_norm(
         running_mean: Means of the channels, of shape (C,).
         running_var: Variances of the channels, of shape (C,).
         weight: Factors, of shape (C,), or one for all.
-        bias: Added behind that, of shape (C,), or one for all.
+        bias: Added after that, of shape (C,), or one for all.
         eps: Added to the variances.
         out: Array to write to; it may be `x`.
 
     Returns:
-        An array of the shape of `x`, of the dtype that all are promoted to, at least a floating one.
+        An array with the shape of `x`, of the dtype that all are promoted to, at least a floating one.
 
     Raises:
-        TypeError: `x` is no array, an argument is complex, or dtypes that do not become that of `out`.
+        TypeError: `x` is not an array, an argument is complex, or dtypes that do not become that of `out`.
         ValueError: `x` has less than two axes, another one has not shape (C,), or `out` has another shape or
             shares memory with an argument that is not the same array.
         NotSupportedError: float8.
@@ -200,7 +200,7 @@ async def batch_norm_training(
     Args:
         x: Array of shape (N, C, ...).
         weight: Factors, of shape (C,), or one for all.
-        bias: Added behind that, of shape (C,), or one for all.
+        bias: Added after that, of shape (C,), or one for all.
         running_mean: Array of shape (C,) that is changed in place, to
             ``(1 - momentum) * running_mean + momentum * mean``; None for none.
         running_var: Likewise, by the variance of a sample: divided by the count minus 1.
@@ -280,7 +280,7 @@ async def instance_norm(
     Args:
         x: Array of shape (N, C, ...), of three axes at least.
         weight: Factors, of shape (C,), or one for all.
-        bias: Added behind that, of shape (C,), or one for all.
+        bias: Added after that, of shape (C,), or one for all.
         eps: Added to the variances.
         out: Array to write to; it may be `x`.
 
@@ -302,7 +302,7 @@ async def instance_norm_grad(
 ) -> NormGradients:
     """Compute the gradients of `instance_norm`: four launches.
 
-    Arguments, results and errors are those of `batch_norm_training_grad`.
+    See `batch_norm_training_grad` for arguments, results and errors.
     """
     name = "nn.instance_norm_grad"
     _check_grad(name, grad, x, eps)
@@ -326,7 +326,7 @@ async def group_norm(
         x: Array of shape (N, C, ...).
         num_groups: Number of groups, which divides C.
         weight: Factors, of shape (C,), or one for all.
-        bias: Added behind that, of shape (C,), or one for all.
+        bias: Added after that, of shape (C,), or one for all.
         eps: Added to the variances.
         out: Array to write to; it may be `x`.
 
@@ -334,7 +334,7 @@ async def group_norm(
         See `batch_norm`.
 
     Raises:
-        TypeError: See `batch_norm`; or `num_groups` is no whole number.
+        TypeError: See `batch_norm`; or `num_groups` is not an integer.
         ValueError: See `batch_norm`; or `num_groups` does not divide C.
         NotSupportedError: float8.
     """
@@ -392,7 +392,7 @@ async def layer_norm_grad(
     """Compute the gradients of `ta.arrays.layer_norm`: four launches.
 
     Args:
-        grad: Gradient of its result, of the shape of `x`.
+        grad: Gradient of its result, with the shape of `x`.
         x: The array that was normalized.
         weight: The factors: an array that broadcasts to `x`, or one for all.
         axis: The same as there.
@@ -403,8 +403,8 @@ async def layer_norm_grad(
         they are for factors of each element along the axes.
 
     Raises:
-        TypeError: An argument is no array where it must be one, or complex.
-        ValueError: Shapes that do not fit, or an axis that there is not.
+        TypeError: An argument is not an array where it must be one, or complex.
+        ValueError: Shapes that do not fit, or an axis out of range.
         NotSupportedError: float8.
     """
     name = "nn.layer_norm_grad"
@@ -418,7 +418,7 @@ async def rms_norm_grad(
 ) -> RMSNormGradients:
     """Compute the gradients of `ta.arrays.rms_norm`: three launches.
 
-    Arguments and errors are those of `layer_norm_grad`, and so are the results, without a bias.
+    See `layer_norm_grad` for arguments and errors, and so are the results, without a bias.
     """
     name = "nn.rms_norm_grad"
     axes, others, shape = _of_layer(name, grad, x, weight, axis, eps)
@@ -473,7 +473,7 @@ async def _product(
 
 
 async def _narrow(name: str, product: AccelRef, x: Operand, others: Sequence[int]) -> Out:
-    """Make an array for a sum, of the dtype of `x`; None where the sum has that by itself."""
+    """Make an array for a sum, with the dtype of `x`; None where the sum has that by itself."""
     dtype = DType.of(x.dtype)
     if dtype is product.dtype or not dtype.is_inexact:
         return None
@@ -502,7 +502,7 @@ def _others(shape: Ints) -> Ints:
 
 
 def _by_channel(name: str, x: Operand, least: int, **given: ExpressionArgument) -> list[ExpressionArgument]:
-    """Check arrays of one element for each channel, and spread them over the axes of `x` behind these."""
+    """Check arrays of one element for each channel, and spread them over the axes of `x` after these."""
     check_array(name, x=x)
     check_real(name, x=x, **given)
     if x.ndim < least:

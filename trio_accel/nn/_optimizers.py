@@ -38,7 +38,7 @@ __all__ = [
 Rate: TypeAlias = "float | AccelRef"
 """A number, or an array without axes."""
 StepNumber: TypeAlias = "int | AccelRef"
-"""The same, of whole numbers."""
+"""The same, of integers."""
 
 # A step has the names of the states that it changes beside the parameter. It makes ``p`` of the parameter,
 # and ``a`` and ``b`` of the states.
@@ -190,8 +190,9 @@ async def clip_grad_norm(grads: AccelRef | Sequence[AccelRef], max_norm: float) 
         the gradients become NaN or 0.
 
     Raises:
-        TypeError: An argument is no array on a device, or no number, or an array is not of floating numbers.
-        ValueError: There is no array, or a number that is negative or not finite.
+        TypeError: An argument is not an array on a device, or no number, or an array is not of floating
+            numbers.
+        ValueError: There are no arrays, or a number is negative or not finite.
         NotSupportedError: float8.
     """
     name = "nn.clip_grad_norm"
@@ -242,7 +243,7 @@ async def sgd(
         `param`.
 
     Raises:
-        TypeError: An argument is no array, or no number, or an array is not of floating numbers.
+        TypeError: An argument is not an array, or no number, or an array is not of floating numbers.
         ValueError: Other shapes, a number that is negative or not finite, `momentum` without a buffer or the
             other way round, `nesterov` without momentum or with dampening, or arrays that share memory.
         NotSupportedError: float8.
@@ -294,7 +295,7 @@ async def adam(
         `param`.
 
     Raises:
-        TypeError: An argument is no array, or no number, or an array is not of floating numbers.
+        TypeError: An argument is not an array, or no number, or an array is not of floating numbers.
         ValueError: Other shapes, a number out of its range, or arrays that share memory.
         NotSupportedError: float8.
     """
@@ -318,8 +319,8 @@ async def adamw(
 ) -> AccelRef:
     """Take a step of Adam with decay apart from the gradient, as `torch.optim.AdamW`: one launch.
 
-    The parameter is multiplied by ``1 - lr * weight_decay`` first (Loshchilov and Hutter, 2019). Arguments
-    and errors are those of `adam`.
+    The parameter is multiplied by ``1 - lr * weight_decay`` first (Loshchilov and Hutter, 2019). See `adam`
+    for arguments and errors.
     """
     given = _numbers("nn.adamw", step, lr, betas, eps, weight_decay)
     given |= _shrinking(lr, weight_decay)
@@ -341,7 +342,7 @@ async def adadelta(
     """Take a step of Adadelta (Zeiler, 2012), as `torch.optim.Adadelta`: one launch.
 
     `square_avg` and `acc_delta` are means of squares of gradients and of steps, zeros at the beginning, and
-    `rho` is the share of them that goes on. Other arguments and errors are those of `adam`.
+    `rho` is the share of them that goes on. Other see `adam` for arguments and errors.
     """
     name = "nn.adadelta"
     given = {**_rated(name, lr), "weight_decay": weight_decay, "rho": rho, "eps": eps}
@@ -365,7 +366,7 @@ async def adagrad(
     """Take a step of Adagrad (Duchi et al., 2011), as `torch.optim.Adagrad`: one launch.
 
     `state_sum` is the sum of squares of gradients, zeros at the beginning. The length of the step is
-    ``lr / (1 + (step - 1) * lr_decay)``. Other arguments and errors are those of `adam`.
+    ``lr / (1 + (step - 1) * lr_decay)``. Other see `adam` for arguments and errors.
     """
     name = "nn.adagrad"
     check_range(name, 0, math.inf, lr_decay=lr_decay, eps=eps, weight_decay=weight_decay)
@@ -390,8 +391,8 @@ async def adamax(
 ) -> AccelRef:
     """Take a step of Adamax (Kingma and Ba, 2015), as `torch.optim.Adamax`: one launch.
 
-    `exp_inf` is the largest size of the gradients, which fades, and zeros at the beginning. Other arguments
-    and errors are those of `adam`.
+    `exp_inf` is the largest size of the gradients, which fades, and zeros at the beginning. Other see `adam`
+    for arguments and errors.
     """
     given = _numbers("nn.adamax", step, lr, betas, eps, weight_decay)
     return await _step("adamax", param, grad, exp_avg, exp_inf, **given)
@@ -410,8 +411,8 @@ async def lion(
     """Take a step of Lion (Chen et al., 2023), by the sign of a mean of gradients: one launch.
 
     `exp_avg` is zeros at the beginning. The step goes by a mean with the first of `betas`, and the second one
-    is the share that goes on. The parameter is multiplied by ``1 - lr * weight_decay`` first. Other arguments
-    and errors are those of `adam`.
+    is the share that goes on. The parameter is multiplied by ``1 - lr * weight_decay`` first. Other see
+    `adam` for arguments and errors.
     """
     given = _numbers("nn.lion", 1, lr, betas, 0.0, weight_decay)
     given |= {**_rated("nn.lion", lr), **_shrinking(lr, weight_decay)}
@@ -438,7 +439,7 @@ async def _radam(
 def radam() -> None:
     """Take a step of rectified Adam (Liu et al., 2020), as `torch.optim.RAdam`: one launch.
 
-    The first steps go by the mean of the gradients alone. Arguments and errors are those of `adam`.
+    The first steps go by the mean of the gradients alone. See `adam` for arguments and errors.
     """
 
 
@@ -458,7 +459,7 @@ async def rmsprop(
     """Take a step of RMSprop, as `torch.optim.RMSprop` without `centered`: one launch.
 
     `square_avg` is the mean of squares of gradients, of which `alpha` is the share that goes on. It and
-    `momentum_buffer` are zeros at the beginning. Other arguments and errors are those of `sgd`.
+    `momentum_buffer` are zeros at the beginning. Other see `sgd` for arguments and errors.
     """
     name = "nn.rmsprop"
     given = {**_rated(name, lr), "weight_decay": weight_decay, "alpha": alpha, "eps": eps}

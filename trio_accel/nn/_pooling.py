@@ -251,7 +251,7 @@ async def max_pool2d(
         The elements, of shape (n, c, windows, windows); with `return_indices` a `MaxPoolResult`.
 
     Raises:
-        TypeError: Another dtype, or an argument is no whole number.
+        TypeError: Another dtype, or an argument is not an integer.
         ValueError: Another count of axes, a stride or dilation of 0, a padding of more than half of a window,
             or a window that is larger than the padded input.
     """

@@ -27,7 +27,7 @@ _TRIANGULAR = (
 )
 # Bounds of parameters that such an expression has.
 _LEAST = {"scale": ">= 0", "a": "> 0"}
-# Means and counts up to here are whole numbers of float64, with room for the next ones.
+# Means and counts up to here are integers of float64, with room for the next ones.
 _LARGEST = 1 << 52
 _SHARES = Reduction(
     "e = exp(x - max(x)); y = e / sum(e)", inputs=["x"], operation="random.dirichlet", precision="float64"

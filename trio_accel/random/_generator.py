@@ -20,19 +20,18 @@ from ._stream import Shape, checked_dtype, real
 
 __all__ = ["Generator"]
 
-# Whole numbers up to here are floats, and rows of this many are multiplied by 64 bits.
+# Integers up to here are floats, and rows of this many are multiplied by 64 bits.
 _EXACT, _NARROW = 1 << 53, 1 << 32
 
 
 class Generator(Distributions):
     """Draws random numbers on a device from one sequence.
 
-    The position in the sequence is kept here and not on the device, and each draw takes its part of
-    it before anything is sent: no part is drawn twice, also when draws run concurrently, fail, are
-    cancelled, or the device is rebuilt in between. The same seed and the same draws in the same
-    order give the same numbers, on every backend that has the generator: bits and whole numbers to the last
-    bit, floating ones up to rounding. A number by rejection is another one where the last bit of a logarithm
-    decides.
+    The position in the sequence is kept here and not on the device, and each draw takes its part of it before
+    anything is sent: no part is drawn twice, also when draws run concurrently, fail, are cancelled, or the
+    device is rebuilt in between. The same seed and the same draws in the same order give the same numbers, on
+    every backend that has the generator: bits and integers to the last bit, floating ones up to rounding. A
+    number by rejection is another one where the last bit of a logarithm decides.
 
     Each draw of Philox begins a new row of the sequence, so that two draws of 10 numbers are other numbers
     than one draw of 20. The other kinds go on with the next word. They have no gamma, Poisson and binomial
@@ -40,7 +39,7 @@ class Generator(Distributions):
 
     A draw raises `ValueError` for a negative size, bounds in the wrong order, a negative deviation, values
     that the dtype cannot hold, and an `out` of another shape or dtype. It raises `TypeError` for a parameter
-    that is no real number, or no whole one, and `NotSupportedError` for another dtype than float32 and
+    that is not a real number, or no whole one, and `NotSupportedError` for another dtype than float32 and
     float64. Parameters in an array on the device are not known here: one out of range fails the draws by
     rejection with a `LibraryError`, and is NaN in the result of the others. See `Device.ask` for cancellation
     and the errors that any operation can end with.
@@ -62,13 +61,13 @@ class Generator(Distributions):
         kind: ``"philox4x32_10"`` (Salmon et al., SC 2011; cuRAND ``PHILOX4_32_10``), ``"mrg32k3a"``
             (L'Ecuyer, Operations Research 47, 1999) or ``"xorwow"`` (Marsaglia, Journal of Statistical
             Software 8, 2003).
-        seed: Whole number of 64 bits; by default a fresh one from the operating system. It is the key of
-            Philox; the states of the others are made of it by NumPy's `SeedSequence`.
+        seed: Integer of 64 bits; by default a fresh one from the operating system. It is the key of Philox;
+            the states of the others are made of it by NumPy's `SeedSequence`.
 
     Raises:
         NotSupportedError: There is no such generator.
         ValueError: The seed does not fit into 64 bits.
-        TypeError: The seed is no whole number, or `device` is no device.
+        TypeError: The seed is not an integer, or `device` is not a device.
     """
 
     @composed
@@ -82,7 +81,7 @@ class Generator(Distributions):
         endpoint: bool = False,
         out: Out = None,
     ) -> AccelRef:
-        """Draw whole numbers that are uniform from `low` on, below `high`.
+        """Draw integers that are uniform from `low` on, below `high`.
 
         Each is the upper part of a product, without rejection: with 64 random bits where there are at most
         2**32 numbers, and with 128 where there are more. So the probability of each differs from that of the
@@ -92,7 +91,7 @@ class Generator(Distributions):
             shape: Shape of the result.
             low: The least number.
             high: The number above the greatest.
-            dtype: A dtype of whole numbers that holds all of them.
+            dtype: A dtype of integers that holds all of them.
             endpoint: Whether `high` itself is drawn, too.
             out: Array of this shape and dtype to write to; by default a new one.
         """
@@ -150,7 +149,7 @@ class Generator(Distributions):
 
         Raises:
             ValueError: There are none to draw from, or too few; or `p` is no distribution over them.
-            TypeError: `a` or `p` is no array of this kind.
+            TypeError: `a` or `p` is not an array of this kind.
             NotSupportedError: The device has no sorting, which draws without replacement and searches with
                 weights need; on CUDA it is that of the package ``cuda-cccl``.
         """

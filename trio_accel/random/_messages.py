@@ -32,7 +32,7 @@ ParametersP = ParamSpec("ParametersP")
 # Checked parameters of a distribution: the dtype, and `PhiloxSpec.low` and `PhiloxSpec.width`.
 _Checked: TypeAlias = tuple[DType, float, float]
 
-# Whole numbers from here on are not all floats.
+# Integers from here on are not all floats.
 _EXACT = 1 << 53
 # Words of a piece at most, as a power of two; and of the pieces of a sequence.
 _LONGEST_PIECE = 8
@@ -130,7 +130,7 @@ async def _bits(seed: int, row: int, shape: Ints, out: AccelRef | None = None) -
 async def _integers(
     seed: int, row: int, shape: Ints, low: int, high: int, out: AccelRef | None = None
 ) -> AccelRef:
-    """Draw whole numbers of a range; see `Generator.integers`."""
+    """Draw integers of a range; see `Generator.integers`."""
     ...
 
 
@@ -239,7 +239,7 @@ def _plan_sobol(message: Any, planner: Planner) -> Planned[AccelRef]:
 
 @operation(actor=RngActor, plan=_plan_sobol, not_recorded=_NOT_RECORDED)
 async def _sobol_points(first: int, count: int, directions: Operand, shift: Operand) -> AccelRef:
-    """Make points of a Sobol sequence, as whole numbers; see `SobolSpec`."""
+    """Make points of a Sobol sequence, as integers; see `SobolSpec`."""
     ...
 
 

@@ -1,4 +1,4 @@
-"""States of linear sequences: made of a seed, and moved on by matrices, with whole numbers alone."""
+"""States of linear sequences: made of a seed, and moved on by matrices, with integers alone."""
 
 from __future__ import annotations
 

@@ -51,11 +51,11 @@ class Sobol(Seeded):
         scramble: Whether the numbers are scrambled (Matoušek 1998), so that the points are random, and none
             is zero for sure.
         bits: Bits of each number, from 1 to 32. There are two to the power of this points.
-        seed: Whole number that scrambles, SciPy's `rng`; by default a fresh one.
+        seed: Integer that scrambles, SciPy's `rng`; by default a fresh one.
 
     Raises:
         ValueError: Dimensions or bits out of range, or a negative seed.
-        TypeError: No whole number, or no device.
+        TypeError: No integer, or no device.
     """
 
     def __init__(

@@ -75,7 +75,7 @@ class Seeded:
         seed: The seed; None for one of the operating system.
 
     Raises:
-        TypeError: No device, or no whole number.
+        TypeError: No device, or no integer.
     """
 
     def __init__(self, name: str, device: Device, seed: int | None) -> None:
@@ -152,7 +152,7 @@ class Stream(Seeded):
 
         Raises:
             ValueError: A negative number, or the sequence ends.
-            TypeError: No whole number.
+            TypeError: No integer.
         """
         if isinstance(words, bool) or operator.index(words) < 0:
             raise ValueError(f"Generator.advance: words must be at least 0, got {words!r}")
@@ -169,7 +169,7 @@ class Stream(Seeded):
 
         Raises:
             ValueError: A negative number, or the sequence ends.
-            TypeError: No whole number.
+            TypeError: No integer.
         """
         if isinstance(jumps, bool) or operator.index(jumps) < 0:
             raise ValueError(f"Generator.jumped: jumps must be at least 0, got {jumps!r}")
@@ -190,7 +190,7 @@ class Stream(Seeded):
 
         Raises:
             ValueError: A negative number, or more than 1000: each is an object that is made at once.
-            TypeError: No whole number.
+            TypeError: No integer.
         """
         if isinstance(n_children, bool) or not 0 <= operator.index(n_children) <= _MOST_CHILDREN:
             raise ValueError(
@@ -293,7 +293,7 @@ class Stream(Seeded):
     async def _whole(
         self, name: str, extents: Ints, width: int, low: int, dtype: DType, out: Out
     ) -> AccelRef:
-        """Draw whole numbers from `low` on, below ``low + width``: upper words of a product.
+        """Draw integers from `low` on, below ``low + width``: upper words of a product.
 
         A width of up to 2**32 is multiplied by 64 random bits, a larger one by 128.
         """

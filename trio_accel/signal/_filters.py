@@ -78,15 +78,15 @@ async def lfilter(b: npt.ArrayLike, a: npt.ArrayLike, x: AccelRef, axis: int = -
         a: Coefficients of the denominator, on the host.
         x: The signals, real or complex.
         axis: The axis along which they are filtered.
-        zi: States of the delays to begin with: of the shape of `x`, with ``max(len(a), len(b)) - 1``
+        zi: States of the delays to begin with: with the shape of `x`, with ``max(len(a), len(b)) - 1``
             elements along the axis; on the host or the device. None for zeros.
 
     Returns:
-        The filtered signals, of the shape of `x`. With `zi`, a pair of them and the last states.
+        The filtered signals, with the shape of `x`. With `zi`, a pair of them and the last states.
 
     Raises:
-        TypeError: `x` is no array of a device.
-        ValueError: Coefficients are no vectors, ``a[0]`` is 0, there is no such axis, or `zi` has another
+        TypeError: `x` is not an array of a device.
+        ValueError: Coefficients are not vectors, ``a[0]`` is 0, the axis is out of range, or `zi` has another
             shape.
     """
     given = [np.atleast_1d(np.asarray(each)) for each in (b, a)]
@@ -113,11 +113,11 @@ async def sosfilt(sos: npt.ArrayLike, x: AccelRef, axis: int = -1, zi: Any = Non
             elements along the axis. None for zeros.
 
     Returns:
-        The filtered signals, of the shape of `x`. With `zi`, a pair of them and the last states.
+        The filtered signals, with the shape of `x`. With `zi`, a pair of them and the last states.
 
     Raises:
-        TypeError: `x` is no array of a device.
-        ValueError: `sos` has another shape, there is no such axis, or `zi` has another shape.
+        TypeError: `x` is not an array of a device.
+        ValueError: `sos` has another shape, the axis is out of range, or `zi` has another shape.
     """
     given = np.atleast_2d(np.asarray(sos))
     is_shaped = given.ndim == 2 and given.shape[1] == 6 and given.size and given.dtype.kind in "iufc"

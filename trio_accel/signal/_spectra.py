@@ -57,7 +57,7 @@ def _segments(
         is_detrended: Whether the mean of each segment is subtracted.
 
     Returns:
-        The transforms, with the axis of segments and that of frequencies behind the others; the factor of
+        The transforms, with the axis of segments and that of frequencies after the others; the factor of
         powers; the frequency up to which they count twice; the axis; and a function that makes frequencies
         and times, arrays of the host as long as the transforms, which may be longer than memory.
     """
@@ -141,8 +141,8 @@ async def welch(
         signals.
 
     Raises:
-        TypeError: `x` is no array of a device.
-        ValueError: There is no such axis, scaling or detrending, a segment is longer than the signal, or
+        TypeError: `x` is not an array of a device.
+        ValueError: The axis is out of range, scaling or detrending, a segment is longer than the signal, or
             `noverlap` or `nfft` does not fit it.
     """
     check_ref("welch", "x", x)
@@ -210,8 +210,8 @@ async def stft(
         axis and segments along the last one. One-sided for real signals.
 
     Raises:
-        TypeError: `x` is no array of a device.
-        ValueError: There is no such axis or scaling, or `noverlap` or `nfft` does not fit a segment.
+        TypeError: `x` is not an array of a device.
+        ValueError: The axis is out of range or scaling, or `noverlap` or `nfft` does not fit a segment.
     """
     check_ref("stft", "x", x)
     spectra, axes = stft_of(x, fs, window, nperseg, noverlap, nfft, axis=axis, scaling=scaling)
@@ -250,8 +250,8 @@ async def resample(x: AccelRef, num: int, axis: int = 0) -> AccelRef:
         The signals with `num` elements along the axis.
 
     Raises:
-        TypeError: `x` is no array of a device, or `num` no whole number.
-        ValueError: There is no such axis, it has no elements, or `num` is less than 1.
+        TypeError: `x` is not an array of a device, or `num` no integer.
+        ValueError: The axis is out of range, it has no elements, or `num` is less than 1.
     """
     check_ref("resample", "x", x)
     place, size = axis_of("resample", x, axis), whole("resample", "num", num)

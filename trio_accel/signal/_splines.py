@@ -52,8 +52,8 @@ async def cubic_spline(
         The spline. The axis of its coefficients is the second one, and the others follow.
 
     Raises:
-        TypeError: `y` is no array of a device.
-        ValueError: There are fewer than two knots, or they do not ascend; there is no such axis, or it has
+        TypeError: `y` is not an array of a device.
+        ValueError: There are fewer than two knots, or they do not ascend; the axis is out of range, or it has
             another length; or no such `bc_type`.
     """
     check_ref("cubic_spline", "y", y)
@@ -147,7 +147,7 @@ async def evaluate_spline(spline: CubicSpline, x: Operand, nu: int = 0) -> Accel
         Values of shape ``x.shape + c.shape[2:]``.
 
     Raises:
-        TypeError: `x` is no array of real numbers.
+        TypeError: `x` is not an array of real numbers.
         ValueError: There is no such derivative.
     """
     order = whole("evaluate_spline", "nu", nu)

@@ -72,7 +72,7 @@ async def bsr(
 
     Raises:
         TypeError, OutOfMemoryError: As of `csr`.
-        ValueError: See `csr`; or the shape is no multiple of the blocks.
+        ValueError: See `csr`; or the shape is not a multiple of the blocks.
     """
     return await _put(BsrMatrix, "bsr", device, matrix, lambda rows: _in_rows(rows.tobsr(blocksize)))
 
@@ -211,7 +211,7 @@ async def tobsr(matrix: SparseMatrix, blocksize: tuple[int, int]) -> BsrMatrix:
 
     Raises:
         TypeError, LibraryError, NotSupportedError: As of `tocsr`.
-        ValueError: The shape is no multiple of the blocks.
+        ValueError: The shape is not a multiple of the blocks.
     """
     rows = await tocsr(matrix)
     size: int = await rows.device.ask(CsrToBsr(rows, blocksize))

@@ -43,7 +43,7 @@ _LARGEST = reduce("abs(x)", "max", operation="sparse.eigsh")
 _COPY = make("1 * w", operation="sparse.eigsh")
 _OFF = make("w - theta * v", operation="sparse.eigsh")
 
-# The best value of a run is known to be behind others once its residual is so small a part of the distance.
+# The best value of a run is known to be after others once its residual is so small a part of the distance.
 _CERTAIN = 1e-3
 
 
@@ -61,7 +61,7 @@ class _Lanczos:
 
     The first `k` vectors of the basis are eigenvectors that are locked, or zeros: all others are made
     orthogonal to them, and see what is left of the matrix. The next ones are Ritz vectors, or an invariant
-    subspace. Products with those behind fill the upper triangle of the projected matrix, because all parts
+    subspace. Products with those after fill the upper triangle of the projected matrix, because all parts
     along the basis are taken off and noted. The steps of each part of the basis are recorded once.
 
     Attributes:
@@ -194,7 +194,7 @@ class _Lanczos:
         if not len(self.locked):
             self.locked = np.full(len(values), np.nan, values.dtype)
         for number, value in enumerate(values):
-            # A value that is not a number is behind all others.
+            # A value that is not a number is after all others.
             place = int(self.best(self.locked)[-1])
             await self._basis[place].assign(combined[number])
             self.locked[place] = value
@@ -212,7 +212,7 @@ class _Lanczos:
     async def restart(self, values: HostArray, vectors: HostArray, left: float, count: int) -> None:
         """Begin the next cycle with the best Ritz vectors, which these are among, and with the last vector.
 
-        Behind an invariant subspace, another direction joins it.
+        After an invariant subspace, another direction joins it.
         """
         problem, basis = self._problem, self._basis[self._k :]
         if not left and count < self._steps and len(values) == count:
@@ -272,7 +272,7 @@ async def eigsh(
     Raises:
         ConvergenceError: Not all residuals are small enough after `maxiter` rounds.
         LinAlgError: A product holds a NaN or an infinity, or `sigma` is an eigenvalue.
-        TypeError: `A` is no matrix or function, or of another dtype.
+        TypeError: `A` is not a matrix or function, or of another dtype.
         ValueError: `A` is not square, or a number is out of its range.
         LibraryError: A wrong structure.
         NotSupportedError: The backend has no `factor`, which `sigma` needs.
@@ -370,7 +370,7 @@ def _better(
 
 
 def _is_settled(lanczos: _Lanczos, value: float, off: float, limit: float, scale: float) -> bool:
-    """Tell whether the best pair of a run is wanted no more than those that are locked."""
+    """Return whether the best pair of a run is wanted no more than those that are locked."""
     ahead = float(lanczos.rank(lanczos.locked).min() - lanczos.rank(np.array(value)))
     return ahead >= -_slack(limit, scale) and bool(off <= max(limit, _CERTAIN * ahead))
 

@@ -128,7 +128,7 @@ async def rows(matrix: CsrMatrix, start: int, stop: int) -> CsrMatrix:
     Args:
         matrix: Matrix of shape (m, n).
         start: The first row, from the end for a negative one.
-        stop: The row behind the last one, likewise.
+        stop: The row after the last one, likewise.
 
     Returns:
         A matrix of those rows, whose columns and values are views of those of `matrix`.

@@ -70,12 +70,12 @@ class Factors:
         A solution that was begun goes on after a cancellation, in a thread.
 
         Args:
-            b: Vector of shape (n,), or dense matrix of shape (n, k), of the dtype of the factors.
+            b: Vector of shape (n,), or dense matrix of shape (n, k), with the dtype of the factors.
             trans: ``"N"``: op(matrix) is the matrix; ``"T"``: its transpose; ``"C"``: the conjugate of that.
-            out: Array of the shape of `b` for the solution; by default a new one.
+            out: Array with the shape of `b` for the solution; by default a new one.
 
         Returns:
-            The reference `out`, or a new one, of the shape of `b`.
+            The reference `out`, or a new one, with the shape of `b`.
 
         Raises:
             TypeError: `b` or `out` has another dtype.

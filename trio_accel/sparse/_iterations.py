@@ -1,6 +1,6 @@
 """The base of iterative solvers: the problem, the look at its residual, and steps nobody waits for.
 
-Operations of a step are handed over one behind the other, with the replies of those before. Only the residual
+Operations of a step are handed over one after the other, with the replies of those before. Only the residual
 is waited for. Those of methods with short recurrences write new arrays, so each can run again after a loss.
 The steps from one look to the next become a graph (D166): one operation, which CUDA launches as one, too.
 """
@@ -290,7 +290,7 @@ def check_bound(name: str, argument: str, value: Any, *, is_whole: bool = False)
 
 
 async def _recorded(method: Method, turns: int) -> Graph[tuple[AccelRef, ...]] | None:
-    """Record steps, with a look at the residual behind them; None where they cannot be."""
+    """Record steps, with a look at the residual after them; None where they cannot be."""
     if not (method.changing and method.problem.is_recorded):
         return None
 

@@ -114,7 +114,7 @@ async def cg(
 ) -> SolveResult:
     """Solve ``A @ x = b`` by conjugate gradients, as `scipy.sparse.linalg.cg`, on every backend.
 
-    All numbers stay on the device. Each `check_every` steps, ``b - A @ x`` is computed anew, and its norm
+    All numbers stay on the device. Each `check_every` steps, ``b - A @ x`` is computed again, and its norm
     decides. So a solution may have some steps more than it needs, and its residual is the true one. Steps
     write new arrays only, where `A` is of rows: with `DeviceOptions.retry` the solver goes on after the loss
     of a worker, on the CPU with the same numbers. Where `A` is of rows and `M` is None or of `precondition`,
@@ -142,7 +142,7 @@ async def cg(
         ConvergenceError: The residual is too large after `maxiter` steps, is not a number, or is the same at
             two looks. The error has the best solution so far: after a breakdown, the last one before it.
         LinAlgError: `b` holds a NaN or an infinity.
-        TypeError: `A` or `M` is no matrix or function, or dtypes differ.
+        TypeError: `A` or `M` is not a matrix or function, or dtypes differ.
         ValueError: `A` is not square, shapes do not fit, or a bound is negative.
         LibraryError: A wrong structure.
     """
@@ -382,7 +382,7 @@ async def _least_residual(
         wanted: The norm that the residual may have.
 
     Returns:
-        Factors of the vectors, zeros behind the last step that counts; and how many steps were made by then.
+        Factors of the vectors, zeros after the last step that counts; and how many steps were made by then.
     """
     ...
 

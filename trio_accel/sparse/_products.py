@@ -158,7 +158,7 @@ async def _find_rows(indptr: AccelRef, places: AccelRef) -> AccelRef:
 
 
 async def row_indices(matrix: CsrMatrix) -> AccelRef:
-    """Find the row of each value, of the dtype of `indices`, once the structure is found right."""
+    """Find the row of each value, with the dtype of `indices`, once the structure is found right."""
     device, index = matrix.device, matrix.indices.dtype
     await device.ask(CheckStructure(matrix))
     places = await device.ask(_PLACES.compute(shape=(matrix.nnz,)))

@@ -59,7 +59,7 @@ async def spsolve_triangular(
         trans: ``"N"``: op(matrix) is that triangle; ``"T"``: its transpose; ``"C"``: its conjugate transpose.
 
     Returns:
-        The solution, of the shape of `b`.
+        The solution, with the shape of `b`.
 
     Raises:
         LinAlgError: An element of the diagonal is not stored or zero; it names the row.
@@ -81,7 +81,7 @@ async def spsolve(matrix: CsrMatrix, b: Operand) -> AccelRef:
         b: Vector of shape (n,), or dense matrix of shape (n, k), of the same dtype.
 
     Returns:
-        The solution, of the shape of `b`.
+        The solution, with the shape of `b`.
 
     Raises:
         LinAlgError: The matrix is singular, or holds a NaN or an infinity. On CUDA it also counts as singular

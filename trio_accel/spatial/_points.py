@@ -93,7 +93,7 @@ async def cell_list(
 
     A graph may have it where the grid is given: no host looks at anything then.
 
-    Points that are outside of the grid, or have a NaN, are in no cell. They come last in `order`, behind
+    Points that are outside of the grid, or have a NaN, are in no cell. They come last in `order`, after
     ``starts[-1]``.
 
     >>> import numpy as np, trio, trio_accel as ta
@@ -118,7 +118,7 @@ async def cell_list(
         The order, of int64, where each cell begins in it, of int64, and the grid.
 
     Raises:
-        TypeError: The points are no array, or complex; or a size is no number.
+        TypeError: The points are no array, or complex; or a size is not a number.
         ValueError: The points have another shape, a size is not positive and finite, only one of `low` and
             `shape` is given, `shape` and `box` are both given, the grid has more than 2**31 - 2 cells, or
             a grid around the points is wanted, and one has a coordinate that is not finite.
@@ -132,7 +132,7 @@ async def cell_list(
             raise ValueError(f"{_NAME}: shape follows from box; leave one of them out")
         corner = _numbers(_NAME, "low", 0.0 if low is None else low, axes, is_positive=False)
         periods = _numbers(_NAME, "box", box, axes)
-        # A quotient that should be a whole number may be a little less.
+        # A quotient that should be an integer may be a little less.
         extents = np.maximum(np.floor(_quotient(periods, sizes) + 1e-9), 1)
         sizes = periods / extents
     elif low is None and shape is None:
@@ -185,7 +185,7 @@ async def neighbours(
         Starts and indices of compressed sparse rows, of int64. The indices of a point ascend.
 
     Raises:
-        TypeError: The points are no array, or complex; or `radius` or `box` is no number.
+        TypeError: The points are no array, or complex; or `radius` or `box` is not a number.
         ValueError: The points have another shape or are not finite, or `radius` or `box` is not finite and
             positive.
         NotSupportedError: See `arrays.argsort`.

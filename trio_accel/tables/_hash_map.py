@@ -41,7 +41,7 @@ _looked_up = Elementwise[tuple[AccelRef, AccelRef]](
 
 
 class HashMap:
-    """A map from whole numbers to numbers, in arrays of a device: open addressing with linear probing.
+    """A map from integers to numbers, in arrays of a device: open addressing with linear probing.
 
     A device without kernels of one's own (`DeviceInfo.runs_kernels`) keeps the keys in order instead.
 
@@ -75,7 +75,7 @@ class HashMap:
         dtype: Dtype of the values.
 
     Raises:
-        TypeError: `device` is no device, or `capacity` no whole number, or there is no such dtype.
+        TypeError: `device` is not a device, or `capacity` no integer, or devices lack this dtype.
         ValueError: `capacity` is below 1.
 
     Attributes:
@@ -155,7 +155,7 @@ class HashMap:
         """
         other, now = element(NAME, "default", default, self.dtype), await self._now()
         place = await self._form.find(now, keys)
-        # A truth value beside whole numbers would be one of these.
+        # A truth value beside integers would be one of these.
         other = bool(other) if self.dtype is DType.bool else other
         return LookupResult(*await _looked_up(place, now.values, other))
 
@@ -192,13 +192,13 @@ class HashMap:
     @composed
     @enable_ki_protection
     async def rehash(self, capacity: int | None = None) -> None:
-        """Make the table anew, without the slots of erased keys.
+        """Make the table again, without the slots of erased keys.
 
         Args:
             capacity: The most keys that it is to hold; by default as many as now.
 
         Raises:
-            TypeError, ValueError: `capacity` is no whole number from 1 on.
+            TypeError, ValueError: `capacity` is not an integer from 1 on.
             TableFullError: There are more keys. The map stays as it was.
         """
         most = self.capacity if capacity is None else capacity

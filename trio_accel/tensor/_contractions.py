@@ -59,7 +59,7 @@ async def contract(
             of them at least, and in none twice; ``...`` stands for axes that both have. See `numpy.einsum`.
         a: Tensor of a floating or complex dtype.
         b: Tensor of the same dtype.
-        c: Tensor of that dtype and of the shape of the result, which is added.
+        c: Tensor of that dtype and with the shape of the result, which is added.
         alpha: Factor of the product; real unless the tensors are complex.
         beta: Factor of `c`, likewise; where it is 0, `c` is not read.
         out: Array to write to, of any strides, which may be `c` itself; by default a new one.
@@ -144,7 +144,7 @@ async def einsum(
         The result; in general a view of any strides of new memory.
 
     Raises:
-        ValueError: A term that does not fit its operand, letters behind ``->`` that no term has or that are
+        ValueError: A term that does not fit its operand, letters after ``->`` that no term has or that are
             there twice, lengths that differ, a search that takes too long, or an order that is none.
         OutOfMemoryError: No order was found that fits into memory. Nothing was launched.
     """

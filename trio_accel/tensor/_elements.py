@@ -41,7 +41,7 @@ async def reduce(subscripts: str, a: Operand, /, *, op: Operator = "add", out: O
         out: Array to write to; by default a new one.
 
     Returns:
-        The result, of the dtype of `a`, whose axes are in the order of the letters.
+        The result, with the dtype of `a`, whose axes are in the order of the letters.
 
     Raises:
         ValueError: The least or the greatest of no elements.
@@ -106,7 +106,7 @@ async def elementwise(
         out: Array to write to; by default a new one.
 
     Returns:
-        The result, of the dtype of the tensors.
+        The result, with the dtype of the tensors.
 
     Raises:
         ValueError: Also a letter that the result has not, and numbers of operators or factors that do not
@@ -143,7 +143,7 @@ async def _combined(
     given: list[Operand | complex] = []
     for view, scale in zip(views, scales, strict=True):
         given += [view] if scale == 1 else [scale, view]
-    # Whole numbers stay what they are.
+    # Integers stay what they are.
     precision = "float32" if DType.of(views[0].dtype).is_inexact else None
     combine = _expression(f"out = {text}", operation=f"tensor.{name}", precision=precision)
     return await combine(*given, out=out)
