@@ -45,7 +45,7 @@ _AVERAGE, _CENTRED, _STANDARD, _TRAPEZOID = (
     for name, text, inputs in (
         ("average", "y = sum(x * weights) / sum(weights)", ("x", "weights")),
         ("cov", "y = x - mean(x)", ("x",)),
-        # Squares of what is at most 1 do not overflow.
+        # Squares of numbers up to 1 do not overflow.
         ("corrcoef", "d = x - mean(x); y = d / max(abs(d))", ("x",)),
         # Half of a sum may fit where the sum does not.
         (
@@ -58,7 +58,7 @@ _AVERAGE, _CENTRED, _STANDARD, _TRAPEZOID = (
 
 
 def _wide(dtype: DType) -> str:
-    """Return the conversion of elements that are loaded: integers would wrap around."""
+    """Return the conversion for loaded elements, because integers would wrap around."""
     return "complex128" if dtype.kind == "complex" else "float64"
 
 
@@ -69,7 +69,7 @@ def _rounded(dtype: DType) -> DType:
 _ASCENDING, _FOUND = (
     Elementwise[AccelRef](text, inputs=inputs, operation="arrays.digitize")
     for text, inputs in (
-        # NaN comes last among edges that ascend.
+        # NaN comes last among ascending edges.
         ("b[last - i(0) if b[0] > b[last] or b[0] != b[0] else i(0)]", ("b", "last")),
         ("last + 1 - at if b[0] > b[last] or b[0] != b[0] else at", ("b", "last", "at")),
     )
@@ -182,8 +182,8 @@ async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRe
 
     Args:
         x: The elements, real.
-        bins: Edges in ascending or descending order, which is checked of a host array only.
-        right: Whether a bin has the edge that is nearer to the end, and not the one nearer to the begin.
+        bins: Edges in ascending or descending order. Only a host array's order is checked.
+        right: Whether a bin includes its right edge instead of its left one.
 
     Returns:
         Numbers of bins, of int64: 0 before the first edge, and the count of edges after the last one.
@@ -223,8 +223,8 @@ async def gradient(
         axis: Axis or axes; None for all.
 
     Returns:
-        The derivatives, with the shape of `x`: one array, or a tuple of one for each of several axes, in
-        their order. They are computed in float64, and have the dtype of `x`: float64 for integers.
+        The derivatives, with the shape of `x`: one array, or for several axes a tuple of arrays in their
+        order. They are computed in float64, and have the dtype of `x`, or float64 for integers.
 
     Raises:
         TypeError: `x` is not an array, or `spacing` is complex.
@@ -267,7 +267,7 @@ def _gradient(dtype: DType, ndim: int, axis: int, is_even: bool) -> Elementwise[
         # A quotient may fit where the difference does not.
         text += "y = where(isfinite(e), e / k / c, (b / 2 - a / 2) / (c * (k / 2)))"
     else:
-        # The ends are of second order, too, where the distances differ.
+        # The ends are also of second order if the distances differ.
         text += (
             f"m = float64(c[i({axis})]); s = m - float64(c[l]); d = float64(c[r]) - m; y = where(k == 2,"
             f" (b * s / d - a * d / s + {at} * (d / s - s / d)) / (s + d), e / (s + d))"
@@ -287,11 +287,11 @@ async def interp(
     """Interpolate between samples by straight lines, as `numpy.interp` does: a search, and one launch.
 
     Args:
-        x: Where values are wanted.
+        x: The points to interpolate at.
         xp: Coordinates of the samples: a vector in ascending order, which is not checked.
-        fp: The samples, as many.
-        left: What is below the first coordinate; None for the first sample.
-        right: What is above the last one; None for the last sample.
+        fp: The samples, one for each coordinate.
+        left: The value below the first coordinate; None for the first sample.
+        right: The value above the last coordinate; None for the last sample.
 
     Returns:
         Values with the shape of `x`: float64, as NumPy's, and complex128 where `fp` is complex.
@@ -317,13 +317,13 @@ def _interpolated(wide: str) -> Elementwise[AccelRef]:
     text = (
         "v = float64(x); x0 = float64(xp[at - 1]); x1 = float64(xp[at]);"
         f"f0 = {wide}(fp[at - 1]); f1 = {wide}(fp[at]);"
-        # Distances of finite numbers may overflow; slopes beside infinite ones are as NumPy has them.
+        # Distances of finite numbers may overflow; slopes next to infinite numbers follow NumPy.
         "t = where(isfinite(x1 - x0), (v - x0) / (x1 - x0), (v / 2 - x0 / 2) / (x1 / 2 - x0 / 2));"
         "e = where(isfinite(f1 - f0), f0 + (f1 - f0) * t, f0 * (1 - t) + f1 * t);"
         "s = (f1 - f0) / (x1 - x0); y0 = s * (v - x0) + f0; y1 = s * (v - x1) + f1;"
         "z = where(y0 == y0, y0, where(y1 == y1, y1, where(f0 == f1, f0, y0)));"
         "f = isfinite(x0) and isfinite(x1) and isfinite(f0) and isfinite(f1);"
-        # At the last coordinate, and after it, there is no next one.
+        # The last coordinate has no successor, and neither have points after it.
         "inside = where(v == x0 or at > last, f0, where(f, e, z));"
         "y = where(v < float64(xp[0]), left, where(v > float64(xp[last]), right, where(v == v, inside, v)))"
     )
@@ -342,10 +342,10 @@ async def nan_to_num(
     """Replace NaN and infinite elements, as `numpy.nan_to_num` does.
 
     Args:
-        x: Numbers. Whole ones stay as they are. The parts of complex ones are replaced each by itself.
-        nan: What NaN becomes.
-        posinf: What infinity becomes; None for the largest number of the dtype.
-        neginf: What minus infinity becomes; None for the least number of the dtype.
+        x: Numbers. Integers are not changed. Both parts of a complex number are replaced independently.
+        nan: The replacement of NaN.
+        posinf: The replacement of infinity; None for the largest number of the dtype.
+        neginf: The replacement of minus infinity; None for the least number of the dtype.
         out: Array to write to; it may be `x`.
 
     Returns:
@@ -385,8 +385,8 @@ async def polyval(p: Operand, x: ExpressionArgument) -> AccelRef:
     """Compute a polynomial at each element, as `numpy.polyval` does: one launch, by Horner's rule.
 
     Args:
-        p: The coefficients, a vector: that of the highest power first.
-        x: Where it is computed.
+        p: The vector of coefficients, the highest power first.
+        x: The points to evaluate at.
 
     Returns:
         The values, of the dtype that `p` and `x` are promoted to.
@@ -446,7 +446,7 @@ async def unwrap(x: Operand, *, axis: int = -1, period: float = 6.28318530717958
     Args:
         x: The angles, floating.
         axis: The axis along which they follow each other.
-        period: What is added or taken, a multiple of it.
+        period: The period; multiples of it are added or subtracted.
 
     Returns:
         The angles, without jumps.
@@ -478,12 +478,12 @@ def _unwrapped(ndim: int, axis: int) -> Elementwise[AccelRef]:
 
 @composed
 async def vander(x: Operand, n: int | None = None, *, increasing: bool = False) -> AccelRef:
-    """Make the matrix of powers of a vector, as `numpy.vander` does: one launch.
+    """Make the matrix of a vector's powers, as `numpy.vander` does: one launch.
 
     Args:
         x: The vector.
-        n: How many powers, from 0 on; None for as many as elements.
-        increasing: Whether power 0 comes first, and not last.
+        n: The number of powers, from 0 on; None for the number of elements.
+        increasing: Whether power 0 comes first instead of last.
 
     Returns:
         A matrix with a row for each element, with the dtype of `x`; of integers and truth values int64, and

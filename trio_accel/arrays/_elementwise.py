@@ -1,4 +1,4 @@
-"""Functions that are computed for each element, by the array API standard: one expression each.
+"""Element-wise functions of the array API standard: one expression each.
 
 The page of the reference has what they have in common: promotion, `out`, errors, special values.
 """
@@ -104,7 +104,7 @@ clips: dict[tuple[str, ...], Elementwise[AccelRef]] = {
 def _clipping(
     function: Callable[ParametersP, Coroutine[Any, Any, AccelRef]],
 ) -> Callable[ParametersP, Call[AccelRef]]:
-    """Declare a function that chooses the expression by the bounds that are given."""
+    """Declare a function that selects the expression by the given bounds."""
     bound = binder("arrays.clip", function)
 
     def message(*args: Any, **named: Any) -> Any:
@@ -149,7 +149,7 @@ def acosh() -> None:
 
 @expression("x1 + x2")
 async def add(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
-    """Add two arrays, element by element; integers that are too large wrap around."""
+    """Add two arrays, element by element; integers wrap around if the sum is too large."""
     ...
 
 
@@ -184,7 +184,7 @@ def atan2() -> None:
 
 @like(abs, "arctanh(x)")
 def atanh() -> None:
-    """Compute the inverse hyperbolic tangent: infinite at -1 and 1, NaN beyond.
+    """Compute the inverse hyperbolic tangent: infinite at -1 and 1, NaN outside of these.
 
     Complex ones have branch cuts on the real axis outside of -1 to 1.
     """
@@ -202,7 +202,7 @@ def bitwise_invert() -> None:
 
 @like(add, "x1 << x2")
 def bitwise_left_shift() -> None:
-    """Move the bits of integers to the left; by the width of the dtype or more they are all gone."""
+    """Shift the bits of integers to the left; shifts by the width of the dtype or more give 0."""
 
 
 @like(add, "x1 | x2")
@@ -257,7 +257,7 @@ def conj() -> None:
 
 @like(add, "copysign(x1, x2)")
 def copysign() -> None:
-    """Give the elements of the first array the signs of the second; a zero has one, too."""
+    """Give the elements of the first array the signs of the second; zeros have signs also."""
 
 
 @like(abs, "cos(x)")
@@ -302,8 +302,8 @@ def floor() -> None:
 def floor_divide() -> None:
     """Divide two arrays, and round down.
 
-    An integer by zero is 0, as NumPy has it. Infinite numbers have the rounded quotient, as the standard
-    prefers: 1 by minus infinity is -0, and infinity by 2 is infinity. NumPy has -1 and NaN.
+    An integer divided by zero gives 0, as in NumPy. Infinite numbers have the rounded quotient, as the
+    standard prefers: 1 by minus infinity is -0, and infinity by 2 is infinity. NumPy returns -1 and NaN.
     """
 
 
@@ -319,7 +319,7 @@ def greater_equal() -> None:
 
 @like(add, "hypot(x1, x2)")
 def hypot() -> None:
-    """Compute the root of the sum of both squares, which may be too large themselves."""
+    """Compute the root of the sum of both squares, even if the squares are too large."""
 
 
 @like(abs, "imag(x)")
@@ -356,7 +356,7 @@ def less_equal() -> None:
 def log() -> None:
     """Compute the natural logarithm: minus infinity of 0, NaN below.
 
-    Complex ones have a branch cut on the negative real axis, as those with other bases have.
+    Complex logarithms have a branch cut on the negative real axis, as do logarithms with other bases.
     """
 
 
@@ -415,7 +415,7 @@ def minimum() -> None:
 
 @like(add, "x1 * x2")
 def multiply() -> None:
-    """Multiply two arrays, element by element; integers that are too large wrap around."""
+    """Multiply two arrays, element by element; integers wrap around if the product is too large."""
 
 
 @like(abs, "-x")
@@ -442,8 +442,8 @@ def positive() -> None:
 def pow() -> None:
     """Raise the elements of the first array to powers of the second.
 
-    An integer that is too large wraps around. A negative exponent in an array rounds the power towards zero,
-    and as a Python number it is a `ValueError`.
+    Integers wrap around if the power is too large. A negative exponent in an array rounds the power towards
+    zero, and a negative Python number raises `ValueError`.
     """
 
 
@@ -474,7 +474,7 @@ def sign() -> None:
 
 @like(abs, "signbit(x)")
 def signbit() -> None:
-    """Return where the sign bit of floating numbers is set; a zero and NaN have one, too."""
+    """Return where the sign bit of floating numbers is set; zeros and NaN have one also."""
 
 
 @like(abs, "sin(x)")
@@ -502,7 +502,7 @@ def square() -> None:
 
 @like(add, "x1 - x2")
 def subtract() -> None:
-    """Subtract the second array from the first; integers that are too large wrap around."""
+    """Subtract the second array from the first; integers wrap around if the difference is too large."""
 
 
 @like(abs, "tan(x)")

@@ -1,7 +1,7 @@
 """Order of arrays: sorting, the largest elements, the search in sorted arrays, and functions made of these.
 
-Medians and quantiles are a sort as far as it takes, and one launch that takes two neighbours of each line.
-Sets of elements are made of sorts, searches and selections.
+Medians and quantiles are a partial sort, and one launch that takes two neighbours of each line. Sets of
+elements consist of sorts, searches and selections.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ async def sort(
 ) -> AccelRef:
     """Sort along an axis, as the array API standard's ``sort`` does.
 
-    NaN counts as larger than every number: it comes last, and first where the order is descending. Zeros of
-    both signs are equal.
+    NaN counts as larger than every number: it comes last, or first in descending order. Zeros of both signs
+    are equal.
 
     Args:
         x: The array: real numbers or truth values.
@@ -134,7 +134,7 @@ async def sort(
     Raises:
         TypeError: The array is complex.
         ValueError: The axis is out of range, or `out` has another shape or shares memory with `x`.
-        NotSupportedError: The device has no sorting; on CUDA it is that of the package ``cuda-cccl``.
+        NotSupportedError: The device has no sorting; on CUDA it comes from the package ``cuda-cccl``.
     """
     ...
 
@@ -202,7 +202,7 @@ async def lexsort(keys: Sequence[Operand], *, axis: int = -1) -> AccelRef:
 async def top_k(x: Operand, k: int, *, axis: int = -1, largest: bool = True) -> TopKResult:
     """Find the largest elements along an axis, in order, and where they are.
 
-    The first ones of equal elements are taken. NaN counts as larger than every number.
+    Of equal elements, the first are taken. NaN counts as larger than every number.
 
     Args:
         x: The array: real numbers or truth values.
@@ -216,7 +216,7 @@ async def top_k(x: Operand, k: int, *, axis: int = -1, largest: bool = True) -> 
 
     Raises:
         TypeError: The array is complex, or `k` is not an integer.
-        ValueError: The axis is out of range, or are not so many elements.
+        ValueError: The axis is out of range, or has fewer than `k` elements.
         NotSupportedError: See `sort`.
     """
     ...
@@ -235,18 +235,18 @@ async def searchsorted(
 
     Args:
         x1: Vector in ascending order, NaN last.
-        x2: The values. They are compared in the type that both have in common by NumPy's rules, but integers
-            of 64 bits exactly.
-        side: Whether before the elements that are equal (``"left"``), or after them (``"right"``).
-        sorter: Indices that bring `x1` into order, such as those of `argsort`.
-        out: Array with the shape of `x2` and of int64 to write to; by default a new one.
+        x2: The values. They are compared in their common type by NumPy's rules, but integers of 64 bits
+            exactly.
+        side: Whether before the equal elements (``"left"``), or after them (``"right"``).
+        sorter: Indices that sort `x1`, such as the result of `argsort`.
+        out: Array with the shape of `x2` and int64 to write to; by default a new one.
 
     Returns:
         For each value the index before which it keeps the vector in order, of int64.
 
     Raises:
-        TypeError: An array is complex, or `sorter` has no integers.
-        ValueError: `x1` is not a vector, `sorter` is not as long, or there is no such side.
+        TypeError: An array is complex, or `sorter` does not have integers.
+        ValueError: `x1` is not a vector, `sorter` has another length, or there is no such side.
         LibraryError: An index of `sorter` is out of range.
     """
     ...
@@ -288,7 +288,7 @@ _PLACES: dict[str, str] = {
     "midpoint": "h = (n - 1) * q; g = where(h == floor(h), 0, 0.5)",
     "nearest": "h = round((n - 1) * q); g = 0 * h",
 }
-# NaN comes last in a line. Elements that are equal may be infinite.
+# NaN comes last in a line. Equal elements may be infinite.
 _TEXT = (
     "{places}; a = float64(s[i(1), int64(clip(floor(h), 0, n - 1))]);"
     "b = float64(s[i(1), int64(clip(floor(h) + 1, 0, n - 1))]); z = s[i(1), n - 1];"
@@ -343,7 +343,7 @@ async def _quantiles(
 
 
 def _needed(name: str, shares: HostArray, n: int) -> Ints:
-    """Return the places that elements of shares are at, by any method, and the last one, where NaN comes."""
+    """Return the places that any method needs, and the last place, because NaN comes there."""
     if ".nan" in name or shares.size > _FEW_SHARES:
         return ()
     near = np.floor(n * shares).astype(np.int64).reshape(-1, 1) + np.arange(-3, 3)
@@ -354,8 +354,8 @@ def _needed(name: str, shares: HostArray, n: int) -> Ints:
 async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> AccelRef:
     """Find the element in the middle of those along axes; of two the mean. NaN if there is one.
 
-    The mean is computed in float64 and rounded once. Zeros of both signs are equal: it is not said which one
-    of them a median is.
+    The mean is computed in float64 and rounded once. Zeros of both signs are equal, so a median may be
+    either.
 
     >>> import trio, numpy as np, trio_accel as ta
     >>> async def main() -> None:
@@ -383,7 +383,7 @@ async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdim
 
 @arguments_of(median, _quantiles, "arrays.nanmedian")
 def nanmedian() -> None:
-    """Find the element in the middle of those along axes that are not NaN; NaN where all are.
+    """Find the element in the middle of those along axes, ignoring NaN; NaN if all are.
 
     See `median` for arguments and errors.
     """
@@ -400,13 +400,13 @@ async def quantile(
 ) -> AccelRef:
     """Find what shares of the elements along axes are below, as `numpy.quantile` does. NaN if there is one.
 
-    The elements are ordered once for all shares. What is found is computed in float64 and rounded once.
+    The elements are ordered once for all shares. The quantiles are computed in float64 and rounded once.
 
     Args:
         x: The array, real.
         q: A share from 0 to 1, or several in a sequence, on the host.
         axis: Axis or axes; None for all.
-        method: What is found between two elements; see `QuantileMethod`.
+        method: How to find a quantile between two elements; see `QuantileMethod`.
         keepdims: Whether the axes stay, with one element.
 
     Returns:
@@ -414,8 +414,8 @@ async def quantile(
         a new first axis.
 
     Raises:
-        TypeError: `x` is not an array, or is complex; or `q` is of no numbers.
-        ValueError: An axis out of range, a share that is not from 0 to 1, or another method.
+        TypeError: `x` is not an array, or is complex; or `q` does not consist of numbers.
+        ValueError: An axis out of range, a share outside of 0 to 1, or an unknown method.
         NotSupportedError: See `sort`.
     """
     return await _quantiles("arrays.quantile", x, axis, keepdims, q, method)
@@ -423,7 +423,7 @@ async def quantile(
 
 @arguments_of(quantile, _quantiles, "arrays.nanquantile")
 def nanquantile() -> None:
-    """Find quantiles of the elements along axes that are not NaN; NaN where all are.
+    """Find quantiles of the elements along axes, ignoring NaN; NaN if all are.
 
     See `quantile` for arguments and errors.
     """
@@ -439,7 +439,7 @@ def percentile() -> None:
 
 @arguments_of(quantile, _quantiles, "arrays.nanpercentile")
 def nanpercentile() -> None:
-    """Find quantiles of shares in percent, from 0 to 100, of the elements that are not NaN.
+    """Find quantiles for shares in percent, from 0 to 100, ignoring NaN.
 
     See `quantile` for arguments and errors.
     """
@@ -518,16 +518,16 @@ async def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> AccelRef:
     """Return which elements are among others, as the array API standard's ``isin`` does: a sort and a search.
 
     Args:
-        x1: Elements that are looked for.
-        x2: Elements that these may be among, of any shape. NaN is equal to nothing.
-        invert: Whether to tell which are not.
+        x1: Elements to look for.
+        x2: Elements to search, of any shape. NaN is equal to nothing.
+        invert: Whether to return which elements are missing instead.
 
     Returns:
         Truth values, with the shape of `x1`.
 
     Raises:
         TypeError: An argument is not an array, or is complex, or the standard has no promotion of both
-            dtypes; signed numbers are found among uint64, though.
+            dtypes; but signed numbers are found among uint64.
         NotSupportedError: See `sort`.
     """
     x1, x2 = await placed("arrays.isin", x1=x1, x2=x2)

@@ -58,11 +58,11 @@ __all__ = [
 
 
 def _plan_matmul(message: Any, planner: Planner) -> Planned[AccelRef]:
-    """Plan by the rules of `numpy.matmul`, which drops axes; and it is what is asked most."""
+    """Plan by the rules of `numpy.matmul`, which drops axes; it is the most frequent operation."""
     given: AccelRef | None = message.out
     is_matrix = isinstance(given, AccelRef) and given.ndim == 2 and given.dtype.is_inexact
     if given is not None and is_matrix and not given.spec.is_contiguous:
-        # It writes by strides, where a stack of products has none for its result.
+        # It writes by strides, but a stack of products has none for its result.
         return gemm.message(1.0, message.a, message.b, 0.0, given).plan(planner)
     a = planner.read("a", message.a)
     b = planner.read("b", message.b)
@@ -78,8 +78,8 @@ def _plan_matmul(message: Any, planner: Planner) -> Planned[AccelRef]:
 async def matmul(a: Operand, b: Operand, *, out: AccelRef | None = None) -> AccelRef:
     """Matrix product of two arrays on a device, as `numpy.matmul` (cuBLAS ``gemm``).
 
-    Operands of more than two axes are stacks of matrices and broadcast against each other; one
-    with a single axis is a row (`a`) or column (`b`), whose axis is dropped from the result.
+    Operands of more than two axes are stacks of matrices and broadcast against each other. An operand with a
+    single axis is a row (`a`) or column (`b`), and its axis is dropped from the result.
 
     Args:
         a: Array of shape (..., m, k) or (k,).
@@ -104,7 +104,7 @@ async def gemm(
 ) -> AccelRef:
     """Matrix product with factors: ``alpha * op(a) @ op(b) + beta * c`` (BLAS and cuBLAS ``gemm``).
 
-    The order of the arguments is that of `scipy.linalg.blas.dgemm`.
+    The order of the arguments follows `scipy.linalg.blas.dgemm`.
 
     Args:
         alpha: Factor of the product; real unless the matrices are complex.
@@ -237,7 +237,7 @@ async def trmm(
         alpha: Factor; real unless the matrices are complex.
         a: Square matrix of float32, float64, complex64 or complex128, of which one triangle is read. It may
             be a stack of shape (..., n, n).
-        b: Matrix of the same dtype; or a stack, which broadcasts against that of `a`.
+        b: Matrix of the same dtype; or a stack, which broadcasts against the stack of `a`.
         side: ``"L"``: op(a) is on the left; ``"R"``: on the right.
         trans: ``"N"``: op(a) is `a`; ``"T"``: its transpose; ``"C"``: its conjugate transpose.
         lower: Whether the lower triangle is read, instead of the upper one.
@@ -255,7 +255,7 @@ def trsm() -> None:
     """The solution x of ``op(a) @ x = alpha * b`` for a triangular ``a`` (BLAS ``trsm``).
 
     See `trmm` for arguments and result; with `side` ``"R"``, it is ``x @ op(a) = alpha * b``. A zero on the
-    diagonal makes infinities and NaN; it is no error.
+    diagonal makes infinities and NaN, but no error.
     """
 
 
@@ -290,7 +290,7 @@ async def scal(alpha: complex, x: AccelRef) -> AccelRef:
 
 @operation("x(n), y(n) -> out()", actor=BlasActor)
 async def dot(x: Operand, y: Operand, *, out: AccelRef | None = None) -> AccelRef:
-    """Sum of the products of two vectors, without conjugation (BLAS ``dot``, ``dotu``).
+    """Sum the products of two vectors, without conjugation (BLAS ``dot``, ``dotu``).
 
     Args:
         x: Vector of shape (n,).
@@ -329,8 +329,8 @@ def asum() -> None:
 def iamax() -> None:
     """Index of the first element with the largest ``abs(x.real) + abs(x.imag)``, from 0 (BLAS ``iamax``).
 
-    See `asum` for arguments and result, but `x` must not be empty, and the result is of int64. Where `x`
-    holds a NaN, it is any index.
+    See `asum` for arguments and result, but `x` must not be empty, and the result is of int64. If `x` holds a
+    NaN, the result is any index.
     """
 
 
@@ -508,7 +508,7 @@ async def trmv(
 def trsv() -> None:
     """The solution of ``op(a) @ result = x`` for a triangular ``a`` (BLAS ``trsv``).
 
-    See `trmv` for arguments. A zero on the diagonal makes infinities and NaN; it is no error.
+    See `trmv` for arguments. A zero on the diagonal makes infinities and NaN, but no error.
     """
 
 

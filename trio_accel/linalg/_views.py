@@ -1,4 +1,4 @@
-"""Views of matrices, and what functions of several steps share."""
+"""Views of matrices, and helpers of functions with several steps."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Recursive filters along an axis, as rows of kernels.
 
 Each row is computed step by step. A filter can also be written as products of a block of the signal with
-matrices, where powers of a matrix skip blocks (C. W. Barnes and S. Shinnaka, "Block-shift invariance and
+matrices, with powers of a matrix to skip blocks (C. W. Barnes and S. Shinnaka, "Block-shift invariance and
 block implementation of discrete-time filters", 1980). That failed, because rounding such a power moves poles
-near 1 out of the unit circle, and because a product with a NaN or an infinity spoils the whole block.
+near 1 out of the unit circle, and because a product with a NaN or an infinity ruins the whole block.
 """
 
 from __future__ import annotations

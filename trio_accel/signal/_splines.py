@@ -44,9 +44,9 @@ async def cubic_spline(
 
     Args:
         x: The knots, ascending, on the host.
-        y: Values at the knots: real or complex, with as many along the axis.
+        y: Values at the knots: real or complex, one for each knot along the axis.
         axis: The axis.
-        bc_type: What holds at both ends.
+        bc_type: The condition at both ends.
 
     Returns:
         The spline. The axis of its coefficients is the second one, and the others follow.
@@ -93,7 +93,7 @@ async def cubic_spline(
 
 
 def _factors(below: _Floats, main: _Floats, above: _Floats) -> tuple[_Floats, _Floats]:
-    """Eliminate forth and back, on the host: what each equation takes of the one before, and of the next.
+    """Eliminate forth and back, on the host: the factors of each equation for the previous and next one.
 
     The diagonal becomes the pivots. They are positive for ascending knots, so no rows are exchanged.
     """
@@ -116,7 +116,7 @@ def _end(step: HostArray, bc_type: BoundaryType) -> tuple[float, float, float, f
     return two, both, (one + 2 * both) * two / both, one**2 / both
 
 
-# Pieces and their derivatives, of the powers of the distance to the knot.
+# Pieces and their derivatives, as polynomials of the distance to the knot.
 _PIECES = [
     Elementwise[AccelRef](
         "k = minimum(maximum(j - 1, 0), last); d = q - t[k];"
@@ -140,8 +140,8 @@ async def evaluate_spline(spline: CubicSpline, x: Operand, nu: int = 0) -> Accel
 
     Args:
         spline: The spline.
-        x: Where, real: an array of the device or of the host, of any shape.
-        nu: Which derivative, 0 to 3.
+        x: The points, real: an array of the device or of the host, of any shape.
+        nu: The order of the derivative, 0 to 3.
 
     Returns:
         Values of shape ``x.shape + c.shape[2:]``.
