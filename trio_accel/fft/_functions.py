@@ -85,7 +85,7 @@ class Transform:
         name, out = planner.name, message.out
         source = planner.read("a", message.a)
         axes, lengths, shape = self.fit(name, message, source)
-        # Libraries have the other kinds for complex input alone.
+        # Libraries have the other kinds only for complex input.
         taken = self.dtype_of(source.dtype)
         dtype = ops.FFT_DTYPES[self.kind].get(taken)
         if dtype is None:
@@ -108,8 +108,8 @@ class Transform:
 
         Args:
             name: Name of the operation, for the error.
-            message: Has `norm`, and of a transform along one axis `n` and `axis`, else `s` and `axes`.
-            source: What is transformed.
+            message: Has `norm`, and for a transform along one axis `n` and `axis`, else `s` and `axes`.
+            source: The array to transform.
 
         Returns:
             Axes counted from the first, lengths, and the shape.
@@ -159,7 +159,7 @@ def check_norm(name: str, norm: object) -> None:
 
 
 def check_out(name: str, out: AccelRef | None, shape: Sequence[int], dtype: DType) -> None:
-    """Refuse an array to write to that is not like the result, before the first of several launches."""
+    """Refuse an array to write to that does not match the result, before the first of several launches."""
     if out is None:
         return
     check_ref(name, "out", out)
@@ -171,7 +171,7 @@ def check_out(name: str, out: AccelRef | None, shape: Sequence[int], dtype: DTyp
 
 
 def refuse_dtype(name: str, argument: str, given: Operand, *, is_real: bool) -> NoReturn:
-    """Say which dtypes a function has, and how to convert an array to the nearest one."""
+    """Raise with the dtypes that a function supports, and how to convert an array to the nearest one."""
     allowed = "float32 or float64" if is_real else "float32, float64, complex64 or complex128"
     dtype = DType.of(given.dtype)
     nearest = "float64" if dtype.kind in ("bool", "int", "uint") else "float32"
@@ -182,7 +182,7 @@ def refuse_dtype(name: str, argument: str, given: Operand, *, is_real: bool) -> 
 
 
 def check_floating(name: str, argument: str, a: Operand, *, is_real: bool = False) -> None:
-    """Refuse what is not an array, and dtypes that there are no transforms of.
+    """Refuse values other than arrays, and dtypes without transforms.
 
     Raises:
         TypeError: In these cases.
@@ -243,7 +243,7 @@ def _transform(
         transform = Transform(function.__name__, kind, direction, axes)
 
         def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
-            """Plan by hand: no line of shapes says the lengths along axes that are arguments."""
+            """Plan by hand, because no line of shapes expresses lengths along axes that are arguments."""
             return transform.plan(message, planner)
 
         declared = operation(actor=FftActor, plan=plan)(function)
@@ -271,8 +271,8 @@ async def fft(
         the same precision.
 
     Raises:
-        ValueError: A length below 1, an axis that is not there, an unknown norm, a wrong `out`.
-        TypeError: Not on a device, or a dtype without a transform.
+        ValueError: A length is below 1, an axis is out of range, the norm is unknown, or `out` does not fit.
+        TypeError: The array is not on a device, or its dtype has no transform.
 
     See `Device.ask` for cancellation and the errors that any operation can end with.
     """
@@ -358,7 +358,7 @@ async def fftn(
         The spectrum: the shape of `a` with `s` along `axes`, in the complex dtype of the same precision.
 
     Raises:
-        ValueError: See `fft`; an axis that is named twice, no axis, not one length for each axis.
+        ValueError: See `fft`; or an axis is named twice, there is no axis, or not one length for each axis.
         TypeError: See `fft`.
     """
     ...
@@ -397,8 +397,8 @@ def rfftn() -> None:
     See `fftn` for arguments and errors; `a` is float32 or float64.
 
     Returns:
-        The frequencies that are not negative along the last of `axes`, n of them being ``n // 2 + 1``
-        elements; all frequencies along the others.
+        The nonnegative frequencies along the last of `axes`: n points have ``n // 2 + 1`` of them. All
+        frequencies along the others.
     """
 
 
@@ -411,8 +411,8 @@ def rfft2() -> None:
 def irfftn() -> None:
     """Inverse of `rfftn`, as `numpy.fft.irfftn` (cuFFT ``C2R``, ``Z2D``).
 
-    See `fftn` for arguments and errors; `s` is the shape of the real result along `axes`: by default that of
-    `a`, and ``2 * (m - 1)`` along the last of them, where `a` has m frequencies.
+    See `fftn` for arguments and errors; `s` is the shape of the real result along `axes`: by default the
+    shape of `a`, but ``2 * (m - 1)`` along the last of them, if `a` has m frequencies.
 
     Returns:
         A real array.

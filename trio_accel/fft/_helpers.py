@@ -1,4 +1,4 @@
-"""Frequencies of transforms, their order, and lengths that are fast."""
+"""Frequencies of transforms, their order, and fast lengths."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ async def ifftshift(x: AccelRef, axes: int | Sequence[int] | None = None, *, out
 
 
 def next_fast_len(target: int, real: bool = False) -> int:
-    """Find a length of at least `target` whose transforms are fast, as `scipy.fft.next_fast_len`.
+    """Find a length of at least `target` with fast transforms, as `scipy.fft.next_fast_len`.
 
     cuFFT prefers the lengths with the prime factors 2, 3, 5 and 7. SciPy's have 11 too, without `real`, and
     neither 7 nor 11 with it.
