@@ -1,11 +1,10 @@
 """Activations, and their gradients: one expression each, so one launch (D155).
 
-All are computed in float32 at least, and rounded once to the dtype of the arguments: float16 and bfloat16
-lose nothing on the way. Integers become float64, but for `relu` and `relu6`. No exponential overflows, as it
-is one of a number that is not positive. NaN stays NaN, and infinite elements have the limits.
+All are computed in float32 at least, and rounded once to the dtype of the arguments, so float16 and bfloat16
+lose no digits in between. Integers become float64, except for `relu` and `relu6`. No exponential overflows,
+because no exponent is positive. NaN stays NaN, and infinite elements have the limits.
 
-A gradient is a function of `grad`, the gradient of what the activation has returned, and of `x`, the argument
-of that.
+A gradient is a function of `grad`, the gradient of the activation's result, and of `x`, its argument.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ __all__ = [
 
 _expression = partial(expression, precision="float32")
 
-# The sigmoid of x, and 1 minus that, of the exponential of a number that is not positive.
+# The sigmoid of x, and 1 minus that, from an exponential with an exponent that is not positive.
 _SIGMOID = "e = exp(-abs(x)); s = where(x >= 0, 1, e) / (1 + e)"
 _OTHER = f"{_SIGMOID}; t = where(x >= 0, e, 1) / (1 + e)"
 # The hyperbolic tangent of the softplus of x.
@@ -85,7 +84,7 @@ _MISH = (
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 # sqrt(1/2), 1/sqrt(2 pi), and 2 sqrt(2/pi).
 _ROOT_HALF, _DENSITY, _TWICE = 0.7071067811865476, 0.3989422804014327, 1.5957691216057308
-# A bound keeps finite what is multiplied by zero far from 0; and derivatives are 0 or 1 beyond.
+# Bounds keep factors finite that are multiplied by zero far from 0; outside of them derivatives are 0 or 1.
 _FROM_BELOW = "maximum(x, -1e30)"
 _NEAR = "z = minimum(maximum(x, -1000), 1000)"
 
@@ -170,8 +169,8 @@ def leaky_relu_grad() -> None:
 async def prelu(x: ExpressionArgument, weight: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Multiply negative elements by learned factors.
 
-    `weight` broadcasts to `x`: those of channels along axis 1 have shape (C, 1, 1) for images. Other see
-    `relu` for arguments and errors.
+    `weight` broadcasts to `x`: for channels along axis 1 of images, it has the shape (C, 1, 1). See `relu`
+    for other arguments and errors.
     """
     ...
 
@@ -212,7 +211,7 @@ async def hardshrink(x: ExpressionArgument, lambd: float = 0.5, *, out: Out = No
 
 @slope_of(hardshrink)
 def hardshrink_grad() -> None:
-    """Compute the gradient of `hardshrink`, which is that of `softshrink`, too.
+    """Compute the gradient of `hardshrink`, which is also the gradient of `softshrink`.
 
     See `relu_grad` for arguments and errors.
     """
@@ -222,7 +221,7 @@ def hardshrink_grad() -> None:
     hardshrink, "y = x - minimum(maximum(x, -lambd), lambd)", slopes={"x": "s = where(abs(x) <= lambd, 0, g)"}
 )
 def softshrink() -> None:
-    """Bring elements nearer to 0 by `lambd`, and those that are nearer than that to 0.
+    """Move elements towards 0 by `lambd`, and to 0 if they are nearer than that.
 
     See `relu` for arguments and errors.
     """
@@ -337,7 +336,7 @@ def mish_grad() -> None:
 async def softplus(x: ExpressionArgument, beta: float = 1.0, *, out: Out = None) -> AccelRef:
     """Compute ``log(1 + exp(beta * x)) / beta``.
 
-    It is exact for large elements, too, so that there is no `threshold`.
+    It is also exact for large elements, so there is no `threshold`.
 
     See `relu` for arguments and errors.
     """
@@ -491,7 +490,7 @@ async def tanh_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out
 
 _Approximate: TypeAlias = Literal["none", "tanh"]
 
-# Hendrycks and Gimpel, Gaussian Error Linear Units (2016). Beyond 30 the derivative is 0 or 1 in any dtype.
+# Hendrycks and Gimpel, Gaussian Error Linear Units (2016). Above 30 the derivative is 0 or 1 in any dtype.
 _INNER = f"{_TWICE} * (z + 0.044715 * z * z * z)"
 
 
@@ -566,7 +565,7 @@ def gelu_grad() -> None:
 
 @expression("e = exp(min(x) - x); y = e / sum(e)", axes=True, precision="float32")
 async def softmin(x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
-    """Compute the `ta.arrays.softmax` of ``-x``; arguments and errors are those of that."""
+    """Compute the `ta.arrays.softmax` of ``-x``, which has the same arguments and errors."""
     ...
 
 
@@ -582,7 +581,7 @@ async def softmax_grad(grad: Operand, x: Operand, axis: Axis = None, *, out: Out
     Args:
         grad: Gradient of the result, an array.
         x: The argument of the function; both broadcast.
-        axis: Axis or axes whose elements make 1; None for all.
+        axis: Axis or axes along which the results add up to 1; None for all.
         out: Array to write to; it may be `grad` or `x`.
 
     Returns:
@@ -640,7 +639,7 @@ async def glu_grad(grad: Operand, x: Operand, axis: int = -1) -> AccelRef:
     Args:
         grad: Gradient of the result.
         x: The argument of the function.
-        axis: The axis that was halved.
+        axis: The halved axis.
 
     Returns:
         The gradient of `x`, of its shape.

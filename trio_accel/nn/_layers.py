@@ -160,7 +160,7 @@ async def linear(
     """Compute ``activation(x @ weight.T + bias)``, as `torch.nn.functional.linear`; one launch.
 
     Its gradients are `linear_input_grad` and `linear_weight_grad`. `ta.linalg.fused_matmul` has more options,
-    and what the gradient of an activation in the same launch needs.
+    and can also return the values for an activation's gradient.
 
     Args:
         x: Array of shape (..., k), of a dtype of `ta.linalg.fused_matmul`.
@@ -173,9 +173,9 @@ async def linear(
         The result, of shape (..., n) and the dtype of `x`; bfloat16 of float8, int32 of int8.
 
     Raises:
-        TypeError: Dtypes without such products.
-        ValueError: Shapes that do not fit, or another activation.
-        NotSupportedError: The library or the card has no such product.
+        TypeError: There are no products of these dtypes.
+        ValueError: The shapes do not fit, or the activation is unknown.
+        NotSupportedError: The library or the card does not support the product.
     """
     ...
 
@@ -210,7 +210,7 @@ async def linear_weight_grad(grad: Operand, x: Operand, *, out: AccelRef | None 
         out: Array of shape (n, k) to write the gradient of the weights to; by default a new one.
 
     Returns:
-        The gradient of the weights, and that of the bias.
+        The gradients of the weights and of the bias.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `linear`.
@@ -218,7 +218,7 @@ async def linear_weight_grad(grad: Operand, x: Operand, *, out: AccelRef | None 
     ...
 
 
-# An index below 0 is moved so far down that none from the end is meant; `naming` tells of the index.
+# An index below 0 is moved down far enough that it cannot count from the end; `naming` restores it.
 _ROW = "where(int64(indices) < 0, int64(indices) - length, int64(indices)), i(-1)"
 _taking = Elementwise[AccelRef](
     f"weight[{_ROW}]", inputs=("indices", "weight", "length"), operation="nn.embedding", is_checked=True
@@ -237,7 +237,7 @@ async def embedding(
     Args:
         indices: Integers from 0 to V - 1, of any shape.
         weight: Table of shape (V, D).
-        padding_idx: Row that `embedding_grad` leaves alone; it is only checked here.
+        padding_idx: Row that `embedding_grad` ignores; it is only checked here.
         out: Array to write to.
 
     Returns:
@@ -245,9 +245,9 @@ async def embedding(
 
     Raises:
         TypeError: An argument is not an array, or `indices` are not integers.
-        ValueError: `weight` has not two axes, there is no row `padding_idx`, or `out` has another shape or
-            shares memory with an argument.
-        OutOfRangeError: An index is not from 0 to V - 1. It is an `IndexError`, too.
+        ValueError: `weight` does not have two axes, there is no row `padding_idx`, or `out` has another shape
+            or shares memory with an argument.
+        OutOfRangeError: An index is not from 0 to V - 1. It is also an `IndexError`.
         NotSupportedError: float8.
     """
     name = "nn.embedding"
@@ -264,16 +264,16 @@ async def embedding(
 async def embedding_grad(
     grad: Operand, indices: Operand, num_embeddings: int, padding_idx: int | None = None
 ) -> AccelRef:
-    """Compute the gradient of the table of `embedding`: the rows of `grad` are added up by their indices.
+    """Compute the gradient of `embedding`'s table: the rows of `grad` are added up by their indices.
 
     float16 and bfloat16 are added in float32. Sums come in any order, so they may differ from call to call.
     It is two launches: one makes zeros.
 
     Args:
-        grad: Gradient of the rows, with the shape of `indices`, and then D.
+        grad: Gradient of the rows, with the shape of `indices`, followed by D.
         indices: The indices, which the device checks again.
         num_embeddings: V, the number of rows.
-        padding_idx: Row whose gradient is 0; None for none.
+        padding_idx: Row with gradient 0; None for none.
 
     Returns:
         The gradient, of shape (V, D) and the dtype of `grad`.

@@ -18,7 +18,7 @@ __all__ = ["DnnActor"]
 
 
 def check_real(name: str, **given: ExpressionArgument) -> None:
-    """Refuse complex arrays and numbers: the formulas are those of real ones.
+    """Refuse complex arrays and numbers, because the formulas are for real ones.
 
     Raises:
         TypeError: One is complex.
@@ -61,12 +61,12 @@ def summing(name: str) -> Reduction:
 
 @contextmanager
 def naming(name: str, what: str, length: int) -> Generator[None]:
-    """Have an error of an index tell of the number that was given.
+    """Convert the error of an index, so that it names the caller's number.
 
     Args:
         name: Name of the operation.
-        what: What the index is.
-        length: How many there are. A number below 0 was moved down by it.
+        what: The name for the index in the message.
+        length: The number of valid indices. A number below 0 was moved down by it.
     """
     try:
         yield
@@ -140,7 +140,7 @@ def check_axes(name: str, argument: str, shape: Ints, dims: int) -> None:
 
 
 def at_least(name: str, argument: str, value: object, least: int) -> int:
-    """Take an integer that is not too small.
+    """Take an integer of at least a minimum.
 
     Raises:
         TypeError: It is not an integer.
@@ -179,7 +179,7 @@ def pairs(name: str, value: object, dims: int) -> tuple[Ints, Ints]:
     """Take paddings: a number for all sides, one for each axis, or for each axis a pair.
 
     Returns:
-        Paddings before the axes, and those after.
+        Paddings before and after the axes.
 
     Raises:
         TypeError: Not integers.
@@ -228,7 +228,7 @@ class Windows:
 
     @classmethod
     def of(cls, name: str, message: Any, window: Ints, padding: object) -> Windows:
-        """Check those of a message, for windows of so many elements.
+        """Check the arguments of a message, for windows with these elements along each axis.
 
         Raises:
             TypeError: Not integers.
@@ -241,6 +241,6 @@ class Windows:
 
     @property
     def reach(self) -> Ints:
-        """The elements from the first one of a window to after the last one."""
+        """The number of elements from the first to the last one of a window."""
         both = zip(self.dilation, self.window, strict=True)
         return tuple([step * (extent - 1) + 1 for step, extent in both])

@@ -1,8 +1,8 @@
 """Normalizations of images and of groups of channels, and the gradients of all normalizations.
 
-Arrays have channels along axis 1: shape (N, C, ...). All is computed in float64, and rounded once. Integers
-become float64. The counts of launches are those of float32 and float64: what float16 and bfloat16 hold in
-between is an array of float32, which is made first. See `ta.arrays.softmax` for few long rows.
+Arrays have channels along axis 1: shape (N, C, ...). Everything is computed in float64, and rounded once.
+Integers become float64. The counts of launches hold for float32 and float64: intermediate results of float16
+and bfloat16 are arrays of float32, which are made first. See `ta.arrays.softmax` for few long rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 class BatchNormResult(NamedTuple):
-    """A batch that was normalized, and its statistics; see `batch_norm_training`."""
+    """A normalized batch, and its statistics; see `batch_norm_training`."""
 
     y: AccelRef
     """The elements."""
@@ -77,7 +77,7 @@ class RMSNormGradients(NamedTuple):
 
 
 # Ioffe and Szegedy, Batch Normalization (2015); Ba, Kiros and Hinton, Layer Normalization (2016).
-# The inverse of the deviation, and what it is for the elements before they were scaled.
+# The inverse of the deviation, and its name for the elements before they were scaled.
 _CENTRED = "d = x - mean(x); r = 1 / sqrt(mean(d * d) + eps)", "r"
 _ROOT = "d = +x; r = 1 / sqrt(mean(d * d) + eps)", "r"
 _SCALED = scaled("x", "u", "k", raises=False)
@@ -168,9 +168,10 @@ async def batch_norm(
         An array with the shape of `x`, of the dtype that all are promoted to, at least a floating one.
 
     Raises:
-        TypeError: `x` is not an array, an argument is complex, or dtypes that do not become that of `out`.
-        ValueError: `x` has less than two axes, another one has not shape (C,), or `out` has another shape or
-            shares memory with an argument that is not the same array.
+        TypeError: `x` is not an array, an argument is complex, or the result does not convert to the dtype of
+            `out`.
+        ValueError: `x` has fewer than two axes, another array does not have shape (C,), or `out` has another
+            shape or shares memory with an argument that is not the same array.
         NotSupportedError: float8.
     """
     name = "nn.batch_norm"
@@ -244,10 +245,10 @@ async def batch_norm_training_grad(
     """Compute the gradients of `batch_norm_training`: one launch each.
 
     Args:
-        grad: Gradient of the elements that it has returned.
-        x: The array that was normalized.
+        grad: Gradient of the returned elements.
+        x: The array before the normalization.
         weight: The factors.
-        eps: The same as there.
+        eps: See the normalization.
 
     Returns:
         The gradients of `x`, and of `weight` and `bias`, of shape (C,).
@@ -320,7 +321,7 @@ async def group_norm(
     eps: float = 1e-5,
     out: Out = None,
 ) -> AccelRef:
-    """Normalize groups of channels of each image, as `torch.nn.functional.group_norm`: one launch.
+    """Normalize groups of channels in each image, as `torch.nn.functional.group_norm`: one launch.
 
     Args:
         x: Array of shape (N, C, ...).
@@ -364,10 +365,10 @@ async def group_norm_grad(
 
     Args:
         grad: Gradient of its result.
-        x: The array that was normalized.
-        num_groups: The same as there.
+        x: The array before the normalization.
+        num_groups: See `group_norm`.
         weight: The factors.
-        eps: The same as there.
+        eps: See `group_norm`.
 
     Returns:
         The gradients of `x`, and of `weight` and `bias`, of shape (C,).
@@ -393,13 +394,13 @@ async def layer_norm_grad(
 
     Args:
         grad: Gradient of its result, with the shape of `x`.
-        x: The array that was normalized.
+        x: The array before the normalization.
         weight: The factors: an array that broadcasts to `x`, or one for all.
-        axis: The same as there.
-        eps: The same as there.
+        axis: See `ta.arrays.layer_norm`.
+        eps: See `ta.arrays.layer_norm`.
 
     Returns:
-        That of `x`, and those of `weight` and `bias`, which have the shape of `weight`. If that is a number,
+        The gradients of `x`, `weight` and `bias`; the latter have the shape of `weight`. If it is a number,
         they are for factors of each element along the axes.
 
     Raises:
@@ -431,7 +432,7 @@ async def rms_norm_grad(
 def _of_layer(
     name: str, grad: Operand, x: Operand, weight: ExpressionArgument, axis: Axis, eps: float
 ) -> tuple[Ints, Ints, Ints]:
-    """Check the arguments; return the axes, those that gradients of the factors are summed along, a shape."""
+    """Check the arguments; return the axes, the axes to sum gradients of the factors along, and a shape."""
     _check_grad(name, grad, x, eps)
     check_real(name, weight=weight)
     axes = axes_of(name, x.shape, axis)
@@ -456,7 +457,7 @@ async def _gradients(
     others: Sequence[int],
     shape: Ints,
 ) -> NormGradients:
-    """Compute all gradients; those of the factors are summed along `others`, and get a shape."""
+    """Compute all gradients; gradients of the factors are summed along `others`, and get a shape."""
     made = await _made(name, "x", grad, x, weight, float(eps), axis=axes)
     product = await _product(name, "product", grad, x, eps, axes)
     weights = await summing(name)(product, axis=others, out=await _narrow(name, product, x, others))
@@ -467,7 +468,7 @@ async def _gradients(
 async def _product(
     name: str, part: str, grad: Operand, x: Operand, eps: float, axes: Sequence[int]
 ) -> AccelRef:
-    """Multiply by what was normalized, in float32 at least: sums of it are rounded once."""
+    """Multiply by the normalized array, in float32 at least, so that sums are rounded once."""
     out = await _wide(name, x, x.shape, grad)
     return await _made(name, part, grad, x, float(eps), axis=axes, out=out)
 
@@ -481,7 +482,7 @@ async def _narrow(name: str, product: AccelRef, x: Operand, others: Sequence[int
 
 
 async def _wide(name: str, x: Operand, shape: Ints, *operands: object) -> Out:
-    """Make an array of float32 for an intermediate result; None where that has as many digits by itself."""
+    """Make an array of float32 for an intermediate result; None if its dtype has as many digits."""
     dtype = DType.of(x.dtype)
     if not dtype.is_inexact or dtype.itemsize >= DType.float32.itemsize:
         return None
@@ -497,7 +498,7 @@ def _check_grad(name: str, grad: Operand, x: Operand, eps: float) -> None:
 
 
 def _others(shape: Ints) -> Ints:
-    """Return all axes but that of the channels."""
+    """Return all axes except the channels'."""
     return (0, *range(2, len(shape)))
 
 
