@@ -465,7 +465,7 @@ def axis_of(operation: str, x: Operand | ArraySpec, axis: object) -> int:
 
     Raises:
         TypeError: The axis is not an integer.
-        ValueError: There is no such axis.
+        ValueError: The axis is out of range.
     """
     number = axis if type(axis) is int else whole(operation, "axis", axis)
     if not -x.ndim <= number < x.ndim:

@@ -107,7 +107,7 @@ class Expression(Generic[ReplyT]):
     Raises:
         ValueError: The expression contains something that is not allowed, and the message shows the
             place; or results are not named by `outputs`.
-        TypeError: There is no such dtype.
+        TypeError: Devices lack this dtype.
 
     Attributes:
         operation: Name of the operation.
@@ -255,7 +255,7 @@ class Expression(Generic[ReplyT]):
         check_truths(operation, {name: kinds[name] for name in self._truths})
         chosen = self.chosen(arguments)
         expression, casts = self._widened(chosen, kinds)
-        # Whole numbers are floating where they are widened: differences of unsigned ones would wrap around.
+        # Integers are floating where they are widened: differences of unsigned ones would wrap around.
         plain = [
             attrs.evolve(each, kind=casts[name]) if name in casts and not each.dtype.is_inexact else each
             for name, each in given.items()

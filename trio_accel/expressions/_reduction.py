@@ -62,7 +62,7 @@ class Reduction(Expression[AccelRef]):
 
     Raises:
         ValueError: The expression contains something that is not allowed; the message shows the place.
-        TypeError: There is no such dtype.
+        TypeError: Devices lack this dtype.
 
     Attributes:
         reduce: As it was given.

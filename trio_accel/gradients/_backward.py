@@ -1,6 +1,6 @@
 """Calls backwards: from the gradient of a value to the gradients of its operands."""
 
-# Operands are calls and arrays, and the result of a call has no type before it is awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gradients of element-wise expressions: the package's own, and the user's."""
 
-# Operands are calls and arrays, and the result of a call has no type before it is awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ that do not depend on the gauge. The gradient of vectors is NaN or infinite for 
 values.
 """
 
-# Operands are calls and arrays, and the result of a call has no type before it is awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A filter is linear, so its gradient is its adjoint. The gradient of a padded ima
 with the weights, and each element also gets the gradients of its repetitions outside of the edge.
 """
 
-# Operands are calls and arrays, and the result of a call has no type before it is awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations

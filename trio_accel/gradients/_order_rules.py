@@ -1,6 +1,6 @@
 """Gradients of scans, orders, gathers, and of functions that are compositions of others."""
 
-# Operands are calls and arrays, and the result of a call has no type before it is awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gradients of functions of arrays other than element-wise expressions."""
 
-# Operands are calls and arrays, and the result of a call has no type before it is awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ of sums of floating numbers. Work that is repeated after a lost context must hav
 sorts the values by their places, and adds up the segments. The CPU adds in the order of the elements.
 """
 
-# Operands are calls and arrays, and the result of a call has no type before it is awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def added_along(zeros: Callable[[], Any], shape: Sequence[int], places: Any, val
     Args:
         zeros: Makes the zeros.
         shape: Their shape.
-        places: Indices along the axis, an array of the shape of `values`; negative ones count from the end.
+        places: Indices along the axis, an array with the shape of `values`; negative ones count from the end.
         values: The values.
         axis: The axis.
     """

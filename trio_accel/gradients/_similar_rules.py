@@ -6,7 +6,7 @@ which determines W except for the phases of the columns. The upper triangle of W
 so they are linear equations for the lower triangle.
 """
 
-# Operands are calls and arrays, and the result of a call has no type before it is awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Gradients of functions that compose operations: the calls of a function are its tape."""
 
-# Operands are calls and arrays, and the result of a call has no type before it is awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnusedImport=false
 
 from __future__ import annotations

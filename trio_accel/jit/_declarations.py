@@ -319,7 +319,7 @@ def reads(dtype: DTypeLike, *, ndim: int | None = None, layout: KernelLayout = "
             as scalars. A `TensorMap`: the kernel gets a map of the array instead of an address.
 
     Raises:
-        TypeError, ValueError: There is no such dtype or layout, or the map does not suit the dtype.
+        TypeError, ValueError: Devices lack this dtype or layout, or the map does not suit the dtype.
     """
     return _array("read", dtype, ndim, layout)
 

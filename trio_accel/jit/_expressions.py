@@ -75,7 +75,7 @@ def elementwise(
         ValueError: The expression contains something that is not allowed, and the message shows the place;
             results are not named by `outputs`; `slopes` names something else than an input; or an input is
             called `g`.
-        TypeError: There is no such dtype, or `slopes` is not a dict of texts.
+        TypeError: Devices lack this dtype, or `slopes` is not a dict of texts.
     """
     made: Elementwise[Any] = Elementwise(
         text,
@@ -124,7 +124,7 @@ def reduction(
 
     Raises:
         ValueError: The expression contains something that is not allowed; the message shows the place.
-        TypeError: There is no such dtype.
+        TypeError: Devices lack this dtype.
     """
     return Reduction(
         text,

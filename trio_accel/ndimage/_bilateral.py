@@ -38,26 +38,26 @@ async def bilateral_filter(
 ) -> AccelRef:
     """Smooth an image and keep its edges, as `skimage.restoration.denoise_bilateral` does of grey images.
 
-    Weights are Gaussians of the distance and of the difference. (scikit-image 0.26 looks distances up in the
+    Weights are Gaussians of the distance and the difference. (scikit-image 0.26 takes distances from the
     wrong row of a table.)
 
     Args:
         image: An image of two axes, of float32 or float64.
         win_size: Elements of a window along an axis, odd; by default ``max(5, 2 * ceil(3 * sigma_spatial) +
             1)``.
-        sigma_color: Standard deviation of differences; by default that of the image.
+        sigma_color: Standard deviation of differences; by default the image's.
         sigma_spatial: Standard deviation of distances, in elements.
-        bins: Into how many steps a difference is rounded down, up to the largest element.
-        mode: What is beyond the edges, by `numpy.pad`'s names.
+        bins: The number of steps to which a difference is rounded down, up to the largest element.
+        mode: The values outside of the edges, by `numpy.pad`'s names.
         cval: The number of ``"constant"``.
         channel_axis: None.
 
     Returns:
-        The means, computed in float64, of the dtype of the image.
+        The means, computed in float64, with the dtype of the image.
 
     Raises:
-        TypeError: `image` is no array of a device, or of another dtype: scikit-image would divide whole
-            numbers by the largest one.
+        TypeError: `image` is not an array of a device, or of another dtype: scikit-image would divide
+            integers by the largest one.
         ValueError: Other than two axes, another mode, or a number out of range.
         NotSupportedError: An axis of channels.
     """

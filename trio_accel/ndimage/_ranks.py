@@ -1,8 +1,8 @@
 """Filters by order: the least, the largest and the middle element of a window; and the mean, made alike.
 
-A window of one length is made of two of half of it, so a long one costs little more than a short one. Small
-windows are sorted by a network of comparisons in the text of an expression. It has those comparisons alone
-that the wanted element depends on.
+A window is combined from two windows of half its length, so a long one costs little more than a short one.
+Small windows are sorted by a network of comparisons in the source of an expression. It has only the
+comparisons that the requested element depends on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 # Elements of a window that one launch combines, and that a network sorts: a text has a most length.
 _MAX_COMBINED, _SORTED = 12, 27
-# Elements of a window that are sorted, and of all windows that are sorted at a time.
+# The most elements of a window to sort, and of all windows to sort at a time.
 _MAX_SORTED, _CHUNK_ELEMENTS = 1 << 16, 1 << 24
 
 
@@ -95,10 +95,10 @@ async def uniform_filter1d(
         output: See `Output`.
         mode: See `Mode`.
         cval: The number beyond the edges, in ``"constant"``.
-        origin: How far the window lies behind its place.
+        origin: How far the window is shifted towards the begin.
 
     Returns:
-        The means, in the dtype of `input`: of whole numbers rounded towards zero.
+        The means, in the dtype of `input`: of integers rounded towards zero.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `correlate`; or `size` is below 1.
@@ -111,8 +111,7 @@ async def uniform_filter1d(
 def maximum_filter1d() -> None:
     """Find the largest element of windows along an axis, as `scipy.ndimage.maximum_filter1d` does.
 
-    A window with NaN has NaN. Arguments and errors are those of `uniform_filter1d`; complex numbers are
-    refused.
+    A window with NaN has NaN. See `uniform_filter1d` for arguments and errors; complex numbers are refused.
     """
 
 
@@ -140,7 +139,7 @@ async def uniform_filter(
         output: See `Output`.
         mode: See `Mode`: for all axes, or for each.
         cval: The number beyond the edges, in ``"constant"``.
-        origin: How far the window lies behind its place: for all axes, or for each.
+        origin: How far the window is shifted towards the begin: for all axes, or for each.
         axes: Axes to filter along; None for all.
 
     Returns:
@@ -212,7 +211,7 @@ async def _ranked(
 async def _separated(
     kind: str, x: AccelRef, output: Output, cval: Any, dtype: DType, *rows: Sequence[Any]
 ) -> AccelRef:
-    """Combine windows along one axis after the other: what there is of each is in the rows."""
+    """Combine windows along one axis after the other; each row has a parameter for each axis."""
     made = x
     for axis, n, filled, start in zip(*rows, strict=True):
         widths = w.spread(x, (axis,), (w.reach(n, start),), (0, 0))
@@ -274,20 +273,20 @@ async def median_filter(
     Args:
         input: The image, real.
         size: Elements of a window along all axes, or along each.
-        footprint: In place of it: which elements are in a window, on the host.
+        footprint: Replaces `size`: the elements of a window, on the host.
         output: See `Output`.
         mode: See `Mode`: for all axes, or for each.
         cval: The number beyond the edges, in ``"constant"``.
-        origin: How far the window lies behind its place: for all axes, or for each.
+        origin: How far the window is shifted towards the begin: for all axes, or for each.
         axes: Axes to filter along; None for all.
 
     Returns:
         The elements, in the dtype of `input`.
 
     Raises:
-        TypeError: `input` is no array of a device, or complex; or `footprint` is on a device.
-        ValueError: There is no window, its origin is outside of it, an axis or mode that there is not, or
-            `output` of another shape.
+        TypeError: `input` is not an array of a device, or is complex; or `footprint` is on a device.
+        ValueError: There is no window, its origin is outside of it, an axis or mode is unknown, or `output`
+            has another shape.
         NotSupportedError: float8.
     """
     return await _ranked("median", input, None, size, footprint, output, mode, cval, origin, axes)

@@ -633,7 +633,7 @@ class AccelBackend(Protocol):
         ...
 
     def unavailable_reason(self, index: int | None = None) -> str | None:
-        """Return why there is no device, and the remedy; None if there is one. Blocks.
+        """Return why no device is available, and the remedy; None if there is one. Blocks.
 
         Args:
             index: The number of one device; None for any usable device, and if no device has the number.

@@ -33,7 +33,7 @@ LOW_PRECISION = (DType.float16, DType.bfloat16)
 INEXACT = (*LOW_PRECISION, *NATIVE)
 
 INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
-"""Types of whole numbers, computed modulo two to the power of their bits."""
+"""Types of integers, computed modulo two to the power of their bits."""
 
 _FAULTS = {
     1: "indptr: {rows} rows need {more} elements from 0 to at most {stored}",

@@ -39,7 +39,7 @@ from .program_values import check_written, leaves_of, shortened
 from .ranks import ProgramRank, RoomRank, as_rank
 
 INSTANCE_LOST = "gone"
-"""Code of the `LibraryError` of a result or stream that is not kept: the program was made anew since."""
+"""Code of the `LibraryError` of a result or stream that is not kept: the program was made again since."""
 
 _logger = logging.getLogger("trio_accel.backends")
 

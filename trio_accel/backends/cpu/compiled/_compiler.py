@@ -29,7 +29,7 @@ from ..runtime._stream import COMPILED
 
 Mode: TypeAlias = Literal["auto", "never", "always"]
 Entry: TypeAlias = Callable[[bytes, int, int], int]
-"""The function ``run`` of a text: it gets its packed arguments, and the first element and the one behind the
+"""The function ``run`` of a text: it gets its packed arguments, and the first element and the one after the
 last. It holds no lock of the interpreter."""
 
 _logger = logging.getLogger("trio_accel.backends")

@@ -280,7 +280,7 @@ LANES = 32
 """Threads that share a row, or a weight."""
 
 SCORES = "7Q11qd4i"
-"""Layout of what a kernel over scores is told, ahead of the axes of its mask."""
+"""Layout of what a kernel over scores is told, before the axes of its mask."""
 
 _GRID = "18q"
 # The layouts of the structures in dnn.cu.

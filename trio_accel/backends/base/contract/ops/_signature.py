@@ -119,7 +119,7 @@ class Item:
         parts += [str(extents.get(dim, dim)) if isinstance(dim, str) else str(dim) for dim in self.dims]
         shapes = [parts]
         if self.optional:
-            # Without the optional dimensions there is no stack.
+            # Without the optional dimensions there is also no stack.
             shapes.insert(0, parts[1 if self.stack else 0 : -self.optional])
         return " or ".join([f"({', '.join(shape)}{',' * (len(shape) == 1)})" for shape in shapes])
 

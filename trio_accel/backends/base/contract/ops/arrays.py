@@ -165,7 +165,7 @@ class CountSpec(OperationSpec):
             edge, and the last bin both edges. Elements outside of all bins are not counted.
         bounds: The least and the largest integer to count, which replace the outer edges, because these are
             rounded. Empty to use the edges themselves.
-        weights: Numbers of float64 to add instead of ones, of the shape of `x`.
+        weights: Numbers of float64 to add instead of ones, with the shape of `x`.
         out: Counts of int64, or sums of float64.
         fault: One word: whether an element is not the number of a bin, if there are no edges.
     """

@@ -238,10 +238,10 @@ class AttentionGradSpec(_Scores):
     """The gradients of `AttentionSpec` without blocks, with the same fields.
 
     Attributes:
-        grad: An array of the shape of `out`.
+        grad: An array with the shape of `out`.
         out: The result of `AttentionSpec`.
         lse: Its logarithms of sums.
-        grad_query: An array of the shape of `query`, and so on.
+        grad_query: An array with the shape of `query`, and so on.
     """
 
     grad: ArraySpec = reads()

@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FusedEpilogue: TypeAlias = Literal["none", "relu", "gelu", "relu_grad", "gelu_grad", "sum_a", "sum_b"]
-"""What is done behind the product: see `FusedMatmulSpec`."""
+"""What is done after the product: see `FusedMatmulSpec`."""
 
 Precision: TypeAlias = Literal["ieee", "tf32", "bf16", "bf16x9", "fixed_point", "fast"]
 """How products are computed: in the type of the elements, or in shorter ones; of float8, with short sums."""
@@ -180,7 +180,7 @@ class FusedMatmulSpec(OperationSpec):
         beta: Factor of `c`.
         a: ``(..., m, k)``.
         b: ``(..., k, n)``; the stacks broadcast.
-        c: An array of the shape of `out`, which may be `out`.
+        c: An array with the shape of `out`, which may be `out`.
         bias: ``(n,)`` or ``(..., n)``.
         aux: ``(..., m, aux_columns(n))``: uint8, or see `FusedDtypes`.
         scale_a: Of float8 only, float32: ``()``, ``(..., m, 1)``, ``(..., m, k / 128)`` or
@@ -189,7 +189,7 @@ class FusedMatmulSpec(OperationSpec):
             numbers along k as `scale_a`.
         scale_out: ``()``, float32, if the result is float8.
         out: ``(..., m, n)``.
-        saved: An array of the shape and dtype of `aux`.
+        saved: An array with the shape and dtype of `aux`.
         sums: ``(..., n)``, or ``(..., m)`` for ``"sum_a"``.
         key: The key of its plan, once its shapes were checked.
     """

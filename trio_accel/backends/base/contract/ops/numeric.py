@@ -214,7 +214,7 @@ class FusedFftSpec(_Transform):
 
     Attributes:
         kind: See `FftSpec` for this, `direction`, `lengths`, `axes` and `norm`.
-        dtype: Name of the dtype of the transform's source.
+        dtype: Name with the dtype of the transform's source.
         shape: Shape of the transform's source.
         prolog: The program of each element, as in `ExpressionSpec`.
         has_prolog: 0 if the source is the only one of `arrays` unchanged, with the dtype of the transform.
