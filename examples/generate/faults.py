@@ -163,12 +163,12 @@ class Reference:
 def is_possible(
     logits: npt.NDArray[np.float32], token: int, sampling: Sampling, position: int, rounding: float
 ) -> bool:
-    """Return whether a token may be chosen if each logit is moved by so much at most."""
+    """Return whether a token may be chosen if each logit may move by at most `rounding`."""
     near, rows = 2 * rounding, logits.astype(np.float64)
     if sampling.temperature == 0:
         return bool(rows[token] >= rows.max() - near)
     shares: npt.NDArray[np.float64] = np.exp((rows - rows.max()) / sampling.temperature)
-    # The quotient of two sums of shares changes by this factor at most.
+    # The ratio of two sums changes by at most this factor.
     loose = np.exp(2 * near / sampling.temperature) * (1 + 1e-6)
     first = shares[rows > rows[token] + near].sum()
     last = shares[rows >= rows[token] - near].sum()
