@@ -306,7 +306,7 @@ BAD: list[tuple[Ask, type[Exception], str]] = [
     (lambda x: x.add([2**63], [[1, 2]]), TypeError, "add: ids must be integers of int64"),
     (lambda x: x.add([2**70], [[1, 2]]), TypeError, "add: ids must be integers of int64"),
     (lambda x: x.add([True], [[1, 2]]), TypeError, "add: ids must be integers of int64"),
-    (lambda x: x.add(5, [[1, 2]]), ValueError, r"add: ids must have one axis, got the shape \(\)"),
+    (lambda x: x.add(5, [[1, 2]]), ValueError, r"add: ids must be a vector, got the shape \(\)"),
     (lambda x: x.remove([9]), KeyError, "remove: the id 9 is not there"),
     (lambda x: x.remove([1, 1]), ValueError, "remove: the id 1 is given twice"),
     (lambda x: x.search([1, 2, 3], 1), ValueError, r"vectors must have 2 elements, got the shape \(3,\)"),

@@ -199,7 +199,9 @@ async def test_triangles_in_place_and_with_nan(device: ta.Device) -> None:
     x = await device.put(host)
     assert await arrays.tril(x, out=x) is x
     np.testing.assert_array_equal(await x.to_host(), np.tril(host))
-    with pytest.raises(ValueError, match=r"arrays\.triu: i\(-2\): the result has shape \(3,\)"):
+    with pytest.raises(
+        ValueError, match=r"arrays\.triu: i\(-2\): the axis is out of range for the result of shape \(3,\)"
+    ):
         await arrays.triu(x[0])
 
 

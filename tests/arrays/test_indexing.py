@@ -136,7 +136,7 @@ async def test_every_reduction_of_every_dtype(device: ta.Device, dtype: str) -> 
         x, values = numbers((2, 7, 3), dtype, 5), numbers((2, 2, 3, 3), dtype, 6)
         on = await device.put(x)
         if reduce in ("min", "max") and dtype.startswith("complex"):
-            with pytest.raises(TypeError, match=rf"arrays\.scatter: .*{dtype} has no order"):
+            with pytest.raises(TypeError, match=rf"arrays\.scatter: .*values of {dtype} cannot be compared"):
                 await arrays.scatter(on, indices, values, 1, reduce=reduce)
             continue
         if reduce == "multiply" and dtype == "complex128" and BACKEND == "cuda":

@@ -127,7 +127,9 @@ async def test_of_nothing(device: ta.Device) -> None:
         got, _ = await ask(device, function, x, 1)
         np.testing.assert_array_equal(got, np.full((3, 2), want))
     for function in ("min", "max", "argmin", "argmax", "logsumexp"):
-        with pytest.raises(ValueError, match=rf"arrays\.{function}: there are no elements along axes \(1,\)"):
+        with pytest.raises(
+            ValueError, match=rf"arrays\.{function}: axes \(1,\) of shape \(3, 0, 2\) are empty"
+        ):
             await ask(device, function, x, 1)
         assert (await ask(device, function, x, 2 if "arg" in function else (0, 2)))[0].size == 0
     assert (await ask(device, "logsumexp", np.zeros((0, 4)), 1))[0].shape == (0,)
@@ -293,7 +295,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         with pytest.raises(TypeError, match=r"arrays\.\w+: there is no option 'axes'; did you mean 'axis'"):
             await function(x, axes=1)
     for function in (arrays.min, arrays.argmax, arrays.logsumexp):
-        with pytest.raises(TypeError, match=r"of complex64: complex numbers have no order"):
+        with pytest.raises(TypeError, match=r"of complex64: complex numbers cannot be compared"):
             await function(z)
     with pytest.raises(TypeError, match=r"arrays\.argmin: axis must be one axis or None"):
         await arrays.argmin(x, (0, 1))

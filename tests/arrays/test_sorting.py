@@ -240,7 +240,9 @@ async def test_what_is_refused(device: ta.Device) -> None:
         await xp.sort(x, axis=2)
     with pytest.raises(TypeError, match=r"arrays\.Sort: axis must be an integer, got 1\.0"):
         await xp.sort(x, axis=1.0)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"arrays\.Argsort: x must not be complex, which has no order"):
+    with pytest.raises(
+        TypeError, match=r"arrays\.Argsort: x must be real, because complex numbers cannot be compared"
+    ):
         await xp.argsort(z)
     with pytest.raises(TypeError, match=r"arrays\.Sort: descending must be True or False, got 1"):
         await xp.sort(x, descending=1)  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ def test_a_module_without_kernels_for_the_backend(
         with pytest.raises(NotSupportedError) as caught:
             rig.device.open_library(name)
         assert str(caught.value).startswith(
-            f"module '{name}' has no kernels for backend '{backend.name}'; declare them with "
+            f"module '{name}' defines no kernels for backend '{backend.name}'; declare them with "
             f'@kernel(Spec, backend="{backend.name}")'
         )
         assert (caught.value.backend, caught.value.device) == (backend.name, rig.device.info.name)

@@ -197,5 +197,7 @@ def test_what_is_not_supported_is_said(rig, backend, name):
 def test_a_complex_factor_of_real_matrices_is_refused(rig):
     spec = spec_of(rig, "spmm", ([0, 1, 2], [0, 1]))
     for name in ("alpha", "beta"):
-        with pytest.raises(LibraryError, match=f"{name}: .* has an imaginary part, float64 has none"):
+        with pytest.raises(
+            LibraryError, match=f"{name}: .* has an imaginary part, which float64 cannot hold"
+        ):
             rig.apply("sparse", attrs.evolve(spec, **{name: 1 + 2j}))

@@ -103,12 +103,12 @@ def test_the_program_ends_with_the_commands_code(start: Start) -> None:
     process = start("trace", "/no/such/file.py")
     out, err = process.communicate(timeout=40)
     assert (process.returncode, out) == (2, "")
-    assert err == "trio-accel: there is no program /no/such/file.py\n"
+    assert err == "trio-accel: program /no/such/file.py does not exist\n"
 
 
 def test_names_that_the_terminal_cannot_show(start: Start, environment: dict[str, str]) -> None:
     process = start("trace", "/größe.py", env={**environment, "PYTHONIOENCODING": "ascii"})
-    assert process.communicate(timeout=40)[1] == "trio-accel: there is no program /gr??e.py\n"
+    assert process.communicate(timeout=40)[1] == "trio-accel: program /gr??e.py does not exist\n"
 
 
 @pytest.mark.slow
@@ -124,7 +124,7 @@ def test_signs_that_the_terminal_cannot_show(start: Start, environment: dict[str
 
 
 def test_nothing_in_a_name_controls_the_terminal(refused: Refused) -> None:
-    assert refused("trace", "a\x1b[31m\n\x9bb.py") == "there is no program a?[31m ?b.py"
+    assert refused("trace", "a\x1b[31m\n\x9bb.py") == "program a?[31m ?b.py does not exist"
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def test_a_program_with_its_arguments(
 def test_what_cannot_be_used(cli: Callable[..., Any], tmp_path: Path) -> None:
     done = cli("trace", str(tmp_path / "none.py"))
     assert (done.code, done.out) == (2, "")
-    assert "there is no program" in done.err
+    assert "does not exist" in done.err
     program = tmp_path / "program.py"
     program.write_text("", encoding="utf-8")
     done = cli("trace", "--output", str(tmp_path / "no" / "t.json"), str(program))

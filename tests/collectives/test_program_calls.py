@@ -219,7 +219,7 @@ async def kill_soon(device: ta.Device) -> None:
 
 async def test_arguments_that_do_not_fit_are_refused(system: ta.System) -> None:
     async with opened(system, 2) as (world, programs):
-        with pytest.raises(ValueError, match="argument 0 must have one for each of 2 ranks"):
+        with pytest.raises(ValueError, match="argument 0 must have 2 values, one for each rank"):
             await world.call(programs, Meets.add, [np.ones(3)])
         with pytest.raises(ValueError, match="programs must have one of each device"):
             await world.call(programs[::-1], Meets.add, [np.ones(3)] * 2)

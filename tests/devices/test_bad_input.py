@@ -44,7 +44,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "dtype": (
         lambda a: linalg.axpy(1.0, np.ones(4, np.float32), a.vector),
         TypeError,
-        r"linalg\.Axpy: operands must have one dtype, got x float32, y float64",
+        r"linalg\.Axpy: operands must share a dtype, got x float32, y float64",
     ),
     "dtype of nothing": (lambda a: linalg.scal("2", a.vector), TypeError, r"linalg\.Scal: alpha"),  # type: ignore[arg-type]
     "other device": (
@@ -189,7 +189,7 @@ async def test_after_the_end_every_use_says_so(device: ta.Device) -> None:
     ("spec", "error", "text"),
     [
         ("cuda:7", ta.NotSupportedError, r"'cuda:7': .+; available: cpu:0"),
-        ("cpu:7", ValueError, r"'cpu:7': there is no such device; available: .*cpu:0"),
+        ("cpu:7", ValueError, r"'cpu:7': the device does not exist; available: .*cpu:0"),
         ("abacus", ValueError, r"'abacus' names no device; allowed: .*cpu, cpu:<number>"),
     ],
 )

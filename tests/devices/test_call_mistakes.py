@@ -355,7 +355,7 @@ BAD: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "one dtype": (
         lambda x, i: (x + 1.0) @ i,
         TypeError,
-        r"^linalg\.Matmul: operands must have one dtype, got a float32, b int64; write await b\.cast\('float",
+        r"^linalg\.Matmul: operands must share a dtype, got a float32, b int64; write await b\.cast\('float",
     ),
     "shapes": (lambda x, i: (x + 1.0) @ np.ones((5, 2), "f4"), ValueError, r"^linalg\.Matmul: .*\(5, 2\)"),
     "broadcast": (lambda x, i: (x + 1.0) * np.ones(7, "f4"), ValueError, r"^arrays\.multiply: .*7"),

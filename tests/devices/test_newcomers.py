@@ -209,7 +209,7 @@ MISTAKES: dict[str, tuple[Callable[[Given], Any], type[Exception], str]] = {
     "a fused product of two dtypes": (
         lambda g: linalg.fused_matmul(g.single, g.x),
         TypeError,
-        r"operands must have one dtype, got a float32, b float64; write await b\.cast\('float32'\)$",
+        r"operands must share a dtype, got a float32, b float64; write await b\.cast\('float32'\)$",
     ),
 }
 

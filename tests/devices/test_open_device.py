@@ -76,7 +76,7 @@ async def test_what_the_environment_says(system: ta.System, monkeypatch: pytest.
     ("spec", "error", "message"),
     [
         ("abacus", ValueError, r"'abacus' names no device; allowed: .*cpu, cpu:<number>"),
-        ("cpu:7", ValueError, r"'cpu:7': there is no such device; available: .*cpu:0"),
+        ("cpu:7", ValueError, r"'cpu:7': the device does not exist; available: .*cpu:0"),
         ("cpu:x", ValueError, r"'cpu:x' names no device"),
         ("cuda", ta.NotSupportedError, r"'cuda': .+; available: cpu:0"),
         (0, TypeError, r"spec must be the name of a device such as 'cpu' or None, got 0"),

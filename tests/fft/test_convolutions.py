@@ -193,7 +193,7 @@ ONES = np.ones((4, 6))
 REFUSED: dict[str, tuple[Callable[[Any, ta.Device], Awaitable[Any]], type[Exception], str]] = {
     "dtypes": (
         lambda x, _: fft.fftconvolve(x, np.ones((4, 6), np.float32)), TypeError,
-        r"fftconvolve: operands must have one dtype, got in1 float64, in2 float32",
+        r"fftconvolve: operands must share a dtype, got in1 float64, in2 float32",
     ),
     "integers": (
         lambda x, _: fft.convolve(np.ones((4, 6), np.int32), x), TypeError,

@@ -176,7 +176,7 @@ async def test_rules_that_are_wrong(device: ta.Device, rule: Any, kind: type[Exc
             ta.NotSupportedError,
             "nn.batch_norm has no gradient by running_",
         ),
-        (lambda x: x * 2, ValueError, r"value_and_grad: the value must have no axes, got shape \(6,\); add"),
+        (lambda x: x * 2, ValueError, r"value_and_grad: the value must be a scalar, got shape \(6,\); add"),
         (lambda x: 3.0, TypeError, "value_and_grad: the function must return a call, got float"),
         (
             lambda x: a.sum(ta.linalg.einsum("ii->i", a.reshape(a.concat([x, x, x, x, x, x]), (6, 6)))),
@@ -207,7 +207,7 @@ async def test_arguments_that_have_no_gradient(device: ta.Device) -> None:
     ):
         await ta.grad(a.sum)(HOST)
     x = await device.put(HOST)
-    with pytest.raises(ValueError, match="argnums: there is no argument 1, got 1 arguments"):
+    with pytest.raises(ValueError, match="argnums: 1 is out of range for 1 arguments"):
         await ta.grad(a.sum, argnums=1)(x)
     with pytest.raises(TypeError, match="argnums must be an integer or a list of integers"):
         ta.grad(a.sum, argnums="x")  # type: ignore[arg-type]

@@ -392,7 +392,7 @@ async def test_wrong_conditions_and_limits(device: ta.Device) -> None:
         (TypeError, "If: condition must be an AccelRef, got bool", lambda: graphs.if_(none, body)),
         (TypeError, "condition must hold an integer or a truth value", lambda: graphs.if_(real, body)),
         (TypeError, "number must hold an integer", lambda: graphs.switch(real, [body])),
-        (ValueError, "condition must have one element, got shape", lambda: graphs.if_(many, body)),
+        (ValueError, "condition must be a single element, got shape", lambda: graphs.if_(many, body)),
         (ValueError, "bodies must be one at least", lambda: graphs.switch(go, [])),
         (ValueError, "the body does not change the condition", lambda: graphs.while_(go, body)),
         (ValueError, "limit must be from 1", lambda: graphs.while_(go, body, limit=0)),

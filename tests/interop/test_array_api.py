@@ -299,7 +299,7 @@ async def test_one_element_is_a_number_of_python(xp: ArrayApi) -> None:
             (bool, xp.asarray([True, False])),
             (float, xp.zeros(0)),
         ):
-            with pytest.raises(TypeError, match="the array must have one element of kind"):
+            with pytest.raises(TypeError, match="the array must be a single element of kind"):
                 convert(array)
 
     await in_thread(work)

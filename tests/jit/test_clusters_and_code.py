@@ -82,7 +82,9 @@ async def test_a_device_without_clusters_says_so(device: ta.Device, monkeypatch:
         return (driver.CUresult.CUDA_SUCCESS, 0) if asked == clusters else attribute(asked, number)
 
     monkeypatch.setattr(driver, "cuDeviceGetAttribute", without)
-    with pytest.raises(ta.LibraryError, match="kernel 'ones': this device has no clusters of blocks"):
+    with pytest.raises(
+        ta.LibraryError, match="kernel 'ones': this device does not support clusters of blocks"
+    ):
         await in_clusters()(await device.zeros(8))
 
 

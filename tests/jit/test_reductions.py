@@ -142,7 +142,7 @@ async def test_wrong_calls_are_refused(device: ta.Device) -> None:
         await index(x, axis=(0, 1))
     with pytest.raises(TypeError, match="at least one argument must be an array"):
         await device.ask(f.compute(1, 2))
-    with pytest.raises(TypeError, match="complex numbers have no order"):
+    with pytest.raises(TypeError, match="complex numbers cannot be compared"):
         await index(await device.zeros(3, "complex64"))
     with pytest.raises(ValueError, match="do not broadcast"):
         await f(x, await device.zeros(3))

@@ -299,7 +299,7 @@ async def test_a_device_or_a_driver_without_maps(device: ta.Device, monkeypatch:
             return missing, 0, None
 
         patch.setattr(driver, "cuGetProcAddress", of_none)
-        text = "kernel 'words' has tensor maps, which need cuTensorMapEncodeTiled; this driver has none"
+        text = "kernel 'words' has tensor maps, which need cuTensorMapEncodeTiled, which this driver lacks"
         with pytest.raises(ta.NotSupportedError, match=text):
             await kernel(0.0, x)
     await kernel(0.0, x)

@@ -52,7 +52,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "mixed dtypes": (
         lambda a: linalg.matmul(a.matrix, a.single),
         TypeError,
-        r"operands must have one dtype, got a float64, b float32; write ",
+        r"operands must share a dtype, got a float64, b float32; write ",
     ),
     "out of another shape": (
         lambda a: linalg.matmul(a.matrix, a.matrix, out=a.vector),
@@ -92,12 +92,12 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "lengths of axpy": (
         lambda a: linalg.axpy(1.0, np.ones(4), a.vector),
         ValueError,
-        r"Axpy: arrays must have one shape, got x of shape \(4,\) and y of shape \(3,\)",
+        r"Axpy: arrays must share a shape, got x of shape \(4,\) and y of shape \(3,\)",
     ),
     "dtypes of axpy": (
         lambda a: linalg.axpy(1.0, np.ones(3, np.float32), a.vector),
         TypeError,
-        r"Axpy: operands must have one dtype, got x float32, y float64",
+        r"Axpy: operands must share a dtype, got x float32, y float64",
     ),
     "integers": (
         lambda a: linalg.axpy(1, a.whole, a.whole),
@@ -152,7 +152,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "dot of matrices": (
         lambda a: linalg.dot(a.matrix, a.matrix),
         ValueError,
-        r"Dot: x must have one axis, got shape \(3, 3\)",
+        r"Dot: x must be a vector, got shape \(3, 3\)",
     ),
     "lengths of dot": (
         lambda a: linalg.dot(a.vector, np.ones(2)),
@@ -167,7 +167,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "nrm2 of a matrix": (
         lambda a: linalg.nrm2(a.matrix),
         ValueError,
-        r"Nrm2: x must have one axis, got shape \(3, 3\)",
+        r"Nrm2: x must be a vector, got shape \(3, 3\)",
     ),
     "nrm2 of integers": (
         lambda a: linalg.nrm2(a.whole),

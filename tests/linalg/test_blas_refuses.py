@@ -98,7 +98,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "syr2k of two shapes": (
         lambda r: linalg.syr2k(1.0, np.ones((3, 2)), r.square, 0.0, r.complex),
         TypeError,
-        "operands must have one dtype, got a float64, b float64, c complex128",
+        "operands must share a dtype, got a float64, b float64, c complex128",
     ),
     "symm on the other side": (
         lambda r: linalg.symm(1.0, r.square, r.tall),

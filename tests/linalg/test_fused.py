@@ -400,7 +400,7 @@ s, rows, columns = (np.ones(shape, np.float32) for shape in ((), (16, 1), (1, 16
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "text"),
     [
-        ((f, d), {}, TypeError, "operands must have one dtype, got a float32, b float64"),
+        ((f, d), {}, TypeError, "operands must share a dtype, got a float32, b float64"),
         ((e.astype(E5), e.astype(E5)), {}, TypeError, "no products of dtypes float8_e5m2 and float8_e5m2"),
         ((f, f), {"dtype": "float16"}, TypeError, "dtype float16: products of float32 and float32"),
         ((f, f[0]), {}, ValueError, "a and b must be matrices"),

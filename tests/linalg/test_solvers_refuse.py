@@ -251,7 +251,7 @@ WRONG: dict[str, tuple[Callable[[Arrays], Awaitable[object]], type[Exception], s
     "two dtypes": (
         lambda a: linalg.solve(a.matrix, a.single),
         TypeError,
-        r"operands must have one dtype, got a float64, b float32; write ",
+        r"operands must share a dtype, got a float64, b float32; write ",
     ),
     "rows of b": (
         lambda a: linalg.solve(a.matrix, np.ones((4, 2))),

@@ -119,7 +119,7 @@ async def test_tenants_without_a_weight_are_refused(system: ta.System, autojump_
     results = await ask_all(batcher, [("a", 1), ("b", 1)])
     assert results["a"] == ("a-0",)
     assert isinstance(results["b"], ta.patterns.UnknownTenantError)
-    assert "tenant 'b' has no weight" in str(results["b"])
+    assert "tenant 'b' is missing in the weights" in str(results["b"])
 
 
 async def test_beyond_its_capacity_it_refuses(system: ta.System, autojump_clock: MockClock) -> None:

@@ -412,7 +412,7 @@ async def test_unknown_tenants_have_the_default_weight_or_are_refused(
     error = await refused(strict, FairCall(("x", 1.0), tenant="who?"))
     assert isinstance(error, UnknownTenantError)
     assert isinstance(error, LookupError)
-    assert "'who?' has no weight" in str(error)
+    assert "'who?' is missing in the weights" in str(error)
     assert await ask(strict, "known") == "known"
     weights = Weights({"a": 1.0}, default=4.0)
     open_to_all = await system.spawn(FairScheduler, model, max_in_flight=1, weights=weights, max_queued=100)

@@ -249,7 +249,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "a matrix as x": (
         lambda g: sparse.spmv(g.a, np.eye(2)),
         ValueError,
-        r"x must have one axis, got shape \(2, 2\)",
+        r"x must be a vector, got shape \(2, 2\)",
     ),
     "dtype of x": (
         lambda g: sparse.spmv(g.a, np.ones(2, np.float32)),

@@ -288,7 +288,7 @@ def test_no_checkpoint_is_complete(base: Path, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_is_missing(tmp_path: Path) -> None:
-    text = r"there is no checkpoint nosuch: load must be 'latest', None or the path of a checkpoint"
+    text = r"nosuch does not exist: load must be 'latest', None or the path of a checkpoint"
     with raises_inside(train.CheckpointError, text):
         trained(6, tmp_path, load="nosuch")
 

@@ -226,7 +226,7 @@ GROUPS = [
         [train.Group(lambda name: name == "w1"), train.Group(lambda name: name[0] == "w")],
         "groups: parameter 'w1' belongs to groups 1 and 2",
     ),
-    ([train.Group(lambda name: True, is_frozen=True)], "the model has no parameter that is trained"),
+    ([train.Group(lambda name: True, is_frozen=True)], "every parameter of the model is frozen"),
 ]
 
 
@@ -254,7 +254,7 @@ RADAM = train.torch_optimizer("torch.optim:RAdam", 1e-2)
                 "groups": [train.Group(lambda name: name == "b1", weight_decay=0.1)],
             },
             Exception,
-            "groups: torch.optim:Rprop has no weight decay",
+            "groups: torch.optim:Rprop does not take weight_decay",
         ),
     ],
 )

@@ -268,7 +268,7 @@ async def test_a_validation_that_is_refused_ends_the_training() -> None:
         await trained(CallMlp, chosen, 3)
     kept = train.Checkpoint("unused", best="accuracy", load=None)
     chosen = config(validate=held_out(), validate_every=1, checkpoint=kept)
-    with raises_inside(ValueError, "there is no metric 'accuracy'; there are 'loss'"):
+    with raises_inside(ValueError, "metric 'accuracy' does not exist; available: 'loss'"):
         await trained(CallMlp, chosen, 3)
 
 

@@ -410,7 +410,7 @@ def _check_ids(where: str, given: npt.ArrayLike) -> _Ids:
     if ids.size and (ids.dtype.kind not in "iu" or not np.can_cast(ids.dtype, np.int64)):
         raise TypeError(f"{where}: ids must be integers of int64, got {ids.dtype}")
     if ids.ndim != 1:
-        raise ValueError(f"{where}: ids must have one axis, got the shape {ids.shape}")
+        raise ValueError(f"{where}: ids must be a vector, got the shape {ids.shape}")
     ids = ids.astype(np.int64)
     ordered = np.sort(ids)
     _refuse_id(where, ordered[1:], ordered[1:] == ordered[:-1], "is given twice")

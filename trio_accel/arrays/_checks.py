@@ -90,12 +90,15 @@ def check_real(name: str, **arrays: ArraySpec) -> None:
     """
     for argument, array in arrays.items():
         if array.dtype.kind == "complex":
-            raise TypeError(f"{name}: {argument} must not be complex, which has no order; got {array.dtype}")
+            raise TypeError(
+                f"{name}: {argument} must be real, because complex numbers cannot be compared; "
+                f"got {array.dtype}"
+            )
     try:
         DType.of(np.result_type(*[array.dtype.dtype for array in arrays.values()]))
     except TypeError:
         given = " and ".join(f"{argument} of {array.dtype}" for argument, array in arrays.items())
-        raise TypeError(f"{name}: {given} have no type in common; convert one by cast()") from None
+        raise TypeError(f"{name}: {given} do not promote to a common dtype; convert one by cast()") from None
 
 
 def flat(planner: Planner, x: ArraySpec) -> ArraySpec:

@@ -401,7 +401,7 @@ async def linear_recurrence(
     at = (*(slice(None),) * place, slice(0, 1))
     first = await _NEXT(factor[at] if is_array else a, initial, value[at])
     if first.shape != value[at].shape:
-        raise ValueError(f"{name}: initial must have one element along the axis, got {first.shape[place]}")
+        raise ValueError(f"{name}: initial must have length 1 along the axis, got {first.shape[place]}")
     await value[at].assign(first)
 
     async def pair(one: _Parts, two: _Parts) -> _Parts:

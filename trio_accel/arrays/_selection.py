@@ -235,7 +235,7 @@ async def run_lengths(x: Operand) -> RunLengthsResult:
 def _plan_nonzero(message: Any, planner: Planner) -> Planned[tuple[AccelRef, ...]]:
     x = planner.read("x", message.x)
     if not x.ndim:
-        raise ValueError(f"{planner.name}: x must have an axis; an array without axes has no index")
+        raise ValueError(f"{planner.name}: x must have at least one axis")
     found, count = [planner.output((x.size,), DType.int64) for _ in x.shape], planner.status(2)
     spec = SelectSpec(False, x, None, tuple([one.spec for one in found]), count)
     return Planned(spec, finish=lambda: tuple([one[: number_of(count)] for one in found]))
@@ -494,7 +494,7 @@ async def histogram(
     device = device_of(name, x, bins if isinstance(bins, AccelRef) else None, weights)
     ends: tuple[float, float] = (0, 0)
     if DType.of(x.dtype).kind == "complex":
-        raise TypeError(f"{name}: x must not be complex, which has no order; got {x.dtype}")
+        raise TypeError(f"{name}: x must be real, because complex numbers cannot be compared; got {x.dtype}")
     if isinstance(bins, np.ndarray):
         DType.of(host_array(f"{name}: bins", bins).dtype)
     if isinstance(bins, (AccelRef, np.ndarray)):

@@ -153,7 +153,7 @@ def meshgrid(*arrays: AccelRef, indexing: Literal["xy", "ij"] = "xy") -> tuple[A
     lines = [x.reshape((1,) * k + (-1,) + (1,) * (ndim - 1 - k)) for k, x in zip(places, arrays, strict=True)]
     if any(x.ndim > 1 for x in arrays):
         shapes = [x.shape for x in arrays]
-        raise ValueError(f"arrays.meshgrid: each array must have one axis at most, got {shapes}")
+        raise ValueError(f"arrays.meshgrid: each array must be a vector or a scalar, got shapes {shapes}")
     return broadcast_arrays(*lines)
 
 

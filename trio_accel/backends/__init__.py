@@ -173,7 +173,7 @@ def _find(spec: str, given: str, *, is_worker: bool = False) -> tuple[AccelBacke
         for info in backend.list_devices():
             if info.index == index:
                 return backend, info
-    raise ValueError(f"spec: {given}: there is no such device; available: {_available(name)}")
+    raise ValueError(f"spec: {given}: the device does not exist; available: {_available(name)}")
 
 
 def _available(name: str) -> str:

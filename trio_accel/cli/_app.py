@@ -78,7 +78,7 @@ def trace(
         module: PROGRAM is the name of a module, as after python -m.
     """
     if not module and not Path(program).is_file():
-        raise InputError(f"there is no program {program}")
+        raise InputError(f"program {program} does not exist")
     try:
         opened = ta.telemetry.timeline(None, output)
         written = opened.__enter__()

@@ -99,7 +99,7 @@ class _DurableResident(Resident):
     def _store(self) -> Store:
         store: Store | None = self._residents.store
         if store is None:
-            raise TypeError(f"{self._target.text} is a DurableEntity, and the cluster has no store")
+            raise TypeError(f"{self._target.text} is a DurableEntity, which needs a cluster with a store")
         return store
 
     async def _write(self, ref: Ref[Any], number: str, text: bytes, reply: bytes) -> None:

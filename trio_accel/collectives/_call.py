@@ -273,7 +273,7 @@ class Call(PartCall):
             is_fit = one.shape[start:] == first.shape[start:] and len(one.shape) == len(first.shape)
             if not is_fit or first.dtype is not one.dtype:
                 raise ValueError(
-                    f"{self.name}: arrays must have one dtype and one shape, got {first.dtype} {first.shape} "
+                    f"{self.name}: arrays must share dtype and shape, got {first.dtype} {first.shape} "
                     f"of rank 0 and {one.dtype} {one.shape} of rank {rank}"
                 )
         self.dtype: Any = first.dtype

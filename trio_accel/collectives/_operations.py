@@ -134,8 +134,8 @@ class PartOperation(OfRanks):
         planned = self.message.plan(planner)
         if any(block is one for block in planner.changed for one in self.lent):
             raise ValueError(
-                f"{planner.name}: it writes to an array that ranks read meanwhile; have it make a new one, "
-                "or write to another"
+                f"{planner.name}: it would overwrite an array while other ranks read it; let it "
+                "return a new array, or write to another one"
             )
         self.changed[:] = planner.changed
         return planned

@@ -168,7 +168,9 @@ class ProgramCalls(PartCall):
             raise ValueError(f"{self.name}: programs must have one of each device of the world, in order")
         for name, values in [*enumerate(each), *by_name.items()]:
             if isinstance(values, str) or len(values) != self._size:
-                raise ValueError(f"{self.name}: argument {name} must have one for each of {self._size} ranks")
+                raise ValueError(
+                    f"{self.name}: argument {name} must have {self._size} values, one for each rank"
+                )
         if within is not None and not within > 0:
             raise ValueError(f"{self.name}: within must be a number of seconds above 0, got {within!r}")
         for group, members in groups.items():

@@ -112,7 +112,7 @@ class Taken:
         for axis in axes:
             if not -len(self.shape) <= axis < len(self.shape):
                 raise ValueError(
-                    f"{operation}: i({axis}): the result has shape {self.shape}, which has no such axis; "
+                    f"{operation}: i({axis}): the axis is out of range for the result of shape {self.shape}; "
                     "shape= says another"
                 )
         for name, array in zip(self.loaded_names, self.loaded, strict=True):
@@ -191,7 +191,9 @@ def promoted_dtype(operation: str, arrays: Mapping[str, DType]) -> DType:
         return DType.of(np.result_type(*[dtype.dtype for dtype in arrays.values()]))
     except TypeError:
         told = ", ".join(dict.fromkeys(map(str, arrays.values())))
-        raise TypeError(f"{operation}: {told} have no dtype in common: convert with cast()") from None
+        raise TypeError(
+            f"{operation}: {told} do not promote to a common dtype: convert with cast()"
+        ) from None
 
 
 def check_truths(operation: str, given: Mapping[str, ArgumentType]) -> None:

@@ -533,5 +533,7 @@ def _checked_slopes(expression: base.Expression, slopes: Mapping[str, str] | Non
         unknown = [one for one in found.inputs if one not in known]
         if unknown or len(found.outputs) > 1:
             told = f"reads {', '.join(unknown)}" if unknown else "has several results"
-            raise ValueError(f"slopes[{name!r}] {told}; it may read {', '.join(known)}, and has one result")
+            raise ValueError(
+                f"slopes[{name!r}] {told}; it may read {', '.join(known)}, and must have exactly one result"
+            )
     return dict(slopes)

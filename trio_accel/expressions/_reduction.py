@@ -183,8 +183,7 @@ class Reduction(Expression[AccelRef]):
             planner.distinct("out", made.spec, **others)
         if not count and not self.parsed.takes_nothing and 0 not in shape:
             raise ValueError(
-                f"{name}: there are no elements along axes {axes} of shape {taken.shape}, and it has no "
-                "identity"
+                f"{name}: axes {axes} of shape {taken.shape} are empty, and the reduction has no identity"
             )
         spec = ExpressionSpec(known.program, axes, taken.arrays, (), (made.spec,), (), taken.scalars)
         return Planned(spec, made)

@@ -116,7 +116,7 @@ class Scatter(Expression[AccelRef]):
                 f"{operation}: values is {told}, which does not become {dtype} of x; convert it: {how}"
             )
         if self._reduce in ("min", "max") and dtype.kind == "complex":
-            raise TypeError(f"{operation}: reduce={self._reduce!r}: {dtype} has no order")
+            raise TypeError(f"{operation}: reduce={self._reduce!r}: values of {dtype} cannot be compared")
         given = dict(zip(self.inputs, arguments, strict=True))
 
         def of(arguments: tuple[Argument, ...]) -> TypedExpression:

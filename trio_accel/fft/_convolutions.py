@@ -119,7 +119,7 @@ async def _of_signals(
 ) -> AccelRef:
     """Convolve along all axes, or correlate: then the second array is in reverse, and conjugated."""
     if method == "direct":
-        raise NotSupportedError(f"{name}: there is no method 'direct'; transforms are 'fft' or 'auto'")
+        raise NotSupportedError(f"{name}: method 'direct' is not supported; use 'fft' or 'auto'")
     if method not in ("auto", "fft"):
         raise ValueError(f"{name}: method must be 'auto' or 'fft', got {method!r}")
     if name == "convolve":
@@ -269,7 +269,7 @@ async def zoom_fft(
         raise ValueError(f"zoom_fft: fn must be a frequency or two, got {fn!r}")
     first, last = (0.0, *ends)[-2:]
     if endpoint and count == 1:
-        raise ValueError("zoom_fft: one point has no end; m must be at least 2 with endpoint")
+        raise ValueError("zoom_fft: m must be at least 2 with endpoint")
     if fs == 0:
         raise ValueError("zoom_fft: fs must not be 0, as it is samples for each unit of time")
     step = (last - first) / fs / (count - endpoint)

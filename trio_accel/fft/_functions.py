@@ -220,7 +220,7 @@ def extent_of(name: str, axis: int, source: ArraySpec | Operand, argument: str =
     """Length of an axis along which the caller gave none."""
     extent = source.shape[axis]
     if extent == 0:
-        raise ValueError(f"{name}: axis {axis} of {argument} has no elements (shape {source.shape})")
+        raise ValueError(f"{name}: axis {axis} of {argument} is empty (shape {source.shape})")
     return extent
 
 

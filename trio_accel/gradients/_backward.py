@@ -154,7 +154,7 @@ def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
     if found is None:
         found = next(filter(None, (make(call, g) for make in KINDS)), None)
     if found is None:
-        raise refuse(name, "it has no rule")
+        raise refuse(name, "no rule is defined for it")
     return found
 
 

@@ -76,7 +76,7 @@ def checked(call: Any, *others: str) -> dict[str, Any]:
         raise refuse(call.function.name, "output= changes an array or the dtype")
     for name in others:
         if is_operand(at[name]):
-            raise refuse(call.function.name, f"{name} on the device have no rule; give an array of the host")
+            raise refuse(call.function.name, f"{name} must be an array of the host")
     return at
 
 
@@ -92,7 +92,7 @@ def _correlated(call: Any, g: Any) -> Iterator[Rule]:
     at = checked(call, "weights")
     x, weights = at["input"], np.asarray(at["weights"])
     if at["axes"] is not None:
-        raise refuse(call.function.name, "axes have no rule")
+        raise refuse(call.function.name, "axes are not supported")
     count = len(x.shape)
     origins = [int(one) for one in np.broadcast_to(at["origin"], count)]
     if "convolve" in call.function.name:
@@ -237,7 +237,7 @@ def _permuted(subscripts: str, a: Any, alpha: Any) -> Any:
 
 def _reduced(subscripts: str, a: Any, op: str) -> Any:
     if op != "add":
-        raise refuse("tensor.reduce", f"op={op!r} has no rule; op='add' has one")
+        raise refuse("tensor.reduce", f"only op='add' is supported, got op={op!r}")
     return linalg.einsum(subscripts, a)
 
 
@@ -245,7 +245,7 @@ def _sparse_product(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
     matrix, alpha = at["matrix"], at.get("alpha", 1.0)
     if at.get("beta", 0.0) or at.get("transpose", "N") != "N":
-        raise refuse(call.function.name, "beta and transpose have no rule")
+        raise refuse(call.function.name, "beta and transpose are not supported")
     dense: Any = at.get("b", at.get("x"))
     columns = g.shape if len(g.shape) == 2 else (math.prod(g.shape), 1)
     back = partial(sparse.spmm, matrix, alpha=alpha, transpose="T")
@@ -256,7 +256,7 @@ def _sparse_solution(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
     matrix, b = at["matrix"], at["b"]
     if b.dtype.kind == "complex":
-        raise refuse(call.function.name, "complex systems have no rule")
+        raise refuse(call.function.name, "complex systems are not supported")
     how = {"unit_diagonal": at["unit_diagonal"], "trans": "T" if at["trans"] == "N" else "N"}
     yield b, lambda: sparse.spsolve_triangular(matrix, g, at["lower"], **how)
 

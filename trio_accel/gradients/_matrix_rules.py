@@ -138,7 +138,7 @@ def _contracted(name: str, text: str, operands: Sequence[Any], g: Any) -> Iterat
     ins, arrow, out = text.replace(" ", "").partition("->")
     terms = ins.split(",")
     if "." in text:
-        raise refuse(name, "an ellipsis has no rule; name the axes")
+        raise refuse(name, "an ellipsis is not supported; name the axes")
     if not arrow:
         out = "".join(sorted(one for one in set(ins) - {","} if ins.count(one) == 1))
     for number, operand in enumerate(operands):

@@ -161,7 +161,7 @@ def _segments(call: Any, g: Any) -> Iterator[Rule]:
     at = bound(call)
     x, offsets = at["x"], at["offsets"]
     if at["op"] != "sum":
-        raise refuse(call.function.name, f"op={at['op']!r} has no rule; op='sum' has one")
+        raise refuse(call.function.name, f"only op='sum' is supported, got op={at['op']!r}")
 
     def slope() -> Any:
         places = np.arange(x.shape[0])
@@ -261,7 +261,7 @@ def _quantile(
     x: Any, q: Any, axis: Any, method: str, keepdims: bool, scale: float = 1.0, *, skips_nan: bool = False
 ) -> Any:
     if method != "linear":
-        raise refuse("arrays.quantile", f"method={method!r} has no rule; method='linear' has one")
+        raise refuse("arrays.quantile", f"only method='linear' is supported, got method={method!r}")
     count = len(x.shape)
     axes = list(range(count)) if axis is None else [int(one) % count for one in np.atleast_1d(axis)]
     others = [one for one in range(count) if one not in axes]

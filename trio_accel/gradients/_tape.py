@@ -222,7 +222,7 @@ async def _value_and_grad(tape: _Tape, scale: float) -> tuple[AccelRef, Gradient
 def _seed(value: Any, scale: float) -> Any:
     if value.shape:
         raise ValueError(
-            f"value_and_grad: the value must have no axes, got shape {value.shape}; add up its elements by "
+            f"value_and_grad: the value must be a scalar, got shape {value.shape}; add up its elements by "
             "ta.arrays.sum or mean"
         )
     return arrays.full_like(value, scale)
@@ -325,7 +325,7 @@ class _Tape:
         self.refs: list[Any] = []
         for place in (places,) if isinstance(places, int) else places:
             if not -len(args) <= place < len(args):
-                raise ValueError(f"{name}: argnums: there is no argument {place}, got {len(args)} arguments")
+                raise ValueError(f"{name}: argnums: {place} is out of range for {len(args)} arguments")
             _each(args[place], self.refs.append)
         for one in self.refs:
             if not isinstance(one, (AccelRef, Call)):

@@ -198,7 +198,7 @@ def _convolved(call: Any, g: Any) -> Iterator[Rule]:
     a, b, mode = at["in1"], at["in2"], at["mode"]
     name = call.function.name.partition(".")[2]
     if at.get("axes") is not None:
-        raise refuse(call.function.name, "axes have no rule")
+        raise refuse(call.function.name, "axes are not supported")
     is_correlation = name == "correlate"
     count = len(a.shape)
     full = [n + m - 1 for n, m in zip(a.shape, b.shape, strict=True)]

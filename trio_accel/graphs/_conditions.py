@@ -191,7 +191,7 @@ def _condition(planner: Planner, argument: str, ref: AccelRef) -> ArraySpec:
     if spec.dtype.kind not in _KINDS:
         raise TypeError(f"{planner.name}: {argument} must hold an integer or a truth value, got {spec.dtype}")
     if spec.size != 1:
-        raise ValueError(f"{planner.name}: {argument} must have one element, got shape {spec.shape}")
+        raise ValueError(f"{planner.name}: {argument} must be a single element, got shape {spec.shape}")
     return spec
 
 

@@ -240,7 +240,7 @@ class Array:
     def _item(self, name: str, kinds: tuple[str, ...]) -> Any:
         if self.size != 1 or self.dtype.kind not in kinds:
             raise TypeError(
-                f"{name}: the array must have one element of kind {' or '.join(kinds)}, got shape "
+                f"{name}: the array must be a single element of kind {' or '.join(kinds)}, got shape "
                 f"{self.shape} and dtype {self.dtype}"
             )
         return self._space.call(name, self._ref.item)

@@ -226,7 +226,7 @@ def _text(what: str, text: object) -> str:
     if not isinstance(text, str):
         raise TypeError(f"{what}: must be a text, got {type(text).__name__}")
     if not text.strip() or "\0" in text:
-        raise ValueError(f"{what}: must not be empty, and have no zero character")
+        raise ValueError(f"{what}: must be a non-empty text without null characters")
     return str(text)
 
 

@@ -64,7 +64,8 @@ async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: Out = None
     first, second = _last("vecdot", x1, axis), _last("vecdot", x2, axis)
     if first.shape[-1] != second.shape[-1]:
         raise ValueError(
-            f"vecdot: the vectors must have one length, got shapes {x1.shape} and {x2.shape} with axis {axis}"
+            f"vecdot: the vectors must have the same length, got shapes {x1.shape} and {x2.shape} "
+            f"with axis {axis}"
         )
     text = "conj(x) * y" if dtype.kind == "complex" else "x * y"
     return await _sum(text, "sum", dtype=dtype.value, operation="linalg.vecdot")(
@@ -87,7 +88,7 @@ async def outer(x1: Operand, x2: Operand, /, *, out: Out = None) -> AccelRef:
     check_operands("outer", x1=x1, x2=x2)
     for name, array in (("x1", x1), ("x2", x2)):
         if len(array.shape) != 1:
-            raise ValueError(f"outer: {name} must have one axis, got shape {array.shape}")
+            raise ValueError(f"outer: {name} must be a vector, got shape {array.shape}")
     return await _OUTER(x1[:, None], x2[None, :], out=out)
 
 

@@ -151,7 +151,7 @@ def _plan_attention(message: Any, planner: Planner) -> Planned[Any]:
     name = planner.name
     if message.dropout_p != 0:
         raise NotSupportedError(
-            f"{name}: dropout_p must be 0, got {message.dropout_p!r}: there is no dropout"
+            f"{name}: dropout is not supported: dropout_p must be 0, got {message.dropout_p!r}"
         )
     (query, key, value), numbers, others = _read(planner, message)
     out = planner.output((*query.shape[:-1], value.shape[-1]), query.dtype, message.out)

@@ -259,7 +259,7 @@ def _plan_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
     check_dtypes(planner, **{taken: other}, grad_output=grad)
     x, weight = (other.shape, made) if is_of_weight else (made, other.shape)
     if not 3 <= len(weight) <= 5:
-        raise ValueError(f"{name}: {names[1]} must have one to three axes behind its channels, got {weight}")
+        raise ValueError(f"{name}: {names[1]} must have 1 to 3 axes after its channels, got {weight}")
     dims = len(weight) - 2
     check_axes(name, names[0], x, dims)
     channels = {"grad_output": -1, names[0]: x[-dims - 1]}

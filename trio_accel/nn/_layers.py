@@ -397,7 +397,7 @@ async def dropout_grad(grad: Operand, mask: Operand, p: float = 0.5) -> AccelRef
     check_range("nn.dropout_grad", 0, 1, is_closed=True, p=p)
     if grad.shape != mask.shape:
         raise ValueError(
-            f"nn.dropout_grad: grad and mask must have one shape, got {grad.shape} and {mask.shape}"
+            f"nn.dropout_grad: grad and mask must have the same shape, got {grad.shape} and {mask.shape}"
         )
     return await _slopes(grad, mask, _scale("nn.dropout_grad: grad", grad, p))
 

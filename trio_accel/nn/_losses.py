@@ -402,7 +402,9 @@ def _check_pair(name: str, x: Operand, target: Operand, **more: ExpressionArgume
     check_real(name, x=x, target=target, **more)
     promoted_dtype(name, {"x": DType.of(x.dtype), "target": DType.of(target.dtype)})
     if x.shape != target.shape:
-        raise ValueError(f"{name}: x and target must have one shape, got shapes {x.shape} and {target.shape}")
+        raise ValueError(
+            f"{name}: x and target must have the same shape, got shapes {x.shape} and {target.shape}"
+        )
     for argument, value in more.items():
         if not isinstance(value, (AccelRef, np.ndarray)):
             continue
@@ -699,7 +701,7 @@ def _case(
             f"got shape {labels.shape}"
         )
     if not classes:
-        raise ValueError(f"{name}: {what} of shape {logits.shape} has no classes")
+        raise ValueError(f"{name}: {what} of shape {logits.shape} needs an axis of classes that is not empty")
     if weight is not None and weight.shape != (classes,):
         raise ValueError(f"{name}: weight must have shape {(classes,)}, got shape {weight.shape}")
     dtype = DType.of(logits.dtype)

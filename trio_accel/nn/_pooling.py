@@ -323,7 +323,7 @@ def _plan_max_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
         raise TypeError(f"{name}: indices must be int32 or int64, got {indices.dtype}")
     if indices.shape != grad.shape:
         raise ValueError(
-            f"{name}: grad_output and indices must have one shape, got {grad.shape} and {indices.shape}"
+            f"{name}: grad_output and indices must have the same shape, got {grad.shape} and {indices.shape}"
         )
     check_images(name, shape, grad)
     out = planner.output(shape, grad.dtype)

@@ -185,7 +185,8 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
         for stage in self._stages[:-1]:
             if stage.confidence is None:
                 raise ValueError(
-                    f"Cascade: stage {stage.name!r} has no confidence, so none behind it is ever asked"
+                    f"Cascade: stage {stage.name!r} needs confidence=, because without it no later stage "
+                    "would be asked"
                 )
         must_be_one_of("Cascade: unsure", unsure, get_args(Unsure))
 

@@ -138,7 +138,7 @@ async def scores_of(
     if vocabulary is not None and rows.shape[1] != vocabulary:
         raise ModelOutputError(
             f"{what} distinguishes {rows.shape[1]} tokens, and {vocabulary} were distinguished before: "
-            "draft and verifier must have one vocabulary"
+            "draft and verifier must share a vocabulary"
         )
     if are_logits:
         check_logits(what, rows)

@@ -81,7 +81,9 @@ def weight_in(weights: Weights, tenant: Hashable, path: str) -> float:
     """
     weight = weights.of(tenant)
     if weight is None:
-        raise UnknownTenantError(f"tenant {tenant!r} has no weight, and {path} has no default", path=path)
+        raise UnknownTenantError(
+            f"tenant {tenant!r} is missing in the weights of {path}, which has no default", path=path
+        )
     return weight
 
 

@@ -346,7 +346,7 @@ def _limited(
     async def limited(item: Any) -> Any:
         with trio.move_on_after(seconds):
             return await call(item)
-        raise trio.TooSlowError(f"stage {name!r} has no result after {seconds:g} s")
+        raise trio.TooSlowError(f"stage {name!r} did not finish within {seconds:g} s")
 
     return limited
 

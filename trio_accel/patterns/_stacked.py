@@ -100,7 +100,7 @@ def _shape(item: Operand) -> tuple[int, ...]:
 def _extents(item: Operand) -> tuple[int, ...]:
     shape = _shape(item)
     if not shape:
-        raise ValueError("an item without axes has no length")
+        raise ValueError("an item must have at least one axis")
     return shape
 
 

@@ -249,7 +249,7 @@ class OpenProgram:
         method, state = self._method(given)
         if method.yields:
             raise TypeError(
-                f"{method.where} yields, and an ask has one reply; open it as a program, and iterate: "
+                f"{method.where} yields, but an ask has a single reply; open it as a program, and iterate: "
                 "async with program.stream(...) as items"
             )
         bound = bind_arguments(method.where, method.signature, args, kwargs)

@@ -267,7 +267,8 @@ def _root(cov: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     values, vectors = np.linalg.eigh(cov)
     if values.min(initial=0) < -1e-8 * largest:
         raise ValueError(
-            f"random.multivariate_normal: cov must have no negative eigenvalue, got {values.min()}"
+            "random.multivariate_normal: cov must be positive semidefinite, got the eigenvalue "
+            f"{values.min()}"
         )
     root: npt.NDArray[np.float64] = (vectors * np.sqrt(np.maximum(values, 0))).T
     return root

@@ -168,7 +168,7 @@ def _direction_numbers(d: int, scramble: bool, bits: int, seed: int) -> tuple[_W
     # These two are SciPy's own.
     numbers, shift = np.array(getattr(sampler, "_sv", None)), np.array(getattr(sampler, "_shift", None))
     if (numbers.shape, shift.shape) != ((d, bits), (d,)):
-        raise NotSupportedError("Sobol: this SciPy has no direction numbers where they are looked for")
+        raise NotSupportedError("Sobol: the direction numbers of this SciPy were not found")
     # In Gray's code a bit of a point's number stands for two bits: by these, points need no such code.
     directions = np.ascontiguousarray(numbers.T)
     directions[1:] ^= directions[:-1].copy()

@@ -395,7 +395,7 @@ class Again(Operation[Any, "Again"]):
         if chain.result:
             position, _, nbytes = chain.result
             if not 0 <= position < len(sizes) or chain.words is None or nbytes > chain.words.nbytes:
-                raise JournalError(f"{where}: the result of a chain has no place")
+                raise JournalError(f"{where}: the position of the result of a chain is missing")
             check_inside(where, chain.result_at(), sizes[position])
 
     def _check_recipe(self, recipe: bytes, arrays: Sequence[ArraySpec], sizes: Sequence[int]) -> None:

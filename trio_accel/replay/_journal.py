@@ -257,7 +257,7 @@ def read(journal: Journal) -> list[Entry]:
     """
     entries = list(map(unpack, journal.entries()))
     if not entries or entries[0][0] != "header":
-        raise JournalError("the journal has no header: nothing was recorded in it")
+        raise JournalError("the journal is empty: its header is missing")
     for entry in entries:
         if entry[0] == "header" and (len(entry) < 3 or entry[1] != FORMAT):
             told = entry[1] if len(entry) > 1 else None

@@ -213,12 +213,12 @@ async def _extreme(name: Literal["max", "min"], matrix: CsrMatrix, axis: _Axis) 
     check_csr(name, matrix)
     _check_axis(name, axis)
     if matrix.dtype.kind != "float":
-        raise TypeError(f"sparse.{name}: {matrix.dtype} has no order")
+        raise TypeError(f"sparse.{name}: values of {matrix.dtype} cannot be compared")
     matrix = await _added_up(matrix)
     (m, n), device, nnz = matrix.shape, matrix.device, matrix.nnz
     extent = m * n if axis is None else matrix.shape[axis]
     if not extent:
-        raise ValueError(f"sparse.{name}: shape {matrix.shape} has no elements along axis {axis}")
+        raise ValueError(f"sparse.{name}: axis {axis} of shape {matrix.shape} is empty")
     row, lowest = await row_indices(matrix), -math.inf if name == "max" else math.inf
     if axis is None:
         if not nnz:
@@ -286,6 +286,6 @@ async def norm(
         total = await sum(made, axis)
         return await _ROOT(x=total, unit=unit) if unit is not None else total
     if 0 in matrix.shape:
-        raise ValueError(f"sparse.norm: shape {matrix.shape} has no largest or smallest sum")
+        raise ValueError(f"sparse.norm: a matrix of shape {matrix.shape} is empty")
     sums = await sum(made, 0 if ord in (1, -1) else 1)
     return await _MOST["max" if ord in (1, math.inf) else "min"](sums)

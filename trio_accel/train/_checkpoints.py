@@ -114,7 +114,7 @@ def _layout(saved: Any) -> Layout:
     if not (fits(list[str], names) and fits(list[list[int]], shapes)):
         raise TypeError("parameters and buffers must be lists of names and shapes")
     if len(set(names)) != len(names) or len(names) != len(shapes) or min(sum(shapes, [0])) < 0:
-        raise ValueError("parameters and buffers must have one shape for each name")
+        raise ValueError("each parameter and buffer must keep its shape")
     return Layout(names, shapes)
 
 
@@ -335,7 +335,7 @@ async def load(
         path = Path(checkpoint.load)
         if not await trio.Path(path).exists():
             raise CheckpointError(
-                f"there is no checkpoint {path}: load must be 'latest', None or the path of a checkpoint"
+                f"{path} does not exist: load must be 'latest', None or the path of a checkpoint"
             )
         try:
             found = await _read(path, await trio.to_thread.run_sync(_read_manifest, path), identity, cells)

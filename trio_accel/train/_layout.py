@@ -109,7 +109,7 @@ def rows_of(batch: Batch) -> int:
         raise TypeError(f"a batch must be a dict of arrays by name, got {type(batch).__name__}")
     counts = {name: np.shape(array)[:1] for name, array in batch.items()}
     if () in counts.values() or len(set(counts.values())) > 1:
-        raise ValueError(f"the arrays of a batch must have one row for each sample, got {counts}")
+        raise ValueError(f"the arrays of a batch must agree on the number of rows, got {counts}")
     return int(next(iter(counts.values()))[0])
 
 

@@ -210,4 +210,4 @@ class Lora:
                     f"{what}: {name!r} of shape {array.shape} is not part of an adapter of rank {self.rank}"
                 )
         if not arrays:
-            raise AdapterError(f"{what}: there are no arrays")
+            raise AdapterError(f"{what}: the file contains no arrays")

@@ -103,7 +103,7 @@ class Replicas(ABC, Generic[ModuleT]):
             self.base |= {f"{cell} {name}": checksum_of(name, array) for name, array in fixed.items()}
             named["parameters"] = {name: parameters[name] for name in order if name not in fixed}
             if not named["parameters"]:
-                raise ValueError("the model has no parameter that is trained")
+                raise ValueError("every parameter of the model is frozen")
             kept = named.get(SHAPED, {}).items()
             named[SHAPED] = {name: one for name, one in kept if name.rpartition("/")[0] not in fixed}
         return made

@@ -77,7 +77,7 @@ class Stepper:
         ]
         optimizer = self._made(pieces, [1e-3])
         if "weight_decay" not in optimizer.defaults and any(one is not None for one in self._decays[1:]):
-            raise ValueError(f"groups: {self._kind} has no weight decay")
+            raise ValueError(f"groups: {self._kind} does not take weight_decay")
         try:
             optimizer.step()
         except TypeError as error:

@@ -305,7 +305,7 @@ class Trainer:
         name = self._name_of("validate", averaged=averaged)
         given = self.config.validate if batches is None else batches
         if given is None:
-            raise TypeError("validate: there are no batches, and Config.validate is None")
+            raise TypeError("validate: batches must be given, because Config.validate is None")
         iterator = iterator_of(given() if callable(given) else given)
         sums, rows, data = dict[str, float](), 0, self._replicas.meshes[0].data
         while (batch := await next_of(iterator)) is not END:
@@ -323,7 +323,7 @@ class Trainer:
                     sums[metric] = sums.get(metric, 0.0) + count * value
         if not rows:
             raise ValueError(
-                "validate: there is no sample in the batches; give a list or a function, because an iterator "
+                "validate: the batches are empty; give a list or a function, because an iterator "
                 "is empty from the second validation on"
             )
         return {metric: total / rows for metric, total in sums.items()}
@@ -341,7 +341,9 @@ class Trainer:
             return metrics, False
         if checkpoint.best not in metrics:
             there = ", ".join(map(repr, metrics))
-            raise ValueError(f"Checkpoint.best: there is no metric {checkpoint.best!r}; there are {there}")
+            raise ValueError(
+                f"Checkpoint.best: metric {checkpoint.best!r} does not exist; available: {there}"
+            )
         value, sign = metrics[checkpoint.best], 1 if checkpoint.mode == "min" else -1
         if not math.isfinite(value) or (progress.best is not None and sign * value >= sign * progress.best):
             return metrics, False
@@ -370,7 +372,7 @@ class Trainer:
         checkpoint = self.config.checkpoint
         if folder is None:
             if checkpoint is None:
-                raise ValueError("save: there is no Config.checkpoint, so folder must be given")
+                raise ValueError("save: folder must be given, because Config.checkpoint is None")
             folder = Path(checkpoint.folder)
         return await self._write(Path(folder))
 

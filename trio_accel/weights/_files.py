@@ -257,7 +257,7 @@ def _tensor_of(name: str, entry: object, start: int, data: int) -> TensorInfo:
     shape = _numbers(name, "shape", fields["shape"], _MOST_AXES)
     offsets = _numbers(name, "data_offsets", fields["data_offsets"], 2)
     if len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise WeightsError(f"{name!r} has no beginning and end, but data_offsets {offsets}")
+        raise WeightsError(f"{name!r} needs data_offsets of a beginning and an end, got {offsets}")
     begin, end = offsets
     if end > data:
         raise WeightsError(f"{name!r} ends at byte {end} of the data, of which there are {data}: cut off?")
@@ -482,7 +482,7 @@ def _read_index(path: str) -> Mapping[str, set[str]]:
 def _shards_of(path: str, index: object) -> Mapping[str, set[str]]:
     places: Any = cast("dict[str, Any]", index).get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict):
-        raise WeightsError("there is no weight_map, so it is not an index of a model")
+        raise WeightsError("weight_map is missing, so it is not an index of a model")
     folder = os.path.dirname(path)
     shards: dict[str, set[str]] = {}
     for name, place in cast("dict[str, object]", places).items():

@@ -162,7 +162,7 @@ def _open(
         raise NotSupportedError(taken(facts.info.description), backend="cuda", device=info.name) from error
     except CudaMemoryError as error:
         raise OutOfMemoryError(
-            "there is not enough memory left for a context; `nvidia-smi` shows which processes have it",
+            "too little memory is free for a context; `nvidia-smi` shows which processes use it",
             device=info.name,
             requested=0,
             free=0,

@@ -74,7 +74,7 @@ def refuse_dtypes(name: str, given: Mapping[str, DType], hosts: Collection[str])
     verbs = [f"{one}.astype" if one in hosts else f"await {one}.cast" for one in others]
     told = [f"{verb}('{given[best]}')" for verb in verbs]
     got = ", ".join(f"{one} {dtype}" for one, dtype in given.items())
-    raise TypeError(f"{name}: operands must have one dtype, got {got}; write {' and '.join(told)}")
+    raise TypeError(f"{name}: operands must share a dtype, got {got}; write {' and '.join(told)}")
 
 
 class OnDevice(Silenced):

@@ -270,7 +270,7 @@ class Stack(_OfMemory[AccelRef]):
             if differs or source.dtype is not first.dtype:
                 kind = "shape" if self.pad is None else "number of axes"
                 raise ValueError(
-                    f"{planner.name}: arrays must have one dtype and one {kind}, got {first.dtype} "
+                    f"{planner.name}: arrays must share dtype and {kind}, got {first.dtype} "
                     f"{first.shape} and, as number {index}, {source.dtype} {source.shape}"
                 )
         place = tuple(max(extents) for extents in zip(*(one.shape for one in sources), strict=True))

@@ -121,7 +121,7 @@ class Step(Generic[ParametersP, ResultT]):
             self._parameters = {}
         unknown = [name for name in static if name not in self._parameters]
         if unknown:
-            raise ValueError(f"step: {self._name} has no parameter {unknown[0]!r}, which static names")
+            raise ValueError(f"step: {self._name} does not take the parameter {unknown[0]!r} of static")
         several = [name for name in static if self._parameters[name].kind in _OF_SEVERAL]
         if several:
             raise ValueError(

@@ -200,7 +200,9 @@ class DeclaredSpec(OperationSpec):
                 raise ValueError(f"{name}.{other} must be None here")
         words: StatusArray | None = getattr(self, "info", None)
         if words is not None and words.shape != (math.prod(stack),):
-            raise ValueError(f"{name}.info must have one word for each matrix of {stack}, got {words.shape}")
+            raise ValueError(
+                f"{name}.info must have shape {stack}, one word for each matrix; got {words.shape}"
+            )
         if declaration.check is not None:
             declaration.check(name, self)
 

@@ -64,7 +64,7 @@ class ForeignArray:
     @classmethod
     def _read(cls, owner: object, interface: dict[str, Any]) -> ForeignArray:
         if interface.get("mask") is not None:
-            raise TypeError("host: a masked array; a device array has no mask")
+            raise TypeError("host: masked arrays are not supported, because device arrays do not keep a mask")
         dtype = np.dtype(interface["typestr"])
         shape = tuple(int(extent) for extent in interface["shape"])
         strides = interface.get("strides") or contiguous_strides(shape, dtype.itemsize)

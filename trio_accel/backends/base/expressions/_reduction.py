@@ -97,7 +97,7 @@ def _parsed(what: str, text: str, inputs: Strs | None = None) -> Expression:
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
     if len(parsed.outputs) != 1:
-        raise ValueError(f"{what}: must have one result, it has {', '.join(parsed.outputs)}")
+        raise ValueError(f"{what}: must have exactly one result, got {', '.join(parsed.outputs)}")
     if parsed.has_index or parsed.loads:
         raise ValueError(f"{what}: has i(axis) or x[...], which only functions of each element have")
     return parsed
@@ -112,7 +112,7 @@ def accumulated(name: str, value: DType, *, is_chosen: bool) -> Dtypes:
     if name in ("any", "all"):
         return DType.bool, DType.bool
     if name in _ORDERED and value.kind == "complex":
-        raise TypeError(f"{name} of {value}: complex numbers have no order")
+        raise TypeError(f"{name} of {value}: complex numbers cannot be compared")
     if name not in _ADDED_UP:
         return value, value
     if not is_chosen and not value.is_inexact:

@@ -520,7 +520,7 @@ def _combine(number: int, step: Step) -> str:
         lines = [f"atomicAdd(({kind} *)at + {n}, ({kind}){part});" for n, part in enumerate(parts)]
     elif dtype.itemsize > 8:
         raise NotSupportedError(
-            f"reduce={reduce!r} of {dtype}: a GPU changes at most 8 bytes in one step; complex64 has it"
+            f"reduce={reduce!r} of {dtype}: a GPU updates at most 8 bytes atomically; use complex64"
         )
     else:
         decode, encode = _BITS.get(dtype, (f"bits_as<{register}>(bits)", "bits_as<Bits>({})"))

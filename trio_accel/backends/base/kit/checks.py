@@ -149,7 +149,7 @@ def scalar_of(library: str, name: str, value: complex, dtype: DType) -> complex:
         return value
     if value.imag:
         raise LibraryError(
-            f"{name}: {value!r} has an imaginary part, {dtype} has none",
+            f"{name}: {value!r} has an imaginary part, which {dtype} cannot hold",
             library=library,
             code="invalid_value",
         )

@@ -185,7 +185,7 @@ class Communicators:
         found = self._open.get(number)
         if found is None:
             code = ABORTED if number in self._closed else MISSING
-            raise LibraryError(f"there is no communicator {number} here", library=self._library, code=code)
+            raise LibraryError(f"communicator {number} does not exist here", library=self._library, code=code)
         found.check()
         return found
 

@@ -402,7 +402,7 @@ def load_module_kernels(
     kernels = kernels_of(vars(module), backend)
     if not kernels:
         raise NotSupportedError(
-            f"module {library!r} has no kernels for backend {backend!r}; "
+            f"module {library!r} defines no kernels for backend {backend!r}; "
             f'declare them with @kernel(Spec, backend="{backend}")',
             backend=backend,
             device=device,

@@ -58,7 +58,7 @@ def current_rank() -> ProgramRank:
     """
     rank = _RANK.get()
     if rank is None:
-        raise RuntimeError("current_rank: the method has no rank; ask for it by World.call")
+        raise RuntimeError("current_rank: the method was not called by World.call, so its rank is undefined")
     return rank
 
 
@@ -172,7 +172,7 @@ class ProgramRank(ABC):
 
     def _check_rank(self, name: str, rank: int) -> None:
         if not 0 <= rank < self.size:
-            raise ValueError(f"{name}: there is no rank {rank} of {self.size}")
+            raise ValueError(f"{name}: rank {rank} does not exist in a world of {self.size}")
 
     @abstractmethod
     def _meet(self, asked: Collective, stream: Any) -> None:

@@ -196,7 +196,7 @@ def _run(folder: Path, source: bytes, arguments: Strs, limit: float) -> bytes:
             raise CompilerHangsError(f"it takes longer than {limit:g} s")
         status = os.read(said, 16).decode().strip()
         if not status:
-            raise CompilerError(f"there is no room for it in {folder.parent}; TMPDIR names another folder")
+            raise CompilerError(f"{folder.parent} is full; set TMPDIR to another folder")
         if status != "0":
             log = (folder / "log").read_text(encoding="utf-8", errors="replace")
             raise CompilerError(f"it ended with {status}: {log.strip()[:2000]}", log)

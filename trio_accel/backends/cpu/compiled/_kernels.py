@@ -59,7 +59,7 @@ def _check(definition: KernelDefinition) -> None:
 
 def _refusal(definition: KernelDefinition, reason: str) -> NotSupportedError:
     return NotSupportedError(
-        f"kernel {definition.name!r} has no function for the CPU; name one: cpu='module:function' ({reason})",
+        f"kernel {definition.name!r} needs a function for the CPU: cpu='module:function' ({reason})",
         backend="cpu",
     )
 

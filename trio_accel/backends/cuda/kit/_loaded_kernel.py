@@ -82,7 +82,7 @@ class LoadedKernel(UserKernel):
             definition = self.definition
             names = ", ".join(self._names(library)) or "none that can be told"
             raise CompilationError(
-                f"there is no kernel {definition.name!r} in {definition.code[0].name}; it has {names}",
+                f"kernel {definition.name!r} is missing in {definition.code[0].name}, which defines {names}",
                 library="jit",
                 code="no_such_kernel",
                 source=definition.code[0].name,
@@ -125,7 +125,7 @@ class LoadedKernel(UserKernel):
             self._allow("CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES", shared)
         if self.definition.cluster is not None:
             if of_device("CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH") != 1:
-                raise self.refusal("cluster", ": this device has no clusters of blocks")
+                raise self.refusal("cluster", ": this device does not support clusters of blocks")
             if math.prod(self.definition.cluster) > _PORTABLE_CLUSTER:
                 self._allow("CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
         return {
@@ -147,7 +147,7 @@ class LoadedKernel(UserKernel):
             )
         code, address, _ = driver.cuGetProcAddress(_ENCODE.encode(), 12000, 0)
         if code or not address:
-            raise NotSupportedError(f"{what} need {_ENCODE}; this driver has none", backend="cuda")
+            raise NotSupportedError(f"{what} need {_ENCODE}, which this driver lacks", backend="cuda")
         return _Encode(int(address))
 
     def encode(self, tensor_map: TensorMap, array: ArraySpec, address: int) -> bytes:

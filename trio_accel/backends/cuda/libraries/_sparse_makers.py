@@ -203,7 +203,7 @@ class Maker:
 
     def _too_many(self, what: str) -> NotSupportedError:
         return NotSupportedError(
-            f"{self._job.function}: the CUDA backend has no matrices of more than {_MOST} {what}",
+            f"{self._job.function}: the CUDA backend supports no matrices of more than {_MOST} {what}",
             backend="cuda",
         )
 
@@ -235,7 +235,7 @@ class Maker:
         """Set the extents, and take room for keys up to ``columns * lines``, and for their numbers."""
         if columns * lines >= 1 << 63:
             raise NotSupportedError(
-                f"{self._job.function}: the CUDA backend has no keys for {lines} times {columns} elements",
+                f"{self._job.function}: CUDA cannot make keys for {lines} times {columns} elements",
                 backend="cuda",
             )
         self.set(rows=self.rows, columns=self._job.numbers[1])

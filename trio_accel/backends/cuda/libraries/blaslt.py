@@ -163,7 +163,9 @@ class Routine:
             self._found = np.zeros(count, cublasLt.matmul_heuristic_result_dtype)
             self.ways: int = self._ask(most_workspace)
             if not self.ways:
-                raise NotSupportedError(f"blaslt: cuBLASLt has no {_text(spec)} on this card", backend="cuda")
+                raise NotSupportedError(
+                    f"blaslt: cuBLASLt does not support {_text(spec)} on this card", backend="cuda"
+                )
             self.choose(0)
             self.close: Callable[[], None] = undo.pop_all().close
 
@@ -300,7 +302,7 @@ def _attributes(spec: FusedMatmulSpec, product: Product) -> dict[int, int]:
             values[_Desc.EPILOGUE_AUX_DATA_TYPE] = _CODES[rows.dtype]
     if spec.scale_a is not None and spec.scale_a.ndim:
         if product.batches > 1:
-            raise NotSupportedError(f"blaslt: CUDA has no {_text(spec)} of a stack", backend="cuda")
+            raise NotSupportedError(f"blaslt: CUDA does not support {_text(spec)} of a stack", backend="cuda")
         # Both have numbers for rows or blocks, or neither.
         values[_Desc.A_SCALE_MODE] = values[_Desc.B_SCALE_MODE] = _PER_ROW
         if spec.scale_kinds != ("rows", "rows"):
@@ -495,7 +497,7 @@ class BlasLtLibrary(CudaLibrary):
         if not spec.out.size:
             if spec.sums is not None and spec.sums.size and spec.aux is None:
                 raise NotSupportedError(
-                    f"blaslt: CUDA has no sums with a product without elements, got shape {spec.out.shape}",
+                    f"blaslt: CUDA does not support sums with an empty product, got shape {spec.out.shape}",
                     backend="cuda",
                 )
             return ()

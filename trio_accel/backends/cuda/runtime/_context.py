@@ -137,8 +137,8 @@ class CudaContext:
                 # A worker's error needs no advice: the next worker is the new process that is wanted (D1).
                 raise
             raise DeviceLostError(
-                "an earlier fault has ended CUDA in this process, and only a new process has it again; with"
-                " isolation='process' the device is rebuilt by itself",
+                "an earlier fault has ended CUDA in this process, and only a new process can use it again; "
+                "with isolation='process' the device is rebuilt by itself",
                 device=device,
             ) from error
 

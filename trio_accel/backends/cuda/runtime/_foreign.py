@@ -103,8 +103,8 @@ class CudaArray:
             # An AttributeError, so that `hasattr` is False, and a library with both protocols takes the other
             # one.
             raise AttributeError(
-                f"__cuda_array_interface__ has no {self._array.dtype}; DLPack has: use the from_dlpack of "
-                "the library that is to take the array"
+                f"__cuda_array_interface__ does not support {self._array.dtype}; use DLPack, by the "
+                "from_dlpack of the library that takes the array"
             )
         return {
             "shape": self.shape,

@@ -251,7 +251,7 @@ class _Match:
         )
         what = f"op({item.name})" if item.op else item.name
         if item.stack == "*":
-            raise ValueError(f"{self._name}: arrays must have one shape, got {given}")
+            raise ValueError(f"{self._name}: arrays must share a shape, got {given}")
         raise ValueError(
             f"{self._name}: {what} must have shape {item.shown(self._extents)}{more}, got {given}"
         )
@@ -272,10 +272,10 @@ def parse_shapes(line: str) -> Shapes:
         for letter in _letters(item):
             if letter not in letters:
                 raise ValueError(
-                    f"shapes {line!r}: letter {letter!r} of {item.name} has no source on the left"
+                    f"shapes {line!r}: letter {letter!r} of {item.name} does not occur on the left"
                 )
         if item.stack and item.stack not in {one.stack for one in inputs}:
-            raise ValueError(f"shapes {line!r}: {item.stack!r} of {item.name} has no source on the left")
+            raise ValueError(f"shapes {line!r}: {item.stack!r} of {item.name} does not occur on the left")
     names = {item.name for item in inputs}
     updated = tuple(item.name for item in outputs if item.is_bare)
     for name in updated:
@@ -385,4 +385,4 @@ def check_one_dtype(name: str, spec: object, **arrays: ArraySpec) -> None:
     """
     if len({array.dtype for array in arrays.values()}) > 1:
         given = ", ".join([f"{field} of {array.dtype}" for field, array in arrays.items()])
-        raise TypeError(f"{name}: {type(spec).__name__}: the arrays must have one dtype, got {given}")
+        raise TypeError(f"{name}: {type(spec).__name__}: the arrays must share a dtype, got {given}")

@@ -117,7 +117,7 @@ def _find_dtypes(name: str, a: DType, b: DType, out: DType | None) -> FusedDtype
     if made is None:
         pairs = ", ".join(str(one) if one is other else f"{one} and {other}" for one, other in _results())
         raise TypeError(
-            f"{name}: there are no products of dtypes {a} and {b}; there are those of {pairs} (use cast())"
+            f"{name}: products are not available for dtypes {a} and {b}; available: {pairs} (use cast())"
         )
     out = made[0] if out is None else out
     if out not in made:

@@ -315,7 +315,7 @@ def product_shape(name: str, a: Ints, b: Ints) -> Ints:
     if a[-1] != inner:
         raise ValueError(
             f"{name}: the last axis of a and the {'only' if len(b) == 1 else 'last but one'} axis of b must "
-            f"have one length, got a of shape {a} and b of shape {b}"
+            f"have the same length, got a of shape {a} and b of shape {b}"
         )
     stack = common_shape(a[:-2], b[:-2])
     if stack is None:

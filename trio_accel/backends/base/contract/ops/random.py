@@ -148,7 +148,7 @@ class SobolSpec(OperationSpec):
         """See `OperationSpec.check_shapes`."""
         out, directions, shift = self.out, self.directions, self.shift
         if out.ndim != 2 or directions.ndim != 2 or not out.shape[1:] == directions.shape[1:] == shift.shape:
-            raise ValueError(f"{name}: directions, shift and points must have one number of dimensions")
+            raise ValueError(f"{name}: directions, shift and points must agree on the number of dimensions")
         (first,) = FIRST.unpack(self.first)
         if not first <= first + out.shape[0] <= 1 << directions.shape[0]:
             raise ValueError(f"{name}: there are only {1 << directions.shape[0]} points")
