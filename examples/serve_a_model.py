@@ -28,7 +28,7 @@ class Distances:
 
     @method(refuses=(ValueError,))
     def predict(self, rows: list[list[float]]) -> Array:
-        """How far each point is from each centre. A row that is no point raises a ValueError."""
+        """Return the distance of each point from each centre. Rows other than points raise a ValueError."""
         return ((np.reshape(rows, (len(rows), 1, 2)) - self.centres) ** 2).sum(axis=2) ** 0.5
 
 

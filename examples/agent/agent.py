@@ -39,7 +39,8 @@ OPTIONS = ta.DeviceOptions(
 )
 # An answer may take minutes.
 LIMITS = Limits(body=4096, answer=math.inf)
-# Products of so many rows, so that no company and no restart changes a token; the most answers at once.
+# Products have `EXACT` rows, so that neither other sequences nor a restart change a token; the most answers
+# at once.
 EXACT, AT_ONCE, CACHE_PAGES = 8, 4, 512
 
 

@@ -148,8 +148,8 @@ class VectorIndex:
             vectors: Of shape (ids, width): a host array, an array of a device, or a call that makes one.
 
         Raises:
-            ValueError: An id is there already or twice; the vectors have another shape, NaN or infinity, also
-                by rounding to the dtype; or, for "cosine", a length of 0.
+            ValueError: An id exists already or is duplicate; the vectors have another shape, NaN or infinity,
+                possibly from rounding to the dtype; or, for "cosine", a length of 0.
             TypeError: The ids are not integers, or the vectors not real numbers.
         """
         numbers = _check_ids("add", ids)

@@ -46,13 +46,13 @@ class StepEvent:
 
 @attrs.frozen(kw_only=True)
 class Rule:
-    """A step as it was declared; see `Workflow.step`.
+    """A declared step; see `Workflow.step`.
 
     Attributes:
-        needs: Names that it waits for, and whether it is skipped without them.
-        takes: Those of them that the function takes.
-        asks: Those of them that `when` takes.
-        item: Name of the parameter for an item of `over`.
+        needs: The names that it waits for, and whether it is skipped without them.
+        takes: The needed names that the function takes.
+        asks: The needed names that `when` takes.
+        item: The name of the parameter for an item of `over`.
     """
 
     name: str
@@ -75,13 +75,13 @@ class RunStep:
     """A step or an input of a run.
 
     Attributes:
-        name: Its name.
+        name: The name.
         state: ``"waiting"``, ``"running"``, ``"finished"``, ``"failed"`` or ``"skipped"``.
-        value: The result; of a failed or skipped one, the reason.
-        waited: Seconds from the begin of the run to the start of the step.
-        seconds: Seconds from there to its end, pauses between attempts included; of a kept one, those in the
-            process that made it.
-        attempts: How often it was tried; of a fan-out, the sum of its items.
+        value: The result; for a failed or skipped step, the reason.
+        waited: Seconds from the beginning of the run to the start of the step.
+        seconds: Seconds from there to its end, including pauses between attempts; for a stored result, the
+            seconds in the process that made it.
+        attempts: The number of attempts; for a fan-out, the sum over its items.
         is_kept: Whether it has finished in an earlier run of the key.
     """
 

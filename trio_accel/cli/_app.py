@@ -199,7 +199,7 @@ def _run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> 
     before = sys.argv, sys.path[:]
     sys.argv = [program, *arguments]
     sys.path.insert(0, "" if is_module else str(Path(program).resolve().parent))
-    # Ctrl-C is the program's: Trio makes a KeyboardInterrupt of it only if Python's own handler is there.
+    # Ctrl-C belongs to the program: Trio converts it to a KeyboardInterrupt only with Python's own handler.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if is_module:

@@ -43,7 +43,7 @@ def pack(value: object, *, is_whole: bool = False) -> Parts:
     text, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
 
     def take(buffer: pickle.PickleBuffer) -> bool:
-        # The arrays of a message with very many of them are in its pickle.
+        # If a message has very many arrays, the remaining ones are in its pickle.
         if is_kept := len(buffers) + 1 < MOST_PARTS:
             buffers.append(buffer)
         return not is_kept

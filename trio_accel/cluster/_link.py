@@ -109,7 +109,7 @@ class Address:
 
 
 class _Stream:
-    """A connection: number, kind and parts of each frame, one after the other."""
+    """A connection: a sequence of frames, each with number, kind and parts."""
 
     def __init__(self, sock: trio.socket.SocketType, allocate: Allocate) -> None:
         self.sock, self._allocate = sock, allocate
@@ -316,7 +316,7 @@ async def listen(
         sock.close()
     else:
         raise OSError(f"{host} has none of these ports free: {ports}")
-    # Streams by their token, each until its other half has come.
+    # Streams by token, until the other half is connected.
     halves: dict[bytes, _Stream] = {}
 
     async def greet(connection: trio.SocketStream, admit: Admit) -> None:

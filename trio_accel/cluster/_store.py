@@ -44,7 +44,7 @@ _SAVE = """insert into accel_saves values (?, ?, ?)
     on conflict (entity) do update set number = excluded.number, saved = excluded.saved"""
 _EMPTY = "update accel_messages set message = ? where entity = ? and number > ? and number <= ?"
 _FORGET = "delete from accel_messages where entity = ? and (number <= ? or at < NOW - ?)"
-# Another process writes or recovers the file, or opens it as the first one; seconds between two looks.
+# Another process writes or recovers the file, or opens it first; seconds between two attempts.
 _BUSY, _POLL_INTERVAL = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}, 0.001
 _seconds = validator("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
 

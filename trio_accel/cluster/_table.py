@@ -35,8 +35,8 @@ class Table:
     """The members at one time.
 
     Attributes:
-        epoch: Its number; a later table has a higher one.
-        members: The members, in the order of their names.
+        epoch: The number of the table, which rises with each change.
+        members: The members, sorted by name.
     """
 
     epoch: int = 0
@@ -149,11 +149,11 @@ class Router:
         """Have an entity serve a message at its home.
 
         Raises:
-            NodeLostError: The node was lost meanwhile, and it may have been executed. One with a number is
-                asked again.
-            LethalRequestError: Nodes were lost whenever it was asked.
+            NodeLostError: The node was lost meanwhile, and the message may have been executed. A message with
+                a number is sent again.
+            LethalRequestError: Nodes were lost whenever this message was sent.
             ActorStoppedError: The cluster is closed.
-            Exception: As the entity's handler does.
+            Exception: The error of the entity's handler.
         """
         trial = Trial(target, type(message))
         while True:

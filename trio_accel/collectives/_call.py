@@ -110,15 +110,15 @@ class Turns:
 
 
 class PartCall:
-    """A run on the ranks of a world, with arrays that all of them read: its turn, its parts, its end.
+    """A run on the ranks of a world, with arrays that all of them read: its turn, its parts and its end.
 
     Args:
         turns: The turns of its world.
-        function: Name of the method.
+        function: The name of the method.
 
     Attributes:
-        name: Its name, for errors.
-        changed: Arrays from before the call that the part of each rank writes.
+        name: The name for errors.
+        changed: The existing arrays that each rank's part writes.
     """
 
     def __init__(self, turns: Turns, function: str) -> None:
@@ -424,7 +424,7 @@ class Call(PartCall):
             if not isinstance(error, (AccelError, ActorError)):
                 raise error
             losses += 1
-            # It runs again as a whole: its parts do not by themselves.
+            # The whole collective runs again, because its parts do not run again on their own.
             own = 0 if getattr(error, "is_to_blame", False) else self._devices[rank].options.retry
             if not isinstance(error, ContextLostError) or losses > max(self._turns.retry, own):
                 try:
@@ -443,10 +443,10 @@ class Call(PartCall):
             raise
 
     async def written(self, made: Mapping[int, AccelRef]) -> list[AccelRef]:
-        """Write the results of ranks to the arrays of `out`, where there are any.
+        """Write the results of ranks to the arrays of `out`, if there are any.
 
-        That waits for all that reads these, and nothing is held meanwhile. So two collectives cannot wait for
-        each other.
+        This waits for all readers of these arrays, and holds nothing meanwhile. So two collectives cannot
+        wait for each other.
         """
         outputs = {
             rank: out for rank, one in made.items() if (out := self._out[rank]) is not None and out is not one

@@ -99,7 +99,7 @@ class MakeName(OfRanks):
     """Make the name of a communicator."""
 
     def plan(self, planner: Planner) -> Planned[bytes]:
-        """Take words for it."""
+        """Allocate the words of the name."""
         words = planner.status(_NAME)
         return Planned(CommunicatorIdSpec(words), finish=words.tobytes)
 
@@ -118,7 +118,7 @@ class OpenCommunicator(_WithoutArrays):
 
 
 class CloseCommunicator(_WithoutArrays):
-    """Give a rank of a communicator up."""
+    """Close a rank of a communicator."""
 
 
 @attrs.frozen
@@ -352,7 +352,7 @@ class Communicator:
                 self._give_up("drop")
 
     async def close(self) -> None:
-        """Give it up for good, on all ranks that answer soon."""
+        """Close it for good, on all ranks that answer soon."""
         self._give_up("close")
         await self._leave()
 

@@ -72,7 +72,7 @@ class Join(Operation[PeerCopyActor, AccelRef]):
     """Join arrays along the first axis.
 
     Attributes:
-        arrays: Arrays of one dtype, and of one shape but for the first axis.
+        arrays: Arrays with the same dtype, and the same shape except for the first axis.
     """
 
     library: ClassVar[str] = "trio_accel.devices:PeerCopyActor"

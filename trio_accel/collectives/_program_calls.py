@@ -1,8 +1,7 @@
 """Calls of one program method on all ranks, which exchange arrays inside the method (D196).
 
-`World.call` makes a `ProgramCalls` for each call and runs it while it holds the world's turn, because two
-calls that meet at the same time on the same devices could wait for each other forever. A call has these
-steps:
+`World.call` makes a `ProgramCalls` for each call and runs it while it holds the world's turn and its devices,
+because two calls on the same devices could wait for each other forever. A call has these steps:
 
 1. `Rooms.open` prepares a room for all ranks, and one for each group. Ranks on processors meet in a memory
    file, which each worker opens through `/proc` by this process's descriptor. So the world keeps the
@@ -16,10 +15,9 @@ steps:
 4. `_fail` records the first error of each rank, ends the communicators, and cancels the other requests. A
    rank that waits in memory notices that its caller has left; NCCL ends because its communicator is given up.
    So the other ranks fail with `ENDED` at their next exchange.
-5. `_raise` picks the cause from the errors. One failure usually makes several: a lost context is the cause,
-   an error of the method comes next, then `MISMATCH` and `AGAIN`, and `ENDED` is always a consequence.
-   `_SAID` gives a lost rank time to report its own error, because its device knows the reason and `_watch`
-   does not.
+5. `_raise` picks the cause from the errors. A lost context is the cause, an error of the method is next, then
+   `MISMATCH` and `AGAIN`, and `ENDED` is always a consequence. `_SAID` gives a lost rank time to report its
+   own error, because its device knows the reason and `_watch` does not.
 
 Nothing is repeated here, because a method may have changed arrays before the loss. If a device repeats the
 request on its next worker, the room refuses it with `AGAIN`, and the call fails like after a loss. The caller

@@ -136,7 +136,7 @@ class Edge:
             connection.cut("the service ends")
 
     async def answer(self, connection: Connection, scope: Any, receive: Receive, send: Send) -> None:
-        """Serve one request of a connection: an application of ASGI but for the first argument."""
+        """Serve one request of a connection; except for the first argument, an ASGI application."""
         exchange = Exchange(self, connection, scope, receive, send)
         connection.requests += 1
         connection.on_leave = exchange.leave

@@ -1,4 +1,4 @@
-"""How much one client, and all clients together, may take."""
+"""Limits for each client, and for all clients together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _grace = validator("be seconds of at least 0", lambda value: is_number(value, 0.
 @named_options
 @attrs.frozen(kw_only=True)
 class Limits:
-    """How much one client, and all clients together, may take; given to `serve`.
+    """Limits for each client, and for all clients together, for `serve`.
 
     Attributes:
         requests: The number of requests that the application serves at once. Others get status 503 with

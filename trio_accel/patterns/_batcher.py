@@ -51,18 +51,17 @@ class BatchQueue(Generic[ItemT, ResultT]):
     """Requests by key. A batch is assembled when it is launched, not earlier.
 
     So a request that leaves makes room for a later one. A batch is due when it is full, when its first
-    request has waited for long enough, or when the model has nothing to do and the batch is as large as the
-    one before.
+    request has waited long enough, or when the model is idle and the batch is as large as the previous one.
 
     Invariant: each bucket has at least one entry.
 
     Attributes:
-        size: The most requests in a batch.
-        cost: The highest sum of their costs.
-        wait: The most seconds that the first request waits for others.
-        is_adaptive: Whether it waits less where that brings nothing.
-        count: Requests that wait.
-        last_size: Requests in the last batch.
+        size: The maximum number of requests in a batch.
+        cost: The maximum sum of their costs.
+        wait: The maximum seconds that the first request waits for others.
+        is_adaptive: Whether it waits less if waiting longer gains nothing.
+        count: The number of waiting requests.
+        last_size: The number of requests in the last batch.
     """
 
     size: int
@@ -317,7 +316,7 @@ def shared_evenly(most: int, wanted: Sequence[int]) -> list[int]:
 
 
 def one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:
-    """Take the results of a batch apart.
+    """Split the results of a batch.
 
     Raises:
         ModelOutputError: There is not exactly one for each request.

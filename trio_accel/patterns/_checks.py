@@ -233,5 +233,5 @@ def _residual(p: Rows, q: Rows) -> Rows:
     """Return the verifier's probabilities less the draft's, where positive; not normalised."""
     excess = p - q
     np.maximum(excess, 0, out=excess)
-    # It is zero everywhere only if the two are equal but for rounding.
+    # It is zero everywhere only if both are equal except for rounding.
     return excess if excess.any() else p

@@ -55,7 +55,7 @@ class _Flight(Batch[SequenceEntry[ItemT, PartT]]):
     Attributes:
         has_begun: Whether its task has called the step.
         landed: Set when the call has ended.
-        results: Its outcome; None where it was cancelled.
+        results: Its outcome; None if it was cancelled.
     """
 
     has_begun: bool = attrs.field(default=False, init=False)
@@ -594,7 +594,7 @@ class ContinuousBatcher(
         if self._leaves_by is not None and entry.has_begun:
             try:
                 self._leaves_by(entry.sequence)
-            except Exception:  # a stranger's function; the others go on
+            except Exception:  # of an unknown function; the others continue
                 _logger.exception("%s: `leave` failed for a sequence that has ended", self.context.path)
 
     def _open(self) -> Iterable[SequenceEntry[ItemT, PartT]]:

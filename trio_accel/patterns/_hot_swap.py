@@ -283,7 +283,7 @@ class HotSwap(TaskSubmitActor[ItemT, ResultT]):
         try:
             await self._nursery.start(self._hold, opening, version, box)
         except BaseException:
-            # The cancellation may have come after `started()`: then the model is loaded, and must be closed.
+            # The cancellation may follow `started()`: then the model is loaded, and must be closed.
             for loaded in box:
                 loaded.retire.set()
             raise

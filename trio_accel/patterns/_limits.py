@@ -268,10 +268,10 @@ class CircuitBreaker:
 
     @contextmanager
     def attempt(self) -> Generator[None]:
-        """Let the block through, and count how it ends.
+        """Let the block through, and count its outcome.
 
         Raises:
-            CircuitOpenError: It is open, or half-open and another call probes.
+            CircuitOpenError: It is open, or it is half-open and another call is the probe.
         """
         attempt = self._admit()
         # So it is if `counts` itself fails.

@@ -419,8 +419,8 @@ class MoeRouter(TaskSubmitActor[Tokens | AccelRef, Routed]):
         """Have an expert compute some tokens.
 
         Raises:
-            ModelOutputError: It returned something else than a row for each.
-            Exception: Its error.
+            ModelOutputError: The expert did not return a row for each token.
+            Exception: The expert's error.
         """
         what = f"expert {part.expert}"
         result = await host_array(what, await self._experts[part.expert](tokens[part.tokens]))

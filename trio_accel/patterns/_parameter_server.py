@@ -1,6 +1,6 @@
 """Parameters that several workers train at their own pace (Li et al., "Parameter Server", OSDI 2014).
 
-A push makes new arrays, which become current when all are there. So what is lost under way changes nothing.
+A push makes new arrays, which become current when all exist. So a lost push changes nothing.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Push:
     """Request a step, by ``server.ask(Submit(Push(gradients, version)))``.
 
     Attributes:
-        gradients: An array for each parameter by its name, of its shape and dtype, on any device or the host.
-        version: The version of the parameters that they were computed from.
+        gradients: An array for each parameter by name, with its shape and dtype, on any device or the host.
+        version: The version of the parameters from which they were computed.
     """
 
     gradients: Mapping[str, _Array]
@@ -81,8 +81,8 @@ class Parameters:
     """The reply to `Pull` and `Push`. Its arrays do not change during further steps.
 
     Attributes:
-        version: How many steps were taken.
-        arrays: The parameters by their names, on the device of the server: views of one array.
+        version: The number of steps so far.
+        arrays: The parameters by name, on the device of the server: views of one array.
     """
 
     version: int

@@ -48,7 +48,7 @@ class PartStream(Generic[PartT]):
         """All parts of the sequence.
 
         Raises:
-            RuntimeError: The iteration has not come to its end.
+            RuntimeError: The iteration has not ended.
         """
         if self._parts is None:
             raise RuntimeError("parts: the stream has not ended; iterate over it to its end")

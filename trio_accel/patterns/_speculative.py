@@ -304,7 +304,7 @@ class PromptLookup:
         for length in range(min(self._longest, len(tokens) - 1), 0, -1):
             windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], length)
             found = np.flatnonzero((windows == tokens[-length:]).all(axis=1))
-            # The last time counts: it is the most like what is written now.
+            # The last occurrence counts, because it is most similar to the current text.
             following = tokens[found[-1:] + length]
             if following.size and following[0] < self._vocabulary:
                 return int(following[0])

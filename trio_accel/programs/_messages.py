@@ -237,7 +237,7 @@ class MethodCall(_ProgramMessage):
             else:
                 state.append(planner.read(array.where, array.ref))
         for array in self.opened.frozen:
-            # Frozen arrays need no order, as they are never written to (D113).
+            # Frozen arrays need no order, because they are never written to (D113).
             if not array.ref.block.is_usable:
                 array.ref.block.check(f"{planner.name}: {array.where}", array.ref.spec)
         planner.keep(self.opened.frozen)

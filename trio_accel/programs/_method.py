@@ -20,12 +20,12 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 P = ParamSpec("P")
 
 _Plain: TypeAlias = "int | float | complex | str | bytes | Sequence[_Plain] | Mapping[str, _Plain] | None"
-# A value that arrives as it was returned; arrays come as references.
+# A value that arrives unchanged; arrays arrive as references.
 PlainT = TypeVar("PlainT", bound=_Plain)
 
 Array: TypeAlias = Any
-"""An array in the signature of a program. Where it is asked, an `AccelRef` or a NumPy array; where it runs, a
-NumPy array, or on CUDA an object that PyTorch, CuPy and JAX take without a copy."""
+"""An array in the signature of a program: for the caller, an `AccelRef` or a NumPy array; in the program, a
+NumPy array, or on CUDA an object that PyTorch, CuPy and JAX accept without a copy."""
 
 # Type checkers know the parameters of a lambda by this.
 _Rule: TypeAlias = (

@@ -34,13 +34,13 @@ class Opened:
 
     Attributes:
         device: The device.
-        name: Its name in the tree.
+        name: The name in the tree.
         target: The class or function.
-        library: Import path of its actor, with its definition.
-        frozen: Arrays that it was opened with, and none of its methods changes.
-        state: The others.
-        again: Has everything ready to make it once more, with other arguments of the constructor.
-        thaw: Lets others write to the arrays in `frozen`.
+        library: The import path of its actor, with its definition.
+        frozen: Arrays of the constructor that none of its methods changes.
+        state: The other arrays of the constructor.
+        again: Prepares to make it again, with other arguments of the constructor.
+        thaw: Allows others to write to the arrays in `frozen`.
         on_close: Called when it is closed.
     """
 

@@ -142,7 +142,7 @@ class OpenProgram:
     def is_damaged(self) -> bool:
         """Whether an array of its constructor is damaged, lost or released.
 
-        Calls are refused then, until `reset` gives it another one.
+        Calls are refused then, until `reset` replaces the array.
         """
         arrays = (*self._opened.frozen, *self._opened.state)
         return not all(array.ref.block.is_usable_as(array.ref.spec) for array in arrays)

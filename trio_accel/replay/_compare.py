@@ -1,4 +1,4 @@
-"""Comparison of arrays element by element: how many differ, where first, and by how much."""
+"""Elementwise comparison of arrays: the number of differences, the first one, and the largest one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _INTEGER_OF_SIZE = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 @attrs.frozen(kw_only=True)
 class Tolerance:
-    """How far two elements may be apart: ``absolute + relative * abs(reference)``.
+    """The allowed difference of two elements: ``absolute + relative * abs(reference)``.
 
     Attributes:
-        relative: Share of the reference.
-        absolute: Part that does not depend on it.
+        relative: The share of the reference.
+        absolute: The part that does not depend on the reference.
 
     Raises:
-        ValueError: One is below 0, or NaN.
+        ValueError: A number is below 0, or NaN.
     """
 
     relative: float = 0.0

@@ -455,7 +455,7 @@ class Again(Operation[Any, "Again"]):
             _fill(host)
         views = tuple([(copy.out, copy.source) for copy in behind])
         if entry.is_of_program:
-            # A program leaves its array as it was at the end of a stream, and where it keeps a result.
+            # At the end of a stream, and if it retains its result, a program does not write its array.
             staged = (*[self._zeros(number) for number, nbytes in entry.allocations if nbytes], *staged)
         planner.take(outputs, uses, staged, views, self._keep)
         return Planned(spec, self)
@@ -508,7 +508,7 @@ def _read(array: HostArray) -> Entry:
 
 
 def plain_launch(launch: Launch, recipes: Recipes, host: HostEncoder) -> Entry:
-    """Make plain values of a launch, but for its number.
+    """Make plain values of a launch, without its number.
 
     Args:
         launch: The launch.

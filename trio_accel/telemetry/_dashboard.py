@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Dashboard", "open_dashboard"]
 
-# Bounds of an interval, and how long the first snapshot of a reader waits for the counts of devices.
+# The bounds of an interval, and the seconds that a reader's first snapshot waits for device counts.
 _SHORTEST_SECONDS, _LONGEST_SECONDS, _COUNT_SECONDS = 0.1, 60.0, 0.5
 _HOST = "127.0.0.1"
-# Names of this machine for itself: another one in a request is a page from elsewhere that asks.
+# The names of this machine for itself. Any other name in a request means that a foreign page sends it.
 _HOSTS = [_HOST, "localhost"]
 _READERS = 16
 # A browser opens up to six at once, and closes most of them.
 _CONNECTIONS = 64
 # Seconds for the headers of a request, and in which a browser takes a part of its answer.
 _HEAD_SECONDS, _SEND_SECONDS = 5.0, 10.0
-# Snapshots take at most about this share of the program's time: of a large tree they come less often.
+# The maximum share of the program's time for snapshots, so that snapshots of large trees are less frequent.
 _LARGEST_SHARE = 0.1
 # The same while no page is open.
 _UNSEEN_SHARE = 0.01

@@ -213,12 +213,12 @@ def _families(snapshot: SystemSnapshot) -> Iterator[Metric]:
 def prometheus(recorder: TakesSnapshots) -> Collector:
     """Make a collector of `prometheus-client`, to be registered. Needs the extra ``metrics``.
 
-    It takes a snapshot when it is asked, and keeps nothing. It may be asked in any thread: from another than
-    the system's, it waits until the loop has a moment. Its text is served by ``make_asgi_app(registry)`` of
-    `prometheus-client`, which every ASGI server on Trio can mount.
+    It takes a snapshot at each request, and keeps nothing. It may be used in any thread: outside the system's
+    thread, it waits until the loop has time. ``make_asgi_app(registry)`` of `prometheus-client` serves its
+    text, and can be mounted by every ASGI server on Trio.
 
-    Labels have as many values as there are actors and types of messages, but for at most 1000 actors, and at
-    most `operations` pairs of the two (see `record`).
+    Labels have as many values as there are actors and message types, but at most 1000 actors, and at most
+    `operations` pairs of both (see `record`).
 
     Args:
         recorder: The recorder.
@@ -226,7 +226,7 @@ def prometheus(recorder: TakesSnapshots) -> Collector:
     Raises:
         NotSupportedError: `prometheus-client` is not installed.
     """
-    # Its base is only there with the extra.
+    # Its base class exists only with the extra.
     import_extra("prometheus_client", "metrics")
     from prometheus_client.registry import Collector
 

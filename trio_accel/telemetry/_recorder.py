@@ -144,11 +144,11 @@ class CustomHistogram(_Own):
             yield buckets.reading(self.name, self.help, labels)
 
 
-# Younger counts of a device are not asked for again.
+# Newer counts of a device are not requested again.
 _FRESH = 0.5
-# The most readings of all actors in a snapshot.
+# The maximum number of readings of all actors in a snapshot.
 _MOST_READINGS = 2000
-# The most actors of one device in a snapshot.
+# The maximum number of actors of one device in a snapshot.
 _MOST_ACTORS = 100
 _IDLE = QueueStatistics(waiting=0, in_flight=0)
 _UNUSED = LibraryStatistics()
@@ -162,7 +162,7 @@ _recorders: WeakKeyDictionary[System, Recorder] = WeakKeyDictionary()
 
 
 class Recorder:
-    """Counts what a system does. Made by `record`.
+    """Counts the activity of a system. Made by `record`.
 
     Attributes:
         system: The system.

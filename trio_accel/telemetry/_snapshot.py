@@ -31,9 +31,9 @@ class Histogram:
     """Durations in seconds, counted by ranges.
 
     Attributes:
-        bounds: Upper ends of the ranges, in rising order; a value that equals one counts as below it.
-        counts: How many values are in each range; one more than there are bounds, for those above the last.
-        total: Sum of all values.
+        bounds: The upper ends of the ranges, in rising order; a value equal to a bound counts as below it.
+        counts: The number of values in each range; the last range is above the last bound.
+        total: The sum of all values.
     """
 
     bounds: tuple[float, ...]

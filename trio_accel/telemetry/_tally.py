@@ -248,7 +248,7 @@ class Failures:
     """Keeps failures as text, because an exception would keep alive everything that its frames refer to.
 
     Args:
-        most: How many are kept.
+        most: The maximum number of retained failures.
     """
 
     def __init__(self, most: int) -> None:

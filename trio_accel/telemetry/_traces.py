@@ -357,7 +357,7 @@ class Timeline(Watch[_Served, _Asked]):
             return now, (self._pid, path, self._serving[path][-1])
         row = self._asking.get(task)
         if row is None:
-            # It waits for nothing.
+            # Submitting does not wait.
             row = self._pid, f"{task.name} submits", 0
             self._slice(row, f"submit {launch.name}", "ask", now, now, {})
         return now, row

@@ -273,7 +273,7 @@ def _manifest_of(
 
 
 def _finish(made: Path, target: Path, manifest: Mapping[str, Any], keep: int) -> None:
-    """Name a checkpoint when all of it is on the disk."""
+    """Rename a checkpoint to its final name when all its files are on disk."""
     text = json.dumps({**manifest, "checksum": _checksum(manifest)})
     if len(text) > _MAX_MANIFEST_BYTES:
         raise ValueError(

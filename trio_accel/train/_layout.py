@@ -114,7 +114,7 @@ def rows_of(batch: Batch) -> int:
 
 
 def shared(batch: Batch, parts: int) -> list[dict[str, Any]]:
-    """Share the rows of a batch out, as evenly as can be.
+    """Divide the rows of a batch into parts, as evenly as possible.
 
     Raises:
         ValueError: There are fewer rows than parts.
@@ -130,20 +130,20 @@ def shared(batch: Batch, parts: int) -> list[dict[str, Any]]:
 
 
 def shared_loosely(batch: Batch, parts: int) -> list[dict[str, Any]]:
-    """Share the rows of a batch out; the last parts are empty where there are fewer rows."""
+    """Divide the rows of a batch into parts; if there are fewer rows than parts, the last parts are empty."""
     count = min(rows_of(batch), parts)
     return shared(batch, count) + [{} for _ in range(parts - count)] if count else []
 
 
 @attrs.frozen
 class Work:
-    """A step as the ranks with the same samples compute it.
+    """The work of the ranks with the same samples in a step.
 
     Attributes:
-        number: Its number, from 1 on.
+        number: The number of the step, from 1 on.
         rates: The rate of the optimizer, and of each group.
-        scale: Factor of the loss, by which gradients are divided again.
-        weight: The share of these samples in all of the step.
+        scale: The factor of the loss, which is divided out of the gradients later.
+        weight: The share of these samples in the whole step.
         batch: The samples.
     """
 

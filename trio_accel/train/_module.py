@@ -32,9 +32,9 @@ Told: TypeAlias = "dict[str, float]"
 
 
 class Beginning:
-    """Parameters and buffers of a rank's beginning, without an instance of the model: a program.
+    """The initial parameters and buffers of a rank, without an instance of the model: a program.
 
-    The constructor makes them: imports and large models may take longer than a method may.
+    The constructor makes them, because imports and large models may take longer than a method may.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class Module:
         return {"loss": mean, "norm": norm}
 
     def _backward_all(self, work: Work) -> Any:
-        """Compute all gradients of this rank; returns its part of the loss, which the last stage has."""
+        """Compute all gradients of this rank; return its part of the loss, which only the last stage has."""
         mesh, scale, loss = self.mesh, work.scale, 0.0
         samples = {name: self._native(array) for name, array in work.batch.items()}
         parts = [*work.parts(samples, self.plan["accumulate"])]
@@ -211,7 +211,7 @@ class Module:
         return loss
 
     def _exchanged(self, turn: Turn | None, made: Any, after: Turn | None, parts: Sequence[Any]) -> Any:
-        """Give what a turn has made to the next stage, and get what the turn after it needs, at once."""
+        """Send a turn's result to the next stage, and receive the input of the following turn, at once."""
         mesh, ways, got = self.mesh, {"forward": 1, "backward": -1}, None
         sends, receives = list[Any](), list[Any]()
         if turn is not None and 0 <= (to := mesh.stage + ways[turn[0]]) < mesh.pipeline:
@@ -327,7 +327,7 @@ class Module:
                 target[name].copy_(source[name])
 
     def _load(self, flat: Any, buffers: Any) -> None:
-        """Have the model compute with some parameters."""
+        """Load parameters and buffers into the model."""
         self._flat.copy_(flat)
         for (_, place, shape), buffer in self._pairs():
             buffer.copy_(buffers[place].view(shape))

@@ -45,7 +45,7 @@ class Hook:
 
 
 async def call_hooks(hooks: Iterable[Hook], method: str, *arguments: object) -> None:
-    """Call a method of each hook, one after the other; an error of a hook is raised."""
+    """Call a method of each hook, one after the other; raise the error of a hook."""
     for hook in hooks:
         made = getattr(hook, method)(*arguments)
         if inspect.isawaitable(made):
@@ -57,7 +57,7 @@ class Logger(ABC):
 
     @abstractmethod
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Take the figures of a step.
+        """Log the figures of a step.
 
         Args:
             step: The number of the step. It rises, unless a training continues from an older checkpoint; then
@@ -69,7 +69,7 @@ class Logger(ABC):
 
 
 async def log_figures(loggers: Sequence[Logger], step: int, figures: Mapping[str, float]) -> None:
-    """Give figures to all loggers in one thread; an error of a logger is raised."""
+    """Pass figures to all loggers in one thread; raise the error of a logger."""
 
     def log() -> None:
         for logger in loggers:

@@ -1,4 +1,4 @@
-"""Steps of optimizers that make a new state, and leave the old state as it is."""
+"""Steps of optimizers that make a new state without changing the old one."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ LENGTH = 8
 LONGEST = 100_000_000
 """Bytes of the longest header, as in the format's own library."""
 
-# The most commas and opening brackets; a tensor of two axes has eight. So a header makes few objects,
-# however few bytes it has for each: the parser, in C, lets no other thread run before the end of a list.
+# The maximum number of commas and opening brackets; a tensor of two axes has eight. It bounds the objects of
+# a header, because the parser, in C, lets no other thread run before the end of a list.
 _MOST_MARKS = 1 << 18
 _MOST_AXES = 64
 _MOST_BYTES = (1 << 63) - 1

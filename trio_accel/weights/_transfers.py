@@ -197,7 +197,7 @@ class _Loading:
         wanted = sum(count * DType(dtype).itemsize for (dtype, _), count in self._sizes.items())
         memory = (await self._device.statistics()).memory
         if wanted > memory.limit - memory.used:
-            # Some may have been let go and not been given back.
+            # Some memory may be released but not freed yet.
             await self._device.synchronize()
             memory = (await self._device.statistics()).memory
         free = max(memory.limit - memory.used, 0)

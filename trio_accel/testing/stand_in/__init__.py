@@ -46,9 +46,9 @@ _HEADERS = [Path(compiled.__file__).with_name(name) for name in ("kernels.h", "s
 _COMMAND = ("gcc", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared")
 # The options with which it compiles kernels.
 _KERNELS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-semantic-interposition", "-ffp-contract=off")
-# Programs import these in the place of cuda-cccl.
+# Programs import these instead of cuda-cccl.
 _SORT = [Path(__file__).with_name(name) for name in ("compute.py", "radix_sort.cu")]
-# The library of each source, by the beginning of its name. All others may call the driver.
+# The library of each source, by name prefix. All others may call the driver.
 _LIBRARIES = {
     "driver": "libcuda.so.1",
     "nvrtc": "libnvrtc.so.13",
