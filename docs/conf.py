@@ -45,8 +45,8 @@ html_sidebars = {
         "sidebar/brand.html",
         "sidebar/search.html",
         "sidebar/scroll-start.html",
-        "sidebar/navigation.html",
         "versions.html",
+        "sidebar/navigation.html",
         "sidebar/scroll-end.html",
         "sidebar/variant-selector.html",
     ]
