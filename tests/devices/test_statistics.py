@@ -191,7 +191,7 @@ async def test_synchronize_waits_for_all_that_was_launched(device: ta.Device) ->
     x = await device.put(np.ones(4))
     # To make a plan, a vendor's library may wait for all that runs.
     await ta.fft.fft(x)
-    ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.3)
+    ta.testing.inject_fault(device, ta.linalg.Scal, delay=1.0)
     pending = [device.submit(ta.linalg.Scal(2.0, x)), device.submit(ta.fft.Fft(x))]
     with trio.fail_after(60):
         while (await device.statistics()).in_flight < 2:
