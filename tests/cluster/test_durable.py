@@ -263,8 +263,8 @@ async def test_an_agent_that_comes_back_is_fenced(path: str) -> None:
 
             async with trio.open_nursery() as asks:
                 for key in mine[:2]:
-                    asks.start_soon(ask, key, 5.0)
-                # clock: they have begun after a moment, and go on until the agent is no longer the owner
+                    asks.start_soon(ask, key, 2.0)
+                # clock: they have begun after a moment, and end while their agent is stopped
                 await trio.sleep(0.5)
                 stopped = nodes.pid("node-1")
                 os.kill(stopped, signal.SIGSTOP)

@@ -316,6 +316,8 @@ async def test_arrays_come_as_they_were() -> None:
 async def test_a_message_of_very_many_arrays_goes_as_any_other() -> None:
     given = [np.full(1, number) for number in range((1 << 16) + 5)]
     async with linked(Served()) as link:
+        # Before it holds the loop, the other end has admitted the connection, which has two seconds for that.
+        await ask_after(link)
         found = await link.ask(("echo", given))
         assert np.concatenate(found).tolist() == list(range(len(given)))
         found[0][0] = found[-1][0] = 7

@@ -6,8 +6,9 @@ import gc
 import itertools
 import resource
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -425,13 +426,22 @@ class TestSpinning:
     ) -> None:
         backend.device.is_held = True
         async with trio.open_nursery() as nursery:
-            with ta.cancel_grace(60.0), trio.move_on_after(0.02) as scope:
-                nursery.start_soon(self.release_later, backend, 0.15)
+            with ta.cancel_grace(60.0), trio.CancelScope() as scope:
+                nursery.start_soon(self.cancel_soon, scope, partial(self.release_later, backend, 0.15))
                 await ta.linalg.scal(2.0, ref)
         assert scope.cancel_called
         assert not scope.cancelled_caught
         assert ends == [False]
         np.testing.assert_array_equal(await ref.to_host(), np.full(3, 2.0))
+
+    async def cancel_soon(
+        self, scope: trio.CancelScope, then: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
+    ) -> None:
+        """Cancel when the asker spins."""
+        for _ in range(50):
+            await trio.lowlevel.checkpoint()
+        scope.cancel()
+        await then()
 
     async def release_later(self, backend: ManualBackend, seconds: float) -> None:
         # clock: the time that this work takes decides nothing
@@ -443,8 +453,10 @@ class TestSpinning:
     ) -> None:
         backend.device.is_held = True
         before = trio.current_time()
-        with trio.move_on_after(0.02) as scope:
-            await ta.linalg.scal(2.0, ref)
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope() as scope:
+                nursery.start_soon(self.cancel_soon, scope)
+                await ta.linalg.scal(2.0, ref)
         assert scope.cancelled_caught
         # The device is held until it is released here.
         assert trio.current_time() - before >= 0.3

@@ -78,7 +78,7 @@ async def test_a_signal_lets_open_requests_end_and_cuts_the_rest(
         # The stream is cut in a way that its client notices.
         assert not (await read_all(late)).endswith(b"0\r\n\r\n")
         await seen.until(lambda them: (them.served, them.cancelled, them.running) == (1, 1, 0))
-    assert caplog.messages[1:] == ["ending: 2 requests are open, and have 7.0 s"]
+    assert caplog.messages[1:] == ["ending: 2 requests are open, and have 7 s"]
 
 
 async def test_a_request_and_a_lifespan_that_do_not_end_share_the_grace(
@@ -365,7 +365,7 @@ async def test_a_device_that_is_given_up_is_seen(app: Any, system: ta.System) ->
 async def test_a_handler_that_holds_the_loop_is_warned_of_once(
     app: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    line = Handlers.blocked.__code__.co_firstlineno + 2
+    line = Handlers.blocked.__code__.co_firstlineno + 3
     options = ta.SystemOptions(held_after=0.2)
     async with ta.open_system("held", options=options) as system:
         with ta.telemetry.record(system) as recorder:

@@ -355,7 +355,7 @@ async def test_a_table_changes_while_it_is_copied(
             raised.append(error)
 
     async with midway(arrays, name) as (pages, table, other):
-        fault = inject_fault(device, operation, delay=0.1)
+        fault = inject_fault(device, operation, delay=0.5)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(run, work, table)
             while not fault.hit:  # noqa: ASYNC110  # nobody tells of it
@@ -385,7 +385,7 @@ async def test_what_was_written_meanwhile_is_kept(
         # The page belongs to one alone again.
         third = table.fork() if name == "copy" else pages.open()
         number = arrays[0][table.pages[2], 2]
-        fault = inject_fault(device, operation, delay=0.1)
+        fault = inject_fault(device, operation, delay=0.5)
         raised: list[trio.BusyResourceError] = []
 
         async def run() -> None:

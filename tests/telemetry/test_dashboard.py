@@ -254,6 +254,7 @@ async def test_those_that_send_or_read_too_slowly_are_closed_without_a_word_in_t
     monkeypatch.setattr(MODULE, "_HEAD_SECONDS", 0.05)
     monkeypatch.setattr(MODULE, "_SEND_SECONDS", 0.05)
     async with open_dashboard(system) as dashboard:
+        opened = len(os.listdir("/proc/self/fd"))
         async with await connect(dashboard) as stream:
             await stream.send_all(b"GET / HTTP/1.1\r\nHost")
             with trio.fail_after(60):
@@ -262,10 +263,12 @@ async def test_those_that_send_or_read_too_slowly_are_closed_without_a_word_in_t
         vars(dashboard.recorder)["snapshot"] = always(large)
         async with await connect(dashboard) as stream:
             await stream.send_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            # clock: a longer pause only makes it surer
-            await trio.sleep(0.5)
+            taken = len(await stream.receive_some(1))
+            # The server has begun, and closes its end.
+            with trio.fail_after(60):
+                while len(os.listdir("/proc/self/fd")) > opened + 1:  # noqa: ASYNC110  # nobody is told
+                    await trio.sleep(0.001)
             # What is left of it is in the buffers of the kernel.
-            taken = 0
             with trio.fail_after(60), suppress(trio.BrokenResourceError):
                 while part := await stream.receive_some():
                     taken += len(part)

@@ -274,7 +274,7 @@ async def test_faults_of_different_kinds_come_one_after_the_other(device: ta.Dev
 async def test_a_request_that_is_cancelled_in_the_queue_gives_its_fault_back(device: ta.Device) -> None:
     x = await device.put(np.ones(3))
     await norm(device)  # the library is there: nobody waits for a thread
-    inject_fault(device, ta.linalg.Scal, delay=0.1)
+    inject_fault(device, ta.linalg.Scal, delay=1.0)
     fault = inject_fault(device, ta.linalg.Nrm2, fail=ta.LibraryError("no", library="blas", code=7))
     scope = trio.CancelScope()
     async with trio.open_nursery() as nursery:

@@ -264,7 +264,7 @@ class TestCancelled:
         staging = device.dispatch._staging
         ref = await device.put(HOST)
         operation = Put if is_put else ToHost
-        delay = ta.testing.inject_fault(device, operation, delay=0.3)
+        delay = ta.testing.inject_fault(device, operation, delay=1.5)
         host = HOST.copy()
         with trio.CancelScope() as scope:
             async with trio.open_nursery() as nursery:
