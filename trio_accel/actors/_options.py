@@ -147,7 +147,7 @@ def arguments_of(
 ) -> Callable[[Callable[[], None]], FunctionT]:
     """Make an async function with the arguments of another function.
 
-    The decorated function provides the name and the docstring. It has no parameters and an empty body.
+    The decorated function provides the name and the docstring. Its parameter list and its body are empty.
 
     Args:
         other: The other function.

@@ -30,7 +30,7 @@ _SCHEDULED = 2
 
 
 def processor_time(pid: int) -> int:
-    """Return the nanoseconds for which the threads of a process have run; 0 if the system has no data."""
+    """Return the nanoseconds for which the threads of a process have run; 0 without data from the system."""
     try:
         return time.clock_gettime_ns((~pid << 3) | _SCHEDULED)
     except OSError:
@@ -140,7 +140,7 @@ class LibraryStatistics:
 
 @attrs.frozen(kw_only=True)
 class DeviceStatistics:
-    """Counts of one generation of a device; only its losses count all generations.
+    """Counts for one generation of a device; only its losses count all generations.
 
     Attributes:
         generation: The number of the generation.
@@ -225,8 +225,8 @@ class RecoveryCost:
     Its text is one line, such as ``restart 1.71 s: worker 0.12 s, import of encoder 1.55 s, ...``.
 
     Attributes:
-        context: The seconds from starting the last worker until its context was ready; without a worker,
-            those of the last context. None before the first context.
+        context: The seconds from starting the last worker until its context was ready; without a worker, of
+            the last context. None before the first context.
         programs: The shares of programs.
         spares: The number of spare workers, which have already done all of this for the next recovery.
         is_first: Whether the times are from the first start, which loads more than a recovery does.

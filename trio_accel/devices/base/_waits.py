@@ -256,7 +256,7 @@ class SubmissionOrder:
     __slots__ = ("_readers", "_writers")
 
     def __init__(self) -> None:
-        # The last turn that writes each block, and the turns that have read it since.
+        # The last turn that writes each block, and the later turns that read it.
         self._writers: dict[int, Turn] = {}
         self._readers: dict[int, dict[Turn, None]] = {}
 

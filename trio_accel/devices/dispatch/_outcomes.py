@@ -54,7 +54,7 @@ class CopyService:
         self._nursery = nursery
 
     def stage(self, request: OperationRequest, filled: Callable[[HostCopy], None]) -> None:
-        """Fill the regions of a sent request, unless that has already begun.
+        """Fill the regions of a sent request, unless the filling has already begun.
 
         Args:
             request: The request.
@@ -217,9 +217,9 @@ class OutcomePolicy:
         generation = device.availability.generation
         made: list[int] = []
         for block in launch.keep:
-            # The arrays of a caller that has left are already released.
+            # A departed caller's arrays are already released.
             if isinstance(block, Block) and not block.is_released:
-                # It may have been planned while the device had no context.
+                # It may have been planned while the device lacked a context.
                 block.generation = generation
                 made.append(block.id)
         if invalid or request.failure is not None:
@@ -228,7 +228,7 @@ class OutcomePolicy:
         launch.heal(error)
         if is_launched and device.hooks:
             notify(device.hooks, launch, *_PHASES)
-        # The outcome comes last, because its callback may use the arrays at once.
+        # Deliver the outcome last, because its callback may use the arrays at once.
         request.finish(error)
         return [address for address in addresses if address[0] in made] if addresses else (), error
 
@@ -376,7 +376,7 @@ class OutcomePolicy:
     def without_lost(
         self, requests: Iterable[RemoteRequest], lost_blocks: Collection[int]
     ) -> Iterable[RemoteRequest]:
-        """Refuse requests of arrays that were lost with a worker; yield the others."""
+        """Refuse requests of arrays lost with a worker; yield the others."""
         generation = self._device.generation
         for request in requests:
             if request.is_apart_from(lost_blocks):
@@ -421,7 +421,7 @@ class OutcomePolicy:
         launch = request.launch
         launch.spoil(error)
         notify(self._device.hooks, launch, *_PHASES)
-        # Copies that have not begun never run; the outcome waits for running copies.
+        # Copies not yet begun never run; the outcome waits for running copies.
         self._copies.cancel(request)
         request.finish(error)
 

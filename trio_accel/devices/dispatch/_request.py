@@ -182,7 +182,7 @@ class RemoteRequest(Waiter):
         self._go_on()
 
     def copy_over(self) -> None:
-        """Record the end of one use of its arrays."""
+        """Record that one use of its arrays has ended."""
         self.copies -= 1
         self._go_on()
 
@@ -192,7 +192,7 @@ class RemoteRequest(Waiter):
         if self.copies or stage in ("queued", "sent"):
             return
         if stage != "left":
-            # This comes first, because every callee must find the request ended.
+            # Do this first, because every callee must find the request ended.
             self.move("complete")
             self._let_go()
         if stage == "copying":

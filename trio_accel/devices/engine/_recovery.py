@@ -17,7 +17,7 @@ _logger = logging.getLogger("trio_accel.devices")
 
 _INTENSITY = Intensity(3, 60.0, counts_progress=False)
 _BACKOFF = Backoff()
-# A context that has worked for half a second is replaced at once. After quicker losses there is a delay,
+# A context is replaced at once after it has worked for half a second. After quicker losses there is a delay,
 # because starting workers must not occupy the processors.
 _AFTER_PROGRESS = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=1.0, reset_after=0.5)
 # The pauses of a device after too many losses.

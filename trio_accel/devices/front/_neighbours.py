@@ -90,7 +90,7 @@ def _find_ahead(
     spec = nodes[place].spec
     if not isinstance(spec, ExpressionSpec) or not _may_be_joined(spec, unjoined):
         return None
-    # A block with two users has one maker, so other operations need not be checked.
+    # A block with two users has only one maker, so other operations need not be checked.
     ahead = sorted({one for array in spec.arrays if (one := makers.get(array.block, place)) < place})
     return next(
         (

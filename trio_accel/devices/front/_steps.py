@@ -372,7 +372,7 @@ class Step(Generic[ParametersP, ResultT]):
             return Call[Any](GATHER, tuple(several)), map_tree(made, lambda _: 0)
         if inspect.iscoroutine(made):
             made.close()
-        # The error suffices, so calls besides a wrong result are not reported as well.
+        # The error suffices, so calls next to a wrong result are not reported as well.
         silence(*several)
         wrong = [each for each in several if type(each) not in (Call, AccelRef)]
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Batches of host arrays that are copied to a device before the program needs them (D151)."""
+"""Batches of host arrays, copied to a device before the program needs them (D151)."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def stream(device: Device, batches: Any, *, depth: int = 3) -> AbstractAsyncCont
     Returns:
         A context manager for an async iterator over batches of the same structure, with arrays of the device.
         It raises errors of the source, after the batches before them; and errors of `Device.put`, which is
-        repeated `DeviceOptions.retry` times. After an error it has ended. Inline, arrays that were copied in
-        advance are lost with the context, like all others: using them raises `StaleRefError`.
+        repeated `DeviceOptions.retry` times. After an error it has ended. Inline, arrays copied in advance
+        are lost with the context, like all others: using them raises `StaleRefError`.
 
     Raises:
         TypeError: `device` is not a device, `batches` is not a source of batches, or, later, an item is not a

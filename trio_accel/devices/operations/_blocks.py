@@ -117,7 +117,7 @@ def nothing() -> None:
 
 
 class Hold:
-    """Keeps memory alive that outside code uses, as the memory of one of its own arrays.
+    """Keeps memory alive for outside code, as the memory of one of its own arrays.
 
     Its finaliser runs on the thread that drops the last reference. `Block.release` holds a reference while it
     sets the flag, so the memory is freed exactly once.
@@ -537,7 +537,7 @@ class BlockTable:
         return taken
 
     def take_some(self) -> list[int]:
-        """Return the ids of dropped blocks, except some that are freed soon in any case.
+        """Return the ids of dropped blocks, except some freed soon in any case.
 
         For the launch of an operation, because a later one may need other blocks than this one. Trio thread
         only.

@@ -82,7 +82,7 @@ def _refuse(number: int, calls: Sequence[Any]) -> NoReturn:
 
 
 def _told(value: object) -> str:
-    """Return the rest of the refusal of an argument."""
+    """Return the rest of an argument's refusal."""
     kind: type[Any] = type(value)
     if isinstance(value, (list, tuple, set, Iterator)):
         return f", got a {kind.__name__}; pass its members one by one: ta.gather(*calls)"

@@ -752,7 +752,7 @@ class Planner:
             raise ValueError(f"{self.name}: shape must have at most {_MAX_AXES} axes, got {len(shape)}")
         strides, nbytes = _layout(shape, dtype.itemsize)
         if not nbytes and math.prod(extent or 1 for extent in shape) * dtype.itemsize > sys.maxsize:
-            # Memory with elements is refused later; here there are no elements.
+            # Memory with elements is refused later; this memory is empty.
             raise ValueError(f"{self.name}: shape {shape} of {dtype} is larger than any memory")
         table = self._table
         number, spec = table.next(nbytes)

@@ -145,7 +145,7 @@ class Channel:
                     await self._sleep(pause)
                 except trio.ClosedResourceError:
                     continue
-            # There are no further checkpoints, so a cancellation cannot lose already read messages.
+            # Checkpoints are over here, so a cancellation cannot lose already read messages.
             if not self._is_spinning and not self._left:
                 received = self._take(0.0 if pause else _POLL)
                 if received:

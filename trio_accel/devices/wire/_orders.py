@@ -42,12 +42,12 @@ def tell_chunk(number: int) -> None:
 
 @_order
 def unchunk(number: int) -> None:
-    """Unmap memory that is freed, or was borrowed and is no longer needed."""
+    """Unmap freed memory, or borrowed memory after its use."""
 
 
 @_order
 def prepare(library: str, blocks: tuple[Address, ...]) -> None:
-    """Open a library in advance that is in use.
+    """Open a used library in advance.
 
     It contains the places of the blocks that the library has from its start. Their chunks are sent before.
     """
@@ -65,7 +65,7 @@ def start(generation: int, blocks: tuple[Address, ...]) -> None:
 
 @_order
 def template(number: int, launch: Message) -> None:
-    """A launch with positions of blocks in place of their ids; sent before its first replay."""
+    """A launch with block positions in place of the ids; sent before its first replay."""
 
 
 @_order
