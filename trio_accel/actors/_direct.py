@@ -14,7 +14,7 @@ import trio
 from ._actor import ActorContext
 from ._errors import drop_frames
 from ._events import note_end
-from ._messages import WOKEN, AnyMessage, Waiter
+from ._messages import WAKE_VALUE, AnyMessage, Waiter
 from ._outcomes import Outcomes, crash_error
 from ._ref import Ref
 
@@ -99,9 +99,9 @@ class DirectReply(Waiter):
         if task is not None and error is None:
             # These lines do the same as `settle`, in a third of the time.
             self.task = None
-            trio.lowlevel.reschedule(task, WOKEN)
+            trio.lowlevel.reschedule(task, WAKE_VALUE)
             return
-        self.settle(WOKEN if error is None else outcome.Error(error))
+        self.settle(WAKE_VALUE if error is None else outcome.Error(error))
 
     def fail(self, error: BaseException) -> bool:
         """Fail, and return whether this was the first outcome."""

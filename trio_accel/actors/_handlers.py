@@ -14,7 +14,7 @@ from trio.lowlevel import disable_ki_protection, enable_ki_protection
 from ._messages import AnyMessage, Message, MessageClass, Request, RequestClass
 from ._outcomes import DeferredReply
 
-__all__ = ["NOT_NOW", "handles", "message_target", "quick"]
+__all__ = ["UNAVAILABLE", "fast_path", "handles", "message_target"]
 
 ActorT = TypeVar("ActorT")
 MessageT = TypeVar("MessageT")
@@ -27,11 +27,11 @@ _QUICK = "__trio_accel_quick__"
 _BASES = (Request, Message)
 
 
-class _NotNow(enum.Enum):
-    NOT_NOW = "not now"
+class _Unavailable(enum.Enum):
+    UNAVAILABLE = "unavailable"
 
 
-NOT_NOW: Final = _NotNow.NOT_NOW
+UNAVAILABLE: Final = _Unavailable.UNAVAILABLE
 """The result of an attempt that would have to wait."""
 
 RequestHandler = Callable[[ActorT, MessageT], Awaitable[ReplyT | DeferredReply[ReplyT]]]
@@ -65,7 +65,7 @@ class Handler:
     Attributes:
         function: The unbound method.
         group: The handler's group, if any.
-        attempt: Serves the message without waiting, if possible; None without a `quick` method.
+        attempt: Serves the message without waiting, if possible; None without a `fast_path` method.
     """
 
     function: Callable[..., Coroutine[object, object, object]]
@@ -134,7 +134,7 @@ def handles(
         message: Class of the messages that the method serves.
         group: Name of a group of handlers; without a group, handlers run one at a time.
         limit: The maximum number of the group's handlers that run at once; the same for all of them.
-        ki_protected: Whether to defer Ctrl-C while the method or its `quick` attempt runs, as
+        ki_protected: Whether to defer Ctrl-C while the method or its `fast_path` attempt runs, as
             `trio.lowlevel.enable_ki_protection` does. Use it for code that must not be interrupted between
             two lines. The main task gets the interrupt instead. Otherwise any line may raise
             `KeyboardInterrupt`, as everywhere in a Trio program.
@@ -160,7 +160,7 @@ def handles(
     return decorate
 
 
-def quick(attempt: Callable[[Any, Any], object], /) -> Callable[[HandlerT], HandlerT]:
+def fast_path(attempt: Callable[[Any, Any], object], /) -> Callable[[HandlerT], HandlerT]:
     """Serve messages without waiting when possible, for a handler that seldom waits; costs a third less.
 
     Use this decorator below `handles`, without a group. The runtime first calls the attempt in the message's
@@ -169,7 +169,7 @@ def quick(attempt: Callable[[Any, Any], object], /) -> Callable[[HandlerT], Hand
 
     Args:
         attempt: A function of the actor and the message. It returns the handler's result, or
-            `NOT_NOW` before it has changed anything, so that the handler runs.
+            `UNAVAILABLE` before it has changed anything, so that the handler runs.
     """
     if inspect.iscoroutinefunction(attempt):
         raise TypeError(f"quick: {attempt.__qualname__} must not be async: it is not to wait")

@@ -12,7 +12,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._errors import check_printable, drop_frames, is_fatal
-from ._handlers import NOT_NOW, ActorBase, Group, Handler, HandlerTable
+from ._handlers import UNAVAILABLE, ActorBase, Group, Handler, HandlerTable
 from ._mailbox import Mailbox
 from ._messages import EXPIRED, Envelope, EnvelopeState, Party, running
 from ._outcomes import DeferredReply, Outcomes
@@ -182,7 +182,7 @@ class Incarnation:
             self.outcomes.observe_start(envelope)
         try:
             reply = self._try(attempt, envelope, task)
-            if reply is NOT_NOW:
+            if reply is UNAVAILABLE:
                 return False
             self._returned(envelope, reply)
         except BaseException as error:  # noqa: ASYNC103  # what is fatal is raised
@@ -247,7 +247,7 @@ class Incarnation:
         self.current = envelope
         try:
             reply = self._try(attempt, envelope, task)
-            if reply is not NOT_NOW:
+            if reply is not UNAVAILABLE:
                 self._returned(envelope, reply)
                 return True
         except BaseException as error:  # noqa: ASYNC103, BLE001  # the actor's task crashes with it

@@ -38,7 +38,7 @@ __all__ = ["LoopHolds"]
 # waiting loop, `_QUIET_INTERVAL` applies.
 _INTERVAL, _QUIET_INTERVAL, _QUIET_LOOKS = 0.1, 0.5, 50
 # Seconds until a hold is reported while it lasts, and between two warnings about the same line.
-_PATIENCE = 10.0
+_REPORT_INTERVAL = 10.0
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _LIBRARIES = (_PACKAGE, "<", *[sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")])
 _Line: TypeAlias = tuple[CodeType, int]
@@ -146,7 +146,7 @@ class LoopWatch:
                     return
             if line is not None:
                 look.lines[line] += 1
-            if now - look.began >= _PATIENCE and not look.is_logged:
+            if now - look.began >= _REPORT_INTERVAL and not look.is_logged:
                 _log(look.level(now - look.began), "is held", now - look.began, look.where(), "")
                 look.is_logged = True
 
@@ -166,7 +166,7 @@ class LoopWatch:
         )
         if seconds < self._warn_after:
             return
-        if where == self._logged and now < self._logged_at + _PATIENCE:
+        if where == self._logged and now < self._logged_at + _REPORT_INTERVAL:
             self._unlogged += 1
             return
         others = f" ({self._unlogged} more since the last warning)" if self._unlogged else ""

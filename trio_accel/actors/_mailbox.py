@@ -12,7 +12,7 @@ import trio
 
 from ._errors import ActorError, ActorRestartingError, ActorStoppedError, MailboxFullError
 from ._handlers import HandlerTable
-from ._messages import WOKEN, Envelope, EnvelopeState
+from ._messages import WAKE_VALUE, Envelope, EnvelopeState
 from ._options import MailboxOptions, Overflow
 from ._outcomes import Outcomes
 
@@ -275,7 +275,7 @@ class Mailbox:
         if task is None:
             self._woken = True
         else:
-            trio.lowlevel.reschedule(task, WOKEN)
+            trio.lowlevel.reschedule(task, WAKE_VALUE)
 
     def stash(self, envelope: Envelope) -> None:
         """Set the message being served aside."""
@@ -334,7 +334,7 @@ class Mailbox:
             # `tell` waits only for the admission; `ask` stays parked for its reply.
             if envelope.is_told and envelope.task is not None:
                 task, envelope.task = envelope.task, None
-                trio.lowlevel.reschedule(task, WOKEN)
+                trio.lowlevel.reschedule(task, WAKE_VALUE)
 
     def _drop_control(self, reason: str) -> None:
         control, self._control = self._control, None

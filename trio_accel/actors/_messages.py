@@ -15,7 +15,7 @@ import trio
 
 from ._system_state import SystemState
 
-__all__ = ["WOKEN", "ItemRequest", "Message", "Request", "Serves", "Waiter", "actor_path_of"]
+__all__ = ["WAKE_VALUE", "ItemRequest", "Message", "Request", "Serves", "Waiter", "actor_path_of"]
 
 ActorT_contra = TypeVar("ActorT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
@@ -359,7 +359,7 @@ class _Woken(outcome.Outcome[None]):
         return await agen.asend(None)
 
 
-WOKEN: Final[outcome.Outcome[None]] = _Woken()
+WAKE_VALUE: Final[outcome.Outcome[None]] = _Woken()
 """The outcome None for `trio.lowlevel.reschedule`, shared by all tasks that need only to wake."""
 
 

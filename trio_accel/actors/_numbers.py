@@ -15,12 +15,12 @@ from ._hints import as_plain
 __all__ = [
     "Validator",
     "is_number",
-    "must",
     "must_be_count",
     "must_be_number",
     "must_be_one_of",
     "must_be_positive",
     "must_be_whole",
+    "validator",
 ]
 
 Validator: TypeAlias = Callable[[object, "attrs.Attribute[Any]", Any], None]
@@ -37,7 +37,7 @@ def is_number(value: object, minimum: float = -math.inf, maximum: float = math.i
     return isinstance(value, float) or abs(value) <= sys.float_info.max
 
 
-def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = ValueError) -> Validator:
+def validator(said: str, is_right: Callable[[Any], bool], error: type[Exception] = ValueError) -> Validator:
     """Make a field validator.
 
     Args:
@@ -60,7 +60,7 @@ def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = Va
 
 def must_be_whole(least: int) -> Validator:
     """Require an integer, excluding booleans."""
-    return must(
+    return validator(
         f"be an integer of at least {least}",
         lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least,
     )

@@ -17,7 +17,7 @@ import attrs
 
 from ._errors import leaves
 from ._hints import as_plain, described, fits, is_kind_of, types_of
-from ._numbers import Validator, is_number, must, must_be_whole
+from ._numbers import Validator, is_number, must_be_whole, validator
 from ._openings import silence
 
 __all__ = [
@@ -313,7 +313,7 @@ class Strategy(enum.Enum):
 
 def _number(minimum: float = 0.0, maximum: float = math.inf) -> Validator:
     allowed = f"of at least {minimum:g}" if maximum == math.inf else f"from {minimum:g} to {maximum:g}"
-    return must(f"be a number {allowed}", lambda value: is_number(value, minimum, maximum))
+    return validator(f"be a number {allowed}", lambda value: is_number(value, minimum, maximum))
 
 
 def named(cls: type) -> str:
@@ -411,7 +411,7 @@ class MailboxOptions:
     overflow: Overflow = Overflow.WAIT
     stash: int = attrs.field(default=64, validator=must_be_whole(0))
     on_restart: Literal["keep", "reject"] = attrs.field(
-        default="keep", validator=must("be 'keep' or 'reject'", ("keep", "reject").__contains__)
+        default="keep", validator=validator("be 'keep' or 'reject'", ("keep", "reject").__contains__)
     )
 
 
@@ -490,7 +490,7 @@ class SystemOptions:
     random: random.Random = attrs.field(factory=random.Random)
     held_after: float | None = attrs.field(
         default=1.0,
-        validator=must(
+        validator=validator(
             "be a number of at least 0.1, or None", lambda value: value is None or is_number(value, 0.1)
         ),
     )

@@ -9,7 +9,7 @@ import attrs
 
 from ._numbers import is_number
 
-__all__ = ["ActorFigures", "ActorSnapshot", "Reading", "Spread"]
+__all__ = ["ActorFigures", "ActorSnapshot", "Buckets", "Reading"]
 
 
 @attrs.frozen(kw_only=True)
@@ -37,7 +37,7 @@ class Reading:
     path: str = ""
 
 
-class Spread:
+class Buckets:
     """Counts values by range, for a histogram.
 
     Args:
@@ -46,7 +46,7 @@ class Spread:
 
     def __init__(self, bounds: Sequence[float]) -> None:
         if not all(map(is_number, bounds)):
-            raise ValueError(f"Spread: bounds must be numbers, got {bounds!r}")
+            raise ValueError(f"Buckets: bounds must be numbers, got {bounds!r}")
         self._bounds = tuple(map(float, bounds))
         self._counts = [0] * (len(self._bounds) + 1)
         self._total = 0.0
@@ -60,7 +60,7 @@ class Spread:
         try:
             self._total += value
         except OverflowError:
-            raise ValueError("Spread.add: value is too large for a float") from None
+            raise ValueError("Buckets.add: value is too large for a float") from None
         self._counts[bisect_left(self._bounds, value)] += 1
 
     def reading(self, name: str, help: str, labels: tuple[tuple[str, str], ...] = ()) -> Reading:  # noqa: A002  # as in metrics
@@ -77,7 +77,7 @@ class Spread:
 
 
 # The maximum width of a printed note or error, in columns.
-_LONGEST = 100
+_NOTE_COLUMNS = 100
 
 
 @attrs.frozen(kw_only=True)
@@ -204,4 +204,4 @@ def _draw(root: ActorSnapshot) -> Iterator[str]:
 def _shortened(text: str) -> str:
     """Return a text as one line, short enough to keep the tree readable."""
     line = " ".join(text.split())
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 1].rstrip() + "…"
+    return line if len(line) <= _NOTE_COLUMNS else line[: _NOTE_COLUMNS - 1].rstrip() + "…"

@@ -1,4 +1,4 @@
-"""The actor of functions of arrays."""
+"""The actor for functions of arrays."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..devices import LibraryActor
 class ArraysActor(LibraryActor):
     """Serves functions of arrays, on a stream of its own.
 
-    CPU backend: NumPy. CUDA: kernels that are made of expressions.
+    CPU backend: NumPy. CUDA: kernels made of expressions.
     """
 
     library = "arrays"

@@ -45,7 +45,7 @@ _AVERAGE, _CENTRED, _STANDARD, _TRAPEZOID = (
     for name, text, inputs in (
         ("average", "y = sum(x * weights) / sum(weights)", ("x", "weights")),
         ("cov", "y = x - mean(x)", ("x",)),
-        # Squares of what is at most 1 do not overflow.
+        # Squares of numbers up to 1 do not overflow.
         ("corrcoef", "d = x - mean(x); y = d / max(abs(d))", ("x",)),
         # Half of a sum may fit where the sum does not.
         (
@@ -58,7 +58,7 @@ _AVERAGE, _CENTRED, _STANDARD, _TRAPEZOID = (
 
 
 def _wide(dtype: DType) -> str:
-    """Return the conversion of elements that are loaded: whole numbers would wrap around."""
+    """Return the conversion for loaded elements, because integers would wrap around."""
     return "complex128" if dtype.kind == "complex" else "float64"
 
 
@@ -66,10 +66,10 @@ def _rounded(dtype: DType) -> DType:
     return dtype if dtype.is_inexact else DType.float64
 
 
-_ASCENDING, _FOUND = (
+_ASCENDING, _BIN_INDEX = (
     Elementwise[AccelRef](text, inputs=inputs, operation="arrays.digitize")
     for text, inputs in (
-        # NaN comes last among edges that ascend.
+        # NaN comes last among ascending edges.
         ("b[last - i(0) if b[0] > b[last] or b[0] != b[0] else i(0)]", ("b", "last")),
         ("last + 1 - at if b[0] > b[last] or b[0] != b[0] else at", ("b", "last", "at")),
     )
@@ -89,7 +89,7 @@ async def average(
     Args:
         x: The array.
         axis: Axis or axes; None for all.
-        weights: Weights of the shape of `x`, or a vector of those along the one axis; None for the `mean`.
+        weights: Weights with the shape of `x`, or a vector of those along the one axis; None for the `mean`.
         keepdims: Whether the axes stay, with one element.
 
     Returns:
@@ -97,8 +97,8 @@ async def average(
         the sum of the weights is 0.
 
     Raises:
-        TypeError: An argument is no array.
-        ValueError: An axis that there is not, or `weights` has another shape.
+        TypeError: An argument is not an array.
+        ValueError: An axis out of range, or `weights` has another shape.
         NotSupportedError: float8.
     """
     if weights is None:
@@ -123,11 +123,11 @@ async def cov(x: Operand, *, correction: int = 1) -> AccelRef:
         correction: Taken from the count of observations, which is divided by.
 
     Returns:
-        A matrix of all pairs, or of shape (). It has the dtype of `x`, and float64 for whole numbers. The
-        second variable of complex ones is conjugated.
+        A matrix of all pairs, or of shape (). It has the dtype of `x`, and float64 for integers. The second
+        variable of complex ones is conjugated.
 
     Raises:
-        TypeError: `x` is no array.
+        TypeError: `x` is not an array.
         ValueError: More than two axes, or no more observations than `correction`.
         NotSupportedError: float8.
     """
@@ -158,7 +158,7 @@ async def corrcoef(x: Operand) -> AccelRef:
         A matrix of all pairs, from -1 to 1; NaN where a variable does not vary.
 
     Raises:
-        TypeError: `x` is no array, or complex.
+        TypeError: `x` is not an array, or is complex.
         ValueError: Not two axes, or fewer than two observations.
         NotSupportedError: float8.
     """
@@ -182,15 +182,15 @@ async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRe
 
     Args:
         x: The elements, real.
-        bins: Edges in ascending or descending order, which is checked of a host array only.
-        right: Whether a bin has the edge that is nearer to the end, and not the one nearer to the begin.
+        bins: Edges in ascending or descending order. Only a host array's order is checked.
+        right: Whether a bin includes its right edge instead of its left one.
 
     Returns:
-        Numbers of bins, of int64: 0 ahead of the first edge, and the count of edges behind the last one.
+        Numbers of bins, of int64: 0 before the first edge, and the count of edges after the last one.
 
     Raises:
-        TypeError: An argument is no array, or complex.
-        ValueError: `bins` is no vector, or a host array in no order.
+        TypeError: An argument is not an array, or is complex.
+        ValueError: `bins` is not a vector, or a host array in no order.
     """
     name, given = "arrays.digitize", bins
     x, bins = await placed(name, x=x, bins=bins)
@@ -206,7 +206,7 @@ async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRe
         return await searchsorted(bins, x, side=side)
     last = bins.size - 1
     found = await searchsorted(await _ASCENDING(bins, last, shape=bins.shape), x, side=side)
-    return await _FOUND(bins, last, found, out=found)
+    return await _BIN_INDEX(bins, last, found, out=found)
 
 
 @composed
@@ -223,12 +223,12 @@ async def gradient(
         axis: Axis or axes; None for all.
 
     Returns:
-        The derivatives, of the shape of `x`: one array, or a tuple of one for each of several axes, in their
-        order. They are computed in float64, and have the dtype of `x`: float64 for whole numbers.
+        The derivatives, with the shape of `x`: one array, or for several axes a tuple of arrays in their
+        order. They are computed in float64, and have the dtype of `x`, or float64 for integers.
 
     Raises:
-        TypeError: `x` is no array, or `spacing` is complex.
-        ValueError: An axis that there is not, one of fewer than two samples, or coordinates of another shape.
+        TypeError: `x` is not an array, or `spacing` is complex.
+        ValueError: An axis out of range, one of fewer than two samples, or coordinates of another shape.
         NotSupportedError: float8.
     """
     name = "arrays.gradient"
@@ -267,7 +267,7 @@ def _gradient(dtype: DType, ndim: int, axis: int, is_even: bool) -> Elementwise[
         # A quotient may fit where the difference does not.
         text += "y = where(isfinite(e), e / k / c, (b / 2 - a / 2) / (c * (k / 2)))"
     else:
-        # The ends are of second order, too, where the distances differ.
+        # The ends are also of second order if the distances differ.
         text += (
             f"m = float64(c[i({axis})]); s = m - float64(c[l]); d = float64(c[r]) - m; y = where(k == 2,"
             f" (b * s / d - a * d / s + {at} * (d / s - s / d)) / (s + d), e / (s + d))"
@@ -287,18 +287,18 @@ async def interp(
     """Interpolate between samples by straight lines, as `numpy.interp` does: a search, and one launch.
 
     Args:
-        x: Where values are wanted.
+        x: The points to interpolate at.
         xp: Coordinates of the samples: a vector in ascending order, which is not checked.
-        fp: The samples, as many.
-        left: What is below the first coordinate; None for the first sample.
-        right: What is above the last one; None for the last sample.
+        fp: The samples, one for each coordinate.
+        left: The value below the first coordinate; None for the first sample.
+        right: The value above the last coordinate; None for the last sample.
 
     Returns:
-        Values of the shape of `x`: float64, as NumPy's, and complex128 where `fp` is complex.
+        Values with the shape of `x`: float64, as NumPy's, and complex128 where `fp` is complex.
 
     Raises:
-        TypeError: An argument is no array, or `x` or `xp` is complex.
-        ValueError: `xp` is no vector with elements, or `fp` is not as long.
+        TypeError: An argument is not an array, or `x` or `xp` is complex.
+        ValueError: `xp` is not a vector with elements, or `fp` is not as long.
         NotSupportedError: float8.
     """
     name = "arrays.interp"
@@ -317,13 +317,13 @@ def _interpolated(wide: str) -> Elementwise[AccelRef]:
     text = (
         "v = float64(x); x0 = float64(xp[at - 1]); x1 = float64(xp[at]);"
         f"f0 = {wide}(fp[at - 1]); f1 = {wide}(fp[at]);"
-        # Distances of finite numbers may overflow; slopes beside infinite ones are as NumPy has them.
+        # Distances of finite numbers may overflow; slopes next to infinite numbers follow NumPy.
         "t = where(isfinite(x1 - x0), (v - x0) / (x1 - x0), (v / 2 - x0 / 2) / (x1 / 2 - x0 / 2));"
         "e = where(isfinite(f1 - f0), f0 + (f1 - f0) * t, f0 * (1 - t) + f1 * t);"
         "s = (f1 - f0) / (x1 - x0); y0 = s * (v - x0) + f0; y1 = s * (v - x1) + f1;"
         "z = where(y0 == y0, y0, where(y1 == y1, y1, where(f0 == f1, f0, y0)));"
         "f = isfinite(x0) and isfinite(x1) and isfinite(f0) and isfinite(f1);"
-        # At the last coordinate, and behind it, there is no next one.
+        # The last coordinate has no successor, and neither have points after it.
         "inside = where(v == x0 or at > last, f0, where(f, e, z));"
         "y = where(v < float64(xp[0]), left, where(v > float64(xp[last]), right, where(v == v, inside, v)))"
     )
@@ -342,17 +342,17 @@ async def nan_to_num(
     """Replace NaN and infinite elements, as `numpy.nan_to_num` does.
 
     Args:
-        x: Numbers. Whole ones stay as they are. The parts of complex ones are replaced each by itself.
-        nan: What NaN becomes.
-        posinf: What infinity becomes; None for the largest number of the dtype.
-        neginf: What minus infinity becomes; None for the least number of the dtype.
+        x: Numbers. Integers are not changed. Both parts of a complex number are replaced independently.
+        nan: The replacement of NaN.
+        posinf: The replacement of infinity; None for the largest number of the dtype.
+        neginf: The replacement of minus infinity; None for the least number of the dtype.
         out: Array to write to; it may be `x`.
 
     Returns:
-        The numbers, of the dtype of `x`.
+        The numbers, with the dtype of `x`.
 
     Raises:
-        TypeError: `x` is no array.
+        TypeError: `x` is not an array.
         ValueError: `out` has another shape, or shares memory with `x` and is not the same array.
         NotSupportedError: float8.
     """
@@ -385,15 +385,15 @@ async def polyval(p: Operand, x: ExpressionArgument) -> AccelRef:
     """Compute a polynomial at each element, as `numpy.polyval` does: one launch, by Horner's rule.
 
     Args:
-        p: The coefficients, a vector: that of the highest power first.
-        x: Where it is computed.
+        p: The vector of coefficients, the highest power first.
+        x: The points to evaluate at.
 
     Returns:
         The values, of the dtype that `p` and `x` are promoted to.
 
     Raises:
-        TypeError: `p` is no array.
-        ValueError: `p` is no vector, or has more than some 500 elements.
+        TypeError: `p` is not an array.
+        ValueError: `p` is not a vector, or has more than some 500 elements.
         NotSupportedError: float8.
     """
     if getattr(p, "ndim", 1) != 1:
@@ -410,7 +410,7 @@ async def trapezoid(
 
     Args:
         y: The samples.
-        x: Their coordinates: of the shape of `y`, or a vector along the axis.
+        x: Their coordinates: with the shape of `y`, or a vector along the axis.
         dx: The distance of neighbours, where `x` is not given.
         axis: The axis.
         keepdims: Whether it stays, with one element.
@@ -419,8 +419,8 @@ async def trapezoid(
         The integrals, computed in float64 and rounded once to the dtype of `y`, at least a floating one.
 
     Raises:
-        TypeError: An argument is no array.
-        ValueError: There is no such axis, or `x` has another shape.
+        TypeError: An argument is not an array.
+        ValueError: The axis is out of range, or `x` has another shape.
         NotSupportedError: float8.
     """
     name = "arrays.trapezoid"
@@ -446,14 +446,14 @@ async def unwrap(x: Operand, *, axis: int = -1, period: float = 6.28318530717958
     Args:
         x: The angles, floating.
         axis: The axis along which they follow each other.
-        period: What is added or taken, a multiple of it.
+        period: The period; multiples of it are added or subtracted.
 
     Returns:
         The angles, without jumps.
 
     Raises:
-        TypeError: `x` is no array, complex, or of whole numbers.
-        ValueError: There is no such axis.
+        TypeError: `x` is not an array, complex, or of integers.
+        ValueError: The axis is out of range.
         NotSupportedError: float8.
     """
     [x] = await placed("arrays.unwrap", x=x)
@@ -478,20 +478,20 @@ def _unwrapped(ndim: int, axis: int) -> Elementwise[AccelRef]:
 
 @composed
 async def vander(x: Operand, n: int | None = None, *, increasing: bool = False) -> AccelRef:
-    """Make the matrix of powers of a vector, as `numpy.vander` does: one launch.
+    """Make the matrix of a vector's powers, as `numpy.vander` does: one launch.
 
     Args:
         x: The vector.
-        n: How many powers, from 0 on; None for as many as elements.
-        increasing: Whether power 0 comes first, and not last.
+        n: The number of powers, from 0 on; None for the number of elements.
+        increasing: Whether power 0 comes first instead of last.
 
     Returns:
-        A matrix with a row for each element, of the dtype of `x`; of whole numbers and truth values int64,
-        and of uint64 float64, as NumPy's.
+        A matrix with a row for each element, with the dtype of `x`; of integers and truth values int64, and
+        of uint64 float64, as NumPy's.
 
     Raises:
-        TypeError: `x` is no array.
-        ValueError: `x` is no vector, or `n` is negative.
+        TypeError: `x` is not an array.
+        ValueError: `x` is not a vector, or `n` is negative.
         NotSupportedError: float8.
     """
     name = "arrays.vander"
@@ -501,7 +501,7 @@ async def vander(x: Operand, n: int | None = None, *, increasing: bool = False) 
     count = x.size if n is None else whole(name, "n", n)
     if count < 0:
         raise ValueError(f"{name}: n must be at least 0, got {n}")
-    # NumPy has powers of whole numbers so.
+    # NumPy has powers of integers so.
     wide = x.dtype if x.dtype.is_inexact else DType.float64 if x.dtype is DType.uint64 else DType.int64
     place = "i(1)" if increasing else "(count - 1 - i(1))"
     inputs = ("x",) if increasing else ("x", "count")

@@ -1,4 +1,4 @@
-"""Checks of the arguments of functions, by the names that errors say."""
+"""Checks of the arguments of functions, under the names that errors use."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def placed(name: str, **arrays: Operand) -> list[AccelRef]:
     """Bring arrays to the device that one of them is on, for functions of several steps.
 
     Raises:
-        TypeError: One is no array, or none is on a device.
+        TypeError: One is not an array, or none is on a device.
     """
     device = device_of(name, *arrays.values())
     for argument, array in arrays.items():
@@ -58,12 +58,12 @@ async def placed(name: str, **arrays: Operand) -> list[AccelRef]:
 
 
 def check_number(name: str, argument: str, value: object, *, is_real: bool = False) -> Any:
-    """Take a number, of Python or NumPy, as Python's: NumPy's whole numbers would wrap around.
+    """Take a number, of Python or NumPy, as Python's: NumPy's integers would wrap around.
 
     Raises:
         TypeError: It is none, or a complex one where that does not do.
     """
-    # Not all of NumPy's numbers are those of `numbers`.
+    # Not all of NumPy's numbers are registered with `numbers`.
     given: Any = value
     number = given.item() if isinstance(value, np.generic) else given
     if not isinstance(number, Real if is_real else Complex):
@@ -83,10 +83,10 @@ def flag(name: str, argument: str, value: object) -> bool:
 
 
 def check_real(name: str, **arrays: ArraySpec) -> None:
-    """Refuse arrays that have no order, or none in common.
+    """Refuse arrays without an order, or without a common one.
 
     Raises:
-        TypeError: A complex array, or types that have none in common.
+        TypeError: An array is complex, or the types have no common one.
     """
     for argument, array in arrays.items():
         if array.dtype.kind == "complex":
@@ -102,7 +102,7 @@ def check_real(name: str, **arrays: ArraySpec) -> None:
 
 
 def flat(planner: Planner, x: ArraySpec) -> ArraySpec:
-    """See an array as a vector of its elements in C order: of a copy where there is no such view."""
+    """Return an array as a vector of its elements in C order; copy it if there is no such view."""
     try:
         return reshaped(x, (x.size,))
     except ValueError:
@@ -113,7 +113,7 @@ def summed_dtype(name: str, dtype: DType, chosen: DTypeLike | None) -> DType:
     """Return the dtype of a sum or a product, by the array API standard.
 
     Raises:
-        TypeError: There is no such dtype.
+        TypeError: Devices lack this dtype.
     """
     if chosen is not None:
         return DType.of(chosen)

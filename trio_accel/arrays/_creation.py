@@ -1,4 +1,4 @@
-"""Arrays that are made of numbers: the creation functions of the array API standard, on a device."""
+"""Arrays made of numbers: the creation functions of the array API standard, on a device."""
 
 from __future__ import annotations
 
@@ -47,17 +47,18 @@ async def asarray(
 
     Args:
         device: The device.
-        obj: What `numpy.asarray` makes an array of, or an array of this device or another.
+        obj: An argument for `numpy.asarray`, or an array of this device or another.
         dtype: Its dtype; None to keep it.
-        copy: True for a copy in any case. False for none: then it must be an array of this device and dtype.
+        copy: True for a copy in any case. False to refuse copies, which requires an array of this device and
+            dtype.
 
     Returns:
-        `obj` itself, if that is on the device and no copy is asked for; else a new array.
+        `obj` itself, if it is on the device and no copy is requested; otherwise a new array.
 
     Raises:
-        TypeError: No device dtype, or complex to real.
-        ValueError: A copy is needed, and there is to be none. Or an integer is outside `dtype`: this error is
-            an `OverflowError`, too, as NumPy's.
+        TypeError: Devices lack the dtype, or complex numbers would become real.
+        ValueError: A copy is needed although `copy` is False. Or an integer is outside of `dtype`; then the
+            error is also an `OverflowError`, as NumPy's is.
     """
     check_device("arrays.asarray", device)
     wanted = None if dtype is None else DType.of(dtype)
@@ -75,7 +76,7 @@ async def asarray(
     given = DType.of(host.dtype)
     if wanted is not None:
         check_conversion("arrays.asarray", "obj", given, wanted)
-        # NumPy refuses Python numbers that the dtype does not hold, and converts those of arrays.
+        # NumPy refuses Python numbers that the dtype cannot hold, but converts the numbers of arrays.
         host = host.astype(wanted.dtype) if isinstance(obj, np.ndarray) else np.asarray(obj, wanted.dtype)
     return await device.put(host)
 
@@ -119,7 +120,7 @@ async def full(
         device: The device.
         shape: Its shape.
         fill_value: The value.
-        dtype: Its dtype; by default that of the number: `bool`, `int64`, `float64` or `complex128`.
+        dtype: Its dtype; by default the number's: `bool`, `int64`, `float64` or `complex128`.
 
     Raises:
         TypeError, ValueError: No shape, or a value that the dtype cannot hold.
@@ -168,15 +169,15 @@ async def arange(
 
     Args:
         device: The device.
-        start: The first number; without `stop` that is 0, and this one is `stop`.
-        stop: The end, which is not part of them.
+        start: The first number; without `stop`, 0 is the first number, and this one is `stop`.
+        stop: The end, which is excluded.
         step: The step, which may be negative.
-        dtype: Their dtype; by default `int64` for whole numbers, else `float64`. They are computed in one of
+        dtype: Their dtype; by default `int64` for integers, else `float64`. They are computed in one of
             these, and rounded once.
 
     Raises:
-        ValueError: A step of 0, numbers that are not finite or that a whole `dtype` does not hold, or more of
-            them than an array has.
+        ValueError: The step is 0, numbers are not finite or not held by an integer `dtype`, or there are more
+            numbers than an array can have.
     """
     name, given = "arrays.arange", {"start": start, "step": step} | ({} if stop is None else {"stop": stop})
     numbers = [check_number(name, argument, number, is_real=True) for argument, number in given.items()]
@@ -197,7 +198,7 @@ async def arange(
         if kind.kind in ("int", "uint") and not all(map(partial(_is_held, kind), ends)):
             raise ValueError(f"{name}: {kind} does not hold the numbers from {ends[0]} to {ends[1]}")
         if not all(map(partial(_is_held, DType.int64), (first, by))):
-            # Sums of int64 wrap around, to the same bits as those of uint64.
+            # Sums of int64 wrap around to the same bits as sums of uint64.
             first, by = map(float if kind.is_inexact else _wrapped, (first, by))
     if is_whole:
         return await _made(device, "arange", "start + step * i(0)", count, kind, start=first, step=by)
@@ -207,7 +208,7 @@ async def arange(
 
 
 def _count(first: Any, last: Any, step: Any, *, is_whole: bool) -> int:
-    """Count the numbers from one to below another in steps; 1 << 63 stands for more than an array has."""
+    """Count the numbers from one to below another in steps; 1 << 63 means more than an array can have."""
     if is_whole:
         return int(-((first - last) // step))
     distance: float = (last - first) / step
@@ -241,14 +242,14 @@ async def linspace(
     Args:
         device: The device.
         start: The first number.
-        stop: The last one, or with ``endpoint=False`` that behind the last one.
+        stop: The last one, or with ``endpoint=False`` that after the last one.
         num: How many.
         dtype: A floating or complex dtype; by default `float64`, or `complex128` for complex numbers. They
             are computed in one of these, and rounded once.
         endpoint: Whether `stop` is part of them.
 
     Raises:
-        TypeError: A dtype of whole numbers, or a real one for complex numbers.
+        TypeError: A dtype of integers, or a real one for complex numbers.
         ValueError: `num` is below 0, or float64 does not hold a number.
     """
     ends = [_inexact("arrays.linspace", *each) for each in (("start", start), ("stop", stop))]
@@ -306,7 +307,7 @@ def _check_inexact(name: str, dtype: DType, *, is_complex: bool = False) -> None
 async def _diagonal(
     name: str, text: str, device: Device, n_rows: int, n_cols: int | None, k: int, dtype: DTypeLike
 ) -> AccelRef:
-    """Compute an expression of indices and of a diagonal."""
+    """Compute an expression of indices and a diagonal."""
     where = f"arrays.{name}"
     rows = whole(where, "n_rows", n_rows)
     shape = (rows, rows if n_cols is None else whole(where, "n_cols", n_cols))
@@ -336,14 +337,14 @@ async def eye(
 
 @arguments_of(eye, _diagonal, "tri", "i(1) <= i(0) + k")
 def tri() -> None:
-    """Make a matrix with ones on a diagonal and below it, and zeros above; arguments are those of `eye`."""
+    """Make a matrix with ones on a diagonal and below it, and zeros above; see `eye` for arguments."""
 
 
 @composed
 async def diag(x: Operand, *, k: int = 0) -> AccelRef:
-    """Make matrices that have vectors on a diagonal, and zeros elsewhere, as `torch.diag_embed` does.
+    """Make matrices with vectors on a diagonal, and zeros elsewhere, as `torch.diag_embed` does.
 
-    `diagonal` goes the other way.
+    `diagonal` is the inverse.
 
     Args:
         x: Array of shape (..., n).
@@ -353,7 +354,7 @@ async def diag(x: Operand, *, k: int = 0) -> AccelRef:
         Matrices of n + abs(k) rows and columns.
 
     Raises:
-        TypeError: `x` is no array, or `k` no whole number.
+        TypeError: `x` is not an array, or `k` is not an integer.
         ValueError: `x` has no axis.
     """
     [x] = await placed("arrays.diag", x=x)
@@ -381,7 +382,7 @@ async def logspace(
     dtype: DTypeLike = "float64",
     endpoint: bool = True,
 ) -> AccelRef:
-    """Make powers of one base, whose exponents have one distance; arguments are those of `linspace`.
+    """Make powers of one base with exponents at equal distances; see `linspace` for arguments.
 
     Raises:
         TypeError: See `linspace`; or a complex number.
@@ -406,7 +407,7 @@ async def geomspace(
     dtype: DTypeLike = "float64",
     endpoint: bool = True,
 ) -> AccelRef:
-    """Make numbers of one ratio from `start` to `stop`, of one sign; arguments are those of `linspace`.
+    """Make numbers of one ratio from `start` to `stop`, of one sign; see `linspace` for arguments.
 
     The first number is `start` itself, and with `endpoint` the last one is `stop`.
 

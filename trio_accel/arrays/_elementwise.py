@@ -1,4 +1,4 @@
-"""Functions that are computed for each element, by the array API standard: one expression each.
+"""Element-wise functions of the array API standard: one expression each.
 
 The page of the reference has what they have in common: promotion, `out`, errors, special values.
 """
@@ -104,7 +104,7 @@ clips: dict[tuple[str, ...], Elementwise[AccelRef]] = {
 def _clipping(
     function: Callable[ParametersP, Coroutine[Any, Any, AccelRef]],
 ) -> Callable[ParametersP, Call[AccelRef]]:
-    """Declare a function that chooses the expression by the bounds that are given."""
+    """Declare a function that selects the expression by the given bounds."""
     bound = binder("arrays.clip", function)
 
     def message(*args: Any, **named: Any) -> Any:
@@ -126,7 +126,7 @@ def _clipping(
 async def abs(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the size of each element; of complex ones it is real.
 
-    The least whole number of a signed dtype stays as it is: its size is too large for the dtype.
+    The least integer of a signed dtype stays as it is: its size is too large for the dtype.
     """
     ...
 
@@ -149,7 +149,7 @@ def acosh() -> None:
 
 @expression("x1 + x2")
 async def add(x1: ExpressionArgument, x2: ExpressionArgument, *, out: Out = None) -> AccelRef:
-    """Add two arrays, element by element; whole numbers that are too large wrap around."""
+    """Add two arrays, element by element; integers wrap around if the sum is too large."""
     ...
 
 
@@ -184,7 +184,7 @@ def atan2() -> None:
 
 @like(abs, "arctanh(x)")
 def atanh() -> None:
-    """Compute the inverse hyperbolic tangent: infinite at -1 and 1, NaN beyond.
+    """Compute the inverse hyperbolic tangent: infinite at -1 and 1, NaN outside of these.
 
     Complex ones have branch cuts on the real axis outside of -1 to 1.
     """
@@ -192,37 +192,37 @@ def atanh() -> None:
 
 @like(add, "x1 & x2")
 def bitwise_and() -> None:
-    """Compute the bits that both arrays have, of whole numbers or truth values."""
+    """Compute the bits that both arrays have, of integers or truth values."""
 
 
 @like(abs, "~x")
 def bitwise_invert() -> None:
-    """Invert all bits of whole numbers, or truth values."""
+    """Invert all bits of integers, or truth values."""
 
 
 @like(add, "x1 << x2")
 def bitwise_left_shift() -> None:
-    """Move the bits of whole numbers to the left; by the width of the dtype or more they are all gone."""
+    """Shift the bits of integers to the left; shifts by the width of the dtype or more give 0."""
 
 
 @like(add, "x1 | x2")
 def bitwise_or() -> None:
-    """Compute the bits that one of the arrays has, of whole numbers or truth values."""
+    """Compute the bits that one of the arrays has, of integers or truth values."""
 
 
 @like(add, "x1 >> x2")
 def bitwise_right_shift() -> None:
-    """Move the bits of whole numbers to the right, keeping the sign."""
+    """Move the bits of integers to the right, keeping the sign."""
 
 
 @like(add, "x1 ^ x2")
 def bitwise_xor() -> None:
-    """Compute the bits that just one of the arrays has, of whole numbers or truth values."""
+    """Compute the bits that just one of the arrays has, of integers or truth values."""
 
 
 @like(abs, "ceil(x)")
 def ceil() -> None:
-    """Round up to whole numbers, of the same dtype."""
+    """Round up to integers, of the same dtype."""
 
 
 @_clipping
@@ -257,7 +257,7 @@ def conj() -> None:
 
 @like(add, "copysign(x1, x2)")
 def copysign() -> None:
-    """Give the elements of the first array the signs of the second; a zero has one, too."""
+    """Give the elements of the first array the signs of the second; zeros have signs also."""
 
 
 @like(abs, "cos(x)")
@@ -272,12 +272,12 @@ def cosh() -> None:
 
 @like(add, "x1 / x2")
 def divide() -> None:
-    """Divide two arrays; whole numbers are divided as floating ones."""
+    """Divide two arrays; integers are divided as floating ones."""
 
 
 @like(add, "x1 == x2")
 def equal() -> None:
-    """Tell where two arrays are equal; NaN equals nothing."""
+    """Return where two arrays are equal; NaN equals nothing."""
 
 
 @like(abs, "exp(x)")
@@ -295,31 +295,31 @@ def expm1() -> None:
 
 @like(abs, "floor(x)")
 def floor() -> None:
-    """Round down to whole numbers, of the same dtype."""
+    """Round down to integers, of the same dtype."""
 
 
 @like(add, "x1 // x2")
 def floor_divide() -> None:
     """Divide two arrays, and round down.
 
-    A whole number by zero is 0, as NumPy has it. Infinite numbers have the rounded quotient, as the standard
-    prefers: 1 by minus infinity is -0, and infinity by 2 is infinity. NumPy has -1 and NaN.
+    An integer divided by zero gives 0, as in NumPy. Infinite numbers have the rounded quotient, as the
+    standard prefers: 1 by minus infinity is -0, and infinity by 2 is infinity. NumPy returns -1 and NaN.
     """
 
 
 @like(add, "x1 > x2")
 def greater() -> None:
-    """Tell where the first of two real arrays is greater."""
+    """Return where the first of two real arrays is greater."""
 
 
 @like(add, "x1 >= x2")
 def greater_equal() -> None:
-    """Tell where the first of two real arrays is greater, or both are equal."""
+    """Return where the first of two real arrays is greater, or both are equal."""
 
 
 @like(add, "hypot(x1, x2)")
 def hypot() -> None:
-    """Compute the root of the sum of both squares, which may be too large themselves."""
+    """Compute the root of the sum of both squares, even if the squares are too large."""
 
 
 @like(abs, "imag(x)")
@@ -329,34 +329,34 @@ def imag() -> None:
 
 @like(abs, "isfinite(x)")
 def isfinite() -> None:
-    """Tell where elements are neither infinite nor NaN; whole numbers always are finite."""
+    """Return where elements are neither infinite nor NaN; integers always are finite."""
 
 
 @like(abs, "isinf(x)")
 def isinf() -> None:
-    """Tell where elements, or a part of a complex one, are infinite."""
+    """Return where elements, or a part of a complex one, are infinite."""
 
 
 @like(abs, "isnan(x)")
 def isnan() -> None:
-    """Tell where elements, or a part of a complex one, are NaN."""
+    """Return where elements, or a part of a complex one, are NaN."""
 
 
 @like(add, "x1 < x2")
 def less() -> None:
-    """Tell where the first of two real arrays is less."""
+    """Return where the first of two real arrays is less."""
 
 
 @like(add, "x1 <= x2")
 def less_equal() -> None:
-    """Tell where the first of two real arrays is less, or both are equal."""
+    """Return where the first of two real arrays is less, or both are equal."""
 
 
 @like(abs, "log(x)")
 def log() -> None:
     """Compute the natural logarithm: minus infinity of 0, NaN below.
 
-    Complex ones have a branch cut on the negative real axis, as those with other bases have.
+    Complex logarithms have a branch cut on the negative real axis, as do logarithms with other bases.
     """
 
 
@@ -385,22 +385,22 @@ def logaddexp() -> None:
 
 @like(add, "logical_and(x1, x2)")
 def logical_and() -> None:
-    """Tell where both arrays are true; numbers are where they are not zero."""
+    """Return where both arrays are true; numbers are where they are not zero."""
 
 
 @like(abs, "logical_not(x)")
 def logical_not() -> None:
-    """Tell where an array is not true."""
+    """Return where an array is not true."""
 
 
 @like(add, "logical_or(x1, x2)")
 def logical_or() -> None:
-    """Tell where one of the arrays is true."""
+    """Return where one of the arrays is true."""
 
 
 @like(add, "logical_xor(x1, x2)")
 def logical_xor() -> None:
-    """Tell where just one of the arrays is true."""
+    """Return where just one of the arrays is true."""
 
 
 @like(add, "maximum(x1, x2)")
@@ -415,7 +415,7 @@ def minimum() -> None:
 
 @like(add, "x1 * x2")
 def multiply() -> None:
-    """Multiply two arrays, element by element; whole numbers that are too large wrap around."""
+    """Multiply two arrays, element by element; integers wrap around if the product is too large."""
 
 
 @like(abs, "-x")
@@ -430,7 +430,7 @@ def nextafter() -> None:
 
 @like(add, "x1 != x2")
 def not_equal() -> None:
-    """Tell where two arrays differ; NaN differs from everything."""
+    """Return where two arrays differ; NaN differs from everything."""
 
 
 @like(abs, "+x")
@@ -442,8 +442,8 @@ def positive() -> None:
 def pow() -> None:
     """Raise the elements of the first array to powers of the second.
 
-    A whole number that is too large wraps around. A negative exponent in an array rounds the power towards
-    zero, and as a Python number it is a `ValueError`.
+    Integers wrap around if the power is too large. A negative exponent in an array rounds the power towards
+    zero, and a negative Python number raises `ValueError`.
     """
 
 
@@ -464,7 +464,7 @@ def remainder() -> None:
 
 @like(abs, "round(x)")
 def round() -> None:
-    """Round to the nearest whole number, of two the even one; of complex numbers both parts."""
+    """Round to the nearest integer, of two the even one; of complex numbers both parts."""
 
 
 @like(abs, "sign(x)")
@@ -474,7 +474,7 @@ def sign() -> None:
 
 @like(abs, "signbit(x)")
 def signbit() -> None:
-    """Tell where the sign bit of floating numbers is set; a zero and NaN have one, too."""
+    """Return where the sign bit of floating numbers is set; zeros and NaN have one also."""
 
 
 @like(abs, "sin(x)")
@@ -502,7 +502,7 @@ def square() -> None:
 
 @like(add, "x1 - x2")
 def subtract() -> None:
-    """Subtract the second array from the first; whole numbers that are too large wrap around."""
+    """Subtract the second array from the first; integers wrap around if the difference is too large."""
 
 
 @like(abs, "tan(x)")
@@ -517,7 +517,7 @@ def tanh() -> None:
 
 @like(abs, "trunc(x)")
 def trunc() -> None:
-    """Round towards zero to whole numbers, of the same dtype."""
+    """Round towards zero to integers, of the same dtype."""
 
 
 @expression("where(condition, x1, x2)", promoted=("x1", "x2"), truths=("condition",))

@@ -1,8 +1,8 @@
-"""Elements at places that arrays of indices tell: taken to a new array, or changed in place.
+"""Elements at the places in arrays of indices: taken to a new array, or changed in place.
 
-Indices are whole numbers of any dtype; negative ones count from the end. The device checks them before it
-uses them. One that is outside of its axis fails the operation with an `OutOfRangeError`, which is an
-`IndexError`, too. Where the result, or the array of values, has no elements, no index is looked at.
+Indices are integers of any dtype; negative ones count from the end. The device checks them before it uses
+them. An index outside of its axis fails the operation with an `OutOfRangeError`, which is also an
+`IndexError`. If the result, or the array of values, has no elements, no index is checked.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ async def take(x: Operand, indices: Operand, axis: int | None = None, *, out: Ou
         out: Array to write to.
 
     Returns:
-        The elements: the shape of `x`, with that of `indices` in place of the axis.
+        The elements: the shape of `x`, with the axis replaced by the shape of `indices`.
 
     Raises:
-        TypeError: `x` or `indices` is no array, or `indices` is not of whole numbers.
-        ValueError: An axis that there is not, or is empty while the result is not; `out` of another shape, or
-            that shares memory with an argument.
+        TypeError: `x` or `indices` is not an array, or `indices` is not of integers.
+        ValueError: An axis out of range, or is empty while the result is not; `out` of another shape, or that
+            shares memory with an argument.
         OutOfRangeError: An index is outside of the axis.
     """
     return await _gather("arrays.take", x, _along("arrays.take", x, indices, axis), out)
@@ -81,7 +81,7 @@ async def gather_nd(x: Operand, indices: Sequence[Operand], *, out: Out = None) 
 
     Args:
         x: The array.
-        indices: A tuple of arrays, one for each of the first axes of `x`.
+        indices: A tuple of arrays, for the first axes of `x`.
         out: Array to write to.
 
     Returns:
@@ -109,10 +109,10 @@ async def put(x: AccelRef, indices: Operand, values: ExpressionArgument, axis: i
         `x`.
 
     Raises:
-        TypeError: An argument is no array, `indices` is not of whole numbers, or `values` of another kind
-            than `x`.
-        ValueError: An axis that there is not, or is empty; shapes that do not broadcast; a number that the
-            dtype cannot hold; or `x` shares memory with an argument.
+        TypeError: An argument is not an array, `indices` is not of integers, or `values` of another kind than
+            `x`.
+        ValueError: An axis out of range, or is empty; shapes that do not broadcast; a number that the dtype
+            cannot hold; or `x` shares memory with an argument.
         OutOfRangeError: An index is outside of the axis. `x` is damaged then.
     """
     return await _scatter("arrays.put", x, _along("arrays.put", x, indices, axis), values, "set")
@@ -154,7 +154,7 @@ async def scatter(
     """Combine values with elements along an axis in place, such as ``numpy.add.at(x, indices, values)``.
 
     Values for one element come in any order. A sum of floating numbers may differ from call to call, and with
-    "set" any of the values stays. Whole numbers wrap around. Each step is rounded to the dtype of `x`.
+    "set" any of the values stays. Integers wrap around. Each step is rounded to the dtype of `x`.
 
     Args:
         x: The array.
@@ -183,8 +183,8 @@ async def scatter_nd(
 
     Args:
         x: The array.
-        indices: A tuple of arrays, one for each of the first axes of `x`, which broadcast.
-        values: An array, which broadcasts to the shape that ``gather_nd(x, indices)`` has; or a number.
+        indices: A tuple of arrays, for the first axes of `x`; they broadcast.
+        values: An array, which broadcasts to the shape of ``gather_nd(x, indices)``; or a number.
         reduce: See `scatter`.
 
     Returns:
@@ -201,7 +201,7 @@ async def scatter_nd(
 async def one_hot(x: Operand, length: int, *, dtype: DTypeLike = "float32", out: Out = None) -> AccelRef:
     """Make a vector for each element: 1 at the element's index, and 0 elsewhere.
 
-    A negative element, or one that is not below `length`, gets zeros alone.
+    A negative element, or one not below `length`, gets a vector of zeros.
 
     Args:
         x: The indices.
@@ -213,7 +213,7 @@ async def one_hot(x: Operand, length: int, *, dtype: DTypeLike = "float32", out:
         The vectors: the shape of `x`, and then `length`.
 
     Raises:
-        TypeError: `x` is no array, or there is no such dtype.
+        TypeError: `x` is not an array, or devices lack this dtype.
         ValueError: A negative `length`, or `out` of another shape.
     """
     check_array("arrays.one_hot", x=x)
@@ -226,15 +226,15 @@ async def unravel_index(x: Operand, shape: int | Sequence[int]) -> tuple[AccelRe
     """Find the indices of elements along each axis from those in C order, as `numpy.unravel_index` does.
 
     Args:
-        x: Indices in C order, whole numbers. They are not checked: of one that is outside, the index along
-            the first axis is outside, too.
-        shape: Shape of the array that they are for.
+        x: Indices in C order, integers. They are not checked: if an index is out of range, so is its index
+            along the first axis.
+        shape: Shape of the indexed array.
 
     Returns:
-        The indices along each axis, of int64, of the shape of `x`: one launch makes all.
+        The indices along each axis, of int64, with the shape of `x`: one launch makes all.
 
     Raises:
-        TypeError: `x` is not of whole numbers.
+        TypeError: `x` does not have integers.
         ValueError: `shape` has no axes, or one without elements.
     """
     name = "arrays.unravel_index"
@@ -254,7 +254,7 @@ class _Places:
 
     Attributes:
         place: The element of ``x``, as an expression.
-        shape: The shape of all of them.
+        shape: The shape of all places.
         indices: Arrays of indices by their names in the expression; they broadcast to that shape.
     """
 
@@ -264,7 +264,7 @@ class _Places:
 
 
 def _along(name: str, x: Operand, indices: Operand, axis: int | None) -> _Places:
-    """Find the places that indices along one axis tell: the others stay."""
+    """Return the places of indices along one axis; the other axes stay."""
     check_array(name, x=x, indices=indices)
     if axis is None and x.ndim != 1:
         raise ValueError(f"{name}: x of shape {x.shape} has not one axis: say which, axis=...")
@@ -276,7 +276,7 @@ def _along(name: str, x: Operand, indices: Operand, axis: int | None) -> _Places
 
 
 def _lines(name: str, x: Operand, indices: Operand, axis: int) -> _Places:
-    """Find the places that indices tell for each line along an axis."""
+    """Return the places of indices for each line along an axis."""
     check_array(name, x=x, indices=indices)
     if x.ndim != indices.ndim:
         raise ValueError(
@@ -294,7 +294,7 @@ def _lines(name: str, x: Operand, indices: Operand, axis: int) -> _Places:
 
 
 def _together(name: str, x: Operand, indices: Sequence[Operand]) -> _Places:
-    """Find the places that arrays of indices for the first axes tell together."""
+    """Return the places of arrays of indices that are combined for the first axes."""
     if not isinstance(indices, (tuple, list)):
         raise TypeError(f"{name}: indices must be a tuple of arrays, got {type(indices).__name__}")
     named = {f"indices_{number}": array for number, array in enumerate(indices)}
@@ -347,7 +347,7 @@ def _unravelled(ndim: int) -> Elementwise[tuple[AccelRef, ...]]:
 
 
 def _spread(indices: Operand, count: int) -> Operand:
-    """Return a view with so many axes of one element behind the others."""
+    """Return a view with `count` additional last axes of one element."""
     shape = (*indices.shape, *(1,) * count)
     if not isinstance(indices, AccelRef):
         return indices.reshape(shape)

@@ -54,8 +54,8 @@ async def concat(arrays: Sequence[Operand], *, axis: int | None = 0, out: Out = 
         The joined array.
 
     Raises:
-        TypeError: The dtypes are not promoted to one, or that is not the dtype of `out`.
-        ValueError: No arrays, shapes that differ, an axis that there is not, or `out` has another shape or
+        TypeError: The dtypes have no promotion to one, or it differs from the dtype of `out`.
+        ValueError: There are no arrays, shapes differ, an axis is out of range, or `out` has another shape or
             shares memory with an array.
     """
     given = tuple(arrays)
@@ -64,7 +64,7 @@ async def concat(arrays: Sequence[Operand], *, axis: int | None = 0, out: Out = 
 
 @composed
 async def stack(arrays: Sequence[Operand], *, axis: int = 0, out: Out = None) -> AccelRef:
-    """Join arrays along a new axis of the result; arguments and errors are those of `concat`.
+    """Join arrays along a new axis of the result; see `concat` for arguments and errors.
 
     Args:
         arrays: Arrays of one shape.
@@ -90,7 +90,7 @@ class _Join(Operation[MemoryActor, AccelRef]):
         return f"arrays.{self.function}"
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Find dtype and shape; a stack joins arrays that have one more axis."""
+        """Find dtype and shape; a stack joins arrays with a new axis."""
         name, is_new = planner.name, self.function == "stack"
         sources = [planner.read(f"arrays[{index}]", array) for index, array in enumerate(self.arrays)]
         dtype = promoted_dtype(name, {f"arrays[{index}]": one.dtype for index, one in enumerate(sources)})
@@ -121,8 +121,8 @@ PadMode: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 """Values outside of an array: one number; the nearest element; elements mirrored at the edge, without or with
 the one at the edge; or elements from the other end."""
 
-# The index of each mode for the place `j` along an axis of `n` elements; `j` is negative ahead of these. A
-# load counts from the end for a negative index, and takes the last element for one that is too large.
+# The index of each mode for the place `j` along an axis of `n` elements; `j` is negative before the axis.
+# A load counts from the end for a negative index, and takes the last element for an index that is too large.
 _PADDED: dict[str, str] = {
     "constant": "{j}",
     "edge": "maximum({j}, 0)",
@@ -136,7 +136,7 @@ _PADDED: dict[str, str] = {
 async def roll(
     x: AccelRef, /, shift: int | Sequence[int], *, axis: int | Sequence[int] | None = None
 ) -> AccelRef:
-    """Move elements along axes; those that leave the array enter it at the other end.
+    """Move elements along axes; an element that leaves the array enters it at the other end.
 
     There is one launch for each axis.
 
@@ -149,7 +149,7 @@ async def roll(
         A new array.
 
     Raises:
-        ValueError: An axis that there is not, or not one number for each.
+        ValueError: An axis out of range, or not one number for each.
     """
     check_ref("arrays.roll", "x", x)
     shifts = wholes("arrays.roll", "shift", shift, take=integer)
@@ -213,8 +213,9 @@ async def repeat(x: AccelRef, repeats: int | AccelRef, /, *, axis: int | None = 
         A new array.
 
     Raises:
-        ValueError: A negative number, or an axis that there is not.
-        NotSupportedError: A number for each element: `take` with indices that are made on the host does that.
+        ValueError: A negative number, or an axis out of range.
+        NotSupportedError: There is a number for each element; use `take` with indices made on the host
+            instead.
     """
     check_ref("arrays.repeat", "x", x)
     if isinstance(repeats, AccelRef) or is_several(repeats):
@@ -245,8 +246,8 @@ async def pad(
 
     Args:
         x: The array.
-        pad_width: How many elements come ahead of those of each axis, and behind them: one number for all, a
-            pair for all axes, or a pair for each axis.
+        pad_width: The number of elements before and after each axis: one number for all, a pair for all axes,
+            or a pair for each axis.
         mode: Which elements; see `PadMode`.
         constant_values: The number, for ``"constant"``.
 
@@ -254,8 +255,8 @@ async def pad(
         A new array.
 
     Raises:
-        TypeError, ValueError: A negative width, one that is larger than the axis has elements for the mode
-            (for ``"reflect"`` one less), another mode, or a number that the dtype does not hold.
+        TypeError, ValueError: The width is negative, or exceeds the axis's number of elements for the mode
+            (for ``"reflect"`` one less); or the mode is unknown, or the dtype cannot hold the number.
     """
     check_ref("arrays.pad", "x", x)
     if not isinstance(cast("object", mode), str) or mode not in _PADDED:
@@ -282,7 +283,7 @@ async def pad(
 
 
 def _most(mode: PadMode, extent: int) -> float:
-    """Return how many values there are beyond an axis."""
+    """Return the number of values that a mode has outside of an axis."""
     if mode == "constant" or (mode == "edge" and extent):
         return math.inf
     return max(extent - (mode == "reflect"), 0)
@@ -304,7 +305,7 @@ def _check_counts(told: str, given: object, counts: Ints) -> None:
 
 
 def _pairs(pad_width: Any, ndim: int) -> list[tuple[int, int]]:
-    """Return how many elements come ahead of each axis, and behind it."""
+    """Return how many elements come before each axis, and after it."""
     try:
         widths = np.broadcast_to(np.asarray(pad_width), (ndim, 2))
     except (TypeError, ValueError):

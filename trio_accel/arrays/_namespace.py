@@ -24,8 +24,8 @@ class _MissingError(NotSupportedError, AttributeError):
 class Namespace:
     """Functions of the array API standard, which make calls of references and calls.
 
-    They are those of `ta.arrays` that need no device, and the products of `ta.linalg`. There are dtypes and
-    constants, too. ``x.__array_namespace__()`` of a reference or a call returns it.
+    They are the functions of `ta.arrays` that need no device, and the products of `ta.linalg`; also dtypes
+    and constants. ``x.__array_namespace__()`` of a reference or a call returns it.
 
     Args:
         find: Finds a function by its name.

@@ -1,8 +1,8 @@
-"""Functions of each element beyond the array API standard, of NumPy, PyTorch and SciPy: one expression each.
+"""Element-wise functions of NumPy, PyTorch and SciPy that the array API standard lacks: one expression each.
 
 The page of the reference has what they have in common: promotion, `out`, errors. Special functions have the
 names of `scipy.special`: float16 and bfloat16 are computed in float32 at least, and the result is rounded
-once. Whole numbers become float64. Complex numbers are refused.
+once. Integers become float64. Complex numbers are refused.
 """
 
 from __future__ import annotations
@@ -93,17 +93,17 @@ def fmin() -> None:
 
 @like(fmax, "fmod(x1, x2)")
 def fmod() -> None:
-    """Compute the rest of a division that is rounded towards zero; it has the sign of the dividend."""
+    """Compute the remainder of a division rounded towards zero, with the sign of the dividend."""
 
 
 @like(angle, "x - trunc(x)")
 def frac() -> None:
-    """Compute what is behind the point, with the sign of `x`."""
+    """Compute the fractional part, with the sign of `x`."""
 
 
 @like(fmax, "gcd(x1, x2)")
 def gcd() -> None:
-    """Compute the greatest common divisor of whole numbers; of 0 and a number its size."""
+    """Compute the greatest common divisor of integers; of 0 and a number its size."""
 
 
 @expression("y = where(x1 == 0, x2, where(x1 == x1, x1 > 0, x1))", precision="float32")
@@ -122,15 +122,14 @@ async def isclose(
     equal_nan: bool = False,
     out: Out = None,
 ) -> AccelRef:
-    """Tell where elements differ by at most ``atol + rtol * abs(x2)``.
+    """Return where elements differ by at most ``atol + rtol * abs(x2)``.
 
-    Whole numbers are compared as float64, and float16 and bfloat16 as float32. Infinite elements must be
-    equal.
+    Integers are compared as float64, and float16 and bfloat16 as float32. Infinite elements must be equal.
 
     Args:
         x1: Elements.
-        x2: What they are compared with.
-        rtol: Tolerance in relation to `x2`.
+        x2: Elements to compare with.
+        rtol: Tolerance relative to `x2`.
         atol: Absolute tolerance.
         equal_nan: Whether NaN is close to NaN.
         out: Array to write to.
@@ -140,7 +139,7 @@ async def isclose(
 
 @like(fmax, "lcm(x1, x2)")
 def lcm() -> None:
-    """Compute the least common multiple of whole numbers, which wraps around; of 0 and a number it is 0."""
+    """Compute the least common multiple of integers, which wraps around; of 0 and a number it is 0."""
 
 
 @expression(
@@ -176,29 +175,29 @@ def radians() -> None:
 
 @expression("y = 1 / sqrt(x)", precision="float32")
 async def rsqrt(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
-    """Compute 1 / sqrt(x), rounded once to the dtype of `x`; whole numbers become float64."""
+    """Compute 1 / sqrt(x), rounded once to the dtype of `x`; integers become float64."""
     ...
 
 
 @like(
     rsqrt,
     "p = pi * where(x == 0, 1e-20, x); y = sin(p) / p",
-    # Near 0 the difference has lost its digits, and a series has them.
+    # Near 0 the difference has lost its digits, so a series is used.
     slopes={
         "x": "p = pi * x; q = p * p; r = -p / 3 * (1 - q / 10 * (1 - q / 28 * (1 - q / 54)));"
         "s = g * pi * where(abs(p) < 0.1, r, (cos(p) - sin(p) / p) / p)"
     },
 )
 def sinc() -> None:
-    """Compute sin(pi * x) / (pi * x), and 1 at 0; whole numbers become float64."""
+    """Compute sin(pi * x) / (pi * x), and 1 at 0; integers become float64."""
 
 
 _expression = partial(expression, precision="float32")
 # Its argument has more digits than float32, where the result is much more sensitive.
 _TO_ERF = "t = x * -0.7071067811865476;"
 
-# The recurrence to a number of 10 at least, and the asymptotic series there: its next term is below 1e-16. A
-# negative number is reflected, by the cotangent of what is between it and the next whole number.
+# The recurrence up to 10 at least, and the asymptotic series from there, whose next term is below 1e-16. A
+# negative number is reflected, by the cotangent of its distance to the next integer.
 _DIGAMMA = (
     "a = where(x > 0, x, 1 - x); z = where(a < 10, a + 10, a); w = 1 / z / z;"
     f"s = where(a < 10, {' + '.join(f'1 / (a + {k})' for k in range(10))}, 0);"
@@ -211,10 +210,10 @@ _DIGAMMA = (
 
 @_expression(_DIGAMMA, precision="float64")
 async def digamma(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
-    """Compute the derivative of the logarithm of the gamma function: NaN at negative whole numbers.
+    """Compute the derivative of the gamma function's logarithm: NaN at negative integers.
 
     At 0 it is minus infinity. It is computed in float64. Near its zeros, such as 1.46, the absolute error is
-    that of numbers of size 1.
+    the error of numbers of size 1.
     """
     ...
 
@@ -234,7 +233,7 @@ def erf() -> None:
 
 @like(entr, "y = erfc(x)")
 def erfc() -> None:
-    """Compute ``1 - erf(x)``, exact for large elements, whose results are small."""
+    """Compute ``1 - erf(x)``, exact for large elements with small results."""
 
 
 @like(entr, "y = erfcinv(x)")
@@ -249,7 +248,7 @@ def erfcx() -> None:
 
 @like(entr, "y = erfinv(x)")
 def erfinv() -> None:
-    """Compute the inverse of `erf`: infinite at -1 and 1, NaN beyond."""
+    """Compute the inverse of `erf`: infinite at -1 and 1, NaN outside of these."""
 
 
 @like(
@@ -263,23 +262,23 @@ def expit() -> None:
 
 @like(entr, "y = tgamma(x)")
 def gamma() -> None:
-    """Compute the gamma function, ``(x - 1)!`` of whole numbers: NaN at negative ones."""
+    """Compute the gamma function, ``(x - 1)!`` of integers: NaN at negative ones."""
 
 
 # CUDA's is plus infinity at minus infinity.
 @like(entr, "y = where(x == -inf, x, lgamma(x))")
 def gammaln() -> None:
-    """Compute the logarithm of the size of the gamma function: `torch.lgamma`."""
+    """Compute the logarithm of the gamma function's size: `torch.lgamma`."""
 
 
 @like(entr, "y = where(abs(x) == inf, abs(x), bessel_i0(x))")
 def i0() -> None:
-    """Compute the modified Bessel function of the first kind of order 0: infinite at infinities."""
+    """Compute the modified Bessel function of the first kind and order 0: infinite at infinities."""
 
 
 @like(entr, "y = where(abs(x) == inf, x, bessel_i1(x))")
 def i1() -> None:
-    """Compute the modified Bessel function of the first kind of order 1: infinite at infinities."""
+    """Compute the modified Bessel function of the first kind and order 1: infinite at infinities."""
 
 
 @like(
@@ -288,7 +287,7 @@ def i1() -> None:
     slopes={"x": "e = exp(-abs(x)); s = g * (where(x >= 0, e, 1) / (1 + e))"},
 )
 def log_expit() -> None:
-    """Compute the logarithm of `expit`, where that is too small for its dtype as well."""
+    """Compute the logarithm of `expit`, even if `expit` is too small for its dtype."""
 
 
 @like(
@@ -297,7 +296,7 @@ def log_expit() -> None:
     slopes={"x": "s = g * 0.7978845608028654 / erfcx(x * -0.7071067811865476)"},
 )
 def log_ndtr() -> None:
-    """Compute the logarithm of `ndtr`, where that is too small for its dtype as well."""
+    """Compute the logarithm of `ndtr`, even if `ndtr` is too small for its dtype."""
 
 
 @like(entr, "s = 2 * x - 1; y = where(abs(s) < 0.5, log1p(s) - log1p(-s), log(x / (1 - x)))")
@@ -315,7 +314,8 @@ def ndtri() -> None:
     """Compute the inverse of `ndtr`: infinite at 0 and 1, NaN outside of them."""
 
 
-# A quotient near 1 has lost digits of its logarithm, and one that is very large or small may be none.
+# A quotient near 1 has lost digits of its logarithm, and a quotient of extreme numbers may over- or
+# underflow.
 @_expression(
     "r = x1 / x2; k = (r > 1e-30) and (r < 1e30);"
     "l = where((r > 0.5) and (r < 2), log1p((x1 - x2) / x2), log(where(k, r, x1)) - log(where(k, 1, x2)));"

@@ -1,16 +1,16 @@
 """Reductions along axes, by the array API standard; statistics, and normalizations.
 
-All of them take one axis, several, or None for all axes; without axes, ``axis=()``, each element stands for
-itself. `keepdims` leaves the reduced axes with one element. float16, bfloat16 and float32 are added and
+All of them take one axis, several, or None for all axes; without axes, ``axis=()``, each element is its own
+group. `keepdims` leaves the reduced axes with one element. float16, bfloat16 and float32 are added and
 multiplied in float64, complex64 in complex128, and the result is rounded once. The order of the elements
-differs between devices and from NumPy's. Each device makes the same result of the same array each time.
+differs between devices and from NumPy's. Each device repeats its result for the same array.
 
-A NaN among the elements is the result of `max`, `min`, and of sums of all kinds. `argmax` and `argmin` tell
-the first NaN. Of no elements, `sum` and `count_nonzero` are 0, `prod` 1, `any` False, `all` True, and `mean`,
-`var` and `std` NaN. The others refuse them, before the launch.
+If there is a NaN among the elements, it is the result of `max`, `min`, and of sums of all kinds. `argmax` and
+`argmin` return the first NaN. Without elements, `sum` and `count_nonzero` are 0, `prod` 1, `any` False, `all`
+True, and `mean`, `var` and `std` NaN. The others refuse arrays without elements, before the launch.
 
-Each statistic and each normalization is one launch, as the memory is what they wait for. A function whose
-name begins with ``nan`` leaves NaN out.
+Each statistic and each normalization is one launch, because they wait for memory. Functions with the prefix
+``nan`` ignore NaN.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ VARIANCE = (
 
 
 def of_scaled(text: str) -> str:
-    """Write an expression of ``x`` for elements whose squares do not overflow, by a factor ``q``."""
+    """Write an expression of ``x`` for elements scaled by ``q``, so that squares do not overflow."""
     return scaled("x", "u", "q") + re.sub(r"\bx\b", "u", text)
 
 
 @expression(reduce="all")
 async def all(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
-    """Tell whether all elements along axes are true: NaN is, and so are no elements.
+    """Return whether all elements along axes are true: NaN is, and so are no elements.
 
     Args:
         x: The array, of any dtype.
@@ -86,8 +86,8 @@ async def all(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
         Truth values.
 
     Raises:
-        TypeError: `x` is no array, or `out` is of a dtype that the result does not become.
-        ValueError: An axis that there is not, or `out` has another shape or shares memory with `x`.
+        TypeError: `x` is not an array, or the result does not convert to the dtype of `out`.
+        ValueError: An axis out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
     ...
@@ -95,9 +95,9 @@ async def all(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
 
 @like(all, reduce="any")
 def any() -> None:
-    """Tell whether any element along axes is true: NaN is, and of no elements none is.
+    """Return whether any element along axes is true: NaN is, and of no elements none is.
 
-    Arguments and errors are those of `all`.
+    See `all` for arguments and errors.
     """
 
 
@@ -106,7 +106,7 @@ async def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False,
     """Find the place of the largest element along an axis: the first NaN, and the first of equal ones.
 
     Args:
-        x: The array, of a dtype that has an order.
+        x: The array, of a dtype with an order.
         axis: Axis to search along; None for all elements in C order.
         keepdims: Whether the axis stays, with one element.
         out: Array to write to.
@@ -115,10 +115,9 @@ async def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False,
         Indices, of int64.
 
     Raises:
-        TypeError: `x` is no array or complex, several axes, or `out` is of a dtype that indices do not
-            become.
-        ValueError: No elements, an axis that there is not, or `out` has another shape or shares memory
-            with `x`.
+        TypeError: `x` is not an array, or is complex, several axes, or indices do not convert to the dtype of
+            `out`.
+        ValueError: No elements, an axis out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
     ...
@@ -128,7 +127,7 @@ async def argmax(x: Operand, axis: int | None = None, *, keepdims: bool = False,
 def argmin() -> None:
     """Find the place of the smallest element along an axis: the first NaN, and the first of equal ones.
 
-    Arguments and errors are those of `argmax`.
+    See `argmax` for arguments and errors.
     """
 
 
@@ -136,7 +135,7 @@ def argmin() -> None:
 def count_nonzero() -> None:
     """Count the elements along axes that are not zero, as int64: NaN is not zero.
 
-    Arguments and errors are those of `all`.
+    See `all` for arguments and errors.
     """
 
 
@@ -144,13 +143,13 @@ def count_nonzero() -> None:
     "m = max(x); m = where(isfinite(m), m, 0.0); y = log(sum(exp(x - m))) + m", axes=True, precision="float32"
 )
 async def logsumexp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
-    """Compute the logarithm of the sum of exponentials along axes, as `scipy.special.logsumexp` does.
+    """Compute the logarithm of the exponentials' sum along axes, as `scipy.special.logsumexp` does.
 
-    Nothing overflows on the way: the largest element is taken from all others first. It is one launch; see
-    `softmax` for few long rows. Exponentials of float16 and bfloat16 are those of float32.
+    No intermediate result overflows, because the largest element is subtracted from all others first. It is
+    one launch; see `softmax` for few long rows. Exponentials of float16 and bfloat16 are computed in float32.
 
     Args:
-        x: The array, real. The result of whole numbers is float64.
+        x: The array, real. The result of integers is float64.
         axis: Axis or axes to reduce, from the end for negative ones; None for all.
         keepdims: Whether the reduced axes stay, with one element.
         out: Array to write to.
@@ -159,9 +158,8 @@ async def logsumexp(x: Operand, axis: Axis = None, *, keepdims: bool = False, ou
         The logarithms: ``-inf`` where all elements are.
 
     Raises:
-        TypeError: `x` is no array or complex, or `out` is of a dtype that the result does not become.
-        ValueError: No elements, an axis that there is not, or `out` has another shape or shares memory
-            with `x`.
+        TypeError: `x` is not an array, or is complex, or the result does not convert to the dtype of `out`.
+        ValueError: No elements, an axis out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
     ...
@@ -172,18 +170,17 @@ def max() -> None:
     """Find the largest element along axes; NaN if there is one.
 
     Args:
-        x: The array, of a dtype that has an order.
+        x: The array, of a dtype with an order.
         axis: Axis or axes to reduce, from the end for negative ones; None for all.
         keepdims: Whether the reduced axes stay, with one element.
         out: Array to write to.
 
     Returns:
-        The largest elements, of the dtype of `x`.
+        The largest elements, with the dtype of `x`.
 
     Raises:
-        TypeError: `x` is no array or complex, or `out` is of a dtype that the result does not become.
-        ValueError: No elements, an axis that there is not, or `out` has another shape or shares memory
-            with `x`.
+        TypeError: `x` is not an array, or is complex, or the result does not convert to the dtype of `out`.
+        ValueError: No elements, an axis out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
 
@@ -192,8 +189,8 @@ def max() -> None:
 def mean() -> None:
     """Compute the mean of the elements along axes; NaN of no elements.
 
-    It has the dtype of `x`, and float64 for whole numbers and truth values, which are converted before they
-    are added. Arguments and errors are those of `all`.
+    It has the dtype of `x`, and float64 for integers and truth values, which are converted before they are
+    added. See `all` for arguments and errors.
     """
 
 
@@ -201,7 +198,7 @@ def mean() -> None:
 def min() -> None:
     """Find the smallest element along axes; NaN if there is one.
 
-    Arguments and errors are those of `max`.
+    See `max` for arguments and errors.
     """
 
 
@@ -211,7 +208,7 @@ async def prod(
 ) -> AccelRef:
     """Multiply the elements of an array along axes; 1 of no elements.
 
-    Arguments and errors are those of `sum`.
+    See `sum` for arguments and errors.
     """
     ...
 
@@ -224,7 +221,7 @@ async def std(
 ) -> AccelRef:
     """Compute the standard deviation of the elements along axes: the root of `var`.
 
-    Arguments and errors are those of `var`.
+    See `var` for arguments and errors.
     """
     ...
 
@@ -245,53 +242,54 @@ def sum() -> None:
     Args:
         x: The array.
         axis: Axis or axes to add along, from the end for negative ones; None for all.
-        dtype: Type that the elements are converted to before they are added. By default it is that of `x`; of
-            whole numbers and truth values `int64`, of unsigned ones `uint64`.
-        keepdims: Whether the axes that are added along stay, with one element.
+        dtype: Type that the elements are converted to before they are added. By default the dtype of `x`, but
+            `int64` for integers and truth values, and `uint64` for unsigned integers.
+        keepdims: Whether the added axes stay, with one element.
         out: Array to write to.
 
     Returns:
         The sums.
 
     Raises:
-        TypeError: `x` is no array, there is no such dtype, or the sum does not become that of `out`.
-        ValueError: An axis that there is not, or `out` has another shape or shares memory with `x`.
+        TypeError: `x` is not an array, devices lack this dtype, or the sum does not convert to the dtype of
+            `out`.
+        ValueError: An axis out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
 
 
 @like(std, VARIANCE)
 def var() -> None:
-    """Compute the variance of the elements along axes: the mean square of what they differ from the mean.
+    """Compute the variance of the elements along axes: the mean square of their distances from the mean.
 
     It is computed in float64, in two passes over the elements and one launch; see `softmax` for few long
-    rows. It has the dtype of `x`; that of complex numbers is real, and that of whole numbers float64.
+    rows. It has the dtype of `x`; the corresponding real dtype for complex numbers, and float64 for integers.
 
     Args:
         x: The array.
         axis: Axis or axes to reduce, from the end for negative ones; None for all.
-        correction: Taken from the count of elements that is divided by: 1 for that of a sample.
+        correction: Subtracted from the number of elements in the divisor: 1 for a sample's variance.
         keepdims: Whether the reduced axes stay, with one element.
         out: Array to write to.
 
     Returns:
-        The variances. Where `correction` is not below the count, they are infinite, or NaN for 0.
+        The variances. If `correction` is not below the number of elements, they are infinite, or NaN for 0.
 
     Raises:
-        TypeError: `x` is no array, or `out` is of a dtype that the result does not become.
-        ValueError: An axis that there is not, or `out` has another shape or shares memory with `x`.
+        TypeError: `x` is not an array, or the result does not convert to the dtype of `out`.
+        ValueError: An axis out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
 
 
-# Numbers that are there, their count in the dtype of the elements, and how far each is from their mean.
+# Numbers except NaN, their count in the dtype of the elements, and their distances from their mean.
 _THERE = "k = where(x == x, x, 0); c = real(sum(where(x == x, 1, k)))"
 _NAN_VARIANCE = (
     "d = where(x == x, {0} - sum({0}) / c, 0);"
     "v = where(c > correction, sum(real(d) * real(d) + imag(d) * imag(d)) / (c - correction), nan)"
 )
-# Equal elements differ from their mean by its rounding, all alike. What else they differ by counts as nothing
-# if it is no more than a rounding, as in SciPy.
+# Equal elements differ from their mean by its rounding, all alike. Other differences are ignored if they do
+# not exceed a rounding, as in SciPy.
 _IS_EQUAL = "m = mean(d); r = abs(2.220446049250313e-16 * a); e = v - real(m * conj(m)) <= r * r"
 _MOMENTS = f"{VARIANCE.replace('correction', '0')}; {_IS_EQUAL}"
 _KURTOSIS = f"{_MOMENTS}; y = where(e, nan, mean(d * d * d * d) / v / v - 3)"
@@ -305,8 +303,8 @@ _ZSCORE = f"{VARIANCE}; {_IS_EQUAL}; y = d / where(e, nan, sqrt(v))"
 async def kurtosis(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: Out = None) -> AccelRef:
     """Compute the excess kurtosis along axes, as `scipy.stats.kurtosis` does: 0 of a normal distribution.
 
-    It is computed in float64 and rounded once. It is NaN where all elements are equal, up to the rounding
-    of their mean. Arguments and errors are those of `var`; complex numbers are refused.
+    It is computed in float64 and rounded once. It is NaN where all elements are equal, up to the rounding of
+    their mean. See `var` for arguments and errors; complex numbers are refused.
     """
     ...
 
@@ -315,44 +313,44 @@ async def kurtosis(x: Operand, axis: Axis = 0, *, keepdims: bool = False, out: O
 async def nanargmax(
     x: Operand, axis: int | None = None, *, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
-    """Find the place of the largest element along an axis that is not NaN; the first place where all are.
+    """Find the place of the largest element along an axis, ignoring NaN; 0 if all are NaN.
 
-    Arguments and errors are those of `argmax`.
+    See `argmax` for arguments and errors.
     """
     ...
 
 
 @like(nanargmax, "argmax(x == nanmin(x))")
 def nanargmin() -> None:
-    """Find the place of the smallest element along an axis that is not NaN; the first place where all are.
+    """Find the place of the smallest element along an axis, ignoring NaN; 0 if all are NaN.
 
-    Arguments and errors are those of `argmax`.
+    See `argmax` for arguments and errors.
     """
 
 
 @expression(reduce="nanmax")
 async def nanmax(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
-    """Find the largest element along axes that is not NaN; NaN where all are.
+    """Find the largest element along axes, ignoring NaN; NaN if all are.
 
-    Arguments and errors are those of `max`.
+    See `max` for arguments and errors.
     """
     ...
 
 
 @expression(f"{_THERE}; y = sum(k) / c", axes=True, precision="float64")
 async def nanmean(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
-    """Compute the mean of the elements along axes that are not NaN; NaN where all are.
+    """Compute the mean of the elements along axes, ignoring NaN; NaN if all are.
 
-    Arguments and errors are those of `mean`.
+    See `mean` for arguments and errors.
     """
     ...
 
 
 @like(nanmax, reduce="nanmin")
 def nanmin() -> None:
-    """Find the smallest element along axes that is not NaN; NaN where all are.
+    """Find the smallest element along axes, ignoring NaN; NaN if all are.
 
-    Arguments and errors are those of `max`.
+    See `max` for arguments and errors.
     """
 
 
@@ -360,9 +358,9 @@ def nanmin() -> None:
 async def nanprod(
     x: Operand, axis: Axis = None, *, dtype: Dtype = None, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
-    """Multiply the elements along axes that are not NaN; 1 where all are.
+    """Multiply the elements along axes, ignoring NaN; 1 if all are.
 
-    Arguments and errors are those of `sum`.
+    See `sum` for arguments and errors.
     """
     ...
 
@@ -376,34 +374,34 @@ async def nanprod(
 async def nanstd(
     x: Operand, axis: Axis = None, *, correction: float = 0, keepdims: bool = False, out: Out = None
 ) -> AccelRef:
-    """Compute the standard deviation of the elements along axes that are not NaN: the root of `nanvar`.
+    """Compute the standard deviation of the elements along axes, ignoring NaN: the root of `nanvar`.
 
-    Arguments and errors are those of `var`.
+    See `var` for arguments and errors.
     """
     ...
 
 
 @like(nanprod, "where(x == x, x, 0)", reduce="sum")
 def nansum() -> None:
-    """Add the elements along axes that are not NaN; 0 where all are.
+    """Add the elements along axes, ignoring NaN; 0 if all are.
 
-    Arguments and errors are those of `sum`.
+    See `sum` for arguments and errors.
     """
 
 
 @like(nanstd, f"{_THERE}; {_NAN_VARIANCE.format('k')}; y = +v")
 def nanvar() -> None:
-    """Compute the variance of the elements along axes that are not NaN.
+    """Compute the variance of the elements along axes, ignoring NaN.
 
-    It is NaN where there are no more of them than `correction`. Arguments and errors are those of `var`.
+    It is NaN where there are no more of them than `correction`. See `var` for arguments and errors.
     """
 
 
 @expression("max(x) - min(x)", axes=True)
 async def ptp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out = None) -> AccelRef:
-    """Compute how far the largest element along axes is from the smallest; whole numbers wrap around.
+    """Compute how far the largest element along axes is from the smallest; integers wrap around.
 
-    Arguments and errors are those of `max`.
+    See `max` for arguments and errors.
     """
     ...
 
@@ -412,8 +410,8 @@ async def ptp(x: Operand, axis: Axis = None, *, keepdims: bool = False, out: Out
 def skew() -> None:
     """Compute the skewness along axes, as `scipy.stats.skew` does.
 
-    It is computed in float64 and rounded once. It is NaN where all elements are equal, up to the rounding
-    of their mean. Arguments and errors are those of `var`; complex numbers are refused.
+    It is computed in float64 and rounded once. It is NaN where all elements are equal, up to the rounding of
+    their mean. See `var` for arguments and errors; complex numbers are refused.
     """
 
 
@@ -421,8 +419,8 @@ def skew() -> None:
 async def zscore(x: Operand, axis: Axis = 0, *, correction: float = 0, out: Out = None) -> AccelRef:
     """Compute how many standard deviations each element is from the mean along axes: `scipy.stats.zscore`.
 
-    The shape stays. It is NaN where all elements are equal, up to the rounding of their mean. Arguments and
-    errors are those of `std`.
+    The shape stays. It is NaN where all elements are equal, up to the rounding of their mean. See `std` for
+    arguments and errors.
     """
     ...
 
@@ -457,9 +455,9 @@ async def cosine_similarity(
         The cosines.
 
     Raises:
-        TypeError: No array, or dtypes that do not become that of `out`.
-        ValueError: Shapes that do not broadcast, an axis that there is not, or `out` has another shape or
-            shares memory with an argument.
+        TypeError: An argument is not an array, or the result does not convert to the dtype of `out`.
+        ValueError: Shapes that do not broadcast, an axis out of range, or `out` has another shape or shares
+            memory with an argument.
         NotSupportedError: float8.
     """
     ...
@@ -490,19 +488,19 @@ async def layer_norm(
     Args:
         x: The array.
         weight: Factors, in an array or one for all.
-        bias: Added behind that.
+        bias: Added after that.
         axis: Axis or axes of the mean and the variance; None for all.
         eps: Added to the variance.
         out: Array to write to; it may be `x`.
 
     Returns:
-        An array of the shape of `x`, of the dtype that `x`, `weight` and `bias` are promoted to, at least
-        a floating one.
+        An array with the shape of `x`, of the dtype that `x`, `weight` and `bias` are promoted to, at least a
+        floating one.
 
     Raises:
-        TypeError: `x` is no array, or dtypes that do not become that of `out`.
-        ValueError: Shapes that do not broadcast, an axis that there is not, or `out` has another shape or
-            shares memory with an argument that is not the same array.
+        TypeError: `x` is not an array, or the result does not convert to the dtype of `out`.
+        ValueError: Shapes that do not broadcast, an axis out of range, or `out` has another shape or shares
+            memory with an argument that is not the same array.
         NotSupportedError: float8.
     """
     ...
@@ -512,7 +510,7 @@ async def layer_norm(
 async def log_softmax(x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
     """Compute the logarithm of the softmax along axes, as `scipy.special.log_softmax` does.
 
-    Nothing is lost where the softmax is too small for its dtype. Arguments and errors are those of `softmax`.
+    Nothing is lost where the softmax is too small for its dtype. See `softmax` for arguments and errors.
     """
     ...
 
@@ -528,7 +526,7 @@ async def rms_norm(
 ) -> AccelRef:
     """Divide elements by the root of their mean square along axes, then scale them.
 
-    That is ``x / sqrt(mean(x**2) + eps) * weight``. Arguments and errors are those of `layer_norm`.
+    That is ``x / sqrt(mean(x**2) + eps) * weight``. See `layer_norm` for arguments and errors.
     """
     ...
 
@@ -552,17 +550,17 @@ def softmax() -> None:
      [0.5  0.5 ]]
 
     Args:
-        x: The array, real. The result of whole numbers is float64.
-        axis: Axis or axes whose elements make 1; None for all.
+        x: The array, real. The result of integers is float64.
+        axis: Axis or axes along which the results add up to 1; None for all.
         out: Array to write to; it may be `x`.
 
     Returns:
-        An array of the shape of `x`. It is NaN along the axes where an element is NaN or infinite, or where
+        An array with the shape of `x`. It is NaN along the axes where an element is NaN or infinite, or where
         all are ``-inf``.
 
     Raises:
-        TypeError: `x` is no array or complex, or `out` is of a dtype that the result does not become.
-        ValueError: An axis that there is not, or `out` has another shape or shares memory with `x` and is not
-            the same array.
+        TypeError: `x` is not an array, or is complex, or the result does not convert to the dtype of `out`.
+        ValueError: An axis out of range, or `out` has another shape or shares memory with `x` and is not the
+            same array.
         NotSupportedError: float8.
     """

@@ -75,9 +75,9 @@ async def cumulative_sum(
 
     Args:
         x: The array.
-        axis: The axis, from the end for a negative one. It may be left out for a vector.
-        dtype: Type that the elements are converted to before they are added. By default it is that of `x`;
-            of whole numbers and truth values `int64`, of unsigned ones `uint64`.
+        axis: The axis, from the end for a negative one. It may be omitted for a vector.
+        dtype: Type that the elements are converted to before they are added. By default the dtype of `x`, but
+            `int64` for integers and truth values, and `uint64` for unsigned integers.
         include_initial: Whether the result begins with 0, and has one more element along the axis.
         out: Array to write to; by default a new one.
 
@@ -85,8 +85,8 @@ async def cumulative_sum(
         The sums.
 
     Raises:
-        TypeError: There is no such dtype, or it is real and the array complex.
-        ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
+        TypeError: Devices lack this dtype, or it is real and the array complex.
+        ValueError: The axis is out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
     ...
@@ -101,7 +101,7 @@ def cumulative_prod() -> None:
 
     Args:
         x: The array.
-        axis: The axis, from the end for a negative one. It may be left out for a vector.
+        axis: The axis, from the end for a negative one. It may be omitted for a vector.
         dtype: Type that the elements are converted to before they are multiplied; see `cumulative_sum`.
         include_initial: Whether the result begins with 1, and has one more element along the axis.
         out: Array to write to; by default a new one.
@@ -110,8 +110,8 @@ def cumulative_prod() -> None:
         The products.
 
     Raises:
-        TypeError: There is no such dtype, or it is real and the array complex.
-        ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
+        TypeError: Devices lack this dtype, or it is real and the array complex.
+        ValueError: The axis is out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
 
@@ -123,16 +123,16 @@ async def cumulative_max(x: Operand, *, axis: int | None = None, out: AccelRef |
     From a NaN on, all are NaN.
 
     Args:
-        x: The array, of a dtype that has an order.
-        axis: The axis, from the end for a negative one. It may be left out for a vector.
+        x: The array, of a dtype with an order.
+        axis: The axis, from the end for a negative one. It may be omitted for a vector.
         out: Array to write to; by default a new one.
 
     Returns:
-        The largest elements, of the dtype of `x`.
+        The largest elements, with the dtype of `x`.
 
     Raises:
         TypeError: `x` is complex.
-        ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
+        ValueError: The axis is out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: float8.
     """
     ...
@@ -142,16 +142,16 @@ async def cumulative_max(x: Operand, *, axis: int | None = None, out: AccelRef |
 def cumulative_min() -> None:
     """Find the smallest of the elements up to each one along an axis.
 
-    Arguments and errors are those of `cumulative_max`.
+    See `cumulative_max` for arguments and errors.
     """
 
 
 @operation_like(cumulative_max, plan=_of("logaddexp"))
 def cumulative_logsumexp() -> None:
-    """Compute the logarithm of the sum of exponentials up to each element: `torch.logcumsumexp`.
+    """Compute the logarithm of the exponentials' sum up to each element: `torch.logcumsumexp`.
 
     No exponential is too large or too small. It is computed in float64 and rounded to the dtype of `x`; the
-    result of whole numbers is float64. Arguments and errors are those of `cumulative_max`.
+    result of integers is float64. See `cumulative_max` for arguments and errors.
     """
 
 
@@ -184,7 +184,7 @@ async def segmented_reduce(
 
     Args:
         x: The vector.
-        offsets: Whole numbers in ascending order, from 0 to the length of `x`: where each segment begins, and
+        offsets: Integers in ascending order, from 0 to the length of `x`: where each segment begins, and
             where the last one ends.
         op: ``"sum"``, ``"prod"``, ``"min"`` or ``"max"``.
         out: Vector to write to; by default a new one.
@@ -193,10 +193,10 @@ async def segmented_reduce(
         One element for each segment. A sum of no elements is 0, a product 1.
 
     Raises:
-        TypeError: `offsets` has no whole numbers, or the least of complex numbers is wanted.
-        ValueError: An array is no vector, there is no such `op`, or `out` has another shape.
-        LibraryError: Offsets descend or lead outside, or there is a segment of no elements of which the least
-            or largest is wanted.
+        TypeError: `offsets` does not have integers, or complex numbers have no least one.
+        ValueError: An array is not a vector, there is no such `op`, or `out` has another shape.
+        LibraryError: Offsets descend or are out of range, or an empty segment has no least or largest
+            element.
         NotSupportedError: float8.
     """
     ...
@@ -211,16 +211,16 @@ async def diff(
     Args:
         x: An array of numbers. Unsigned numbers wrap around.
         axis: The axis, from the end for a negative one.
-        n: How many times.
-        prepend: Elements before those of `x` along the axis; they are joined first, see `concat`.
-        append: Elements behind them.
+        n: The number of subtractions.
+        prepend: Elements before `x` along the axis; they are joined first, see `concat`.
+        append: Elements after `x`.
 
     Returns:
-        ``x[i + 1] - x[i]`` along the axis, which has so many elements fewer; a copy where `n` is 0.
+        ``x[i + 1] - x[i]`` along the axis, which loses `n` elements; a copy if `n` is 0.
 
     Raises:
-        TypeError: `x` is of truth values, or `n` is no whole number.
-        ValueError: There is no such axis, or `n` is negative.
+        TypeError: `x` is of truth values, or `n` is not an integer.
+        ValueError: The axis is out of range, or `n` is negative.
         NotSupportedError: float8.
     """
     device = device_of("arrays.diff", x, prepend, append)
@@ -239,7 +239,7 @@ async def diff(
         x = await concat([*parts.values()], axis=axis)
     ref = await device.put(x) if isinstance(x, np.ndarray) else on_device(x)
     ahead = (slice(None),) * axis_of("arrays.diff", ref.spec, axis)
-    # Where no neighbours are left, there will be none.
+    # Once there are no neighbours, there will be none.
     for _ in range(min(n, ref.shape[len(ahead)] + 1)):
         ref = await _DIFFERENCE(ref[(*ahead, slice(1, None))], ref[(*ahead, slice(None, -1))])
     return ref if n else await ref.copy()
@@ -295,9 +295,9 @@ async def prefixes(parts: _Parts, pair: Callable[[_Parts, _Parts], Awaitable[_Pa
     Source: R. P. Brent and H. T. Kung, "A regular layout for parallel adders", 1982.
 
     Args:
-        parts: Arrays that are an element together, the last one its value; numbers are the same for all.
-        pair: Makes one element of two. Of the first it may get the value only, and None for other parts.
-        axis: The axis, along which there are elements.
+        parts: Arrays that together are the elements, the last one their values; numbers are the same for all.
+        pair: Combines two elements. It may get only the value of the first, and None for its other parts.
+        axis: The axis, which has elements.
     """
 
     def part(several: _Parts, *place: int | None) -> _Parts:
@@ -321,30 +321,30 @@ async def prefixes(parts: _Parts, pair: Callable[[_Parts, _Parts], Awaitable[_Pa
 async def scan(text: str, x: Operand, *, axis: int | None = None) -> AccelRef:
     """Combine the elements up to each one along an axis by an expression: an inclusive scan.
 
-    The expression is one of ``a``, which is what was combined so far, and of ``b``, the next element; see
-    `jit.elementwise`. It must be associative, as pairs are combined first: in 2 log2(n) steps, in an order
-    that the length alone fixes. That is checked on all triples of a few fixed elements of the kind of the
-    dtype: exactly for whole numbers and truth values, within 1e-12 in float64 or complex128 for others. What
-    passes may still not be associative elsewhere: no NaN is among the elements.
+    The expression combines ``a``, the result so far, and ``b``, the next element; see `jit.elementwise`. It
+    must be associative, because pairs are combined first: in 2 log2(n) steps, in an order that only the
+    length determines. This is checked on all triples of a few fixed elements with the kind of the dtype:
+    exactly for integers and truth values, within 1e-12 in float64 or complex128 for others. An expression
+    that passes may still fail to be associative elsewhere, because no NaN is among the elements.
 
-    The largest so far by magnitude, and the last element so far that is no NaN:
+    The largest element so far by magnitude, and the last element so far other than NaN:
 
     >>> import trio_accel as ta
     >>> ta.arrays.scan("a if abs(a) > abs(b) else b", x)  # doctest: +SKIP
     >>> ta.arrays.scan("where(isnan(b), a, b)", x)  # doctest: +SKIP
 
     Args:
-        text: The expression, of the dtype of `x`.
+        text: The expression, with the dtype of `x`.
         x: The array.
         axis: The axis, from the end for a negative one. It may be left out for a vector.
 
     Returns:
-        An array of the shape and dtype of `x`.
+        An array with the shape and dtype of `x`.
 
     Raises:
         TypeError: The expression of two elements has another dtype.
-        ValueError: The expression has something that is not allowed, or is not associative; the message shows
-            where. Or there is no such axis.
+        ValueError: The expression contains something that is not allowed, or is not associative, and the
+            message shows the place; or the axis is out of range.
         NotSupportedError: float8.
     """
     [x] = await placed("arrays.scan", x=x)
@@ -366,9 +366,10 @@ async def linear_recurrence(
     """Compute ``y[k] = a[k] * y[k - 1] + b[k]`` along an axis: a linear recurrence of first order.
 
     Pairs of steps become one step, in 2 log2(n) of them, so products of neighbours of `a` must not overflow.
-    An exponential average of weight ``w`` is ``linear_recurrence(1 - w, w * x, initial=first)``.
+    An exponential average with weight ``w`` is ``linear_recurrence(1 - w, w * x, initial=first)``.
 
-    A Kalman filter of a random walk, whose gains ``g`` depend on no observation, follows observations ``z``:
+    A Kalman filter for a random walk has gains ``g`` that depend on no observation. It follows observations
+    ``z``:
 
     >>> import trio_accel as ta
     >>> level = ta.arrays.linear_recurrence(1 - g, g * z, initial=z0)  # doctest: +SKIP
@@ -377,17 +378,17 @@ async def linear_recurrence(
 
     Args:
         a: Factors: a number, or an array that broadcasts with `b`.
-        b: What is added; an array.
-        axis: The axis of the result, from the end for a negative one. It may be left out for a vector.
-        initial: ``y[-1]``: a number, or an array that broadcasts with an element of `b` along the axis, which
+        b: The array to add.
+        axis: The axis of the result, from the end for a negative one. It may be omitted for a vector.
+        initial: ``y[-1]``: a number, or an array that broadcasts with an element of `b` along the axis, and
             has one element there.
 
     Returns:
-        An array of the shape that all broadcast to, and of the dtype of ``a * initial + b``.
+        An array of the shape that all broadcast to, and with the dtype of ``a * initial + b``.
 
     Raises:
-        TypeError: None is on a device, or an argument is no array or number.
-        ValueError: There is no such axis, or shapes do not broadcast.
+        TypeError: None is on a device, or an argument is not an array or number.
+        ValueError: The axis is out of range, or shapes do not broadcast.
         NotSupportedError: float8.
     """
     name = "arrays.linear_recurrence"
@@ -423,7 +424,7 @@ _NEXT, _PRODUCT, _SAME = (
     for text, inputs in (
         ("a * initial + b", ("a", "initial", "b")),
         ("one * two", ("one", "two")),
-        # A copy, of the dtype of the result and of its shape.
+        # A copy with the dtype and shape of the result.
         ("where(True, b, b * a + initial)", ("b", "a", "initial")),
     )
 )

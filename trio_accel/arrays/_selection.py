@@ -1,7 +1,7 @@
 """Groups of equal elements, selections by a mask, and counts of bins.
 
-How many there are is known only afterwards. So a result is made as large as it can get, and the reply is a
-view of what is filled, which keeps the memory of the whole.
+The number of elements is only known afterwards. So a result gets the largest size possible, and the reply is
+a view of the filled part, which keeps the memory of the whole.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _grouping(
     """Return the plan of a search for groups.
 
     Args:
-        make: Makes the reply of the values, and of what else is wanted.
+        make: Makes the reply from the values and the other results.
         wanted: Fields of `GroupSpec`, in the order of the reply.
         is_sorted: See `GroupSpec`.
     """
@@ -124,7 +124,10 @@ def _grouping(
         values = planner.output(x.shape, x.dtype)
         shapes = {"inverse": given.shape}
         more = {field: planner.output(shapes.get(field, x.shape), DType.int64) for field in wanted}
-        specs = {field: reshaped(more[field].spec, x.shape) if field in more else None for field in _MORE}
+        specs = {
+            field: reshaped(more[field].spec, x.shape) if field in more else None
+            for field in _OPTIONAL_RESULTS
+        }
         count = planner.status(2)
 
         def finish() -> Any:
@@ -138,7 +141,7 @@ def _grouping(
     return plan
 
 
-_MORE = ("counts", "indices", "inverse")
+_OPTIONAL_RESULTS = ("counts", "indices", "inverse")
 
 
 def _same(values: AccelRef) -> AccelRef:
@@ -149,8 +152,8 @@ def _same(values: AccelRef) -> AccelRef:
 async def unique_values(x: Operand) -> AccelRef:
     """Find the elements that differ, in ascending order, as the array API standard's ``unique_values`` does.
 
-    NaN is equal to nothing, so each one is there, behind the numbers. The first zero of both signs is
-    taken. The result is a view of an array as large as `x`.
+    NaN is equal to nothing, so each one is there, after the numbers. The first zero of both signs is taken.
+    The result is a view of an array as large as `x`.
 
     Args:
         x: An array of any shape; its elements are taken in C order.
@@ -169,7 +172,7 @@ async def unique_counts(x: Operand) -> UniqueCountsResult:
     """Find the elements that differ, and count them, as the array API standard's ``unique_counts`` does.
 
     Args:
-        x: The array; see `unique_values`, which says more.
+        x: The array; see `unique_values` for details.
 
     Returns:
         The elements in ascending order, and how often each is there, of int64.
@@ -185,7 +188,7 @@ async def unique_inverse(x: Operand) -> UniqueInverseResult:
     """Find the elements that differ, and where they are, as the array API standard's ``unique_inverse`` does.
 
     Args:
-        x: The array; see `unique_values`, which says more.
+        x: The array; see `unique_values` for details.
 
     Returns:
         The elements in ascending order, and for each element of `x`, in its shape, which one it is, of int64.
@@ -201,11 +204,11 @@ async def unique_all(x: Operand) -> UniqueAllResult:
     """Find the elements that differ, and all about them, as the array API standard's ``unique_all`` does.
 
     Args:
-        x: The array; see `unique_values`, which says more.
+        x: The array; see `unique_values` for details.
 
     Returns:
-        The elements in ascending order, the index of the first one of each, for each element of `x` which
-        one it is, and how often each is there: indices and counts are of int64.
+        The elements in ascending order; the index of the first of each; for each element of `x` its index
+        among them; and how often each is there. Indices and counts are of int64.
 
     Raises:
         NotSupportedError: See `unique_values`.
@@ -215,7 +218,7 @@ async def unique_all(x: Operand) -> UniqueAllResult:
 
 @operation(actor=ArraysActor, plan=_grouping(RunLengthsResult, "counts", is_sorted=False))
 async def run_lengths(x: Operand) -> RunLengthsResult:
-    """Find the runs of equal neighbours of a vector (CUB's run-length encoding).
+    """Find the runs of equal neighbours in a vector (CUB's run-length encoding).
 
     NaN is equal to nothing: each is a run. The results are views of arrays as long as `x`.
 
@@ -226,7 +229,7 @@ async def run_lengths(x: Operand) -> RunLengthsResult:
         The first element of each run, and how long each is, of int64.
 
     Raises:
-        ValueError: `x` is no vector.
+        ValueError: `x` is not a vector.
         NotSupportedError: float8 on CUDA.
     """
     ...
@@ -243,7 +246,7 @@ def _plan_nonzero(message: Any, planner: Planner) -> Planned[tuple[AccelRef, ...
 
 @operation(actor=ArraysActor, plan=_plan_nonzero)
 async def nonzero(x: Operand) -> tuple[AccelRef, ...]:
-    """Find the indices of elements that are not zero, as the array API standard's ``nonzero`` does.
+    """Find the indices of nonzero elements, as the array API standard's ``nonzero`` does.
 
     NaN is not zero. The results are views of arrays with a place for each element of `x`.
 
@@ -262,9 +265,9 @@ async def nonzero(x: Operand) -> tuple[AccelRef, ...]:
 
 @composed
 async def argwhere(x: Operand) -> AccelRef:
-    """Find the indices of elements that are not zero, a row for each: `nonzero`, and a join.
+    """Find the indices of nonzero elements, a row for each: `nonzero`, and a join.
 
-    Arguments and errors are those of `nonzero`.
+    See `nonzero` for arguments and errors.
 
     Returns:
         A matrix of int64, with a column for each axis of `x`.
@@ -278,19 +281,19 @@ async def select(
     choices: Sequence[ExpressionArgument],
     default: ExpressionArgument = 0,
 ) -> AccelRef:
-    """Take the first choice whose condition is true, as `numpy.select` does: one launch.
+    """Take the first choice with a true condition, as `numpy.select` does: one launch.
 
     Args:
-        conditions: Truth values. These and all others broadcast.
-        choices: As many arrays or numbers, promoted to one dtype with `default`.
-        default: Where no condition is true.
+        conditions: Truth values. All arguments broadcast.
+        choices: An array or number for each condition, promoted to one dtype with `default`.
+        default: The value if no condition is true.
 
     Returns:
         The elements.
 
     Raises:
-        TypeError: A condition is not of truth values, or the standard has no promotion of the choices.
-        ValueError: Not as many choices as conditions, or shapes that do not broadcast.
+        TypeError: A condition does not have truth values, or the standard has no promotion of the choices.
+        ValueError: The numbers of choices and conditions differ, or the shapes do not broadcast.
     """
     if not len(conditions) == len(choices) > 0:
         raise ValueError(
@@ -312,11 +315,11 @@ def _selecting(count: int) -> Elementwise[AccelRef]:
 
 
 def _selected(make: Callable[[AccelRef, int], Any], *, is_whole: bool) -> Callable[[Any, Planner], Any]:
-    """Return the plan of a selection of the items of an array by a mask of its first axes.
+    """Return the plan for selecting the items of an array by a mask of its first axes.
 
     Args:
-        make: Makes the reply of an array that begins with the selected items, and of their count.
-        is_whole: Whether the others come behind them.
+        make: Makes the reply from an array that begins with the selected items, and their number.
+        is_whole: Whether the other items follow.
     """
 
     def plan(message: Any, planner: Planner) -> Planned[Any]:
@@ -342,7 +345,7 @@ async def compress(mask: Operand, x: Operand) -> AccelRef:
     The result is a view of an array with a place for each item of `x`.
 
     Args:
-        mask: Truth values, of the shape of `x` or of its first axes.
+        mask: Truth values, with the shape of `x` or its first axes.
         x: The array.
 
     Returns:
@@ -362,11 +365,11 @@ async def partition(mask: Operand, x: Operand) -> tuple[AccelRef, AccelRef]:
     Both are views of one new array, which holds the selected items first.
 
     Args:
-        mask: Truth values, of the shape of `x` or of its first axes.
+        mask: Truth values, with the shape of `x` or its first axes.
         x: The array.
 
     Returns:
-        The items that are selected, and the others.
+        The selected items, and the others.
 
     Raises:
         TypeError: The mask is not of bool.
@@ -429,12 +432,12 @@ class Count(Operation[ArraysActor, AccelRef]):
 
 @composed
 async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int = 0) -> AccelRef:
-    """Count how often each whole number is there, as `numpy.bincount` does.
+    """Count how often each integer is there, as `numpy.bincount` does.
 
     The largest number is found first, and read by the host: so it waits for the device twice.
 
     Args:
-        x: A vector of whole numbers from 0 on.
+        x: A vector of integers from 0 on.
         weights: Real numbers of the same shape, which are added up in float64 in the place of ones.
         minlength: The least length of the result.
 
@@ -443,8 +446,8 @@ async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int
         `minlength`.
 
     Raises:
-        TypeError: `x` is not of whole numbers, `weights` is complex, or `minlength` is no whole number.
-        ValueError: `x` is no vector, `weights` has another shape, or `minlength` is negative.
+        TypeError: `x` is not of integers, `weights` is complex, or `minlength` is not an integer.
+        ValueError: `x` is not a vector, `weights` has another shape, or `minlength` is negative.
         LibraryError: A number is negative.
         OutOfMemoryError: The largest number is too large.
     """
@@ -457,7 +460,7 @@ async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int
         )
     if DType.of(x.dtype).kind not in ("int", "uint"):
         raise TypeError(f"{name}: x must have an integer dtype, got {x.dtype}")
-    most = int(await (await device.ask(_MOST.compute(x))).item()) if x.size else -1
+    most = int(await (await device.ask(_MAX.compute(x))).item()) if x.size else -1
     return await device.ask(Count(name, x, None, weights, max(most + 1, minlength)))
 
 
@@ -480,15 +483,15 @@ async def histogram(
             not checked where it is on the device.
         range: The first and the last edge, where `bins` is a number. By default the least and the largest
             element, which are found first, and read by the host.
-        weights: Real numbers of the shape of `x`, which are added up in float64 in the place of ones.
+        weights: Real numbers with the shape of `x`, which are added up in float64 in the place of ones.
 
     Returns:
         How many elements there are in each bin, of int64, or sums of float64; and the edges.
 
     Raises:
-        TypeError: `x`, the edges or `weights` are complex, or `bins` is no whole number.
-        ValueError: There are no bins, or more than there are numbers in the range; edges descend, the range
-            is not finite, or `weights` has another shape.
+        TypeError: `x`, the edges or `weights` are complex, or `bins` is not an integer.
+        ValueError: There are no bins, or more bins than numbers in the range; edges descend, the range is not
+            finite, or `weights` has another shape.
     """
     name = "arrays.histogram"
     device = device_of(name, x, bins if isinstance(bins, AccelRef) else None, weights)
@@ -514,14 +517,15 @@ async def histogram(
 
 
 async def _edges(name: str, device: Device, first: float, last: float, count: int, dtype: DType) -> AccelRef:
-    """Make the edges of bins of one width: different numbers, of which a dtype has so many."""
-    # Numbers are nowhere nearer than at the end that is nearer to 0: too many bins are not made in vain.
+    """Make the edges of bins of equal width, which must be different numbers in the dtype."""
+    # The distance of numbers is least at the end nearer to 0, so too many bins are refused before they are
+    # made.
     least = min(abs(first), abs(last)) if first * last > 0 else 0.0
     near, far = (float(np.spacing(dtype.dtype.type(end / 2))) for end in (least, max(abs(first), abs(last))))
     width = last / count - first / count
     if width >= near or count == 1:
         edges = await linspace(device, first, last, count + 1, dtype=dtype)
-        # Edges that are farther from each other than numbers anywhere in the range are not compared.
+        # Edges need no comparison if their distance exceeds that of numbers anywhere in the range.
         if width >= 4 * far or await (await _ASCEND(edges[1:], edges[:-1])).item():
             return edges
     raise ValueError(
@@ -536,7 +540,7 @@ async def _range(name: str, x: Operand, given: tuple[float, float] | None) -> tu
             raise TypeError(f"{name}: range must be two numbers, got {given!r}")
         first, last = [check_number(name, "range", number, is_real=True) for number in given]
     elif math.prod(x.shape):
-        first, last = [await one(x).item() for one in (_LEAST, _MOST)]
+        first, last = [await one(x).item() for one in (_MIN, _MAX)]
     else:
         first, last = 0.0, 1.0
     # Integers may be larger than each float64.
@@ -551,4 +555,4 @@ async def _range(name: str, x: Operand, given: tuple[float, float] | None) -> tu
 
 
 _ASCEND: Final = Reduction("after > before", "all", operation="arrays.histogram")
-_LEAST, _MOST = (Reduction("x", name, operation=f"arrays.{name}") for name in ("min", "max"))
+_MIN, _MAX = (Reduction("x", name, operation=f"arrays.{name}") for name in ("min", "max"))

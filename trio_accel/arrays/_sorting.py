@@ -1,7 +1,7 @@
 """Order of arrays: sorting, the largest elements, the search in sorted arrays, and functions made of these.
 
-Medians and quantiles are a sort as far as it takes, and one launch that takes two neighbours of each line.
-Sets of elements are made of sorts, searches and selections.
+Medians and quantiles are a partial sort, and one launch that takes two neighbours of each line. Sets of
+elements consist of sorts, searches and selections.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ async def sort(
 ) -> AccelRef:
     """Sort along an axis, as the array API standard's ``sort`` does.
 
-    NaN counts as larger than every number: it comes last, and first where the order is descending. Zeros of
-    both signs are equal.
+    NaN counts as larger than every number: it comes last, or first in descending order. Zeros of both signs
+    are equal.
 
     Args:
         x: The array: real numbers or truth values.
@@ -133,8 +133,8 @@ async def sort(
 
     Raises:
         TypeError: The array is complex.
-        ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
-        NotSupportedError: The device has no sorting; on CUDA it is that of the package ``cuda-cccl``.
+        ValueError: The axis is out of range, or `out` has another shape or shares memory with `x`.
+        NotSupportedError: The device has no sorting; on CUDA it comes from the package ``cuda-cccl``.
     """
     ...
 
@@ -167,7 +167,7 @@ def argsort() -> None:
 
     Raises:
         TypeError: The array is complex.
-        ValueError: There is no such axis, or `out` has another shape or shares memory with `x`.
+        ValueError: The axis is out of range, or `out` has another shape or shares memory with `x`.
         NotSupportedError: See `sort`.
     """
 
@@ -202,7 +202,7 @@ async def lexsort(keys: Sequence[Operand], *, axis: int = -1) -> AccelRef:
 async def top_k(x: Operand, k: int, *, axis: int = -1, largest: bool = True) -> TopKResult:
     """Find the largest elements along an axis, in order, and where they are.
 
-    The first ones of equal elements are taken. NaN counts as larger than every number.
+    Of equal elements, the first are taken. NaN counts as larger than every number.
 
     Args:
         x: The array: real numbers or truth values.
@@ -215,8 +215,8 @@ async def top_k(x: Operand, k: int, *, axis: int = -1, largest: bool = True) -> 
         The elements, and their indices along the axis, of int64.
 
     Raises:
-        TypeError: The array is complex, or `k` is no whole number.
-        ValueError: There is no such axis, or are not so many elements.
+        TypeError: The array is complex, or `k` is not an integer.
+        ValueError: The axis is out of range, or has fewer than `k` elements.
         NotSupportedError: See `sort`.
     """
     ...
@@ -235,18 +235,18 @@ async def searchsorted(
 
     Args:
         x1: Vector in ascending order, NaN last.
-        x2: The values. They are compared in the type that both have in common by NumPy's rules, but integers
-            of 64 bits exactly.
-        side: Whether before the elements that are equal (``"left"``), or behind them (``"right"``).
-        sorter: Indices that bring `x1` into order, such as those of `argsort`.
-        out: Array of the shape of `x2` and of int64 to write to; by default a new one.
+        x2: The values. They are compared in their common type by NumPy's rules, but integers of 64 bits
+            exactly.
+        side: Whether before the equal elements (``"left"``), or after them (``"right"``).
+        sorter: Indices that sort `x1`, such as the result of `argsort`.
+        out: Array with the shape of `x2` and int64 to write to; by default a new one.
 
     Returns:
         For each value the index before which it keeps the vector in order, of int64.
 
     Raises:
-        TypeError: An array is complex, or `sorter` has no whole numbers.
-        ValueError: `x1` is no vector, `sorter` is not as long, or there is no such side.
+        TypeError: An array is complex, or `sorter` does not have integers.
+        ValueError: `x1` is not a vector, `sorter` has another length, or there is no such side.
         LibraryError: An index of `sorter` is out of range.
     """
     ...
@@ -270,25 +270,25 @@ QuantileMethod: TypeAlias = Literal[
 """How a quantile that is between two elements is found, by the names of `numpy.quantile`."""
 
 # The formulas of each method: the place ``h`` of the share ``q`` among ``n`` elements, from 0 on, and the
-# weight ``g`` of the element behind it (Hyndman and Fan, Sample Quantiles in Statistical Packages, 1996).
-_BETWEEN = "g = h - floor(h)"
-_PLACES: dict[str, str] = {
+# weight ``g`` of the element after it (Hyndman and Fan, Sample Quantiles in Statistical Packages, 1996).
+_FRACTION = "g = h - floor(h)"
+_QUANTILE_FORMULAS: dict[str, str] = {
     "inverted_cdf": "h = ceil(n * q - 1); g = 0 * h",
     "averaged_inverted_cdf": "h = n * q - 1; g = where(h == floor(h), 0.5, 1)",
     "closest_observation": "h = n * q - 1.5; h = floor(h) + where(h == floor(h) and floor(h) % 2 == 1, 0, 1);"
     "g = 0 * h",
-    "interpolated_inverted_cdf": f"h = n * q - 1; {_BETWEEN}",
-    "hazen": f"h = n * q - 0.5; {_BETWEEN}",
-    "weibull": f"h = (n + 1) * q - 1; {_BETWEEN}",
-    "linear": f"h = (n - 1) * q; {_BETWEEN}",
-    "median_unbiased": f"h = n * q + (1 / 3 + q / 3) - 1; {_BETWEEN}",
-    "normal_unbiased": f"h = n * q + (3 / 8 + q / 4) - 1; {_BETWEEN}",
+    "interpolated_inverted_cdf": f"h = n * q - 1; {_FRACTION}",
+    "hazen": f"h = n * q - 0.5; {_FRACTION}",
+    "weibull": f"h = (n + 1) * q - 1; {_FRACTION}",
+    "linear": f"h = (n - 1) * q; {_FRACTION}",
+    "median_unbiased": f"h = n * q + (1 / 3 + q / 3) - 1; {_FRACTION}",
+    "normal_unbiased": f"h = n * q + (3 / 8 + q / 4) - 1; {_FRACTION}",
     "lower": "h = floor((n - 1) * q); g = 0 * h",
     "higher": "h = ceil((n - 1) * q); g = 0 * h",
     "midpoint": "h = (n - 1) * q; g = where(h == floor(h), 0, 0.5)",
     "nearest": "h = round((n - 1) * q); g = 0 * h",
 }
-# NaN comes last in a line. Elements that are equal may be infinite.
+# NaN comes last in a line. Equal elements may be infinite.
 _TEXT = (
     "{places}; a = float64(s[i(1), int64(clip(floor(h), 0, n - 1))]);"
     "b = float64(s[i(1), int64(clip(floor(h) + 1, 0, n - 1))]); z = s[i(1), n - 1];"
@@ -323,7 +323,7 @@ async def _quantiles(
     if not np.all((shares >= 0) & (shares <= most)):
         raise ValueError(f"{name}: q must be from 0 to {most}")
     shares = shares / most
-    if method not in _PLACES:
+    if method not in _QUANTILE_FORMULAS:
         refuse_value(name, "method", get_args(QuantileMethod), method)
     [x] = await placed(name, x=x)
     check_real(name, x=x.spec)
@@ -336,14 +336,14 @@ async def _quantiles(
     last = moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
     s = await _sort_at(await reshape(last, (math.prod(lines), n)), _needed(name, shares, n))
     count = await _reduction("x == x", "sum", operation=name)(s, axis=1) if ".nan" in name else n
-    text = _TEXT.format(places=_PLACES[method])
+    text = _TEXT.format(places=_QUANTILE_FORMULAS[method])
     made = _expression(text, inputs=("s", "q", "n"), dtypes=dtype.value, operation=name)
     found = await made(s, shares.reshape(-1, 1), count, shape=(shares.size, math.prod(lines)))
     return found.reshape((*shares.shape, *kept))
 
 
 def _needed(name: str, shares: HostArray, n: int) -> Ints:
-    """Return the places that elements of shares are at, by any method, and the last one, where NaN comes."""
+    """Return the places that any method needs, and the last place, because NaN comes there."""
     if ".nan" in name or shares.size > _FEW_SHARES:
         return ()
     near = np.floor(n * shares).astype(np.int64).reshape(-1, 1) + np.arange(-3, 3)
@@ -354,8 +354,8 @@ def _needed(name: str, shares: HostArray, n: int) -> Ints:
 async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdims: bool = False) -> AccelRef:
     """Find the element in the middle of those along axes; of two the mean. NaN if there is one.
 
-    The mean is computed in float64 and rounded once. Zeros of both signs are equal: it is not said which one
-    of them a median is.
+    The mean is computed in float64 and rounded once. Zeros of both signs are equal, so a median may be
+    either.
 
     >>> import trio, numpy as np, trio_accel as ta
     >>> async def main() -> None:
@@ -371,11 +371,11 @@ async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdim
         keepdims: Whether these stay, with one element.
 
     Returns:
-        The medians, of the dtype of `x`; float64 for whole numbers and truth values. NaN of no elements.
+        The medians, with the dtype of `x`; float64 for integers and truth values. NaN of no elements.
 
     Raises:
-        TypeError: `x` is no array, or complex.
-        ValueError: An axis that there is not.
+        TypeError: `x` is not an array, or is complex.
+        ValueError: An axis out of range.
         NotSupportedError: See `sort`.
     """
     return await _quantiles("arrays.median", x, axis, keepdims)
@@ -383,9 +383,9 @@ async def median(x: Operand, axis: int | Sequence[int] | None = None, *, keepdim
 
 @arguments_of(median, _quantiles, "arrays.nanmedian")
 def nanmedian() -> None:
-    """Find the element in the middle of those along axes that are not NaN; NaN where all are.
+    """Find the element in the middle of those along axes, ignoring NaN; NaN if all are.
 
-    Arguments and errors are those of `median`.
+    See `median` for arguments and errors.
     """
 
 
@@ -400,23 +400,22 @@ async def quantile(
 ) -> AccelRef:
     """Find what shares of the elements along axes are below, as `numpy.quantile` does. NaN if there is one.
 
-    The elements are ordered once for all shares. What is found is computed in float64 and rounded once.
+    The elements are ordered once for all shares. The quantiles are computed in float64 and rounded once.
 
     Args:
         x: The array, real.
         q: A share from 0 to 1, or several in a sequence, on the host.
         axis: Axis or axes; None for all.
-        method: What is found between two elements; see `QuantileMethod`.
+        method: How to find a quantile between two elements; see `QuantileMethod`.
         keepdims: Whether the axes stay, with one element.
 
     Returns:
-        The quantiles, of the dtype of `x`; float64 for whole numbers and truth values. Several shares
-        are along a new first axis.
+        The quantiles, with the dtype of `x`; float64 for integers and truth values. Several shares are along
+        a new first axis.
 
     Raises:
-        TypeError: `x` is no array, or complex; or `q` is of no numbers.
-        ValueError: An axis that there is not, a share that is not from 0 to 1, or another
-            method.
+        TypeError: `x` is not an array, or is complex; or `q` does not consist of numbers.
+        ValueError: An axis out of range, a share outside of 0 to 1, or an unknown method.
         NotSupportedError: See `sort`.
     """
     return await _quantiles("arrays.quantile", x, axis, keepdims, q, method)
@@ -424,9 +423,9 @@ async def quantile(
 
 @arguments_of(quantile, _quantiles, "arrays.nanquantile")
 def nanquantile() -> None:
-    """Find quantiles of the elements along axes that are not NaN; NaN where all are.
+    """Find quantiles of the elements along axes, ignoring NaN; NaN if all are.
 
-    Arguments and errors are those of `quantile`.
+    See `quantile` for arguments and errors.
     """
 
 
@@ -434,20 +433,20 @@ def nanquantile() -> None:
 def percentile() -> None:
     """Find quantiles of shares in percent, from 0 to 100.
 
-    Arguments and errors are those of `quantile`.
+    See `quantile` for arguments and errors.
     """
 
 
 @arguments_of(quantile, _quantiles, "arrays.nanpercentile")
 def nanpercentile() -> None:
-    """Find quantiles of shares in percent, from 0 to 100, of the elements that are not NaN.
+    """Find quantiles for shares in percent, from 0 to 100, ignoring NaN.
 
-    Arguments and errors are those of `quantile`.
+    See `quantile` for arguments and errors.
     """
 
 
-# A load behind the last element takes the last one, which is another one then.
-_FOUND = Elementwise[AccelRef](
+# A load after the last element takes the last one, which is another one then.
+_IS_MEMBER = Elementwise[AccelRef](
     "(x2[at] == x1) != others",
     inputs=("x2", "at", "x1", "others"),
     operation="arrays.isin",
@@ -468,7 +467,7 @@ _ALL_CLOSE = Reduction(
 
 @composed
 async def array_equal(x1: Operand, x2: Operand, *, equal_nan: bool = False) -> bool:
-    """Tell whether two arrays have the same shape and the same elements: one launch, and the host reads it.
+    """Return whether two arrays have the same shape and the same elements: one launch, and the host reads it.
 
     Args:
         x1: An array.
@@ -479,7 +478,7 @@ async def array_equal(x1: Operand, x2: Operand, *, equal_nan: bool = False) -> b
         Whether they do.
 
     Raises:
-        TypeError: An argument is no array, or none is on a device.
+        TypeError: An argument is not an array, or none is on a device.
         NotSupportedError: float8.
     """
     name = "arrays.array_equal"
@@ -493,15 +492,15 @@ async def array_equal(x1: Operand, x2: Operand, *, equal_nan: bool = False) -> b
 async def allclose(
     x1: Operand, x2: Operand, *, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> bool:
-    """Tell whether all elements are close, by the rule of `isclose`: one launch, and the host reads it.
+    """Return whether all elements are close, by the rule of `isclose`: one launch, and the host reads it.
 
-    Arguments are those of `isclose`; at least one is an array of a device, and they broadcast.
+    See `isclose` for arguments; at least one is an array of a device, and they broadcast.
 
     Returns:
         Whether they are.
 
     Raises:
-        TypeError: An argument is no array or number, or none is on a device.
+        TypeError: An argument is not an array or number, or none is on a device.
         ValueError: The shapes do not broadcast.
         NotSupportedError: float8.
     """
@@ -516,19 +515,19 @@ async def allclose(
 
 @composed
 async def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> AccelRef:
-    """Tell which elements are among others, as the array API standard's ``isin`` does: a sort and a search.
+    """Return which elements are among others, as the array API standard's ``isin`` does: a sort and a search.
 
     Args:
-        x1: Elements that are looked for.
-        x2: Elements that these may be among, of any shape. NaN is equal to nothing.
-        invert: Whether to tell which are not.
+        x1: Elements to look for.
+        x2: Elements to search, of any shape. NaN is equal to nothing.
+        invert: Whether to return which elements are missing instead.
 
     Returns:
-        Truth values, of the shape of `x1`.
+        Truth values, with the shape of `x1`.
 
     Raises:
-        TypeError: An argument is no array, or complex, or the standard has no promotion of both dtypes;
-            signed numbers are found among uint64, though.
+        TypeError: An argument is not an array, or is complex, or the standard has no promotion of both
+            dtypes; but signed numbers are found among uint64.
         NotSupportedError: See `sort`.
     """
     x1, x2 = await placed("arrays.isin", x1=x1, x2=x2)
@@ -539,7 +538,7 @@ async def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> AccelRef:
     if not x2.size:
         return await x1.device.full(x1.shape, invert, "bool")
     ordered = await sort(await reshape(x2, -1))
-    return await _FOUND(ordered, await searchsorted(ordered, x1), x1, invert)
+    return await _IS_MEMBER(ordered, await searchsorted(ordered, x1), x1, invert)
 
 
 @composed
@@ -551,7 +550,7 @@ async def intersect1d(x1: Operand, x2: Operand) -> AccelRef:
         x2: Elements, of any shape.
 
     Returns:
-        A vector, of the dtype of `x1`. It is a view of an array as large as `x1`.
+        A vector, with the dtype of `x1`. It is a view of an array as large as `x1`.
 
     Raises:
         TypeError, NotSupportedError: As of `isin` and `unique_values`.
@@ -565,8 +564,7 @@ async def intersect1d(x1: Operand, x2: Operand) -> AccelRef:
 async def setdiff1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements of the first array that the second has not, each once and in ascending order.
 
-    NaN is equal to nothing, so each one of the first is there. Arguments and errors are those of
-    `intersect1d`.
+    NaN is equal to nothing, so each one of the first is there. See `intersect1d` for arguments and errors.
     """
     x1, x2 = await placed("arrays.setdiff1d", x1=x1, x2=x2)
     once = await unique_values(x1)
@@ -577,7 +575,7 @@ async def setdiff1d(x1: Operand, x2: Operand) -> AccelRef:
 async def setxor1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements that just one of the arrays has, each once and in ascending order.
 
-    Arguments and errors are those of `intersect1d`; the dtype is the promoted one.
+    See `intersect1d` for arguments and errors; the dtype is the promoted one.
     """
     x1, x2 = await placed("arrays.setxor1d", x1=x1, x2=x2)
     return await sort(await concat([await setdiff1d(x1, x2), await setdiff1d(x2, x1)]))
@@ -587,7 +585,7 @@ async def setxor1d(x1: Operand, x2: Operand) -> AccelRef:
 async def union1d(x1: Operand, x2: Operand) -> AccelRef:
     """Find the elements that one of the arrays has, each once and in ascending order.
 
-    Arguments and errors are those of `intersect1d`; the dtype is the promoted one.
+    See `intersect1d` for arguments and errors; the dtype is the promoted one.
     """
     x1, x2 = await placed("arrays.union1d", x1=x1, x2=x2)
     return await unique_values(await concat([x1, x2], axis=None))

@@ -1,7 +1,7 @@
 """Views by the array API standard, and by NumPy where it has more: plain functions, as nothing is launched.
 
-NumPy finds the layout of each, from an array of the same layout that has no memory, and refuses what it
-would refuse.
+NumPy finds the layout of each, by an array with the same layout and without memory, and refuses the arguments
+that it would refuse.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
     "unstack",
 ]
 
-# Each is an object that is made at once.
+# Each part is an object that is made at once.
 _MOST_PARTS = 1 << 16
 
 
@@ -61,7 +61,7 @@ def moveaxis(x: AccelRef, source: int | Sequence[int], destination: int | Sequen
     """Return a view with axes at other places; the others keep their order.
 
     Raises:
-        ValueError: An axis that there is not, or twice, or not as many in both.
+        ValueError: An axis out of range, or twice, or not as many in both.
     """
     places = [wholes("arrays.moveaxis", *one) for one in (("source", source), ("destination", destination))]
     return _view("moveaxis", x, lambda array: np.moveaxis(array, *places))
@@ -80,7 +80,7 @@ def squeeze(x: AccelRef, axis: int | Sequence[int]) -> AccelRef:
     """Return a view without axes of one element.
 
     Raises:
-        ValueError: An axis that there is not, or one of another length.
+        ValueError: An axis out of range, or one of another length.
     """
     axes = wholes("arrays.squeeze", "axis", axis)
     return _view("squeeze", x, lambda array: np.squeeze(array, axes))
@@ -100,7 +100,7 @@ def flip(x: AccelRef, axis: int | Sequence[int] | None = None) -> AccelRef:
     """Return a view with the elements in the opposite order along axes; None for all.
 
     Raises:
-        ValueError: An axis that there is not, or twice.
+        ValueError: An axis out of range, or twice.
     """
     axes = None if axis is None else wholes("arrays.flip", "axis", axis)
     # NumPy copies an array without axes.
@@ -108,7 +108,7 @@ def flip(x: AccelRef, axis: int | Sequence[int] | None = None) -> AccelRef:
 
 
 def broadcast_to(x: AccelRef, shape: int | Sequence[int]) -> AccelRef:
-    """Return a view that repeats elements along axes in front, and along those of one element.
+    """Return a view that repeats elements along new leading axes, and along axes of one element.
 
     Elements of it share memory, so no operation writes to it.
 
@@ -137,7 +137,7 @@ def meshgrid(*arrays: AccelRef, indexing: Literal["xy", "ij"] = "xy") -> tuple[A
     Elements of them share memory: `AccelRef.copy` makes arrays that can be written to.
 
     Args:
-        *arrays: The coordinates along each axis, each with one axis at most.
+        *arrays: The coordinates along each axis, each with at most one axis.
         indexing: ``"ij"``: array number k goes along axis k. ``"xy"``: the first two axes are exchanged.
 
     Raises:
@@ -158,7 +158,7 @@ def meshgrid(*arrays: AccelRef, indexing: Literal["xy", "ij"] = "xy") -> tuple[A
 
 
 def diagonal(x: AccelRef, *, offset: int = 0) -> AccelRef:
-    """Return a view of the diagonal of each matrix of a stack: the last axis of the result goes along it.
+    """Return a view of each matrix's diagonal in a stack, along the last axis of the result.
 
     Args:
         x: Array of shape (..., m, n).
@@ -172,7 +172,7 @@ def diagonal(x: AccelRef, *, offset: int = 0) -> AccelRef:
 
 
 def rot90(x: AccelRef, k: int = 1, axes: Sequence[int] = (0, 1)) -> AccelRef:
-    """Return a view that is turned by 90 degrees, from the first of two axes towards the second.
+    """Return a view turned by 90 degrees, from the first of two axes towards the second.
 
     Args:
         x: The array.
@@ -190,7 +190,7 @@ def swapaxes(x: AccelRef, axis1: int, axis2: int) -> AccelRef:
     """Return a view with two axes exchanged.
 
     Raises:
-        ValueError: An axis that there is not.
+        ValueError: An axis out of range.
     """
     places = whole("arrays.swapaxes", "axis1", axis1), whole("arrays.swapaxes", "axis2", axis2)
     return _view("swapaxes", x, lambda array: array.swapaxes(*places))
@@ -201,7 +201,7 @@ def sliding_window_view(
 ) -> AccelRef:
     """Return a view of all windows, as `numpy.lib.stride_tricks.sliding_window_view` does.
 
-    The axes of a window are the last ones of the result. Windows share elements, so no operation writes to
+    The axes of a window are the last axes of the result. Windows share elements, so no operation writes to
     the view.
 
     Args:
@@ -210,8 +210,8 @@ def sliding_window_view(
         axis: The axes; None for all.
 
     Raises:
-        ValueError: An axis that there is not, not as many axes as sizes, or a window that is larger than the
-            array or smaller than one element.
+        ValueError: An axis is out of range, the numbers of axes and sizes differ, or a window is larger than
+            the array or smaller than one element.
     """
     sizes = wholes("arrays.sliding_window_view", "window_shape", window_shape)
     axes = None if axis is None else wholes("arrays.sliding_window_view", "axis", axis)
@@ -221,10 +221,10 @@ def sliding_window_view(
 
 
 def unstack(x: AccelRef, *, axis: int = 0) -> tuple[AccelRef, ...]:
-    """Return views of the parts of an array along an axis, one for each index.
+    """Return views of an array's parts along an axis, one for each index.
 
     Raises:
-        ValueError: An axis that there is not, or more than 65 536 parts.
+        ValueError: An axis out of range, or more than 65 536 parts.
     """
     place = axis_of("arrays.unstack", x, axis)
     moved = _view("unstack", x, lambda array: np.moveaxis(array, place, 0))
@@ -241,8 +241,8 @@ def split(x: AccelRef, indices_or_sections: int | Sequence[int], axis: int = 0) 
         axis: The axis.
 
     Raises:
-        ValueError: An axis that there is not, or it cannot be divided into parts of one length; or there are
-            more than 65 536 parts.
+        ValueError: An axis out of range, or it cannot be divided into parts of one length; or there are more
+            than 65 536 parts.
     """
     place = axis_of("arrays.split", x, axis)
     moved = _view("split", x, lambda array: np.moveaxis(array, place, 0))

@@ -28,13 +28,13 @@ __all__ = [
 
 _VARIABLE = "TRIO_ACCEL_BACKEND"
 
-# The best first. Loaded on use: a backend may have a heavy library or a driver behind it.
+# The best first. Loaded on use, because a backend may need a heavy library or a driver.
 _BACKENDS = {
     "cuda": "trio_accel.backends.cuda:CudaBackend",
     "cpu": "trio_accel.backends.cpu:CpuBackend",
 }
 
-_OWN = tuple(_BACKENDS)
+_BUNDLED_BACKENDS = tuple(_BACKENDS)
 
 # Backends of other distributions by name: the imported ones, and the reasons why others cannot be used.
 _LOADED: dict[str, AccelBackend] = {}
@@ -46,16 +46,16 @@ _SPEC = re.compile(r"(?P<backend>[a-z]+)(?::(?P<index>[0-9]{1,6}))?")
 def register(name: str, path: str) -> None:
     """Make a backend of another package known, in this process and in the workers that it starts.
 
-    An installed distribution has an entry point of the group ``trio_accel.backends`` instead: its name is
-    that of the backend, and its value the import path. Nothing is imported until a program names a device, or
-    lists all. The devices come after those of the package, and `open_device` without a name takes none.
+    An installed distribution has an entry point of the group ``trio_accel.backends`` instead, with the
+    backend's name and import path. Nothing is imported until a program names a device, or lists all devices.
+    The devices come after the package's own, and `open_device` without a name never chooses one of them.
 
     Args:
         name: First part of a device's name: small letters, such as ``"rocm"`` for ``"rocm:0"``.
         path: Import path of a class that implements `AccelBackend`, ``"package.module:Class"``.
 
     Raises:
-        ValueError: The name is not valid, or another backend has it.
+        ValueError: The name is not valid, or belongs to another backend.
     """
     if not _is_name(name):
         raise ValueError(f"name: {name!r} is not a name of a backend; it has small letters only")
@@ -64,7 +64,7 @@ def register(name: str, path: str) -> None:
 
 
 def path_of(name: str) -> str:
-    """Return the import path of a backend that was found, which a worker imports it by."""
+    """Return the import path of a known backend, for the import in a worker."""
     return _BACKENDS[name]
 
 
@@ -74,10 +74,10 @@ def list_devices() -> tuple[DeviceInfo, ...]:
 
 
 def topology() -> Topology:
-    """Find which devices of the machine reach one another, and by what. Blocks; opens no device.
+    """Find the links between the devices of the machine. Blocks; opens no device.
 
-    On CUDA the driver tells, in a process of its own. A link counts as NVLink where the driver has native
-    atomics over it, which NVIDIA's GPUs have over NVLink alone.
+    On CUDA the driver reports them, in a process of its own. A link counts as NVLink if the driver has native
+    atomics over it, because NVIDIA's GPUs have these over NVLink only.
     """
     return Topology.of(list_devices(), [link for name in _known() for link in _load(name).links()])
 
@@ -88,13 +88,13 @@ def describe() -> tuple[BackendReport, ...]:
     A backend of another distribution that cannot be used has a report with the problem.
     """
     reports = [_load(name).describe() for name in _known()]
-    refused = [name for name in _PROBLEMS if name in _OWN or name not in _BACKENDS]
+    refused = [name for name in _PROBLEMS if name in _BUNDLED_BACKENDS or name not in _BACKENDS]
     return (*reports, *[BackendReport(name=name, problem=_PROBLEMS[name]) for name in refused])
 
 
 def driver_checks() -> tuple[str, ...]:
-    """Files that say whether a process has initialised a driver; see `AccelBackend.driver_check`."""
-    backends = [_load(name) for name in _OWN] + list(_LOADED.values())
+    """Return files that check whether a process has initialised a driver; see `AccelBackend.driver_check`."""
+    backends = [_load(name) for name in _BUNDLED_BACKENDS] + list(_LOADED.values())
     return tuple([path for backend in backends if (path := backend.driver_check) is not None])
 
 
@@ -107,10 +107,10 @@ def candidates(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
 
     Returns:
         The named device. Without a name, and with the variable unset or empty: all devices of the package's
-        own backends, and always one of the CPU.
+        own backends, always including a CPU.
 
     Raises:
-        ValueError: The name is not valid, or there is no such device.
+        ValueError: The name is not valid, or the device does not exist.
         NotSupportedError: The backend cannot run on this machine.
     """
     if spec is not None:
@@ -118,7 +118,7 @@ def candidates(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
     named = os.environ.get(_VARIABLE)
     if named:
         return (_find(named, f"{named!r} (from the environment variable {_VARIABLE})"),)
-    return tuple([(_load(name), info) for name in _OWN for info in _load(name).list_devices()])
+    return tuple([(_load(name), info) for name in _BUNDLED_BACKENDS for info in _load(name).list_devices()])
 
 
 def members(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
@@ -148,8 +148,8 @@ def resolve_for_worker(spec: str, path: str) -> tuple[AccelBackend, DeviceInfo]:
         path: Import path of its backend, as the application has found it.
     """
     name = spec.partition(":")[0]
-    if name not in _OWN:
-        # The application has asked it for all that it tells, which may take long.
+    if name not in _BUNDLED_BACKENDS:
+        # The application has already queried all of its properties, which may take long.
         _BACKENDS[name] = path
         _LOADED[name] = _plug_ins.imported(path)
     return _find(spec, f"{spec!r}", is_worker=True)
@@ -177,8 +177,8 @@ def _find(spec: str, given: str, *, is_worker: bool = False) -> tuple[AccelBacke
 
 
 def _available(name: str) -> str:
-    """Name the devices of the package's own backends and of the one that was asked for."""
-    asked = dict.fromkeys((*_OWN, name))
+    """Return the names of the devices of the package's own backends and of the requested one."""
+    asked = dict.fromkeys((*_BUNDLED_BACKENDS, name))
     return ", ".join([info.name for each in asked for info in _load(each).list_devices()])
 
 
@@ -194,7 +194,7 @@ def _known() -> dict[str, str]:
         by = " and ".join([f"{values[path]} ({path})" for path in paths])
         if not _is_name(name):
             _PROBLEMS[name] = f"{by}: {name!r} is not a name of a backend; it has small letters only"
-        elif name in _OWN:
+        elif name in _BUNDLED_BACKENDS:
             _PROBLEMS[name] = f"{by}: the package has a backend {name!r} of its own; uninstall this one"
         elif len(paths) > 1:
             _PROBLEMS[name] = f"two backends have the name {name!r}: {by}; uninstall one of them"
@@ -204,7 +204,7 @@ def _known() -> dict[str, str]:
 
 
 def _load(name: str) -> AccelBackend:
-    if name in _OWN:
+    if name in _BUNDLED_BACKENDS:
         return _load_own(name)
     if name not in _LOADED:
         problem = _PROBLEMS.get(name)

@@ -1,7 +1,7 @@
 """Backends of other distributions: their entry points, and the import of one.
 
-Such a backend is other people's code. Whatever its import or its search for devices does, the package and all
-other backends go on, and the reason is told where the backend is named.
+Such a backend is foreign code. Whatever its import or its search for devices does, the package and all other
+backends continue, and the reason is reported wherever the backend is named.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def entries() -> dict[str, dict[str, str]]:
     Returns:
         By name and import path, the distributions.
     """
-    # Its import takes a good part of what the import of the package may take, so it is done here.
+    # Import it here, because that takes a good part of the time that the package's import may take.
     from importlib.metadata import entry_points
 
     found: dict[str, dict[str, str]] = {}
@@ -44,7 +44,7 @@ def entries() -> dict[str, dict[str, str]]:
 
 @attrs.frozen
 class Unusable(AccelBackend):
-    """A backend that cannot be used: it has no devices, and says why."""
+    """A backend that cannot be used: it has no devices, and reports why."""
 
     name: str  # pyright: ignore[reportIncompatibleMethodOverride]
     problem: str
@@ -78,16 +78,16 @@ def imported(path: str) -> AccelBackend:
 
 
 def load(name: str, path: str) -> AccelBackend:
-    """Import a backend, and ask it once for all that it tells. Blocks for `SECONDS` at most.
+    """Import a backend, and query all its properties once. Blocks for `SECONDS` at most.
 
-    What it prints meanwhile goes to the standard error, because programs read the standard output.
+    Its prints meanwhile go to the standard error, because programs read the standard output.
 
     Args:
         name: Its name.
         path: Import path of the class.
 
     Returns:
-        The backend, or one without devices that says why.
+        The backend, or a backend without devices that reports why.
     """
 
     def make() -> AccelBackend:

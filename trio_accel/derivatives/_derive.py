@@ -1,15 +1,15 @@
 """The gradient of a program is a program: reverse mode over the steps of a typed expression.
 
 A program has steps of elements, loads and loops. Its gradient by an argument that is read element by element
-is a program with one result. Its gradient by an argument that elements are loaded from is a list of
-additions: a value that is added to an element of the gradient, at the indices of the load.
+is a program with one result. Its gradient by a loaded argument is a list of additions. Each addition adds a
+value to an element of the gradient, at the indices of the load.
 
 A loop is run backwards. The gradient of an iteration needs the values that the iteration began with, so the
 loop runs again up to it: nothing is kept, and n iterations take n * n / 2. Steps that nobody needs are
 dropped, so a sum over a range takes n.
 
-An addition in a loop has axes of its own, one for each loop around it: the index along such an axis is the
-number of the iteration whose value is added.
+An addition in a loop has axes of its own, one for each loop around it. The index along such an axis is the
+number of the iteration that adds the value.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class Program:
 
 @attrs.frozen
 class Addition:
-    """A value that is added to an element of the gradient of an argument.
+    """A value to add to an element of an argument's gradient.
 
     Attributes:
-        program: Its results are the value, and then the indices.
-        counts: For each loop around the load the program of the number of its iterations.
+        program: Its results are the value, followed by the indices.
+        counts: For each loop around the load, the program of its number of iterations.
     """
 
     program: Program
@@ -80,10 +80,10 @@ def gradient(
         program: An expression.
         inputs: The number of its arguments.
         wrt: The argument.
-        numbers: The arguments that are numbers: where a bound is one, its tie has the gradient 0.
-        reached: The results that have gradients; it is the sum over these.
-        has_result: Whether the gradient may read the results in place of computing them again.
-        passes_nan: Whether the gradient of NaN is not 0 where a number is a bound.
+        numbers: The arguments that are numbers: if a bound is such a number, the gradient at the bound is 0.
+        reached: The results with gradients; the gradient is the sum over these.
+        has_result: Whether the gradient may read the results instead of computing them again.
+        passes_nan: Whether the gradient of NaN is not 0 if a number is a bound.
 
     Raises:
         NotSupportedError: A function has no derivative.
@@ -131,11 +131,11 @@ def _rule(text: str, kinds: tuple[DType, ...], dtype: DType) -> TypedExpression:
 
 
 class _Gradient(Builder):
-    """The steps of a program, and then those of its gradient.
+    """The steps of a program, followed by the steps of its gradient.
 
     Attributes:
-        found: For each addition the numbers of iterations of the loops around it, from the outermost one in.
-        captured: The value and the indices of the addition that is probed.
+        found: For each addition the iteration counts of the loops around it, from the outermost one in.
+        captured: The value and the indices of the probed addition.
     """
 
     def __init__(
@@ -163,10 +163,10 @@ class _Gradient(Builder):
         self.captured: list[int] = []
 
     def run(self) -> dict[int, int]:
-        """Make all steps; returns the gradients of the steps of the program."""
+        """Make all steps; return the gradients of the program's steps."""
         at = dict[int, int]()
         if self._depth:
-            # Axes from the end have the axes of loops behind them.
+            # The axes of loops follow, so axes counted from the end are shifted.
             self._old = tuple(
                 attrs.evolve(step, value=step.value.real - self._depth)
                 if step.function == "index" and step.value.real < 0
@@ -307,8 +307,10 @@ class _Gradient(Builder):
         texts = self._texts(step.function, given)
         operand = self._old[step.steps[0]].dtype
         if operand.kind == "complex" and step.function not in NOT_HOLOMORPHIC:
-            # The gradient of a complex number z is that of its real part, plus i times that of its imaginary
-            # part: g times the conjugate of the derivative, which is the derivative at the conjugate.
+            # The gradient by a complex number z is the gradient by its real part, plus i times the gradient
+            # by its
+            # imaginary part: g times the conjugate of the derivative, which is the derivative at the
+            # conjugate.
             given = [self._conjugate(one) for one in given]
             y = self._conjugate(y)
         operands = dict(zip("ab", given, strict=False)) | {"y": y}
@@ -325,7 +327,7 @@ class _Gradient(Builder):
         return next(((array, at[bound]) for array, bound in pairs if self._is_number(at[bound])), None)
 
     def _back_bounds(self, number: int, at: Mapping[int, int], adjoints: dict[int, int]) -> None:
-        """Make 0 of a gradient beyond bounds that are numbers; the bounds of a `clip` are one step."""
+        """Zero a gradient outside of bounds that are numbers; the bounds of a `clip` are one step."""
         g, limits, array = adjoints[number], list[tuple[str, int]](), number
         while (found := self._bound(array, at)) is not None and not (limits and self._has_loops):
             limits.append((BOUNDS[self._old[array].function][self._passes_nan], found[1]))
@@ -383,7 +385,7 @@ class _Gradient(Builder):
         self.captured = [self.constant(0.0, load.dtype), *[zero] * len(load.steps)]
 
     def _load_of_probe(self) -> Step:
-        # All loads of an argument have one dtype, and take as many indices.
+        # All loads of an argument have one dtype, and take the same number of indices.
         return next(step for step in self._old if step.function == "load" and _number(step) == self._wrt)
 
     def _back_loop(self, loop: int, end: int, at: Mapping[int, int], adjoints: dict[int, int]) -> None:

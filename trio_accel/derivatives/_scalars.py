@@ -1,4 +1,4 @@
-"""Derivatives of the functions of the expression language, as texts of that language.
+"""Derivatives of the functions of the expression language, as sources in that language.
 
 A text reads `g`, the gradient of the result, the arguments `a` and `b`, and `y`, the result.
 """
@@ -39,7 +39,7 @@ OF_ONE: Mapping[str, str] = {
     "erfcinv": "-g * 0.8862269254527579 * exp(y * y)", "bessel_i0": "g * bessel_i1(a)",
     "bessel_i1": "g * (bessel_i0(a) - where(a == 0, 0.5, y / where(a == 0, 1, a)))",
     "lgamma": f"{_DIGAMMA}x = g * d", "tgamma": f"{_DIGAMMA}x = g * y * d",
-    # The sign of a complex number is its direction; that of a real number is a step.
+    # The sign of a complex number is its direction; the sign of a real number is a step function.
     "sign": "where(a == 0, 0, (g - y * real(conj(y) * g)) / where(a == 0, 1, abs(a)))",
 }  # fmt: skip
 """The derivatives of functions of one argument."""

@@ -1,4 +1,4 @@
-"""Programs of steps that are made one step at a time, and their texts in the expression language."""
+"""Programs that are built step by step, and their source in the expression language."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Builder:
         self._found: list[dict[tuple[object, ...], int]] = [{}]
 
     def step(self, function: str, dtype: DType, steps: Sequence[int] = (), value: Any = 0) -> int:
-        """Return the number of a step that is made unless an equal one is there."""
+        """Return the number of an equal step, or of a new one."""
         simple = self._simple(function, dtype, steps)
         if simple is not None:
             return simple
@@ -50,7 +50,7 @@ class Builder:
         return number
 
     def new(self, function: str, dtype: DType, steps: Sequence[int] = (), value: Any = 0) -> int:
-        """Make a step that is unlike all others: a loop opens a scope, and its end closes it."""
+        """Make a step that differs from all others: a loop opens a scope, and its end closes it."""
         self.steps.append(Step(function, dtype, tuple(steps), value))
         number = len(self.steps) - 1
         if function == "loop":
@@ -70,9 +70,9 @@ class Builder:
         """Copy steps.
 
         Args:
-            steps: The program that they are of.
-            numbers: The steps that are copied, in order.
-            made: The steps that are here already; the copies are added.
+            steps: The program of these steps.
+            numbers: The steps to copy, in order.
+            made: The numbers of steps that are here already; the copies are added.
         """
         for number in numbers:
             if number not in made:
@@ -151,7 +151,7 @@ def _first(number: int, same: Mapping[int, int]) -> int:
 
 
 def _less(step: Step, number: int, steps: Sequence[Step], same: Mapping[int, int]) -> Step:
-    """Return a step without the variables that are the same as their first values."""
+    """Return a step without the variables that equal their first values."""
     given = list(step.steps)
     if step.function in ("loop", "break", "end"):
         first = 1 if step.function == "end" else 2

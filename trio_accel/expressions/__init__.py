@@ -1,7 +1,7 @@
-"""Functions of arrays that are made of expressions: the part that capabilities share.
+"""Functions of arrays defined by expressions: the part that capabilities share.
 
 An `Elementwise` or a `Reduction` checks its arguments, finds dtypes and the shape of the result, and makes
-the message for a library actor. A capability says which actor that is.
+the message for a library actor. The capability names that actor.
 """
 
 from .._names import export as _export

@@ -64,13 +64,13 @@ _BOOL = Argument(DType.bool, False).encode()
 
 @attrs.define(eq=False, on_setattr=None)
 class Taken:
-    """The arguments of one call; not to be changed.
+    """The arguments of one call; do not change them.
 
     Attributes:
         expression: The expression.
-        signature: How the expression gets them, as `Argument.encode` writes it.
+        signature: The form in which the expression gets them, by `Argument.encode`.
         arrays: Arrays that are read element by element, in order, broadcast to `shape`.
-        lying: The same, not broadcast.
+        lying: The same arrays, not broadcast.
         loaded: Arrays that elements are loaded from, in order, not broadcast.
         values: Arguments that are numbers, in order.
         shape: The shape of the result.
@@ -133,15 +133,15 @@ class Taken:
         typed: TypedExpression,
         count: int = 0,
     ) -> None:
-        """Require that dtypes hold the whole numbers that are made of Python numbers alone.
+        """Require that the dtypes hold the integers that only depend on Python numbers.
 
         Args:
             operation: Name of the operation, for the error.
             typed: The expression.
-            count: How many elements are reduced.
+            count: The number of reduced elements.
 
         Raises:
-            ValueError: One does not.
+            ValueError: A dtype does not hold its integer.
         """
         if not typed.bounds:
             return
@@ -154,20 +154,20 @@ class Taken:
 
 
 def check_promotion(operation: str, given: Mapping[str, ArgumentType], more: str = "") -> None:
-    """Require that the array API standard has a promotion of arguments, whose types are by their names.
+    """Require that the array API standard has a promotion for arguments, given their types by name.
 
-    A whole Python number goes with arrays of all numbers, a floating or complex one with floating and complex
-    arrays. A real array becomes complex by a complex number: float32 complex64, and float64 complex128.
+    A Python integer promotes with arrays of all numbers, a float or complex number with floating and complex
+    arrays. A complex number makes a real array complex: float32 becomes complex64, and float64 complex128.
 
     Args:
         operation: Name of the operation, for the error.
         given: The types.
-        more: What else the caller can do, for the error.
+        more: Advice to the caller, for the error.
 
     Raises:
-        TypeError: It has none; NumPy might have.
+        TypeError: The standard has none, although NumPy might.
     """
-    # One of each type, because a call may have thousands of arguments: the first, which the error names.
+    # One of each type, because a call may have thousands of arguments: the first one, which the error names.
     firsts: dict[int, tuple[str, ArgumentType]] = {}
     for name, kind in given.items():
         firsts.setdefault(id(kind), (name, kind))
@@ -184,7 +184,7 @@ def promoted_dtype(operation: str, arrays: Mapping[str, DType]) -> DType:
     """Promote the dtypes of arrays to one by the array API standard.
 
     Raises:
-        TypeError: It has none; NumPy might have.
+        TypeError: The standard has no promotion, although NumPy might.
     """
     check_promotion(operation, arrays)
     try:
@@ -197,10 +197,10 @@ def promoted_dtype(operation: str, arrays: Mapping[str, DType]) -> DType:
 
 
 def check_truths(operation: str, given: Mapping[str, ArgumentType]) -> None:
-    """Require that arguments, whose types are by their names, are truth values.
+    """Require that arguments are truth values, given their types by name.
 
     Raises:
-        TypeError: One is not.
+        TypeError: An argument is not a truth value.
     """
     for name, kind in given.items():
         if kind is not DType.bool:
@@ -229,16 +229,16 @@ def find_types(
     given: Mapping[str, Argument],
     plain: Iterable[Argument] | None = None,
 ) -> TypedT:
-    """Find the types of an expression; its error becomes one of a function.
+    """Find the types of an expression; its error becomes an error of a function.
 
-    That shows the place in a user's own expression. Others are the package's: then it tells what the function
-    takes and got, and nothing that is inside.
+    For the user's own expression, the error shows the place in it. Other expressions belong to the package,
+    so the error states the dtypes that the function takes and got, and nothing of the inside.
 
     Args:
         operation: Name of the function.
-        find: Finds its types for arguments; raises where it has none.
+        find: Finds its types for arguments; raises if there are none.
         given: Its arguments, by their names.
-        plain: The arguments as they are computed with, if these are others.
+        plain: The arguments of the computation, if they differ.
 
     Raises:
         TypeError, ValueError, NotSupportedError: There are no such types.
@@ -281,7 +281,7 @@ def _is_typed(
 
 
 def served_by(message: type[MessageT], library: str) -> type[MessageT]:
-    """Find the messages of a class that one library actor serves: that is said by their class.
+    """Return the subclass of a message that one library actor serves, because the class selects the actor.
 
     Args:
         message: The class.
@@ -304,18 +304,18 @@ def bind(
     optional: Collection[str] = (),
     options: Collection[str] = (),
 ) -> tuple[Any, ...]:
-    """Bring the arguments of a call into the order of their names; None for an optional one left out.
+    """Bring the arguments of a call into the order of their names; None for an omitted one.
 
     Args:
         operation: Name of the operation, for the error.
         names: The names in their order.
-        arguments: Arguments by their places.
+        arguments: Positional arguments.
         named: Arguments by their names.
-        optional: Names of those that may be left out.
-        options: What else the call takes by name.
+        optional: Names of arguments that may be omitted.
+        options: Other names that the call takes.
 
     Raises:
-        TypeError: Too few or too many, or one that there is not.
+        TypeError: There are too few or too many arguments, or one with an unknown name.
     """
     if not named and len(arguments) == len(names):
         return arguments
@@ -343,19 +343,19 @@ def take(
     shape: tuple[int, ...] | None = None,
     otherwise: tuple[int, ...] = (),
 ) -> Taken:
-    """Take the arguments of a call: arrays that are read element by element broadcast against each other.
+    """Take the arguments of a call, and broadcast its element-wise arrays against each other.
 
     Args:
         planner: The operation's planner.
         expression: The expression.
-        arguments: One for each of its inputs; a specification is of what is not in memory yet.
-        shape: The shape of the result; None for the one that the arrays broadcast to.
-        otherwise: The shape where there are no such arrays.
+        arguments: One for each of its inputs; a specification describes an array that is not in memory yet.
+        shape: The shape of the result; None for the shape that the arrays broadcast to.
+        otherwise: The shape without such arrays.
 
     Raises:
-        TypeError: Something else than an array or a number.
-        ValueError: The shapes do not broadcast, a whole number has more than 64 bits, or an array has not as
-            many axes as elements are loaded by.
+        TypeError: An argument is neither an array nor a number.
+        ValueError: The shapes do not broadcast, an integer has more than 64 bits, or the number of an array's
+            axes differs from the number of indices in its loads.
     """
     signature: list[str] = []
     arrays: list[ArraySpec] = []
@@ -398,7 +398,7 @@ def common(operation: str, arrays: Sequence[Operand | ArraySpec], fixed: Ints | 
     """Find the shape that arrays broadcast to.
 
     Raises:
-        ValueError: There is none, or it is not the one that is `fixed`.
+        ValueError: There is none, or it differs from `fixed`.
     """
     shape = common_shape(*(array.shape for array in arrays), fixed or ())
     if fixed is not None and shape != fixed:
@@ -424,7 +424,7 @@ def argument_of(operation: str, name: str, argument: ExpressionArgument) -> str:
         told = f"{type(given).__name__}{what_to_do(given)}"
         raise TypeError(f"{operation}: {name} must be a number or an array, got {told}")
     if isinstance(given, (np.generic, np.ndarray)):
-        # NumPy's numbers have dtypes, even float64, which is a Python float, too.
+        # NumPy's numbers have dtypes, even float64, which is also a Python float.
         try:
             return Argument(DType.of(given.dtype), isinstance(given, np.ndarray)).encode()
         except TypeError as error:
@@ -464,8 +464,8 @@ def axis_of(operation: str, x: Operand | ArraySpec, axis: object) -> int:
     """Take an axis of an array, from the end for a negative one.
 
     Raises:
-        TypeError: It is no whole number.
-        ValueError: There is no such axis.
+        TypeError: The axis is not an integer.
+        ValueError: The axis is out of range.
     """
     number = axis if type(axis) is int else whole(operation, "axis", axis)
     if not -x.ndim <= number < x.ndim:
@@ -475,17 +475,17 @@ def axis_of(operation: str, x: Operand | ArraySpec, axis: object) -> int:
 
 
 def axes_of(operation: str, shape: Ints, axis: int | Sequence[int] | None, *, is_one: bool = False) -> Ints:
-    """Find the axes that are meant, in order: all for None.
+    """Return the axes of an argument `axis`, in order: all for None.
 
     Args:
         operation: Name of the operation, for errors.
         shape: Shape of the array.
         axis: Axis or axes.
-        is_one: Whether several are refused, as a place along them is no number.
+        is_one: Whether several are refused, because a place along them is not a number.
 
     Raises:
-        TypeError: Something else than whole numbers, or several axes that are refused.
-        ValueError: An axis that there is not, or one that is named twice.
+        TypeError: An axis is not an integer, or there are several although they are refused.
+        ValueError: An axis does not exist, or is named twice.
     """
     if axis is None:
         return tuple(range(len(shape)))
@@ -504,7 +504,7 @@ def axes_of(operation: str, shape: Ints, axis: int | Sequence[int] | None, *, is
 
 
 def reduced(shape: Ints, axes: Sequence[int], *, keepdims: bool = False) -> Ints:
-    """Return the shape of what is reduced along axes."""
+    """Return the shape of a result that is reduced along axes."""
     return tuple(
         [1 if axis in axes else extent for axis, extent in enumerate(shape) if keepdims or axis not in axes]
     )
@@ -521,10 +521,10 @@ def check_out(operation: str, out: object) -> None:
 
 
 def check_reduced(operation: str, keepdims: object, out: object) -> None:
-    """Require what any reduction takes.
+    """Check the arguments that every reduction takes.
 
     Raises:
-        TypeError: `keepdims` is no truth value, or `out` no array of a device.
+        TypeError: `keepdims` is not a truth value, or `out` is not an array of a device.
     """
     if not isinstance(keepdims, (bool, np.bool)):
         raise TypeError(f"{operation}: keepdims must be True or False, got {shown(keepdims)}")
@@ -535,7 +535,7 @@ def extents_of(operation: str, shape: int | Sequence[int]) -> Ints:
     """Take the shape of a result.
 
     Raises:
-        TypeError, ValueError: It is no shape.
+        TypeError, ValueError: The value is not a shape.
     """
     several = (shape,) if isinstance(shape, int) else shape
     try:
@@ -550,10 +550,10 @@ def extents_of(operation: str, shape: int | Sequence[int]) -> Ints:
 def result_dtype(
     operation: str, name: str, dtype: DType, declared: DType | None, out: DType | None
 ) -> DType | None:
-    """Find the dtype that a result is converted to: as declared, or that of the caller's array.
+    """Return the dtype to convert a result to: the declared one, or the dtype of the caller's array.
 
     Raises:
-        TypeError: The result does not become that without loss of its kind.
+        TypeError: The result cannot be converted without losing its kind.
     """
     if declared is not None or out is None or out is dtype:
         return declared

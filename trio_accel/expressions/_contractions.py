@@ -1,4 +1,4 @@
-"""Sums of products by Einstein's convention, made of expressions and of a capability's own product."""
+"""Sums of products by Einstein's convention, computed by expressions and a capability's own product."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Factor:
     """An array, and a label of each of its axes.
 
     Attributes:
-        labels: One for each axis, each another one.
+        labels: One for each axis, all different.
         array: The array.
         is_made: Whether it is an intermediate one, to be released.
     """
@@ -48,11 +48,11 @@ class Factor:
     is_made: bool = False
 
     def extents(self, labels: Iterable[object]) -> list[int]:
-        """Return how many elements there are along axes."""
+        """Return the number of elements along axes."""
         return [self.array.shape[self.labels.index(label)] for label in labels]
 
     def along(self, labels: Iterable[object]) -> Operand:
-        """View the array with its axes in this order, and one element where it has no such axis."""
+        """View the array with its axes in this order, and one element for each missing axis."""
         wanted = tuple(labels)
         if wanted == self.labels:
             return self.array
@@ -64,13 +64,13 @@ class Factor:
 
 @attrs.frozen
 class Groups:
-    """The labels of two factors, by what becomes of them.
+    """The labels of two factors, by their role.
 
     Attributes:
-        batch: Both have them, and the result has.
-        rows: Only the left one has them, and the result.
-        columns: Only the right one has them, and the result.
-        inner: Both have them, and they are added along.
+        batch: In both factors and in the result.
+        rows: In the left factor and in the result.
+        columns: In the right factor and in the result.
+        inner: In both factors, which are added along them.
     """
 
     batch: tuple[object, ...]
@@ -97,9 +97,9 @@ class Groups:
 
 @attrs.define(eq=False, on_setattr=None)
 class Contract(Operation[Any, AccelRef]):
-    """Asks for a contraction of two tensors that is a product of matrices.
+    """A tensor contraction that is a matrix product.
 
-    It is here because several capabilities ask for it. `ta.tensor.contract` says what the fields mean.
+    It is here because several capabilities use it. `ta.tensor.contract` explains the fields.
     """
 
     # A text, because capabilities do not import one another.
@@ -127,7 +127,7 @@ class Contract(Operation[Any, AccelRef]):
         return "tensor.Contract"
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Plan by the letters, which no line of shapes can say."""
+        """Plan by the letters, because no line of shapes can express this."""
         read = planner.read
         a, b = read("a", self.a), read("b", self.b)
         c = None if self.c is None else read("c", self.c)
@@ -150,8 +150,8 @@ class Contracting:
 
     Attributes:
         operation: Name of its operations, such as ``"linalg.einsum"``; the function is the second part.
-        multiply: Makes a product that is a sum of products, of arrays that are not all of it: the result has
-            the axes of `Groups.kept`.
+        multiply: Makes a product with inner axes, and with rows or columns; the result has the axes of
+            `Groups.kept`.
     """
 
     operation: str
@@ -168,7 +168,7 @@ class Contracting:
         """Compute a sum of products of any number of arrays.
 
         Raises:
-            TypeError, ValueError: Subscripts, arrays, or a path that are not right.
+            TypeError, ValueError: The subscripts, the arrays, or the path are not valid.
             OutOfMemoryError: No path was found that fits into memory. Nothing was launched.
         """
         name = self.name
@@ -178,7 +178,7 @@ class Contracting:
         result = frozenset[object](output)
         try:
             for low, high in path.steps:
-                # A product that is made of others takes their place.
+                # A product replaces the factors that it is made of.
                 with intermediates() as made:
                     right, left = factors.pop(high), factors.pop(low)
                     for used in (left, right):
@@ -187,7 +187,7 @@ class Contracting:
                     rest = result.union(*(one.labels for one in factors))
                     product = await self.pair(left, right, rest)
                 factors.append(attrs.evolve(product, is_made=True))
-            # Only a single operand still has axes that are not wanted.
+            # Only a single operand still has axes that the result lacks.
             (factor,) = factors
             return on_device((await self._summed(factor, result, lambda array: array)).along(output))
         except BaseException:
@@ -216,7 +216,7 @@ class Contracting:
             return Factor(labels, await self.multiply(left, right, groups, made))
 
     async def _summed(self, factor: Factor, keep: frozenset[object], made: Made) -> Factor:
-        """Add along the axes that nothing needs any more."""
+        """Add along the axes that nothing needs any longer."""
         axes = [axis for axis, label in enumerate(factor.labels) if label not in keep]
         if not axes:
             return factor
@@ -228,11 +228,11 @@ class Contracting:
 def factors_of(
     name: str, subscripts: str, operands: Sequence[Operand], arguments: Sequence[str] = ()
 ) -> tuple[list[Factor], str, dict[str, int]]:
-    """Read subscripts, and take the diagonal where a letter is twice in a term.
+    """Parse subscripts, and take the diagonal if a letter is twice in a term.
 
     Returns:
-        The operands, whose letters are different ones; the letters of the result; and the elements along
-        each letter.
+        The operands, each with different letters; the letters of the result; and the elements along each
+        letter.
 
     Raises:
         TypeError, ValueError: As `parse_subscripts` and `extents_of` raise them.
@@ -247,14 +247,14 @@ def factors_of(
 def contraction_path(
     name: str, subscripts: str, operands: Sequence[Operand], optimize: Optimize, memory_limit: int | None
 ) -> ContractionPath:
-    """Find the path of a sum of products, as `Contracting.sum` does; nothing is launched, or refused."""
+    """Find the path of a sum of products, as `Contracting.sum` does; launch and refuse nothing."""
     return _planned(name, subscripts, operands, optimize, memory_limit)[2]
 
 
 def _planned(
     name: str, subscripts: str, operands: Sequence[Operand], optimize: Optimize, memory_limit: int | None
 ) -> tuple[list[Factor], str, ContractionPath]:
-    """Read subscripts, and find the path; returns the factors and the letters of the result, too."""
+    """Parse subscripts, and find the path; also return the factors and the letters of the result."""
     factors, output, extents = factors_of(name, subscripts, operands)
     if memory_limit is not None and whole(name, "memory_limit", memory_limit) < 0:
         raise ValueError(f"{name}: memory_limit must be a number of bytes, got {memory_limit!r}")

@@ -62,26 +62,26 @@ def expression(
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], DeclaredExpression[ParametersP]]:
     """Declare a function that computes an expression, of each element or along axes.
 
-    The parameters of the function are the inputs of the expression, in order, but for these: the keywords
-    `out` and `shape`; along axes `axis`, `keepdims`, `out`, and with `reduce` `dtype`. Its body is a
-    docstring alone. Parameters with a default may be left out, and what is annotated with ``float`` never
-    widens the result.
+    The parameters of the function are the inputs of the expression, in order, except for the keywords `out`
+    and `shape`; or along axes `axis`, `keepdims`, `out`, and with `reduce` `dtype`. Its body consists of a
+    docstring. Parameters with a default may be omitted, and a parameter annotated with ``float`` never widens
+    the result.
 
     Args:
         text: The expression, or a function that makes it at its first use; see `jit.elementwise`, and along
             axes `Reduction`.
         axes: Whether ``sum(...)`` and the like in the text are along the axes of a call.
-        reduce: How the values that the text makes are combined along axes; see `Reduction`.
+        reduce: How the values of the text are combined along axes; see `Reduction`.
         library: Import path of the library actor that serves it.
-        promoted: The inputs of an expression of each element that are promoted to one dtype by the array API
-            standard, see `Expression`; all but those with ``float`` by default.
+        promoted: The inputs of an element-wise expression that are promoted to one dtype by the array API
+            standard, see `Expression`; by default all without ``float``.
         truths: The inputs that must be truth values.
         precision: See `Expression`.
         wide: See `Expression`.
         slopes: See `Expression`.
         arrays: The inputs that must be arrays; the others may be numbers.
 
-    The expression is parsed at its first use, which raises `TypeError` where it contradicts the function; the
+    The expression is parsed at its first use, which raises `TypeError` if it contradicts the function; the
     message begins with file and line.
     """
     again = functools.partial(
@@ -155,16 +155,16 @@ def expression(
 def like(
     other: FunctionT, *texts: str, **options: str | Mapping[str, str] | None
 ) -> Callable[[Callable[..., None]], FunctionT]:
-    """Declare a function with the signature of another one, by the decorator that has declared that.
+    """Declare a function with the signature of another one, by the decorator that has declared the other.
 
-    The name and the docstring are those of a function without parameters but ``self`` in a class. Its body is
-    empty.
+    The name and the docstring come from a function in a class, with ``self`` as its only parameter and an
+    empty body.
 
     Args:
-        other: The other one.
+        other: The other function.
         texts: The texts of its decorator.
-        options: Options of its decorator that are others than there. Its `wide`, `reduce` and `slopes` are
-            always its own.
+        options: Options of its decorator that differ from the other's. `wide`, `reduce` and `slopes` are
+            never taken from the other.
     """
     declared: Any = other
 
@@ -175,7 +175,7 @@ def like(
 
 
 def _convert(given: dict[str, Any], numbers: Collection[str]) -> None:
-    """Make Python's numbers of NumPy's ones that widen no result."""
+    """Convert NumPy's numbers that must not widen a result to Python's."""
     for name in numbers:
         if isinstance(given[name], np.generic):
             given[name] = given[name].item()
@@ -189,6 +189,6 @@ def _declared(function: Any, ask: Function, **attributes: Any) -> Any:
 
 
 def _operation(function: Any) -> str:
-    """Return the name of an operation: that of its package, and its own."""
+    """Return the name of an operation: its package's name and its own."""
     package = next(part for part in reversed(function.__module__.split(".")) if not part.startswith("_"))
     return f"{package}.{function.__name__}"

@@ -1,4 +1,4 @@
-"""Expressions as operations: one class finds the types, the shapes and the message of all kinds of them."""
+"""Expressions as operations: one class finds the types, the shapes and the messages of all kinds."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class KnownExpression:
     """Facts that are found once for arguments of certain types.
 
     Attributes:
-        program: The steps and the arguments, as `ExpressionSpec` holds them.
+        program: The steps and the arguments, in the form for `ExpressionSpec`.
         dtypes: Dtypes of the results.
         typed: The steps.
         has_places: Whether there are indices or loads, whose places depend on the shapes.
         is_whole: Whether the results have the shape of the arrays: with reductions, if the text of a result
-            reads elements otherwise than by these.
-        is_one_reduction: Whether a reduction makes the result, and no element is read beside it or after it.
+            also reads elements outside of them.
+        is_one_reduction: Whether a reduction makes the result, which reads no other elements.
     """
 
     program: str
@@ -81,33 +81,33 @@ class Expression(Generic[ReplyT]):
     compiler computes it.
 
     Args:
-        text: The expression; or what `parse` makes of it.
+        text: The expression, as source or parsed by `parse`.
         operation: Name of the operation, such as ``"jit.saxpy"``.
         library: Import path of the library actor that serves it.
-        inputs: Names of the arguments, in order; None for the order in which the text reads them.
+        inputs: Names of the arguments, in order; None for the order in which the source reads them.
         outputs: Names of the results, in order; a call then returns a tuple. None for one result.
-        axes: Whether ``sum(...)`` and other `REDUCTIONS` in the text reduce along the axes of a call.
+        axes: Whether ``sum(...)`` and other `REDUCTIONS` in the source reduce along the axes of a call.
         dtypes: Types that the results are converted to: one for all, or by their names.
-        promoted: Names of the inputs that the array API standard promotes to one dtype. They must be of one
-            kind: truth values, whole numbers, or floating and complex ones; and uint64 goes with no signed
-            dtype. Empty for NumPy's promotion, which takes all.
+        promoted: Names of the inputs that the array API standard promotes to one dtype. They must be of
+            one kind: truth values, integers, or floating and complex numbers; and uint64 does not promote
+            with signed dtypes. Empty for NumPy's promotion, which takes all.
         truths: Names of the inputs that must be truth values.
-        is_checked: Whether an index outside of an array that elements are loaded from fails the operation,
-            with an `OutOfRangeError`. Otherwise it is the nearest one inside. A loop fails by what its
-            iterations load; an `if` computes both sides, and so checks both.
-        precision: The least that arrays are computed in, ``"float32"`` or ``"float64"``. Each result is
-            rounded once, to the dtype that it would have without. Whole numbers become float64. What elements
-            are loaded from stays as it is. None for the dtypes of the arguments.
-        wide: The text for arrays that are of float64 or complex128 themselves, where squares of others do not
-            overflow; by default the same. Where `text` does not overflow, both make the same.
-        slopes: By the name of an input the text of its gradient, which reads `g`, the gradient of the result,
-            the inputs, and the result by its name. Other inputs have the derived gradient.
+        is_checked: Whether an index outside of a loaded array fails the operation, with an
+            `OutOfRangeError`. Otherwise the nearest index inside is used. A loop fails by any load of its
+            iterations; an `if` computes both sides, and so checks both.
+        precision: The least precision of arrays in the computation, ``"float32"`` or ``"float64"``. Each
+            result is rounded once, to the dtype that it would have otherwise. Integers become float64.
+            Arrays that elements are loaded from are not converted. None for the dtypes of the arguments.
+        wide: The source for arrays of float64 or complex128, for which squares may overflow; by default
+            the same. As long as `text` does not overflow, both give the same results.
+        slopes: By the name of an input, the source of its gradient, which reads `g`, the gradient of the
+            result, the inputs, and the result by its name. Other inputs have the derived gradient.
         reserved: Names that no input may have, because they are arguments of each call.
 
     Raises:
-        ValueError: The expression has something that is not allowed; the message shows where. Or results
-            are not named by `outputs`.
-        TypeError: There is no such dtype.
+        ValueError: The expression contains something that is not allowed, and the message shows the
+            place; or results are not named by `outputs`.
+        TypeError: Devices lack this dtype.
 
     Attributes:
         operation: Name of the operation.
@@ -187,7 +187,7 @@ class Expression(Generic[ReplyT]):
         self._wide_text = wide
         self.operation: str = operation
         self.precision: str | None = precision
-        # The key is the types of the arguments, and of results that are given.
+        # The key is the types of the arguments, and of the given results.
         self._known = functools.lru_cache(256)(self._find_types)
 
     @property
@@ -196,12 +196,12 @@ class Expression(Generic[ReplyT]):
         return self.parsed.text
 
     def typed(self, kinds: tuple[ArgumentType, ...]) -> TypedExpression:
-        """Return its steps for arguments of certain types, widened as `precision` says."""
+        """Return its steps for arguments of certain types, widened to `precision`."""
         expression, _ = self._widened(self.parsed, dict(zip(self.inputs, kinds, strict=True)))
         return typed(expression, kinds, self.dtypes, self._is_checked)
 
     def is_loaded(self, name: str) -> bool:
-        """Tell whether elements of an input are loaded by indices."""
+        """Return whether elements of an input are loaded by indices."""
         return name in self.parsed.loads
 
     def plan(self, planner: Planner, message: Compute[ReplyT]) -> Planned[ReplyT]:
@@ -235,7 +235,7 @@ class Expression(Generic[ReplyT]):
     def known_of(
         self, operation: str, taken: Taken, out: Sequence[AccelRef | ArraySpec | None]
     ) -> KnownExpression:
-        """Find the types for arguments, and for results that are given.
+        """Find the types for arguments, and for the given results.
 
         Raises:
             TypeError, ValueError, NotSupportedError: See `Elementwise.__call__`.
@@ -255,7 +255,7 @@ class Expression(Generic[ReplyT]):
         check_truths(operation, {name: kinds[name] for name in self._truths})
         chosen = self.chosen(arguments)
         expression, casts = self._widened(chosen, kinds)
-        # Whole numbers are floating where they are widened: differences of unsigned ones would wrap around.
+        # Integers are floating where they are widened: differences of unsigned ones would wrap around.
         plain = [
             attrs.evolve(each, kind=casts[name]) if name in casts and not each.dtype.is_inexact else each
             for name, each in given.items()
@@ -309,7 +309,7 @@ class Expression(Generic[ReplyT]):
     def _widened(
         self, expression: base.Expression, kinds: Mapping[str, ArgumentType]
     ) -> tuple[base.Expression, dict[str, DType]]:
-        """Return an expression with arrays converted first, and what they are converted to."""
+        """Return an expression that first converts its arrays, and the dtypes that it converts them to."""
         if not self._wide:
             return expression, {}
         elements = expression.elements - expression.loads.keys()
@@ -326,7 +326,7 @@ class Expression(Generic[ReplyT]):
         return parse(text, expression.inputs, outputs, is_along=expression.is_along), casts
 
     def _check_apart(self, planner: Planner, number: int, results: Sequence[AccelRef], taken: Taken) -> None:
-        """Refuse a result over elements of an argument that are read for other elements of the result."""
+        """Refuse a result that overlaps an argument that other elements of the result read."""
         name, written = self._told[number], results[number].spec
         if not (number or taken.loaded or written.block in [array.block for array in taken.lying]):
             return
@@ -353,7 +353,7 @@ class Compute(Operation[Any, ReplyT]):
         expression: The expression.
         arguments: One for each of its inputs.
         out: Arrays to write to, one for each result; None for a new one.
-        shape: Shape of the results; None for that of the arguments.
+        shape: Shape of the results; None for the shape of the arguments.
         axis: Axis or axes to reduce; None for all.
         keepdims: Whether reduced axes stay.
     """
@@ -406,15 +406,15 @@ class Elementwise(Expression[ReplyT]):
         """Make the message that computes it: ``await device.ask(expression.compute(...))``.
 
         Raises:
-            TypeError: There are too few or too many arguments, or one that the expression does not have; or
-                `shape` is no shape.
+            TypeError: There are too few or too many arguments, or one with an unknown name; or `shape` is not
+                a shape.
             ValueError: `shape` has a negative extent.
         """
         given = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
         if out is None or isinstance(out, AccelRef):
             outs: tuple[AccelRef | None, ...] = (out,) * len(self.outputs) if out is None else (out,)
         else:
-            # One that is no sequence is refused itself.
+            # A value that is not a sequence is refused as a single result.
             outs = tuple(out) if isinstance(cast("object", out), (tuple, list)) else (cast("Any", out),)
             for each in outs:
                 check_out(self.operation, each)
@@ -438,22 +438,23 @@ class Elementwise(Expression[ReplyT]):
         Args:
             *arguments: Arrays and numbers, in the order of `inputs`; arrays broadcast. A Python number takes
                 the dtype of the arrays that it meets, as in NumPy.
-            out: Array to write to, of the broadcast shape and any strides; or a sequence of these, one for
-                each result, with None for a new one. It may be an argument that is not broadcast: then that
-                is changed in place.
-            shape: Shape of the results; by default the one that the arrays broadcast to which are read
-                element by element, and where there are none, that of the first of `out`.
+            out: Array to write to, of the broadcast shape and any strides; or a sequence of arrays, one for
+                each result, with None for a new one. It may be an argument without broadcasting, which is
+                then changed in place.
+            shape: Shape of the results; by default the shape that the element-wise arrays broadcast to, and
+                without these the shape of the first of `out`.
             **named: Arguments by their names.
 
         Returns:
-            The result; where outputs were named, the results.
+            The result; the results, if outputs were named.
 
         Raises:
-            TypeError: A wrong argument, or a function has no such dtypes; the message shows where.
-            ValueError: Shapes that do not broadcast, a number that a dtype cannot hold, `out` that shares
-                memory with an argument and is not the same array, an index along an axis that the result has
-                not, or an array without elements to load.
-            NotSupportedError: float8.
+            TypeError: An argument is wrong, or a function does not support the dtypes; the message shows the
+                place.
+            ValueError: Shapes do not broadcast, a dtype cannot hold a number, `out` shares memory with an
+                argument and is not the same array, the result lacks the axis of an index, or an array has no
+                elements to load.
+            NotSupportedError: A dtype is float8.
         """
         if out is not None or shape is not None:
             named = {**named, "out": out, "shape": shape}  # type: ignore[dict-item]  # they are named, too
@@ -465,7 +466,7 @@ class Later:
 
     Args:
         make: Makes the text and the options.
-        place: File, line and name of what declares it, for the errors.
+        place: File, line and name of the declaration, for the errors.
 
     Raises:
         TypeError: At the first use: the text or an option is wrong. The message begins with `place`.
@@ -506,12 +507,12 @@ def _dtypes(
 
 
 def _checked_slopes(expression: base.Expression, slopes: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Return the texts of gradients.
+    """Return the sources of gradients.
 
     Raises:
         TypeError: `slopes` is not a dict of texts.
-        ValueError: A name of no input, an input with a name that slopes have, several results, or a text
-            that is not allowed.
+        ValueError: A name is not an input's, an input has a name that slopes reserve, there are several
+            results, or a source is not valid.
     """
     if slopes is None:
         return _NO_SLOPES

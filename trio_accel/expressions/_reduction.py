@@ -1,4 +1,4 @@
-"""Expressions along axes: reductions, and expressions of rows, which go on with what was reduced."""
+"""Expressions along axes: reductions, and expressions of rows, which use the reduced values."""
 
 from __future__ import annotations
 
@@ -41,28 +41,28 @@ _FEW_ROWS, _LONG_ROW = 256, 1 << 17
 class Reduction(Expression[AccelRef]):
     """An expression along axes: ``Reduction("x * y", "sum", ...)``, ``Reduction("x / sum(x)", ...)``.
 
-    With `reduce`, the text makes values, and the result is what they are reduced to, rounded once. Without,
-    ``sum(...)`` and the other `REDUCTIONS` in the text are along the axes of the call, and what they find
-    broadcasts back. The result is of the shape of the arrays; where the last statement reads none of their
-    elements, it is of the reduced shape. ``n`` is the count of elements that are reduced.
+    With `reduce`, the text makes values, and the result is their reduction, rounded once. Without,
+    ``sum(...)`` and the other `REDUCTIONS` in the text are along the axes of the call, and their values
+    broadcast back. The result has the shape of the arrays; or the reduced shape, if the last statement reads
+    none of their elements. ``n`` is the number of reduced elements.
 
-    It is one launch. Fewer than 256 rows of more than 131072 elements each are made by one launch for each
-    reduction, and one for the result: then a row is made by the whole device.
+    It is one launch. But fewer than 256 rows of more than 131072 elements each take one launch for each
+    reduction, and one for the result, so that the whole device works at each row.
 
     Args:
         text: The values to reduce, or statements with reductions.
         reduce: One of `REDUCTIONS`, or an expression of ``a`` and ``b``; None for statements.
         operation: Name of the operation, such as ``"jit.norm"``.
-        post: Last step of the result, before it is rounded: an expression of ``a``, and of ``n``, the count
-            of elements. A mean has none.
+        post: Last step of the result, before it is rounded: an expression of ``a``, and of ``n``, the number
+            of elements. Not allowed for a mean.
         identity: With an expression: the result of no elements.
-        inputs: Names of the arguments, in order; None for the order in which the text reads them.
+        inputs: Names of the arguments, in order; None for the order in which the source reads them.
         dtype: Type that values are converted to before they are combined; None for NumPy's choice.
         **options: See `Expression`.
 
     Raises:
-        ValueError: The expression has something that is not allowed; the message shows where.
-        TypeError: There is no such dtype.
+        ValueError: The expression contains something that is not allowed; the message shows the place.
+        TypeError: Devices lack this dtype.
 
     Attributes:
         reduce: As it was given.
@@ -120,7 +120,7 @@ class Reduction(Expression[AccelRef]):
             **named: Arguments by their names.
 
         Raises:
-            TypeError: Too few or too many arguments, or one that there is not.
+            TypeError: There are too few or too many arguments, or one with an unknown name.
         """
         given = bind(self.operation, self.inputs, arguments, named, options=_RESERVED)
         check_reduced(self.operation, keepdims, out)
@@ -136,8 +136,9 @@ class Reduction(Expression[AccelRef]):
     ) -> Call[AccelRef]:
         """Compute it on the device of its arrays, once it is awaited.
 
-        Sums and products of float16, bfloat16 and float32 are made in float64, those of complex64 in
-        complex128, and rounded once. The order of the elements differs between devices and from NumPy's.
+        Sums and products of float16, bfloat16 and float32 are computed in float64, sums and products of
+        complex64 in complex128, and rounded once. The order of the elements differs between devices and from
+        NumPy's.
 
         Args:
             *arguments: Arrays and numbers, in the order of `inputs`; arrays broadcast against each other.
@@ -150,10 +151,10 @@ class Reduction(Expression[AccelRef]):
             The result.
 
         Raises:
-            TypeError: A wrong argument, or there is no such reduction of these dtypes.
-            ValueError: Shapes that do not broadcast, an axis that there is not, or no elements where the
+            TypeError: An argument is wrong, or there is no such reduction of these dtypes.
+            ValueError: Shapes do not broadcast, an axis does not exist, or there are no elements and the
                 reduction has no identity.
-            NotSupportedError: float8.
+            NotSupportedError: A dtype is float8.
         """
         given: dict[str, Any] = {**named, "axis": axis, "keepdims": keepdims, "out": out}
         return Call(self._asked, arguments, given)
@@ -178,7 +179,7 @@ class Reduction(Expression[AccelRef]):
             made, _ = written(planner, "out", out, (shape, known.dtypes[0]))
         if out is not None:
             arrays = zip(taken.array_names, taken.lying, strict=True)
-            # Elements of a whole result are written when those of its row have been read.
+            # Elements of a result of whole rows are written after the elements of their row were read.
             others = {name: array for name, array in arrays if not known.is_whole or array != made.spec}
             planner.distinct("out", made.spec, **others)
         if not count and not self.parsed.takes_nothing and 0 not in shape:
@@ -189,13 +190,13 @@ class Reduction(Expression[AccelRef]):
         return Planned(spec, made)
 
     async def ask(self, message: Compute[AccelRef]) -> AccelRef:
-        """Compute a message of `compute` on the device of its arrays, in steps where these pay.
+        """Compute a message of `compute` on the device of its arrays, in several launches if that pays.
 
         Raises:
-            TypeError: A wrong argument, or a function has no such dtypes.
-            ValueError: Shapes that do not broadcast, an axis that there is not, or no elements where a
+            TypeError: An argument is wrong, or a function does not support the dtypes.
+            ValueError: Shapes do not broadcast, an axis does not exist, or there are no elements and a
                 reduction has no identity.
-            NotSupportedError: float8.
+            NotSupportedError: A dtype is float8.
         """
         (out,) = message.out
         device = device_of(self.operation, *message.arguments, out)
@@ -212,7 +213,7 @@ class Reduction(Expression[AccelRef]):
         on_device = {
             name for name, each in zip(self.inputs, given, strict=True) if isinstance(each, AccelRef)
         }
-        # A reduction of numbers, or of what another one found, counts elements that it does not read.
+        # A reduction of numbers, or of another reduction's result, counts elements that it does not read.
         if known.is_one_reduction or not all(on_device.intersection(each.inputs) for each in reductions):
             return await device.ask(message)
         return await self._in_steps(device, message, given, shape, known.is_whole, signature)
@@ -243,7 +244,7 @@ class Reduction(Expression[AccelRef]):
         if out is not None:
             await last(*taken, out=out if out.shape == kept else out.reshape(kept))
             return out
-        # The result may read numbers alone.
+        # The result may only read numbers.
         result: AccelRef = await device.ask(last.compute(*taken, shape=kept))
         return result if made == kept else result.reshape(made)
 
@@ -261,7 +262,7 @@ class Reduction(Expression[AccelRef]):
         ]
 
 
-_LARGE, _SMALL, _STEP = 1e150, 1e-140, 2.0**600
+_SCALE_DOWN_ABOVE, _SCALE_UP_BELOW, _STEP = 1e150, 1e-140, 2.0**600
 
 
 class LaterReduction(Later, Reduction):
@@ -269,20 +270,20 @@ class LaterReduction(Later, Reduction):
 
 
 def scaled(value: str, to: str, factor: str, *, raises: bool = True) -> str:
-    """Write statements that bring the elements of rows where neither squares nor sums of them overflow.
+    """Write statements that scale the elements of rows so that their squares and sums do not overflow.
 
     The factor is a power of two, and 1 for almost all rows, so that no digit changes.
 
     Args:
         value: Name of the elements, of float64 or complex128.
-        to: Name of what they become.
+        to: Name of the scaled elements.
         factor: Name of the factor.
-        raises: Whether it makes small elements larger, too.
+        raises: Whether it also makes small elements larger.
     """
     total = f"{factor}_of"
-    small = f"where({total} < {_SMALL}, {_STEP}, 1.0)" if raises else "1.0"
+    small = f"where({total} < {_SCALE_UP_BELOW}, {_STEP}, 1.0)" if raises else "1.0"
     return (
-        f"{total} = sum(abs({value})); {factor} = where({total} > {_LARGE}, {1 / _STEP}, {small});"
+        f"{total} = sum(abs({value})); {factor} = where({total} > {_SCALE_DOWN_ABOVE}, {1 / _STEP}, {small});"
         f"{to} = {value} * {factor}; "
     )
 

@@ -35,13 +35,13 @@ class Scatter(Expression[AccelRef]):
     """Elements of an array, changed in place: ``Scatter("x[i(0), indices]", "add", ...)``.
 
     Args:
-        place: The element that a value is combined with: a load from the first input. An index outside of
-            the array fails the operation with an `OutOfRangeError`.
+        place: The element that a value is combined with: a load from the first input. An index outside of the
+            array fails the operation with an `OutOfRangeError`.
         reduce: How the value is combined with it.
         inputs: Names of the array and of the indices, in order. The values come last.
         body: Statements before these, which assign names that `place` and `value` read.
-        value: The value, an expression of the inputs and these names; None for values that are the last
-            argument.
+        value: The value, an expression of the inputs and these names; None if the last argument has the
+            values.
         operation: Name of the operation, such as ``"arrays.put"``.
         library: Import path of the library actor that serves it.
     """
@@ -96,7 +96,7 @@ class Scatter(Expression[AccelRef]):
         """Validate the arguments of a call, and lower it; see `Operation.plan`."""
         x: Any = message.arguments[0]
         planner.update(self.inputs[0], x)
-        # Run again, it puts the same to the same places, if nothing that it reads lies beside these.
+        # A second run writes the same values to the same places, if the operation reads nothing else there.
         others = [one.block for one in message.arguments[1:] if isinstance(one, AccelRef)]
         planner.is_overwriting = self._reduce in ("set", "min", "max") and x.block not in others
         taken = take(planner, self.parsed, message.arguments, message.shape)
@@ -136,7 +136,7 @@ class Scatter(Expression[AccelRef]):
 
 
 def _becomes(kind: ArgumentType, dtype: DType) -> bool:
-    """Tell whether values become elements without loss of their kind."""
+    """Return whether values become elements without losing their kind."""
     if isinstance(kind, Weak):
         return _RANKS[kind.value] <= _RANKS[dtype.kind]
     return bool(np.can_cast(kind.dtype, dtype.dtype, "same_kind"))

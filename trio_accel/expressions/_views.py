@@ -1,4 +1,4 @@
-"""Views, checks of operands, and arrays on the way: what functions of several capabilities share."""
+"""Views, checks of operands, and intermediate arrays for functions of several capabilities."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 
 
 def on_device(array: Operand) -> AccelRef:
-    """Tell a type checker that an array is on a device."""
+    """Return an array as one on a device, for type checkers."""
     assert isinstance(array, AccelRef)
     return array
 
@@ -79,7 +79,7 @@ def check_array(name: str, **given: object) -> None:
 
 
 def check_operands(name: str, **given: Any) -> DType:
-    """Refuse what is no array, arrays of which none is on a device, and those of several dtypes.
+    """Refuse values that are not arrays, arrays without one on a device, and arrays of several dtypes.
 
     Returns:
         The dtype.
@@ -98,13 +98,13 @@ def check_operands(name: str, **given: Any) -> DType:
 
 @contextmanager
 def intermediates() -> Generator[Callable[[AccelRef], AccelRef]]:
-    """Release the arrays that a function makes on its way, however it ends.
+    """Release the intermediate arrays of a function, however it ends.
 
-    An error keeps the frames that it came through, and the arrays in them: what they refer to would stay as
-    long as the error does.
+    An error keeps the frames that it passed, with all their references, so their arrays would stay as long as
+    the error does.
 
     Yields:
-        Takes such an array, and returns it.
+        A function that takes such an array, and returns it.
     """
     made: list[AccelRef] = []
 

@@ -1,4 +1,4 @@
-"""Fourier transforms on a device, and functions that are made of them: messages, functions, and the actor."""
+"""Fourier transforms on a device, and functions composed of them: messages, functions, and the actor."""
 
 from ..devices.operations._named import export_operations as _export_operations
 from ._convolutions import *

@@ -1,7 +1,7 @@
 """Convolutions, correlations and other functions of signals that transforms make fast.
 
-Names and arguments are those of `scipy.signal`. They are here, because each is transforms, and an expression
-between them; a package of its own would have no kernels, and nothing to say that this one does not.
+Names and arguments follow `scipy.signal`. The functions are here because each consists of transforms with an
+expression between them; a package of its own would have no kernels.
 """
 
 from __future__ import annotations
@@ -91,13 +91,13 @@ async def fftconvolve(
         out: Array to write to; by default a new one.
 
     Returns:
-        The convolution. In ``"valid"``, one of the arrays may be the larger one, whichever comes first.
+        The convolution. In ``"valid"``, either of the arrays may be the larger one.
 
     Raises:
-        TypeError: Neither is on a device, other dtypes, or two of them.
-        ValueError: Another number of axes or mode, an axis that is not there or is named twice, shapes that
-            do not broadcast, no elements, in ``"valid"`` neither array is the larger one along all axes, or a
-            wrong `out`.
+        TypeError: No array is on a device, a dtype is not supported, or the dtypes differ.
+        ValueError: The numbers of axes differ, the mode is unknown, an axis is out of range or named twice,
+            shapes do not broadcast, there are no elements, in ``"valid"`` neither array is larger along all
+            axes, or `out` does not fit.
     """
     return await _convolve("fftconvolve", in1, in2, mode, axes, out)
 
@@ -106,11 +106,11 @@ async def fftconvolve(
 def oaconvolve() -> None:
     """Convolve a long array with a short one in blocks, as `scipy.signal.oaconvolve`: overlap and add.
 
-    The array is cut along the axis where one is longest against the other; along other axes it is transformed
-    as a whole. With a short filter it takes less time than `fftconvolve`. Where no axis is long enough to be
-    cut, it is `fftconvolve`.
+    The array is cut along the axis where one array is longest relative to the other; along other axes it is
+    transformed as a whole. With a short filter it takes less time than `fftconvolve`. If no axis is long
+    enough to be cut, it is `fftconvolve`.
 
-    Arguments, result and errors are those of `fftconvolve`.
+    See `fftconvolve` for arguments, result and errors.
     """
 
 
@@ -144,7 +144,7 @@ async def convolve(
 ) -> AccelRef:
     """Convolve two arrays, as `scipy.signal.convolve`: by `fftconvolve` along all axes.
 
-    Errors are relative to the largest element of the result, as those of transforms are.
+    Errors are relative to the largest element of the result, as in all transforms.
 
     Args:
         in1: See `fftconvolve`.
@@ -164,7 +164,7 @@ async def convolve(
 def correlate() -> None:
     """Correlate two arrays, as `scipy.signal.correlate`: `in2` in reverse, and conjugated, is convolved.
 
-    Arguments and errors are those of `convolve`.
+    See `convolve` for arguments and errors.
     """
 
 
@@ -188,8 +188,8 @@ async def hilbert(
         The shape of `x` with `N` elements along `axis`, in the complex dtype of the same precision.
 
     Raises:
-        TypeError: Not on a device, or another dtype.
-        ValueError: A length below 1, an axis that is not there, or a wrong `out`.
+        TypeError: The array is not on a device, or its dtype is not supported.
+        ValueError: A length is below 1, an axis is out of range, or `out` does not fit.
     """
     name = "hilbert"
     place, n = _points(name, x, "N", N, axis, out, is_real=True)
@@ -224,13 +224,14 @@ async def czt(
         The shape of `x` with `m` elements along `axis`, in the complex dtype of the same precision.
 
     Raises:
-        TypeError: Not on a device, or another dtype.
-        ValueError: No points or elements, an axis that is not there, `w` or `a` is 0, or a wrong `out`.
+        TypeError: The array is not on a device, or its dtype is not supported.
+        ValueError: There are no points or elements, an axis is out of range, `w` or `a` is 0, or `out` does
+            not fit.
     """
     place, count = _points("czt", x, "m", m, axis, out)
     if a == 0 or w == 0:
         raise ValueError(f"czt: a and w must not be 0, got a {a!r} and w {w!r}")
-    # SciPy reduces whole numbers before the angle is made.
+    # SciPy reduces integers before the angle is made.
     rate, period = (-1j * math.pi / count, 2 * count) if w is None else (cmath.log(w) / 2, sys.maxsize)
     return await _chirped("czt", x, place, count, _Chirp(-cmath.log(a), rate, period), out)
 
@@ -280,7 +281,7 @@ async def zoom_fft(
 def _points(
     name: str, x: Operand, argument: str, given: int | None, axis: int, out: Out, *, is_real: bool = False
 ) -> tuple[int, int]:
-    """Check the arguments of a transform along an axis to so many points; return the axis, and how many."""
+    """Check the arguments of a transform along an axis; return the axis, and the number of points."""
     device_of(name, x, out)
     check_floating(name, "x", x, is_real=is_real)
     place = axis_of(name, "axis", whole(name, "axis", axis), x)
@@ -299,9 +300,9 @@ class _Chirp:
     """Numbers ``exp(slope * k + rate * k**2)``; all are made on the device, in double.
 
     Attributes:
-        slope: Logarithm of the ratio of neighbours, of a part that has one ratio.
-        rate: How it changes.
-        period: What the squares are reduced by.
+        slope: Logarithm of the ratio of neighbours, for a part with a constant ratio.
+        rate: Its change from one point to the next.
+        period: The modulus that reduces the squares.
     """
 
     slope: complex
@@ -310,7 +311,7 @@ class _Chirp:
 
     @property
     def arguments(self) -> tuple[float, float, float, float, int]:
-        """Return those of the expressions, by `_CHIRPS`."""
+        """Return the arguments of the expressions in `_CHIRPS`."""
         return self.slope.real, self.slope.imag, self.rate.real, self.rate.imag, self.period
 
 
@@ -354,7 +355,7 @@ _KERNEL = Elementwise[AccelRef](
 
 @functools.cache
 def _one_sided(place: int) -> Elementwise[AccelRef]:
-    """Count positive frequencies twice, negative ones not, and what is its own opposite once."""
+    """Count positive frequencies twice, negative ones never, and 0 and the middle once."""
     text = f"j = 2 * i({place}); y = x * (0 if j > n else 2 if j % n != 0 else 1)"
     return Elementwise(text, operation="fft.hilbert")
 
@@ -381,15 +382,15 @@ def _check_pair(name: str, in1: Operand, in2: Operand) -> None:
 
 @attrs.frozen
 class _Convolution:
-    """Two arrays that are convolved, and what is kept.
+    """Two arrays to convolve, and the part of the result to keep.
 
     Attributes:
         name: The function.
         in1: The first array; in ``"valid"`` the larger one.
         in2: The other one.
-        wide: Axes along which both have several elements; along the others they are multiplied.
+        wide: Axes along which both have several elements; along the other axes they are multiplied.
         full: Shape of the whole convolution.
-        kept: Shape of the part that is kept.
+        kept: Shape of the part to keep.
     """
 
     name: str
@@ -401,7 +402,7 @@ class _Convolution:
 
     @property
     def starts(self) -> list[int]:
-        """The place where the part that is kept starts."""
+        """The first place of the part to keep."""
         return [(most - least) // 2 for most, least in zip(self.full, self.kept, strict=True)]
 
     async def by_transforms(self, out: Out) -> AccelRef:
@@ -448,7 +449,7 @@ class _Convolution:
             return await _added(len(self.full), axis)(b=result, shape=self.kept, out=out, **given)
 
 
-# Blocks of so many times the shorter array: the steps for an element change little from 4 to 16.
+# The length of a block, in lengths of the shorter array: the steps per element change little from 4 to 16.
 _BLOCK = 8
 
 

@@ -85,7 +85,7 @@ class Transform:
         name, out = planner.name, message.out
         source = planner.read("a", message.a)
         axes, lengths, shape = self.fit(name, message, source)
-        # Libraries have the other kinds for complex input alone.
+        # Libraries have the other kinds only for complex input.
         taken = self.dtype_of(source.dtype)
         dtype = ops.FFT_DTYPES[self.kind].get(taken)
         if dtype is None:
@@ -108,8 +108,8 @@ class Transform:
 
         Args:
             name: Name of the operation, for the error.
-            message: Has `norm`, and of a transform along one axis `n` and `axis`, else `s` and `axes`.
-            source: What is transformed.
+            message: Has `norm`, and for a transform along one axis `n` and `axis`, else `s` and `axes`.
+            source: The array to transform.
 
         Returns:
             Axes counted from the first, lengths, and the shape.
@@ -159,7 +159,7 @@ def check_norm(name: str, norm: object) -> None:
 
 
 def check_out(name: str, out: AccelRef | None, shape: Sequence[int], dtype: DType) -> None:
-    """Refuse an array to write to that is not like the result, ahead of the first of several launches."""
+    """Refuse an array to write to that does not match the result, before the first of several launches."""
     if out is None:
         return
     check_ref(name, "out", out)
@@ -171,7 +171,7 @@ def check_out(name: str, out: AccelRef | None, shape: Sequence[int], dtype: DTyp
 
 
 def refuse_dtype(name: str, argument: str, given: Operand, *, is_real: bool) -> NoReturn:
-    """Say which dtypes a function has, and how to convert an array to the nearest one."""
+    """Raise with the dtypes that a function supports, and how to convert an array to the nearest one."""
     allowed = "float32 or float64" if is_real else "float32, float64, complex64 or complex128"
     dtype = DType.of(given.dtype)
     nearest = "float64" if dtype.kind in ("bool", "int", "uint") else "float32"
@@ -182,7 +182,7 @@ def refuse_dtype(name: str, argument: str, given: Operand, *, is_real: bool) -> 
 
 
 def check_floating(name: str, argument: str, a: Operand, *, is_real: bool = False) -> None:
-    """Refuse what is no array, and dtypes that there are no transforms of.
+    """Refuse values other than arrays, and dtypes without transforms.
 
     Raises:
         TypeError: In these cases.
@@ -225,7 +225,7 @@ def extent_of(name: str, axis: int, source: ArraySpec | Operand, argument: str =
 
 
 def all_whole(name: str, argument: str, values: object) -> Ints | None:
-    """Take a whole number, several, or None."""
+    """Take an integer, several, or None."""
     return None if values is None else wholes(name, argument, values, _NUMBERS)
 
 
@@ -243,7 +243,7 @@ def _transform(
         transform = Transform(function.__name__, kind, direction, axes)
 
         def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
-            """Plan by hand: no line of shapes says the lengths along axes that are arguments."""
+            """Plan by hand, because no line of shapes expresses lengths along axes that are arguments."""
             return transform.plan(message, planner)
 
         declared = operation(actor=FftActor, plan=plan)(function)
@@ -271,8 +271,8 @@ async def fft(
         the same precision.
 
     Raises:
-        ValueError: A length below 1, an axis that is not there, an unknown norm, a wrong `out`.
-        TypeError: Not on a device, or a dtype without a transform.
+        ValueError: A length is below 1, an axis is out of range, the norm is unknown, or `out` does not fit.
+        TypeError: The array is not on a device, or its dtype has no transform.
 
     See `Device.ask` for cancellation and the errors that any operation can end with.
     """
@@ -283,7 +283,7 @@ async def fft(
 def ifft() -> None:
     """Inverse discrete Fourier transform along one axis, as `numpy.fft.ifft`.
 
-    Arguments, result and errors are those of `fft`.
+    See `fft` for arguments, result and errors.
     """
 
 
@@ -291,7 +291,7 @@ def ifft() -> None:
 def rfft() -> None:
     """Fourier transform of a real array along one axis, as `numpy.fft.rfft` (cuFFT ``R2C``, ``D2Z``).
 
-    Arguments and errors are those of `fft`; `a` is float32 or float64.
+    See `fft` for arguments and errors; `a` is float32 or float64.
 
     Returns:
         The non-negative frequencies: ``n // 2 + 1`` elements along `axis`.
@@ -302,8 +302,8 @@ def rfft() -> None:
 def irfft() -> None:
     """Inverse of `rfft`, as `numpy.fft.irfft` (cuFFT ``C2R``, ``Z2D``).
 
-    Arguments and errors are those of `fft`; `a` holds the non-negative frequencies, and `n` is the
-    length of the real result: by default ``2 * (m - 1)`` for m frequencies.
+    See `fft` for arguments and errors; `a` holds the non-negative frequencies, and `n` is the length of the
+    real result: by default ``2 * (m - 1)`` for m frequencies.
 
     Returns:
         A real array with `n` elements along `axis`.
@@ -314,8 +314,8 @@ def irfft() -> None:
 def hfft() -> None:
     """Fourier transform of a signal with Hermitian symmetry, as `numpy.fft.hfft`: its spectrum is real.
 
-    Arguments and errors are those of `fft`; `a` holds the half of the signal from time 0 on, and `n`
-    is the length of the real result: by default ``2 * (m - 1)`` for m elements.
+    See `fft` for arguments and errors; `a` holds the half of the signal from time 0 on, and `n` is the length
+    of the real result: by default ``2 * (m - 1)`` for m elements.
 
     Returns:
         A real array with `n` elements along `axis`.
@@ -326,7 +326,7 @@ def hfft() -> None:
 def ihfft() -> None:
     """Inverse of `hfft`, as `numpy.fft.ihfft`.
 
-    Arguments and errors are those of `fft`; `a` is float32 or float64.
+    See `fft` for arguments and errors; `a` is float32 or float64.
 
     Returns:
         The half of the signal from time 0 on: ``n // 2 + 1`` complex elements along `axis`.
@@ -358,7 +358,7 @@ async def fftn(
         The spectrum: the shape of `a` with `s` along `axes`, in the complex dtype of the same precision.
 
     Raises:
-        ValueError: See `fft`; an axis that is named twice, no axis, not one length for each axis.
+        ValueError: See `fft`; or an axis is named twice, there is no axis, or not one length for each axis.
         TypeError: See `fft`.
     """
     ...
@@ -381,7 +381,7 @@ async def fft2(
 def ifftn() -> None:
     """Inverse discrete Fourier transform along several axes, as `numpy.fft.ifftn`.
 
-    Arguments, result and errors are those of `fftn`.
+    See `fftn` for arguments, result and errors.
     """
 
 
@@ -394,11 +394,11 @@ def ifft2() -> None:
 def rfftn() -> None:
     """Fourier transform of a real array along several axes, as `numpy.fft.rfftn` (cuFFT ``R2C``, ``D2Z``).
 
-    Arguments and errors are those of `fftn`; `a` is float32 or float64.
+    See `fftn` for arguments and errors; `a` is float32 or float64.
 
     Returns:
-        The frequencies that are not negative along the last of `axes`, n of them being ``n // 2 + 1``
-        elements; all frequencies along the others.
+        The nonnegative frequencies along the last of `axes`: n points have ``n // 2 + 1`` of them. All
+        frequencies along the others.
     """
 
 
@@ -411,8 +411,8 @@ def rfft2() -> None:
 def irfftn() -> None:
     """Inverse of `rfftn`, as `numpy.fft.irfftn` (cuFFT ``C2R``, ``Z2D``).
 
-    Arguments and errors are those of `fftn`; `s` is the shape of the real result along `axes`: by
-    default that of `a`, and ``2 * (m - 1)`` along the last of them, where `a` has m frequencies.
+    See `fftn` for arguments and errors; `s` is the shape of the real result along `axes`: by default the
+    shape of `a`, but ``2 * (m - 1)`` along the last of them, if `a` has m frequencies.
 
     Returns:
         A real array.
@@ -428,7 +428,7 @@ def irfft2() -> None:
 def hfftn() -> None:
     """Fourier transform of an array with Hermitian symmetry, as `scipy.fft.hfftn`: its spectrum is real.
 
-    Arguments and errors are those of `irfftn`.
+    See `irfftn` for arguments and errors.
 
     Returns:
         A real array.
@@ -444,7 +444,7 @@ def hfft2() -> None:
 def ihfftn() -> None:
     """Inverse of `hfftn`, as `scipy.fft.ihfftn`.
 
-    Arguments, result and errors are those of `rfftn`.
+    See `rfftn` for arguments, result and errors.
     """
 
 

@@ -1,4 +1,4 @@
-"""Transforms of what expressions make, and expressions of their results, in one launch."""
+"""Transforms of expressions, and expressions of their results, in one launch."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def fused(
 ) -> FusedTransform:
     """Make a function that computes a transform of an expression, and an expression of the result.
 
-    On CUDA, cuFFT computes both while it loads and stores elements (LTO callbacks), where it has them for the
-    transform: no array in between is written. Elsewhere they are launches of their own, or NumPy's, with
-    the same numbers but for rounding.
+    On CUDA, cuFFT computes both while it loads and stores elements (LTO callbacks), if it supports them for
+    the transform, so that no intermediate array is written. Otherwise they are separate launches, or NumPy's,
+    with the same numbers except for rounding.
 
     >>> import trio_accel as ta
     >>> ta.fft.fused(ta.fft.rfft, "x * window", "abs(y) ** 2")
@@ -34,15 +34,15 @@ def fused(
 
     Args:
         transform: A function of this package: `fft`, `irfftn` and so on.
-        prolog: What is transformed: an expression of the array ``x`` and of others, see `jit.elementwise`.
-            Arrays broadcast. Its dtype is one that the transform has; a real one is converted for complex
-            transforms. So ``"float32(x)"`` transforms whole numbers, or float16.
+        prolog: The expression to transform, of the array ``x`` and others, see `jit.elementwise`. Arrays
+            broadcast. Its dtype must have the transform; a real one is converted for complex transforms. So
+            ``"float32(x)"`` transforms integers, or float16.
         epilog: The result: an expression of the spectrum ``y`` and of other arrays and numbers, which
-            broadcast to its shape. It may have another dtype, as ``"abs(y)"`` has.
+            broadcast to its shape. It may have another dtype, as ``"abs(y)"`` does.
 
     Raises:
-        TypeError: `transform` is no such function.
-        ValueError: An expression has something that is not allowed, does not read ``x`` or ``y``, loads
+        TypeError: `transform` is not such a function.
+        ValueError: An expression contains something that is not allowed, does not read ``x`` or ``y``, loads
             elements of ``y`` by indices, or has an input with the name of an option.
     """
     found = getattr(transform, "transform", None)
@@ -56,7 +56,7 @@ class FusedTransform:
 
     Attributes:
         operation: Name of the operation.
-        inputs: Names of its arguments, in order: ``x``, those of the prolog, those of the epilog.
+        inputs: Names of its arguments, in order: ``x``, the prolog's, the epilog's.
     """
 
     __slots__ = ("_asked", "epilog", "inputs", "operation", "prolog", "transform")
@@ -197,7 +197,7 @@ class ComputeFused(Operation[Any, AccelRef]):
 
 
 def _expression(operation: str, text: str, element: str) -> Elementwise[AccelRef]:
-    """Parse an expression whose first argument is the element."""
+    """Parse an expression with the element as its first argument."""
     made = Elementwise[AccelRef](text, operation=operation, library=_LIBRARY)
     if element not in made.inputs:
         raise ValueError(f"{operation}: {text!r} does not read {element}")

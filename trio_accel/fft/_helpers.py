@@ -1,4 +1,4 @@
-"""Frequencies of transforms, their order, and lengths that are fast."""
+"""Frequencies of transforms, their order, and fast lengths."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def fftfreq(device: Device, n: int, d: float = 1.0, *, dtype: DTypeLike = 
 async def rfftfreq(device: Device, n: int, d: float = 1.0, *, dtype: DTypeLike = "float64") -> AccelRef:
     """Make the frequencies of the elements of `rfft`, as `numpy.fft.rfftfreq`.
 
-    Arguments and errors are those of `fftfreq`.
+    See `fftfreq` for arguments and errors.
 
     Returns:
         ``n // 2 + 1`` frequencies, none of them negative.
@@ -56,23 +56,23 @@ async def fftshift(x: AccelRef, axes: int | Sequence[int] | None = None, *, out:
         out: Array to write to; it may not share memory with `x`.
 
     Returns:
-        A new array of the shape and dtype of `x`.
+        A new array with the shape and dtype of `x`.
 
     Raises:
-        TypeError: `x` is no array on a device.
-        ValueError: An axis that there is not, or a wrong `out`.
+        TypeError: `x` is not an array on a device.
+        ValueError: An axis out of range, or a wrong `out`.
     """
     return await _shifted("fftshift", x, axes, 0, out)
 
 
 @composed
 async def ifftshift(x: AccelRef, axes: int | Sequence[int] | None = None, *, out: Out = None) -> AccelRef:
-    """Invert `fftshift`, as `numpy.fft.ifftshift`; arguments and errors are those of `fftshift`."""
+    """Invert `fftshift`, as `numpy.fft.ifftshift`; see `fftshift` for arguments and errors."""
     return await _shifted("ifftshift", x, axes, 1, out)
 
 
 def next_fast_len(target: int, real: bool = False) -> int:
-    """Find a length of at least `target` whose transforms are fast, as `scipy.fft.next_fast_len`.
+    """Find a length of at least `target` with fast transforms, as `scipy.fft.next_fast_len`.
 
     cuFFT prefers the lengths with the prime factors 2, 3, 5 and 7. SciPy's have 11 too, without `real`, and
     neither 7 nor 11 with it.
@@ -85,7 +85,7 @@ def next_fast_len(target: int, real: bool = False) -> int:
         The length.
 
     Raises:
-        TypeError: `target` is no whole number.
+        TypeError: `target` is not an integer.
         ValueError: It is negative, or has more than 64 bits.
 
     >>> next_fast_len(1021, real=True)

@@ -1,8 +1,9 @@
-"""Cosine and sine transforms: an expression ahead of a Fourier transform, and one behind it.
+"""Cosine and sine transforms: an expression before a Fourier transform, and one after it.
 
 Types II and III are a real transform of the same length (J. Makhoul, "A fast cosine transform in one and two
-dimensions", 1980), type I is one of the extended array, and type IV a complex one of half the length, or of
-twice the length where that is odd. A sine transform is a cosine transform with signs changed, or in reverse.
+dimensions", 1980). Type I is a transform of the extended array. Type IV is a complex transform of half the
+length, or of twice the length if it is odd. A sine transform is a cosine transform with signs changed, or in
+reverse.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ __all__ = ["TransformType", "dct", "dctn", "dst", "dstn", "idct", "idctn", "idst
 TransformType: TypeAlias = Literal[1, 2, 3, 4]
 """Which symmetry an array has at its ends; see `scipy.fft.dct`."""
 
-# Each type has the elements that a Fourier transform takes, and those of the result, by the index `j` along
-# the axis; there are `n` of the latter. `x` is the array, and `v` what the Fourier transform has made of it.
+# For each type the elements that a Fourier transform takes, and the elements of the result, by the index `j`
+# along the axis, of which there are `n`. `x` is the array, and `v` the result of the Fourier transform.
 # `edge` multiplies elements at the ends, so that the matrix of the transform is orthogonal.
 _COSINES = {
     1: (
@@ -109,7 +110,7 @@ class _Transform:
     is_orthogonal: bool
 
     async def __call__(self, x: AccelRef, axis: int, out: Out = None) -> AccelRef:
-        """Transform along an axis, whose length is checked."""
+        """Transform along an axis with a checked length."""
         if x.dtype.kind == "complex":
             return await self._of_parts(x, axis, out)
         n = x.shape[axis]
@@ -170,7 +171,7 @@ def _read(expression: Elementwise[AccelRef], numbers: dict[str, Any], **arrays: 
 
 
 async def _in_three(x: AccelRef, axis: int, made: Callable[[AccelRef], AccelRef]) -> AccelRef:
-    """View an array, or a copy, with three axes, or two where nothing is behind: kernels for all shapes."""
+    """View an array, or a copy, with three axes, or two if the last would be 1: kernels for all shapes."""
     flat = x if x.spec.is_contiguous else made(await x.copy())
     columns = math.prod(x.shape[axis + 1 :])
     return flat.reshape((math.prod(x.shape[:axis]), x.shape[axis], columns)[: 2 if columns == 1 else 3])
@@ -304,9 +305,9 @@ async def dct(
         The coefficients: the shape of `a` with `n` elements along `axis`, in its dtype.
 
     Raises:
-        ValueError: A length below 1, or below 2 for type 1; another type; an axis that is not there, an
-            unknown norm, or a wrong `out`.
-        TypeError: Not on a device, or another dtype.
+        ValueError: A length is below 1, or below 2 for type 1; the type or norm is unknown; an axis is out of
+            range; or `out` does not fit.
+        TypeError: The array is not on a device, or its dtype is not supported.
     """
     return await _one("dct", a, n, axis, out, type=type, norm=norm, orthogonalize=orthogonalize)
 
@@ -315,7 +316,7 @@ async def dct(
 def idct() -> None:
     """Inverse discrete cosine transform along one axis, as `scipy.fft.idct`.
 
-    Arguments, result and errors are those of `dct`; `type` is that of the transform that it inverts.
+    See `dct` for arguments, result and errors; `type` is the type of the inverted transform.
     """
 
 
@@ -323,7 +324,7 @@ def idct() -> None:
 def dst() -> None:
     """Discrete sine transform along one axis, as `scipy.fft.dst`.
 
-    Arguments, result and errors are those of `dct`; type 1 takes a single element, too.
+    See `dct` for arguments, result and errors; type 1 also takes a single element.
     """
 
 
@@ -331,7 +332,7 @@ def dst() -> None:
 def idst() -> None:
     """Inverse discrete sine transform along one axis, as `scipy.fft.idst`.
 
-    Arguments, result and errors are those of `dst`; `type` is that of the transform that it inverts.
+    See `dst` for arguments, result and errors; `type` is the type of the inverted transform.
     """
 
 
@@ -348,7 +349,7 @@ async def dctn(
 ) -> AccelRef:
     """Discrete cosine transform along several axes, as `scipy.fft.dctn`: one after the other.
 
-    Arguments, result and errors are those of `dct`, and as in `fftn`:
+    See `dct` for arguments, result and errors, and as in `fftn`:
 
     Args:
         a: See `dct`.
@@ -367,7 +368,7 @@ async def dctn(
 def idctn() -> None:
     """Inverse discrete cosine transform along several axes, as `scipy.fft.idctn`.
 
-    Arguments, result and errors are those of `dctn`; `type` is that of the transform that it inverts.
+    See `dctn` for arguments, result and errors; `type` is the type of the inverted transform.
     """
 
 
@@ -375,7 +376,7 @@ def idctn() -> None:
 def dstn() -> None:
     """Discrete sine transform along several axes, as `scipy.fft.dstn`.
 
-    Arguments, result and errors are those of `dctn`; type 1 takes a single element, too.
+    See `dctn` for arguments, result and errors; type 1 also takes a single element.
     """
 
 
@@ -383,5 +384,5 @@ def dstn() -> None:
 def idstn() -> None:
     """Inverse discrete sine transform along several axes, as `scipy.fft.idstn`.
 
-    Arguments, result and errors are those of `dstn`; `type` is that of the transform that it inverts.
+    See `dstn` for arguments, result and errors; `type` is the type of the inverted transform.
     """

@@ -1,4 +1,4 @@
-"""Gradients of functions of own operations, and of expressions: as many as can be are derived."""
+"""Gradients of functions that compose operations, and of expressions. Most gradients are derived."""
 
 from .._names import export as _export
 from ._tape import *

@@ -1,6 +1,6 @@
-"""Calls backwards: from the gradient of a value to the gradients of what it was made of."""
+"""Calls backwards: from the gradient of a value to the gradients of its operands."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ._elementwise import ADVICE, Rule, slopes_of
 
 __all__ = ["RULES", "Make", "backward", "bound", "itself", "pulled", "refuse"]
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 
 Make: TypeAlias = Callable[[Any, Any], Iterator[Rule]]
@@ -36,7 +36,7 @@ _NUMBERS = frozenset({complex, np.complex64, np.complex128})
 
 
 def refuse(name: str, reason: str) -> NotSupportedError:
-    """Return the error of a function that has no gradient."""
+    """Return the error for a function without a gradient."""
     return NotSupportedError(f"{name} has no gradient, because {reason}; {ADVICE}", operation=name)
 
 
@@ -47,21 +47,21 @@ def backward(
 
     Args:
         value: A call, with one result or several.
-        leaves: The calls whose gradients are wanted.
+        leaves: The calls to compute gradients for.
         seed: The gradient of `value`: of several results a list.
-        made: The calls that are made are added, so that they can end without a warning.
-        is_exact: Whether leaves are complex, so that dtypes are looked at.
+        made: All calls that are made are added, so that they can end without a warning.
+        is_exact: Whether leaves are complex, so that dtypes are checked.
     """
     order, depends, is_complex = _order(value, leaves)
     is_exact = is_exact or is_complex
     slopes: dict[int, Any] = {id(value): seed} if id(value) in depends else {}
     for call in reversed(order):
         if id(call) not in slopes:
-            # Only what has no gradient uses it.
+            # Only functions without a gradient use it.
             continue
         g, several = slopes.pop(id(call)), _several(call)
         if several is not None:
-            # The rule of the call gets a gradient for each result, and None for one that nobody uses.
+            # The rule of the call gets a gradient for each result, and None for an unused one.
             _add_parts(slopes, several, {call.args[1]: g}, made)
             continue
         # An operand may be there twice.
@@ -96,14 +96,14 @@ def _several(call: Any) -> Any:
     """Return the call with several results that a call is a part of; None for other calls."""
     if call.function.name != "AccelRef.__getitem__":
         return None
-    # This finds the layout of its operand, too.
+    # This also finds the layout of its operand.
     assert call.spec is not None
     of: Any = call.args[0]
     return None if isinstance(of.ahead, ArraySpec) else of
 
 
 def _left_out(call: Any, operands: Sequence[int]) -> NotSupportedError:
-    """Return the error of a call with operands that its rule has no gradient for."""
+    """Return the error for a call with operands that its rule has no gradient for."""
     name = call.function.name
     given = _given(call).items() if not name.startswith("AccelRef.") else ()
     if any(parameter == "out" and id(one) in operands for parameter, one in given):
@@ -113,7 +113,7 @@ def _left_out(call: Any, operands: Sequence[int]) -> NotSupportedError:
 
 
 def _order(value: Any, leaves: Sequence[Any]) -> tuple[list[Any], set[int], bool]:
-    """Return the calls that depend on leaves, in order; what depends; and whether numbers may be complex."""
+    """Return the calls that depend on leaves, in order; all their ids; and whether numbers may be complex."""
     depends, order = set(map(id, leaves)), list[Any]()
     if id(value) in depends:
         return order, depends, False
@@ -145,7 +145,7 @@ def _is_step(call: Any) -> bool:
 def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
     """Return the arguments of a call with their gradients, by the gradient of its result."""
     name = call.function.name
-    rule = RULES.get(name) or OWN.get(call.function)
+    rule = RULES.get(name) or CUSTOM_RULES.get(call.function)
     if rule is not None:
         return rule(call, g)
     if name in REASONS:
@@ -160,7 +160,7 @@ def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
 
 KINDS: list[Callable[[Any, Any], Iterator[Rule] | None]] = []
 """Rules of kinds of functions, which return None for others: `_reductions` adds its own."""
-OWN: dict[Function, Make] = {}
+CUSTOM_RULES: dict[Function, Make] = {}
 """Rules of functions that programs have given."""
 REASONS: dict[str, str] = {}
 """The functions without a gradient, and why; `_words` adds them."""
@@ -169,12 +169,12 @@ STEP_NAMES: set[str] = set()
 
 
 def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
-    """Return the gradients of operands through a composition of calls that makes the same as another call.
+    """Return the gradients of operands through a composition of calls with the same result as another call.
 
     Args:
-        f: Returns a call of the operands; of several results one of `gather`.
+        f: Returns a call of the operands; for several results a call of `gather`.
         operands: The operands.
-        g: The gradient of the result: of several results a list.
+        g: The gradient of the result; a list for several results.
     """
     leaves = [one if isinstance(one, Call) else arrays.reshape(one, one.shape) for one in operands]
     value = f(*leaves)
@@ -182,7 +182,7 @@ def pulled(f: Callable[..., Any], operands: Sequence[Any], g: Any) -> list[Any]:
     value.silence()
     is_exact = any(one.dtype.kind == "complex" for one in leaves)
     slopes = backward(value, leaves, g, [], is_exact=is_exact)
-    # A caller may need the gradients of some operands alone.
+    # A caller may only need the gradients of some operands.
     for one in slopes:
         if isinstance(one, Call):
             one.silence()
@@ -195,7 +195,7 @@ def _gathered(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def itself(one: Any) -> Any:
-    """Return a gradient that is known."""
+    """Return a known gradient."""
     return one
 
 
@@ -218,11 +218,11 @@ def bound(call: Any) -> dict[str, Any]:
 
 def _given(call: Any) -> dict[str, Any]:
     """Return the given arguments of a call by their names."""
-    # An operation that is declared has all of its arguments by their places.
+    # A declared operation has all of its arguments by position.
     by_place = zip(_parameters(call.function.name), call.args, strict=False) if call.args else ()
     return dict(by_place) | dict(call.named or {})
 
 
 def is_operand(one: Any) -> bool:
-    """Tell whether an argument may have a gradient."""
+    """Return whether an argument may have a gradient."""
     return isinstance(one, (Call, AccelRef)) and one.dtype.kind in ("float", "complex")

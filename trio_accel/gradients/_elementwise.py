@@ -1,6 +1,6 @@
-"""Gradients of expressions of each element: the package's own, and the user's."""
+"""Gradients of element-wise expressions: the package's own, and the user's."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["ADVICE", "Rule", "elementwise_of", "slopes_of", "summed_to"]
 arrays: Any = _arrays
 
 Rule: TypeAlias = "tuple[Any, Callable[[], Any]]"
-"""An argument of a call, and a function that makes its gradient: nothing is made that nobody wants."""
+"""An argument of a call, and a function that makes its gradient, which is called only if it is needed."""
 
 ADVICE = "give one by ta.custom_gradient"
 _NUMBERS = (int, float, complex, Slot)
-# The arrays that one kernel may read: a loop is written out for so many loads at most.
+# The most arrays that one kernel may read, and so the most loads of an unrolled loop.
 _MAX_LOADS = 32
 _WEAK: dict[type, Weak] = {
     int: Weak.int,
@@ -62,9 +62,9 @@ class _Expression:
     Attributes:
         elementwise: The expression.
         names: The parameters of the function that are inputs, in order.
-        defaults: The values of inputs that may be left out.
-        is_plain: Whether its gradient follows the dtypes of the arguments by NumPy's promotion, so that it is
-            one for all of them.
+        defaults: The values of optional inputs.
+        is_plain: Whether its gradient follows the dtypes of the arguments by NumPy's promotion, so that one
+            gradient serves all dtypes.
     """
 
     elementwise: Elementwise[Any]
@@ -97,11 +97,11 @@ def elementwise_of(function: Function) -> _Expression | None:
 
 
 def _is_plain(elementwise: Elementwise[Any]) -> bool:
-    """Tell whether an expression computes in the dtype of its arguments alone."""
+    """Return whether an expression computes only in the dtype of its arguments."""
     if any(elementwise.is_loaded(name) for name in elementwise.inputs) or any(elementwise.dtypes):
         return False
     if elementwise.precision is not None:
-        # Its steps are widened, and so are those of the gradient.
+        # Its steps are widened, and so are the steps of the gradient.
         return True
     try:
         steps = elementwise.typed((DType.float64,) * len(elementwise.inputs)).steps
@@ -115,8 +115,8 @@ def slopes_of(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule] | None:
 
     Args:
         call: The call.
-        g: The gradient of its result; of several results a list, with None for those that nobody uses.
-        is_exact: Whether dtypes are looked at, because there may be complex numbers.
+        g: The gradient of its result; for several results a list, with None for unused ones.
+        is_exact: Whether dtypes are checked, because there may be complex numbers.
 
     Returns:
         None for another function.
@@ -151,7 +151,7 @@ def _slope(found: _Expression, call: Any, given: list[Any], place: int, *, is_ex
     inputs = len(own.inputs)
     arguments = given[:inputs]
     reached = tuple([n for n in range(len(own.outputs)) if given[inputs + n] is not None])
-    # A number of NumPy's has a dtype, which would decide that of a part of the gradient.
+    # NumPy's numbers have dtypes, which would determine the dtype of a part of the gradient.
     is_exact = is_exact or not found.is_plain or True in [isinstance(one, np.generic) for one in arguments]
     kinds = tuple([_kind(one, is_exact=is_exact) for one in arguments])
     try:
@@ -207,12 +207,12 @@ def _derived(
 
 
 def _is_gradient(own: Elementwise[Any], program: Program) -> bool:
-    """Tell whether a program of one step is the gradient of a result."""
+    """Return whether a program of one step is the gradient of a result."""
     return program.reads[0] >= len(own.inputs)
 
 
 def _has_result(own: Elementwise[Any]) -> bool:
-    """Tell whether the result has the digits that it was computed with."""
+    """Return whether the result has all digits of its computation."""
     return own.precision is None and not any(own.dtypes)
 
 
@@ -251,10 +251,10 @@ class _Scattered:
 
     Attributes:
         addition: The addition.
-        made: For its value and each of its indices an expression, and what it reads; None for one that the
-            scatter computes itself.
-        scatter: The scatter. It cannot load from other arrays than the one that it changes.
-        reads: The arguments that it reads besides.
+        made: For its value and each of its indices an expression, and the arguments that it reads; None if
+            the scatter computes it itself.
+        scatter: The scatter. It can only load from the array that it changes.
+        reads: The other arguments that it reads.
         shifts: The shifts of the indices, if all are shifts.
         value: The program of the value.
     """
@@ -278,7 +278,7 @@ def _additions(
 def _written_out(
     own: Elementwise[Any], kinds: tuple[ArgumentType, ...], place: int, reached: tuple[int, ...]
 ) -> tuple[_Scattered, ...]:
-    """Return the additions of an expression whose short loops are written out; none if nothing is gained."""
+    """Return the additions of an expression with unrolled short loops; none if nothing is gained."""
     program = own.typed(kinds)
     if not any(step.function == "loop" for step in program.steps):
         return ()
@@ -331,15 +331,15 @@ def _scattered(own: Elementwise[Any], addition: Addition) -> _Scattered:
 def _sorted(
     own: Elementwise[Any], addition: Addition, number: int
 ) -> tuple[tuple[Elementwise[Any], tuple[int, ...]], tuple[Elementwise[Any], tuple[int, ...]]]:
-    """Return the place of an addition, in C order, and its value, by the number of one of the gradients."""
+    """Return the place of an addition, in C order, and its value, given the number of a gradient."""
     value, *indices = addition.program.outputs
     program, arguments = addition.program.only(*indices), _names(own)
     names = {f"j{axis}": number for axis, number in enumerate(program.outputs)}
-    # An operand says where it is computed.
+    # An operand determines the device of the computation.
     reads, g = tuple(sorted({*program.reads, number})), arguments[number]
     lines = [text_of(program.steps, names, arguments, is_typed=True), f"place = where({g} == {g}, 0, 0)"]
     for name in names:
-        # An index outside is the nearest one, and a negative one counts from the end.
+        # An index outside becomes the nearest one inside, and a negative index counts from the end.
         lines += [f"{name} = minimum(maximum({name}, -n_{name}), n_{name} - 1)"]
         lines += [f"place = place * n_{name} + where({name} < 0, {name} + n_{name}, {name})"]
     place = Elementwise[Any](
@@ -409,7 +409,7 @@ def _whole(own: Elementwise[Any], part: Program) -> Elementwise[Any]:
 def _gather(
     operation: str, terms: tuple[tuple[str, tuple[Shift, ...]], ...], ndim: int
 ) -> tuple[Elementwise[Any], tuple[int, ...]]:
-    """Return the expression of a gather, and the axes whose extents it reads."""
+    """Return the expression of a gather, and the axes with extents that it reads."""
     text = gather_text(terms)
     extents = tuple(axis for axis in range(ndim) if f"n{axis}" in text)
     names = dict.fromkeys(name for name, _ in terms)
@@ -453,7 +453,7 @@ def _scatter_one(
 
 
 def _behind(one: Any, loops: int) -> Any:
-    """Return an array with an axis for each loop behind its own."""
+    """Return an array with an additional last axis for each loop."""
     if isinstance(one, _NUMBERS) or not np.shape(one):
         return one
     return arrays.reshape(one, (*np.shape(one), *(1,) * loops))

@@ -1,10 +1,11 @@
-"""Gradients of factorizations, whose rules get a gradient for each result, and None for one nobody uses.
+"""Gradients of factorizations. Their rules get a gradient for each result, and None for an unused one.
 
-A factor is known but for its gauge, such as the sign of a vector, and a rule is right for functions that do
-not depend on it. The gradient of vectors is NaN or infinite where eigenvalues or singular values are equal.
+A factor is only determined up to its gauge, such as the sign of a vector, and a rule is right for functions
+that do not depend on the gauge. The gradient of vectors is NaN or infinite for equal eigenvalues or singular
+values.
 """
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from ._rules import adjoint, composition, conjugate
 
 __all__ = ["added", "column", "hermitian_part", "on_diagonal", "over_gaps", "row"]
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 linalg: Any = _linalg
 
@@ -139,7 +140,7 @@ def _svd(call: Any, g: Any) -> Iterator[Rule]:
     def factors() -> tuple[Any, Any, Any]:
         if not at["full_matrices"] or rows == columns:
             return call[0], call[1], call[2]
-        # The rule reads the unique factors alone, so that it has a gradient, too.
+        # The rule only reads the unique factors, so that it also has a gradient.
         s, unique = call[1], call[2 if rows > columns else 0]
         if rows > columns:
             return (x @ adjoint(unique)) / row(s), s, unique

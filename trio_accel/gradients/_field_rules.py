@@ -1,10 +1,10 @@
-"""Gradients of filters of images and signals, of tensors, and of products with sparse matrices.
+"""Gradients of image and signal filters, of tensors, and of products with sparse matrices.
 
-A filter is linear: its gradient is its adjoint. The gradient of a padded image is the full convolution with
-the weights, and each element gets what the elements that repeat it beyond the edge have.
+A filter is linear, so its gradient is its adjoint. The gradient of a padded image is the full convolution
+with the weights, and each element also gets the gradients of its repetitions outside of the edge.
 """
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ._rules import composition, unpadded
 
 __all__ = ["PAD_MODES", "axes_of_filter", "checked", "each"]
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 fft: Any = _fft
 linalg: Any = _linalg
@@ -262,7 +262,7 @@ def _sparse_solution(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _spectra(f: Callable[..., Any]) -> Make:
-    """Make a rule of a function whose last result is made by the first call that another one returns."""
+    """Make a rule for a function whose last result is the first of the calls that `f` returns."""
 
     def first(**at: Any) -> Any:
         return f(**at)[0]

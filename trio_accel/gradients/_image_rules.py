@@ -1,6 +1,6 @@
 """Gradients of orders and means of windows, and of interpolations of images."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._elementwise import Rule
 from ._field_rules import PAD_MODES, axes_of_filter, each
 from ._rules import composition
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 ndimage: Any = _ndimage
 

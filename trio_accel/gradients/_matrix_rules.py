@@ -1,6 +1,6 @@
 """Gradients of functions of matrices."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ._elementwise import Rule, summed_to
 from ._factor_rules import added, column, row
 from ._rules import adjoint, composition, conjugate
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 fft: Any = _fft
 linalg: Any = _linalg
@@ -42,7 +42,7 @@ def _matmul(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _solved(call: Any, g: Any, a: Any, b: Any, slope: Any) -> Iterator[Rule]:
-    """Yield the gradients of a solution: `slope` is that of the right side."""
+    """Yield the gradients of a solution; `slope` is the gradient of the right side."""
     is_vector = len(b.shape) == 1
 
     def of_matrix() -> Any:
@@ -113,7 +113,7 @@ def _pinv(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _block(call: Any, g: Any) -> Iterator[Rule]:
-    """The gradient of a function of matrices is a block of that function of a matrix twice as large."""
+    """Compute the gradient of a matrix function: a block of that function of a matrix twice as large."""
     f, x = getattr(linalg, call.function.name.partition(".")[2]), call.args[0]
     n = x.shape[-1]
 
@@ -265,7 +265,7 @@ def _rows(ab: Any) -> list[Any]:
 
 
 def _solve_banded(call: Any, g: Any) -> Iterator[Rule]:
-    """A row is a diagonal: transposing moves it along, and elements beyond its ends are not read."""
+    """A row is a diagonal: transposing shifts it, and elements outside of its ends are not read."""
     at = bound(call)
     (low, up), ab, b = at["l_and_u"], at["ab"], at["b"]
     is_vector = len(b.shape) == len(ab.shape) - 1
@@ -339,7 +339,7 @@ def _polar(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _lstsq(call: Any, g: Any) -> Iterator[Rule]:
-    """The rank must not change; there are residuals for full rank alone."""
+    """The rank must not change; only full rank has residuals."""
 
     def compose(a: Any, b: Any, rcond: float | None) -> Any:
         rows, columns = a.shape

@@ -1,6 +1,6 @@
-"""Gradients of layers, losses, norms and pools: most of them are functions of `nn`."""
+"""Gradients of layers, losses, norms and pools; most of them are functions of `nn`."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ._scatter import added_at, is_ordered
 
 __all__ = ["class_axis", "labelled"]
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 nn: Any = _nn
 
 
 def _bound(call: Any) -> tuple[str, dict[str, Any]]:
-    """Return the name of a function of `nn`, and its arguments with their defaults, but for `out`."""
+    """Return the name of a function of `nn`, and its arguments with their defaults, except `out`."""
     return call.function.name.removeprefix("nn."), bound(call)
 
 
@@ -131,7 +131,7 @@ def _convolution(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _images(name: str, array: Any) -> Any:
-    """Return an array as several images of so many axes as a function has in its name."""
+    """Return an array as several images; the function's name contains the number of their axes."""
     return arrays.reshape(array, (1, *array.shape)[-2 - int(name[-2]) :])
 
 
@@ -152,7 +152,7 @@ def _pool(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _batch_norm(call: Any, g: Any) -> Iterator[Rule]:
-    """Gradients of a norm by numbers that were found before: those of the numbers are not there."""
+    """Yield gradients of a norm by given statistics, which have no gradients."""
     at = _bound(call)[1]
     x, mean, var, weight = (at[name] for name in ("x", "running_mean", "running_var", "weight"))
 
@@ -167,7 +167,7 @@ def _batch_norm(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _batch_norm_training(call: Any, g: Any) -> Iterator[Rule]:
-    """The statistics are functions of the elements, too. Running statistics are no operands."""
+    """The statistics also depend on the elements. Running statistics are not operands."""
     at = bound(call)
     x, (of_y, of_mean, of_var) = at["x"], g
     others = tuple(axis for axis in range(len(x.shape)) if axis != 1)

@@ -1,6 +1,6 @@
 """Gradients of scans, orders, gathers, and of functions that are compositions of others."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ._elementwise import Rule, summed_to
 from ._rules import composition, part
 from ._scatter import added_along, added_at
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 
 
@@ -47,7 +47,7 @@ def _cumulative_prod(call: Any, g: Any) -> Iterator[Rule]:
         raise refuse(call.function.name, "include_initial adds a product of nothing; concat a one")
 
     def slope() -> Any:
-        # The first zero along the axis takes the product of the others, and those behind it have none.
+        # The first zero along the axis gets the product of the other factors, and later elements get 0.
         is_zero = x == 0
         seen = arrays.cumulative_sum(arrays.where(is_zero, 1, 0), axis=axis)
         patched = arrays.where(arrays.logical_and(is_zero, seen == 1), 1, x)
@@ -352,7 +352,7 @@ def _linear_recurrence(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _scan(call: Any, g: Any) -> Iterator[Rule]:
-    """The gradients of results are a recurrence, whose factors are derivatives by the result before."""
+    """The gradients of results are a recurrence, with derivatives by the previous result as factors."""
     at = bound(call)
     x = at["x"]
     axis = 0 if at["axis"] is None else at["axis"] % len(g.shape)

@@ -1,4 +1,4 @@
-"""Gradients of reductions of expressions: those of the expressions, and of the reduction in between."""
+"""Gradients of reductions of expressions, composed of the gradients of the expressions and the reduction."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ._elementwise import Rule
 
 __all__: list[str] = []
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 # Their results do not change with small changes of an element.
 _STEPS = ("any", "all", "argmin", "argmax")
@@ -46,7 +46,7 @@ class _Parts:
     reads: tuple[str, ...]
 
     def compose(self, given: list[Any], axis: Any, *, keepdims: bool) -> Any:
-        """Compute the same as the reduction by calls that have gradients."""
+        """Compose the reduction of calls with gradients."""
         values = self.map(*given)
         if self.dtype is not None:
             values = values.cast(self.dtype)

@@ -1,6 +1,6 @@
-"""Gradients of functions of arrays that are no expressions of each element."""
+"""Gradients of functions of arrays other than element-wise expressions."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ._elementwise import ADVICE, Rule, summed_to
 
 __all__ = ["adjoint", "axes_of", "composition", "conjugate", "filled", "part", "spread", "unpadded"]
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 
 
@@ -43,12 +43,12 @@ def conjugate(x: Any) -> Any:
 
 
 def adjoint(x: Any) -> Any:
-    """Return matrices that are transposed and conjugated."""
+    """Return the conjugate transposes of matrices."""
     return conjugate(x).mT
 
 
 def composition(f: Callable[..., Any], *, without: Collection[str] = ()) -> Make:
-    """Make a rule of a composition of calls that computes the same as a function, by its arguments.
+    """Make a rule from a composition of calls with the same arguments and result as a function.
 
     Args:
         f: The composition.
@@ -163,7 +163,7 @@ def _logsumexp(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _without_nan(name: str) -> Make:
-    """Make a rule of a reduction that leaves NaN out, by one that does not."""
+    """Make a rule for a reduction that ignores NaN, from a reduction that does not."""
 
     def compose(x: Any, axis: Any, keepdims: bool = False, **more: Any) -> Any:
         is_nan = arrays.isnan(x)
@@ -212,7 +212,7 @@ def _cosine(x1: Any, x2: Any, axis: Any, eps: float, keepdims: bool) -> Any:
 
 
 def _normed(call: Any, g: Any) -> Iterator[Rule]:
-    """Gradients of a layer norm, or of an RMS norm, which takes no mean away and has no bias."""
+    """Yield gradients of a layer norm, or of an RMS norm, which subtracts no mean and has no bias."""
     is_centred, at = call.function.name == "arrays.layer_norm", bound(call)
     x, weight, bias = at["x"], at["weight"], at.get("bias", 0)
     mean = partial(arrays.mean, axis=at["axis"], keepdims=True)
@@ -233,7 +233,7 @@ def _reshaped(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _turned(call: Any, g: Any) -> Iterator[Rule]:
-    """Gradients of what turns axes about: where each of them has gone, NumPy tells."""
+    """Yield gradients of functions that move axes. NumPy finds where each axis moves."""
     x, name = call.args[0], call.function.name.rpartition(".")[2]
     tags = np.empty(tuple(range(2, 2 + len(x.shape))), np.int8)
     if name in ("T", "mT"):
@@ -373,7 +373,7 @@ def _diagonal(call: Any, g: Any) -> Iterator[Rule]:
         first = np.arange(rows)[:, None] + offset == np.arange(columns)
         wide = (*x.shape[:-2], rows if offset >= 0 else columns)
         kept = g.shape[-1]
-        # The element of row i is that of the diagonal, from its beginning.
+        # Element i of the diagonal belongs to row i, counted from the begin of the diagonal.
         if offset >= 0:
             aligned = arrays.pad(g, [(0, 0)] * (len(wide) - 1) + [(0, rows - kept)])
             return arrays.where(first, arrays.expand_dims(aligned, axis=-1), 0)
@@ -465,7 +465,7 @@ def _runs(places: Any) -> Iterator[tuple[int, int]]:
 
 
 def filled(call: Any, g: Any) -> list[Any]:
-    """Return the gradients of all results: zeros for those that nobody uses."""
+    """Return the gradients of all results: zeros for unused ones."""
     return [arrays.zeros_like(call[k]) if one is None else one for k, one in enumerate(g)]
 
 

@@ -1,11 +1,11 @@
 """Additions to elements of an array, in one order on each backend.
 
-A scatter of a GPU adds by atomic operations, whose order changes from run to run, and so do the last bits of
-sums of floating numbers. Work that is done again after a lost context must have the same bits, so a GPU
+A scatter on a GPU adds by atomic operations in an order that changes from run to run, and so do the last bits
+of sums of floating numbers. Work that is repeated after a lost context must have the same bits, so a GPU
 sorts the values by their places, and adds up the segments. The CPU adds in the order of the elements.
 """
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..devices import Chain
 
 __all__ = ["added_along", "added_at", "is_ordered", "sorted_sums"]
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 
 
 def is_ordered(g: Any) -> bool:
-    """Tell whether a scatter adds in the order of the elements on the device of an array."""
+    """Return whether a scatter on the array's device adds in the order of the elements."""
     device: Any = Chain(g, is_spent=False).device
     return bool(device.state.backend.adds_in_order)
 
@@ -35,7 +35,7 @@ def sorted_sums(places: Any, values: Any, shape: Sequence[int]) -> Any:
     """Return an array of sums: of the values, by their places in C order.
 
     Args:
-        places: A vector of whole numbers from 0.
+        places: A vector of integers from 0.
         values: A vector of as many floating numbers.
         shape: Shape of the result.
     """
@@ -52,7 +52,7 @@ def added_along(zeros: Callable[[], Any], shape: Sequence[int], places: Any, val
     Args:
         zeros: Makes the zeros.
         shape: Their shape.
-        places: Indices along the axis, an array of the shape of `values`; negative ones count from the end.
+        places: Indices along the axis, an array with the shape of `values`; negative ones count from the end.
         values: The values.
         axis: The axis.
     """

@@ -1,8 +1,8 @@
-"""Gradients of loads by gathers: where the index along each axis is that of the element, plus a constant.
+"""Gradients of loads by gathers, if the index along each axis is the element's index plus a constant.
 
-A load ``x[i(0) + 1]`` adds its gradient to the element behind, so the gradient of an element is that of the
-load before it. A gather adds in one order on each backend, and is several times as fast as a scatter. At the
-edges an index is the nearest one, counts from the end, or wraps around by ``%``.
+A load ``x[i(0) + 1]`` adds its gradient to the next element, so the gradient of an element comes from the
+load of the previous one. A gather adds in one order on each backend, and is several times as fast as a
+scatter. At the edges an index is the nearest one, counts from the end, or wraps around by ``%``.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Shift:
     Attributes:
         by: The constant.
         wraps: Whether an index outside wraps around.
-        is_low: Whether a negative one is 0, and does not count from the end.
-        is_high: Whether one behind the end is the last one.
-        is_around: Whether extents are added, which only an index that wraps around may have.
-        bounds: The numbers that the text takes for the extent, with what is added to them: the kind, the
-            value, and the difference.
+        is_low: Whether a negative index becomes 0, instead of counting from the end.
+        is_high: Whether an index after the end becomes the last one.
+        is_around: Whether extents are added, which is only allowed for an index that wraps around.
+        bounds: The numbers that the source assumes to be the extent, plus a difference: the kind, the value,
+            and the difference.
     """
 
     by: int
@@ -53,7 +53,7 @@ class Shift:
         return self.wraps or (not self.is_around and abs(self.by) <= _MAX_SHIFT)
 
     def fits(self, extent: int, given: Sequence[Any]) -> bool:
-        """Tell whether the numbers of a call are those of an extent."""
+        """Return whether the numbers of a call match an extent."""
         values = [(value if kind == "constant" else given[value], more) for kind, value, more in self.bounds]
         is_known = all(type(value) is int and value == extent + more for value, more in values)
         return is_known and (self.wraps or abs(self.by) <= extent)
@@ -100,7 +100,7 @@ def _shift(steps: Sequence[Step], number: int, axis: tuple[int, int]) -> Shift |
 
 
 def _changed(inner: Shift, function: str, number: Step, more: int) -> Shift | None:
-    """Return a shift behind a function of it and a number, to which a constant is added."""
+    """Return the shift of a function of a shift and a number plus a constant."""
     value, is_constant = int(number.value.real), number.function == "constant"
     is_inside = inner.is_low or inner.is_high
     made: Shift | None = None
@@ -126,7 +126,7 @@ def _changed(inner: Shift, function: str, number: Step, more: int) -> Shift | No
 
 
 def _number(steps: Sequence[Step], number: int) -> tuple[Step, int] | None:
-    """Return the constant or the argument that a step is the sum of, and the constant that is added."""
+    """Return the two terms of a step that adds a constant to a constant or an argument."""
     step = steps[number]
     found: tuple[Step, int] | None = None
     if step.dtype is not DType.int64:
@@ -147,7 +147,7 @@ def _number(steps: Sequence[Step], number: int) -> tuple[Step, int] | None:
 
 
 def gather_text(loads: Sequence[tuple[str, Sequence[Shift]]]) -> str:
-    """Write the sum of the gradients of loads, by the names of their values."""
+    """Write the sum of the gradients of loads, given the names of their values."""
     return "slope = " + " + ".join(itertools.chain.from_iterable(_terms(*load) for load in loads))
 
 

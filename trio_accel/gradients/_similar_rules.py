@@ -1,12 +1,12 @@
-"""Gradients of similar matrices of a simpler form: Schur's and Hessenberg's.
+"""Gradients of similar matrices in Schur's and Hessenberg's forms.
 
 A small change of a matrix turns its unitary factor Z by an antihermitian matrix W: ``dZ = Z @ W``. With
-``E = Z^H @ dA @ Z``, the form changes by ``E + form @ W - W @ form``. This is zero where the form has its
-zeros, which determines W but for the phases of the columns. The upper triangle of W does not reach these
-zeros, so they are linear equations for the lower triangle.
+``E = Z^H @ dA @ Z``, the form changes by ``E + form @ W - W @ form``. This is zero at the zeros of the form,
+which determines W except for the phases of the columns. The upper triangle of W does not affect these zeros,
+so they are linear equations for the lower triangle.
 """
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ._rules import adjoint, conjugate
 
 __all__: list[str] = []
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 linalg: Any = _linalg
 
@@ -36,7 +36,7 @@ _MAX_COLUMNS = 256
 
 
 def _of_turns(form: Any, z: Any, of_form: Any, of_z: Any) -> Any:
-    """Return the gradient of W, by the gradients of the form and of Z."""
+    """Return the gradient of W, given the gradients of the form and of Z."""
     made = None if of_z is None else adjoint(z) @ of_z
     if of_form is not None:
         back = adjoint(form)
@@ -45,7 +45,7 @@ def _of_turns(form: Any, z: Any, of_form: Any, of_z: Any) -> Any:
 
 
 def _schur(call: Any, g: Any) -> Iterator[Rule]:
-    """By the vectors of the form, which are triangular, too: eigenvalues must differ.
+    """Use the vectors of the form, which are also triangular, so that eigenvalues must differ.
 
     A block of two rows has equal elements on its diagonal, which determines how its columns are turned.
     """
@@ -111,7 +111,7 @@ def _hessenberg(call: Any, g: Any) -> Iterator[Rule]:
         made = call if at["calc_q"] else linalg.hessenberg(a, calc_q=True)
         above = None if of_form is None else arrays.triu(of_form, k=-1)
         if count < 3:
-            # The factor has phases alone.
+            # The factor only has phases.
             if isinstance(of_q, Call):
                 of_q.silence()
             return None if above is None else made[1] @ above @ adjoint(made[1])
@@ -122,7 +122,7 @@ def _hessenberg(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _below(back: Any, turns: Any) -> Any:
-    """Return the gradient of the zeros of Hessenberg's form, by that of W, whose first column is zero."""
+    """Return the gradient of the zeros of the form, given the gradient of W, whose first column is 0."""
     count = back.shape[-1]
     found: Any = None
     for place in range(count - 2, 0, -1):

@@ -1,6 +1,6 @@
-"""Gradients of the gradients of `nn`, which most of them are linear in: second derivatives of layers."""
+"""Second derivatives of layers: gradients of the gradients in `nn`, which are mostly linear."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ._rules import composition, part
 
 __all__: list[str] = []
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 nn: Any = _nn
 
@@ -53,7 +53,7 @@ def _conv_bias(grad_output: Any) -> Any:
 
 
 def _others(x: Any) -> tuple[int, ...]:
-    """Return all axes but that of the channels."""
+    """Return all axes except that of the channels."""
     return (0, *range(2, len(x.shape)))
 
 
@@ -105,7 +105,7 @@ def _linear_weight(grad: Any, x: Any) -> Any:
 def _normed(
     grad: Any, x: Any, weight: Any, eps: float, axes: Sequence[int], *, is_centred: bool = True
 ) -> tuple[Any, Any]:
-    """Return the gradient of what was normalized along axes, and the products of `grad` with the result."""
+    """Return the gradient of a norm along axes, and the products of `grad` with its result."""
     mean = partial(arrays.mean, axis=tuple(axes), keepdims=True)
     off = x - mean(x) if is_centred else x
     root = arrays.rsqrt(mean(off * off) + eps)
@@ -184,11 +184,11 @@ def _glu(grad: Any, x: Any, axis: int) -> Any:
 
 
 def _expressed(slope: Callable[..., Any]) -> Make:
-    """Make a rule of a function that is an expression, so that its derivatives are derived."""
+    """Make a rule for a function that is an expression, so that its derivatives are derived."""
 
     def rule(call: Any, g: Any) -> Iterator[Rule]:
         expressed = slope(**bound(call))
-        # It is not computed, unless its derivatives are made of it.
+        # It is only computed if its derivatives need it.
         expressed.silence()
         found = slopes_of(expressed, g, is_exact=False)
         assert found is not None

@@ -1,6 +1,6 @@
-"""Gradients of functions of own operations: the calls that a function makes are its tape."""
+"""Gradients of functions that compose operations: the calls of a function are its tape."""
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportPrivateUsage=false, reportUnknownArgumentType=false, reportUnknownVariableType=false, reportUnusedImport=false
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from . import (  # noqa: F401  # they add rules
     _triangular_rules,
     _words,
 )
-from ._backward import OWN, backward, itself
+from ._backward import CUSTOM_RULES, backward, itself
 from ._elementwise import Rule
 from ._rules import filled
 
@@ -42,7 +42,7 @@ __all__ = [
     "vjp",
 ]
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 
 T = TypeVar("T")
@@ -57,25 +57,25 @@ def value_and_grad(
 ) -> Callable[..., Awaitable[tuple[AccelRef, Gradients]]]:
     """Make a function of the value and the gradients of a function, as `jax.value_and_grad`.
 
-    `f` is called once. It composes calls, awaits none, and returns one without axes. Value and gradients are
+    `f` is called once. It composes calls, awaits none, and returns a 0-d call. Value and gradients are
     computed as one request. Arguments that the value does not depend on get zeros.
 
     Args:
-        f: Called with the arguments. Those that `argnums` names are floating arrays on a device, or dicts and
-            lists of these; in `f` they are calls, so views of them are, too.
-        argnums: Places of the arguments that get gradients.
+        f: Called with the arguments. The arguments selected by `argnums` are floating arrays on a device, or
+            dicts and lists of these. Within `f` they are calls, and so are views of them.
+        argnums: Positions of the arguments that get gradients.
         scale: Factor of the gradients; the value is not scaled.
 
     Returns:
-        A function with the arguments of `f`. Await it for the value, an array without axes, and the
-        gradients, nested as the argument is; for several `argnums` a tuple of these. All are views of one
-        array, so they have the dtype of the value. With calls in place of arrays, and in a `trio_accel.step`,
-        it returns calls, so `f` may contain gradients itself.
+        A function with the arguments of `f`. Await it for the value, a 0-d array, and the gradients, nested
+        like the argument; for several `argnums` a tuple of these. All are views of one array, so they have
+        the dtype of the value. With calls instead of arrays, and in a `trio_accel.step`, it returns calls, so
+        `f` may contain gradients itself.
 
     Raises:
-        NotSupportedError: `f` has asked for an operation that has no gradient: nothing was launched.
-        ValueError: The value has axes, or `argnums` names an argument that is not there.
-        TypeError: `f` returns no call, or an argument is not floating.
+        NotSupportedError: `f` calls an operation without a gradient: nothing was launched.
+        ValueError: The value has axes, or `argnums` selects an argument that does not exist.
+        TypeError: `f` does not return a call, or an argument is not floating.
     """
     places = _places(argnums)
 
@@ -97,9 +97,9 @@ def flat_grad_and_value(
 ) -> Callable[..., Call[AccelRef]]:
     """Make a function of the gradients and the value of a function, in one flat array.
 
-    The function returns a call, so what follows from the gradients is part of the same request, and one
-    collective sums all of them. The gradients are derived once for each structure of the calls of `f`,
-    unless `f` has a host array or a `custom_gradient` among them.
+    The function returns a call, so the use of the gradients can be part of the same request, and one
+    collective sums all of them. The gradients are derived once for each structure of the calls of `f`, unless
+    `f` has a host array or a `custom_gradient` among them.
 
     Args:
         f: See `value_and_grad`.
@@ -126,7 +126,7 @@ def flat_grad_and_value(
 def grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, *, scale: float = 1.0
 ) -> Callable[..., Awaitable[Gradients]]:
-    """Make a function of the gradients alone, as `jax.grad`; see `value_and_grad`."""
+    """Make a function of the gradients only, as `jax.grad`; see `value_and_grad`."""
     both = value_and_grad(f, argnums, scale=scale)
 
     def run(*args: Any, **named: Any) -> Any:
@@ -144,14 +144,13 @@ async def vjp(f: Callable[..., Any], *args: Nested) -> tuple[AccelRef, Callable[
         *args: Its arguments: floating arrays on a device, or dicts and lists of these.
 
     Returns:
-        The value, and an async function of the gradient of the value: an array of its shape. That function
-        returns a tuple of the gradients of the arguments. It may be called several times. Nothing is kept
-        between: each call runs `f` again, in one request with the gradients.
+        The value, and an async function of the gradient of the value, which is an array of its shape. That
+        function returns a tuple of the gradients of the arguments. It may be called several times. Nothing is
+        cached between, because each call runs `f` again, in one request with the gradients.
 
     Raises:
-        NotSupportedError: `f` has asked for an operation that has no gradient, or that does not compute the
-            same again.
-        TypeError: `f` returns no call, or an argument is not floating.
+        NotSupportedError: `f` calls an operation without a gradient, or one that does not repeat its results.
+        TypeError: `f` does not return a call, or an argument is not floating.
     """
     places = tuple(range(len(args)))
     tape = _Tape(f, "vjp", places, args, {})
@@ -171,10 +170,10 @@ def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable
 
     Args:
         f: A function of arrays that returns one call, or a `jit.Kernel`.
-        rule: ``rule(g, result, *args, **named)`` composes the gradients of the arguments of `f` by `g`, the
-            gradient of its result: a call for each, or None for an argument without one; for a single
-            argument the call alone. It is called once for each call of `f` that gradients reach. If `f` has
-            several results, `g` is a tuple of their gradients.
+        rule: ``rule(g, result, *args, **named)`` composes the gradients of the arguments of `f` from `g`, the
+            gradient of its result. It returns a call for each argument, or None for an argument without a
+            gradient; for a single argument just the call. It is called once for each call of `f` that
+            gradients reach. If `f` has several results, `g` is a tuple of their gradients.
 
     Returns:
         A function with the arguments of `f`.
@@ -193,7 +192,7 @@ def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable
         # The arguments are operands, so that the tape finds them.
         return Call(function, (f(*args, **named), list(args), list(named.items())))
 
-    OWN[function] = lambda made, g: _by_custom_rule(made, g, rule)
+    CUSTOM_RULES[function] = lambda made, g: _by_custom_rule(made, g, rule)
     return call
 
 
@@ -262,7 +261,7 @@ def _flat(value: Any, leaves: Sequence[Any], seed: Any, has_value: bool) -> Any:
             seed = _seed(value, seed)
             made.append(seed)
         parts = backward(value, leaves, seed, made)
-        # One array has one dtype.
+        # A single array has a single dtype.
         narrow = [part if part.dtype == value.dtype else part.cast(value.dtype) for part in parts]
         return arrays.concat([*narrow, value] if has_value else narrow, axis=None)
     finally:
@@ -361,7 +360,7 @@ class _Tape:
         return cast("Any", value)
 
     async def alone(self, check: Callable[[Any], None]) -> AccelRef:
-        """Compute the value, whose call is checked before."""
+        """Compute the value only, after checking its call."""
         try:
             call = self.run()
             check(call)
@@ -375,7 +374,7 @@ class _Tape:
         return Call(_FLAT, (value, self.leaves, seed, has_value))
 
     def close(self) -> None:
-        """Let calls that were not awaited end without a warning: an error is enough."""
+        """Let calls that were not awaited end without a warning, because an error is enough."""
         for call in self._made:
             if type(call) is Call:
                 call.close()
@@ -389,7 +388,7 @@ class _Tape:
         return (self._places,) if isinstance(self._places, int) else self._places
 
     def parts(self, seed: Any) -> list[Any]:
-        """Return the gradient of each leaf by that of the value."""
+        """Return the gradient of each leaf, given the gradient of the value."""
         value = self._made[-1]
         self._made.append(seed)
         return backward(value, self.leaves, seed, self._made)

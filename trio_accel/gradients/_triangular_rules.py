@@ -3,7 +3,7 @@
 A small change of a matrix does not change the order of its rows, so an exchange of rows is a constant.
 """
 
-# Operands are calls and arrays, whose results are known when they are awaited.
+# Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ._rules import adjoint, composition, conjugate
 
 __all__: list[str] = []
 
-# The types of functions tell what calls become when they are awaited.
+# These functions are typed by the results of awaited calls, but the rules compose calls.
 arrays: Any = _arrays
 linalg: Any = _linalg
 

@@ -1,4 +1,4 @@
-"""Bridges to other libraries: what they call runs on a device."""
+"""Bridges to other libraries, which run their calls on a device."""
 
 from ._array_api import ArrayApi, array_api
 from ._array_api_array import Array

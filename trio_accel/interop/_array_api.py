@@ -1,6 +1,6 @@
 """A blocking namespace of the Python array API standard, for worker threads.
 
-It has what the packages have. What the standard wants otherwise is adapted, and dtypes can be asked about.
+It has the functions of the packages. Differences to the standard are adapted, and dtypes can be inspected.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SCALARS: dict[type, tuple[str, ...]] = {
 
 @attrs.frozen(kw_only=True)
 class FloatInfo:
-    """Limits of a floating dtype; for a complex one, those of its parts.
+    """Limits of a floating dtype; for a complex dtype, the limits of its parts.
 
     Attributes:
         bits: Bits of one number.
@@ -103,7 +103,7 @@ class IntegerInfo:
 
 def dtype_of(given: Typed) -> DType:
     """Return the dtype of an array, or the dtype."""
-    # NumPy's dtypes and classes have an attribute of that name, too.
+    # NumPy's dtypes and classes also have an attribute of that name.
     if isinstance(given, (DType, str, type, np.dtype)):
         return DType.of(given)
     return DType.of(given.dtype)
@@ -121,7 +121,7 @@ def finfo(type: Typed, /) -> FloatInfo:  # noqa: A002  # the standard's name
     if not dtype.is_inexact:
         raise TypeError(f"finfo: type must be floating or complex, got {dtype}")
     part = {DType.complex64: DType.float32, DType.complex128: DType.float64}.get(dtype, dtype)
-    # It knows those that NumPy has not, too.
+    # It also knows dtypes that NumPy lacks.
     find: Any = ml_dtypes.finfo
     limits: Any = find(part.dtype)
     return FloatInfo(
@@ -145,10 +145,10 @@ def iinfo(type: Typed, /) -> IntegerInfo:  # noqa: A002  # the standard's name
 
 
 def isdtype(dtype: DTypeLike, kind: DTypeLike | Sequence[DTypeLike]) -> bool:
-    """Tell whether a dtype is of a kind, of one of several, or another dtype.
+    """Return whether a dtype is of a kind, of one of several, or another dtype.
 
     Raises:
-        ValueError: There is no such kind.
+        ValueError: The kind is unknown.
     """
     if isinstance(kind, (tuple, list)):
         return any(isdtype(dtype, one) for one in kind)
@@ -163,7 +163,7 @@ def result_type(*arrays_and_dtypes: Typed | complex) -> DType:
     """Return the dtype of the result of arrays, dtypes and Python numbers together.
 
     Raises:
-        TypeError: The standard has no promotion of them, or there is no array and no dtype.
+        TypeError: The standard has no promotion for them, or there is neither an array nor a dtype.
     """
     numbers = [type(one) for one in arrays_and_dtypes if type(one) in _SCALARS]
     dtypes = [dtype_of(cast("Typed", one)) for one in arrays_and_dtypes if type(one) not in _SCALARS]
@@ -183,27 +183,27 @@ def result_type(*arrays_and_dtypes: Typed | complex) -> DType:
 
 
 def can_cast(from_: Typed, to: DTypeLike, /) -> bool:
-    """Tell whether a dtype becomes another by promotion."""
+    """Return whether a dtype becomes another by promotion."""
     try:
         return result_type(dtype_of(from_), to) is DType.of(to)
     except TypeError:
         return False
 
 
-# Names are looked up when they are called: what is not there is not there by that name.
+# Names are looked up when they are called, so that missing ones raise under their names.
 _arrays: Any = arrays
 _PROMOTED = ("cross", "matmul", "outer", "solve", "tensordot", "vecdot")
 """Functions that take arrays of one dtype, and arrays of two in the standard."""
 
 
 async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call a function, and wait for its result if it is an async one: those of views are not."""
+    """Call a function, and wait for its result if it is async; functions of views are not."""
     result = function(*args, **kwargs)
     return await result if inspect.isawaitable(result) else result
 
 
 def adapted(name: str, function: Callable[..., Any], default: Device) -> Callable[..., Any]:
-    """Return a function with what the standard wants of its arguments.
+    """Return a function with arguments adapted to the standard.
 
     Args:
         name: Its name.
@@ -218,7 +218,7 @@ def adapted(name: str, function: Callable[..., Any], default: Device) -> Callabl
         return function
 
     async def make(*args: Any, device: Device | None = None, **kwargs: Any) -> AccelRef:
-        # An array without axes is a number here, and None is what a keyword has that is not given.
+        # A 0-d array is a number here, and None is an omitted keyword.
         numbers = [await one.item() if isinstance(one, AccelRef) else one for one in args[is_like:]]
         given = {key: value for key, value in kwargs.items() if value is not None}
         made: AccelRef = await function(args[0] if is_like else device or default, *numbers, **given)
@@ -240,7 +240,7 @@ def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _converted(x: AccelRef | complex, dtype: DType) -> Any:
-    """Return an operand of a dtype: an array, the call of its cast, or an array of the host of a number."""
+    """Return an operand of a dtype: an array, the call of its cast, or a host array of a number."""
     if isinstance(x, AccelRef):
         return x if x.dtype is dtype else x.cast(dtype)
     return np.asarray(x, dtype.dtype)
@@ -253,10 +253,10 @@ def _membership(invert: bool) -> Any:
 
 
 class Functions:
-    """Functions on a device: those of the namespace itself.
+    """Functions on a device: the functions of the namespace itself.
 
     Args:
-        device: Where arrays are made, unless another one is given.
+        device: The device of new arrays, unless another one is given.
     """
 
     def __init__(self, device: Device) -> None:
@@ -290,7 +290,7 @@ class Functions:
     async def isin(
         self, x1: AccelRef | complex, x2: AccelRef | complex, /, *, invert: bool = False
     ) -> AccelRef:
-        """Tell of each element of `x1` whether `x2` has it; with `invert`, whether it has not."""
+        """Return for each element of `x1` whether `x2` contains it; with `invert`, whether it does not."""
         dtype = result_type(x1, x2)
         x, among = _converted(x1, dtype), _converted(x2, dtype)
         found: AccelRef = await _membership(invert)(x[..., None], among.reshape((-1,)), axis=-1)
@@ -299,7 +299,7 @@ class Functions:
 
 _VERSION = "2025.12"
 _VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", _VERSION)
-# NumPy has them and the standard has not: other libraries look for them, and call them as NumPy's.
+# NumPy has them and the standard lacks them: other libraries look for them, and call them like NumPy's.
 _NUMPYS = ("bincount", "compress", "histogram", "pad", "put", "put_along_axis", "split")
 _HOST = (1, 3)
 """Kinds of memory that the host addresses, in DLPack: its own, and such that is pinned."""
@@ -314,10 +314,10 @@ class _Part:
 
     Args:
         name: Its name.
-        device: Where arrays are made.
+        device: The device of new arrays.
         call: Calls an async function, and waits for it.
-        adapters: Has functions that the packages have not with the standard's signature.
-        packages: Have the others, looked up in this order.
+        adapters: Has functions with the standard's signature that differs from the packages'.
+        packages: Have the other functions, looked up in this order.
     """
 
     def __init__(
@@ -335,7 +335,7 @@ class _Part:
         self._packages = packages
 
     def __getattr__(self, name: str) -> Any:
-        # Names of classes are those of messages and actors.
+        # Class names belong to messages and actors.
         is_function = name[0].islower() and name not in _NUMPYS
         found = getattr(self._adapters, name, None) if is_function else None
         for package in self._packages if is_function else ():
@@ -353,7 +353,7 @@ class _Part:
         return blocking
 
     def __dir__(self) -> list[str]:
-        """Return the names of the functions, too."""
+        """Return the names, including those of the functions."""
         names = {name for package in self._packages for name in package.__all__ if name[0].islower()}
         return sorted({*super().__dir__(), *dir(self._adapters), *names}.difference(_NUMPYS))
 
@@ -377,23 +377,23 @@ class _Info:
         return (self._device,)
 
     def default_dtypes(self, *, device: Device | None = None) -> dict[str, DType]:
-        """Return the dtypes of what is made without one."""
+        """Return the dtypes of arrays made without a dtype."""
         return dict(DEFAULTS)
 
     def dtypes(
         self, *, device: Device | None = None, kind: str | tuple[str, ...] | None = None
     ) -> dict[str, DType]:
-        """Return the dtypes of the standard, all or those of a kind."""
+        """Return the dtypes of the standard, or the dtypes of a kind."""
         return {dtype.value: dtype for dtype in STANDARD if kind is None or isdtype(dtype, kind)}
 
 
 class ArrayApi(_Part):
     """A namespace of the Python array API standard on a device; made by `array_api`.
 
-    Its functions are those of `ta.arrays` and of the extensions `linalg` and `fft`, which are `ta.linalg` and
-    `ta.fft`. They block the thread that calls them until the device has the result, and take and return
-    `Array`. Python numbers are promoted by the standard. A function that is not there raises
-    `NotSupportedError`, which is an `AttributeError`, too.
+    Its functions are those of `ta.arrays`, and of the extensions `linalg` and `fft`, which are `ta.linalg`
+    and `ta.fft`. They block the calling thread until the device has the result, and take and return `Array`.
+    Python numbers are promoted by the standard. A missing function raises `NotSupportedError`, which is also
+    an `AttributeError`.
 
     Attributes:
         linalg: The extension for linear algebra.
@@ -456,10 +456,10 @@ class ArrayApi(_Part):
         """Call a function of arrays, async or not, in the run of the device, and wait for its result.
 
         Args:
-            name: What the program calls, for errors.
+            name: The name that the program calls, for errors.
             function: The function. It gets and returns `AccelRef` where the program has `Array`.
-            *args: Its arguments.
-            **kwargs: And those by name.
+            *args: Its positional arguments.
+            **kwargs: Its arguments by name.
 
         Raises:
             RuntimeError: In Trio's thread, in a forked process, or after the device was closed or lost.
@@ -490,7 +490,7 @@ class ArrayApi(_Part):
         return cast("Array", self.call("asarray", arrays.asarray, place, given, dtype=dtype, copy=copy))
 
     def from_dlpack(self, x: Any, /, *, device: Device | None = None, copy: bool | None = None) -> Array:
-        """Make an array of another library's; one of a namespace of this package shares its memory.
+        """Make an array from another library's; an array of this package's namespaces shares its memory.
 
         Raises:
             BufferError: `copy` is False, and the array is another library's.
@@ -514,24 +514,23 @@ class ArrayApi(_Part):
 
 
 def array_api(device: Device) -> ArrayApi:
-    """Make a namespace of the Python array API standard whose arrays are on a device.
+    """Make a namespace of the Python array API standard with arrays on a device.
 
-    For code that is written against the standard, in worker threads: a call blocks its thread until the
-    device has the result. SciPy and scikit-learn are such code in part. `ta.arrays` has the same functions
-    for programs that await.
+    It is for code written against the standard, in worker threads: a call blocks its thread until the device
+    has the result. SciPy and scikit-learn are partly such code. `ta.arrays` has the same functions for
+    programs that await.
 
-    Errors of a call, in the thread that makes it, besides those of the function itself:
+    In addition to the errors of the function itself, a call raises, in its thread:
 
     * `RuntimeError`: it is made in Trio's thread, where it would block the loop; after the device was closed
       or lost (the cause is the `DeviceLostError`); in a forked process.
-    * `NotSupportedError`: a function that is not there, or not for this dtype or backend.
+    * `NotSupportedError`: the function does not exist, or not for this dtype or backend.
     * `trio.Cancelled`: the task that waits for the worker thread is cancelled.
 
     Threads that the program starts itself may call it too; nothing cancels them.
 
     Args:
-        device: An open device of the Trio run that this is called in, or of the run whose worker thread this
-            is called in.
+        device: An open device of the current Trio run, or of the run of the current worker thread.
 
     Raises:
         RuntimeError: Called outside of a Trio run and its worker threads.
@@ -547,7 +546,7 @@ def _unwrapped(argument: Any) -> Any:
             # The standard makes them what Python's numbers are, without a dtype.
             return cast("Any", argument).item()
         case slice():
-            # Bounds that are arrays are waited for here, before the call.
+            # Bounds that are arrays are awaited here, before the call.
             given = cast("Any", argument)
             bounds = [given.start, given.stop, given.step]
             return slice(*[operator.index(one) if isinstance(one, Array) else one for one in bounds])
@@ -562,12 +561,12 @@ def _is_several(value: object) -> bool:
 
 def _each(change: Callable[[Any], Any], several: Any) -> Any:
     changed = map(change, several)
-    # Results that have names are made of arguments by their places; the others are tuples in the standard.
+    # Named results take positional arguments; other results are tuples in the standard.
     return type(several)(*changed) if hasattr(several, "_fields") else tuple(changed)
 
 
 def _host(obj: Any, dtype: DTypeLike | None) -> Any:
-    """Make a host array of what is no array of a device; that of another GPU library stays as it is."""
+    """Make a host array from a value that is not a device array; another GPU library's array is kept."""
     if hasattr(obj, "__dlpack__") and not _is_numpys(obj):
         return np.from_dlpack(obj) if int(obj.__dlpack_device__()[0]) in _HOST else obj
     host = host_array("asarray: obj", obj)
@@ -577,7 +576,7 @@ def _host(obj: Any, dtype: DTypeLike | None) -> Any:
         return host
     if host.dtype.kind == "c" and DType.of(dtype).kind != "complex":
         raise TypeError(f"asarray: complex numbers do not become {DType.of(dtype)}")
-    # The array is made from what was given, so that numbers that the dtype does not hold are refused.
+    # The array is made from the given value, so that numbers that the dtype cannot hold are refused.
     return np.asarray(obj, DType.of(dtype).dtype)
 
 

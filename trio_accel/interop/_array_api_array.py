@@ -91,11 +91,11 @@ def _unary(name: str) -> _Unary:
 class Array:
     """An array of the blocking namespace `array_api`, by the Python array API standard 2025.12.
 
-    Its elements are in the memory of a device, and each operation waits for that in the calling thread. In
-    Trio's thread it raises `RuntimeError`. Indexing by whole numbers, slices, ``...`` and ``None`` makes a
-    view of the same memory; indexing by arrays makes a copy. The operators take arrays and Python numbers,
-    and promote by the standard. The `repr` of an array of up to 1000 elements waits for them, but not in
-    Trio's thread.
+    Its elements are in device memory, and each operation waits for the device in the calling thread. In
+    Trio's thread it raises `RuntimeError`. Indexing by integers, slices, ``...`` and ``None`` makes a view of
+    the same memory; indexing by arrays makes a copy. The operators take arrays and Python numbers, and
+    promote by the standard. The `repr` of an array of up to 1000 elements waits for them, but not in Trio's
+    thread.
     """
 
     __slots__ = ("__weakref__", "_ref", "_space")
@@ -111,14 +111,14 @@ class Array:
         """Return the namespace.
 
         Raises:
-            ValueError: A version of the standard that is not there.
+            ValueError: This version of the standard is not supported.
         """
         self._space.check_version(api_version)
         return self._space
 
     def __repr__(self) -> str:
         if self.size <= _SHOWN and not trio.lowlevel.in_trio_run():
-            # An array that is lost, damaged or of a closed device has a repr, too.
+            # An array that is lost or damaged, or whose device is closed, also has a repr.
             with suppress(Exception):
                 host = self._space.call("__repr__", self._ref.to_host)
                 numbers = np.array2string(host, separator=", ", prefix="Array(")
@@ -137,7 +137,7 @@ class Array:
 
     @property
     def device(self) -> Device:
-        """The device whose memory it is."""
+        """The device of its memory."""
         return self._ref.device
 
     @property
@@ -179,7 +179,7 @@ class Array:
         """Copy the array to another device; on its own, it is returned as it is.
 
         Raises:
-            ValueError: A stream is given, or it is no device.
+            ValueError: A stream is given, or it is not a device.
         """
         if stream is not None:
             raise ValueError("to_device: stream must be None: operations are ordered by their arrays")
@@ -210,14 +210,15 @@ class Array:
     __invert__: ClassVar[_Unary] = _unary("bitwise_invert")
 
     def __getitem__(self, key: Any, /) -> Array:
-        """Take a part: a view by whole numbers, slices, ``...`` and ``None``; a copy by arrays.
+        """Take a part: a view by integers, slices, ``...`` and ``None``; a copy by arrays.
 
-        Arrays of whole numbers stand for elements along their axes, broadcast against each other, and arrays
-        of truth values for the places where they are true.
+        Arrays of integers select elements along their axes, broadcast against each other, and arrays of truth
+        values select the places that are true.
 
         Raises:
-            IndexError: Out of range, too many, or an array of truth values of another shape.
-            TypeError: An index of another kind.
+            IndexError: An index is out of range, there are too many, or an array of truth values has another
+                shape.
+            TypeError: An index is of another kind.
         """
         return cast("Array", self._space.call("__getitem__", get_part, self, key))
 
@@ -225,8 +226,8 @@ class Array:
         """Write to a part, which is chosen as by indexing; the value is broadcast to it.
 
         Raises:
-            IndexError, TypeError: As for indexing; or the value is of a kind that the dtype has not.
-            ValueError: The shape of the value does not broadcast to that of the part.
+            IndexError, TypeError: As for indexing; or the dtype lacks the kind of the value.
+            ValueError: The value does not broadcast to the shape of the part.
         """
         self._space.call("__setitem__", set_part, self, key, value)
 
@@ -234,7 +235,7 @@ class Array:
         return len(self._ref)
 
     def __iter__(self) -> Iterator[Array]:
-        # The first one tells of an array without axes at once, and not when the first element is taken.
+        # Raise for a 0-d array at once, and not when the first element is taken.
         return map(self.__getitem__, range(len(self._ref)))
 
     def _item(self, name: str, kinds: tuple[str, ...]) -> Any:
@@ -289,10 +290,10 @@ class Array:
         must not be used after the device was closed.
 
         Args:
-            stream: Stream of the consumer; not used, as all earlier work is done.
-            max_version: The newest DLPack that the consumer knows.
-            dl_device: Where the consumer wants it: at its place, or on the host.
-            copy: Whether it must be a copy; None for only where it has to be.
+            stream: Stream of the consumer; not used, because all earlier work is done.
+            max_version: The newest DLPack version that the consumer knows.
+            dl_device: The device that the consumer requests: the array's own, or the host.
+            copy: Whether it must be a copy; None to copy only if necessary.
 
         Raises:
             BufferError: It cannot be had so.
@@ -322,7 +323,8 @@ async def _export(
         raise BufferError(f"dl_device: the array is on {place}, and can be copied to the host, {_HOST}")
     if not copy and dl_device in (None, place):
         try:
-            # The lease is for writing: the oldest versions of DLPack cannot say that an array is read-only.
+            # The lease is for writing, because the oldest versions of DLPack cannot mark an array as
+            # read-only.
             async with ref.lease(write=True) as array:
                 # The capsule has the object, and with it the memory, also after a `release`.
                 return cast("object", array.__dlpack__(max_version=max_version))
@@ -336,7 +338,7 @@ async def _export(
     return host.__dlpack__(max_version=max_version)
 
 
-# Functions are looked up by name, so that this module stands before they do.
+# Functions are looked up by name, because this module is imported before them.
 _arrays: Any = arrays
 _Key: TypeAlias = Any
 
@@ -365,14 +367,14 @@ async def set_part(x: AccelRef, key: _Key, value: Any) -> None:
         return
     chosen = _Chosen.of(x, parts)
     if getattr(value, "ndim", 0) > chosen.view.ndim - len(chosen.indices) - chosen.first:
-        # It has some of the axes that are moved: then it has all of them.
+        # If it has some of the moved axes, it has all of them.
         value = _moved(arrays.broadcast_to(value, chosen.shape), chosen.first, chosen.ndim, 0)
     await arrays.scatter_nd(chosen.view, chosen.indices, value)
 
 
 @attrs.frozen(eq=False)
 class _Chosen:
-    """The part of an array that arrays of whole numbers choose.
+    """The part of an array that arrays of integers choose.
 
     Attributes:
         view: The array, with the axes first that they are for.
@@ -405,7 +407,7 @@ class _Chosen:
         except ValueError:
             told = ", ".join(str(index.shape) for index in indices)
             raise IndexError(f"index: the shapes {told} of the indices do not broadcast to one") from None
-        # NumPy puts the axes in the place of the indices if they stand together, else in front.
+        # NumPy puts the axes in the place of the indices if these are adjacent, else in front.
         first = axes[0] if axes[-1] - axes[0] == len(axes) - 1 else 0
         view = view.transpose((*axes, *others))
         rest = view.shape[len(axes) :]
@@ -424,7 +426,7 @@ async def _set_where(x: AccelRef, mask: _Key, value: Any) -> None:
 
 
 async def _without_masks(x: AccelRef, key: _Key) -> list[Any]:
-    """Return the items of a key, with whole numbers in place of truth values, and slices in place of dots."""
+    """Return the items of a key, with integers in place of truth values, and slices in place of dots."""
     given: tuple[_Key, ...] = key if _is_several(key) else (key,)
     used = sum(_axes(part) for part in given)
     if used > x.ndim or sum(part is Ellipsis for part in given) > 1:
@@ -474,7 +476,7 @@ async def _number(part: _Key) -> Any:
 
 
 def _check_mask(x: AccelRef, mask: AccelRef, axis: int) -> None:
-    """Require that an array of truth values has the shape of what it chooses from; none is for no element."""
+    """Require that an array of truth values has the shape of the array that it selects from."""
     of = x.shape[axis : axis + mask.ndim]
     if len(of) < mask.ndim or any(
         given not in (0, there) for given, there in zip(mask.shape, of, strict=True)
@@ -483,7 +485,7 @@ def _check_mask(x: AccelRef, mask: AccelRef, axis: int) -> None:
 
 
 def _moved(x: AccelRef, source: int, count: int, to: int) -> AccelRef:
-    """Move axes that stand together to another place."""
+    """Move adjacent axes to another place."""
     axes = list(range(x.ndim))
     moved, others = axes[source : source + count], axes[:source] + axes[source + count :]
     return x.transpose((*others[:to], *moved, *others[to:]))

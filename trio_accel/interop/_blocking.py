@@ -2,8 +2,8 @@
 
 A thread submits an async function to the run, which starts a task for it, and waits for a future. The future
 is pending until the task has ended, because only a pending future can be cancelled. `Future.cancel` cancels
-the task; the task then confirms its end to `concurrent.futures.wait` and `as_completed`. So a thread that was
-interrupted waits until the task no longer uses its arguments, and a second Ctrl-C ends this wait, too.
+the task; the task then confirms its end to `concurrent.futures.wait` and `as_completed`. So an interrupted
+thread waits until the task no longer uses its arguments, and a second Ctrl-C also ends this wait.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RunCalls:
         spawn: Starts a task in the run; raises `RuntimeError` when it takes no more tasks.
 
     Attributes:
-        failure: The error that has ended the run, if one has.
+        failure: The error that has ended the run, if any.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class RunCalls:
             if isinstance(error, CancelledError) and future.cancelled():
                 raise self._ended(name) from self.failure  # noqa: ASYNC104  # the cancellation was this future's, whose run has ended
             if future.cancel():
-                # Ctrl-C may have come before the run was asked. What is asked later is called later, too.
+                # Ctrl-C may have arrived before the run was called. Later requests also run later.
                 confirm = partial(_confirm, future, has_begun)
                 if not self.soon(confirm):
                     confirm()
@@ -172,11 +172,10 @@ class DeviceCalls(RunCalls):
     """Async functions that other threads have the Trio run of a device call.
 
     Args:
-        device: An open device of the Trio run that this is called in, or of the run whose worker thread this
-            is called in.
-        maker: Name of the function that makes what the program has, for errors.
+        device: An open device of the current Trio run, or of the run of the current worker thread.
+        maker: Name of the function that makes the program's object, for errors.
         owner: The object that the program calls: a backend, a namespace.
-        instead: What to call in Trio's thread, with ``{}`` for the name of the function.
+        instead: The replacement in Trio's thread, with ``{}`` for the name of the function.
 
     Raises:
         RuntimeError: Called outside of a Trio run and its worker threads.
@@ -245,19 +244,19 @@ async def _call(
 
 def _settle(future: Future[Any], setting: Callable[[], object] | None = None) -> None:
     """Set the result of a future, or confirm that it is cancelled."""
-    # From here on, it cannot be cancelled any more.
+    # From here on, it cannot be cancelled any longer.
     if future.set_running_or_notify_cancel() and setting is not None:
         setting()
 
 
 def _confirm(future: Future[Any], has_begun: Event) -> None:
-    """Confirm that a future is cancelled whose task will never begin."""
+    """Confirm that a future is cancelled although its task will never begin."""
     if not has_begun.is_set():
         _settle(future)
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Return whether an error is Trio's cancellation, alone or of several tasks."""
+    """Return whether an error is Trio's cancellation, of one or several tasks."""
     return all(isinstance(leaf, trio.Cancelled) for leaf in leaves(error))
 
 

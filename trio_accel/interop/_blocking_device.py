@@ -37,7 +37,7 @@ class BlockingDevice:
     """A device in a Trio run of its own thread, for code that blocks; made by `blocking`.
 
     It is closed by `close`, at the end of a ``with``, or at the end of the process. Its methods may be called
-    in any thread at the same time, but not in a Trio task, whose loop they would block.
+    in any thread at the same time, but not in a Trio task, because they would block its loop.
 
     Attributes:
         device: The device.
@@ -65,7 +65,7 @@ class BlockingDevice:
             self._thread.start()
             self._calls = self._opened.result()
         except BaseException:
-            # Ctrl-C, too: nothing stays open that nobody can close.
+            # Also for Ctrl-C, so that nothing stays open that nobody can close.
             self._end()
             raise
         atexit.register(self._at_exit)
@@ -152,11 +152,11 @@ class BlockingDevice:
     def close(self) -> None:
         """Cancel the tasks of the run, close the device, and wait for the end of the thread.
 
-        A device that is closed stays closed. In a forked process nothing happens, because the device belongs
-        to the parent.
+        A closed device stays closed. In a forked process nothing happens, because the device belongs to the
+        parent.
 
         Raises:
-            RuntimeError: In a Trio task, or in a thread that a task of the device waits for.
+            RuntimeError: The call is in a Trio task, or in a thread that a task of the device waits for.
             Exception: The error that has ended the run: actors in `system` may escalate theirs.
         """
         if self._thread.is_alive() and not self._calls.is_forked:
@@ -225,7 +225,7 @@ class BlockingDevice:
         self._tasks.start_soon(call)
 
     def _end(self, limit: float | None = None) -> None:
-        """End the run, and wait for the thread, as many seconds as the limit says."""
+        """End the run, and wait for the thread, at most the limit's number of seconds."""
         if self._thread.ident is None or self._begun.exception() is not None:
             return
         calls = self._begun.result()

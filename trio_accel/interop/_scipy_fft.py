@@ -25,7 +25,7 @@ _Transform: TypeAlias = Callable[[Device], Awaitable[AccelRef]]
 class ScipyFftBackend:
     """Runs the transforms of `scipy.fft` on a device; made by `scipy_fft`."""
 
-    # The two names are what SciPy's dispatch looks for in a backend (uarray's protocol).
+    # SciPy's dispatch looks for these two names in a backend (uarray's protocol).
     __ua_domain__ = "numpy.scipy.fft"
 
     def __init__(self, device: Device) -> None:
@@ -40,13 +40,13 @@ class ScipyFftBackend:
 
     @property
     def calls(self) -> int:
-        """Transforms that were asked of the device so far."""
+        """The number of transforms on the device so far."""
         return self._calls
 
     def __ua_function__(
         self, method: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
     ) -> object:
-        """Run a function of `scipy.fft`, or say that it is not there (``NotImplemented``)."""
+        """Run a function of `scipy.fft`, or return ``NotImplemented`` if it is missing."""
         function = getattr(fft, method.__name__, None)
         if function is None:
             return NotImplemented
@@ -67,12 +67,12 @@ class ScipyFftBackend:
 def scipy_fft(device: Device) -> ScipyFftBackend:
     """Make a backend for `scipy.fft.set_backend` that runs its transforms on a device.
 
-    For code that calls `scipy.fft` itself, in worker threads: a call blocks its thread until the
-    device has the result. All transforms of SciPy are there but the Hankel transforms (``fht``,
-    ``ifht``): of these the backend says so, and SciPy uses the next one or, with ``only=True``,
-    refuses. Input is what `scipy.fft` takes: float16 is transformed in float32, integers in float64,
-    and results are NumPy arrays of SciPy's dtypes. ``workers=`` and ``overwrite_x=`` are
-    accepted and change nothing: the device decides how it computes.
+    It is for code that calls `scipy.fft` itself, in worker threads: a call blocks its thread until the device
+    has the result. All transforms of SciPy are supported except the Hankel transforms (``fht``, ``ifht``):
+    for these, SciPy uses the next backend or, with ``only=True``, refuses. Input is what `scipy.fft` takes:
+    float16 is transformed in float32, integers in float64, and results are NumPy arrays of SciPy's dtypes.
+    ``workers=`` and ``overwrite_x=`` are accepted and change nothing, because the device decides how it
+    computes.
 
     Errors of a call, in the thread that makes it:
 
@@ -86,8 +86,7 @@ def scipy_fft(device: Device) -> ScipyFftBackend:
     Threads that the program starts itself may call it too; nothing cancels them.
 
     Args:
-        device: An open device of the Trio run that this is called in, or of the run whose worker
-            thread this is called in.
+        device: An open device of the current Trio run, or of the run of the current worker thread.
 
     Raises:
         RuntimeError: Called outside of a Trio run and its worker threads.
@@ -96,7 +95,7 @@ def scipy_fft(device: Device) -> ScipyFftBackend:
 
 
 def _lowered(function: Any, given: Mapping[str, Any]) -> _Transform:
-    """Take the arguments of a function of `scipy.fft`, for that of `ta.fft` with its name."""
+    """Convert the arguments of a function of `scipy.fft` for the function of `ta.fft` with its name."""
     _check_options(given["workers"], given.get("plan"))
     array, norm = _host_array(given["x"]), given["norm"]
     where = (given["n"], given["axis"]) if "n" in given else (_sequence(given["s"]), _sequence(given["axes"]))

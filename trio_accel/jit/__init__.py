@@ -1,4 +1,4 @@
-"""Kernels of your own: CUDA code that is compiled, launched and supervised as any operation is."""
+"""Kernels of your own: CUDA code that is compiled, launched and supervised like any operation."""
 
 from .._names import export as _export
 from ..expressions import Compute as Compute

@@ -50,11 +50,11 @@ _Paths: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
 
 def source(text: str, name: str = "kernel.cu") -> KernelCode:
-    """CUDA C++ with a name, by which the compiler's log calls it.
+    """CUDA C++ with a name, which appears in the compiler's log.
 
     Raises:
-        TypeError: No text.
-        ValueError: An empty text, or one with a zero character.
+        TypeError: An argument is not a string.
+        ValueError: An argument is empty, or contains a zero character.
     """
     return KernelCode("c++", _text("source", text), _text("name", name))
 
@@ -101,10 +101,10 @@ _Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
 def _several(*kinds: type[object], or_one: bool = False) -> _Check:
-    """Several values of these types; a text, which Python takes for several values, is refused."""
+    """Check for several values of these types; refuse a text, which Python takes for several values."""
 
     def is_one(each: object) -> bool:
-        # A truth value is a whole number for Python.
+        # A truth value is an integer to Python.
         return isinstance(each, kinds) and not isinstance(each, bool)
 
     def check(_: object, field: attrs.Attribute[Any], value: object) -> None:
@@ -133,7 +133,7 @@ def _check_macros(_: object, field: attrs.Attribute[Any], value: object) -> None
             )
 
 
-# Options whose names in `cuda.core` are others.
+# Options with other names in `cuda.core`.
 _NAMES = {
     "macros": "define_macro",
     "undefine": "undefine_macro",
@@ -149,13 +149,13 @@ _are_paths = _several(str, os.PathLike, or_one=True)
 @named_options
 @attrs.frozen(kw_only=True)
 class CompileOptions:
-    """Options of NVRTC. Those that are None are left to it.
+    """Options of NVRTC. None leaves an option to NVRTC.
 
     Attributes:
         std: Dialect of C++, such as ``"c++17"``.
-        macros: Macros, as ``-D`` defines them; None for one without a value. True is 1, False is 0.
+        macros: Macros, as ``-D`` defines them; None for a macro without a value. True is 1, False is 0.
         undefine: Macros that are not defined.
-        include_path: Folders where headers are looked for, on the machine that the device is on.
+        include_path: Folders that are searched for headers, on the machine of the device.
         pre_include: Headers that are included before the source.
         architecture: The architecture, such as ``"sm_90a"``; by default the device's.
         max_registers: The most registers of a thread.
@@ -163,14 +163,14 @@ class CompileOptions:
         fma: Whether products and sums may be contracted.
         ftz: Whether denormal numbers are zero.
         prec_div: Whether quotients in single precision are rounded correctly.
-        prec_sqrt: Whether roots in single precision are.
-        restrict: Whether no two pointers show the same memory.
+        prec_sqrt: Whether roots in single precision are rounded correctly.
+        restrict: Whether no two pointers point to the same memory.
         device_int128: Whether there is ``__int128``.
         line_info: Whether profilers and tools find lines of the source.
         debug: Whether to compile for a debugger.
-        bundled_headers: Whether the CUDA and CCCL headers that NVRTC has with it are found.
+        bundled_headers: Whether NVRTC's own copies of the CUDA and CCCL headers are found.
         ptxas_options: Options of the assembler.
-        diag_suppress: Numbers of warnings that are not given.
+        diag_suppress: Numbers of suppressed warnings.
 
     Raises:
         TypeError, ValueError: An option of another type, or a macro without a name.
@@ -199,7 +199,7 @@ class CompileOptions:
     diag_suppress: Sequence[int] = attrs.field(default=(), validator=_several(int))
 
     def plain(self) -> dict[str, object]:
-        """Return those that are given, by the names of `cuda.core.ProgramOptions`, in plain values."""
+        """Return the given options as plain values, by the names of `cuda.core.ProgramOptions`."""
         given = {
             **{_NAMES.get(name, name): value for name, value in attrs.asdict(self, recurse=False).items()},
             "define_macro": [_macro(name, value) for name, value in self.macros.items()],
@@ -287,11 +287,11 @@ class Parameter:
 
     Attributes:
         role: Use by the kernel.
-        dtype: Element type; of a scalar, its type.
-        ndim: How many axes the array has; None for any number.
-        layout: Arrays that it takes.
-        shape: Tells the shape of an output that is not given.
-        copy: Whether a copy of the array is changed in its place.
+        dtype: Element type of an array; type of a scalar.
+        ndim: The number of the array's axes; None for any number.
+        layout: Layout of arrays that it takes.
+        shape: Returns the shape of an omitted output.
+        copy: Whether the kernel changes a copy of the array.
     """
 
     role: KernelRole
@@ -302,24 +302,24 @@ class Parameter:
     copy: bool = False
 
     def named(self, name: str) -> KernelParameter:
-        """Make the same as a definition has it."""
+        """Convert to the form for a definition."""
         return KernelParameter(
             name=name, role=self.role, dtype=self.dtype, ndim=self.ndim, layout=self.layout
         )
 
 
 def reads(dtype: DTypeLike, *, ndim: int | None = None, layout: KernelLayout = "contiguous") -> Parameter:
-    """Declare an array that is only read. The kernel gets the address of its first element.
+    """Declare an array that is read only. The kernel gets the address of its first element.
 
     Args:
-        dtype: Element type; an array of another one is refused.
-        ndim: How many axes it has; None for any number.
-        layout: ``"contiguous"``: one that is not in C order without gaps is refused. ``"packed"``: it is
-            copied so. ``"any"``: it is passed with its strides; give the kernel these as scalars. A
-            `TensorMap`: the kernel gets a map of the array in place of an address.
+        dtype: Element type; an array of another type is refused.
+        ndim: The number of its axes; None for any number.
+        layout: ``"contiguous"``: the array must be in C order without gaps, or it is refused. ``"packed"``:
+            other arrays are copied. ``"any"``: the array is passed with its strides; pass these to the kernel
+            as scalars. A `TensorMap`: the kernel gets a map of the array instead of an address.
 
     Raises:
-        TypeError, ValueError: There is no such dtype or layout, or the map does not suit the dtype.
+        TypeError, ValueError: Devices lack this dtype or layout, or the map does not suit the dtype.
     """
     return _array("read", dtype, ndim, layout)
 
@@ -331,11 +331,11 @@ def updates(
 
     Args:
         dtype: Element type.
-        ndim: How many axes it has.
-        layout: Arrays that it takes.
-        copy: Whether the kernel changes a copy, which is made ahead of it and is part of the reply. The
-            argument stays as it was. A launch that is lost changes nothing then, and may run again, as
-            `DeviceOptions.retry` says.
+        ndim: The number of its axes.
+        layout: Layout of arrays that it takes.
+        copy: Whether the kernel changes a copy, which is made before the launch and is part of the reply. The
+            argument is not changed. Then a lost launch changes nothing, and may run again according to
+            `DeviceOptions.retry`.
     """
     return attrs.evolve(_array("update", dtype, ndim, layout), copy=bool(copy))
 
@@ -351,10 +351,10 @@ def writes(
 
     Args:
         dtype: Element type.
-        ndim: How many axes it has.
-        layout: Arrays that it takes.
-        shape: Tells the shape from other arguments, ``shape=lambda x: x.shape``; then the array may be left
-            out at the launch, and is made.
+        ndim: The number of its axes.
+        layout: Layout of arrays that it takes.
+        shape: Returns the shape, given other arguments, ``shape=lambda x: x.shape``; then the launch may omit
+            the array, and a new one is made.
     """
     if shape is not None and not callable(shape):
         raise TypeError(f"writes: shape must be a rule, such as lambda x: x.shape, got {shape!r}")
@@ -362,7 +362,7 @@ def writes(
 
 
 def scalar(dtype: DTypeLike) -> Parameter:
-    """Declare a number that is passed by value, as this type; one that it cannot hold is refused."""
+    """Declare a number that is passed by value, with this type; a number that it cannot hold is refused."""
     return Parameter("scalar", DType.of(dtype))
 
 
@@ -510,10 +510,10 @@ def _asked_by(what: str, function: Callable[..., Any], names: Collection[str]) -
 
 
 def extents(name: str, what: str, given: Any) -> Dim3:
-    """One to three whole numbers as three.
+    """Return one to three integers as three.
 
     Raises:
-        TypeError, ValueError: Something else.
+        TypeError, ValueError: The value is something else.
     """
     if type(given) is int:
         return given, 1, 1
@@ -533,7 +533,7 @@ def shape_of(name: str, parameter: str, given: Any) -> Ints:
 
 
 def _whole_numbers(given: Any) -> list[int] | None:
-    """One whole number or several; None for anything else."""
+    """Return one integer or several as a list; None for anything else."""
     is_several = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
     try:
         return [operator.index(each) for each in cast("Sequence[Any]", given if is_several else (given,))]
@@ -578,8 +578,8 @@ def check_shared(name: str, given: Any) -> int:
     """Return the bytes of dynamic shared memory.
 
     Raises:
-        TypeError: No whole number.
-        ValueError: A negative one.
+        TypeError: The value is not an integer.
+        ValueError: The value is negative.
     """
     try:
         shared = operator.index(given)

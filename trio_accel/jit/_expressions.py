@@ -38,7 +38,7 @@ def elementwise(
     name: str = "elementwise",
     slopes: Mapping[str, str] | None = None,
 ) -> Elementwise[AccelRef] | Elementwise[tuple[AccelRef, ...]]:
-    """Make a function of arrays out of an expression, as `cupy.ElementwiseKernel` does.
+    """Make a function of arrays from an expression, as `cupy.ElementwiseKernel` does.
 
     The expression is a small part of Python: arithmetic, comparisons, ``and``, ``or``, ``not``, bitwise
     operators, ``a if condition else b``, and functions of NumPy by their names, such as ``sqrt``, ``where``,
@@ -62,19 +62,20 @@ def elementwise(
     Args:
         text: Assignments and loops with ``;`` or new lines between them, or one expression, whose result is
             ``out``.
-        inputs: Names of the arguments, in order; by default in the order in which the text names them.
-        outputs: Names of the results, in order; then a call gives a tuple. By default there is one result:
+        inputs: Names of the arguments, in order; by default in the order in which the source names them.
+        outputs: Names of the results, in order; then a call returns a tuple. By default there is one result:
             the name that is assigned and not read later.
         dtypes: Types that the results are converted to: one for all, or by their names; by default NumPy's.
         name: Name of the operation, for statistics, traces and errors.
-        slopes: Gradients that are written by hand, by the names of inputs: texts that read `g`, the gradient
-            of the result, the inputs, and the result by its name, such as ``{"x": "g * y"}``. `grad` derives
-            the gradients of other inputs.
+        slopes: Gradients written by hand, by the names of inputs: sources that read `g`, the gradient of the
+            result, the inputs, and the result by its name, such as ``{"x": "g * y"}``. `grad` derives the
+            gradients of other inputs.
 
     Raises:
-        ValueError: The expression has something that is not allowed; the message shows where. Or results are
-            not named by `outputs`. Or `slopes` names something else than an input, or an input is called `g`.
-        TypeError: There is no such dtype, or `slopes` is not a dict of texts.
+        ValueError: The expression contains something that is not allowed, and the message shows the place;
+            results are not named by `outputs`; `slopes` names something else than an input; or an input is
+            called `g`.
+        TypeError: Devices lack this dtype, or `slopes` is not a dict of texts.
     """
     made: Elementwise[Any] = Elementwise(
         text,
@@ -98,7 +99,7 @@ def reduction(
     dtype: DTypeLike | None = None,
     name: str = "reduction",
 ) -> Reduction:
-    """Make a reduction of arrays out of expressions, as `cupy.ReductionKernel` does.
+    """Make a reduction of arrays from expressions, as `cupy.ReductionKernel` does.
 
     >>> import trio_accel as ta
     >>> ta.jit.reduction("x * y", "sum", name="dot")
@@ -109,22 +110,21 @@ def reduction(
     <Reduction jit.reduction(x): a if a > b else b of abs(x)>
 
     Args:
-        text: The values to reduce: an expression of the arguments, as `elementwise` takes it, with one
-            result.
+        text: The values to reduce: an expression of the arguments, as in `elementwise`, with one result.
         reduce: ``"sum"``, ``"prod"``, ``"mean"``, ``"min"``, ``"max"``, ``"any"``, ``"all"``, ``"argmin"``,
-            ``"argmax"``; or an expression of ``a`` and ``b`` that combines two values. It must be
-            associative and commutative: values are combined in any order.
-        post: Last step of the result, before it is rounded: an expression of ``a``, and of ``n``, how many
-            elements were reduced. A mean has none.
+            ``"argmax"``; or an expression of ``a`` and ``b`` that combines two values. It must be associative
+            and commutative, because values are combined in any order.
+        post: Last step of the result, before it is rounded: an expression of ``a``, and of ``n``, the number
+            of reduced elements. Not allowed for a mean.
         identity: With an expression: the result of no elements.
-        inputs: Names of the arguments, in order; by default in the order in which the text names them.
+        inputs: Names of the arguments, in order; by default in the order in which the source names them.
         dtype: Type that values are converted to before they are combined; by default NumPy's choice: sums and
-            products of whole numbers have 64 bits.
+            products of integers have 64 bits.
         name: Name of the operation, for statistics, traces and errors.
 
     Raises:
-        ValueError: The expression has something that is not allowed; the message shows where.
-        TypeError: There is no such dtype.
+        ValueError: The expression contains something that is not allowed; the message shows the place.
+        TypeError: Devices lack this dtype.
     """
     return Reduction(
         text,

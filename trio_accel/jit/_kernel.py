@@ -1,6 +1,6 @@
 """Kernels of the user's own: how they are declared, the message that launches one, and its actor.
 
-An occupancy says what a kernel needs of a device, and how many of its blocks fit.
+An occupancy describes the resources that a kernel needs on a device, and how many of its blocks fit.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = ["JitActor", "Kernel", "LaunchKernel", "Occupancy", "QueryOccupancy"]
 class JitActor(LibraryActor):
     """Serves launches of kernels, on a stream of its own.
 
-    CPU backend: functions that are named by import path. CUDA: NVRTC, nvJitLink and the driver.
+    CPU backend: functions named by import path. CUDA: NVRTC, nvJitLink and the driver.
     """
 
     library = "jit"
@@ -73,12 +73,12 @@ class Occupancy:
         suggested_block: Threads of a block with which the most threads run at once.
         suggested_grid: Blocks of that size that fill the device.
         max_active_clusters: Clusters that run at once on the device; 0 for a kernel without clusters.
-        max_threads: The most threads that a block of it can have.
+        max_threads: The most threads that a block can have.
         registers: Registers of a thread.
-        static_shared: Bytes of shared memory that it has statically.
+        static_shared: Bytes of static shared memory.
         max_dynamic_shared: The most bytes of dynamic shared memory that a block can have.
-        local_bytes: Bytes of local memory of a thread: registers that were spilled, and arrays.
-        multiprocessors: How many the device has.
+        local_bytes: Bytes of local memory of a thread: spilled registers, and arrays.
+        multiprocessors: The number of the device's multiprocessors.
     """
 
     max_active_blocks: int
@@ -109,7 +109,7 @@ class QueryOccupancy(Operation[JitActor, Occupancy]):
         return self.name
 
     def plan(self, planner: Planner) -> Planned[Occupancy]:
-        """Name the words that tell."""
+        """Name the status words with the results."""
         words = planner.status(len(KernelInfoSpec.WORDS))
 
         def finish() -> Occupancy:
@@ -124,13 +124,13 @@ _MOST_CLUSTER = 16
 class Kernel:
     """A kernel of your own: declared once, launched on any device.
 
-    A launch is an operation like any other: it is ordered behind what its arrays wait for, is complete when
-    the device has done it, and runs in a worker process where the device is in one. The kernel is compiled on
-    its first launch on a device, off the event loop.
+    A launch is an operation like any other: it is ordered after the operations that its arrays wait for, is
+    complete when the device has done it, and runs in a worker process if the device has one. The kernel is
+    compiled on its first launch on a device, off the event loop.
 
     It gets arrays as pointers to their first elements, or as tensor maps (see `TensorMap`), and scalars by
-    value, in the order in which they are declared. Grid, block, shared memory and the shapes of outputs are
-    given, or follow from the arguments.
+    value, in the order of their declarations. Grid, block, shared memory and the shapes of outputs are given,
+    or follow from the arguments.
 
     >>> import trio_accel as ta
     >>> scale = ta.jit.Kernel(
@@ -150,7 +150,7 @@ class Kernel:
 
     Args:
         name: The kernel's name, or a template's instance, such as ``"scale<float, 4>"``.
-        code: CUDA C++ as a text, or what `source`, `ptx`, `cubin`, `fatbin` or `ltoir` made.
+        code: CUDA C++ as a text, or a result of `source`, `ptx`, `cubin`, `fatbin` or `ltoir`.
         parameters: The parameters by name, in order: `reads`, `updates`, `writes` and `scalar`.
         grid: Blocks of a launch.
         block: Threads of a block.
@@ -159,7 +159,7 @@ class Kernel:
         cooperative: Whether all blocks run at once, so that they may wait for one another.
         skip_empty: Whether a launch with an empty grid does nothing; otherwise it is refused.
         options: Options of the compiler.
-        link: More code, which is linked with the first by nvJitLink.
+        link: More code, which nvJitLink links with the first.
         cpu: Import path of a function, ``"module:function"``, that computes the same on the CPU backend. It
             is called with NumPy arrays and scalars in the order of the parameters, in a thread.
 
@@ -278,7 +278,7 @@ class Kernel:
             **named: The same by name. An output with a shape may be left out.
 
         Raises:
-            TypeError: Too few or too many, or one that there is not.
+            TypeError: There are too few or too many arguments, or one with an unknown name.
         """
         return LaunchKernel(self, bind(self.operation, self._names, arguments, named, self._optional))
 
@@ -291,8 +291,8 @@ class Kernel:
             The arrays that it writes or updates, in the order of the parameters.
 
         Raises:
-            TypeError, ValueError: A wrong argument: arity, dtype, axes, gaps, device; a grid or a block
-                beyond the limits. Nothing was launched.
+            TypeError, ValueError: An argument is wrong: arity, dtype, axes, gaps, device; or a grid or a
+                block exceeds the limits. Nothing was launched.
             CompilationError: The code does not compile, or has no such kernel.
             LibraryError: The block or the grid does not fit on the device.
             NotSupportedError: The backend cannot run it.
@@ -303,11 +303,11 @@ class Kernel:
     async def occupancy(
         self, device: Device, block: int | Sequence[int] | None = None, shared: int = 0
     ) -> Occupancy:
-        """Compile it for a device, if that is not done, and tell its needs and how many of its blocks fit.
+        """Compile it for a device if necessary, and return its needs and the number of blocks that fit.
 
         Args:
             device: The device.
-            block: Threads of a block; by default that of the declaration, where that is no rule.
+            block: Threads of a block; by default the declared number, if that is not a rule.
             shared: Bytes of dynamic shared memory of a block.
 
         Raises:
@@ -361,13 +361,13 @@ class Kernel:
 
 
 class _Taken:
-    """The arguments of a launch, as they are taken one by one.
+    """The arguments of a launch, taken one by one.
 
     Attributes:
         values: Arguments of rules, by name.
         read: Arrays that are read.
         updated: Arrays that are changed in place.
-        written: Arrays that are written; None for one that is to be made.
+        written: Arrays that are written; None for an array to be made.
         scalars: Numbers.
         changed: Arrays that are changed.
         outputs: Outputs with a rule for their shape, and their places in `written` and `changed`.
@@ -402,7 +402,7 @@ class _Taken:
                     return
             if copies:
                 argument = planner.copied(name, argument)
-            # One that is written in full is in use in the same way.
+            # An array that is written in full is in use in the same way.
             array = argument.spec if copies else planner.update(name, argument)
             several.append(array)
             self.changed.append(argument)
@@ -410,7 +410,7 @@ class _Taken:
         self.values[name] = array
 
     def make_outputs(self, planner: Planner) -> None:
-        """Make the outputs that were left out, and check the shapes of those that were given."""
+        """Make omitted outputs, and check the shapes of given ones."""
         values = self.values
         for parameter, rule, place, changed in self.outputs:
             name = parameter.name
@@ -432,7 +432,7 @@ class LaunchKernel(Operation[JitActor, tuple[AccelRef, ...]]):
 
     Attributes:
         kernel: The kernel.
-        arguments: One for each of its parameters; None for an output that is to be made.
+        arguments: One for each of its parameters; None for an output to be made.
     """
 
     kernel: Kernel

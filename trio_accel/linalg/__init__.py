@@ -1,18 +1,19 @@
 """Dense linear algebra on a device: messages, functions, and the actors that serve them.
 
-A function asks the device of its first operand that is on one. Other operands may be NumPy arrays, which are
-copied there. See `Device.ask` for cancellation and the errors that any operation can end with. If one fails,
-the arrays that it was to change are damaged, and their use is refused.
+A function runs on the device of its first operand in device memory. Other operands may be NumPy arrays, which
+are copied there. See `Device.ask` for cancellation and the errors that any operation can end with. If a
+function fails, the arrays that it had to change are damaged, and their use is refused.
 
 Refusals of all functions, before anything is launched:
 
 * `TypeError`: no operand is on a device, dtypes differ, or a factor is complex and the arrays are real.
-* `ValueError`: shapes that do not fit, unknown letters, factors outside the range of the dtype; an array to
-  write to that has another shape or dtype than the result, or shares memory with an operand, unless that is
-  allowed.
-* `numpy.linalg.LinAlgError`, which is a `ValueError`: an operand of a solver is no stack of matrices, or not
-  of square ones where they have to be.
-* `NotSupportedError`: the backend does not have it, or not for this dtype; of solvers, a `TypeError`.
+* `ValueError`: shapes do not fit, letters are unknown, factors are outside the range of the dtype; or an
+  array to write to has another shape or dtype than the result, or shares memory with an operand, unless that
+  is allowed.
+* `numpy.linalg.LinAlgError`, which is a `ValueError`: an operand of a solver is not a stack of matrices, or
+  of square ones if required.
+* `NotSupportedError`: the backend lacks the function, or the dtype; solvers raise a `TypeError` for the
+  latter.
 """
 
 from ..devices.operations._named import export_operations as _export_operations

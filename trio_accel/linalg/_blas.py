@@ -58,11 +58,11 @@ __all__ = [
 
 
 def _plan_matmul(message: Any, planner: Planner) -> Planned[AccelRef]:
-    """Plan by the rules of `numpy.matmul`, which drops axes; and it is what is asked most."""
+    """Plan by the rules of `numpy.matmul`, which drops axes; it is the most frequent operation."""
     given: AccelRef | None = message.out
     is_matrix = isinstance(given, AccelRef) and given.ndim == 2 and given.dtype.is_inexact
     if given is not None and is_matrix and not given.spec.is_contiguous:
-        # It writes by strides, where a stack of products has none for its result.
+        # It writes by strides, but a stack of products has none for its result.
         return gemm.message(1.0, message.a, message.b, 0.0, given).plan(planner)
     a = planner.read("a", message.a)
     b = planner.read("b", message.b)
@@ -78,8 +78,8 @@ def _plan_matmul(message: Any, planner: Planner) -> Planned[AccelRef]:
 async def matmul(a: Operand, b: Operand, *, out: AccelRef | None = None) -> AccelRef:
     """Matrix product of two arrays on a device, as `numpy.matmul` (cuBLAS ``gemm``).
 
-    Operands of more than two axes are stacks of matrices and broadcast against each other; one
-    with a single axis is a row (`a`) or column (`b`), whose axis is dropped from the result.
+    Operands of more than two axes are stacks of matrices and broadcast against each other. An operand with a
+    single axis is a row (`a`) or column (`b`), and its axis is dropped from the result.
 
     Args:
         a: Array of shape (..., m, k) or (k,).
@@ -104,7 +104,7 @@ async def gemm(
 ) -> AccelRef:
     """Matrix product with factors: ``alpha * op(a) @ op(b) + beta * c`` (BLAS and cuBLAS ``gemm``).
 
-    The order of the arguments is that of `scipy.linalg.blas.dgemm`.
+    The order of the arguments follows `scipy.linalg.blas.dgemm`.
 
     Args:
         alpha: Factor of the product; real unless the matrices are complex.
@@ -213,8 +213,8 @@ async def syr2k(
 ) -> AccelRef:
     """``c = alpha * a @ b.T + alpha * b @ a.T + beta * c`` in one triangle (BLAS ``syr2k``, ``her2k``).
 
-    Arguments and result are those of `syrk`, but `b` has the shape and dtype of `a`. With `hermitian`, the
-    second product has the conjugate of `alpha`, which may be complex.
+    See `syrk` for arguments and result, but `b` has the shape and dtype of `a`. With `hermitian`, the second
+    product has the conjugate of `alpha`, which may be complex.
     """
     ...
 
@@ -237,7 +237,7 @@ async def trmm(
         alpha: Factor; real unless the matrices are complex.
         a: Square matrix of float32, float64, complex64 or complex128, of which one triangle is read. It may
             be a stack of shape (..., n, n).
-        b: Matrix of the same dtype; or a stack, which broadcasts against that of `a`.
+        b: Matrix of the same dtype; or a stack, which broadcasts against the stack of `a`.
         side: ``"L"``: op(a) is on the left; ``"R"``: on the right.
         trans: ``"N"``: op(a) is `a`; ``"T"``: its transpose; ``"C"``: its conjugate transpose.
         lower: Whether the lower triangle is read, instead of the upper one.
@@ -254,8 +254,8 @@ async def trmm(
 def trsm() -> None:
     """The solution x of ``op(a) @ x = alpha * b`` for a triangular ``a`` (BLAS ``trsm``).
 
-    Arguments and result are those of `trmm`; with `side` ``"R"``, it is ``x @ op(a) = alpha * b``. A zero on
-    the diagonal makes infinities and NaN; it is no error.
+    See `trmm` for arguments and result; with `side` ``"R"``, it is ``x @ op(a) = alpha * b``. A zero on the
+    diagonal makes infinities and NaN, but no error.
     """
 
 
@@ -290,7 +290,7 @@ async def scal(alpha: complex, x: AccelRef) -> AccelRef:
 
 @operation("x(n), y(n) -> out()", actor=BlasActor)
 async def dot(x: Operand, y: Operand, *, out: AccelRef | None = None) -> AccelRef:
-    """Sum of the products of two vectors, without conjugation (BLAS ``dot``, ``dotu``).
+    """Sum the products of two vectors, without conjugation (BLAS ``dot``, ``dotu``).
 
     Args:
         x: Vector of shape (n,).
@@ -321,7 +321,7 @@ async def nrm2(x: Operand, *, out: AccelRef | None = None) -> AccelRef:
 def asum() -> None:
     """Sum of ``abs(x.real) + abs(x.imag)`` over a vector (BLAS ``asum``).
 
-    Arguments and result are those of `nrm2`; `x` is of float32, float64, complex64 or complex128.
+    See `nrm2` for arguments and result; `x` is of float32, float64, complex64 or complex128.
     """
 
 
@@ -329,8 +329,8 @@ def asum() -> None:
 def iamax() -> None:
     """Index of the first element with the largest ``abs(x.real) + abs(x.imag)``, from 0 (BLAS ``iamax``).
 
-    Arguments and result are those of `asum`, but `x` must not be empty, and the result is of int64. Where `x`
-    holds a NaN, it is any index.
+    See `asum` for arguments and result, but `x` must not be empty, and the result is of int64. If `x` holds a
+    NaN, the result is any index.
     """
 
 
@@ -434,7 +434,7 @@ async def symv(
 ) -> AccelRef:
     """``alpha * a @ x + beta * y`` for a symmetric or Hermitian ``a`` (BLAS ``symv``, ``hemv``).
 
-    Arguments and result are those of `symm`, but `x` and `y` are vectors of shape (n,).
+    See `symm` for arguments and result, but `x` and `y` are vectors of shape (n,).
     """
     ...
 
@@ -481,8 +481,8 @@ async def syr2(
 ) -> AccelRef:
     """``a = alpha * outer(x, y) + alpha * outer(y, x) + a`` in one triangle (BLAS ``syr2``, ``her2``).
 
-    Arguments and result are those of `syr`, but `y` has the shape and dtype of `x`. With `hermitian`, the
-    second product has the conjugate of `alpha`, which may be complex.
+    See `syr` for arguments and result, but `y` has the shape and dtype of `x`. With `hermitian`, the second
+    product has the conjugate of `alpha`, which may be complex.
     """
     ...
 
@@ -499,7 +499,7 @@ async def trmv(
 ) -> AccelRef:
     """``op(a) @ x`` for a triangular ``a`` (BLAS ``trmv``).
 
-    Arguments and result are those of `trmm`, but `a` is one matrix, and `x` a vector of shape (n,).
+    See `trmm` for arguments and result, but `a` is one matrix, and `x` a vector of shape (n,).
     """
     ...
 
@@ -508,7 +508,7 @@ async def trmv(
 def trsv() -> None:
     """The solution of ``op(a) @ result = x`` for a triangular ``a`` (BLAS ``trsv``).
 
-    Arguments are those of `trmv`. A zero on the diagonal makes infinities and NaN; it is no error.
+    See `trmv` for arguments. A zero on the diagonal makes infinities and NaN, but no error.
     """
 
 

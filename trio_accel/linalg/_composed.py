@@ -1,4 +1,4 @@
-"""Functions of matrices that are made of products, solutions and singular values."""
+"""Functions of matrices composed of products, solutions and singular values."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from ._views import check_matrices, matrix_transpose
 __all__ = ["PolarResult", "cond", "expm", "multi_dot", "null_space", "orth", "polar"]
 
 _Side: TypeAlias = Literal["right", "left"]
-# The largest norms at which Padé approximants of these degrees are as good as the dtype: N. J. Higham, "The
-# scaling and squaring method for the matrix exponential revisited", 2005, table 2.3, and for single precision
-# the same rule, as the field's libraries have it.
+# The largest norms for which Padé approximants of these degrees are as accurate as the dtype: N. J. Higham,
+# "The scaling and squaring method for the matrix exponential revisited", 2005, table 2.3, and the same rule
+# for single precision, as in other libraries.
 _DEGREES = {
     DType.float64: {
         3: 1.495585217958292e-2,
@@ -62,11 +62,11 @@ async def expm(x: Operand, /) -> AccelRef:
         x: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
 
     Returns:
-        The exponentials, of the shape and dtype of `x`. One of a matrix with a NaN or an infinity is NaN; and
-        elements beyond the range of the dtype are infinite or NaN.
+        The exponentials, with the shape and dtype of `x`. The exponential of a matrix with a NaN or an
+        infinity is NaN; elements outside the range of the dtype are infinite or NaN.
 
     Raises:
-        numpy.linalg.LinAlgError: `x` is no stack of square matrices.
+        numpy.linalg.LinAlgError: `x` is not a stack of square matrices.
         TypeError: It is not on a device, or of another dtype.
     """
     name = "expm"
@@ -105,7 +105,7 @@ async def expm(x: Operand, /) -> AccelRef:
 async def _approximants(
     x: AccelRef, degree: int, made: Callable[[AccelRef], AccelRef]
 ) -> tuple[AccelRef, AccelRef]:
-    """Make numerator and denominator of a Padé approximant: sums of even and of odd powers."""
+    """Make numerator and denominator of a Padé approximant: sums of even and odd powers."""
     m, factorial = degree, math.factorial
     factors = [
         factorial(2 * m - k) * factorial(m) / (factorial(2 * m) * factorial(m - k) * factorial(k))
@@ -140,7 +140,7 @@ async def polar(a: Operand, side: _Side = "right") -> PolarResult:
         side: ``"right"`` for ``a = u @ p``, ``"left"`` for ``a = p @ u``.
 
     Returns:
-        u, of the shape of `a`, and p, of shape (..., n, n), or (..., m, m) with ``"left"``.
+        u, with the shape of `a`, and p, of shape (..., n, n), or (..., m, m) with ``"left"``.
 
     Raises:
         ValueError: Another side.
@@ -161,7 +161,7 @@ async def polar(a: Operand, side: _Side = "right") -> PolarResult:
 
 @composed
 async def orth(A: Operand, rcond: float | None = None) -> AccelRef:  # noqa: N803  # SciPy's name
-    """Orthonormal basis of the range of a matrix, as `scipy.linalg.orth`: by `svd`.
+    """Return an orthonormal basis of a matrix's range, as `scipy.linalg.orth`: by `svd`.
 
     The singular values cross to the host, which finds the rank.
 
@@ -174,7 +174,7 @@ async def orth(A: Operand, rcond: float | None = None) -> AccelRef:  # noqa: N80
         The basis, as columns: a view of shape (m, rank), which keeps all left singular vectors.
 
     Raises:
-        numpy.linalg.LinAlgError: `A` is no matrix; stacks are refused, because their ranks may differ.
+        numpy.linalg.LinAlgError: `A` is not a matrix; stacks are refused, because their ranks may differ.
         LinAlgError: See `svd`.
     """
     decomposed, rank = await _ranked("orth", A, rcond, full=False)
@@ -183,9 +183,9 @@ async def orth(A: Operand, rcond: float | None = None) -> AccelRef:  # noqa: N80
 
 @composed
 async def null_space(A: Operand, rcond: float | None = None) -> AccelRef:  # noqa: N803  # SciPy's name
-    """Orthonormal basis of the null space of a matrix, as `scipy.linalg.null_space`: by `svd`.
+    """Return an orthonormal basis of a matrix's null space, as `scipy.linalg.null_space`: by `svd`.
 
-    Arguments and errors are those of `orth`.
+    See `orth` for arguments and errors.
 
     Returns:
         The basis, as columns: an array or a view of shape (n, n - rank).
@@ -212,9 +212,11 @@ async def cond(x: Operand, p: MatrixOrder | None = None) -> AccelRef:
     """Condition number of matrices, as `numpy.linalg.cond`.
 
     Args:
-        x: Array of shape (..., m, n), of float32, float64, complex64 or complex128; square but for 2 and -2.
-        p: Order of the norm, as of `matrix_norm`. None and 2: the largest singular value by the least one;
-            -2: the least by the largest. With others, the norm of `x` times that of its inverse.
+        x: Array of shape (..., m, n), of float32, float64, complex64 or complex128; square except for 2 and
+            -2.
+        p: Order of the norm, as in `matrix_norm`. None and 2: the largest singular value divided by the
+            least; -2: the least divided by the largest. Other orders: the norm of `x` times the norm of its
+            inverse.
 
     Returns:
         The condition numbers, of shape (...) and the real dtype; infinite where a matrix is singular.
@@ -234,7 +236,7 @@ async def cond(x: Operand, p: MatrixOrder | None = None) -> AccelRef:
             ends = (s[..., -1], s[..., 0]) if p == -2 else (s[..., 0], s[..., -1])
             return await _DIVIDED(*ends)
         assert p is not None
-        # The sign of a determinant is zero where there is no inverse.
+        # The sign of a determinant is zero if there is no inverse.
         sign, _ = map(made, await slogdet(x))
         filled = made(await _FILLED(x, sign[..., None, None]))
         norms = [made(await matrix_norm(one, ord=p)) for one in (x, made(await inv(filled)))]
@@ -315,7 +317,7 @@ def _elementwise(text: str, name: str, inputs: str | None = None) -> Elementwise
 
 @functools.cache
 def _polynomial(count: int, dtype: DType) -> Elementwise[AccelRef]:
-    """Make a sum of so many powers with factors, and of the identity."""
+    """Make a sum of `count` powers with factors, and the identity."""
     terms = [f"c{number} * x{number}" for number in range(1, count + 1)]
     text = " + ".join(["(c0 if i(-1) == i(-2) else 0)", *terms])
     return Elementwise(text, dtypes=dtype, operation="linalg.expm")
@@ -324,7 +326,7 @@ def _polynomial(count: int, dtype: DType) -> Elementwise[AccelRef]:
 _ADDED, _SUBTRACTED = _elementwise("x + y", "expm"), _elementwise("x - y", "expm")
 _SCALED, _CHOSEN = _elementwise("x * s", "expm"), _elementwise("x if done else y", "expm")
 _CONJUGATE = _elementwise("conj(x)", "null_space")
-# Zero by zero, and what is beyond the range, are infinite. What is not a number stays so.
+# Zero by zero, and quotients outside the range, are infinite. NaN stays NaN.
 _DIVIDED = _elementwise("where(y == 0, inf, x / y)", "cond", "xy")
 _MULTIPLIED = _elementwise(
     "where(d == 0, inf, where(x == x, where(x * y == x * y, x * y, inf), x))", "cond", "xyd"

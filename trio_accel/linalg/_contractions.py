@@ -43,22 +43,21 @@ _sum = functools.cache(Reduction)
 
 @composed
 async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: Out = None) -> AccelRef:
-    """Sums of products of vectors, as `numpy.linalg.vecdot`: of ``conj(x1) * x2`` along an axis.
+    """Sum products of vectors, as `numpy.linalg.vecdot`: ``conj(x1) * x2`` along an axis.
 
-    One launch. float16, bfloat16 and float32 are added in float64, and rounded once; whole numbers wrap
-    around.
+    One launch. float16, bfloat16 and float32 are added in float64, and rounded once; integers wrap around.
 
     Args:
         x1: Array of a numeric dtype.
         x2: Array of the same dtype; the shapes broadcast.
-        axis: Axis that holds the vectors, of one length.
-        out: Array to write to, of the same kind of dtype: the result is converted to it.
+        axis: Axis of the vectors, of equal length.
+        out: Array to write to, with the same kind of dtype: the result is converted to it.
 
     Returns:
-        The sums, of the dtype of the operands, and of their shape without the axis.
+        The sums, with the dtype of the operands, and of their shape without the axis.
 
     Raises:
-        ValueError: Lengths that differ, even if one is 1, or an axis that there is not.
+        ValueError: Lengths that differ, even if one is 1, or an axis out of range.
     """
     dtype = check_operands("vecdot", x1=x1, x2=x2)
     first, second = _last("vecdot", x1, axis), _last("vecdot", x2, axis)
@@ -75,12 +74,12 @@ async def vecdot(x1: Operand, x2: Operand, /, *, axis: int = -1, out: Out = None
 
 @composed
 async def outer(x1: Operand, x2: Operand, /, *, out: Out = None) -> AccelRef:
-    """Products of all elements of two vectors, as `numpy.linalg.outer`; one launch.
+    """Multiply all elements of two vectors, as `numpy.linalg.outer`; one launch.
 
     Args:
         x1: Vector of shape (m,).
         x2: Vector of shape (n,), of the same dtype.
-        out: Array to write to, of the same kind of dtype: the result is converted to it.
+        out: Array to write to, with the same kind of dtype: the result is converted to it.
 
     Returns:
         The products, of shape (m, n).
@@ -97,11 +96,11 @@ async def kron(a: Operand, b: Operand) -> AccelRef:
     """Kronecker product, as `numpy.kron`: each element of one array times all of the other; one launch.
 
     Args:
-        a: Array of any shape; the one of fewer axes gets axes of one element in front.
+        a: Array of any shape; the operand with fewer axes gets leading axes of one element.
         b: Array of the same dtype.
 
     Returns:
-        The products: each axis is as long as those of `a` and `b` multiplied.
+        The products: the length of each axis is the product of the lengths in `a` and `b`.
     """
     check_operands("kron", a=a, b=b)
     axes = max(a.ndim, b.ndim)
@@ -112,7 +111,7 @@ async def kron(a: Operand, b: Operand) -> AccelRef:
 
 @composed
 async def cross(x1: Operand, x2: Operand, /, *, axis: int = -1) -> AccelRef:
-    """Cross products of vectors of three elements, as `numpy.linalg.cross`; one launch.
+    """Compute cross products of vectors of three elements, as `numpy.linalg.cross`; one launch.
 
     Args:
         x1: Array of a numeric dtype.
@@ -123,7 +122,7 @@ async def cross(x1: Operand, x2: Operand, /, *, axis: int = -1) -> AccelRef:
         The vectors, along the same axis.
 
     Raises:
-        ValueError: Vectors that have not three elements, or an axis that there is not.
+        ValueError: Vectors do not have three elements, or an axis is out of range.
     """
     check_operands("cross", x1=x1, x2=x2)
     first, second = _last("cross", x1, axis), _last("cross", x2, axis)
@@ -148,14 +147,14 @@ async def cross(x1: Operand, x2: Operand, /, *, axis: int = -1) -> AccelRef:
 async def trace(
     x: Operand, /, *, offset: int = 0, dtype: DTypeLike | None = None, out: Out = None
 ) -> AccelRef:
-    """Sums of diagonals of matrices, as `numpy.linalg.trace`; one launch.
+    """Sum the diagonals of matrices, as `numpy.linalg.trace`; one launch.
 
     Args:
         x: Array of shape (..., m, n).
-        offset: Which diagonal, see `diagonal`.
-        dtype: Type that the elements are converted to before they are added; by default that of `x`, of whole
-            numbers int64 or uint64.
-        out: Array to write to, of the same kind of dtype: the result is converted to it.
+        offset: The diagonal, see `diagonal`.
+        dtype: Type that the elements are converted to before they are added; by default the dtype of `x`, and
+            int64 or uint64 for integers.
+        out: Array to write to, with the same kind of dtype: the result is converted to it.
 
     Returns:
         The sums, of shape (...); 0 for a diagonal that there is not.
@@ -173,22 +172,22 @@ async def trace(
 async def tensordot(
     x1: Operand, x2: Operand, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2
 ) -> AccelRef:
-    """Sum of products over axes of two arrays, as `numpy.tensordot`; by one `matmul`.
+    """Sum products over axes of two arrays, as `numpy.tensordot`; by one `matmul`.
 
-    Where the axes of an operand cannot be merged where they lie, it is one `ta.tensor.contract`, and of whole
-    numbers such an operand is copied first. Without axes to add along, it is one launch that multiplies.
+    If the axes of an operand cannot be merged in place, it is one `ta.tensor.contract`, but integer operands
+    are copied first. Without axes to add along, it is one launch that multiplies.
 
     Args:
         x1: Array of a dtype that `matmul` takes.
         x2: Array of the same dtype.
-        axes: How many axes: the last ones of `x1` and the first ones of `x2`, in order. Or which ones of
-            `x1`, and which ones of `x2`.
+        axes: The number of axes: the last axes of `x1` and the first axes of `x2`, in order. Or the axes of
+            `x1`, and the axes of `x2`.
 
     Returns:
-        The sums: first the other axes of `x1`, then those of `x2`.
+        The sums: first the other axes of `x1`, then the other axes of `x2`.
 
     Raises:
-        ValueError: Axes that there are not, that are named twice, or whose lengths differ.
+        ValueError: Axes are out of range, are named twice, or differ in length.
     """
     name = "tensordot"
     check_operands(name, x1=x1, x2=x2)
@@ -204,10 +203,10 @@ async def tensordot(
         raise said(f"{name}: axes {axes} of shapes {x1.shape} and {x2.shape}", error) from None
     if [x1.shape[axis] for axis in first] != [x2.shape[axis] for axis in second]:
         raise ValueError(f"{name}: shapes {x1.shape} and {x2.shape} differ along axes {first} and {second}")
-    # An axis that is added along has one number in both.
+    # An axis to add along has one number in both.
     left = Factor(tuple(range(x1.ndim)), x1)
     pairs = dict(zip(second, first, strict=True))
-    # Axes of the second operand have the labels of those that they belong to; or else numbers below 0.
+    # Axes of the second operand have the labels of their partners, or else numbers below 0.
     right = Factor(tuple(pairs.get(axis, -1 - axis) for axis in range(x2.ndim)), x2)
     keep = frozenset[object]({*left.labels, *right.labels} - set(first))
     return on_device((await _CONTRACTING.pair(left, right, keep)).array)
@@ -221,35 +220,35 @@ async def einsum(
 
     More than two operands are multiplied in the order that opt_einsum finds. Each step is one launch: a
     product of elements where nothing is added, a sum of products where nothing else is left, and else
-    `matmul`, or `ta.tensor.contract` where the axes of an operand cannot be merged where they lie. For whole
-    numbers such an operand is copied first. An axis that no other has is added along first. The arrays
+    `matmul`, or `ta.tensor.contract` where the axes of an operand cannot be merged where they lie. For
+    integers such an operand is copied first. An axis that no other has is added along first. The arrays
     between the steps are released as the next one is done.
 
     Args:
-        subscripts: One letter for each axis of each operand, terms separated by commas. ``...`` stands for
-            axes that broadcast. A letter twice in a term takes the diagonal. Behind ``->`` are the letters of
-            the result, in order; without it, those that are there once, sorted.
+        subscripts: One letter for each axis of each operand, terms separated by commas. ``...`` means axes
+            that broadcast. A letter twice in a term takes the diagonal. After ``->`` are the letters of the
+            result, in order; by default the letters that appear once, sorted.
         *operands: Arrays of one dtype, one for each term. An axis of one element broadcasts.
-        optimize: How the order is found, by opt_einsum's names, such as ``"optimal"`` or ``"greedy"``; or the
-            order itself, as `opt_einsum.contract_path` returns it.
-        memory_limit: The most bytes that arrays between the steps, and the result, may take at a time; copies
-            of operands come on top. None for what the device has.
+        optimize: The search for the order, by opt_einsum's names, such as ``"optimal"`` or ``"greedy"``; or
+            the order itself, as `opt_einsum.contract_path` returns it.
+        memory_limit: The most bytes that intermediate arrays, and the result, may take at a time; copies of
+            operands are not included. None for the device's memory.
 
     Returns:
-        The result. It is a view where nothing of a single operand is added; in general a view of any
-        strides of new memory.
+        The result. It is a view if nothing of a single operand is added; in general a view of any strides of
+        new memory.
 
     Raises:
         TypeError: There is no operand.
-        ValueError: A term that does not fit its operand, letters behind ``->`` that no term has or that are
-            there twice, lengths that differ, or an order that is none.
+        ValueError: A term does not fit its operand, a letter after ``->`` is in no term or twice, lengths
+            differ, or the order is not valid.
         OutOfMemoryError: No order was found that fits into memory. Nothing was launched.
     """
     return await _CONTRACTING.sum(subscripts, operands, optimize, memory_limit)
 
 
 async def _multiplied(left: Factor, right: Factor, groups: Groups, made: Made) -> AccelRef:
-    """Multiply stacks of matrices; what is none where it lies goes to the actor of tensors, in one launch."""
+    """Multiply stacks of matrices; other layouts go to the actor of tensors, in one launch."""
     batch, rows, columns, inner = groups.batch, groups.rows, groups.columns, groups.inner
     has_letters = len({*left.labels, *right.labels}) <= len(string.ascii_letters)
     stacks: list[Operand] = []
@@ -279,7 +278,7 @@ def _last(name: str, x: Operand, axis: int) -> Operand:
 
 @functools.cache
 def _cross(axes: int) -> Elementwise[AccelRef]:
-    """Make the cross product along the last one of so many axes."""
+    """Make the cross product along the last of `axes` axes."""
     *others, last = [f"i({axis})" for axis in range(axes)]
     one, two = (", ".join([*others, f"({last} + {step}) % 3"]) for step in (1, 2))
     return Elementwise(f"x[{one}] * y[{two}] - x[{two}] * y[{one}]", inputs="xy", operation="linalg.cross")

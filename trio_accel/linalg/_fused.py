@@ -1,4 +1,4 @@
-"""Products with what comes before and behind them in the same launch, as cuBLASLt has them (D163)."""
+"""Products with fused computations before and after them in one launch, as in cuBLASLt (D163)."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ __all__ = [
 
 _Activation: TypeAlias = Literal["relu", "gelu"]
 _Scale: TypeAlias = "float | Operand | None"
-_LEAST, _MOST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
+_MIN_FLOAT32, _MAX_FLOAT32 = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
 _FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
 
 
 class FusedMatmulResult(NamedTuple):
-    """A product behind an activation, with what the gradient of that needs; see `fused_matmul`."""
+    """A product after an activation, with the values for its gradient; see `fused_matmul`."""
 
     out: AccelRef
     """The result."""
@@ -58,7 +58,7 @@ class FusedSumsResult(NamedTuple):
 
 
 def _plan_product(message: Any, planner: Planner) -> Planned[Any]:
-    """Plan a product with an activation; what all three have in common is in `_plan`."""
+    """Plan a product with an activation; `_plan` has the common part of all three."""
     if message.activation not in (None, "relu", "gelu"):
         refuse_value(planner.name, "activation", (None, "relu", "gelu"), message.activation)
     if message.return_aux and message.activation is None:
@@ -79,13 +79,13 @@ def _plan_sums(message: Any, planner: Planner) -> Planned[Any]:
 
 
 def _plan(message: Any, planner: Planner, epilogue: ops.FusedEpilogue, more: str, reply: Any) -> Planned[Any]:
-    """Plan by hand: dtypes depend on an option, and arrays are there or not, as no line of shapes says.
+    """Plan by hand, because no line of shapes expresses dtypes by options, or optional arrays.
 
     Args:
         message: The message.
         planner: Its planner.
         epilogue: See `FusedMatmulSpec`.
-        more: The field of what is written besides the result; empty for nothing.
+        more: The field of the second result; empty for none.
         reply: Makes the reply of both.
     """
     name = planner.name
@@ -123,7 +123,7 @@ def _plan(message: Any, planner: Planner, epilogue: ops.FusedEpilogue, more: str
 def _factors(
     message: Any, planner: Planner, arrays: dict[str, ops.ArraySpec], dtypes: ops.FusedDtypes
 ) -> tuple[float, float]:
-    """Take alpha, beta and the scales: those that are numbers become a part of alpha, the others arrays."""
+    """Take alpha, beta and the scales: numbers become a part of alpha, arrays stay arrays."""
     name, product = planner.name, 1.0
     for argument in ("scale_a", "scale_b", "scale_out"):
         scale: _Scale = getattr(message, argument, None)
@@ -134,7 +134,7 @@ def _factors(
             if argument != "scale_out":
                 product *= cast("float", scale)  # a call was awaited
                 continue
-            # That one comes behind the activation, so it is no part of alpha.
+            # This scale is applied after the activation, so it is not a part of alpha.
             scale = np.array(scale, np.float32)
         arrays[argument] = planner.read(argument, scale)
     alpha = _factor(planner, "alpha", message.alpha, dtypes)
@@ -160,7 +160,7 @@ def _check_scale(name: str, argument: str, scale: object) -> None:
     if isinstance(scale, bool) or not isinstance(scale, (int, float, np.floating, np.integer)):
         raise TypeError(f"{name}: {argument} must be a number or an array, got {type(scale).__name__}")
     # The library's rule: a number that float32 rounds to 0 would make zeros of all.
-    if not _LEAST <= scale <= _MOST:
+    if not _MIN_FLOAT32 <= scale <= _MAX_FLOAT32:
         raise ValueError(f"{name}: {argument} must be a finite number above 0 of float32, got {scale!r}")
 
 
@@ -230,39 +230,41 @@ async def fused_matmul(
         a: Array of shape (..., m, k). Both operands are of float16, bfloat16, float32, float64 or int8; or of
             float8, and one of them may be float8_e5m2.
         b: Array of shape (..., k, n); the stacks broadcast.
-        c: Array of the shape of the result, and its dtype; bfloat16 for a result of float8.
-        bias: Vector of shape (n,), or one for each product, (..., n); of the dtype of `c`. It is float32 for
-            a result of int8, and bfloat16 where products of float8 are to be float32.
+        c: Array with the shape of the result, and its dtype; bfloat16 for a result of float8.
+        bias: Vector of shape (n,), or one for each product, (..., n); with the dtype of `c`. It is float32
+            for a result of int8, and bfloat16 for products of float8 with a float32 result.
         activation: ``"relu"``, or ``"gelu"`` by the hyperbolic tangent: `nn.gelu` with
             ``approximate="tanh"``.
         alpha: Factor of the product.
         beta: Factor of `c`.
-        scale_a: What each element of a float8 `a` is multiplied by: a number above 0, which becomes a part of
-            `alpha`; or an array of float32, of shape () or (..., m, 1); or for each 128 elements along k one
-            number, of shape (..., m, k / 128), or (..., m / 128, k / 128), rounded up. Nothing looks at the
-            numbers of an array: zeros make zeros.
-        scale_b: The same of `b`, of shape (), (..., 1, n), (..., k / 128, n) or (..., k / 128, n / 128). Both
-            have as many numbers along k, or neither has. CUDA has not both of 128 by 128.
-        scale_out: What a float8 result is multiplied by before it is rounded: a number above 0, or an array
-            of float32 of shape ().
-        dtype: Dtype of the result; by default that of the operands, bfloat16 of float8, int32 of int8.
-        precision: ``"ieee"``: in the type of the elements, and all sums too. For float32: ``"tf32"`` and
+        scale_a: Factor of a float8 `a`'s elements: a number above 0, which becomes a part of `alpha`; or an
+            array of float32, with shape () or (..., m, 1); or one number for each 128 elements along k, with
+            shape (..., m, k / 128), or (..., m / 128, k / 128), rounded up. The numbers of an array are not
+            checked: zeros make zeros.
+        scale_b: The same for `b`, with shape (), (..., 1, n), (..., k / 128, n) or (..., k / 128, n / 128).
+            Both have the same number of factors along k. CUDA does not support both with blocks of 128 by
+            128.
+        scale_out: Factor of a float8 result before it is rounded: a number above 0, or an array of float32
+            with shape ().
+        dtype: Dtype of the result; by default the dtype of the operands, but bfloat16 for float8 and int32
+            for int8.
+        precision: ``"ieee"``: in the type of the elements, also for all sums. For float32: ``"tf32"`` and
             ``"bf16"`` round the elements to 11 and 8 digits; ``"bf16x9"`` is nine products of bfloat16, as
             accurate as float32. For float64: ``"fixed_point"``, products of int8, as accurate as float64 for
-            elements of like size. For float8: ``"fast"``, with sums of about 14 digits. A backend may be more
-            accurate than it is asked to be.
-        return_aux: Whether to return what `fused_matmul_grad` needs, too.
-        autotune: Whether the backend measures which of its ways is the fastest one, at the first product of
-            these layouts; by default the library tells.
+            elements of similar size. For float8: ``"fast"``, with sums of about 14 digits. A backend may be
+            more accurate.
+        return_aux: Whether to return the values for `fused_matmul_grad` also.
+        autotune: Whether the backend measures which of its algorithms is the fastest, at the first product of
+            these layouts; by default the library decides.
         out: Array to write to, which may be `c`; by default a new one.
 
     Returns:
         The result, of shape (..., m, n). float8 and int8 are saturated, int32 wraps around.
 
     Raises:
-        TypeError: Dtypes without such products; or a `precision` or a scale that is for others.
-        ValueError: A factor that `dtype` has not.
-        NotSupportedError: The library or the card has no such product, dtype or precision.
+        TypeError: There are no products of these dtypes; or `precision` or a scale is for other dtypes.
+        ValueError: `dtype` cannot hold a factor.
+        NotSupportedError: The library or the card does not support the product, dtype or precision.
     """
     ...
 
@@ -305,22 +307,22 @@ async def fused_matmul_grad(
 ) -> AccelRef | FusedSumsResult:
     """Compute ``alpha * a @ b`` times the derivative of an activation, with the gradient of its bias.
 
-    For ``y = fused_matmul(x, w, bias=bias, activation="relu", return_aux=True)``, and `grad`, the gradient of
-    what was made of `y` by ``y @ v``: ``fused_matmul_grad(grad, v.T, aux, "relu", return_sums=True)`` is the
-    gradient of ``x @ w``, and that of the bias.
+    Let ``y = fused_matmul(x, w, bias=bias, activation="relu", return_aux=True)``, and let `grad` be the
+    gradient of ``y @ v``. Then ``fused_matmul_grad(grad, v.T, aux, "relu", return_sums=True)`` returns the
+    gradients of ``x @ w`` and the bias.
 
     Args:
-        a: See `fused_matmul`, as all arguments without a word here.
+        a: See `fused_matmul`, as for all arguments without a description here.
         b: Array of shape (..., k, n).
-        aux: What `fused_matmul` has returned for a product of this shape and dtype.
+        aux: The values that `fused_matmul` has returned for a product with this shape and dtype.
         activation: The activation.
         alpha: Factor of the product.
         scale_a: Scale of a float8 `a`.
         scale_b: Scale of a float8 `b`.
         dtype: Dtype of the result.
         precision: How float32 is multiplied.
-        return_sums: Whether to return the sums of the columns, too: of shape (..., n).
-        autotune: Whether the backend measures its ways.
+        return_sums: Whether to return the column sums also, with shape (..., n).
+        autotune: Whether the backend measures its algorithms.
         out: Array to write to; by default a new one.
 
     Returns:
@@ -346,16 +348,18 @@ async def fused_matmul_sums(
 ) -> FusedSumsResult:
     """Compute ``alpha * a @ b``, and sums of an operand along the axis that the product adds along.
 
-    With ``x.T`` and `grad` it is the gradient of the weights of ``x @ w + bias``, and that of the bias.
+    With ``x.T`` and `grad` it returns the gradient of the weights of ``x @ w + bias``, and the gradient of
+    the bias.
 
     Args:
-        a: See `fused_matmul`, as all arguments without a word here.
+        a: See `fused_matmul`, as for all arguments without a description here.
         b: Array of shape (..., k, n).
-        of: ``"a"``: sums of the rows of `a`, of shape (..., m); ``"b"``: of the columns of `b`, (..., n).
+        of: ``"a"``: sums of the rows of `a`, with shape (..., m); ``"b"``: sums of the columns of `b`, (...,
+            n).
         alpha: Factor of the product.
         dtype: Dtype of the result.
         precision: How float32 and float64 are multiplied.
-        autotune: Whether the backend measures its ways.
+        autotune: Whether the backend measures its algorithms.
         out: Array to write to; by default a new one.
 
     Returns:

@@ -23,7 +23,7 @@ __all__ = ["matrix_norm", "matrix_power", "matrix_rank", "pinv", "vector_norm"]
 MatrixOrder: TypeAlias = float | Literal["fro", "nuc"]
 """Order of a norm of matrices: 1, 2, infinity, or minus one of these; or a name."""
 
-# Norms by sums of columns or rows: the axis that is added along.
+# Norms by sums of columns or rows: the axis to add along.
 _SUMS: dict[object, int] = {1: -2, -1: -2, math.inf: -1, -math.inf: -1}
 # Norms by singular values: the norm of these.
 _SPECTRAL: dict[object, float] = {2: math.inf, -2: -math.inf, "nuc": 1}
@@ -41,24 +41,24 @@ async def vector_norm(
 ) -> AccelRef:
     """Norm of vectors, as `numpy.linalg.vector_norm`, in one launch or three.
 
-    Powers are made and added in float64, and the norm is rounded once. Where powers could overflow or
-    underflow, the largest absolute value is looked at first: for float64 and complex128, and by orders other
-    than 0, 1, 2 and the infinite ones.
+    Powers are computed and added in float64, and the norm is rounded once. If powers could overflow or
+    underflow, the largest absolute value is found first: for float64 and complex128, and orders other than 0,
+    1, 2 and the infinite ones.
 
     Args:
         x: Array of a floating or complex dtype.
-        axis: Axis or axes that hold the vectors; None for all, as one vector.
+        axis: Axis or axes of the vectors; None for all, as one vector.
         keepdims: Whether these axes stay, with one element.
-        ord: 2; infinity or minus infinity for the largest or the least absolute value; 0 for how many are
-            not zero; any other p for ``sum(abs(x) ** p) ** (1 / p)``.
-        out: Array to write to, of the same kind of dtype: the result is converted to it.
+        ord: 2; infinity or minus infinity for the largest or the least absolute value; 0 for the number of
+            nonzero elements; any other p for ``sum(abs(x) ** p) ** (1 / p)``.
+        out: Array to write to, with the same kind of dtype: the result is converted to it.
 
     Returns:
         The norms, of the real dtype. No elements have 0, but by a negative `ord` above minus infinity.
 
     Raises:
-        TypeError: `x` is of another dtype, or `ord` is no number.
-        ValueError: An axis that there is not, or the least of no elements.
+        TypeError: `x` is of another dtype, or `ord` is not a number.
+        ValueError: An axis out of range, or the least of no elements.
     """
     dtype = check_operands("vector_norm", x=x)
     real = real_dtype("vector_norm", dtype)
@@ -82,12 +82,12 @@ async def matrix_norm(
     `svdvals` and one.
 
     Args:
-        x: Array of shape (..., m, n) and a floating or complex dtype, for 2, -2 and ``"nuc"`` one of those
-            that `svd` takes.
+        x: Array of shape (..., m, n) and a floating or complex dtype; for 2, -2 and ``"nuc"`` a dtype that
+            `svd` takes.
         keepdims: Whether the last two axes stay, with one element.
         ord: ``"fro"``; ``"nuc"`` for the sum of the singular values; 2 or -2 for the largest or the least of
-            these; 1 or -1 for the largest or the least sum of absolute values of a column, infinity or
-            minus infinity of a row.
+            these; 1 or -1 for the largest or the least column sum of absolute values, infinity or minus
+            infinity for row sums.
 
     Returns:
         The norms, of shape (...), or (..., 1, 1), and the real dtype; 0 of matrices without elements.
@@ -136,7 +136,7 @@ async def matrix_rank(x: Operand, /, *, rtol: float | Operand | None = None) -> 
     least = _tolerance("matrix_rank", dtype, x.shape, rtol, 1)
     with intermediates() as made:
         values = made(await svdvals(x))
-        return await _COUNTED(values, values[..., :1], least, axis=-1)
+        return await _COUNT_ABOVE(values, values[..., :1], least, axis=-1)
 
 
 @composed
@@ -173,14 +173,14 @@ async def matrix_power(x: Operand, n: int, /) -> AccelRef:
 
     Args:
         x: Array of shape (..., m, m), of a dtype that `matmul` takes; for a negative `n`, that `inv` takes.
-        n: Exponent, a whole number. 0 makes matrices of ones on the diagonal.
+        n: Exponent, an integer. 0 makes matrices of ones on the diagonal.
 
     Returns:
-        The powers, of the shape and dtype of `x`.
+        The powers, with the shape and dtype of `x`.
 
     Raises:
-        TypeError: `n` is no whole number.
-        numpy.linalg.LinAlgError: `x` is no stack of square matrices.
+        TypeError: `n` is not an integer.
+        numpy.linalg.LinAlgError: `x` is not a stack of square matrices.
         LinAlgError: `n` is negative, and a matrix is singular.
     """
     name = "matrix_power"
@@ -203,7 +203,7 @@ async def matrix_power(x: Operand, n: int, /) -> AccelRef:
     return on_device(result)
 
 
-_COUNTED = Reduction("s > t * r", "sum", operation="linalg.matrix_rank")
+_COUNT_ABOVE = Reduction("s > t * r", "sum", operation="linalg.matrix_rank")
 _DIVIDED = Elementwise[AccelRef]("where(s > t * r, u / s, 0)", inputs="ustr", operation="linalg.pinv")
 _CONJUGATE = Elementwise[AccelRef]("conj(x)", operation="linalg.pinv")
 
@@ -217,7 +217,7 @@ def _identity(dtype: str) -> Elementwise[AccelRef]:
 def _tolerance(
     name: str, dtype: DType, shape: Sequence[int], rtol: float | Operand | None, axes: int
 ) -> float | Operand:
-    """Bring a tolerance into the shape of singular values, with so many axes behind those of the stack."""
+    """Bring a tolerance into the shape of singular values, with additional axes after the stack."""
     if rtol is None:
         return max(shape[-2:]) * float(np.finfo(dtype.dtype).eps)
     if not isinstance(rtol, (AccelRef, np.ndarray)):
@@ -230,7 +230,7 @@ def _tolerance(
 
 @functools.lru_cache(256)
 def _norm(name: str, order: float, is_complex: bool, real: str) -> Reduction:
-    """Make a norm of vectors whose result is of the dtype `real`."""
+    """Make a norm of vectors with a result of the dtype `real`."""
     make = functools.partial(Reduction, operation=f"linalg.{name}")
     if math.isinf(order):
         # An expression has a result even of no elements.
@@ -269,18 +269,20 @@ async def _measure(
 
 
 # From here on, and down to their inverse, squares of float64 and their sums keep all digits.
-_FAR, _STEP = 2.0**480, 2.0**600
+_RESCALE_ABOVE, _STEP = 2.0**480, 2.0**600
 
 
 @functools.lru_cache(256)
 def _scaled_norm(
     name: str, order: float, is_complex: bool, real: str
 ) -> tuple[Reduction, Elementwise[AccelRef]]:
-    """Make the norm of vectors ``x`` that are divided by a number of about ``m``, and the product with it."""
+    """Make the norm of vectors ``x`` that are divided by about ``m`` first, and the norm multiplied after."""
     operation = f"linalg.{name}"
     if order == 2:
         # A power of two rounds nothing.
-        unit = f"where(m > {_FAR!r}, {_STEP!r}, where(m < {1 / _FAR!r}, {1 / _STEP!r}, 1.0))"
+        unit = (
+            f"where(m > {_RESCALE_ABOVE!r}, {_STEP!r}, where(m < {1 / _RESCALE_ABOVE!r}, {1 / _STEP!r}, 1.0))"
+        )
         parts = ("real(x)", "imag(x)") if is_complex else ("x",)
         text, post = " + ".join(f"square({part} / {unit})" for part in parts), "sqrt(a)"
     else:

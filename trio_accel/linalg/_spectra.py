@@ -68,7 +68,7 @@ class EigResult(NamedTuple):
 
 
 def _eigh_failure(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
-    """Tell a word above n, which is n and the order of a leading minor of b, from the others."""
+    """Return the error for a status word; words above n are n plus the order of a leading minor of b."""
     trouble, order = _DIVERGED.format(code), code - spec.inputs()[0].shape[-1]
     if code < 0:
         trouble = _NOT_FINITE
@@ -106,8 +106,8 @@ async def svd(a: Operand, full_matrices: bool = True, compute_uv: bool = True) -
         compute_uv: Whether to compute U and Vh.
 
     Returns:
-        U, S and Vh such that ``a = (U * S[..., None, :]) @ Vh``, where they are not full; or S alone. S has
-        shape (..., k) and the real dtype.
+        U, S and Vh such that ``a = (U * S[..., None, :]) @ Vh``, unless they are full; or only S. S has shape
+        (..., k) and the real dtype.
 
     Raises:
         LinAlgError: A matrix holds a NaN or an infinity, or its iteration did not converge;
@@ -142,13 +142,13 @@ async def eigh(
 
     Args:
         a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
-        UPLO: Which triangle is read, the lower or the upper one; the matrices count as Hermitian.
-        b: Positive definite matrices, of the shape and dtype of `a`: then the results are those of
-            ``a @ v = b @ v * w``, as `scipy.linalg.eigh` finds them (LAPACK ``sygvd``).
+        UPLO: Whether the lower or the upper triangle is read; the matrices count as Hermitian.
+        b: Positive definite matrices, with the shape and dtype of `a`: then the results solve
+            ``a @ v = b @ v * w``, as `scipy.linalg.eigh` (LAPACK ``sygvd``).
 
     Returns:
         The eigenvalues, of shape (..., n) and the real dtype, the smallest first; and the eigenvectors, as
-        the columns of matrices of the shape of `a`. Their length is 1; with `b`, ``v^H @ b @ v`` is.
+        the columns of matrices with the shape of `a`. Their length is 1; with `b`, ``v^H @ b @ v`` is.
 
     Raises:
         LinAlgError: That triangle of a matrix holds a NaN or an infinity, a matrix of `b` is not positive
@@ -179,14 +179,14 @@ async def eig(a: Operand) -> EigResult:
         a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
 
     Returns:
-        The eigenvalues, of shape (..., n), in no order; and the eigenvectors, as columns of length 1 of
-        matrices of the shape of `a`. Both are complex, also where all imaginary parts are zero: a dtype is
-        known before the values are.
+        The eigenvalues, of shape (..., n), in no order; and the eigenvectors, as columns of length 1, in
+        matrices with the shape of `a`. Both are complex, even if all imaginary parts are zero, because a
+        dtype is known before the values are.
 
     Raises:
         LinAlgError: A matrix holds a NaN or an infinity, or its iteration did not converge;
             `LinAlgError.index` says which one.
-        NotSupportedError: cuSOLVER is older than that of CUDA 12.6.
+        NotSupportedError: cuSOLVER is older than in CUDA 12.6.
     """
     ...
 
@@ -233,7 +233,7 @@ class LDLResult(NamedTuple):
 
 
 def _no_root(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
-    """Tell a matrix without a root, by the place of an eigenvalue in its Schur form, from the others."""
+    """Return the error for a status word; for a matrix without a root it is the place of an eigenvalue."""
     trouble = f"has no square root: eigenvalue {code} is zero to rounding, and has too few eigenvectors"
     if code < 0:
         trouble = _NOT_FINITE if code == -1 else _NO_SCHUR
@@ -254,10 +254,10 @@ async def schur(a: Operand, output: Literal["real", "complex"] = "real") -> Schu
 
     Args:
         a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
-        output: ``"complex"`` for matrices T that are triangular also where `a` is real.
+        output: ``"complex"`` for triangular matrices T, even if `a` is real.
 
     Returns:
-        T and Z, of the shape of `a`, in its dtype or the complex one of the same precision.
+        T and Z, with the shape of `a`, in its dtype or the complex one of the same precision.
 
     Raises:
         LinAlgError: A matrix holds a NaN or an infinity, or its iteration did not converge;
@@ -288,7 +288,7 @@ async def hessenberg(a: Operand, calc_q: bool = False) -> HessenbergResult | Acc
         calc_q: Whether to compute Q.
 
     Returns:
-        H, or H and Q, of the shape and dtype of `a`.
+        H, or H and Q, with the shape and dtype of `a`.
 
     Raises:
         LinAlgError: A matrix holds a NaN or an infinity; `LinAlgError.index` says which one.
@@ -310,7 +310,7 @@ async def ldl(a: Operand, lower: bool = True, hermitian: bool = True) -> LDLResu
             ``a = lu @ d @ lu^T``.
 
     Returns:
-        The factors, of the shape and dtype of `a`, and the order of rows that makes ``lu`` triangular.
+        The factors, with the shape and dtype of `a`, and the order of rows that makes ``lu`` triangular.
 
     Raises:
         LinAlgError: A matrix holds a NaN or an infinity; `LinAlgError.index` says which one.
@@ -327,12 +327,13 @@ async def sqrtm(a: Operand) -> AccelRef:
         a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
 
     Returns:
-        The square roots, of the shape of `a`. They are complex, also where all imaginary parts are zero: a
+        The square roots, with the shape of `a`. They are complex, also where all imaginary parts are zero: a
         dtype is known before the values are.
 
     Raises:
-        LinAlgError: A singular matrix has no square root, where SciPy gives infinities and warns. Or a matrix
-            holds a NaN or an infinity, or its iteration did not converge; `LinAlgError.index` says which one.
+        LinAlgError: A singular matrix has no square root, although SciPy returns infinities and warns. Or a
+            matrix holds a NaN or an infinity, or its iteration did not converge; `LinAlgError.index` says
+            which one.
         NotSupportedError: The CUDA backend has no such operation.
     """
     ...

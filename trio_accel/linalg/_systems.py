@@ -56,7 +56,7 @@ __all__ = [
     "solveh_banded",
 ]
 
-# The word is the order, from 1, of the first leading minor that is not positive, or holds a NaN.
+# The status word is the order, from 1, of the first leading minor that is not positive, or holds a NaN.
 _NOT_POSITIVE = "is not positive definite: its leading minor of order {} is not positive"
 _SINGULAR = "is singular: its pivot {} is zero"
 
@@ -65,7 +65,7 @@ class LUResult(NamedTuple):
     """An LU factorization; see `lu`."""
 
     lu: AccelRef
-    """Both triangular factors, of the shape of the matrices."""
+    """Both triangular factors, with the shape of the matrices."""
     piv: AccelRef
     """Row exchanges: int32, from 0."""
 
@@ -112,11 +112,11 @@ async def cholesky(a: Operand, *, upper: bool = False) -> AccelRef:
         upper: Whether to make ``U`` of ``a = U^H @ U``, instead of ``L`` of ``a = L @ L^H``.
 
     Returns:
-        The factor, of the shape and dtype of `a`, with a positive diagonal and zeros in its other triangle.
+        The factor, with the shape and dtype of `a`, with a positive diagonal and zeros in its other triangle.
 
     Raises:
         LinAlgError: A matrix is not positive definite, or holds a NaN or an infinity; `LinAlgError.index`
-            says which one. It has `code` for the order of the leading minor that is not positive.
+            says which one. `code` is the order of its leading minor that is not positive.
     """
     ...
 
@@ -129,7 +129,7 @@ async def lu(a: Operand) -> LUResult:
         a: Array of shape (..., m, n), of float32, float64, complex64 or complex128.
 
     Returns:
-        ``lu`` of the shape and dtype of `a`: ``U`` in the upper triangle and ``L`` below, without its
+        ``lu`` with the shape and dtype of `a`: ``U`` in the upper triangle and ``L`` below, without its
         diagonal of ones. ``piv`` of shape (..., min(m, n)) and int32, from 0: row i was exchanged with row
         ``piv[i]``. `lu_solve` takes both.
 
@@ -158,7 +158,7 @@ async def qr(a: Operand, mode: Literal["reduced", "complete", "r"] = "reduced") 
     Args:
         a: Array of shape (..., m, n), of float32, float64, complex64 or complex128; k is min(m, n).
         mode: ``"reduced"``: Q of shape (..., m, k) and R of shape (..., k, n). ``"complete"``: (..., m, m)
-            and (..., m, n). ``"r"``: R of shape (..., k, n) alone.
+            and (..., m, n). ``"r"``: only R, of shape (..., k, n).
 
     Returns:
         Q with orthonormal columns and R with zeros below its diagonal, such that ``a = Q @ R``; or R.
@@ -241,7 +241,7 @@ async def inv(a: Operand) -> AccelRef:
         a: Array of shape (..., n, n), of float32, float64, complex64 or complex128.
 
     Returns:
-        The inverse, of the shape and dtype of `a`.
+        The inverse, with the shape and dtype of `a`.
 
     Raises:
         LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
@@ -251,7 +251,7 @@ async def inv(a: Operand) -> AccelRef:
 
 @solving("lu(..., n, n), piv: int32(..., n), b(..., n, c?) -> out(..., n, c?)", status=_no_row)
 async def _lu_solve(lu: Operand, piv: Operand, b: Operand, trans: _Trans = 0) -> AccelRef:
-    """Solve by factors that are there; see `lu_solve`."""
+    """Solve with existing factors; see `lu_solve`."""
     ...
 
 
@@ -261,7 +261,7 @@ async def lu_solve(lu_and_piv: tuple[Operand, Operand], b: Operand, trans: Liter
 
     Args:
         lu_and_piv: Result of `lu` for square matrices: (..., n, n), and (..., n) of int32.
-        b: Vector of shape (n,), or array of shape (..., n, k), of the dtype of the factors. The stacks
+        b: Vector of shape (n,), or array of shape (..., n, k), with the dtype of the factors. The stacks
             broadcast against each other.
         trans: 0: op(a) is a; 1: its transpose; 2: its conjugate transpose.
 
@@ -269,7 +269,7 @@ async def lu_solve(lu_and_piv: tuple[Operand, Operand], b: Operand, trans: Liter
         The solution, of shape (..., n) if `b` is a vector, else (..., n, k).
 
     Raises:
-        LibraryError: A pivot is no row.
+        LibraryError: A pivot is not the number of a row.
     """
     lu, piv = lu_and_piv
     return await _lu_solve(lu, piv, b, trans)
@@ -340,16 +340,16 @@ async def lstsq(a: Operand, b: Operand, rcond: float | None = None) -> LstsqResu
             the dtype as the longer side of `a` has elements. Not between 0 and 1: one rounding, as in LAPACK.
 
     Returns:
-        x of shape (n,) or (n, k); the sums of the squared differences of each column, of shape (1,) or (k,)
-        and the real dtype, without elements if the rank is less than n or m is not above n; the rank, an int;
-        and the singular values of `a`. In a call that is not awaited, the arrays are operands.
+        x of shape (n,) or (n, k); the sum of squared differences for each column, of shape (1,) or (k,) and
+        the real dtype, without elements if the rank is less than n or m is not above n; the rank, an int; and
+        the singular values of `a`. In a call that is not awaited, the arrays are operands.
 
     Raises:
         LinAlgError: The matrix holds a NaN or an infinity, or its iteration did not converge.
         numpy.linalg.LinAlgError: Shapes that do not fit. Stacks are refused, as by NumPy.
         TypeError: Neither is on a device, or another dtype, or two of them.
 
-    A cancelled call leaves nothing behind. See `Device.ask` for the errors that any operation can end with.
+    A cancelled call keeps no arrays. See `Device.ask` for the errors that any operation can end with.
     """
     device = device_of("lstsq", a, b)
     _check(a, b)
@@ -421,10 +421,10 @@ async def solve_banded(l_and_u: tuple[int, int], ab: Operand, b: Operand) -> Acc
         b: Vector of shape (n,), or array of shape (..., n, k) with the same stack, of the same dtype.
 
     Returns:
-        The solution, of the shape of `b`.
+        The solution, with the shape of `b`.
 
     Raises:
-        ValueError: `ab` has not as many rows as there are diagonals.
+        ValueError: The number of rows in `ab` differs from the number of diagonals.
         LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
         NotSupportedError: The CUDA backend has no such operation.
     """
@@ -440,13 +440,13 @@ async def solveh_banded(ab: Operand, b: Operand, lower: bool = False) -> AccelRe
 
     Args:
         ab: Array of shape (..., u + 1, n), of float32, float64, complex64 or complex128: a diagonal is a row.
-            ``ab[u + i - j, j]`` is ``a[i, j]`` of the upper triangle; with `lower`, ``ab[i - j, j]`` is that
-            of the lower one.
+            ``ab[u + i - j, j]`` is ``a[i, j]`` of the upper triangle; with `lower`, ``ab[i - j, j]`` is
+            ``a[i, j]`` of the lower one.
         b: Vector of shape (n,), or array of shape (..., n, k) with the same stack, of the same dtype.
         lower: Whether `ab` holds the lower triangle.
 
     Returns:
-        The solution, of the shape of `b`.
+        The solution, with the shape of `b`.
 
     Raises:
         ValueError: `ab` has no row.
@@ -461,7 +461,7 @@ async def solveh_banded(ab: Operand, b: Operand, lower: bool = False) -> AccelRe
 async def solve_tridiagonal(dl: Operand, d: Operand, du: Operand, b: Operand) -> AccelRef:
     """Solution of ``a @ x = b`` for tridiagonal matrices (LAPACK ``gtsv``, with exchanges of rows).
 
-    The diagonals have one length, as in `jax.lax.linalg.tridiagonal_solve` and in cuSPARSE. So a stack of
+    The diagonals have equal lengths, as in `jax.lax.linalg.tridiagonal_solve` and in cuSPARSE. So a stack of
     them is one array.
 
     Args:
@@ -472,7 +472,7 @@ async def solve_tridiagonal(dl: Operand, d: Operand, du: Operand, b: Operand) ->
         b: Vector of shape (n,), or array of shape (..., n, k) with the same stack, of the same dtype.
 
     Returns:
-        The solution, of the shape of `b`.
+        The solution, with the shape of `b`.
 
     Raises:
         LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
@@ -494,7 +494,7 @@ async def _solve_toeplitz(c: Operand, b: Operand, *, r: Operand | None = None) -
 async def solve_toeplitz(c_or_cr: Operand | tuple[Operand, Operand], b: Operand) -> AccelRef:
     """Solution of ``a @ x = b`` for Toeplitz matrices, as `scipy.linalg.solve_toeplitz`.
 
-    It goes by Levinson's recursion, and is computed in double precision.
+    It uses Levinson's recursion, in double precision.
 
     Args:
         c_or_cr: The first column, of shape (..., n), of float32, float64, complex64 or complex128; the first
@@ -502,7 +502,7 @@ async def solve_toeplitz(c_or_cr: Operand | tuple[Operand, Operand], b: Operand)
         b: Vector of shape (n,), or array of shape (..., n, k) with the same stack, of the same dtype.
 
     Returns:
-        The solution, of the shape of `b`.
+        The solution, with the shape of `b`.
 
     Raises:
         LinAlgError: A leading minor of a matrix is singular, though the matrix may not be; or it holds a NaN

@@ -1,4 +1,4 @@
-"""Views of matrices, and what functions of several steps share."""
+"""Views of matrices, and helpers of functions with several steps."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def diagonal(x: AccelRef, /, *, offset: int = 0) -> AccelRef:
 
 
 def check_matrices(name: str, x: Operand, *, square: bool = False) -> DType:
-    """Refuse what is no stack of matrices, or not of square ones, as NumPy does; returns the dtype."""
+    """Refuse what is not a stack of matrices, or not of square ones, as NumPy does; returns the dtype."""
     dtype = check_operands(name, x=x)
     if len(x.shape) < 2 or (square and x.shape[-1] != x.shape[-2]):
         wanted = "(..., n, n)" if square else "(..., m, n)"

@@ -1,4 +1,4 @@
-"""Functions of images of any number of axes: filters, interpolation, labels and distances, of expressions."""
+"""Functions of images with any number of axes, as expressions: filters, interpolation, labels, distances."""
 
 from ..devices.operations._named import export_operations as _export_operations
 from ._bilateral import *

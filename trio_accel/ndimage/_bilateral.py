@@ -38,26 +38,26 @@ async def bilateral_filter(
 ) -> AccelRef:
     """Smooth an image and keep its edges, as `skimage.restoration.denoise_bilateral` does of grey images.
 
-    Weights are Gaussians of the distance and of the difference. (scikit-image 0.26 looks distances up in the
+    Weights are Gaussians of the distance and the difference. (scikit-image 0.26 takes distances from the
     wrong row of a table.)
 
     Args:
         image: An image of two axes, of float32 or float64.
         win_size: Elements of a window along an axis, odd; by default ``max(5, 2 * ceil(3 * sigma_spatial) +
             1)``.
-        sigma_color: Standard deviation of differences; by default that of the image.
+        sigma_color: Standard deviation of differences; by default the image's.
         sigma_spatial: Standard deviation of distances, in elements.
-        bins: Into how many steps a difference is rounded down, up to the largest element.
-        mode: What is beyond the edges, by `numpy.pad`'s names.
+        bins: The number of steps to which a difference is rounded down, up to the largest element.
+        mode: The values outside of the edges, by `numpy.pad`'s names.
         cval: The number of ``"constant"``.
         channel_axis: None.
 
     Returns:
-        The means, computed in float64, of the dtype of the image.
+        The means, computed in float64, with the dtype of the image.
 
     Raises:
-        TypeError: `image` is no array of a device, or of another dtype: scikit-image would divide whole
-            numbers by the largest one.
+        TypeError: `image` is not an array of a device, or of another dtype: scikit-image would divide
+            integers by the largest one.
         ValueError: Other than two axes, another mode, or a number out of range.
         NotSupportedError: An axis of channels.
     """
@@ -83,8 +83,8 @@ async def bilateral_filter(
     shifted = await w.compute("bilateral_filter", "x - minimum(low, 0)", ("x", "low"))(x, low)
     wider = await w.padded(shifted, [(half, half)] * 2, [_FILLED[mode]] * 2, cval)
     places, sums = list(np.ndindex(size, size)), list[AccelRef]()
-    for start in range(0, size * size, w.MOST):
-        here = places[start : start + w.MOST]
+    for start in range(0, size * size, w.MAX_WINDOW_ELEMENTS):
+        here = places[start : start + w.MAX_WINDOW_ELEMENTS]
         weights = [math.exp(-0.5 * (math.dist(one, (half, half)) / spatial) ** 2) for one in here]
         given = [*sums, *[w.view(wider, x.shape, one) for one in here], *weights]
         expression = _weights(len(here), ("total0", "weight0")[: len(sums)])

@@ -1,7 +1,7 @@
 """Linear filters: weighted sums of windows, by `scipy.ndimage`'s names.
 
-Sums are made in float64 or complex128, and rounded once for each axis, as SciPy rounds them. Weights of a
-filter that has a name are added in SciPy's order, so that its bits come out.
+Sums are computed in float64 or complex128, and rounded once for each axis, as in SciPy. Weights of a named
+filter are added in SciPy's order, to get its bits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def _weighed(terms: Sequence[_Term], dtype: DType, wide: str) -> AccelRef:
 
     Each has a weight, and a sign; with a sign, another view is first added to it, or taken from it.
     """
-    total, step = list[AccelRef](), w.MOST // 2
+    total, step = list[AccelRef](), w.MAX_WINDOW_ELEMENTS // 2
     for start in range(0, len(terms), step):
         here, wanted = terms[start : start + step], dtype if start + step >= len(terms) else DType(wide)
         inputs, parts = ["total"] * len(total), ["total"] * len(total)
@@ -59,7 +59,7 @@ async def _weighed(terms: Sequence[_Term], dtype: DType, wide: str) -> AccelRef:
 async def line(
     x: AccelRef, weights: HostArray, axis: int, dtype: DType, mode: str, cval: complex = 0.0
 ) -> AccelRef:
-    """Correlate along an axis with weights of the host; what is alike on both sides is added first."""
+    """Correlate along an axis with weights of the host; elements with equal weights are added first."""
     pairs = len(weights) // 2
     views = await w.windows(x, (axis,), np.ones(len(weights)), (0,), (mode,), cval)
     terms: list[_Term] = [(one.item(), "", [view]) for one, view in zip(weights, views, strict=True)]
@@ -118,21 +118,21 @@ async def correlate(
     Args:
         input: The image, of any number of axes.
         weights: An array with an axis for each of `axes`: of the host, or a real one of the device. Complex
-            ones are conjugated.
+            weights are conjugated.
         output: See `Output`.
         mode: See `Mode`.
-        cval: The number beyond the edges, in ``"constant"``.
-        origin: How far the window lies behind its place: for all axes, or for each.
+        cval: The number outside of the edges, in ``"constant"``.
+        origin: How far the window is shifted towards the begin: for all axes, or for each.
         axes: Axes to filter along; None for all.
 
     Returns:
-        The sums, in the dtype of `input`: of whole numbers rounded towards zero. They are complex where the
+        The sums, in the dtype of `input`: of integers rounded towards zero. They are complex where the
         weights are.
 
     Raises:
-        TypeError: `input` is no array of a device, or a real `output` of complex sums.
-        ValueError: Weights of another number of axes, an origin outside of the window, an axis or mode that
-            there is not, or `output` of another shape.
+        TypeError: `input` is not an array of a device, or a real `output` gets complex sums.
+        ValueError: The weights have another number of axes, an origin is outside of the window, an axis or
+            mode is unknown, or `output` has another shape.
         NotSupportedError: float8.
     """
     return await _correlate(False, input, weights, output, mode, cval, origin, axes)
@@ -142,7 +142,7 @@ async def correlate(
 def convolve() -> None:
     """Convolve an image with weights, as `scipy.ndimage.convolve` does.
 
-    Weights are in reverse, and not conjugated. Arguments, result and errors are those of `correlate`.
+    Weights are in reverse, and not conjugated. See `correlate` for arguments, result and errors.
     """
 
 
@@ -162,7 +162,7 @@ async def correlate1d(
 ) -> AccelRef:
     """Correlate lines along an axis with a vector of weights, as `scipy.ndimage.correlate1d` does.
 
-    Arguments, result and errors are those of `correlate`, with one `axis`.
+    See `correlate` for arguments, result and errors, with one `axis`.
     """
     return await _correlate(False, input, weights, output, mode, cval, origin, w.integer("axis", axis))
 
@@ -171,12 +171,12 @@ async def correlate1d(
 def convolve1d() -> None:
     """Convolve lines along an axis with a vector of weights, as `scipy.ndimage.convolve1d` does.
 
-    Arguments, result and errors are those of `correlate`, with one `axis`.
+    See `correlate` for arguments, result and errors, with one `axis`.
     """
 
 
 def gaussian_weights(sigma: float, order: int, truncate: float, radius: int | None) -> Any:
-    """Have SciPy make the weights: its filter of an impulse has them in reverse. None where it is 0."""
+    """Return SciPy's weights: its filter of an impulse has them in reverse. None if they are empty."""
     import scipy.ndimage
 
     w.need(w.real("sigma", sigma) >= 0, f"sigma must be at least 0, got {sigma}")
@@ -230,8 +230,8 @@ async def gaussian_filter1d(
         output: See `Output`.
         mode: See `Mode`.
         cval: The number beyond the edges, in ``"constant"``.
-        truncate: How many standard deviations the window reaches.
-        radius: How many elements it reaches; by default `truncate` says it.
+        truncate: The number of standard deviations that the window reaches.
+        radius: The number of elements that it reaches; by default it follows from `truncate`.
 
     Returns:
         See `correlate`.
@@ -260,7 +260,7 @@ async def gaussian_filter(
 
     Args:
         input: The image.
-        sigma: See `gaussian_filter1d`: for all axes, or for each. Along one of 0 nothing happens.
+        sigma: See `gaussian_filter1d`: for all axes, or for each. Along an axis with 0 nothing happens.
         order: See `gaussian_filter1d`: for all axes, or for each.
         output: See `Output`.
         mode: See `Mode`: for all axes, or for each.

@@ -1,4 +1,4 @@
-"""Interpolation by splines of order 0 to 5, by `scipy.ndimage`'s names and rules, in float64 as SciPy has it.
+"""Interpolation by splines of order 0 to 5, with `scipy.ndimage`'s names and rules, in float64 like SciPy.
 
 Coefficients are convolutions with ``z ** abs(k)`` for each pole ``z`` of the inverse filter (M. Unser, A.
 Aldroubi and M. Eden, 1993), which end where the numbers do: 61 for cubic splines. So each element is made by
@@ -37,18 +37,18 @@ _POLES: dict[int, tuple[float, ...]] = {
     4: (-0.361341225900220177092212841325675255, -0.013725429297339121360331226939128204),
     5: (-0.430575347099973791851434783493520110, -0.043096288203264653822712376822550182),
 }
-# A coordinate c beyond an axis of n elements; s is its period.
-_BEYOND = {
+# A coordinate c outside of an axis of n elements; s is its period.
+_BOUNDARY_FORMULAS = {
     "grid-constant": "c = clip(c, -r, n + r)",
     "nearest": "c = clip(c, -r, n + r)",
     "mirror": "s = maximum(2 * n - 2, 1); m = abs(c); m = m - s * floor(m / s);"
-    # Halves go where SciPy has them.
+    # Halves are rounded like SciPy's.
     " c = where(m >= where(c < 0, n - 1, n), s - m, m)",
     "reflect": "s = 2 * n; m = abs(c + 0.5); m = m - s * floor(m / s); c = minimum(m, s - m) - 0.5",
     "wrap": "s = maximum(n - 1, 1); c = where(c < 0, c + s * (trunc(-c / s) + 1), c - s * trunc(c / s))",
     "grid-wrap": "c = c - n * floor(c / n)",
 }
-# Coefficients go on so beyond their axes; SciPy has no other way for modes without a rule of their own.
+# How coefficients continue outside of their axes; SciPy has no other way for modes without a rule.
 _FILLED = {
     "constant": "mirror",
     "wrap": "mirror",
@@ -59,8 +59,8 @@ _FILLED = {
     "nearest": "nearest",
 }
 _FILTERED = {"grid-wrap": "wrap", "reflect": "reflect", "nearest": "reflect"}
-# Elements that SciPy puts around an image whose mode has no exact coefficients.
-_AHEAD = 12
+# Elements that SciPy adds around an image if its mode has no exact coefficients.
+_PADDING_ELEMENTS = 12
 # Elements for each result are bounded because its time grows with them. Axes, and indices without a loop, are
 # because the source of an expression has a maximum length; statements for an axis are as long as 60 indices.
 _MAX_TAPS, _MAX_AXES, _MAX_INDICES, _PER_AXIS = 1 << 16, 13, 555, 60
@@ -95,11 +95,11 @@ async def _sampled(
     cval: complex,
     prefilter: bool,
 ) -> AccelRef:
-    """Interpolate an image at coordinates `c`, whose steps are by its axes; along others it stays."""
+    """Interpolate an image at coordinates `c`, with steps by its axes; other axes stay."""
     axes, (order, mode) = list(coordinates), _checked(order, mode)
     dtype = w.dtype_of(x, output, shape)
     is_even = mode in ("nearest", "grid-constant")
-    ahead = _AHEAD * (is_even and prefilter and order > 1)
+    ahead = _PADDING_ELEMENTS * (is_even and prefilter and order > 1)
     if (taps := (order + 1) ** len(axes)) > _MAX_TAPS or len(axes) > _MAX_AXES:
         told = f"{taps} elements for each one by order {order} along {len(axes)} axes"
         raise NotSupportedError(f"{told}; {_MAX_TAPS} along {_MAX_AXES} axes are possible")
@@ -143,7 +143,7 @@ def _interpolated(
         if mode == "constant":
             lines.append(f"o{axis} = c < 0 or c > n - 1")
         else:
-            lines.append(f"g = c; {_BEYOND[mode]}; c = where(g >= 0 and g <= n - 1, g, c)")
+            lines.append(f"g = c; {_BOUNDARY_FORMULAS[mode]}; c = where(g >= 0 and g <= n - 1, g, c)")
         lines.append(f"f = floor(c{middle}); d = c{middle} - f; b = int64(f) + {margin - order // 2}")
         lines += _weights(f"w{axis}_", order)
         places[axis] = [f"p{axis}_{k}" for k in range(order + 1)]
@@ -179,7 +179,7 @@ def _loop(axes: Sequence[int], order: int, places: list[list[str]]) -> tuple[int
 
 
 def _weights(w: str, order: int) -> list[str]:
-    """Weigh the elements around a place d behind a knot: B-splines, by C. de Boor's recursion, 1972."""
+    """Weigh the elements around a place d after a knot: B-splines, by C. de Boor's recursion, 1972."""
     lines = [f"{w}0 = 1 - d; {w}1 = d"] * (order > 0)
     for degree in range(2, order + 1):
         # Each is divided once, at the end.
@@ -193,7 +193,7 @@ def _weights(w: str, order: int) -> list[str]:
 
 
 def _rounded(dtype: DType) -> list[str]:
-    """Round a result to the nearest whole number that the dtype has."""
+    """Round a result to the nearest integer that the dtype has."""
     if dtype.kind not in ("int", "uint"):
         return ["y = y >= 0.5"] * (dtype is DType.bool)
     least, most = np.iinfo(dtype.dtype).min, np.iinfo(dtype.dtype).max
@@ -227,7 +227,7 @@ async def spline_filter1d(
         The coefficients.
 
     Raises:
-        TypeError: `input` is no array of a device.
+        TypeError: `input` is not an array of a device.
         ValueError: An order, axis or mode that there is not, or `output` of another shape.
         NotSupportedError: float8.
     """
@@ -262,16 +262,16 @@ async def map_coordinates(
         coordinates: Real numbers of shape ``(axes of the image, ...)``.
         output: See `Output`.
         order: Order of the splines, from 0 to 5.
-        mode: See `Mode`. In ``"constant"``, what is beyond an edge by any fraction is `cval`.
-        cval: The number beyond the edges.
-        prefilter: Whether coefficients are to be computed; False where `input` has those of `spline_filter`.
+        mode: See `Mode`. In ``"constant"``, the value is `cval` at any distance outside of an edge.
+        cval: The number outside of the edges.
+        prefilter: Whether to compute coefficients; False if `input` has the coefficients of `spline_filter`.
 
     Returns:
-        An array of the shape of one coordinate, in the dtype of `input`. Integers are the nearest ones, and
+        An array with the shape of one coordinate, in the dtype of `input`. Integers are the nearest ones, and
         truth values are True from 0.5 on.
 
     Raises:
-        TypeError: `input` is no array of a device, or coordinates are complex.
+        TypeError: `input` is not an array of a device, or coordinates are complex.
         ValueError: Coordinates for another number of axes, an order or mode that there is not, or `output` of
             another shape.
         NotSupportedError: float8, more than 13 axes, or more than 65536 elements for each result.
@@ -302,10 +302,10 @@ async def affine_transform(
 
     Args:
         input: The image.
-        matrix: A matrix with a row for each axis of the image; a vector for a diagonal one; or one of
-            homogeneous coordinates, which has the offset in its last column. It is on the host.
+        matrix: A matrix with a row for each axis of the image; a vector for a diagonal matrix; or a matrix of
+            homogeneous coordinates, with the offset in its last column. It is on the host.
         offset: For all axes, or for each.
-        output_shape: Shape of the result; by default that of an `output` that is an array, or of `input`.
+        output_shape: Shape of the result; by default the shape of an `output` array, or of `input`.
         output: See `Output`.
         order: See `map_coordinates`.
         mode: See `map_coordinates`.
@@ -339,7 +339,7 @@ async def affine_transform(
     return await _turned(input, rows, starts, range(ndim), shape, *rest, is_given=True)
 
 
-# Errors of a computed coordinate, in ulps of the sum of its terms: of a matrix, an offset, products and sums.
+# Errors of a computed coordinate, in ulps of the sum of its terms: matrix, offset, products and sums.
 _ULPS = 8
 
 
@@ -367,9 +367,9 @@ async def _scaled(
 async def _turned(
     x: Any, rows: Any, starts: Any, axes: Sequence[int], shape: Sequence[int], *rest: Any, is_given: bool
 ) -> AccelRef:
-    """Interpolate along some axes by a matrix, whose columns are for axes of the result.
+    """Interpolate along some axes by a matrix with columns for the axes of the result.
 
-    Numbers that were given count as they are, so an edge that they miss is missed, as in SciPy.
+    Given numbers are used as they are, so an edge that they miss is missed, as in SciPy.
     """
     texts, given = dict[int, str](), dict[str, Any]()
     places = axes if len(axes) < x.ndim else range(len(shape))
@@ -404,7 +404,7 @@ async def shift(
         prefilter: See `map_coordinates`.
 
     Returns:
-        See `map_coordinates`; its shape is that of `input`.
+        See `map_coordinates`; it has the shape of `input`.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `map_coordinates`.
@@ -430,14 +430,14 @@ async def zoom(
 
     Args:
         input: The image.
-        zoom: How many times as long: all axes, or each.
+        zoom: The factor of the length: for all axes, or for each.
         output: See `Output`.
         order: See `map_coordinates`.
         mode: See `map_coordinates`.
         cval: See `map_coordinates`.
         prefilter: See `map_coordinates`.
-        grid_mode: Whether an axis ends half an element beyond its last one, and not in the middle of it. The
-            modes ``"grid-constant"`` and ``"grid-wrap"`` go with it.
+        grid_mode: Whether an axis ends half an element after its last one, and not in the middle of it. The
+            modes ``"grid-constant"`` and ``"grid-wrap"`` belong to it.
 
     Returns:
         See `map_coordinates`; its shape is rounded.

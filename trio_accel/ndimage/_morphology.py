@@ -20,7 +20,7 @@ from .windows import Floats, Numbers, Output
 
 __all__ = ["LabelResult", "binary_dilation", "binary_erosion", "distance_transform_edt", "label"]
 
-_FAR = 1 << 40
+_INFINITE_DISTANCE = 1 << 40
 _NEAREST = w.several(
     "edt",
     "j = i(0); at = where(j - a <= b - j, a, b); d = (at - j) * size;"
@@ -28,10 +28,10 @@ _NEAREST = w.several(
     ("a", "b", "n", "size"),
     ("y", "place"),
 )
-# A label follows its label so often, before edges are looked at again.
+# How often a label follows its label before edges are checked again.
 _JUMPS = 3
 _HOOKED = Scatter("labels[places]", "min", inputs=("labels", "places"), operation="ndimage.label")
-_FOUND = w.compute("label", "x[k]", ("x", "k"))
+_GATHER_LABELS = w.compute("label", "x[k]", ("x", "k"))
 _TOUCHING = w.several("label", "one = x[k]; other = x[k + step]", ("x", "k", "step"), ("one", "other"))
 _ENDS = w.several(
     "label",
@@ -70,7 +70,7 @@ async def _eroded(
     x: Any = input
     # A truth value is a number here, as in SciPy.
     along, border = w.axes_of(x, axes), w.integer("border_value", border_value + 0) != 0
-    # After as many times nothing changes, unless the image goes round in circles.
+    # After this number of times nothing changes, unless the image goes round in circles.
     given = w.integer("iterations", iterations)
     count = min(given, x.size + 1) if given > 0 else x.size + 1
     window = _structure(structure, len(along))
@@ -87,8 +87,8 @@ async def _eroded(
     for _ in range(count):
         views = await w.windows(made, along, window, origins, ["constant"] * len(along), border)
         new = list[AccelRef]()
-        for start in range(0, len(views), w.MOST):
-            new += views[start : start + w.MOST]
+        for start in range(0, len(views), w.MAX_WINDOW_ELEMENTS):
+            new += views[start : start + w.MAX_WINDOW_ELEMENTS]
             names = tuple([f"x{n}" for n in range(len(new))])
             new = [await w.compute("binary_erosion", "y = " + operator.join(names), names)(*new)]
         if mask is not None:
@@ -116,25 +116,25 @@ async def binary_erosion(
     """Erode a binary image, as `scipy.ndimage.binary_erosion` does.
 
     Args:
-        input: The image. What is not 0 is true.
-        structure: Which elements of a window must be true, on the host; by default an element and its
+        input: The image. Nonzero elements are true.
+        structure: The elements of a window that must be true, on the host; by default an element and its
             neighbours along the axes.
-        iterations: How often; below 1 until nothing changes, which the host looks at, but once more than the
-            image has elements at most.
+        iterations: The number of repetitions; below 1 until nothing changes, which the host checks, but at
+            most one more than the number of elements.
         mask: Where elements may change.
         output: Dtype of the result, or an array to write to; by default bool.
-        border_value: Whether what is beyond the edges is true.
-        origin: How far the window lies behind its place: for all axes, or for each.
-        brute_force: Not looked at: all elements are computed each time.
+        border_value: Whether the outside of the edges is true.
+        origin: How far the window is shifted towards the begin: for all axes, or for each.
+        brute_force: Ignored: all elements are computed each time.
         axes: Axes of the structure; None for all.
 
     Returns:
         A new image.
 
     Raises:
-        TypeError: `input` is no array of a device, or `structure` is on one.
-        ValueError: A structure of another number of axes or without elements, an origin outside of it, or
-            another shape of an array.
+        TypeError: `input` is not an array of a device, or `structure` is on one.
+        ValueError: The structure has another number of axes or no elements, an origin is outside of it, or an
+            array has another shape.
         NotSupportedError: float8.
     """
     given = input, structure, iterations, mask, output, border_value, origin, brute_force, axes
@@ -167,18 +167,18 @@ async def label(input: Operand, structure: npt.ArrayLike | None = None, output: 
     Source: Y. Zhang, A. Azad and Z. Hu, "FastSV", 2020.
 
     Args:
-        input: The image. What is not 0 belongs to a part.
-        structure: Which of the ``3 ** axes`` neighbours belong together, on the host, the same on opposite
-            sides; by default those along the axes.
+        input: The image. Nonzero elements belong to a part.
+        structure: The connected ones of the ``3 ** axes`` neighbours, on the host, the same on opposite
+            sides; by default the neighbours along the axes.
         output: Dtype of the labels, or an array to write to; by default int32.
 
     Returns:
         The labels, and how many parts there are.
 
     Raises:
-        TypeError: `input` is no array of a device, or `structure` is on one.
-        ValueError: A structure of another shape, or one that differs on opposite sides; or `output` of
-            another shape, or too small a dtype.
+        TypeError: `input` is not an array of a device, or `structure` is on one.
+        ValueError: The structure has another shape, or differs on opposite sides; or `output` has another
+            shape, or too small a dtype.
         NotSupportedError: float8.
     """
     x: Any = input
@@ -202,12 +202,12 @@ async def label(input: Operand, structure: npt.ArrayLike | None = None, output: 
             break
         await _HOOKED(labels, largest, least, shape=least.shape)
         for _ in range(_JUMPS):
-            labels = await _FOUND(labels, labels)
+            labels = await _GATHER_LABELS(labels, labels)
     ranks = await arrays.cumulative_sum(await w.compute("label", "x == i(0) and x > 0", ("x",))(labels))
     count = int(await ranks[-1].item())
     is_right = dtype.kind not in ("int", "uint") or count <= np.iinfo(dtype.dtype).max
     w.need(is_right, f"output of {dtype} has no room for {count} labels")
-    table = await w.converted(await _FOUND(ranks, labels), dtype)
+    table = await w.converted(await _GATHER_LABELS(ranks, labels), dtype)
     made = await w.compute("label", "y[k] if x else y[0]", ("x", "y", "k"))(here.reshape(x.size), table, runs)
     return LabelResult(await w.delivered(made.reshape(x.shape), output), count)
 
@@ -226,11 +226,11 @@ async def _runs(x: AccelRef, near: Sequence[list[int]]) -> tuple[AccelRef, list[
     if has_runs:
         begun = await w.compute("label", "x and not y", ("x", "y"))(x, beside(ahead))
     runs, edges = await arrays.cumulative_sum(begun.reshape(x.size), dtype=dtype), list[Any]()
-    # Two neighbours are opposite: this is the one that is first in C order.
+    # Of two opposite neighbours, take the first in C order.
     for offset in [one for one in near if one < [0] * x.ndim and one != ahead]:
         views, text = [x, beside(offset)], "x and y"
         if has_runs:
-            # Where what is ahead of both elements touches, too, the edge is known.
+            # If the elements before both are connected also, the edge is known.
             views += [beside(ahead), beside(ahead, offset)]
             text += " and not (z and t)"
         touch = await w.compute("label", text, tuple("xyzt"[: len(views)]))(*views)
@@ -247,25 +247,25 @@ async def distance_transform_edt(
     return_distances: bool = True,
     return_indices: bool = False,
 ) -> AccelRef | tuple[AccelRef, ...]:
-    """Find the nearest element that is 0 of each one, exactly: `scipy.ndimage.distance_transform_edt`.
+    """Find the nearest zero element of each element, exactly: `scipy.ndimage.distance_transform_edt`.
 
-    Along the first axis two scans find it. Along each other one, places that are farther and farther away are
-    looked at, until they are farther away than what was found, everywhere. The host looks at that. So it
-    takes as long as the longest distance is.
+    Along the first axis two scans find it. Along each other axis, places at growing distances are checked,
+    until they are farther away than the zeros found, everywhere. The host checks this. So the time grows with
+    the longest distance.
 
     Args:
-        input: The image. What is not 0 has a distance.
+        input: The image. Nonzero elements have a distance.
         sampling: The distance of neighbours along all axes, or along each; by default 1.
-        return_distances: Whether the distances are wanted.
-        return_indices: Whether the places are.
+        return_distances: Whether to return the distances.
+        return_indices: Whether to return the places.
 
     Returns:
-        Distances of float64; or places of int32, of shape ``(axes, ...)``; or both. Distances are infinite,
-        and places are in the image, where nothing is 0. Which of several that are equally near is found may
-        differ from SciPy's choice.
+        Distances of float64; or places of int32, of shape ``(axes, ...)``; or both. Without a zero, distances
+        are infinite, and places are anywhere in the image. Of several equally near zeros, another one than
+        SciPy's may be found.
 
     Raises:
-        TypeError: `input` is no array of a device.
+        TypeError: `input` is not an array of a device.
         ValueError: Nothing is wanted, or a `sampling` for another number of axes.
         NotSupportedError: float8.
     """
@@ -275,7 +275,10 @@ async def distance_transform_edt(
     sizes = [w.real("sampling", one) for one in sizes]
     w.need(all(one > 0 for one in sizes), f"sampling must be above 0, got {sizes}")
     w.need(return_distances or return_indices, "return_distances or return_indices must be True")
-    marks = [await w.compute("edt", f"i(0) if x == 0 else {far}", ("x",))(x) for far in (-_FAR, _FAR)]
+    marks = [
+        await w.compute("edt", f"i(0) if x == 0 else {far}", ("x",))(x)
+        for far in (-_INFINITE_DISTANCE, _INFINITE_DISTANCE)
+    ]
     before = await arrays.cumulative_max(marks[0], axis=0)
     behind = arrays.flip(await arrays.cumulative_min(arrays.flip(marks[1], axis=0), axis=0), axis=0)
     near, *places = await _NEAREST(before, behind, x.shape[0], sizes[0])
@@ -291,7 +294,7 @@ async def distance_transform_edt(
 
 
 async def _nearer(near: AccelRef, axis: int, size: float) -> tuple[AccelRef, AccelRef]:
-    """Look along an axis for what is nearer; returns squares of distances, and how far away it is."""
+    """Find nearer zeros along an axis; return the squared distances, and the number of steps."""
 
     async def farthest() -> int:
         most = float(await arrays.max(near).item()) if near.size else 0.0
@@ -303,7 +306,7 @@ async def _nearer(near: AccelRef, axis: int, size: float) -> tuple[AccelRef, Acc
     wider = await w.padded(near, widths, ["constant"] * near.ndim, math.inf)
     steps, start = await near.device.zeros(shape, "int64"), 1
     while start <= (reached if start == 1 else min(reached, await farthest())):
-        here = range(start, min(start + w.MOST // 2, reached + 1))
+        here = range(start, min(start + w.MAX_WINDOW_ELEMENTS // 2, reached + 1))
         sides = [
             w.view(wider, shape, w.spread(near, (axis,), (reached + k,), 0)) for n in here for k in (-n, n)
         ]

@@ -1,8 +1,8 @@
 """Filters by order: the least, the largest and the middle element of a window; and the mean, made alike.
 
-A window of one length is made of two of half of it, so a long one costs little more than a short one. Small
-windows are sorted by a network of comparisons in the text of an expression. It has those comparisons alone
-that the wanted element depends on.
+A window is combined from two windows of half its length, so a long one costs little more than a short one.
+Small windows are sorted by a network of comparisons in the source of an expression. It has only the
+comparisons that the requested element depends on.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 # Elements of a window that one launch combines, and that a network sorts: a text has a most length.
-_SHORT, _SORTED = 12, 27
-# Elements of a window that are sorted, and of all windows that are sorted at a time.
-_MOST, _PIECE = 1 << 16, 1 << 24
+_MAX_COMBINED, _SORTED = 12, 27
+# The most elements of a window to sort, and of all windows to sort at a time.
+_MAX_SORTED, _CHUNK_ELEMENTS = 1 << 16, 1 << 24
 
 
 async def _combined(kind: str, views: Sequence[AccelRef], dtype: DType, *divisor: float) -> AccelRef:
@@ -62,7 +62,7 @@ async def _windowed(
     def part(array: AccelRef, start: int) -> AccelRef:
         return w.view(array, shape, w.spread(x, (axis,), (start,), 0))
 
-    if size <= _SHORT:
+    if size <= _MAX_COMBINED:
         return await _combined(kind, [part(x, n) for n in range(size)], dtype, *divisor)
     half, wide = size // 2, DType(w.wide_of(x)) if kind == "uniform" else x.dtype
     longer = [extent + (size - half) * (one == axis) for one, extent in enumerate(shape)]
@@ -95,10 +95,10 @@ async def uniform_filter1d(
         output: See `Output`.
         mode: See `Mode`.
         cval: The number beyond the edges, in ``"constant"``.
-        origin: How far the window lies behind its place.
+        origin: How far the window is shifted towards the begin.
 
     Returns:
-        The means, in the dtype of `input`: of whole numbers rounded towards zero.
+        The means, in the dtype of `input`: of integers rounded towards zero.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `correlate`; or `size` is below 1.
@@ -111,8 +111,7 @@ async def uniform_filter1d(
 def maximum_filter1d() -> None:
     """Find the largest element of windows along an axis, as `scipy.ndimage.maximum_filter1d` does.
 
-    A window with NaN has NaN. Arguments and errors are those of `uniform_filter1d`; complex numbers are
-    refused.
+    A window with NaN has NaN. See `uniform_filter1d` for arguments and errors; complex numbers are refused.
     """
 
 
@@ -140,7 +139,7 @@ async def uniform_filter(
         output: See `Output`.
         mode: See `Mode`: for all axes, or for each.
         cval: The number beyond the edges, in ``"constant"``.
-        origin: How far the window lies behind its place: for all axes, or for each.
+        origin: How far the window is shifted towards the begin: for all axes, or for each.
         axes: Axes to filter along; None for all.
 
     Returns:
@@ -178,8 +177,8 @@ async def _ranked(
     """Find an element of each window by its order, or the mean."""
     made, along = input, w.axes_of(input, axes)
     sizes = [w.integer("size", one) for one in w.each("size", 0 if size is None else size, len(along))]
-    told = f"size must be at least 0, and a window has at most {_PIECE} elements, got {sizes}"
-    w.need(min(sizes, default=0) >= 0 and math.prod(sizes) <= _PIECE, told)
+    told = f"size must be at least 0, and a window has at most {_CHUNK_ELEMENTS} elements, got {sizes}"
+    w.need(min(sizes, default=0) >= 0 and math.prod(sizes) <= _CHUNK_ELEMENTS, told)
     every = np.broadcast_to(True, sizes)
     window = every if footprint is None else w.numbers("footprint", footprint, "bool")
     told = f"size or footprint must say which elements of {len(along)} axes a window has"
@@ -190,13 +189,16 @@ async def _ranked(
     combined = "uniform" if kind == "uniform" else {0: "minimum", count - 1: "maximum"}.get(nth, "")
     if combined and window.all():
         return await _separated(combined, made, output, cval, dtype, along, window.shape, modes, origins)
-    w.need(count <= _MOST, f"size or footprint must have at most {_MOST} elements, got {count}")
+    w.need(count <= _MAX_SORTED, f"size or footprint must have at most {_MAX_SORTED} elements, got {count}")
     if footprint is not None:
         along, modes, origins = w.in_order(along, modes, origins)
     views = await w.windows(made, along, window, origins, modes, cval)
     given = views[0].dtype
-    while combined and len(views) > w.MOST:
-        views = [await _combined(combined, views[: w.MOST], given), *views[w.MOST :]]
+    while combined and len(views) > w.MAX_WINDOW_ELEMENTS:
+        views = [
+            await _combined(combined, views[: w.MAX_WINDOW_ELEMENTS], given),
+            *views[w.MAX_WINDOW_ELEMENTS :],
+        ]
     if combined:
         made = await _combined(combined, views, dtype)
     elif count <= _SORTED:
@@ -209,7 +211,7 @@ async def _ranked(
 async def _separated(
     kind: str, x: AccelRef, output: Output, cval: Any, dtype: DType, *rows: Sequence[Any]
 ) -> AccelRef:
-    """Combine windows along one axis after the other: what there is of each is in the rows."""
+    """Combine windows along one axis after the other; each row has a parameter for each axis."""
     made = x
     for axis, n, filled, start in zip(*rows, strict=True):
         widths = w.spread(x, (axis,), (w.reach(n, start),), (0, 0))
@@ -244,7 +246,7 @@ def _network(count: int, nth: int, given: DType, dtype: DType) -> Any:
 
 async def _sorted(views: Sequence[AccelRef], nth: int) -> AccelRef:
     """Sort windows, as many at a time as memory holds."""
-    rows = max(1, _PIECE // max(1, len(views) * math.prod(views[0].shape[1:])))
+    rows = max(1, _CHUNK_ELEMENTS // max(1, len(views) * math.prod(views[0].shape[1:])))
     parts: list[AccelRef] = []
     for start in range(0, views[0].shape[0], rows):
         windows = await sort(await stack([one[start : start + rows] for one in views], axis=-1))
@@ -271,20 +273,20 @@ async def median_filter(
     Args:
         input: The image, real.
         size: Elements of a window along all axes, or along each.
-        footprint: In place of it: which elements are in a window, on the host.
+        footprint: Replaces `size`: the elements of a window, on the host.
         output: See `Output`.
         mode: See `Mode`: for all axes, or for each.
         cval: The number beyond the edges, in ``"constant"``.
-        origin: How far the window lies behind its place: for all axes, or for each.
+        origin: How far the window is shifted towards the begin: for all axes, or for each.
         axes: Axes to filter along; None for all.
 
     Returns:
         The elements, in the dtype of `input`.
 
     Raises:
-        TypeError: `input` is no array of a device, or complex; or `footprint` is on a device.
-        ValueError: There is no window, its origin is outside of it, an axis or mode that there is not, or
-            `output` of another shape.
+        TypeError: `input` is not an array of a device, or is complex; or `footprint` is on a device.
+        ValueError: There is no window, its origin is outside of it, an axis or mode is unknown, or `output`
+            has another shape.
         NotSupportedError: float8.
     """
     return await _ranked("median", input, None, size, footprint, output, mode, cval, origin, axes)

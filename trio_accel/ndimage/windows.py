@@ -1,4 +1,4 @@
-"""What all functions of images share: their arguments, what is beyond an edge, and windows as views.
+"""Helpers of all functions of images: arguments, values outside of the edges, and windows as views.
 
 An array is padded once (D190), by index arithmetic in an expression. Each element of a window is a view of
 that then. An expression over views has neither indices nor edges, and runs as fast as any other.
@@ -31,7 +31,7 @@ Numbers: TypeAlias = "int | Sequence[int]"
 Floats: TypeAlias = "float | Sequence[float]"
 Modes: TypeAlias = "Mode | Sequence[Mode]"
 
-MOST: Final = 24
+MAX_WINDOW_ELEMENTS: Final = 24
 """Elements of windows that one expression takes: a GPU's kernel has room for as many views, and weights."""
 
 # The place inside of an axis of n elements for the place j; p is the period of a mirror.
@@ -42,23 +42,23 @@ _INSIDE = {
     "wrap": "{j} % {n}",
     "constant": "{j}",
 }
-_SAME = {"grid-constant": "constant", "grid-mirror": "reflect", "grid-wrap": "wrap"}
+_MODE_ALIASES = {"grid-constant": "constant", "grid-mirror": "reflect", "grid-wrap": "wrap"}
 
 
 def need(is_right: object, told: str) -> None:
-    """Raise a `ValueError`, unless all is right. The name of the function comes ahead of it by `named`."""
+    """Raise a `ValueError` unless a condition holds. `named` adds the function's name."""
     if not is_right:
         raise ValueError(told)
 
 
 def integer(argument: str, value: Any) -> int:
-    """Take a whole number. Raises `TypeError`."""
+    """Take an integer. Raises `TypeError`."""
     # `named` writes the function's name in place of this one.
     return whole("ndimage.function", argument, value)
 
 
 def real(argument: str, value: Any) -> float:
-    """Take a number that is finite. Raises `TypeError`, `ValueError`."""
+    """Take a finite number. Raises `TypeError`, `ValueError`."""
     try:
         found = float(value)
     except OverflowError:
@@ -77,9 +77,9 @@ def each(argument: str, value: Any, count: int) -> list[Any]:
 def modes_of(mode: object, count: int) -> list[str]:
     """Take a mode for each axis; the ``grid-`` ones have other names. Raises `ValueError` for others."""
     given = each("mode", mode, count)
-    found = [_SAME.get(str(one), str(one)) for one in given]
+    found = [_MODE_ALIASES.get(str(one), str(one)) for one in given]
     for one, name in zip(given, found, strict=True):
-        need(name in _INSIDE, f"mode must be one of {', '.join((*_INSIDE, *_SAME))}, got {one!r}")
+        need(name in _INSIDE, f"mode must be one of {', '.join((*_INSIDE, *_MODE_ALIASES))}, got {one!r}")
     return found
 
 
@@ -116,7 +116,7 @@ def dtype_of(x: Any, output: Output, shape: Sequence[int], is_complex: bool = Fa
 
 
 def reach(size: int, origin: int) -> tuple[int, int]:
-    """Count the elements of a window ahead of its place, and behind it. Raises `ValueError`."""
+    """Count the elements of a window before its place, and after it. Raises `ValueError`."""
     before, least = size // 2 + origin, -(size // 2)
     told = f"size must be at least 1, and origin from {least} to {(size - 1) // 2} for {size}, got {origin}"
     need(0 <= before < size, told)
@@ -130,19 +130,19 @@ def origins_of(origin: object, shape: Sequence[int], *, is_turned: bool = False)
 
 
 def in_order(along: Sequence[int], *rows: Sequence[Any]) -> list[list[Any]]:
-    """Sort axes, and what there is of each: windows have the order of the axes of an image, as SciPy's."""
+    """Sort axes with their parameters, because windows have the image's order of axes, as SciPy's."""
     order = sorted(range(len(along)), key=along.__getitem__)
     return [[row[n] for n in order] for row in (along, *rows)]
 
 
 def spread(x: AccelRef, axes: Sequence[int], values: Sequence[Any], other: Any) -> tuple[Any, ...]:
-    """Return a value for each axis of an image: those of some axes, and another one for the rest."""
+    """Return a value for each axis of an image: the given ones, and another value for the other axes."""
     found = dict(zip(axes, values, strict=True))
     return tuple([found.get(axis, other) for axis in range(x.ndim)])
 
 
 def stored(value: str, dtype: DType) -> str:
-    """Return what becomes an element: whole numbers are cut off, and wrap around."""
+    """Return what becomes an element: integers are cut off, and wrap around."""
     if dtype is DType.uint64:
         return f"where({value} < 9e18, uint64(int64({value})), uint64({value}))"
     return value if dtype.is_inexact else f"int64({value})"
@@ -161,12 +161,12 @@ def compute(name: str, text: str, inputs: Any, dtype: DType | None = None) -> El
 
 @functools.cache
 def several(name: str, text: str, inputs: Any, outputs: Any, dtype: DType | None = None) -> Elementwise[Any]:
-    """Make an expression whose results are named."""
+    """Make an expression with named results."""
     return Elementwise(text, inputs=inputs, outputs=outputs, dtypes=dtype, operation=f"ndimage.{name}")
 
 
 async def converted(x: Any, dtype: DType, out: AccelRef | None = None) -> AccelRef:
-    """Copy an array, to a dtype as `stored` says."""
+    """Copy an array, with the dtype of `stored`."""
     return await compute("copy", f"y = {stored('x', dtype)}", ("x",), dtype)(x, out=out)
 
 
@@ -180,9 +180,9 @@ async def padded(x: AccelRef, widths: Sequence[Any], modes: Sequence[str], cval:
 
     Args:
         x: The array.
-        widths: How many come ahead of those of each axis, and behind them.
-        modes: What they are, for each axis; see `mode_of`.
-        cval: The number of ``"constant"``. Where the dtype does not hold it, the result has a wider one.
+        widths: The number of elements before and after each axis.
+        modes: Their values, for each axis; see `mode_of`.
+        cval: The number of ``"constant"``. If the dtype does not hold it, the result has a wider one.
     """
     need(x.dtype.kind == "complex" or np.isreal(cval), f"cval must be real as the image is, got {cval!r}")
     if not any(map(any, widths)):
@@ -229,7 +229,7 @@ async def windows(
     modes: Sequence[str],
     cval: complex,
 ) -> list[AccelRef]:
-    """Pad an image, and view it once for each element of a window that is true, in C order."""
+    """Pad an image, and view it once for each true element of a window, in C order."""
     widths = [reach(n, one) for n, one in zip(window.shape, origins, strict=True)]
     wider = await padded(x, spread(x, axes, widths, (0, 0)), spread(x, axes, modes, "nearest"), cval)
     return [view(wider, x.shape, spread(x, axes, place, 0)) for place in np.argwhere(window).tolist()]

@@ -1,11 +1,10 @@
 """Activations, and their gradients: one expression each, so one launch (D155).
 
-All are computed in float32 at least, and rounded once to the dtype of the arguments: float16 and bfloat16
-lose nothing on the way. Whole numbers become float64, but for `relu` and `relu6`. No exponential overflows,
-as it is one of a number that is not positive. NaN stays NaN, and infinite elements have the limits.
+All are computed in float32 at least, and rounded once to the dtype of the arguments, so float16 and bfloat16
+lose no digits in between. Integers become float64, except for `relu` and `relu6`. No exponential overflows,
+because no exponent is positive. NaN stays NaN, and infinite elements have the limits.
 
-A gradient is a function of `grad`, the gradient of what the activation has returned, and of `x`, the argument
-of that.
+A gradient is a function of `grad`, the gradient of the activation's result, and of `x`, its argument.
 """
 
 from __future__ import annotations
@@ -73,9 +72,9 @@ __all__ = [
 
 _expression = partial(expression, precision="float32")
 
-# The sigmoid of x, and 1 minus that, of the exponential of a number that is not positive.
+# The sigmoid of x, and 1 minus that, from an exponential with an exponent that is not positive.
 _SIGMOID = "e = exp(-abs(x)); s = where(x >= 0, 1, e) / (1 + e)"
-_OTHER = f"{_SIGMOID}; t = where(x >= 0, e, 1) / (1 + e)"
+_COMPLEMENT_SIGMOID = f"{_SIGMOID}; t = where(x >= 0, e, 1) / (1 + e)"
 # The hyperbolic tangent of the softplus of x.
 _MISH = (
     "e = exp(-abs(x)); w = where(x >= 0, 1 + 2 * e, e * e + 2 * e)"
@@ -84,10 +83,10 @@ _MISH = (
 # Klambauer et al., Self-Normalizing Neural Networks (2017).
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 # sqrt(1/2), 1/sqrt(2 pi), and 2 sqrt(2/pi).
-_ROOT_HALF, _DENSITY, _TWICE = 0.7071067811865476, 0.3989422804014327, 1.5957691216057308
-# A bound keeps finite what is multiplied by zero far from 0; and derivatives are 0 or 1 beyond.
+_ROOT_HALF, _DENSITY, _TANH_SCALE = 0.7071067811865476, 0.3989422804014327, 1.5957691216057308
+# Bounds keep factors finite that are multiplied by zero far from 0; outside of them derivatives are 0 or 1.
 _FROM_BELOW = "maximum(x, -1e30)"
-_NEAR = "z = minimum(maximum(x, -1000), 1000)"
+_CLAMP = "z = minimum(maximum(x, -1000), 1000)"
 
 
 @_expression("y = maximum(x, 0)", precision=None)
@@ -99,11 +98,11 @@ async def relu(x: ExpressionArgument, *, out: Out = None) -> AccelRef:
         out: Array to write to; it may be `x`.
 
     Returns:
-        The elements, of the shape of `x`.
+        The elements, with the shape of `x`.
 
     Raises:
-        TypeError: `x` is neither an array nor a number, or complex; or `out` is of a dtype that the result
-            does not become.
+        TypeError: `x` is neither an array nor a number, or complex; or the result does not convert to the
+            dtype of `out`.
         ValueError: `out` has another shape, or shares memory with `x` and is not the same array.
         NotSupportedError: float8.
     """
@@ -131,7 +130,7 @@ def relu_grad() -> None:
 def relu6() -> None:
     """Bring elements between 0 and 6, in the dtype of `x`.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -139,7 +138,7 @@ def relu6() -> None:
 def relu6_grad() -> None:
     """Compute the gradient of `relu6`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -150,7 +149,7 @@ def relu6_grad() -> None:
 async def leaky_relu(x: ExpressionArgument, negative_slope: float = 0.01, *, out: Out = None) -> AccelRef:
     """Multiply negative elements by `negative_slope`.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
     ...
 
@@ -159,7 +158,7 @@ async def leaky_relu(x: ExpressionArgument, negative_slope: float = 0.01, *, out
 def leaky_relu_grad() -> None:
     """Compute the gradient of `leaky_relu`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -170,8 +169,8 @@ def leaky_relu_grad() -> None:
 async def prelu(x: ExpressionArgument, weight: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Multiply negative elements by learned factors.
 
-    `weight` broadcasts to `x`: those of channels along axis 1 have shape (C, 1, 1) for images. Other
-    arguments and errors are those of `relu`.
+    `weight` broadcasts to `x`: for channels along axis 1 of images, it has the shape (C, 1, 1). See `relu`
+    for other arguments and errors.
     """
     ...
 
@@ -180,7 +179,7 @@ async def prelu(x: ExpressionArgument, weight: ExpressionArgument, *, out: Out =
 def prelu_grad() -> None:
     """Compute the gradient of `prelu` by `x`. That of the factors is the sum of ``grad * minimum(x, 0)``.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -188,7 +187,7 @@ def prelu_grad() -> None:
 async def threshold(x: ExpressionArgument, threshold: float, value: float, *, out: Out = None) -> AccelRef:
     """Replace elements up to `threshold` by `value`.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
     ...
 
@@ -197,7 +196,7 @@ async def threshold(x: ExpressionArgument, threshold: float, value: float, *, ou
 def threshold_grad() -> None:
     """Compute the gradient of `threshold`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -205,16 +204,16 @@ def threshold_grad() -> None:
 async def hardshrink(x: ExpressionArgument, lambd: float = 0.5, *, out: Out = None) -> AccelRef:
     """Replace elements from ``-lambd`` to `lambd` by 0.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
     ...
 
 
 @slope_of(hardshrink)
 def hardshrink_grad() -> None:
-    """Compute the gradient of `hardshrink`, which is that of `softshrink`, too.
+    """Compute the gradient of `hardshrink`, which is also the gradient of `softshrink`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -222,9 +221,9 @@ def hardshrink_grad() -> None:
     hardshrink, "y = x - minimum(maximum(x, -lambd), lambd)", slopes={"x": "s = where(abs(x) <= lambd, 0, g)"}
 )
 def softshrink() -> None:
-    """Bring elements nearer to 0 by `lambd`, and those that are nearer than that to 0.
+    """Move elements towards 0 by `lambd`, and to 0 if they are nearer than that.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -232,7 +231,7 @@ def softshrink() -> None:
 def softshrink_grad() -> None:
     """Compute the gradient of `softshrink`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -241,7 +240,7 @@ def softshrink_grad() -> None:
 async def elu(x: ExpressionArgument, alpha: float = 1.0, *, out: Out = None) -> AccelRef:
     """Replace negative elements by ``alpha * (exp(x) - 1)``.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
     ...
 
@@ -250,7 +249,7 @@ async def elu(x: ExpressionArgument, alpha: float = 1.0, *, out: Out = None) -> 
 def elu_grad() -> None:
     """Compute the gradient of `elu`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -262,7 +261,7 @@ def elu_grad() -> None:
 def selu() -> None:
     """Compute the scaled `elu` of self-normalizing networks (Klambauer et al., 2017).
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -270,7 +269,7 @@ def selu() -> None:
 def selu_grad() -> None:
     """Compute the gradient of `selu`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -282,7 +281,7 @@ def selu_grad() -> None:
 def celu() -> None:
     """Replace negative elements by ``alpha * (exp(x / alpha) - 1)``.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -290,15 +289,19 @@ def celu() -> None:
 def celu_grad() -> None:
     """Compute the gradient of `celu`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
-@like(selu, f"{_SIGMOID}; y = {_FROM_BELOW} * s", slopes={"x": f"{_OTHER}; {_NEAR}; s = g * s * (1 + z * t)"})
+@like(
+    selu,
+    f"{_SIGMOID}; y = {_FROM_BELOW} * s",
+    slopes={"x": f"{_COMPLEMENT_SIGMOID}; {_CLAMP}; s = g * s * (1 + z * t)"},
+)
 def silu() -> None:
     """Compute ``x * sigmoid(x)``, also known as swish.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -306,19 +309,19 @@ def silu() -> None:
 def silu_grad() -> None:
     """Compute the gradient of `silu`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
 @like(
     selu,
     f"{_MISH}; y = {_FROM_BELOW} * w",
-    slopes={"x": f"{_MISH}; {_NEAR}; s = g * (w + z * (where(x >= 0, 1, e) / (1 + e)) * (1 - w * w))"},
+    slopes={"x": f"{_MISH}; {_CLAMP}; s = g * (w + z * (where(x >= 0, 1, e) / (1 + e)) * (1 - w * w))"},
 )
 def mish() -> None:
     """Compute ``x * tanh(softplus(x))``.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -326,7 +329,7 @@ def mish() -> None:
 def mish_grad() -> None:
     """Compute the gradient of `mish`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -337,9 +340,9 @@ def mish_grad() -> None:
 async def softplus(x: ExpressionArgument, beta: float = 1.0, *, out: Out = None) -> AccelRef:
     """Compute ``log(1 + exp(beta * x)) / beta``.
 
-    It is exact for large elements, too, so that there is no `threshold`.
+    It is also exact for large elements, so there is no `threshold`.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
     ...
 
@@ -348,7 +351,7 @@ async def softplus(x: ExpressionArgument, beta: float = 1.0, *, out: Out = None)
 def softplus_grad() -> None:
     """Compute the gradient of `softplus`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -360,7 +363,7 @@ def softplus_grad() -> None:
 def softsign() -> None:
     """Compute ``x / (1 + abs(x))``.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -368,7 +371,7 @@ def softsign() -> None:
 def softsign_grad() -> None:
     """Compute the gradient of `softsign`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -378,7 +381,7 @@ async def hardtanh(
 ) -> AccelRef:
     """Bring elements between `min_val` and `max_val`.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
     ...
 
@@ -387,7 +390,7 @@ async def hardtanh(
 def hardtanh_grad() -> None:
     """Compute the gradient of `hardtanh`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -396,7 +399,7 @@ def hardtanh_grad() -> None:
 def hardsigmoid() -> None:
     """Compute ``relu6(x + 3) / 6``.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -404,7 +407,7 @@ def hardsigmoid() -> None:
 def hardsigmoid_grad() -> None:
     """Compute the gradient of `hardsigmoid`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -416,7 +419,7 @@ def hardsigmoid_grad() -> None:
 def hardswish() -> None:
     """Compute ``x * relu6(x + 3) / 6``.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -424,7 +427,7 @@ def hardswish() -> None:
 def hardswish_grad() -> None:
     """Compute the gradient of `hardswish`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -432,7 +435,7 @@ def hardswish_grad() -> None:
 def sigmoid() -> None:
     """Compute ``1 / (1 + exp(-x))``.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -440,7 +443,7 @@ def sigmoid() -> None:
 def sigmoid_grad() -> None:
     """Compute the gradient of `sigmoid`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -452,7 +455,7 @@ def sigmoid_grad() -> None:
 def log_sigmoid() -> None:
     """Compute the logarithm of `sigmoid`.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -460,7 +463,7 @@ def log_sigmoid() -> None:
 def log_sigmoid_grad() -> None:
     """Compute the gradient of `log_sigmoid`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -468,7 +471,7 @@ def log_sigmoid_grad() -> None:
 def tanhshrink() -> None:
     """Compute ``x - tanh(x)``, in float64.
 
-    Arguments and errors are those of `relu`.
+    See `relu` for arguments and errors.
     """
 
 
@@ -476,7 +479,7 @@ def tanhshrink() -> None:
 def tanhshrink_grad() -> None:
     """Compute the gradient of `tanhshrink`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
 
 
@@ -484,15 +487,15 @@ def tanhshrink_grad() -> None:
 async def tanh_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out = None) -> AccelRef:
     """Compute the gradient of `ta.arrays.tanh`.
 
-    Arguments and errors are those of `relu_grad`.
+    See `relu_grad` for arguments and errors.
     """
     ...
 
 
 _Approximate: TypeAlias = Literal["none", "tanh"]
 
-# Hendrycks and Gimpel, Gaussian Error Linear Units (2016). Beyond 30 the derivative is 0 or 1 in any dtype.
-_INNER = f"{_TWICE} * (z + 0.044715 * z * z * z)"
+# Hendrycks and Gimpel, Gaussian Error Linear Units (2016). Above 30 the derivative is 0 or 1 in any dtype.
+_INNER = f"{_TANH_SCALE} * (z + 0.044715 * z * z * z)"
 
 
 def _promoted(
@@ -509,7 +512,7 @@ _gelus = {
         ("x",),
         f"y = {_FROM_BELOW} * (0.5 * erfc(-{_ROOT_HALF} * x))",
         {
-            "x": f"{_NEAR}; s = g * (0.5 * erfc(-{_ROOT_HALF} * x) + z * ({_DENSITY} * exp(-0.5 * z * z)))",
+            "x": f"{_CLAMP}; s = g * (0.5 * erfc(-{_ROOT_HALF} * x) + z * ({_DENSITY} * exp(-0.5 * z * z)))",
         },
     ),
     "tanh": _promoted(
@@ -520,7 +523,7 @@ _gelus = {
             "x": (
                 f"z = minimum(maximum(x, -30), 30); u = {_INNER}; e = exp(-abs(u));"
                 "s = where(u >= 0, 1, e) / (1 + e);"
-                f"s = g * (s + z * (e / (1 + e) / (1 + e)) * ({_TWICE} * (1 + 0.134145 * z * z)))"
+                f"s = g * (s + z * (e / (1 + e) / (1 + e)) * ({_TANH_SCALE} * (1 + 0.134145 * z * z)))"
             ),
         },
     ),
@@ -541,7 +544,7 @@ async def gelu(x: ExpressionArgument, approximate: _Approximate = "none", *, out
         out: Array to write to; it may be `x`.
 
     Returns:
-        The elements, of the shape of `x`.
+        The elements, with the shape of `x`.
 
     Raises:
         TypeError, NotSupportedError: As of `relu`.
@@ -560,13 +563,13 @@ async def _gelu_grad(grad: ExpressionArgument, x: ExpressionArgument, approximat
 def gelu_grad() -> None:
     """Compute the gradient of `gelu`.
 
-    Arguments and errors are those of `gelu` and `relu_grad`.
+    See `gelu` for arguments and errors and `relu_grad`.
     """
 
 
 @expression("e = exp(min(x) - x); y = e / sum(e)", axes=True, precision="float32")
 async def softmin(x: Operand, axis: Axis = None, *, out: Out = None) -> AccelRef:
-    """Compute the `ta.arrays.softmax` of ``-x``; arguments and errors are those of that."""
+    """Compute the `ta.arrays.softmax` of ``-x``, which has the same arguments and errors."""
     ...
 
 
@@ -582,7 +585,7 @@ async def softmax_grad(grad: Operand, x: Operand, axis: Axis = None, *, out: Out
     Args:
         grad: Gradient of the result, an array.
         x: The argument of the function; both broadcast.
-        axis: Axis or axes whose elements make 1; None for all.
+        axis: Axis or axes along which the results add up to 1; None for all.
         out: Array to write to; it may be `grad` or `x`.
 
     Returns:
@@ -598,7 +601,7 @@ async def softmax_grad(grad: Operand, x: Operand, axis: Axis = None, *, out: Out
 def log_softmax_grad() -> None:
     """Compute the gradient of `ta.arrays.log_softmax` along the same axes, in one launch.
 
-    Arguments and errors are those of `softmax_grad`.
+    See `softmax_grad` for arguments and errors.
     """
 
 
@@ -608,7 +611,7 @@ _GLU = _promoted("nn.glu", ("a", "x"), f"{_SIGMOID}; y = a * s")
 @functools.cache
 def _glu_grad(axis: int) -> Elementwise[AccelRef]:
     """Make the gradient for halves along a new axis, which is counted from the end: one for each number."""
-    text = f"{_OTHER}; y = grad * s * where(i({axis}) == 0, 1, a * t)"
+    text = f"{_COMPLEMENT_SIGMOID}; y = grad * s * where(i({axis}) == 0, 1, a * t)"
     return _promoted("nn.glu_grad", ("grad", "a", "x"), text)
 
 
@@ -622,11 +625,11 @@ async def glu(x: Operand, axis: int = -1, *, out: Out = None) -> AccelRef:
         out: Array to write to.
 
     Returns:
-        An array of the shape of `x`, with half as many elements along the axis.
+        An array with the shape of `x`, with half as many elements along the axis.
 
     Raises:
         TypeError, NotSupportedError: As of `relu`.
-        ValueError: See `relu`; or an axis that there is not, or has an odd number of elements.
+        ValueError: See `relu`; or an axis out of range, or has an odd number of elements.
     """
     at, half = _halves("nn.glu", x, axis)
     before = (slice(None),) * at
@@ -640,7 +643,7 @@ async def glu_grad(grad: Operand, x: Operand, axis: int = -1) -> AccelRef:
     Args:
         grad: Gradient of the result.
         x: The argument of the function.
-        axis: The axis that was halved.
+        axis: The halved axis.
 
     Returns:
         The gradient of `x`, of its shape.

@@ -1,6 +1,7 @@
 """Attention of queries over keys: forward, its gradients, and over keys in blocks.
 
-All are planned by hand: no line of shapes says that a head of the keys serves several of the queries.
+All are planned by hand, because no line of shapes expresses that a head of the keys serves several query
+heads.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ..devices import (
     whole,
 )
 from ..expressions import Out
-from ._library import MOST, DnnActor, check_dtypes, check_shape
+from ._library import MAX_INT32, DnnActor, check_dtypes, check_shape
 
 __all__ = [
     "AttentionGradResult",
@@ -38,7 +39,7 @@ _Numbers: TypeAlias = tuple[int, int, Alignment, float]
 
 
 class AttentionResult(NamedTuple):
-    """The result of an attention, with what its gradients need; see `scaled_dot_product_attention`."""
+    """The result of an attention, with the values for its gradients; see `scaled_dot_product_attention`."""
 
     output: AccelRef
     """Means of the values."""
@@ -78,13 +79,13 @@ def _check_heads(
 
 
 def _check_numbers(name: str, message: Any, query: ArraySpec) -> _Numbers:
-    """Check which keys a query sees, where its own stands, and the factor; see `AttentionSpec`."""
+    """Check which keys a query sees, the place of its own, and the factor; see `AttentionSpec`."""
     window, scale = message.window_size, message.scale
     is_pair = type(window) in (tuple, list) and len(window) == 2
     if not is_pair or not all(type(one) is int and one >= -1 for one in window):
         raise ValueError(f"{name}: window_size must be two integers of at least -1, got {window!r}")
     # No sequence is longer, and libraries add to it.
-    left, right = (min(whole(name, "window_size", one), MOST - 1) for one in window)
+    left, right = (min(whole(name, "window_size", one), MAX_INT32 - 1) for one in window)
     if scale is None:
         scale = 1 / math.sqrt(query.shape[-1])
     elif isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):
@@ -94,7 +95,7 @@ def _check_numbers(name: str, message: Any, query: ArraySpec) -> _Numbers:
 
 
 def _read_wholes(planner: Planner, argument: str, operand: Operand) -> ArraySpec:
-    """Take an array of whole numbers."""
+    """Take an array of integers."""
     array = planner.read(argument, operand)
     if array.dtype not in (DType.int32, DType.int64):
         raise TypeError(f"{planner.name}: {argument} must be int32 or int64, got {array.dtype}")
@@ -221,27 +222,27 @@ async def scaled_dot_product_attention(
 ) -> AccelRef | AttentionResult:
     """Compute ``softmax(query @ key^T * scale) @ value`` as `torch.nn.functional` does.
 
-    The scores of some rows of one head are in memory at a time. A query that sees no key has zeros, and minus
-    infinity as its logarithm. What hides keys may be combined: a key counts that all of it allow. A key of
-    weight zero adds nothing, even if it or its value is infinite or NaN.
+    The scores of some rows of one head are in memory at a time. A query without keys gets zeros, and minus
+    infinity as its logarithm. Masks, bands and lengths may be combined: a key counts if all of them allow it.
+    A key with weight zero adds nothing, even if it or its value is infinite or NaN.
 
     Args:
         query: Array of shape (..., heads, rows, e), of float16, bfloat16, float32 or float64.
         key: Array of shape (..., heads, columns, e), of the same dtype.
         value: Array of shape (..., heads, columns, f), of the same dtype.
         attn_mask: Array that broadcasts to (..., heads, rows, columns). Truth values: whether a key counts.
-            An array of the dtype of `query` that is added to the scores; minus infinity hides a key.
-        dropout_p: 0: there is no dropout.
-        is_causal: Whether each query sees its own key and those before it alone.
+            An array with the dtype of `query` is added to the scores; minus infinity hides a key.
+        dropout_p: Must be 0, because there is no dropout.
+        is_causal: Whether each query only sees its own key and earlier ones.
         scale: Factor of the products; None for ``1 / sqrt(e)``.
-        enable_gqa: Whether a head of `key` and `value` may serve several of `query`, one behind the other.
-        causal_alignment: Which key is a query's own: ``"upper_left"``: that of the same number, as in
-            PyTorch; ``"lower_right"``: the last query has the last key, as where earlier keys were kept.
-        window_size: How many keys before and behind its own a query sees; -1 for all.
-        query_lengths: Array of shape (...), int32 or int64: how many of the rows are there. The results of
-            others are zeros.
-        key_lengths: Likewise, how many of the columns are there. Others are not looked at.
-        return_lse: Whether to tell the logarithms too: `scaled_dot_product_attention_grad` needs them.
+        enable_gqa: Whether a head of `key` and `value` may serve several consecutive heads of `query`.
+        causal_alignment: Which key is a query's own. ``"upper_left"``: the key with the same number, as in
+            PyTorch. ``"lower_right"``: the last query has the last key, for use with cached earlier keys.
+        window_size: The number of keys before and after its own that a query sees; -1 for all.
+        query_lengths: Array of shape (...), int32 or int64: the number of rows that count. The results of
+            other rows are zeros.
+        key_lengths: Likewise, the number of columns that count. Other columns are ignored.
+        return_lse: Whether to return the logarithms also, for `scaled_dot_product_attention_grad`.
         out: Array to write to.
 
     Returns:
@@ -299,27 +300,27 @@ async def scaled_dot_product_attention_grad(
 ) -> AttentionGradResult:
     """Compute the gradients of an attention for queries, keys and values.
 
-    The scores are computed anew, for some rows of one head at a time (Dao et al., FlashAttention; NeurIPS
+    The scores are computed again, for some rows of one head at a time (Dao et al., FlashAttention; NeurIPS
     2022). There is no gradient for the mask.
 
     Args:
-        grad_output: The gradient for the result, of its shape.
-        query: See `scaled_dot_product_attention`, which has all arguments without a word here.
+        grad_output: The gradient for the result, with its shape.
+        query: See `scaled_dot_product_attention`, as for all arguments without a description here.
         key: The keys.
         value: The values.
         output: The result.
-        logsumexp: Its logarithms, as `return_lse` tells them.
+        logsumexp: Its logarithms, from `return_lse`.
         attn_mask: The mask.
-        is_causal: Whether each query sees its own key and those before it alone.
+        is_causal: Whether each query only sees its own key and earlier ones.
         scale: Factor of the products.
-        enable_gqa: Whether a head of `key` and `value` may serve several of `query`.
+        enable_gqa: Whether a head of `key` and `value` may serve several heads of `query`.
         causal_alignment: Which key is a query's own.
-        window_size: How many keys before and behind its own a query sees.
-        query_lengths: How many of the rows are there.
-        key_lengths: How many of the columns are there.
+        window_size: The number of keys before and after its own that a query sees.
+        query_lengths: The number of rows that count.
+        key_lengths: The number of columns that count.
 
     Returns:
-        The gradients, of the shapes of `query`, `key` and `value`.
+        The gradients, with the shapes of `query`, `key` and `value`.
 
     Raises:
         TypeError, ValueError, OutOfRangeError: As of `scaled_dot_product_attention`.
@@ -368,21 +369,21 @@ async def paged_attention(
     window_size: tuple[int, int] = (-1, -1),
     out: AccelRef | None = None,
 ) -> AccelRef:
-    """Compute an attention over keys and values that are kept in blocks (Kwon et al., PagedAttention; 2023).
+    """Compute an attention over keys and values stored in blocks (Kwon et al., PagedAttention; 2023).
 
-    The queries are the last ones of their sequence: query i of m has key ``length - m + i`` as its own.
+    The queries are the last of their sequence: query i of m has key ``length - m + i`` as its own.
 
     Args:
         query: Array of shape (n, heads, rows, e), of float16, bfloat16, float32 or float64.
-        key_cache: Blocks of shape (blocks, kv_heads, block, e), of the same dtype. Each head serves as many
-            heads of `query`, one behind the other.
+        key_cache: Blocks of shape (blocks, kv_heads, block, e), of the same dtype. Each head serves an equal
+            number of consecutive heads of `query`.
         value_cache: Blocks of shape (blocks, kv_heads, block, f).
-        block_table: Array of shape (n, most), int32 or int64: which blocks have the keys of a sequence, in
-            order. Those behind its length are not looked at.
-        key_lengths: Array of shape (n,), int32 or int64: how many keys there are.
-        is_causal: Whether each query sees its own key and those before it alone.
+        block_table: Array of shape (n, most), int32 or int64: the blocks with the keys of each sequence, in
+            order. Blocks after its length are ignored.
+        key_lengths: Array of shape (n,), int32 or int64: the number of keys.
+        is_causal: Whether each query only sees its own key and earlier ones.
         scale: Factor of the products; None for ``1 / sqrt(e)``.
-        window_size: How many keys before and behind its own a query sees; -1 for all.
+        window_size: The number of keys before and after its own that a query sees; -1 for all.
         out: Array to write to.
 
     Returns:
@@ -390,8 +391,8 @@ async def paged_attention(
 
     Raises:
         TypeError, ValueError: As of `scaled_dot_product_attention`.
-        OutOfRangeError: A length is negative, or more than the blocks of a row hold; or there is no such
-            block. Both are looked at before they are used.
+        OutOfRangeError: A length is negative, or exceeds the blocks of a row; or a block does not exist. Both
+            are checked before they are used.
     """
     ...
 

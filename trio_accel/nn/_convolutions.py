@@ -1,6 +1,6 @@
 """Convolutions along one to three axes, transposed ones, and their gradients.
 
-All are planned by hand: no line of shapes says extents that follow from strides and paddings.
+All are planned by hand, because no line of shapes expresses extents that follow from strides and paddings.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _count(name: str, message: Any, windows: Windows, spatial: Ints) -> Ints:
 
 
 def _spread(name: str, message: Any, windows: Windows, counts: Ints) -> Ints:
-    """Find the extents that so many windows cover, without the paddings, and with the output's padding."""
+    """Return the extents that windows cover, without the paddings, and with the output's padding."""
     more = sizes(name, "output_padding", message.output_padding, len(counts), 0)
     for extra, stride, dilation in zip(more, windows.stride, windows.dilation, strict=True):
         if extra >= max(stride, dilation):
@@ -114,7 +114,7 @@ def _check_channels(name: str, weight: Ints, groups: object, **channels: int) ->
 
 
 def _convolves(dims: int, *, is_transposed: bool = False) -> Callable[[Any, Planner], Planned[AccelRef]]:
-    """Return the plan of a convolution along so many axes, or of a transposed one."""
+    """Return the plan of a convolution along `dims` axes, or of a transposed one."""
 
     def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
         name = planner.name
@@ -169,21 +169,21 @@ async def conv2d(
         weight: Array of shape (o, c / groups, rows, columns), of the same dtype.
         bias: Array of shape (o,), which is added to each element of a channel.
         stride: Steps from window to window: a number, or one for each axis.
-        padding: Zeros on both sides: a number, or one for each axis; or for each axis a pair, as
-            `numpy.pad` has it. ``"valid"``: none. ``"same"``: as many as keep the extents; an odd one is
-            behind.
+        padding: Zeros on both sides: a number, one for each axis, or a pair for each axis, as in `numpy.pad`.
+            ``"valid"``: none. ``"same"``: enough to keep the extents; if the number is odd, one more at the
+            end.
         dilation: Steps between the elements of a window.
-        groups: Groups of channels, each of which makes as many of the result by itself.
+        groups: Groups of channels, each of which makes an equal part of the result by itself.
         out: Array to write to.
 
     Returns:
         The result, of shape (n, o, windows, windows).
 
     Raises:
-        TypeError: Dtypes differ, or are not among these; or an argument is no whole number.
-        ValueError: Shapes or channels that do not fit, groups that do not divide the channels, a stride or
-            dilation of 0, a negative padding, a window that is larger than the padded input, ``"same"`` with
-            a stride; or `out` has another shape or dtype, or shares memory with an argument.
+        TypeError: Dtypes differ, or are not supported; or an argument is not an integer.
+        ValueError: Shapes or channels do not fit, groups do not divide the channels, a stride or dilation is
+            0, a padding is negative, a window is larger than the padded input, or ``"same"`` has a stride; or
+            `out` has another shape or dtype, or shares memory with an argument.
     """
     ...
 
@@ -221,8 +221,8 @@ async def conv_transpose2d(
         weight: Array of shape (c, o / groups, rows, columns), of the same dtype.
         bias: Array of shape (o,), which is added to each element of a channel.
         stride: Steps from window to window in the result.
-        padding: How many elements are cut off on both sides, as `conv2d` takes it; without names.
-        output_padding: Elements that are added behind: below the stride or the dilation.
+        padding: The number of elements to cut off on both sides, in the form of `conv2d`, but without names.
+        output_padding: The number of elements to add at the end: below the stride or the dilation.
         groups: Groups of channels.
         dilation: Steps between the elements of a window.
         out: Array to write to.
@@ -289,7 +289,7 @@ async def conv_input_grad(
 ) -> AccelRef:
     """Compute the gradient of a convolution for its input, as `torch.nn.grad.conv2d_input`.
 
-    The weights say whether it is one of `conv1d`, `conv2d` or `conv3d`.
+    The number of the weights' axes selects between `conv1d`, `conv2d` and `conv3d`.
 
     Args:
         input_size: Shape of the input.
@@ -342,7 +342,7 @@ async def conv_weight_grad(
 
 @composed
 async def conv_bias_grad(grad_output: Operand) -> AccelRef:
-    """Compute the gradient of a convolution for its bias: the sum over all axes but that of the channels.
+    """Compute the gradient of a convolution for its bias: the sum over all axes except the channels'.
 
     Args:
         grad_output: The gradient for the result, of shape (n, o, ...).
@@ -351,7 +351,7 @@ async def conv_bias_grad(grad_output: Operand) -> AccelRef:
         The gradient, of shape (o,).
 
     Raises:
-        TypeError: `grad_output` is no array.
+        TypeError: `grad_output` is not an array.
         ValueError: It has fewer than three axes.
     """
     if isinstance(getattr(grad_output, "ndim", None), int) and grad_output.ndim < 3:

@@ -160,12 +160,12 @@ async def linear(
     """Compute ``activation(x @ weight.T + bias)``, as `torch.nn.functional.linear`; one launch.
 
     Its gradients are `linear_input_grad` and `linear_weight_grad`. `ta.linalg.fused_matmul` has more options,
-    and what the gradient of an activation in the same launch needs.
+    and can also return the values for an activation's gradient.
 
     Args:
         x: Array of shape (..., k), of a dtype of `ta.linalg.fused_matmul`.
         weight: Matrix of shape (n, k), of the same dtype.
-        bias: Vector of shape (n,), of the dtype of the result.
+        bias: Vector of shape (n,), with the dtype of the result.
         activation: ``"relu"``, or ``"gelu"`` by the hyperbolic tangent: `gelu` with ``approximate="tanh"``.
         out: Array to write to; by default a new one.
 
@@ -173,9 +173,9 @@ async def linear(
         The result, of shape (..., n) and the dtype of `x`; bfloat16 of float8, int32 of int8.
 
     Raises:
-        TypeError: Dtypes without such products.
-        ValueError: Shapes that do not fit, or another activation.
-        NotSupportedError: The library or the card has no such product.
+        TypeError: There are no products of these dtypes.
+        ValueError: The shapes do not fit, or the activation is unknown.
+        NotSupportedError: The library or the card does not support the product.
     """
     ...
 
@@ -186,7 +186,7 @@ async def linear_input_grad(grad: Operand, weight: Operand, *, out: AccelRef | N
 
     Args:
         grad: Gradient of the loss by the result, before an activation: array of shape (..., n).
-        weight: The one given to `linear`: matrix of shape (n, k), of the dtype of `grad`.
+        weight: The one given to `linear`: matrix of shape (n, k), with the dtype of `grad`.
         out: Array to write to; by default a new one.
 
     Returns:
@@ -206,11 +206,11 @@ async def linear_weight_grad(grad: Operand, x: Operand, *, out: AccelRef | None 
         grad: Gradient of the loss by the result, before an activation: array of shape (..., n). All axes but
             the last one are added along as one, so they have to be one where they lie, as for
             `AccelRef.reshape`.
-        x: The one given to `linear`: array of shape (..., k), of the dtype of `grad`; likewise.
+        x: The one given to `linear`: array of shape (..., k), with the dtype of `grad`; likewise.
         out: Array of shape (n, k) to write the gradient of the weights to; by default a new one.
 
     Returns:
-        The gradient of the weights, and that of the bias.
+        The gradients of the weights and of the bias.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `linear`.
@@ -218,7 +218,7 @@ async def linear_weight_grad(grad: Operand, x: Operand, *, out: AccelRef | None 
     ...
 
 
-# An index below 0 is moved so far down that none from the end is meant; `naming` tells of the index.
+# An index below 0 is moved down far enough that it cannot count from the end; `naming` restores it.
 _ROW = "where(int64(indices) < 0, int64(indices) - length, int64(indices)), i(-1)"
 _taking = Elementwise[AccelRef](
     f"weight[{_ROW}]", inputs=("indices", "weight", "length"), operation="nn.embedding", is_checked=True
@@ -235,19 +235,19 @@ async def embedding(
     The device checks indices before it uses them. `ta.arrays.take` also takes indices from the end.
 
     Args:
-        indices: Whole numbers from 0 to V - 1, of any shape.
+        indices: Integers from 0 to V - 1, of any shape.
         weight: Table of shape (V, D).
-        padding_idx: Row that `embedding_grad` leaves alone; it is only checked here.
+        padding_idx: Row that `embedding_grad` ignores; it is only checked here.
         out: Array to write to.
 
     Returns:
         The rows: the shape of `indices`, and then D.
 
     Raises:
-        TypeError: An argument is no array, or `indices` are no whole numbers.
-        ValueError: `weight` has not two axes, there is no row `padding_idx`, or `out` has another shape or
-            shares memory with an argument.
-        OutOfRangeError: An index is not from 0 to V - 1. It is an `IndexError`, too.
+        TypeError: An argument is not an array, or `indices` are not integers.
+        ValueError: `weight` does not have two axes, there is no row `padding_idx`, or `out` has another shape
+            or shares memory with an argument.
+        OutOfRangeError: An index is not from 0 to V - 1. It is also an `IndexError`.
         NotSupportedError: float8.
     """
     name = "nn.embedding"
@@ -264,22 +264,22 @@ async def embedding(
 async def embedding_grad(
     grad: Operand, indices: Operand, num_embeddings: int, padding_idx: int | None = None
 ) -> AccelRef:
-    """Compute the gradient of the table of `embedding`: the rows of `grad` are added up by their indices.
+    """Compute the gradient of `embedding`'s table: the rows of `grad` are added up by their indices.
 
     float16 and bfloat16 are added in float32. Sums come in any order, so they may differ from call to call.
     It is two launches: one makes zeros.
 
     Args:
-        grad: Gradient of the rows, of the shape of `indices`, and then D.
+        grad: Gradient of the rows, with the shape of `indices`, followed by D.
         indices: The indices, which the device checks again.
         num_embeddings: V, the number of rows.
-        padding_idx: Row whose gradient is 0; None for none.
+        padding_idx: Row with gradient 0; None for none.
 
     Returns:
         The gradient, of shape (V, D) and the dtype of `grad`.
 
     Raises:
-        TypeError: An argument is no array, or `indices` or the others are no whole numbers.
+        TypeError: An argument is not an array, or `indices` or the others are not integers.
         ValueError: `grad` has another shape, or there is no row `padding_idx`.
         OutOfRangeError: See `embedding`.
         NotSupportedError: float8.
@@ -359,10 +359,10 @@ async def dropout(x: Operand, p: float = 0.5, *, generator: _Uniform) -> Dropout
         generator: A `ta.random.Generator` of the device.
 
     Returns:
-        The elements, of the shape and dtype of `x`; and the mask, which `dropout_grad` takes.
+        The elements, with the shape and dtype of `x`; and the mask, which `dropout_grad` takes.
 
     Raises:
-        TypeError: `x` is no array of floating numbers, or `generator` no generator.
+        TypeError: `x` is not an array of floating numbers, or `generator` no generator.
         ValueError: `p` is not from 0 to 1.
         NotSupportedError: float8.
     """
@@ -386,10 +386,10 @@ async def dropout_grad(grad: Operand, mask: Operand, p: float = 0.5) -> AccelRef
         p: The same as there.
 
     Returns:
-        The gradient, of the shape and dtype of `grad`.
+        The gradient, with the shape and dtype of `grad`.
 
     Raises:
-        TypeError: `grad` is no array of floating numbers, or `mask` none of truth values.
+        TypeError: `grad` is not an array of floating numbers, or `mask` none of truth values.
         ValueError: Different shapes, or `p` is not from 0 to 1.
         NotSupportedError: float8.
     """

@@ -18,7 +18,7 @@ __all__ = ["DnnActor"]
 
 
 def check_real(name: str, **given: ExpressionArgument) -> None:
-    """Refuse complex arrays and numbers: the formulas are those of real ones.
+    """Refuse complex arrays and numbers, because the formulas are for real ones.
 
     Raises:
         TypeError: One is complex.
@@ -43,7 +43,7 @@ def check_range(name: str, least: float, below: float, *, is_closed: bool = Fals
     """Require real numbers from `least` on, and below another one, or up to it.
 
     Raises:
-        TypeError: One is no real number.
+        TypeError: One is not a real number.
         ValueError: One is outside, or NaN.
     """
     for argument, value in numbers.items():
@@ -61,12 +61,12 @@ def summing(name: str) -> Reduction:
 
 @contextmanager
 def naming(name: str, what: str, length: int) -> Generator[None]:
-    """Have an error of an index tell of the number that was given.
+    """Convert the error of an index, so that it names the caller's number.
 
     Args:
         name: Name of the operation.
-        what: What the index is.
-        length: How many there are. A number below 0 was moved down by it.
+        what: The name for the index in the message.
+        length: The number of valid indices. A number below 0 was moved down by it.
     """
     try:
         yield
@@ -89,7 +89,7 @@ class DnnActor(LibraryActor):
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 """Dtypes of the arrays; half precision is computed in float32 and rounded once."""
 
-MOST = (1 << 31) - 1
+MAX_INT32 = (1 << 31) - 1
 """The most elements from one place to another: libraries have words of 32 bits, whose sums fit into 64."""
 
 
@@ -140,10 +140,10 @@ def check_axes(name: str, argument: str, shape: Ints, dims: int) -> None:
 
 
 def at_least(name: str, argument: str, value: object, least: int) -> int:
-    """Take a whole number that is not too small.
+    """Take an integer of at least a minimum.
 
     Raises:
-        TypeError: It is no whole number.
+        TypeError: It is not an integer.
         ValueError: It is too small.
     """
     number = whole(name, argument, value)
@@ -153,21 +153,21 @@ def at_least(name: str, argument: str, value: object, least: int) -> int:
 
 
 def is_several(value: object) -> bool:
-    """Tell whether an argument is several numbers, and not one."""
+    """Return whether an argument is several numbers, and not one."""
     return isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
 
 
 def sizes(name: str, argument: str, value: object, dims: int, least: int) -> Ints:
-    """Take a whole number for each spatial axis, or one for all.
+    """Take an integer for each spatial axis, or one for all.
 
     Raises:
-        TypeError: Not whole numbers.
+        TypeError: Not integers.
         ValueError: Another count of numbers, or one is too small or too large.
     """
     given: Any = value if is_several(value) else (value,)
     numbers = tuple([at_least(name, argument, one, least) for one in given])
-    if max(numbers, default=0) > MOST:
-        raise ValueError(f"{name}: {argument} must be at most {MOST}, got {value!r}")
+    if max(numbers, default=0) > MAX_INT32:
+        raise ValueError(f"{name}: {argument} must be at most {MAX_INT32}, got {value!r}")
     if len(numbers) == 1:
         return numbers * dims
     if len(numbers) != dims:
@@ -179,10 +179,10 @@ def pairs(name: str, value: object, dims: int) -> tuple[Ints, Ints]:
     """Take paddings: a number for all sides, one for each axis, or for each axis a pair.
 
     Returns:
-        Paddings before the axes, and those behind.
+        Paddings before and after the axes.
 
     Raises:
-        TypeError: Not whole numbers.
+        TypeError: Not integers.
         ValueError: Another count of numbers, or a negative one.
     """
     given: Any = value
@@ -199,7 +199,7 @@ def shape_of(name: str, argument: str, value: object) -> Ints:
     """Take a shape.
 
     Raises:
-        TypeError: No sequence of whole numbers.
+        TypeError: No sequence of integers.
         ValueError: A negative number.
     """
     given: Any = value
@@ -216,7 +216,7 @@ class Windows:
         window: Elements of a window.
         stride: Steps from window to window.
         before: Zeros, or places, before the first element.
-        behind: Elements behind the last one.
+        behind: Elements after the last one.
         dilation: Steps between the elements of a window.
     """
 
@@ -228,10 +228,10 @@ class Windows:
 
     @classmethod
     def of(cls, name: str, message: Any, window: Ints, padding: object) -> Windows:
-        """Check those of a message, for windows of so many elements.
+        """Check the arguments of a message, for windows with these elements along each axis.
 
         Raises:
-            TypeError: Not whole numbers.
+            TypeError: Not integers.
             ValueError: Too small numbers, or another count of them.
         """
         dims = len(window)
@@ -241,6 +241,6 @@ class Windows:
 
     @property
     def reach(self) -> Ints:
-        """The elements from the first one of a window to behind the last one."""
+        """The number of elements from the first to the last one of a window."""
         both = zip(self.dilation, self.window, strict=True)
         return tuple([step * (extent - 1) + 1 for step, extent in both])

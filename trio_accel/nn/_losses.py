@@ -1,8 +1,8 @@
 """Losses, and their gradients.
 
 Elements are computed in float32 at least, and summed in float64. A result is rounded once, to the dtype of
-what was predicted; it is float64 for whole numbers. What has a factor of 0 adds nothing, even if it is
-infinite: a class of probability 0, or one without weight.
+the predictions, or float64 for integers. A term with a factor of 0 adds nothing, even if it is infinite: a
+class with probability 0, or one without weight.
 
 `reduction` is ``"none"`` for the loss of each element, ``"mean"`` or ``"sum"``.
 """
@@ -46,7 +46,7 @@ ParametersP = ParamSpec("ParametersP")
 
 LossReduction: TypeAlias = Literal["none", "mean", "sum"]
 _REDUCTIONS = ("none", "mean", "sum")
-# Options that are plain numbers, and those of them that are 0 at least.
+# Options that are plain numbers, and the options among them that must be at least 0.
 _NUMBERS, _FROM_ZERO = ("beta", "delta", "eps", "full", "margin"), ("beta", "delta")
 
 SLOPES: dict[str, Callable[..., Call[AccelRef]]] = {}
@@ -142,8 +142,8 @@ def loss(
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], Callable[ParametersP, Call[AccelRef]]]:
     """Declare a loss that is computed for each element.
 
-    The parameters of the function, but for `reduction`, are the inputs of the expression, in order. Its body
-    is a docstring alone.
+    The parameters of the function, except `reduction`, are the inputs of the expression, in order. Its body
+    consists of a docstring.
 
     Args:
         text: See `Loss`.
@@ -185,16 +185,16 @@ async def mse_loss(x: Operand, target: Operand, *, reduction: LossReduction = "m
     """Compute squares of differences, as `torch.nn.functional.mse_loss`: one launch.
 
     Args:
-        x: What was predicted.
-        target: What it should be, of the same shape.
+        x: The predictions.
+        target: The targets, of the same shape.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:
-        The loss: of shape () or, with ``"none"``, of that of `x`. The mean of no elements is NaN.
+        The loss, with shape (), or with the shape of `x` for ``"none"``. The mean of no elements is NaN.
 
     Raises:
-        TypeError: An argument is no array, complex, or dtypes that are not promoted to one.
-        ValueError: Other shapes, or another `reduction`.
+        TypeError: An argument is not an array, or is complex, or the dtypes have no promotion to one.
+        ValueError: The shapes differ, or `reduction` is unknown.
         NotSupportedError: float8.
     """
     ...
@@ -206,12 +206,12 @@ def mse_loss_grad() -> None:
 
     Args:
         grad: Gradient of the result: a number, or an array of its shape.
-        x: What was predicted.
-        target: What it should be.
-        reduction: The same as there.
+        x: The predictions.
+        target: The targets.
+        reduction: See the loss.
 
     Returns:
-        The gradient, of the shape of `x`.
+        The gradient, with the shape of `x`.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`; or `grad` has another shape.
@@ -222,15 +222,15 @@ def mse_loss_grad() -> None:
 def l1_loss() -> None:
     """Compute sizes of differences, as `torch.nn.functional.l1_loss`: one launch.
 
-    Arguments and errors are those of `mse_loss`.
+    See `mse_loss` for arguments and errors.
     """
 
 
 @slope_of(l1_loss)
 def l1_loss_grad() -> None:
-    """Compute the gradient of `l1_loss` by `x`: 0 where there is no difference. One launch.
+    """Compute the gradient of `l1_loss` by `x`: 0 without a difference. One launch.
 
-    Arguments and errors are those of `mse_loss_grad`.
+    See `mse_loss_grad` for arguments and errors.
     """
 
 
@@ -243,8 +243,8 @@ async def smooth_l1_loss(
 ) -> AccelRef:
     """Compute `l1_loss`, with a parabola below `beta`, as `torch.nn.functional.smooth_l1_loss`: one launch.
 
-    That is ``0.5 * d**2 / beta`` of differences d below `beta`, and ``d - 0.5 * beta`` of others. Arguments
-    and errors are those of `mse_loss`; `beta` is 0 at least.
+    That is ``0.5 * d**2 / beta`` of differences d below `beta`, and ``d - 0.5 * beta`` of others. See
+    `mse_loss` for arguments and errors; `beta` is 0 at least.
     """
     ...
 
@@ -253,7 +253,7 @@ async def smooth_l1_loss(
 def smooth_l1_loss_grad() -> None:
     """Compute the gradient of `smooth_l1_loss` by `x`: one launch.
 
-    Arguments and errors are those of `mse_loss_grad` and `smooth_l1_loss`.
+    See `mse_loss_grad` for arguments and errors and `smooth_l1_loss`.
     """
 
 
@@ -266,8 +266,8 @@ async def huber_loss(
 ) -> AccelRef:
     """Compute Huber's loss, as `torch.nn.functional.huber_loss`: one launch.
 
-    That is ``0.5 * d**2`` of differences d up to `delta`, and ``delta * (d - 0.5 * delta)`` of others.
-    Arguments and errors are those of `mse_loss`; `delta` is 0 at least.
+    That is ``0.5 * d**2`` of differences d up to `delta`, and ``delta * (d - 0.5 * delta)`` of others. See
+    `mse_loss` for arguments and errors; `delta` is 0 at least.
     """
     ...
 
@@ -276,12 +276,12 @@ async def huber_loss(
 def huber_loss_grad() -> None:
     """Compute the gradient of `huber_loss` by `x`: one launch.
 
-    Arguments and errors are those of `mse_loss_grad` and `huber_loss`.
+    See `mse_loss_grad` for arguments and errors and `huber_loss`.
     """
 
 
-# Both exponentials are of numbers that are not positive, and nothing is subtracted. A term with a factor of 0
-# adds nothing, because its other factor may be infinite.
+# No exponent is positive, and nothing is subtracted. A term with a factor of 0 adds nothing, because its
+# other factor may be infinite.
 @loss(
     "a = log1p(exp(-abs(x))); c = weight * (1 - target); d = weight * pos_weight * target;"
     "v = where(c == 0, 0, c * (maximum(x, 0) + a)) + where(d == 0, 0, d * (maximum(-x, 0) + a))",
@@ -301,17 +301,17 @@ async def binary_cross_entropy_with_logits(
     """Compute the cross entropy of truth values, of logits: one launch.
 
     That is ``-weight * (pos_weight * target * log(sigmoid(x)) + (1 - target) * log(1 - sigmoid(x)))``, as
-    `torch.nn.functional.binary_cross_entropy_with_logits`, without the logarithm of a number that is 0.
+    `torch.nn.functional.binary_cross_entropy_with_logits`, but never the logarithm of 0.
 
     Args:
         x: Logits.
         target: Probabilities, from 0 to 1, of the same shape.
         weight: Factors of the elements: a number, or an array that broadcasts to `x`.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
-        pos_weight: Factors of what belongs to `target`, likewise.
+        pos_weight: Factors of the part with `target`, likewise.
 
     Returns:
-        The loss: of shape () or, with ``"none"``, of that of `x`.
+        The loss, with shape (), or with the shape of `x` for ``"none"``.
 
     Raises:
         TypeError, NotSupportedError: As of `mse_loss`.
@@ -324,7 +324,7 @@ async def binary_cross_entropy_with_logits(
 def binary_cross_entropy_with_logits_grad() -> None:
     """Compute the gradient of `binary_cross_entropy_with_logits` by `x`: one launch.
 
-    Arguments and errors are those of that and of `mse_loss_grad`.
+    See the loss and `mse_loss_grad` for arguments and errors.
     """
 
 
@@ -349,7 +349,7 @@ async def kl_div(
         log_target: Whether `target` holds logarithms.
 
     Returns:
-        The loss: of shape () or, with ``"none"``, of that of `x`.
+        The loss, with shape (), or with the shape of `x` for ``"none"``.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`.
@@ -371,7 +371,7 @@ async def _divergence(x: Operand, reduction: str, log_target: bool, **given: Any
 def kl_div_grad() -> None:
     """Compute the gradient of `kl_div` by `x`.
 
-    Arguments and errors are those of `kl_div` and `mse_loss_grad`.
+    See `kl_div` for arguments and errors and `mse_loss_grad`.
     """
 
 
@@ -416,14 +416,14 @@ def _check_pair(name: str, x: Operand, target: Operand, **more: ExpressionArgume
 
 
 def _check_grad(name: str, grad: ExpressionArgument, shape: Ints) -> None:
-    """Require a number, or an array of the shape of a result."""
+    """Require a number, or an array with the shape of a result."""
     check_real(name, grad=grad)
     if isinstance(grad, (AccelRef, np.ndarray)) and grad.shape != shape:
         raise ValueError(f"{name}: grad must have the shape {shape} of the loss, got shape {grad.shape}")
 
 
-# A label below 0 is moved so far down that no index from the end is meant; `naming` tells of the label.
-_AT = "l = int64(labels); k = l == ignore_index; at = where(k, 0, where(l < 0, l - classes, l))"
+# A label below 0 is moved down far enough that it cannot count from the end; `naming` restores it.
+_LABEL_INDEX = "l = int64(labels); k = l == ignore_index; at = where(k, 0, where(l < 0, l - classes, l))"
 
 
 @attrs.frozen
@@ -455,7 +455,7 @@ class _Case:
 
     @property
     def weight(self) -> str:
-        """The factor of the class of a label."""
+        """The factor of a label's class."""
         return "float64(weight[at])" if self.has_weight else "1.0"
 
 
@@ -465,7 +465,7 @@ def _terms(case: _Case, loss: str, is_smoothed: bool) -> Elementwise[Any]:
     smoothed = "(1 - label_smoothing) * loss + label_smoothing / classes * smooth" if is_smoothed else "loss"
     weights = ("weight",) if case.has_weight else ()
     return Elementwise(
-        f"{_AT}; w = {case.weight}; t = {case.logit}; loss = {loss};"
+        f"{_LABEL_INDEX}; w = {case.weight}; t = {case.logit}; loss = {loss};"
         f"first = where(k, 0.0, {smoothed}); factor = where(k, 0.0, w); counted = where(k, 0.0, 1.0)",
         inputs=(
             *("logits", "labels", "ignore_index", "classes", *weights),
@@ -542,19 +542,21 @@ async def cross_entropy(
 
     Args:
         logits: Array of shape (N, C, ...) with C classes; or (C,), for one label.
-        labels: Whole numbers from 0 to C - 1, of shape (N, ...); or ().
-        weight: Factors of the classes, of shape (C,). The mean is divided by the sum of those of the labels.
-        ignore_index: Label whose loss is 0, and that does not count for the mean.
+        labels: Integers from 0 to C - 1, of shape (N, ...); or ().
+        weight: Factors of the classes, of shape (C,). The mean is divided by the sum of the labels' factors.
+        ignore_index: Label with loss 0, which the mean does not count.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
-        label_smoothing: Share of each label that goes to all classes, from 0 to 1.
+        label_smoothing: Share of each label that is distributed over all classes, from 0 to 1.
 
     Returns:
-        The loss: of shape () or, with ``"none"``, of that of `labels`. The mean is NaN where no label counts.
+        The loss, with shape (), or with the shape of `labels` for ``"none"``. The mean is NaN if no label
+        counts.
 
     Raises:
-        TypeError: An argument is no array, `labels` are no whole numbers, or the others complex.
-        ValueError: Shapes that do not fit, no classes, or another `reduction` or `label_smoothing`.
-        OutOfRangeError: A label is not from 0 to C - 1, and not `ignore_index`. It is an `IndexError`, too.
+        TypeError: An argument is not an array, `labels` are not integers, or other arguments are complex.
+        ValueError: The shapes do not fit, there are no classes, or `reduction` or `label_smoothing` is not
+            valid.
+        OutOfRangeError: A label is neither from 0 to C - 1 nor `ignore_index`. It is also an `IndexError`.
         NotSupportedError: float8.
     """
     case = _case("nn.cross_entropy", logits, labels, weight, reduction, ignore_index, label_smoothing)
@@ -634,7 +636,7 @@ async def cross_entropy_grad(
         label_smoothing: The same as there.
 
     Returns:
-        The gradient, of the shape of `logits`.
+        The gradient, with the shape of `logits`.
 
     Raises:
         TypeError, OutOfRangeError, NotSupportedError: As of `cross_entropy`.
@@ -722,5 +724,5 @@ async def _placed(
 
 
 def _along(weight: Operand, case: _Case) -> Operand:
-    """Spread factors of classes over the axes behind these."""
+    """Spread factors of classes over the axes after these."""
     return weight.reshape((weight.shape[0], *(1,) * (case.ndim - case.axis - 1)))

@@ -1,6 +1,6 @@
-"""Losses of margins and of likelihoods, and their gradients; and distances of vectors.
+"""Losses of margins and likelihoods, and their gradients; and distances of vectors.
 
-What all losses have in common is said of `mse_loss`: dtypes, `reduction`, shapes, errors.
+See `mse_loss` for the common rules of all losses: dtypes, `reduction`, shapes, errors.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _COSINES = Reduction(
 )
 
 
-# Logarithms are at least -100, and products at least 1e-12, as PyTorch has them: so all is finite.
+# Logarithms are at least -100, and products at least 1e-12, as in PyTorch, so all results are finite.
 @loss(
     "v = -weight * (target * maximum(log(x), -100) + (1 - target) * maximum(log1p(-x), -100))",
     slopes={"x": "s = g * (weight * (x - target) / maximum(x * (1 - x), 1e-12))"},
@@ -90,8 +90,8 @@ async def binary_cross_entropy(
 ) -> AccelRef:
     """Compute the cross entropy of truth values, of probabilities: one launch.
 
-    That of logits is `binary_cross_entropy_with_logits`, which is more exact. `weight` are factors of the
-    elements. Arguments and errors are those of that.
+    `binary_cross_entropy_with_logits` is more exact, and takes logits. `weight` are factors of the elements.
+    See that function for arguments and errors.
     """
     ...
 
@@ -100,7 +100,7 @@ async def binary_cross_entropy(
 def binary_cross_entropy_grad() -> None:
     """Compute the gradient of `binary_cross_entropy` by `x`: one launch.
 
-    Arguments and errors are those of that and of `mse_loss_grad`.
+    See the loss and `mse_loss_grad` for arguments and errors.
     """
 
 
@@ -110,9 +110,9 @@ def binary_cross_entropy_grad() -> None:
     slopes={"x": "m = -target * x; e = exp(-abs(m)); s = g * (-target * (where(m >= 0, 1, e) / (1 + e)))"},
 )
 def soft_margin_loss() -> None:
-    """Compute ``log(1 + exp(-target * x))``, of targets that are 1 or -1: one launch.
+    """Compute ``log(1 + exp(-target * x))`` for targets of 1 or -1: one launch.
 
-    Arguments and errors are those of `mse_loss`.
+    See `mse_loss` for arguments and errors.
     """
 
 
@@ -120,7 +120,7 @@ def soft_margin_loss() -> None:
 def soft_margin_loss_grad() -> None:
     """Compute the gradient of `soft_margin_loss` by `x`: one launch.
 
-    Arguments and errors are those of `mse_loss_grad`.
+    See `mse_loss_grad` for arguments and errors.
     """
 
 
@@ -133,7 +133,7 @@ async def hinge_embedding_loss(
 ) -> AccelRef:
     """Take distances where the target is 1, and ``max(0, margin - x)`` where it is -1: one launch.
 
-    Arguments and errors are those of `mse_loss`.
+    See `mse_loss` for arguments and errors.
     """
     ...
 
@@ -142,7 +142,7 @@ async def hinge_embedding_loss(
 def hinge_embedding_loss_grad() -> None:
     """Compute the gradient of `hinge_embedding_loss` by `x`: one launch.
 
-    Arguments and errors are those of `mse_loss_grad`.
+    See `mse_loss_grad` for arguments and errors.
     """
 
 
@@ -153,7 +153,7 @@ def hinge_embedding_loss_grad() -> None:
 async def margin_ranking_loss(
     x1: Operand, x2: Operand, target: Operand, *, reduction: LossReduction = "mean", margin: float = 0.0
 ) -> AccelRef:
-    """Compute ``max(0, margin - target * (x1 - x2))``, of targets that are 1 or -1: one launch.
+    """Compute ``max(0, margin - target * (x1 - x2))`` for targets of 1 or -1: one launch.
 
     Args:
         x1: Scores that shall be larger where the target is 1.
@@ -163,7 +163,7 @@ async def margin_ranking_loss(
         margin: How much larger.
 
     Returns:
-        The loss: of shape () or, with ``"none"``, of that of `x1`.
+        The loss, with shape (), or with the shape of `x1` for ``"none"``.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`.
@@ -175,7 +175,7 @@ async def margin_ranking_loss(
 def margin_ranking_loss_grad() -> None:
     """Compute the gradient of `margin_ranking_loss` by `x1`: one launch. That by `x2` has the other sign.
 
-    Arguments and errors are those of that and of `mse_loss_grad`.
+    See the loss and `mse_loss_grad` for arguments and errors.
     """
 
 
@@ -196,11 +196,11 @@ async def poisson_nll_loss(
         target: The counts, of the same shape.
         log_input: Whether `x` are logarithms.
         full: Whether to add the logarithm of the factorial of the counts, by Stirling's approximation.
-        eps: Added to counts whose logarithm is taken.
+        eps: Added to counts before their logarithm is taken.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:
-        The loss: of shape () or, with ``"none"``, of that of `x`. It is one launch.
+        The loss, with shape (), or with the shape of `x` for ``"none"``. It is one launch.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`.
@@ -229,7 +229,7 @@ SLOPES["nn.poisson_nll_loss_grad"], LOSSES["nn.poisson_nll_loss"] = _poisson_slo
 def poisson_nll_loss_grad() -> None:
     """Compute the gradient of `poisson_nll_loss` by `x`: one launch.
 
-    Arguments and errors are those of that and of `mse_loss_grad`.
+    See the loss and `mse_loss_grad` for arguments and errors.
     """
 
 
@@ -258,7 +258,7 @@ async def gaussian_nll_loss(
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:
-        The loss: of shape () or, with ``"none"``, of that of `x`. It is one launch.
+        The loss, with shape (), or with the shape of `x` for ``"none"``. It is one launch.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`.
@@ -270,7 +270,7 @@ async def gaussian_nll_loss(
 def gaussian_nll_loss_grad() -> None:
     """Compute the gradient of `gaussian_nll_loss` by `x`: one launch.
 
-    Arguments and errors are those of that and of `mse_loss_grad`.
+    See the loss and `mse_loss_grad` for arguments and errors.
     """
 
 
@@ -290,7 +290,7 @@ async def cosine_embedding_loss(
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:
-        The loss: of shape () or, with ``"none"``, of that of `target`.
+        The loss, with shape (), or with the shape of `target` for ``"none"``.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`.
@@ -323,7 +323,7 @@ async def triplet_margin_loss(
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:
-        The loss: of shape () or, with ``"none"``, of that of `anchor` without the last axis.
+        The loss, with shape (), or with the shape of `anchor` without the last axis for ``"none"``.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `mse_loss`.
@@ -357,9 +357,9 @@ async def pairwise_distance(
         The distances, computed in float64 and rounded once. Those of complex vectors are real.
 
     Raises:
-        TypeError: No array, or dtypes that do not become that of `out`.
-        ValueError: Shapes that do not broadcast, an axis that there is not, or `out` has another shape or
-            shares memory with an argument.
+        TypeError: An argument is not an array, or the result does not convert to the dtype of `out`.
+        ValueError: Shapes that do not broadcast, an axis out of range, or `out` has another shape or shares
+            memory with an argument.
         NotSupportedError: float8.
     """
     ...
@@ -374,7 +374,7 @@ async def pairwise_distance(
 async def normalize(x: Operand, axis: Axis = 1, *, eps: float = 1e-12, out: Out = None) -> AccelRef:
     """Divide vectors by their Euclidean norms, as `torch.nn.functional.normalize` does: one launch.
 
-    `eps` is the least that a norm counts as. Other arguments and errors are those of `pairwise_distance`; the
+    `eps` is the least that a norm counts as. See `pairwise_distance` for other arguments and errors; the
     shape stays, and `out` may be `x`.
     """
     ...

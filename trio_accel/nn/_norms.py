@@ -1,8 +1,8 @@
 """Normalizations of images and of groups of channels, and the gradients of all normalizations.
 
-Arrays have channels along axis 1: shape (N, C, ...). All is computed in float64, and rounded once. Whole
-numbers become float64. The counts of launches are those of float32 and float64: what float16 and bfloat16
-hold in between is an array of float32, which is made first. See `ta.arrays.softmax` for few long rows.
+Arrays have channels along axis 1: shape (N, C, ...). Everything is computed in float64, and rounded once.
+Integers become float64. The counts of launches hold for float32 and float64: intermediate results of float16
+and bfloat16 are arrays of float32, which are made first. See `ta.arrays.softmax` for few long rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
 
 
 class BatchNormResult(NamedTuple):
-    """A batch that was normalized, and its statistics; see `batch_norm_training`."""
+    """A normalized batch, and its statistics; see `batch_norm_training`."""
 
     y: AccelRef
     """The elements."""
@@ -64,7 +64,7 @@ class NormGradients(NamedTuple):
     weight: AccelRef
     """Of the factors."""
     bias: AccelRef
-    """Of what is added behind them."""
+    """Of what is added after them."""
 
 
 class RMSNormGradients(NamedTuple):
@@ -77,13 +77,13 @@ class RMSNormGradients(NamedTuple):
 
 
 # Ioffe and Szegedy, Batch Normalization (2015); Ba, Kiros and Hinton, Layer Normalization (2016).
-# The inverse of the deviation, and what it is for the elements before they were scaled.
+# The inverse of the deviation, and its name for the elements before they were scaled.
 _CENTRED = "d = x - mean(x); r = 1 / sqrt(mean(d * d) + eps)", "r"
 _ROOT = "d = +x; r = 1 / sqrt(mean(d * d) + eps)", "r"
 _SCALED = scaled("x", "u", "k", raises=False)
-_LAST = "r = 1 / sqrt(mean(d * d) + eps * k * k)", "(r * k)"
-_WIDE_CENTRED = f"{_SCALED} d = u - mean(u); {_LAST[0]}", _LAST[1]
-_WIDE_ROOT = f"{_SCALED} d = +u; {_LAST[0]}", _LAST[1]
+_SCALED_RMS = "r = 1 / sqrt(mean(d * d) + eps * k * k)", "(r * k)"
+_WIDE_CENTRED = f"{_SCALED} d = u - mean(u); {_SCALED_RMS[0]}", _SCALED_RMS[1]
+_WIDE_ROOT = f"{_SCALED} d = +u; {_SCALED_RMS[0]}", _SCALED_RMS[1]
 
 
 def _parts(centred: tuple[str, str], root: tuple[str, str]) -> dict[str, str]:
@@ -160,17 +160,18 @@ async def batch_norm(
         running_mean: Means of the channels, of shape (C,).
         running_var: Variances of the channels, of shape (C,).
         weight: Factors, of shape (C,), or one for all.
-        bias: Added behind that, of shape (C,), or one for all.
+        bias: Added after that, of shape (C,), or one for all.
         eps: Added to the variances.
         out: Array to write to; it may be `x`.
 
     Returns:
-        An array of the shape of `x`, of the dtype that all are promoted to, at least a floating one.
+        An array with the shape of `x`, of the dtype that all are promoted to, at least a floating one.
 
     Raises:
-        TypeError: `x` is no array, an argument is complex, or dtypes that do not become that of `out`.
-        ValueError: `x` has less than two axes, another one has not shape (C,), or `out` has another shape or
-            shares memory with an argument that is not the same array.
+        TypeError: `x` is not an array, an argument is complex, or the result does not convert to the dtype of
+            `out`.
+        ValueError: `x` has fewer than two axes, another array does not have shape (C,), or `out` has another
+            shape or shares memory with an argument that is not the same array.
         NotSupportedError: float8.
     """
     name = "nn.batch_norm"
@@ -200,7 +201,7 @@ async def batch_norm_training(
     Args:
         x: Array of shape (N, C, ...).
         weight: Factors, of shape (C,), or one for all.
-        bias: Added behind that, of shape (C,), or one for all.
+        bias: Added after that, of shape (C,), or one for all.
         running_mean: Array of shape (C,) that is changed in place, to
             ``(1 - momentum) * running_mean + momentum * mean``; None for none.
         running_var: Likewise, by the variance of a sample: divided by the count minus 1.
@@ -244,10 +245,10 @@ async def batch_norm_training_grad(
     """Compute the gradients of `batch_norm_training`: one launch each.
 
     Args:
-        grad: Gradient of the elements that it has returned.
-        x: The array that was normalized.
+        grad: Gradient of the returned elements.
+        x: The array before the normalization.
         weight: The factors.
-        eps: The same as there.
+        eps: See the normalization.
 
     Returns:
         The gradients of `x`, and of `weight` and `bias`, of shape (C,).
@@ -280,7 +281,7 @@ async def instance_norm(
     Args:
         x: Array of shape (N, C, ...), of three axes at least.
         weight: Factors, of shape (C,), or one for all.
-        bias: Added behind that, of shape (C,), or one for all.
+        bias: Added after that, of shape (C,), or one for all.
         eps: Added to the variances.
         out: Array to write to; it may be `x`.
 
@@ -302,7 +303,7 @@ async def instance_norm_grad(
 ) -> NormGradients:
     """Compute the gradients of `instance_norm`: four launches.
 
-    Arguments, results and errors are those of `batch_norm_training_grad`.
+    See `batch_norm_training_grad` for arguments, results and errors.
     """
     name = "nn.instance_norm_grad"
     _check_grad(name, grad, x, eps)
@@ -320,13 +321,13 @@ async def group_norm(
     eps: float = 1e-5,
     out: Out = None,
 ) -> AccelRef:
-    """Normalize groups of channels of each image, as `torch.nn.functional.group_norm`: one launch.
+    """Normalize groups of channels in each image, as `torch.nn.functional.group_norm`: one launch.
 
     Args:
         x: Array of shape (N, C, ...).
         num_groups: Number of groups, which divides C.
         weight: Factors, of shape (C,), or one for all.
-        bias: Added behind that, of shape (C,), or one for all.
+        bias: Added after that, of shape (C,), or one for all.
         eps: Added to the variances.
         out: Array to write to; it may be `x`.
 
@@ -334,7 +335,7 @@ async def group_norm(
         See `batch_norm`.
 
     Raises:
-        TypeError: See `batch_norm`; or `num_groups` is no whole number.
+        TypeError: See `batch_norm`; or `num_groups` is not an integer.
         ValueError: See `batch_norm`; or `num_groups` does not divide C.
         NotSupportedError: float8.
     """
@@ -364,10 +365,10 @@ async def group_norm_grad(
 
     Args:
         grad: Gradient of its result.
-        x: The array that was normalized.
-        num_groups: The same as there.
+        x: The array before the normalization.
+        num_groups: See `group_norm`.
         weight: The factors.
-        eps: The same as there.
+        eps: See `group_norm`.
 
     Returns:
         The gradients of `x`, and of `weight` and `bias`, of shape (C,).
@@ -392,19 +393,19 @@ async def layer_norm_grad(
     """Compute the gradients of `ta.arrays.layer_norm`: four launches.
 
     Args:
-        grad: Gradient of its result, of the shape of `x`.
-        x: The array that was normalized.
+        grad: Gradient of its result, with the shape of `x`.
+        x: The array before the normalization.
         weight: The factors: an array that broadcasts to `x`, or one for all.
-        axis: The same as there.
-        eps: The same as there.
+        axis: See `ta.arrays.layer_norm`.
+        eps: See `ta.arrays.layer_norm`.
 
     Returns:
-        That of `x`, and those of `weight` and `bias`, which have the shape of `weight`. If that is a number,
+        The gradients of `x`, `weight` and `bias`; the latter have the shape of `weight`. If it is a number,
         they are for factors of each element along the axes.
 
     Raises:
-        TypeError: An argument is no array where it must be one, or complex.
-        ValueError: Shapes that do not fit, or an axis that there is not.
+        TypeError: An argument is not an array where it must be one, or complex.
+        ValueError: Shapes that do not fit, or an axis out of range.
         NotSupportedError: float8.
     """
     name = "nn.layer_norm_grad"
@@ -418,7 +419,7 @@ async def rms_norm_grad(
 ) -> RMSNormGradients:
     """Compute the gradients of `ta.arrays.rms_norm`: three launches.
 
-    Arguments and errors are those of `layer_norm_grad`, and so are the results, without a bias.
+    See `layer_norm_grad` for arguments and errors, and so are the results, without a bias.
     """
     name = "nn.rms_norm_grad"
     axes, others, shape = _of_layer(name, grad, x, weight, axis, eps)
@@ -431,7 +432,7 @@ async def rms_norm_grad(
 def _of_layer(
     name: str, grad: Operand, x: Operand, weight: ExpressionArgument, axis: Axis, eps: float
 ) -> tuple[Ints, Ints, Ints]:
-    """Check the arguments; return the axes, those that gradients of the factors are summed along, a shape."""
+    """Check the arguments; return the axes, the axes to sum gradients of the factors along, and a shape."""
     _check_grad(name, grad, x, eps)
     check_real(name, weight=weight)
     axes = axes_of(name, x.shape, axis)
@@ -456,7 +457,7 @@ async def _gradients(
     others: Sequence[int],
     shape: Ints,
 ) -> NormGradients:
-    """Compute all gradients; those of the factors are summed along `others`, and get a shape."""
+    """Compute all gradients; gradients of the factors are summed along `others`, and get a shape."""
     made = await _made(name, "x", grad, x, weight, float(eps), axis=axes)
     product = await _product(name, "product", grad, x, eps, axes)
     weights = await summing(name)(product, axis=others, out=await _narrow(name, product, x, others))
@@ -467,13 +468,13 @@ async def _gradients(
 async def _product(
     name: str, part: str, grad: Operand, x: Operand, eps: float, axes: Sequence[int]
 ) -> AccelRef:
-    """Multiply by what was normalized, in float32 at least: sums of it are rounded once."""
+    """Multiply by the normalized array, in float32 at least, so that sums are rounded once."""
     out = await _wide(name, x, x.shape, grad)
     return await _made(name, part, grad, x, float(eps), axis=axes, out=out)
 
 
 async def _narrow(name: str, product: AccelRef, x: Operand, others: Sequence[int]) -> Out:
-    """Make an array for a sum, of the dtype of `x`; None where the sum has that by itself."""
+    """Make an array for a sum, with the dtype of `x`; None where the sum has that by itself."""
     dtype = DType.of(x.dtype)
     if dtype is product.dtype or not dtype.is_inexact:
         return None
@@ -481,7 +482,7 @@ async def _narrow(name: str, product: AccelRef, x: Operand, others: Sequence[int
 
 
 async def _wide(name: str, x: Operand, shape: Ints, *operands: object) -> Out:
-    """Make an array of float32 for an intermediate result; None where that has as many digits by itself."""
+    """Make an array of float32 for an intermediate result; None if its dtype has as many digits."""
     dtype = DType.of(x.dtype)
     if not dtype.is_inexact or dtype.itemsize >= DType.float32.itemsize:
         return None
@@ -497,12 +498,12 @@ def _check_grad(name: str, grad: Operand, x: Operand, eps: float) -> None:
 
 
 def _others(shape: Ints) -> Ints:
-    """Return all axes but that of the channels."""
+    """Return all axes except the channels'."""
     return (0, *range(2, len(shape)))
 
 
 def _by_channel(name: str, x: Operand, least: int, **given: ExpressionArgument) -> list[ExpressionArgument]:
-    """Check arrays of one element for each channel, and spread them over the axes of `x` behind these."""
+    """Check arrays of one element for each channel, and spread them over the axes of `x` after these."""
     check_array(name, x=x)
     check_real(name, x=x, **given)
     if x.ndim < least:

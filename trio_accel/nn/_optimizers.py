@@ -1,12 +1,12 @@
-"""Steps of optimizers, which change parameters and what is kept of earlier steps in place.
+"""Steps of optimizers, which change parameters and the state of earlier steps in place.
 
 Each is one launch for each parameter: every array is read and written once. Steps are computed in float32 at
-least. What is kept may be of a wider dtype than the parameter. Arrays are damaged if the operation fails.
+least. The state may have a wider dtype than the parameter. Arrays are damaged if the operation fails.
 
-`lr`, and the number of a step, may be arrays without axes on the device: a captured graph then takes another
-step at each replay. What follows from them is computed in float64 in the same launch, as it is from numbers.
-So steps of float64 differ by a few units in the last place from those by numbers, and steps of float32 only
-where that changes a rounding. The values of these arrays are not checked.
+`lr`, and the number of a step, may be 0-d arrays on the device, so that a captured graph takes another step
+at each replay. The factors that follow from them are computed in float64 in the same launch, as they are from
+numbers. So steps of float64 differ by a few units in the last place from those with numbers, and steps of
+float32 only if that changes a rounding. The values of these arrays are not checked.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ __all__ = [
 Rate: TypeAlias = "float | AccelRef"
 """A number, or an array without axes."""
 StepNumber: TypeAlias = "int | AccelRef"
-"""The same, of whole numbers."""
+"""The same, of integers."""
 
-# A step has the names of the states that it changes beside the parameter. It makes ``p`` of the parameter,
-# and ``a`` and ``b`` of the states.
+# A step has the names of the states that it changes besides the parameter. It makes ``p`` from the
+# parameter, and ``a`` and ``b`` from the states.
 _DECAYED = "g = grad + weight_decay * param"
 _MEAN, _MEAN_SQUARE = "a = exp_avg + share * (g - exp_avg)", "b = beta * exp_avg_sq + other * g * g"
 _ADAM = f"{_MEAN}; {_MEAN_SQUARE}; p = shrink * param - lr * a / (sqrt(b) / root + eps)"
@@ -108,7 +108,7 @@ _FROM_ARRAYS: dict[str, dict[str, str]] = {
 
 
 async def _step(step: str, param: AccelRef, grad: Operand, *states: AccelRef, **numbers: Rate) -> AccelRef:
-    """Take a step of the table: one launch, with those of the numbers that it reads.
+    """Take a step of the table: one launch, with the numbers that it reads.
 
     Args:
         step: Its name.
@@ -137,7 +137,7 @@ def _made(step: str, from_arrays: str | None = None) -> tuple[Elementwise[Any], 
 
     Args:
         step: Its name.
-        from_arrays: The dtype of what it reads, where that is made of arrays.
+        from_arrays: The dtype of the factors, if they are computed from arrays.
     """
     states, text = _STEPS[step]
     outputs = ("p", "a", "b")[: 1 + len(states.split())]
@@ -175,23 +175,24 @@ def _clipping(dtype: str) -> Elementwise[Any]:
 
 @composed
 async def clip_grad_norm(grads: AccelRef | Sequence[AccelRef], max_norm: float) -> AccelRef:
-    """Shorten gradients that are too long together, in place, as `torch.nn.utils.clip_grad_norm_`.
+    """Scale gradients with a too large total norm, in place, as `torch.nn.utils.clip_grad_norm_`.
 
-    They are multiplied by ``max_norm / (norm + 1e-6)``, if that is below 1. Nothing comes back to the host:
-    it can be part of a captured graph. Each array is two launches, and all together one more. So one flat
-    array of all gradients is the fastest.
+    They are multiplied by ``max_norm / (norm + 1e-6)``, if that is below 1. The host reads nothing, so it can
+    be part of a captured graph. Each array is two launches, and all together one more. So one flat array of
+    all gradients is the fastest.
 
     Args:
         grads: The gradients, one array or several, of floating dtypes.
-        max_norm: The length that they may have, the root of the sum of their squares.
+        max_norm: The largest norm, the root of the sum of their squares.
 
     Returns:
         Their length before, an array of float64 without axes. It is computed in float64. If it is not finite,
         the gradients become NaN or 0.
 
     Raises:
-        TypeError: An argument is no array on a device, or no number, or an array is not of floating numbers.
-        ValueError: There is no array, or a number that is negative or not finite.
+        TypeError: An argument is not an array on a device, or not a number, or an array does not have
+            floating numbers.
+        ValueError: There are no arrays, or a number is negative or not finite.
         NotSupportedError: float8.
     """
     name = "nn.clip_grad_norm"
@@ -230,21 +231,21 @@ async def sgd(
     Args:
         param: The parameter.
         grad: Its gradient, of the same shape.
-        momentum_buffer: What is kept of earlier steps, zeros at the beginning; only with `momentum`.
-        lr: The length of the step; a number, or an array without axes.
-        momentum: Share of the earlier steps that goes on.
-        dampening: Share of the gradient that does not go into the buffer, from 0 to 1.
+        momentum_buffer: The state of earlier steps, zeros at the beginning; only with `momentum`.
+        lr: The length of the step; a number, or a 0-d array.
+        momentum: Share of the earlier steps that is kept.
+        dampening: Share of the gradient that is not added to the buffer, from 0 to 1.
         weight_decay: Factor of the parameter that is added to the gradient.
-        nesterov: Whether to step ahead by the momentum (Nesterov, 1983); needs momentum, and no dampening.
+        nesterov: Whether to apply the momentum in advance (Nesterov, 1983); needs momentum, and no dampening.
         is_first: Whether the buffer becomes the gradient, without `dampening`, as in PyTorch's first step.
 
     Returns:
         `param`.
 
     Raises:
-        TypeError: An argument is no array, or no number, or an array is not of floating numbers.
-        ValueError: Other shapes, a number that is negative or not finite, `momentum` without a buffer or the
-            other way round, `nesterov` without momentum or with dampening, or arrays that share memory.
+        TypeError: An argument is not an array, or not a number, or an array does not have floating numbers.
+        ValueError: The shapes differ, a number is negative or not finite, `momentum` has no buffer or a
+            buffer no `momentum`, `nesterov` has no momentum or has dampening, or arrays share memory.
         NotSupportedError: float8.
     """
     name = "nn.sgd"
@@ -283,18 +284,17 @@ async def adam(
         grad: Its gradient, of the same shape.
         exp_avg: Mean of the gradients, zeros at the beginning.
         exp_avg_sq: Mean of their squares, zeros at the beginning.
-        step: Number of this step, from 1; the means are corrected by it. It is a number, or an array without
-            axes.
-        lr: The length of the step; a number, or an array without axes.
-        betas: Shares of both means that go on, from 0 and below 1.
-        eps: Added to what is divided by.
+        step: Number of this step, from 1; the means are corrected by it. It is a number, or a 0-d array.
+        lr: The length of the step; a number, or a 0-d array.
+        betas: Shares of both means that are kept, from 0 and below 1.
+        eps: Added to the divisor.
         weight_decay: Factor of the parameter that is added to the gradient.
 
     Returns:
         `param`.
 
     Raises:
-        TypeError: An argument is no array, or no number, or an array is not of floating numbers.
+        TypeError: An argument is not an array, or no number, or an array is not of floating numbers.
         ValueError: Other shapes, a number out of its range, or arrays that share memory.
         NotSupportedError: float8.
     """
@@ -318,8 +318,8 @@ async def adamw(
 ) -> AccelRef:
     """Take a step of Adam with decay apart from the gradient, as `torch.optim.AdamW`: one launch.
 
-    The parameter is multiplied by ``1 - lr * weight_decay`` first (Loshchilov and Hutter, 2019). Arguments
-    and errors are those of `adam`.
+    The parameter is multiplied by ``1 - lr * weight_decay`` first (Loshchilov and Hutter, 2019). See `adam`
+    for arguments and errors.
     """
     given = _numbers("nn.adamw", step, lr, betas, eps, weight_decay)
     given |= _shrinking(lr, weight_decay)
@@ -341,7 +341,7 @@ async def adadelta(
     """Take a step of Adadelta (Zeiler, 2012), as `torch.optim.Adadelta`: one launch.
 
     `square_avg` and `acc_delta` are means of squares of gradients and of steps, zeros at the beginning, and
-    `rho` is the share of them that goes on. Other arguments and errors are those of `adam`.
+    `rho` is the share of them that is kept. See `adam` for other arguments and errors.
     """
     name = "nn.adadelta"
     given = {**_rated(name, lr), "weight_decay": weight_decay, "rho": rho, "eps": eps}
@@ -365,7 +365,7 @@ async def adagrad(
     """Take a step of Adagrad (Duchi et al., 2011), as `torch.optim.Adagrad`: one launch.
 
     `state_sum` is the sum of squares of gradients, zeros at the beginning. The length of the step is
-    ``lr / (1 + (step - 1) * lr_decay)``. Other arguments and errors are those of `adam`.
+    ``lr / (1 + (step - 1) * lr_decay)``. See `adam` for other arguments and errors.
     """
     name = "nn.adagrad"
     check_range(name, 0, math.inf, lr_decay=lr_decay, eps=eps, weight_decay=weight_decay)
@@ -390,8 +390,8 @@ async def adamax(
 ) -> AccelRef:
     """Take a step of Adamax (Kingma and Ba, 2015), as `torch.optim.Adamax`: one launch.
 
-    `exp_inf` is the largest size of the gradients, which fades, and zeros at the beginning. Other arguments
-    and errors are those of `adam`.
+    `exp_inf` is the largest size of the gradients, which fades, and zeros at the beginning. See `adam`
+    for other arguments and errors.
     """
     given = _numbers("nn.adamax", step, lr, betas, eps, weight_decay)
     return await _step("adamax", param, grad, exp_avg, exp_inf, **given)
@@ -409,9 +409,9 @@ async def lion(
 ) -> AccelRef:
     """Take a step of Lion (Chen et al., 2023), by the sign of a mean of gradients: one launch.
 
-    `exp_avg` is zeros at the beginning. The step goes by a mean with the first of `betas`, and the second one
-    is the share that goes on. The parameter is multiplied by ``1 - lr * weight_decay`` first. Other arguments
-    and errors are those of `adam`.
+    `exp_avg` is zeros at the beginning. The step uses a mean with the first of `betas`, and the second one is
+    the share that is kept. The parameter is multiplied by ``1 - lr * weight_decay`` first. See `adam` for
+    other arguments and errors.
     """
     given = _numbers("nn.lion", 1, lr, betas, 0.0, weight_decay)
     given |= {**_rated("nn.lion", lr), **_shrinking(lr, weight_decay)}
@@ -438,7 +438,7 @@ async def _radam(
 def radam() -> None:
     """Take a step of rectified Adam (Liu et al., 2020), as `torch.optim.RAdam`: one launch.
 
-    The first steps go by the mean of the gradients alone. Arguments and errors are those of `adam`.
+    The first steps only use the mean of the gradients. See `adam` for arguments and errors.
     """
 
 
@@ -457,8 +457,8 @@ async def rmsprop(
 ) -> AccelRef:
     """Take a step of RMSprop, as `torch.optim.RMSprop` without `centered`: one launch.
 
-    `square_avg` is the mean of squares of gradients, of which `alpha` is the share that goes on. It and
-    `momentum_buffer` are zeros at the beginning. Other arguments and errors are those of `sgd`.
+    `square_avg` is the mean of squares of gradients, of which the share `alpha` is kept. It and
+    `momentum_buffer` are zeros at the beginning. See `sgd` for other arguments and errors.
     """
     name = "nn.rmsprop"
     given = {**_rated(name, lr), "weight_decay": weight_decay, "alpha": alpha, "eps": eps}
@@ -501,7 +501,7 @@ def _shrinking(lr: Rate, decay: float) -> dict[str, Any]:
 def _numbers(
     name: str, step: StepNumber, lr: Rate, betas: tuple[float, float], eps: float, weight_decay: float
 ) -> dict[str, Any]:
-    """Check the numbers of a step, and compute those of its formula, which are the same for all elements."""
+    """Check the numbers of a step, and compute the factors of its formula, which all elements share."""
     rated = _rated(name, lr, step)
     given: object = betas
     if not isinstance(given, (tuple, list)) or len(betas) != 2:
@@ -528,7 +528,7 @@ def _check_state(name: str, argument: str, array: object) -> None:
 
 
 def _check(name: str, grad: Operand, **arrays: AccelRef) -> None:
-    """Require arrays of floating numbers of one shape, on a device but for the gradient."""
+    """Require arrays of floating numbers with one shape, on a device except for the gradient."""
     check_array(name, grad=grad)
     shape = arrays["param"].shape if isinstance(arrays["param"], AccelRef) else None
     for argument, array in {**arrays, "grad": grad}.items():

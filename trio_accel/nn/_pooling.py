@@ -1,6 +1,6 @@
 """Pooling along one to three axes, adaptive pooling, and their gradients.
 
-All but `lp_pool` are planned by hand: no line of shapes says how many windows there are.
+All except `lp_pool` are planned by hand, because no line of shapes expresses the number of windows.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _count(
     if message.ceil_mode and (count - 1) * stride >= extent + before:
         # The last window begins in the input, or before it.
         count -= 1
-    # The first element of a window that is not before the input. After so many windows it is the same again.
+    # The first element of a window that is not before the input. It repeats after this number of windows.
     different = dilation // math.gcd(stride, dilation) if dilation > extent else 0
     for start in range(-before, 0, stride)[:different]:
         if start % dilation >= extent:
@@ -122,7 +122,7 @@ def _count(
 
 
 def _targets(name: str, message: Any, spatial: Ints) -> Ints:
-    """Take the sizes of the result of an adaptive pooling; None keeps one."""
+    """Take the sizes of an adaptive pooling's result; None keeps a size."""
     given: Any = message.output_size
     if not is_several(given):
         given = (given,) * len(spatial)
@@ -144,7 +144,7 @@ def _read(planner: Planner, message: Any, dims: int) -> ArraySpec:
 
 
 def max_pools(dims: int) -> Callable[[Any, Planner], Planned[Any]]:
-    """Return the plan of a pooling by maxima along so many axes."""
+    """Return the plan of a pooling by maxima along `dims` axes."""
 
     def plan(message: Any, planner: Planner) -> Planned[Any]:
         x = _read(planner, message, dims)
@@ -160,7 +160,7 @@ def max_pools(dims: int) -> Callable[[Any, Planner], Planned[Any]]:
 
 
 def avg_pools(dims: int) -> Callable[[Any, Planner], Planned[AccelRef]]:
-    """Return the plan of a pooling by means along so many axes."""
+    """Return the plan of a pooling by means along `dims` axes."""
 
     def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
         x = _read(planner, message, dims)
@@ -183,9 +183,9 @@ def means(name: str, message: Any, spatial: Ints) -> tuple[Ints, _Means]:
 
 
 def check_images(name: str, shape: Ints, grad: ArraySpec) -> Ints:
-    """Require the same images of gradients and of an input; returns the spatial extents of the input.
+    """Require the same images of gradients and of an input; return the spatial extents of the input.
 
-    Without an axis for a batch nothing would say how many axes are spatial.
+    Without an axis for a batch, the number of spatial axes would be ambiguous.
     """
     if not 3 <= len(shape) <= 5 or 0 in shape[2:]:
         raise ValueError(f"{name}: input_size must be (n, c, ...) with one to three axes behind, got {shape}")
@@ -241,31 +241,31 @@ async def max_pool2d(
             float64.
         kernel_size: Elements of a window: a number, or one for each axis.
         stride: Steps from window to window; None for `kernel_size`.
-        padding: Places on both sides that count as less than every number: a number, or one for each axis, or
-            for each axis a pair.
+        padding: Places on both sides that count as less than every number: a number, one for each axis, or a
+            pair for each axis.
         dilation: Steps between the elements of a window.
-        ceil_mode: Whether a window counts that reaches beyond the padding, and does not begin there.
-        return_indices: Whether to tell where the elements were: `max_pool_grad` needs that.
+        ceil_mode: Whether to count a window that reaches outside of the padding, unless it begins there.
+        return_indices: Whether to return the places of the elements, for `max_pool_grad`.
 
     Returns:
         The elements, of shape (n, c, windows, windows); with `return_indices` a `MaxPoolResult`.
 
     Raises:
-        TypeError: Another dtype, or an argument is no whole number.
-        ValueError: Another count of axes, a stride or dilation of 0, a padding of more than half of a window,
-            or a window that is larger than the padded input.
+        TypeError: The dtype is not supported, or an argument is not an integer.
+        ValueError: The number of axes is wrong, a stride or dilation is 0, a padding exceeds half of a
+            window, or a window is larger than the padded input.
     """
     ...
 
 
 @operation_like(max_pool2d, plan=max_pools(1))
 def max_pool1d() -> None:
-    """Find maxima of windows of sequences, as `torch.nn.functional.max_pool1d`; see `max_pool2d`."""
+    """Find maxima of windows in sequences, as `torch.nn.functional.max_pool1d`; see `max_pool2d`."""
 
 
 @operation_like(max_pool2d, plan=max_pools(3))
 def max_pool3d() -> None:
-    """Find maxima of windows of volumes, as `torch.nn.functional.max_pool3d`; see `max_pool2d`."""
+    """Find maxima of windows in volumes, as `torch.nn.functional.max_pool3d`; see `max_pool2d`."""
 
 
 @operation(actor=DnnActor, plan=avg_pools(2))
@@ -290,9 +290,9 @@ async def avg_pool2d(
         kernel_size: See `max_pool2d` for this and the next three.
         stride: Steps from window to window; None for `kernel_size`.
         padding: Zeros on both sides.
-        ceil_mode: Whether a window counts that reaches beyond the padding.
+        ceil_mode: Whether to count a window that reaches outside of the padding.
         count_include_pad: Whether the zeros of the padding count as elements.
-        divisor_override: What sums are divided by; None for the count of elements.
+        divisor_override: The divisor of sums; None for the number of elements.
         out: Array to write to.
 
     Returns:
@@ -307,12 +307,12 @@ async def avg_pool2d(
 
 @operation_like(avg_pool2d, plan=avg_pools(1))
 def avg_pool1d() -> None:
-    """Compute means of windows of sequences, as `torch.nn.functional.avg_pool1d`; see `avg_pool2d`."""
+    """Compute means of windows in sequences, as `torch.nn.functional.avg_pool1d`; see `avg_pool2d`."""
 
 
 @operation_like(avg_pool2d, plan=avg_pools(3))
 def avg_pool3d() -> None:
-    """Compute means of windows of volumes, as `torch.nn.functional.avg_pool3d`; see `avg_pool2d`."""
+    """Compute means of windows in volumes, as `torch.nn.functional.avg_pool3d`; see `avg_pool2d`."""
 
 
 def _plan_max_grad(message: Any, planner: Planner) -> Planned[AccelRef]:
@@ -335,8 +335,8 @@ async def max_pool_grad(grad_output: Operand, indices: Operand, input_size: Sequ
     """Compute the gradient of `max_pool2d` and its like for the input; also of adaptive pooling.
 
     Args:
-        grad_output: The gradient for the result, of its shape (n, c, ...); there is an axis for the batch.
-        indices: Where the greatest elements were, as `return_indices` tells it: int32 or int64.
+        grad_output: The gradient for the result, with its shape (n, c, ...), including an axis for the batch.
+        indices: The places of the greatest elements, from `return_indices`: int32 or int64.
         input_size: Shape of the input.
 
     Returns:
@@ -381,14 +381,14 @@ async def avg_pool_grad(
     """Compute the gradient of `avg_pool2d` and its like for the input.
 
     Args:
-        grad_output: The gradient for the result, of its shape (n, c, ...); there is an axis for the batch.
+        grad_output: The gradient for the result, with its shape (n, c, ...), including an axis for the batch.
         input_size: Shape of the input.
-        kernel_size: The same as in the pooling, and so are all that follow.
+        kernel_size: The argument of the pooling, as are all that follow.
         stride: Steps from window to window.
         padding: Zeros on both sides.
-        ceil_mode: Whether a window counts that reaches beyond the padding.
+        ceil_mode: Whether to count a window that reaches outside of the padding.
         count_include_pad: Whether the zeros of the padding count as elements.
-        divisor_override: What sums are divided by.
+        divisor_override: The divisor of sums.
 
     Returns:
         The gradient, of shape `input_size`.
@@ -479,7 +479,7 @@ async def lp_pool2d(
         norm_type: The p.
         kernel_size: See `max_pool2d` for this and the next two.
         stride: Steps from window to window; None for `kernel_size`.
-        ceil_mode: Whether a window counts that reaches beyond the padding.
+        ceil_mode: Whether to count a window that reaches outside of the padding.
         padding: Zeros on both sides.
 
     Returns:
@@ -493,12 +493,12 @@ async def lp_pool2d(
 
 @arguments_of(lp_pool2d, _lp_pool, 1)
 def lp_pool1d() -> None:
-    """Compute the p-norm of each window of sequences, as `torch.nn.functional.lp_pool1d`; see `lp_pool2d`."""
+    """Compute the p-norm of each window in sequences, as `torch.nn.functional.lp_pool1d`; see `lp_pool2d`."""
 
 
 @arguments_of(lp_pool2d, _lp_pool, 3)
 def lp_pool3d() -> None:
-    """Compute the p-norm of each window of volumes, as `torch.nn.functional.lp_pool3d`; see `lp_pool2d`."""
+    """Compute the p-norm of each window in volumes, as `torch.nn.functional.lp_pool3d`; see `lp_pool2d`."""
 
 
 _Targets: TypeAlias = int | Sequence[int | None] | None
@@ -508,7 +508,7 @@ _Targets: TypeAlias = int | Sequence[int | None] | None
 async def adaptive_avg_pool2d(
     input: Operand, output_size: _Targets, *, out: AccelRef | None = None
 ) -> AccelRef:
-    """Compute means of so many windows, as `torch.nn.functional.adaptive_avg_pool2d`.
+    """Compute means of a given number of windows, as `torch.nn.functional.adaptive_avg_pool2d`.
 
     Window i of n takes the elements from ``i * length // n`` to below ``ceil((i + 1) * length / n)``.
 
@@ -521,7 +521,7 @@ async def adaptive_avg_pool2d(
         The means, of shape (n, c, *output_size).
 
     Raises:
-        TypeError, ValueError: As of `avg_pool2d`; or the input has no elements.
+        TypeError, ValueError: See `avg_pool2d`; or the input has no elements.
     """
     ...
 
@@ -548,20 +548,20 @@ def adaptive_max_pool2d(
 async def adaptive_max_pool2d(
     input: Operand, output_size: _Targets, return_indices: bool = False
 ) -> AccelRef | MaxPoolResult:
-    """Find the greatest element of so many windows, as `torch.nn.functional.adaptive_max_pool2d`.
+    """Find the greatest elements of a given number of windows, as `torch.nn.functional.adaptive_max_pool2d`.
 
-    The windows are those of `adaptive_avg_pool2d`, and the order of elements that of `max_pool2d`.
+    See `adaptive_avg_pool2d` for the windows, and `max_pool2d` for the order of elements.
 
     Args:
         input: Array of shape (n, c, height, width), or (c, height, width).
-        output_size: How many windows there are: a number, or one for each axis; None for as many as elements.
-        return_indices: Whether to tell where the elements were.
+        output_size: The number of windows: a number, or one for each axis; None for the number of elements.
+        return_indices: Whether to return the places of the elements.
 
     Returns:
         The elements, of shape (n, c, *output_size); with `return_indices` a `MaxPoolResult`.
 
     Raises:
-        TypeError, ValueError: As of `max_pool2d`; or the input has no elements.
+        TypeError, ValueError: See `max_pool2d`; or the input has no elements.
     """
     ...
 

@@ -30,7 +30,7 @@ ParametersP = ParamSpec("ParametersP")
 
 
 def slope_text(own: Elementwise[AccelRef], numbers: Collection[str]) -> str:
-    """Return the text of the slope of an expression by its first input.
+    """Return the source of an expression's slope by its first input.
 
     Args:
         own: The expression.
@@ -61,7 +61,7 @@ def slope_of(
 ) -> Callable[[Callable[[], None]], Callable[Concatenate[ExpressionArgument, ParametersP], Call[AccelRef]]]:
     """Make the gradient of a function, which has the function's arguments after its own, `grad`.
 
-    The name and the docstring are those of a function without parameters. Its body is empty.
+    The name and the docstring come from a function without parameters and with an empty body.
 
     Args:
         function: The function. `expression` or `loss` has declared it, unless there is `run`.

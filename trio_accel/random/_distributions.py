@@ -1,4 +1,4 @@
-"""Distributions: of numbers that take a fixed count of words each, and of those that rejection draws."""
+"""Distributions: of numbers with a fixed count of words each, and of numbers drawn by rejection."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _TRIANGULAR = (
     "y = t if (left <= mode) & (mode <= right) & (left < right) else nan"
 )
 # Bounds of parameters that such an expression has.
-_LEAST = {"scale": ">= 0", "a": "> 0"}
-# Means and counts up to here are whole numbers of float64, with room for the next ones.
+_LOWER_BOUNDS = {"scale": ">= 0", "a": "> 0"}
+# Means and counts up to here are integers of float64, with room for the next ones.
 _LARGEST = 1 << 52
 _SHARES = Reduction(
     "e = exp(x - max(x)); y = e / sum(e)", inputs=["x"], operation="random.dirichlet", precision="float64"
@@ -39,7 +39,7 @@ def _formed(
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], Callable[ParametersP, Call[AccelRef]]]:
     """Declare a draw by an expression of a uniform number `u`: NaN where a parameter is below its bound.
 
-    The parameters of the expression stand alone in the signature, besides those of every draw.
+    The signature only has the parameters of the expression, besides those of every draw.
     """
 
     def declare(function: Any) -> Any:
@@ -51,9 +51,10 @@ def _formed(
             self, shape, dtype, out = [given.pop(one) for one in ("self", "shape", "dtype", "out")]
             extents, kind = self._extents(shape), checked_dtype(name, dtype)
             numbers = {
-                one: real(name, one, number, least=_LEAST.get(one, "")) for one, number in given.items()
+                one: real(name, one, number, least=_LOWER_BOUNDS.get(one, ""))
+                for one, number in given.items()
             }
-            [least] = [f"{one} {least}" for one, least in _LEAST.items() if one in given]
+            [least] = [f"{one} {least}" for one, least in _LOWER_BOUNDS.items() if one in given]
             formed = f"y = where({least}, {text}, nan)"
             made: AccelRef = await self._computed(name, formed, extents, kind, out, **numbers)
             return made
@@ -66,7 +67,7 @@ def _formed(
 
 
 class Distributions(Stream):
-    """Numbers that are functions of uniform and normal ones, and numbers that are drawn by rejection.
+    """Numbers that are functions of uniform and normal numbers, and numbers drawn by rejection.
 
     The latter take as many words as it happens, from counters of their own (D159).
     """
@@ -81,7 +82,7 @@ class Distributions(Stream):
         high: float = 1.0,
         out: Out = None,
     ) -> AccelRef:
-        """Draw numbers that are uniform over an interval (cuRAND ``curandGenerateUniform``).
+        """Draw numbers with a uniform distribution over an interval (cuRAND ``curandGenerateUniform``).
 
         Args:
             shape: Shape of the result.
@@ -155,7 +156,7 @@ class Distributions(Stream):
         sigma: float = 1.0,
         out: Out = None,
     ) -> AccelRef:
-        """Draw numbers whose logarithms are normally distributed (cuRAND ``curandGenerateLogNormal``).
+        """Draw numbers with normally distributed logarithms (cuRAND ``curandGenerateLogNormal``).
 
         Args:
             shape: Shape of the result.
@@ -179,12 +180,12 @@ class Distributions(Stream):
         scale: ExpressionArgument = 1.0,
         out: Out = None,
     ) -> AccelRef:
-        """Draw numbers of a Cauchy distribution, which has no mean.
+        """Draw numbers of a Cauchy distribution, which lacks a mean.
 
         Args:
             shape: Shape of the result.
             dtype: float32 or float64. It is computed in float64.
-            loc: Where its middle is.
+            loc: Its middle.
             scale: Its width, of at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
@@ -192,12 +193,12 @@ class Distributions(Stream):
 
     @like(cauchy, "loc - scale * log(-log(u))")
     def gumbel(self) -> None:
-        """Draw numbers of a Gumbel distribution of largest values, as `numpy.random.Generator.gumbel`.
+        """Draw numbers of a Gumbel distribution for largest values, as `numpy.random.Generator.gumbel`.
 
         Args:
             shape: Shape of the result.
             dtype: float32 or float64. It is computed in float64.
-            loc: Where it is largest.
+            loc: Its mode.
             scale: Its width, of at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
@@ -209,7 +210,7 @@ class Distributions(Stream):
         Args:
             shape: Shape of the result.
             dtype: float32 or float64. It is computed in float64.
-            loc: Where its middle is.
+            loc: Its middle.
             scale: Its width, of at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
@@ -221,7 +222,7 @@ class Distributions(Stream):
         Args:
             shape: Shape of the result.
             dtype: float32 or float64. It is computed in float64.
-            loc: Where its middle is.
+            loc: Its middle.
             scale: Its width, of at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
@@ -249,7 +250,7 @@ class Distributions(Stream):
         Args:
             shape: Shape of the result.
             dtype: float32 or float64. It is computed in float64.
-            scale: Where it is largest, at least 0.
+            scale: Its mode, at least 0.
             out: Array of this shape and dtype to write to; by default a new one.
         """
         ...
@@ -265,13 +266,13 @@ class Distributions(Stream):
         right: ExpressionArgument,
         out: Out = None,
     ) -> AccelRef:
-        """Draw numbers whose density is a triangle, as `numpy.random.Generator.triangular`.
+        """Draw numbers with a triangular density, as `numpy.random.Generator.triangular`.
 
         Args:
             shape: Shape of the result.
             dtype: float32 or float64. It is computed in float64.
             left: Lower bound.
-            mode: Where it is largest, from `left` to `right`.
+            mode: Its mode, from `left` to `right`.
             right: Upper bound, above `left`.
             out: Array of this shape and dtype to write to; by default a new one.
         """
@@ -290,7 +291,7 @@ class Distributions(Stream):
 
     @like(pareto, "(-log(u)) ** (1.0 / a)")
     def weibull(self) -> None:
-        """Draw numbers of a Weibull distribution of the scale 1, as `numpy.random.Generator.weibull`.
+        """Draw numbers of a Weibull distribution with scale 1, as `numpy.random.Generator.weibull`.
 
         Args:
             shape: Shape of the result.
@@ -302,7 +303,7 @@ class Distributions(Stream):
     async def _moved_normals(
         self, name: str, text: str, extents: Ints, dtype: DType, loc: float, scale: float, out: Out
     ) -> AccelRef:
-        """Compute an expression of normal numbers `x`, of a mean and of a deviation."""
+        """Compute an expression of normal numbers `x`, a mean and a deviation."""
         kind, mean = checked_dtype(name, dtype), _number(name, "mean" if name == "lognormal" else "loc", loc)
         deviation = _number(name, "sigma" if name == "lognormal" else "scale", scale, least=">= 0")
         numbers = await self._normals(extents)
@@ -383,7 +384,7 @@ class Distributions(Stream):
         b: ExpressionArgument,
         out: Out = None,
     ) -> AccelRef:
-        """Draw numbers of a beta distribution: the share of one number of a gamma distribution in two.
+        """Draw numbers of a beta distribution: one gamma-distributed number divided by the sum of two.
 
         They are made of logarithms, so that small `a` and `b` leave no 0 over 0.
 
@@ -410,7 +411,7 @@ class Distributions(Stream):
             dtype: float32 or float64. It is computed in float64.
 
         Returns:
-            An array whose last axis is as long as `alpha`.
+            An array with a last axis as long as `alpha`.
         """
         kind, given = checked_dtype("dirichlet", dtype), real("dirichlet", "alpha", alpha, least="> 0")
         if not isinstance(given, np.ndarray) or given.ndim != 1 or not given.size:
@@ -495,7 +496,7 @@ class Distributions(Stream):
 
 @functools.lru_cache(256)
 def after(name: str, text: str, dtype: str, *inputs: str) -> Elementwise[AccelRef]:
-    """Make an expression of what was drawn."""
+    """Make an expression of drawn numbers."""
     return Elementwise(text, inputs=inputs, dtypes=dtype, operation=f"random.{name}")
 
 

@@ -20,30 +20,29 @@ from ._stream import Shape, checked_dtype, real
 
 __all__ = ["Generator"]
 
-# Whole numbers up to here are floats, and rows of this many are multiplied by 64 bits.
+# Integers up to here are floats, and rows of this many are multiplied by 64 bits.
 _EXACT, _NARROW = 1 << 53, 1 << 32
 
 
 class Generator(Distributions):
     """Draws random numbers on a device from one sequence.
 
-    The position in the sequence is kept here and not on the device, and each draw takes its part of
-    it before anything is sent: no part is drawn twice, also when draws run concurrently, fail, are
-    cancelled, or the device is rebuilt in between. The same seed and the same draws in the same
-    order give the same numbers, on every backend that has the generator: bits and whole numbers to the last
-    bit, floating ones up to rounding. A number by rejection is another one where the last bit of a logarithm
-    decides.
+    The position in the sequence is kept here and not on the device, and each draw takes its part of the
+    sequence before anything is sent. So no part is drawn twice, even if draws run concurrently, fail, are
+    cancelled, or the device is rebuilt in between. The same seed and the same draws in the same order give
+    the same numbers, on every backend with the generator: bits and integers to the last bit, floating numbers
+    up to rounding. A number drawn by rejection may differ if the last bit of a logarithm decides.
 
-    Each draw of Philox begins a new row of the sequence, so that two draws of 10 numbers are other numbers
-    than one draw of 20. The other kinds go on with the next word. They have no gamma, Poisson and binomial
-    numbers, nor what is made of these: rejection needs words of its own for each number.
+    Each draw of Philox begins a new row of the sequence, so two draws of 10 numbers differ from one draw of
+    20. The other kinds continue with the next word. They lack gamma, Poisson and binomial numbers, and
+    distributions made of these, because rejection needs words of its own for each number.
 
     A draw raises `ValueError` for a negative size, bounds in the wrong order, a negative deviation, values
-    that the dtype cannot hold, and an `out` of another shape or dtype. It raises `TypeError` for a parameter
-    that is no real number, or no whole one, and `NotSupportedError` for another dtype than float32 and
-    float64. Parameters in an array on the device are not known here: one out of range fails the draws by
-    rejection with a `LibraryError`, and is NaN in the result of the others. See `Device.ask` for cancellation
-    and the errors that any operation can end with.
+    that the dtype cannot hold, and an `out` with another shape or dtype. It raises `TypeError` for a
+    parameter that is not a real number, or not an integer if it must be, and `NotSupportedError` for dtypes
+    other than float32 and float64. Parameters in a device array are not checked here: one out of range fails
+    the draws by rejection with a `LibraryError`, and is NaN in the result of other draws. See `Device.ask`
+    for cancellation and the errors that any operation can end with.
 
     >>> import trio, trio_accel as ta
     >>> async def main() -> None:
@@ -58,17 +57,17 @@ class Generator(Distributions):
     [6 5 6 4 2 3 6 3]
 
     Args:
-        device: Where the numbers are made.
+        device: The device of the numbers.
         kind: ``"philox4x32_10"`` (Salmon et al., SC 2011; cuRAND ``PHILOX4_32_10``), ``"mrg32k3a"``
             (L'Ecuyer, Operations Research 47, 1999) or ``"xorwow"`` (Marsaglia, Journal of Statistical
             Software 8, 2003).
-        seed: Whole number of 64 bits; by default a fresh one from the operating system. It is the key of
-            Philox; the states of the others are made of it by NumPy's `SeedSequence`.
+        seed: Integer of 64 bits; by default a fresh one from the operating system. It is the key of Philox;
+            the other kinds derive their states from it by NumPy's `SeedSequence`.
 
     Raises:
-        NotSupportedError: There is no such generator.
+        NotSupportedError: The kind of generator is unknown.
         ValueError: The seed does not fit into 64 bits.
-        TypeError: The seed is no whole number, or `device` is no device.
+        TypeError: The seed is not an integer, or `device` is not a device.
     """
 
     @composed
@@ -82,18 +81,17 @@ class Generator(Distributions):
         endpoint: bool = False,
         out: Out = None,
     ) -> AccelRef:
-        """Draw whole numbers that are uniform from `low` on, below `high`.
+        """Draw integers with a uniform distribution from `low` on, below `high`.
 
-        Each is the upper part of a product, without rejection: with 64 random bits where there are at most
-        2**32 numbers, and with 128 where there are more. So the probability of each differs from that of the
-        others by at most 2**-64.
+        Each is the upper part of a product, without rejection: with 64 random bits for at most 2**32
+        different numbers, and with 128 bits for more. So their probabilities differ by at most 2**-64.
 
         Args:
             shape: Shape of the result.
             low: The least number.
             high: The number above the greatest.
-            dtype: A dtype of whole numbers that holds all of them.
-            endpoint: Whether `high` itself is drawn, too.
+            dtype: A dtype of integers that holds all of them.
+            endpoint: Whether `high` itself may be drawn.
             out: Array of this shape and dtype to write to; by default a new one.
         """
         kind = DType.of(dtype)
@@ -114,18 +112,18 @@ class Generator(Distributions):
     async def permutation(self, x: int | Operand) -> AccelRef:
         """Bring numbers or rows into a random order, as `numpy.random.Generator.permutation`.
 
-        They are sorted by 64 random bits each. Equal ones keep their order, so that of n numbers some order
-        is more frequent by n**2 in 2**65 at most.
+        They are sorted by 64 random bits each. Equal bits keep the order, so some order of n numbers is more
+        frequent by at most n**2 in 2**65.
 
         Args:
-            x: An array, whose elements along the first axis are put in order; or n for the numbers below n.
+            x: An array with elements to permute along the first axis; or n for the numbers below n.
 
         Returns:
             A new array, of int64 for a number.
 
         Raises:
             ValueError: A negative number, or an array without axes.
-            NotSupportedError: The device has no sorting; on CUDA it is that of the package ``cuda-cccl``.
+            NotSupportedError: The device has no sorting; on CUDA it comes from the package ``cuda-cccl``.
         """
         count, rows = self._source("permutation", x)
         order = await self._device.ask(Order(await self._keys(count), count, False))
@@ -138,21 +136,21 @@ class Generator(Distributions):
         """Draw numbers or rows, as `numpy.random.Generator.choice`.
 
         Args:
-            a: An array, whose elements along the first axis are drawn from; or n for the numbers below n.
-            shape: Shape of what is drawn.
-            replace: Whether the same may be drawn again. Otherwise the largest of random keys are taken; with
-                weights these are Gumbel numbers, moved by the logarithms of the weights (Efraimidis and
-                Spirakis 2006), so that it is as if one were drawn after another.
+            a: An array with elements to draw along the first axis; or n for the numbers below n.
+            shape: Shape of the draw.
+            replace: Whether an element may be drawn again. Otherwise the elements with the largest random
+                keys are taken. With weights, the keys are Gumbel numbers plus the logarithms of the weights
+                (Efraimidis and Spirakis 2006), which is equivalent to drawing one after another.
             p: Probability of each, in host memory; by default all are equal.
 
         Returns:
             A new array, of int64 for a number.
 
         Raises:
-            ValueError: There are none to draw from, or too few; or `p` is no distribution over them.
-            TypeError: `a` or `p` is no array of this kind.
-            NotSupportedError: The device has no sorting, which draws without replacement and searches with
-                weights need; on CUDA it is that of the package ``cuda-cccl``.
+            ValueError: There are no elements, or too few; or `p` is not a distribution over them.
+            TypeError: `a` or `p` is not an array of this kind.
+            NotSupportedError: The device has no sorting, which draws without replacement and draws with
+                weights need; on CUDA it comes from the package ``cuda-cccl``.
         """
         count, rows = self._source("choice", a)
         extents, weights = self._extents(shape), None if p is None else _weights(p, count)
@@ -187,10 +185,10 @@ class Generator(Distributions):
             dtype: float32 or float64.
 
         Returns:
-            An array whose last axis is as long as `mean`.
+            An array with a last axis as long as `mean`.
 
         Raises:
-            ValueError: Shapes that do not fit, or `cov` is no covariance.
+            ValueError: The shapes do not fit, or `cov` is not a covariance matrix.
         """
         kind = checked_dtype("multivariate_normal", dtype)
         middle, matrix = (
@@ -227,7 +225,7 @@ class Generator(Distributions):
         return await made(rows, spread, shape=(*places.shape, *rows.shape[1:]))
 
     async def _without(self, count: int, wanted: int, weights: npt.NDArray[np.float64] | None) -> AccelRef:
-        """Draw places without replacement: those of the largest keys."""
+        """Draw places without replacement: the places of the largest keys."""
         if weights is None:
             return await self._device.ask(Order(await self._keys(count), wanted, True))
         with np.errstate(divide="ignore"):
@@ -243,7 +241,7 @@ named_methods("random", Generator)
 
 @functools.cache
 def _take(name: str, axes: int, others: int) -> Elementwise[AccelRef]:
-    """Make the expression that takes rows at places with so many axes."""
+    """Make the expression that takes rows at places, which have `axes` axes."""
     text = ", ".join(["places", *[f"i({axes + axis})" for axis in range(others)]])
     return Elementwise(f"x[{text}]", inputs=("x", "places"), operation=f"random.{name}")
 
@@ -260,7 +258,7 @@ def _weights(p: npt.ArrayLike, count: int) -> npt.NDArray[np.float64]:
 
 
 def _root(cov: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return a matrix whose transpose times itself is a covariance."""
+    """Return a root of a covariance matrix: its transpose times itself is the covariance."""
     largest = np.abs(cov).max(initial=0)
     if not np.allclose(cov, cov.T, rtol=0, atol=1e-8 * largest):
         raise ValueError("random.multivariate_normal: cov must be symmetric")

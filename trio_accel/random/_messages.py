@@ -32,9 +32,9 @@ ParametersP = ParamSpec("ParametersP")
 # Checked parameters of a distribution: the dtype, and `PhiloxSpec.low` and `PhiloxSpec.width`.
 _Checked: TypeAlias = tuple[DType, float, float]
 
-# Whole numbers from here on are not all floats.
+# Integers from here on are not all floats.
 _EXACT = 1 << 53
-# Words of a piece at most, as a power of two; and of the pieces of a sequence.
+# The most words of a piece, as a power of two; and the most words of the pieces of a sequence.
 _LONGEST_PIECE = 8
 _NOT_RECORDED = (
     "the program counts how much is drawn, so that each replay would draw the same numbers; draw them "
@@ -47,8 +47,8 @@ _BLAS = "trio_accel.linalg:BlasActor"
 class RngActor(LibraryActor):
     """Serves random numbers, on a stream of its own.
 
-    It has no state that a restart could lose or repeat: every message says which part of which
-    sequence it draws. CPU backend: NumPy. CUDA: kernels of the backend's own.
+    It has no state that a restart could lose or repeat, because every message names its part of its sequence.
+    CPU backend: NumPy. CUDA: kernels of the backend's own.
     """
 
     library = "random"
@@ -57,21 +57,23 @@ class RngActor(LibraryActor):
 def _draws(
     distribution: ops.Distribution, check: Callable[[Any, Planner], _Checked]
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, AccelRef]]], Declared[ParametersP, AccelRef]]:
-    """Declare a draw, whose message says the seed, and from which row on how much is drawn."""
+    """Declare a draw, with a message that contains the seed, the first row and the number of rows."""
 
     def plan(message: Any, planner: Planner) -> Planned[AccelRef]:
-        """Plan by hand: no line of shapes says a shape and a dtype that are arguments."""
+        """Plan by hand, because no line of shapes expresses a shape and a dtype that are arguments."""
         dtype, low, width = check(message, planner)
         _check_place(planner, seed=message.seed, row=message.row)
         out = planner.output(message.shape, dtype, message.out)
-        spec = ops.PhiloxSpec(distribution, ops.PLACE.pack(message.seed, message.row), low, width, out.spec)
+        spec = ops.PhiloxSpec(
+            distribution, ops.PHILOX_START.pack(message.seed, message.row), low, width, out.spec
+        )
         return Planned(spec, out, is_checked=True)
 
     return operation(actor=RngActor, plan=plan, not_recorded=_NOT_RECORDED)
 
 
 def _check_place(planner: Planner, bits: int = 64, **numbers: int) -> None:
-    """Refuse what is no word of so many bits."""
+    """Refuse a value that is not a word of `bits` bits."""
     for name, number in numbers.items():
         if not 0 <= operator.index(number) < 1 << bits:
             raise ValueError(f"{planner.name}: {name} must be from 0 to 2**{bits} - 1, got {number!r}")
@@ -130,7 +132,7 @@ async def _bits(seed: int, row: int, shape: Ints, out: AccelRef | None = None) -
 async def _integers(
     seed: int, row: int, shape: Ints, low: int, high: int, out: AccelRef | None = None
 ) -> AccelRef:
-    """Draw whole numbers of a range; see `Generator.integers`."""
+    """Draw integers of a range; see `Generator.integers`."""
     ...
 
 
@@ -172,7 +174,7 @@ async def _lognormal(
     sigma: float = 1.0,
     out: AccelRef | None = None,
 ) -> AccelRef:
-    """Draw numbers whose logarithms are normal; see `Generator.lognormal`."""
+    """Draw numbers with normal logarithms; see `Generator.lognormal`."""
     ...
 
 
@@ -211,7 +213,7 @@ def _plan_rejection(message: Any, planner: Planner) -> Planned[AccelRef]:
     a = planner.read("a", message.a)
     b = None if message.b is None else planner.read("b", message.b)
     _check_place(planner, seed=message.seed, row=message.row)
-    place = ops.PLACE.pack(message.seed, message.row)
+    place = ops.PHILOX_START.pack(message.seed, message.row)
     return Planned(ops.RejectionSpec(message.distribution, place, a, b, out.spec, planner.status(1)), out)
 
 
@@ -239,7 +241,7 @@ def _plan_sobol(message: Any, planner: Planner) -> Planned[AccelRef]:
 
 @operation(actor=RngActor, plan=_plan_sobol, not_recorded=_NOT_RECORDED)
 async def _sobol_points(first: int, count: int, directions: Operand, shift: Operand) -> AccelRef:
-    """Make points of a Sobol sequence, as whole numbers; see `SobolSpec`."""
+    """Make points of a Sobol sequence, as integers; see `SobolSpec`."""
     ...
 
 

@@ -1,4 +1,4 @@
-"""States of linear sequences: made of a seed, and moved on by matrices, with whole numbers alone."""
+"""States of linear sequences: derived from a seed, and advanced by matrices, with integers only."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def seeded(sequence: LinearSequence, seed: int) -> State:
 
 
 def moved(sequence: LinearSequence, state: State, words: int) -> State:
-    """Move a state on over so many words, fewer than two to the power of `PERIOD_BITS`."""
+    """Advance a state by a number of words, fewer than two to the power of `PERIOD_BITS`."""
     counter = (state[5] + _STEP * words) & _WORD
     for bit in range(words.bit_length()):
         if words >> bit & 1:
@@ -53,7 +53,7 @@ def moved(sequence: LinearSequence, state: State, words: int) -> State:
 
 
 def powers(sequence: LinearSequence, first: int, count: int) -> _Words:
-    """Return so many matrices: over two to the power of `first` words, over twice as many, and so on."""
+    """Return matrices that advance by two to the power of `first` words, by twice as many, and so on."""
     table = np.empty((count, JUMP_WORDS[sequence]), np.uint32)
     for row, level in zip(table, range(first, first + count), strict=True):
         row[...] = _power(sequence, level)
@@ -79,7 +79,7 @@ def _power(sequence: LinearSequence, level: int) -> _Words:
         return np.asarray(both % _MODULI, np.uint32).ravel()
     if not level:
         return _step().ravel()
-    # A bit becomes the sum, modulo 2, of what its bits become.
+    # The image of a bit is the sum, modulo 2, of the images of its bits.
     bits = _bits(_power(sequence, level - 1).reshape(160, 5)).astype(np.float32)
     return _words(bits @ bits % 2).ravel()
 
@@ -90,7 +90,7 @@ def _recurrences(matrix: _Words) -> HostArray:
 
 
 def _step() -> _Words:
-    """Step each state of XORWOW that has one bit: of x, y, z, w and v, the lowest first."""
+    """Step each state of XORWOW with a single set bit: of x, y, z, w and v, the lowest first."""
     x, y, z, w, v = _words(np.eye(160)).T
     t = x ^ x >> 2
     return np.stack([y, z, w, v, v ^ v << 4 ^ t ^ t << 1], axis=1)

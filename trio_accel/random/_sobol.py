@@ -46,16 +46,16 @@ class Sobol(Seeded):
      [0.25 0.75]]
 
     Args:
-        device: Where the points are made.
-        d: Dimensions: at most as many as SciPy has, 21201.
+        device: The device of the points.
+        d: Dimensions: at most SciPy's limit, 21201.
         scramble: Whether the numbers are scrambled (Matoušek 1998), so that the points are random, and none
-            is zero for sure.
+            is certain to be zero.
         bits: Bits of each number, from 1 to 32. There are two to the power of this points.
-        seed: Whole number that scrambles, SciPy's `rng`; by default a fresh one.
+        seed: Integer that scrambles, SciPy's `rng`; by default a fresh one.
 
     Raises:
         ValueError: Dimensions or bits out of range, or a negative seed.
-        TypeError: No whole number, or no device.
+        TypeError: No integer, or no device.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class Sobol(Seeded):
 
     @property
     def num_generated(self) -> int:
-        """Number of the next point: another one goes on from there by `fast_forward`."""
+        """The number of the next point; `fast_forward` lets another sequence continue from there."""
         return self._position
 
     @composed
     async def random(self, n: int = 1, dtype: DTypeLike = "float64") -> AccelRef:
         """Make the next points.
 
-        The points up to a power of two are balanced; SciPy warns of another number of them.
+        A power of two of points is balanced; SciPy warns of other numbers.
 
         Args:
             n: How many.
@@ -95,8 +95,9 @@ class Sobol(Seeded):
             An array of shape (n, d), from 0 on, below 1.
 
         Raises:
-            ValueError: A negative number, or there are not so many points.
-            NotSupportedError: Another dtype; or this SciPy keeps its direction numbers in another way.
+            ValueError: The number is negative, or exceeds the remaining points.
+            NotSupportedError: The dtype is not supported; or this SciPy stores its direction numbers in
+                another way.
         """
         kind, first = checked_dtype("Sobol", dtype), self._skip("random", n)
         levels = max(1, (self._position - 1).bit_length())
@@ -119,7 +120,8 @@ class Sobol(Seeded):
             dtype: See `random`.
 
         Raises:
-            ValueError: The points so far and these would be no power of two, or there are not so many.
+            ValueError: The points so far plus these would not be a power of two, or exceed the remaining
+                points.
         """
         if not 0 <= operator.index(m) <= self._bits:
             raise ValueError(f"Sobol.random_base2: m must be from 0 to {self._bits}, got {m}")
@@ -134,7 +136,7 @@ class Sobol(Seeded):
         """Skip points, however many, at once; returns this object.
 
         Raises:
-            ValueError: A negative number, or there are not so many points.
+            ValueError: The number is negative, or exceeds the remaining points.
         """
         self._skip("fast_forward", n)
         return self
@@ -169,7 +171,7 @@ def _direction_numbers(d: int, scramble: bool, bits: int, seed: int) -> tuple[_W
     numbers, shift = np.array(getattr(sampler, "_sv", None)), np.array(getattr(sampler, "_shift", None))
     if (numbers.shape, shift.shape) != ((d, bits), (d,)):
         raise NotSupportedError("Sobol: the direction numbers of this SciPy were not found")
-    # In Gray's code a bit of a point's number stands for two bits: by these, points need no such code.
+    # In Gray's code a bit of a point's number represents two bits. These directions need no such code.
     directions = np.ascontiguousarray(numbers.T)
     directions[1:] ^= directions[:-1].copy()
     return directions, shift

@@ -1,4 +1,4 @@
-"""Words of a sequence, and numbers that expressions make of them: what a generator counts, saves, and takes.
+"""Words of a sequence, and numbers made from them by expressions: how a generator counts and saves them.
 
 The numbers are the same on all backends, whatever draws the words.
 """
@@ -30,14 +30,14 @@ Shape: TypeAlias = "int | Sequence[int]"
 
 # Words of a row of Philox's counters.
 _ROW = 4 * PHILOX_ROW
-# The number of words that a jump goes on, and that there are.
+# The number of words of a jump, and of the whole sequence.
 _JUMP: Mapping[str, int] = {"philox4x32_10": 1 << 66, "mrg32k3a": 1 << 96, "xorwow": 1 << 96}
 _LENGTH: Mapping[str, int] = {
     "philox4x32_10": _ROW << 64,
     "mrg32k3a": 1 << PERIOD_BITS,
     "xorwow": 1 << PERIOD_BITS,
 }
-# Each is an object that is made at once.
+# Each child is an object that is made at once.
 _MOST_CHILDREN = 1000
 _FIELDS = ("kind", "seed", "position", "spawned")
 
@@ -53,11 +53,11 @@ _MRG_LONG = (
     "{v} = uint64({w[3]}) * 4294967087 + uint64({w[2]}); {v} = {v} * 4294967087 + uint64({w[1]});"
     "{v} = {v} * 4294967087 + uint64({w[0]})"
 )
-_LONG: Mapping[str, tuple[str, int]] = {
+_WIDE_GENERATORS: Mapping[str, tuple[str, int]] = {
     "philox4x32_10": ("{v} = uint64({w[1]}) << 32 | uint64({w[0]})", 2),
     "mrg32k3a": (_MRG_LONG, 4),
 }
-# The upper half of a product of 64 bits each: {h} of {a} and {b}.
+# The upper half of a product of 64-bit numbers: {h} of {a} and {b}.
 _UPPER = (
     "{h}l = ({a} & 4294967295) * ({b} & 4294967295) >> 32;"
     "{h}m = ({a} >> 32) * ({b} & 4294967295) + {h}l;"
@@ -75,7 +75,7 @@ class Seeded:
         seed: The seed; None for one of the operating system.
 
     Raises:
-        TypeError: No device, or no whole number.
+        TypeError: No device, or no integer.
     """
 
     def __init__(self, name: str, device: Device, seed: int | None) -> None:
@@ -152,24 +152,24 @@ class Stream(Seeded):
 
         Raises:
             ValueError: A negative number, or the sequence ends.
-            TypeError: No whole number.
+            TypeError: No integer.
         """
         if isinstance(words, bool) or operator.index(words) < 0:
             raise ValueError(f"Generator.advance: words must be at least 0, got {words!r}")
         self._take(operator.index(words))
 
     def jumped(self, jumps: int = 1) -> Self:
-        """Return a generator that is so far ahead that this one never gets there, as NumPy's ``jumped``.
+        """Return a generator so far advanced that this one never reaches it, as NumPy's ``jumped``.
 
-        A jump is 2**66 words of Philox, of whose sequence there are 65536 such parts; and 2**96 words of the
-        others.
+        A jump is 2**66 words of Philox, whose sequence has 65536 such parts, and 2**96 words of the other
+        kinds.
 
         Args:
             jumps: How many jumps.
 
         Raises:
             ValueError: A negative number, or the sequence ends.
-            TypeError: No whole number.
+            TypeError: No integer.
         """
         if isinstance(jumps, bool) or operator.index(jumps) < 0:
             raise ValueError(f"Generator.jumped: jumps must be at least 0, got {jumps!r}")
@@ -182,15 +182,16 @@ class Stream(Seeded):
     def spawn(self, n_children: int) -> list[Self]:
         """Make generators with seeds of their own, as NumPy's `Generator.spawn`: others at each call.
 
-        The seeds are those of NumPy's `SeedSequence`, which was made for that: 64 bits, so that of a million
-        two are equal with a probability below 3e-8.
+        The seeds come from NumPy's `SeedSequence`, which is meant for this: they have 64 bits, so the
+        probability of two equal ones in a million is below 3e-8.
 
         Args:
             n_children: How many.
 
         Raises:
-            ValueError: A negative number, or more than 1000: each is an object that is made at once.
-            TypeError: No whole number.
+            ValueError: The number is negative, or above 1000, because each child is an object that is made at
+                once.
+            TypeError: The number is not an integer.
         """
         if isinstance(n_children, bool) or not 0 <= operator.index(n_children) <= _MOST_CHILDREN:
             raise ValueError(
@@ -223,7 +224,7 @@ class Stream(Seeded):
 
     def _begin(self, position: int, spawned: int = 0) -> None:
         self._position, self._spawned = position, spawned
-        # A state and its place: what comes later is moved from there.
+        # A state and its place, from which later states are advanced.
         self._known: tuple[int, State] | None = None
 
     @staticmethod
@@ -235,7 +236,7 @@ class Stream(Seeded):
         return tuple(map(int, extents))
 
     def _take(self, numbers: int) -> int:
-        """Take words for so many numbers out of the sequence, and return where they begin.
+        """Take words for `count` numbers from the sequence, and return their first place.
 
         Those of Philox are rows, two for as many counters as a row has, so that there are enough for numbers
         of 8 bytes.
@@ -249,7 +250,7 @@ class Stream(Seeded):
         return begin
 
     def _rows(self, numbers: int) -> tuple[int, int]:
-        """Take so many numbers out of Philox's sequence: seed and first row."""
+        """Take `count` numbers from Philox's sequence: seed and first row."""
         return self._seed, self._take(numbers) // _ROW
 
     def _state_at(self, begin: int) -> State:
@@ -293,7 +294,7 @@ class Stream(Seeded):
     async def _whole(
         self, name: str, extents: Ints, width: int, low: int, dtype: DType, out: Out
     ) -> AccelRef:
-        """Draw whole numbers from `low` on, below ``low + width``: upper words of a product.
+        """Draw integers from `low` on, below ``low + width``: upper words of a product.
 
         A width of up to 2**32 is multiplied by 64 random bits, a larger one by 128.
         """
@@ -307,7 +308,7 @@ class Stream(Seeded):
         return await self._device.ask(made.compute(*numbers, first, shape=extents, out=out))
 
     def _alike(self) -> str:
-        """Name the sequence whose words are used in the same way."""
+        """Return the name of the sequence whose words are used in the same way."""
         return "mrg32k3a" if self._kind == "mrg32k3a" else "philox4x32_10"
 
 
@@ -333,8 +334,8 @@ def _normal(kind: str) -> Elementwise[AccelRef]:
 def _bounded(
     name: str, kind: str, many: int, is_whole: bool, dtype: str
 ) -> tuple[Elementwise[AccelRef], int]:
-    """Make the expression for `WordStream._whole`, and say how many words it takes."""
-    text, words = _LONG[kind]
+    """Make the expression for `WordStream._whole`, and the number of words that it takes."""
+    text, words = _WIDE_GENERATORS[kind]
     names = [f"w{number}" for number in range(words * many)]
     steps = [
         text.format(v=f"v{number}", w=names[words * number : words * (number + 1)]) for number in range(many)
@@ -347,7 +348,7 @@ def _bounded(
         steps += [_UPPER.format(h="h", a="v0", b="width"), "y = low + h"]
     else:
         steps += [_UPPER.format(h="h", a="v0", b="width"), _UPPER.format(h="k", a="v1", b="width")]
-        # The carry of the lower half of the second product and the upper half of the first one.
+        # The carry from the second product's lower half and the first product's upper half.
         steps += ["s = v1 * width + h", "y = low + k + where(s < h, uint64(1), uint64(0))"]
     made = Elementwise[AccelRef]("; ".join(steps), inputs=inputs, dtypes=dtype, operation=f"random.{name}")
     return made, words * many
@@ -362,7 +363,7 @@ def checked_dtype(name: str, dtype: Any) -> DType:
 
 
 def real(name: str, argument: str, value: Any, *, least: str = "") -> ExpressionArgument:
-    """Return a parameter as float64; one that is here is checked, an array on the device is not.
+    """Return a parameter as float64; a number is checked here, an array on the device is not.
 
     Args:
         name: Name of the operation.

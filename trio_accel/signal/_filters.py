@@ -1,9 +1,9 @@
 """Recursive filters along an axis, as rows of kernels.
 
 Each row is computed step by step. A filter can also be written as products of a block of the signal with
-matrices, where powers of a matrix skip blocks (C. W. Barnes and S. Shinnaka, "Block-shift invariance and
+matrices, with powers of a matrix to skip blocks (C. W. Barnes and S. Shinnaka, "Block-shift invariance and
 block implementation of discrete-time filters", 1980). That failed, because rounding such a power moves poles
-near 1 out of the unit circle, and because a product with a NaN or an infinity spoils the whole block.
+near 1 out of the unit circle, and because a product with a NaN or an infinity ruins the whole block.
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ async def lfilter(b: npt.ArrayLike, a: npt.ArrayLike, x: AccelRef, axis: int = -
         a: Coefficients of the denominator, on the host.
         x: The signals, real or complex.
         axis: The axis along which they are filtered.
-        zi: States of the delays to begin with: of the shape of `x`, with ``max(len(a), len(b)) - 1``
+        zi: States of the delays to begin with: with the shape of `x`, with ``max(len(a), len(b)) - 1``
             elements along the axis; on the host or the device. None for zeros.
 
     Returns:
-        The filtered signals, of the shape of `x`. With `zi`, a pair of them and the last states.
+        The filtered signals, with the shape of `x`. With `zi`, a pair of them and the last states.
 
     Raises:
-        TypeError: `x` is no array of a device.
-        ValueError: Coefficients are no vectors, ``a[0]`` is 0, there is no such axis, or `zi` has another
+        TypeError: `x` is not an array of a device.
+        ValueError: Coefficients are not vectors, ``a[0]`` is 0, the axis is out of range, or `zi` has another
             shape.
     """
     given = [np.atleast_1d(np.asarray(each)) for each in (b, a)]
@@ -113,11 +113,11 @@ async def sosfilt(sos: npt.ArrayLike, x: AccelRef, axis: int = -1, zi: Any = Non
             elements along the axis. None for zeros.
 
     Returns:
-        The filtered signals, of the shape of `x`. With `zi`, a pair of them and the last states.
+        The filtered signals, with the shape of `x`. With `zi`, a pair of them and the last states.
 
     Raises:
-        TypeError: `x` is no array of a device.
-        ValueError: `sos` has another shape, there is no such axis, or `zi` has another shape.
+        TypeError: `x` is not an array of a device.
+        ValueError: `sos` has another shape, the axis is out of range, or `zi` has another shape.
     """
     given = np.atleast_2d(np.asarray(sos))
     is_shaped = given.ndim == 2 and given.shape[1] == 6 and given.size and given.dtype.kind in "iufc"

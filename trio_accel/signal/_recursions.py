@@ -69,7 +69,7 @@ def filter_rows(b: HostArray, a: HostArray, x: AccelRef, state: Any) -> Awaitabl
 
     Args:
         b: Numerators, of shape (sections, order + 1).
-        a: Denominators, of the same shape, whose first elements are 1; or of one element, for taps alone.
+        a: Denominators, of the same shape, whose first elements are 1; or of one element, for taps only.
         x: The rows, of shape (lines, count).
         state: States before the first elements, of shape (lines, sections, order).
 

@@ -1,4 +1,4 @@
-"""Spectra of segments of a signal, and signals of another rate: windows, and transforms of what they show."""
+"""Spectra of a signal's segments, and resampled signals: windows, transforms, and their evaluation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Window: TypeAlias = str | tuple[Any, ...] | HostArray
 SpectrumScaling: TypeAlias = Literal["density", "spectrum"]
 """Power in a unit of frequency, or power."""
 
-# One-sided spectra have the power of negative frequencies, too: of all up to `half`, but for 0.
+# One-sided spectra include the power of negative frequencies: of all up to `half`, except 0.
 _POWER = Elementwise[AccelRef](
     "p = abs(x) ** 2 * factor; out = where(i(-1) > 0 and i(-1) < half, 2 * p, p)",
     inputs=("x", "factor", "half"),
@@ -51,15 +51,15 @@ def _segments(
         fs: Elements in a unit of time.
         window: The window.
         axis: The axis of time.
-        lengths: Elements of a segment, of what it shares with the next one, and of a transform.
+        lengths: Elements of a segment, of its overlap with the next one, and of a transform.
         scaling: One of `SpectrumScaling`.
         is_padded: Whether there are zeros at the ends.
         is_detrended: Whether the mean of each segment is subtracted.
 
     Returns:
-        The transforms, with the axis of segments and that of frequencies behind the others; the factor of
-        powers; the frequency up to which they count twice; the axis; and a function that makes frequencies
-        and times, arrays of the host as long as the transforms, which may be longer than memory.
+        The transforms, with the axis of segments and then the axis of frequencies last; the factor of powers;
+        the frequency up to which they count twice; the axis; and a function that makes frequencies and times.
+        These are host arrays as long as the transforms, which may exceed memory.
     """
     place = axis_of(name, x, axis)
     count: int = x.shape[place]
@@ -121,7 +121,7 @@ async def welch(
     scaling: SpectrumScaling = "density",
     axis: int = -1,
 ) -> tuple[npt.NDArray[Any], AccelRef]:
-    """Estimate the power spectrum by the mean of those of segments, as `scipy.signal.welch`.
+    """Estimate the power spectrum as the mean over segments, as `scipy.signal.welch`.
 
     Source: P. Welch, "The use of the fast Fourier transform for the estimation of power spectra", 1967.
 
@@ -129,9 +129,10 @@ async def welch(
         x: The signals, real or complex.
         fs: Elements in a unit of time.
         window: The window of a segment, on the host.
-        nperseg: Elements of a segment; by default 256, or all where there are fewer, or those of the window.
+        nperseg: Elements of a segment; by default 256, or fewer if the signal is shorter, or the length of
+            the window.
         noverlap: Elements that a segment shares with the next one; by default half of it.
-        nfft: Elements of a transform; by default those of a segment.
+        nfft: Elements of a transform; by default as many as in a segment.
         detrend: ``"constant"`` to subtract the mean of each segment; False for nothing.
         scaling: See `SpectrumScaling`.
         axis: The axis of time.
@@ -141,8 +142,8 @@ async def welch(
         signals.
 
     Raises:
-        TypeError: `x` is no array of a device.
-        ValueError: There is no such axis, scaling or detrending, a segment is longer than the signal, or
+        TypeError: `x` is not an array of a device.
+        ValueError: The axis is out of range, scaling or detrending, a segment is longer than the signal, or
             `noverlap` or `nfft` does not fit it.
     """
     check_ref("welch", "x", x)
@@ -199,19 +200,21 @@ async def stft(
         x: The signals, real or complex.
         fs: Elements in a unit of time.
         window: The window of a segment, on the host.
-        nperseg: Elements of a segment; by default 256, or all where there are fewer, or those of the window.
+        nperseg: Elements of a segment; by default 256, or fewer if the signal is shorter, or the length of
+            the window.
         noverlap: Elements that a segment shares with the next one; by default half of it.
-        nfft: Elements of a transform; by default those of a segment.
+        nfft: Elements of a transform; by default as many as in a segment.
         axis: The axis of time.
-        scaling: See `SpectrumScaling`: squares of the transforms are that. SciPy says "psd" for a density.
+        scaling: See `SpectrumScaling`, which applies to the squares of the transforms. SciPy's name for a
+            density is "psd".
 
     Returns:
         The frequencies and the times of segments, on the host; and the transforms, with frequencies along the
         axis and segments along the last one. One-sided for real signals.
 
     Raises:
-        TypeError: `x` is no array of a device.
-        ValueError: There is no such axis or scaling, or `noverlap` or `nfft` does not fit a segment.
+        TypeError: `x` is not an array of a device.
+        ValueError: The axis is out of range or scaling, or `noverlap` or `nfft` does not fit a segment.
     """
     check_ref("stft", "x", x)
     spectra, axes = stft_of(x, fs, window, nperseg, noverlap, nfft, axis=axis, scaling=scaling)
@@ -250,8 +253,8 @@ async def resample(x: AccelRef, num: int, axis: int = 0) -> AccelRef:
         The signals with `num` elements along the axis.
 
     Raises:
-        TypeError: `x` is no array of a device, or `num` no whole number.
-        ValueError: There is no such axis, it has no elements, or `num` is less than 1.
+        TypeError: `x` is not an array of a device, or `num` is not an integer.
+        ValueError: The axis is out of range, it has no elements, or `num` is less than 1.
     """
     check_ref("resample", "x", x)
     place, size = axis_of("resample", x, axis), whole("resample", "num", num)

@@ -44,16 +44,16 @@ async def cubic_spline(
 
     Args:
         x: The knots, ascending, on the host.
-        y: Values at the knots: real or complex, with as many along the axis.
+        y: Values at the knots: real or complex, one for each knot along the axis.
         axis: The axis.
-        bc_type: What holds at both ends.
+        bc_type: The condition at both ends.
 
     Returns:
         The spline. The axis of its coefficients is the second one, and the others follow.
 
     Raises:
-        TypeError: `y` is no array of a device.
-        ValueError: There are fewer than two knots, or they do not ascend; there is no such axis, or it has
+        TypeError: `y` is not an array of a device.
+        ValueError: There are fewer than two knots, or they do not ascend; the axis is out of range, or it has
             another length; or no such `bc_type`.
     """
     check_ref("cubic_spline", "y", y)
@@ -93,7 +93,7 @@ async def cubic_spline(
 
 
 def _factors(below: _Floats, main: _Floats, above: _Floats) -> tuple[_Floats, _Floats]:
-    """Eliminate forth and back, on the host: what each equation takes of the one before, and of the next.
+    """Eliminate forth and back, on the host: the factors of each equation for the previous and next one.
 
     The diagonal becomes the pivots. They are positive for ascending knots, so no rows are exchanged.
     """
@@ -116,7 +116,7 @@ def _end(step: HostArray, bc_type: BoundaryType) -> tuple[float, float, float, f
     return two, both, (one + 2 * both) * two / both, one**2 / both
 
 
-# Pieces and their derivatives, of the powers of the distance to the knot.
+# Pieces and their derivatives, as polynomials of the distance to the knot.
 _PIECES = [
     Elementwise[AccelRef](
         "k = minimum(maximum(j - 1, 0), last); d = q - t[k];"
@@ -140,14 +140,14 @@ async def evaluate_spline(spline: CubicSpline, x: Operand, nu: int = 0) -> Accel
 
     Args:
         spline: The spline.
-        x: Where, real: an array of the device or of the host, of any shape.
-        nu: Which derivative, 0 to 3.
+        x: The points, real: an array of the device or of the host, of any shape.
+        nu: The order of the derivative, 0 to 3.
 
     Returns:
         Values of shape ``x.shape + c.shape[2:]``.
 
     Raises:
-        TypeError: `x` is no array of real numbers.
+        TypeError: `x` is not an array of real numbers.
         ValueError: There is no such derivative.
     """
     order = whole("evaluate_spline", "nu", nu)

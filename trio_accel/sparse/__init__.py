@@ -5,7 +5,7 @@ it was to change is damaged, and its use is refused. All functions raise:
 
 * `TypeError`: dtypes differ, a factor is complex and the arrays are real, or a matrix has another format.
 * `ValueError`: shapes that do not fit, an unknown letter, or an `out` that shares memory with an operand.
-* `LibraryError`: a structure that was put together by hand and is wrong.
+* `LibraryError`: a structure that was assembled by hand is wrong.
 """
 
 from ..devices.operations._named import export_operations as _export_operations

@@ -27,11 +27,11 @@ MatrixT = TypeVar("MatrixT", bound=SparseMatrix)
 async def csr(device: Device, matrix: scipy.sparse.spmatrix | scipy.sparse.sparray) -> CsrMatrix:
     """Copy a SciPy sparse matrix of any format to a device, as compressed sparse rows.
 
-    Entries that stand more than once are added up, and columns sorted, as SciPy's ``tocsr`` does;
-    the matrix itself is not changed.
+    Duplicate entries are added up, and columns sorted, as SciPy's ``tocsr`` does; the matrix itself is not
+    changed.
 
     Args:
-        device: Where to.
+        device: The device of the result.
         matrix: Matrix of float32, float64, complex64 or complex128.
 
     Raises:
@@ -66,13 +66,13 @@ async def bsr(
     """Copy a SciPy sparse matrix of any format to a device, as compressed rows of blocks; see `csr`.
 
     Args:
-        device: Where to.
+        device: The device of the result.
         matrix: See `csr`.
         blocksize: Rows and columns of a block; None for SciPy's choice.
 
     Raises:
         TypeError, OutOfMemoryError: As of `csr`.
-        ValueError: See `csr`; or the shape is no multiple of the blocks.
+        ValueError: See `csr`; or the shape is not a multiple of the blocks.
     """
     return await _put(BsrMatrix, "bsr", device, matrix, lambda rows: _in_rows(rows.tobsr(blocksize)))
 
@@ -157,10 +157,10 @@ async def tocsr(matrix: SparseMatrix) -> CsrMatrix:
         matrix: Matrix of any format.
 
     Raises:
-        TypeError: It is none, or of wrong dtypes.
-        ValueError: Arrays of wrong shapes.
-        LibraryError: A wrong structure.
-        NotSupportedError: There is no sorting on CUDA without the package cuda-cccl.
+        TypeError: `matrix` is not a sparse matrix, or has wrong dtypes.
+        ValueError: Its arrays have wrong shapes.
+        LibraryError: Its structure is wrong.
+        NotSupportedError: On CUDA, sorting needs the package cuda-cccl.
     """
     if isinstance(matrix, CsrMatrix):
         return matrix
@@ -183,9 +183,9 @@ async def tocsc(matrix: SparseMatrix) -> CscMatrix:
 
 @composed
 async def tocoo(matrix: SparseMatrix) -> CooMatrix:
-    """Convert a matrix to coordinates, as SciPy's ``tocoo``: the columns and values are those of `matrix`.
+    """Convert a matrix to coordinates, as SciPy's ``tocoo``, which share columns and values with `matrix`.
 
-    Every backend finds those of compressed rows and columns. A matrix of blocks is converted by `tocsr`.
+    Every backend converts compressed rows and columns. A matrix of blocks is converted by `tocsr`.
 
     Args:
         matrix: Matrix of any format.
@@ -211,7 +211,7 @@ async def tobsr(matrix: SparseMatrix, blocksize: tuple[int, int]) -> BsrMatrix:
 
     Raises:
         TypeError, LibraryError, NotSupportedError: As of `tocsr`.
-        ValueError: The shape is no multiple of the blocks.
+        ValueError: The shape is not a multiple of the blocks.
     """
     rows = await tocsr(matrix)
     size: int = await rows.device.ask(CsrToBsr(rows, blocksize))
@@ -248,10 +248,10 @@ async def add(a: CsrMatrix, b: CsrMatrix, alpha: complex = 1.0, beta: complex = 
         The sum. Elements that cancel out are not stored.
 
     Raises:
-        TypeError: Other formats, or dtypes that differ.
-        ValueError: Shapes that differ.
-        LibraryError: A wrong structure.
-        NotSupportedError: There is no sorting on CUDA without the package cuda-cccl.
+        TypeError: The formats are not supported, or the dtypes differ.
+        ValueError: The shapes differ.
+        LibraryError: A structure is wrong.
+        NotSupportedError: On CUDA, sorting needs the package cuda-cccl.
     """
     terms: list[CsrMatrix] = []
     for name, matrix, times, factor in (("a", a, "alpha", alpha), ("b", b, "beta", beta)):

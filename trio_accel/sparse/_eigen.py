@@ -43,7 +43,8 @@ _LARGEST = reduce("abs(x)", "max", operation="sparse.eigsh")
 _COPY = make("1 * w", operation="sparse.eigsh")
 _OFF = make("w - theta * v", operation="sparse.eigsh")
 
-# The best value of a run is known to be behind others once its residual is so small a part of the distance.
+# The best value of a run is certainly worse than the locked ones once its residual is this part of the
+# distance.
 _CERTAIN = 1e-3
 
 
@@ -59,13 +60,13 @@ class EigshResult(NamedTuple):
 class _Lanczos:
     """Lanczos' method with full orthogonalization and thick restarts (Wu and Simon, 2000).
 
-    The first `k` vectors of the basis are eigenvectors that are locked, or zeros: all others are made
-    orthogonal to them, and see what is left of the matrix. The next ones are Ritz vectors, or an invariant
-    subspace. Products with those behind fill the upper triangle of the projected matrix, because all parts
-    along the basis are taken off and noted. The steps of each part of the basis are recorded once.
+    The first `k` vectors of the basis are locked eigenvectors, or zeros. All others are orthogonal to them,
+    so that they only see the rest of the matrix. The next ones are Ritz vectors, or an invariant subspace.
+    Products with later vectors fill the upper triangle of the projected matrix, because all components along
+    the basis are subtracted and noted. The steps of each part of the basis are recorded once.
 
     Attributes:
-        locked: Eigenvalues of the vectors that are locked.
+        locked: Eigenvalues of the locked vectors.
     """
 
     def __init__(self, problem: Problem, steps: int, k: int, which: _Which) -> None:
@@ -76,7 +77,7 @@ class _Lanczos:
         # The rest of a product is nothing but roundings if it is not larger than this part of it.
         self._least = 4 * float(np.finfo(problem.dtype.dtype).eps) * math.sqrt(n)
         self._graphs: dict[tuple[int, int], Graph[Any]] = {}
-        # Steps that become a graph are those of any backend.
+        # Steps for a graph must run on any backend.
         self._is_one_operation = not problem.is_recorded
         self.locked: HostArray = np.zeros(0)
 
@@ -91,7 +92,7 @@ class _Lanczos:
         await self._put(self._k, v0)
 
     async def _put(self, place: int, vector: AccelRef | None) -> None:
-        """Set a vector of the basis: one of length 1, or a random one that is orthogonal to those before."""
+        """Set a vector of the basis: one of length 1, or a random one orthogonal to the previous vectors."""
         problem = self._problem
         if vector is None:
             made = self._generator.normal(size=len(problem.b)).astype(problem.dtype.dtype)
@@ -105,8 +106,8 @@ class _Lanczos:
         """Fill the basis.
 
         Returns:
-            Ritz values and vectors of the projected matrix, the length of what is left of the last product,
-            and how many vectors there are, without those that are locked.
+            Ritz values and vectors of the projected matrix, the length of the rest of the last product, and
+            the number of vectors, without locked ones.
         """
         kept, left_of_n = self._kept, len(self._problem.b) - len(self.locked)
         begin, end = self._k, self._k + min(self._steps, left_of_n)
@@ -122,7 +123,7 @@ class _Lanczos:
         # It grows with the cube of `ncv`.
         solve = functools.partial(np.linalg.eigh, UPLO="U")
         values, vectors = await trio.to_thread.run_sync(solve, self._projected[:count, :count])
-        # Where the basis spans everything, nothing is left.
+        # If the basis spans everything, there is no rest.
         left = 0.0 if ends.size or count == left_of_n else float(found[count - 1])
         return values, vectors, left, count
 
@@ -140,7 +141,7 @@ class _Lanczos:
                         self._graphs[begin, stop] = await capture(problem.device, steps)
                     await self._graphs[begin, stop]()
                 except NotSupportedError:
-                    # The backend has no graphs, or not of all these operations.
+                    # The backend has no graphs, or lacks one of these operations in graphs.
                     pass
                 else:
                     continue
@@ -160,7 +161,7 @@ class _Lanczos:
         await problem.settle()
 
     async def _extend(self, w: AccelRef, step: int, first: AccelRef, second: AccelRef) -> bool:
-        """Add a vector to the basis by one operation; return whether the backend has it."""
+        """Add a vector to the basis by one operation; return whether the backend has this operation."""
         problem, basis = self._problem, self._basis
         if not self._is_one_operation:
             return False
@@ -174,33 +175,33 @@ class _Lanczos:
         return self._is_one_operation
 
     async def _combine(self, vectors: HostArray) -> AccelRef:
-        """Combine vectors of the basis that are not locked, beside it: one for each column."""
+        """Combine unlocked vectors of the basis in spare memory: one for each column."""
         factors = await self._problem.device.put(np.ascontiguousarray(vectors.T))
         basis, out = self._basis[self._k : self._k + len(vectors)], self._spare[: len(factors)]
         return await self._problem.ask(Gemm(1.0, factors, basis, 0.0, out))
 
     def rank(self, values: HostArray) -> HostArray:
-        """Return numbers that are the larger, the more a value is wanted."""
+        """Return numbers that are larger for values that `which` prefers."""
         ranks: dict[str, HostArray] = {"LM": np.abs(values), "LA": values, "SA": -values}
         return ranks[self._which]
 
     def best(self, values: HostArray) -> npt.NDArray[np.intp]:
-        """Return the places of values, what is wanted most first."""
+        """Return the places of values, in the order of preference."""
         return np.argsort(-self.rank(values), kind="stable")
 
     async def lock(self, values: HostArray, vectors: HostArray) -> None:
-        """Lock pairs; where there are `k`, the one that is wanted least gives way."""
+        """Lock pairs; if there are `k` already, replace the least preferred one."""
         combined = await self._combine(vectors)
         if not len(self.locked):
             self.locked = np.full(len(values), np.nan, values.dtype)
         for number, value in enumerate(values):
-            # A value that is not a number is behind all others.
+            # NaN comes last.
             place = int(self.best(self.locked)[-1])
             await self._basis[place].assign(combined[number])
             self.locked[place] = value
 
     async def vectors(self, order: npt.NDArray[np.intp]) -> list[AccelRef]:
-        """Return the vectors that are locked."""
+        """Return the locked vectors."""
         return [self._basis[int(place)] for place in order]
 
     async def begin_anew(self) -> None:
@@ -212,7 +213,7 @@ class _Lanczos:
     async def restart(self, values: HostArray, vectors: HostArray, left: float, count: int) -> None:
         """Begin the next cycle with the best Ritz vectors, which these are among, and with the last vector.
 
-        Behind an invariant subspace, another direction joins it.
+        After an invariant subspace, another direction joins it.
         """
         problem, basis = self._problem, self._basis[self._k :]
         if not left and count < self._steps and len(values) == count:
@@ -245,36 +246,36 @@ async def eigsh(
 ) -> EigshResult:
     """Find some eigenvalues of a Hermitian matrix, as `scipy.sparse.linalg.eigsh`, on every backend.
 
-    By Lanczos' method with full orthogonalization and thick restarts. Vectors that are found are locked, and
-    a run that begins with random numbers looks for better ones beside them: one direction sees equal
-    eigenvalues once. It ends when such a run finds none. The basis of `ncv` vectors, `k` that are locked, and
-    as much again for restarts stay on the device. In each round the host reads a small matrix, whose
-    eigenvalues it finds by LAPACK. At the end, the residual of each pair is computed from its vector. As of
-    `gmres`, a loss ends it.
+    It uses Lanczos' method with full orthogonalization and thick restarts. Eigenvectors found are locked, and
+    a new run from random numbers looks for better ones, because one direction finds equal eigenvalues only
+    once. The search ends when such a run finds none. The basis of `ncv` vectors, `k` locked vectors, and as
+    much again for restarts stay on the device. In each round the host reads a small matrix, whose eigenvalues
+    it finds by LAPACK. At the end, the residual of each pair is computed from its vector. Like `gmres`, it
+    ends if the context is lost.
 
     Args:
         A: Hermitian matrix of shape (n, n) and any format; or an async function that multiplies a vector by
-            one, and then `v0` must be given.
-        k: How many: from 1, and below n.
+            such a matrix, and then `v0` must be given.
+        k: The number of eigenvalues: from 1, and below n.
         which: ``"LM"``: the largest absolute values. ``"LA"``: the largest ones. ``"SA"``: the smallest ones.
         v0: Vector of shape (n,) to begin with; by default random numbers, the same at each call.
-        ncv: Vectors of the basis: above `k`, n at most; by default ``max(2 * k + 1, 40)``, with 20 in place
-            of 40 for `sigma` or a function.
+        ncv: Vectors of the basis: above `k`, n at most; by default ``max(2 * k + 1, 40)``, with 20 instead of
+            40 for `sigma` or a function.
         maxiter: The largest number of rounds of a run; by default ``10 * n``.
-        tol: How large a residual may be, relative to the eigenvalue; 0 for the accuracy of the dtype.
-        sigma: A number near which eigenvalues are wanted: `which` then chooses by ``1 / (w - sigma)``, so
-            that ``"LM"`` has the nearest ones. Each product is a solution by factors, as of `factor`.
+        tol: The largest residual, relative to the eigenvalue; 0 for the accuracy of the dtype.
+        sigma: A number whose nearest eigenvalues are found: `which` then applies to ``1 / (w - sigma)``, so
+            that ``"LM"`` finds the nearest ones. Each product is a solution by factors, as in `factor`.
 
     Returns:
         The eigenvalues, of shape (k,) and the real dtype, the smallest first; and the eigenvectors, as
         columns, of shape (n, k).
 
     Raises:
-        ConvergenceError: Not all residuals are small enough after `maxiter` rounds.
+        ConvergenceError: Some residuals are not small enough after `maxiter` rounds.
         LinAlgError: A product holds a NaN or an infinity, or `sigma` is an eigenvalue.
-        TypeError: `A` is no matrix or function, or of another dtype.
+        TypeError: `A` is not a matrix or function, or its dtype is not supported.
         ValueError: `A` is not square, or a number is out of its range.
-        LibraryError: A wrong structure.
+        LibraryError: A structure is wrong.
         NotSupportedError: The backend has no `factor`, which `sigma` needs.
     """
     problem = await _problem(A, v0)
@@ -305,8 +306,9 @@ async def eigsh(
     scale = await _find(lanczos, problem, k, most, wanted)
     values = lanczos.locked
     if shifted is not None:
-        # A residual that is right for the inverse is so for the matrix, but for roundings. Those are as large
-        # as the largest eigenvalue of the inverse makes them, which may be none of those that are wanted.
+        # A residual that is right for the inverse is right for the matrix, except for roundings. These are as
+        # large
+        # as the largest eigenvalue of the inverse makes them, even if it is not among the requested ones.
         scale *= float(await (await norm(shifted, math.inf)).item()) / float(np.abs(values).min())
         problem.a, values = shifted, 1 / values
     order = np.argsort(values)
@@ -358,7 +360,7 @@ async def _find(lanczos: _Lanczos, problem: Problem, k: int, most: int, wanted: 
 def _better(
     lanczos: _Lanczos, values: HostArray, off: HostArray, limit: HostArray, scale: float
 ) -> list[int]:
-    """Return the places of pairs that are found, and that are wanted more than one that is locked."""
+    """Return the places of converged pairs that are preferred to a locked one."""
     locked, places = sorted(lanczos.rank(lanczos.locked)), list[int]()
     for place in lanczos.best(values):
         if lanczos.rank(values[place]) <= locked[0] + _slack(float(limit[place]), scale):
@@ -370,13 +372,13 @@ def _better(
 
 
 def _is_settled(lanczos: _Lanczos, value: float, off: float, limit: float, scale: float) -> bool:
-    """Tell whether the best pair of a run is wanted no more than those that are locked."""
+    """Return whether the best pair of a run is not preferred to the locked ones."""
     ahead = float(lanczos.rank(lanczos.locked).min() - lanczos.rank(np.array(value)))
     return ahead >= -_slack(limit, scale) and bool(off <= max(limit, _CERTAIN * ahead))
 
 
 def _slack(limit: float, scale: float) -> float:
-    """Return how much equal values may differ: by what was asked for, or by roundings."""
+    """Return how much equal values may differ: by the requested tolerance, or by roundings."""
     return float(max(limit, 64 * np.finfo(np.asarray(limit).dtype).eps * scale))
 
 
@@ -426,7 +428,7 @@ async def _checked(
         await problem.ask(Nrm2(off, out=sizes[place]))
     await problem.settle()
     largest = float((await sizes.to_host()).max())
-    # Roundings of products and of the combination come on top of what Lanczos' method says.
+    # Roundings of products and of the combination are added to the estimate of Lanczos' method.
     epsilon = float(np.finfo(values.dtype).eps)
     if not largest <= (wanted + 32 * epsilon * math.sqrt(n)) * scale:
         raise ConvergenceError(

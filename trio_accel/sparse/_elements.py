@@ -1,4 +1,4 @@
-"""Functions of the elements of sparse matrices, made of expressions: they run on every backend."""
+"""Functions of the elements of sparse matrices, as expressions that run on every backend."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def _check_axis(name: str, axis: object) -> None:
 
 @composed
 async def multiply(matrix: CsrMatrix, x: Operand | complex) -> CsrMatrix:
-    """Multiply elements by a number, or by those of a dense array, as SciPy's ``matrix.multiply(x)``.
+    """Multiply elements by a number or a dense array's elements, as SciPy's ``matrix.multiply(x)``.
 
     With an array of shape (m, 1) rows are scaled, with one of shape (n,) or (1, n) columns.
 
     Args:
         matrix: Matrix of shape (m, n).
-        x: A number, or an array that broadcasts to that shape. Where nothing is stored, there stays a zero,
-            whatever is in `x`.
+        x: A number, or an array that broadcasts to that shape. Elements that are not stored stay zero,
+            whatever `x` has there.
 
     Returns:
         A matrix of the same structure, which shares the arrays of it.
@@ -98,8 +98,8 @@ async def diagonal(matrix: CsrMatrix, k: int = 0) -> AccelRef:
         A vector of the diagonal's length, with zeros where nothing is stored.
 
     Raises:
-        ValueError: There is no such diagonal.
-        LibraryError: A wrong structure.
+        ValueError: The diagonal does not exist.
+        LibraryError: The structure is wrong.
     """
     check_csr("diagonal", matrix)
     k, (m, n) = whole("sparse.diagonal", "k", k), matrix.shape
@@ -128,10 +128,10 @@ async def rows(matrix: CsrMatrix, start: int, stop: int) -> CsrMatrix:
     Args:
         matrix: Matrix of shape (m, n).
         start: The first row, from the end for a negative one.
-        stop: The row behind the last one, likewise.
+        stop: The row after the last one, likewise.
 
     Returns:
-        A matrix of those rows, whose columns and values are views of those of `matrix`.
+        A matrix of those rows, with views of the columns and values of `matrix`.
 
     Raises:
         LibraryError: A wrong structure.
@@ -176,14 +176,14 @@ _DISORDER = _reduce(
     "where(row == above, where(col <= before, 1, 0), 0)", "max", operation="sparse.check_order"
 )
 _TOTAL = _reduce("x", "sum", operation="sparse.sum")
-_MOST = {name: _reduce("x", name, operation=f"sparse.{name}") for name in ("max", "min")}
+_EXTREMES = {name: _reduce("x", name, operation=f"sparse.{name}") for name in ("max", "min")}
 _SQUARE = _make("(size / unit) * (size / unit)", operation="sparse.norm")
 _ABS = _make("abs(x)", operation="sparse.norm")
 
 
 @composed
 async def max(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
-    """Find the largest elements, as SciPy's ``matrix.max(axis)``: an element that is not stored is 0.
+    """Find the largest elements, as SciPy's ``matrix.max(axis)``; elements that are not stored count as 0.
 
     Values of one place are added up first, which `sum_duplicates` does.
 
@@ -196,8 +196,8 @@ async def max(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
 
     Raises:
         TypeError: The matrix is complex.
-        ValueError: There is nothing to choose from.
-        LibraryError: A wrong structure.
+        ValueError: There are no elements.
+        LibraryError: The structure is wrong.
         NotSupportedError: Columns of a row do not ascend, and the backend has no `sum_duplicates`.
     """
     return await _extreme("max", matrix, axis)
@@ -223,7 +223,7 @@ async def _extreme(name: Literal["max", "min"], matrix: CsrMatrix, axis: _Axis) 
     if axis is None:
         if not nnz:
             return await device.zeros((), matrix.dtype)
-        return await _WITH_ZEROS[name](count=nnz, n=extent, x=await _MOST[name](matrix.data))
+        return await _WITH_ZEROS[name](count=nnz, n=extent, x=await _EXTREMES[name](matrix.data))
     index, length = (row, m) if axis == 1 else (matrix.indices, n)
     found, count = await device.full(length, lowest, matrix.dtype), await device.zeros(length, "int64")
     if nnz:
@@ -253,9 +253,9 @@ async def norm(
 
     Args:
         matrix: Matrix of shape (m, n).
-        ord: Of a matrix: None or ``"fro"``, 1, -1, ``inf`` or ``-inf``. Of rows or columns: None, 1, 2 or
+        ord: For a matrix: None or ``"fro"``, 1, -1, ``inf`` or ``-inf``. For rows or columns: None, 1, 2 or
             ``inf``.
-        axis: 0: norms of columns. 1: norms of rows. None: that of the matrix.
+        axis: 0: norms of columns. 1: norms of rows. None: the norm of the matrix.
 
     Returns:
         A real array of shape (n,), (m,) or ().
@@ -276,8 +276,8 @@ async def norm(
     squared = axis is not None and ord in (None, 2)
     sizes, unit = await _ABS(matrix.data), None
     if squared and matrix.nnz:
-        # Squares of parts of the largest size are numbers of the dtype.
-        unit = await _PART(x=await _MOST["max"](sizes), most=float(np.finfo(sizes.dtype.dtype).max))
+        # The dtype holds squares of parts of the largest size.
+        unit = await _PART(x=await _EXTREMES["max"](sizes), most=float(np.finfo(sizes.dtype.dtype).max))
         sizes = await _SQUARE(size=sizes, unit=unit)
     made = CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, sizes)
     if axis is not None:
@@ -288,4 +288,4 @@ async def norm(
     if 0 in matrix.shape:
         raise ValueError(f"sparse.norm: a matrix of shape {matrix.shape} is empty")
     sums = await sum(made, 0 if ord in (1, -1) else 1)
-    return await _MOST["max" if ord in (1, math.inf) else "min"](sums)
+    return await _EXTREMES["max" if ord in (1, math.inf) else "min"](sums)

@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 @operation(f"{SQUARE} -> ", actor=SparseActor, dtypes=NATIVE, status=describe_failure)
 async def _factor(matrix: CsrMatrix, number: int) -> None:
-    """Make the factors that have a number, and keep them until the values of the matrix are released."""
+    """Make numbered factors, and keep them until the values of the matrix are released."""
     ...
 
 
@@ -30,7 +30,7 @@ async def _factor(matrix: CsrMatrix, number: int) -> None:
 async def _solve_factored(
     matrix: CsrMatrix, b: Operand, number: int, trans: Transpose = "N", *, out: AccelRef | None = None
 ) -> AccelRef:
-    """Solve by the factors of a number; a worker that does not have them makes them first."""
+    """Solve by numbered factors; a worker without them makes them first."""
     ...
 
 
@@ -39,8 +39,8 @@ class Factors:
     """LU factors of a sparse matrix, in the memory of a device. Made by `factor`.
 
     The factors are freed by `release`, or with the last reference to this object. A new worker process makes
-    them again at the first solution, because arrays survive the loss of a worker and factors do not. Where a
-    loss takes the arrays, too, solutions raise the error of lost arrays.
+    them again at the first solution, because arrays survive the loss of a worker and factors do not. If the
+    arrays are lost also, solutions raise the error of lost arrays.
     """
 
     _matrix: CsrMatrix
@@ -58,7 +58,7 @@ class Factors:
 
     @property
     def device(self) -> Device:
-        """The device that has the factors."""
+        """The device of the factors."""
         return self._matrix.device
 
     def __repr__(self) -> str:
@@ -67,15 +67,15 @@ class Factors:
     async def solve(self, b: Operand, *, trans: Transpose = "N", out: AccelRef | None = None) -> AccelRef:
         """Solve ``op(matrix) @ x = b``, as `scipy.sparse.linalg.SuperLU.solve`.
 
-        A solution that was begun goes on after a cancellation, in a thread.
+        A solution continues in a thread after it is cancelled.
 
         Args:
-            b: Vector of shape (n,), or dense matrix of shape (n, k), of the dtype of the factors.
+            b: Vector of shape (n,), or dense matrix of shape (n, k), with the dtype of the factors.
             trans: ``"N"``: op(matrix) is the matrix; ``"T"``: its transpose; ``"C"``: the conjugate of that.
-            out: Array of the shape of `b` for the solution; by default a new one.
+            out: Array with the shape of `b` for the solution; by default a new one.
 
         Returns:
-            The reference `out`, or a new one, of the shape of `b`.
+            The reference `out`, or a new one, with the shape of `b`.
 
         Raises:
             TypeError: `b` or `out` has another dtype.
@@ -96,14 +96,14 @@ async def factor(matrix: CsrMatrix) -> Factors:
     """Make LU factors of a matrix once, for many solutions, as `scipy.sparse.linalg.splu`.
 
     The matrix is copied first, so later changes of its arrays do not change the factors. SuperLU makes them
-    on the CPU, where a symmetric structure has the order MMD_AT_PLUS_A, and cuDSS on CUDA; see `spsolve`. A
-    factorization that was begun goes on after a cancellation, in a thread.
+    on the CPU, with the order MMD_AT_PLUS_A for a symmetric structure, and cuDSS on CUDA; see `spsolve`. A
+    factorization continues in a thread after it is cancelled.
 
     Args:
         matrix: Matrix of shape (n, n), of float32, float64, complex64 or complex128.
 
     Returns:
-        The factors, whose `Factors.solve` takes right-hand sides.
+        The factors; `Factors.solve` takes right-hand sides.
 
     Raises:
         LinAlgError: The matrix is singular, or holds a NaN or an infinity.

@@ -38,7 +38,7 @@ class _Arrays:
 
     @property
     def device(self) -> Device:
-        """The device whose memory holds it."""
+        """The device of its memory."""
         return self.data.device
 
     @property
@@ -52,7 +52,7 @@ class _Arrays:
         return self.data.size
 
     def release(self) -> None:
-        """Give the memory of all three arrays back, whoever else has it."""
+        """Free the memory of all three arrays, even if others refer to them."""
         for name in self.operand_fields:
             ref: AccelRef = getattr(self, name)
             ref.release()
@@ -72,9 +72,9 @@ class _Compressed(_Arrays):
 class CsrMatrix(_Compressed):
     """A sparse matrix on a device, as compressed sparse rows. Made by `csr` and `tocsr`.
 
-    Row i has its values at ``data[indptr[i]:indptr[i + 1]]``, in the columns that `indices` names.
-    The structure was checked when it was made, and operations check it again after a write to its arrays.
-    All four classes raise `ValueError` for a shape with negative numbers, or beyond the indices' type.
+    Row i has its values at ``data[indptr[i]:indptr[i + 1]]``, in the columns at the same places of `indices`.
+    The structure was checked when it was made, and operations check it again after a write to its arrays. All
+    four classes raise `ValueError` for a shape with negative numbers, or too large for the indices' type.
 
     Attributes:
         shape: Rows and columns.
@@ -144,7 +144,7 @@ class BsrMatrix(_Compressed):
     """A sparse matrix on a device, as compressed rows of dense blocks. Made by `bsr` and `tobsr`.
 
     Attributes:
-        shape: Rows and columns, multiples of those of a block.
+        shape: Rows and columns, multiples of a block's.
         indptr: int32 or int64 of shape (rows of blocks + 1,).
         indices: Same dtype, shape (blocks,): columns of blocks.
         data: Shape (blocks, rows of a block, columns of a block): values.

@@ -1,8 +1,8 @@
 """The base of iterative solvers: the problem, the look at its residual, and steps nobody waits for.
 
-Operations of a step are handed over one behind the other, with the replies of those before. Only the residual
-is waited for. Those of methods with short recurrences write new arrays, so each can run again after a loss.
-The steps from one look to the next become a graph (D166): one operation, which CUDA launches as one, too.
+Operations of a step are sent one after the other, with the replies of the previous ones. Only the residual is
+awaited. Methods with short recurrences write new arrays, so each operation can run again after a loss. The
+steps between two looks become a graph (D166): one operation, which CUDA also launches as one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _MOST_LOOKS = 64
 
 _REAL_DOT = reduce("x * y", "sum", operation="sparse.dot")
 _COMPLEX_DOT = reduce("conj(x) * y", "sum", operation="sparse.dot")
-# A solution that is not finite has no finite residual, even if the matrix stores nothing for it.
+# A non-finite solution has no finite residual, even if the matrix stores nothing for it.
 _RESIDUAL = make("b - product + 0 * x", operation="sparse.residual")
 _TIMES = make("x * y", operation="sparse.unit")
 
@@ -85,12 +85,12 @@ class SolveResult(NamedTuple):
 
 @attrs.define(eq=False, slots=False)
 class ConvergenceError(LinAlgError):
-    """An iteration did not come to the accuracy that was asked for.
+    """An iteration did not reach the requested accuracy.
 
     Attributes:
-        iterations: How many steps were made.
-        residual: The norm of ``b - A @ x``; of `eigsh`, the largest of ``A @ v - w * v``.
-        x: The best solution that was looked at, which has the least residual; None where there is none.
+        iterations: The number of steps.
+        residual: The norm of ``b - A @ x``; for `eigsh`, the largest norm of ``A @ v - w * v``.
+        x: The best solution at a look, which has the least residual; None without one.
     """
 
     iterations: int = attrs.field(kw_only=True)
@@ -104,9 +104,9 @@ class Method(Protocol):
     Attributes:
         problem: The problem that it solves.
         x: The solution so far.
-        made: How many steps were made, where a round has several; else None.
-        changing: Names of the attributes that a step sets, `x` among them, where it may be recorded.
-        alone: Looks before steps become a graph: to record them takes about as long as some.
+        made: The number of steps, if a round has several; else None.
+        changing: Names of the attributes that a step sets, including `x`, if it may be recorded.
+        alone: Looks before steps become a graph, because recording them takes as long as a few steps.
     """
 
     problem: Problem
@@ -120,15 +120,15 @@ class Method(Protocol):
         ...
 
     async def look(self, turns: int, looks: int, bounds: tuple[float, float, float]) -> Looks | None:
-        """Make rounds up to each of several looks by one operation, where the backend has it.
+        """Make the rounds up to each of several looks by one operation, if the backend has it.
 
         Args:
             turns: Rounds up to each look.
             looks: The largest number of looks.
-            bounds: The residual that is wanted, that of the last look and that of the best one.
+            bounds: The residual to reach, the residual of the last look and the best residual.
 
         Returns:
-            The residuals, and the best state; None if the backend does not have it.
+            The residuals, and the best state; None if the backend lacks the operation.
         """
         return None
 
@@ -139,13 +139,13 @@ class Problem:
 
     Attributes:
         name: Name of the solver.
-        device: Where its arrays are.
+        device: The device of its arrays.
         a: The matrix, or a function that multiplies by it.
         m: The preconditioner; None for none.
         b: The right-hand side.
         dtype: Its dtype.
-        wanted: The norm that the residual may have, once a solver runs.
-        pending: Operations that were handed over since the last look.
+        wanted: The largest norm of the residual, once a solver runs.
+        pending: Operations sent since the last look.
     """
 
     name: str
@@ -159,7 +159,7 @@ class Problem:
 
     @property
     def least(self) -> float:
-        """The smallest divisor that has all its digits."""
+        """The smallest divisor with all its digits."""
         facts = np.finfo(self.dtype.dtype)
         return float(facts.tiny / facts.eps)
 
@@ -177,7 +177,7 @@ class Problem:
         return pending.value
 
     async def settle(self) -> None:
-        """Wait for what was handed over; the first failure is raised."""
+        """Wait for the pending operations; raise the first failure."""
         pending, self.pending = self.pending, []
         for one in pending:
             await one.wait()
@@ -265,18 +265,18 @@ def _check_shapes(where: str, a: Any, b: Operand, x0: Operand | None, dtype: DTy
 
 
 def unit_of(size: float, dtype: DType) -> float:
-    """Return a power of two of this size: 1 where its square is far from the ends of the dtype."""
+    """Return a power of two of this size: 1 if its square is far from the ends of the dtype."""
     facts, exponent = np.finfo(dtype.dtype), math.frexp(size)[1]
     is_kept = not math.isfinite(size) or not size or abs(exponent) < facts.maxexp // 4
     return 1.0 if is_kept else math.ldexp(1.0, min(max(exponent, 2 - facts.maxexp), facts.maxexp - 2))
 
 
 def check_bound(name: str, argument: str, value: Any, *, is_whole: bool = False) -> Any:
-    """Take a number that is not negative, or a whole one from 1.
+    """Take a number that is not negative, or an integer from 1.
 
     Raises:
-        TypeError: It is no such number.
-        ValueError: It is too small.
+        TypeError: The value is not such a number.
+        ValueError: The value is too small.
     """
     where = f"sparse.{name}"
     if is_whole:
@@ -290,7 +290,7 @@ def check_bound(name: str, argument: str, value: Any, *, is_whole: bool = False)
 
 
 async def _recorded(method: Method, turns: int) -> Graph[tuple[AccelRef, ...]] | None:
-    """Record steps, with a look at the residual behind them; None where they cannot be."""
+    """Record steps, with a look at the residual after them; None where they cannot be."""
     if not (method.changing and method.problem.is_recorded):
         return None
 
@@ -317,7 +317,7 @@ async def _advance(
     try:
         replayed = None if graph is None else await graph(*before)
     except NotSupportedError:
-        # The backend has no graphs, or not of all these operations.
+        # The backend has no graphs, or lacks one of these operations in graphs.
         replayed = None
     if replayed is None:
         for _ in range(turns):
@@ -332,8 +332,8 @@ async def _advance(
 def _release(arrays: list[AccelRef]) -> None:
     """Drop arrays in the order of their blocks.
 
-    Memory that was given back last is taken first. In this order each array is where the one before the last
-    was, so there are two places in all, and a graph of the driver for each.
+    Memory is taken in the reverse order of its release. With this order, each array gets the place of the
+    array two steps before. So there are two places in all, and a driver's graph for each.
     """
     arrays.sort(key=lambda ref: ref.block.id)
     while arrays:
@@ -342,7 +342,7 @@ def _release(arrays: list[AccelRef]) -> None:
 
 @attrs.define(eq=False)
 class _Best:
-    """The state with the least residual of all looks, because steps after a breakdown may spoil it.
+    """The state with the least residual of all looks, because steps after a breakdown may make it worse.
 
     Attributes:
         method: The method.
@@ -361,7 +361,7 @@ class _Best:
             self.state = list(made.best)
 
     def look(self, residual: float, spent: list[AccelRef]) -> None:
-        """Take the present state if it is better; release the worse one, and what was spent."""
+        """Take the present state if it is better; release the worse one, and the used arrays."""
         if residual < self.residual or not math.isfinite(self.residual):
             spent += [ref for ref in self.state if ref is not None]
             self.residual, self.state = residual, _state(self.method)
@@ -398,10 +398,10 @@ class _Rounds:
         """Make rounds up to the next look, or up to several; return their residuals.
 
         Args:
-            before: The rounds that were made before.
+            before: The rounds made before.
             turns: Rounds up to each look.
             looks: The largest number of looks.
-            bounds: The residual that is wanted, and the last one.
+            bounds: The residual to reach, and the last one.
         """
         made = await self.method.look(turns, looks, (*bounds, self.best.residual))
         if made is not None:
@@ -498,7 +498,7 @@ def _not_converged(best: _Best, iterations: int, unit: float, why: str, x: Accel
 
 
 async def _given(method: Method, unit: float) -> AccelRef:
-    """Return the solution of the system that was given."""
+    """Return the solution of the caller's system."""
     return method.x if unit == 1 else await _TIMES(method.x, unit)
 
 
@@ -536,7 +536,7 @@ class Preconditioner:
 
     @property
     def is_recorded(self) -> bool:
-        """Whether a graph can hold it: triangular solutions tell by status words whether they failed."""
+        """Whether a graph can hold it: triangular solutions report failures by status words."""
         return self._diagonal is not None
 
     @property
@@ -565,16 +565,17 @@ async def precondition(matrix: CsrMatrix, kind: _Kind = "jacobi") -> Preconditio
     Args:
         matrix: Square matrix of shape (n, n).
         kind: ``"jacobi"``: division by the diagonal, which the host reads once; it runs on every backend.
-            ``"ilu0"``: the triangular solves of `ilu0`. ``"ic0"``: those of `ic0`, of a Hermitian matrix.
+            ``"ilu0"``: the triangular solves of `ilu0`. ``"ic0"``: the triangular solves of `ic0`, for a
+            Hermitian matrix.
 
     Returns:
         An async function of a vector.
 
     Raises:
         TypeError: The matrix has another format.
-        ValueError: It is not square, or there is no such kind.
-        LinAlgError: An element of the diagonal is zero or not stored, or what `ilu0` and `ic0` say.
-        LibraryError: A wrong structure.
+        ValueError: The matrix is not square, or the kind is unknown.
+        LinAlgError: An element of the diagonal is zero or not stored, or `ilu0` or `ic0` fails.
+        LibraryError: The structure is wrong.
         NotSupportedError: The backend has no incomplete factors.
     """
     check_csr("precondition", matrix)

@@ -32,7 +32,7 @@ from ._steps import CgSteps, Looks
 
 __all__ = ["ExtendBasis", "LeastResidual", "bicgstab", "cg", "gmres", "minres"]
 
-# Where a divisor is 0, or has lost its digits, nothing is left to do, and the step changes nothing.
+# If a divisor is 0, or has lost its digits, nothing is left to do, and the step changes nothing.
 _CG_STEP = make(
     "s = where(abs(pq) > least, rz / pq, 0 * pq); x1 = x + s * p; r1 = r - s * q",
     outputs=("x1", "r1"),
@@ -114,24 +114,24 @@ async def cg(
 ) -> SolveResult:
     """Solve ``A @ x = b`` by conjugate gradients, as `scipy.sparse.linalg.cg`, on every backend.
 
-    All numbers stay on the device. Each `check_every` steps, ``b - A @ x`` is computed anew, and its norm
-    decides. So a solution may have some steps more than it needs, and its residual is the true one. Steps
-    write new arrays only, where `A` is of rows: with `DeviceOptions.retry` the solver goes on after the loss
-    of a worker, on the CPU with the same numbers. Where `A` is of rows and `M` is None or of `precondition`,
-    the CPU makes many steps in one operation, whose length bounds how long it goes on after a cancellation.
-    Else, where `M` is None or of kind ``"jacobi"``, the steps between two looks are recorded as a graph after
-    a while. If squares of `b` are beyond the dtype, a multiple of the system is solved.
+    All numbers stay on the device. Every `check_every` steps, ``b - A @ x`` is computed again, and its norm
+    decides. So a solution may take some steps more than it needs, and its residual is the true one. If `A` is
+    of rows, steps only write new arrays: with `DeviceOptions.retry` the solver continues after the loss of a
+    worker, on the CPU with the same numbers. If `A` is of rows and `M` is None or of `precondition`, the CPU
+    makes many steps in one operation, whose length bounds how long it continues after it is cancelled.
+    Otherwise, if `M` is None or of kind ``"jacobi"``, the steps between two looks are recorded as a graph
+    after a while. If squares of `b` are outside of the dtype, a multiple of the system is solved.
 
     Args:
         A: Hermitian positive definite matrix of shape (n, n) and any format, or an async function that
-            multiplies a vector by one.
+            multiplies a vector by such a matrix.
         b: Vector of shape (n,), of float32, float64, complex64 or complex128.
-        x0: Where to begin; by default zeros. It is not changed.
+        x0: The initial solution; by default zeros. It is not changed.
         rtol: The residual may be as large as `rtol` times the norm of `b`,
         atol: or as large as this.
         maxiter: The largest number of steps; by default ``10 * n``.
-        M: Preconditioner: an async function that approximates the product with the inverse of `A`, such as
-            `precondition` makes.
+        M: Preconditioner: an async function that approximates the product with the inverse of `A`, such as a
+            result of `precondition`.
         callback: Called with the solution so far at each look; if it is async, it is awaited.
         check_every: Steps from one look to the next.
 
@@ -142,7 +142,7 @@ async def cg(
         ConvergenceError: The residual is too large after `maxiter` steps, is not a number, or is the same at
             two looks. The error has the best solution so far: after a breakdown, the last one before it.
         LinAlgError: `b` holds a NaN or an infinity.
-        TypeError: `A` or `M` is no matrix or function, or dtypes differ.
+        TypeError: `A` or `M` is not a matrix or function, or dtypes differ.
         ValueError: `A` is not square, shapes do not fit, or a bound is negative.
         LibraryError: A wrong structure.
     """
@@ -219,8 +219,8 @@ class _BiCgStab(Method):
 def bicgstab() -> None:
     """Solve ``A @ x = b`` by stabilized biconjugate gradients, as `scipy.sparse.linalg.bicgstab`.
 
-    `A` is any square matrix. Each step has two products, and two calls of `M`. Arguments, result, errors and
-    the looks at the residual are those of `cg`.
+    `A` is any square matrix. Each step has two products, and two calls of `M`. See `cg` for arguments,
+    result, errors and the looks at the residual.
     """
 
 
@@ -306,8 +306,9 @@ class _Minres(Method):
 def minres() -> None:
     """Solve ``A @ x = b`` by minimal residuals, as `scipy.sparse.linalg.minres`.
 
-    `A` is Hermitian, and may be indefinite; `M` is positive definite. Arguments, result, errors and the looks
-    at the residual are those of `cg`. So is `rtol`: SciPy's is relative to the norm of `A`, too.
+    `A` is Hermitian, and may be indefinite; `M` is positive definite. See `cg` for arguments, result, errors
+    and the looks at the residual. `rtol` also has the meaning of `cg`, although SciPy's is relative to the
+    norm of `A` also.
     """
 
 
@@ -347,13 +348,13 @@ async def _extend_basis(
 ) -> tuple[AccelRef, AccelRef, AccelRef, AccelRef]:
     """Take the parts of a vector along a basis off, twice, and divide the rest by its length.
 
-    The CPU has it, because the host's part in a step would take longer than the step.
+    Only the CPU has it, because the host's part in a step would take longer than the step.
 
     Args:
         basis: Vectors of length 1, row by row.
         w: The vector, which is not changed.
-        first: Its parts along the basis.
-        second: Those that roundings have left.
+        first: Its components along the basis.
+        second: The components that roundings have left.
         size: The length of the rest.
         unit: The rest divided by its length, or by `least` if that is larger.
         least: The smallest divisor.
@@ -371,18 +372,18 @@ async def _least_residual(
 ) -> tuple[AccelRef, AccelRef]:
     """Find the combination of the first vectors that makes the residual small enough, or least.
 
-    On CUDA, Givens' rotations bring the matrix of Arnoldi's steps to triangular form. The first step with a
-    residual of half of what is wanted, or with nothing left of its product, is the last one that counts.
+    On CUDA, Givens' rotations bring the matrix of Arnoldi's steps to triangular form. The first step with
+    half of the requested residual, or with nothing left of its product, is the last one that counts.
 
     Args:
-        h: Row by row, the parts of a product along the vectors before.
-        sizes: What was left of each product.
-        size: The norm of the residual that the first vector was made of.
-        made: Steps that were made before.
-        wanted: The norm that the residual may have.
+        h: Row by row, the components of a product along the previous vectors.
+        sizes: The length of each product's rest.
+        size: The norm of the residual that gave the first vector.
+        made: Steps made before.
+        wanted: The largest norm of the residual.
 
     Returns:
-        Factors of the vectors, zeros behind the last step that counts; and how many steps were made by then.
+        Factors of the vectors, zeros after the last step that counts; and how many steps were made by then.
     """
     ...
 
@@ -436,10 +437,10 @@ async def gmres(
     """Solve ``A @ x = b`` by generalized minimal residuals, as `scipy.sparse.linalg.gmres`.
 
     `A` is any square matrix. All numbers stay on the device, and the host reads the residual once in each
-    cycle of `restart` steps. Vectors of a cycle are orthogonalized twice, by two products each time. Where
-    `A` is a matrix, and `M` is None or of kind ``"jacobi"``, a cycle is recorded as a graph before the first
-    one. Then the solver goes on after the loss of a worker, as `cg`. Else the vectors are rows of one array
-    that steps write to, which `DeviceOptions.retry` does not have run again: a loss ends the solver.
+    cycle of `restart` steps. Vectors of a cycle are orthogonalized twice, by two products each time. If `A`
+    is a matrix, and `M` is None or of kind ``"jacobi"``, a cycle is recorded as a graph before the first one.
+    Then the solver continues after the loss of a worker, like `cg`. Otherwise the vectors are rows of one
+    array that steps write to, which `DeviceOptions.retry` does not repeat: a loss ends the solver.
 
     Args:
         A: See `cg`, but any matrix.
@@ -453,8 +454,8 @@ async def gmres(
         callback: See `cg`; it is called once in each cycle.
 
     Returns:
-        The solution; the number of steps, of which the last cycle counts those that the solution has; and the
-        residual.
+        The solution; the number of steps, counting those of the last cycle that the solution includes; and
+        the residual.
 
     Raises:
         ConvergenceError, LinAlgError, TypeError, ValueError, LibraryError: As of `cg`.

@@ -1,4 +1,4 @@
-"""Products of sparse matrices of any format with dense arrays, and the actor that serves sparse matrices."""
+"""Products of sparse matrices of any format with dense arrays, and the actor of sparse matrices."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ class SparseActor(LibraryActor):
 
 
 # Row pointers begin at 0, do not decrease, and end at the number of stored elements; for spmv and to_dense
-# they may end before. Where they do not, or a column is outside, the operation fails before memory is read. A
-# backend may look at a structure once and believe it from then on: a program that changes the arrays keeps
+# they may end before. If they do not, or a column is out of range, the operation fails before memory is read.
+# A
+# backend may check a structure once and rely on it from then on: a program that changes the arrays keeps
 # them right.
 STRUCTURE = "matrix(m, n), matrix.indptr: index(m+1), matrix.indices: index(e)"
 _MATRIX = f"{STRUCTURE}, matrix.data(e)"
@@ -101,7 +102,7 @@ async def _spmm(
 
 @operation(f"{STRUCTURE}, a(m, k), b(k, n) -> out(e)", actor=SparseActor)
 async def sddmm(matrix: CsrMatrix, a: Operand, b: Operand, *, out: AccelRef | None = None) -> AccelRef:
-    """Elements of a product of dense matrices where a sparse one has stored elements (cuSPARSE ``SDDMM``).
+    """Compute a dense matrices' product at the stored elements of a sparse matrix (cuSPARSE ``SDDMM``).
 
     The product itself is not made. With the result, ``CsrMatrix(matrix.shape, matrix.indptr, matrix.indices,
     result)`` is a sparse matrix of the same structure.
@@ -141,7 +142,7 @@ async def _check_structure(matrix: CsrMatrix) -> None:
 _make = Elementwise[AccelRef]
 _CONJ = _make("conj(x)", operation="sparse.spmm")
 _SCALE = _make("x * y", operation="sparse.spmm")
-_PLACES = _make("i(0)", operation="sparse.find_rows")
+_ROW_INDEX = _make("i(0)", operation="sparse.find_rows")
 _MINUS = _make("x - y", operation="sparse.rows")
 
 
@@ -158,10 +159,10 @@ async def _find_rows(indptr: AccelRef, places: AccelRef) -> AccelRef:
 
 
 async def row_indices(matrix: CsrMatrix) -> AccelRef:
-    """Find the row of each value, of the dtype of `indices`, once the structure is found right."""
+    """Find the row of each value, with the dtype of `indices`, once the structure is found right."""
     device, index = matrix.device, matrix.indices.dtype
     await device.ask(CheckStructure(matrix))
-    places = await device.ask(_PLACES.compute(shape=(matrix.nnz,)))
+    places = await device.ask(_ROW_INDEX.compute(shape=(matrix.nnz,)))
     found = await _MINUS(await device.ask(FindRows(matrix.indptr, places)), 1)
     return found if index is DType.int64 else await found.cast(index)
 
@@ -170,8 +171,9 @@ async def row_indices(matrix: CsrMatrix) -> AccelRef:
 async def spmv(matrix: SparseMatrix, x: Operand, *, out: Out = None) -> AccelRef:
     """Product of a sparse matrix and a vector (cuSPARSE ``SpMV``).
 
-    A matrix of columns is one of rows, transposed: one product (``SpMM``). Coordinates and blocks are taken
-    as they are, too: by an expression, and a sum at computed places. CUDA adds there in any order.
+    A matrix of columns is the transpose of one of rows: one product (``SpMM``). Coordinates and blocks are
+    not converted: an expression multiplies them, and a sum adds at computed places. CUDA adds there in any
+    order.
 
     Args:
         matrix: Matrix of shape (m, n), of any format.
@@ -246,7 +248,7 @@ async def to_dense(matrix: SparseMatrix, *, out: Out = None) -> AccelRef:
         out: Matrix of this shape and dtype to write to; by default a new one.
 
     Returns:
-        The dense matrix; of a matrix of columns, a view of one that is transposed.
+        The dense matrix; for a matrix of columns, a view of the transpose.
     """
     if isinstance(matrix, CscMatrix):
         return (await _to_dense(matrix.T, out=None if out is None else out.T)).T
@@ -332,18 +334,18 @@ async def _target(
 
 @functools.cache
 def _product(of: str, place: str, axis: int, is_conjugated: bool) -> Elementwise[AccelRef]:
-    """Multiply values by elements of a dense matrix, whose row an expression of the indices `of` tells."""
+    """Multiply values by elements of a dense matrix, in rows computed by an expression of `of`."""
     text = f"{'conj(x)' if is_conjugated else 'x'} * b[{place}, i({axis})] * alpha"
     return _make(text, inputs=("x", "b", of, "alpha"), operation="sparse.spmm", is_checked=True)
 
 
 @functools.cache
 def _scatter(indices: Strs, row: str, col: str) -> Scatter:
-    """Add values at places that expressions of indices tell."""
+    """Add values at places that expressions of indices compute."""
     return Scatter(f"out[{row}, {col}]", "add", inputs=("out", *indices), operation="sparse.spmm")
 
 
-# The messages and specifications are those of the operations that take rows, under the functions' names.
+# The messages and specifications belong to the operations on rows, under the functions' names.
 for _public, _declared in ((spmv, _spmv), (spmm, _spmm), (to_dense, _to_dense)):
     vars(_public).update({name: vars(_declared)[name] for name in ("declaration", "message", "spec")})
 

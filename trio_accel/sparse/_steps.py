@@ -19,7 +19,7 @@ _STATE = 4
 
 
 class Looks(NamedTuple):
-    """What steps have made.
+    """The results of steps.
 
     Attributes:
         residuals: The norm of the residual at each look.
@@ -36,16 +36,17 @@ class Looks(NamedTuple):
 class CgSpec(ops.OperationSpec):
     """Steps of conjugate gradients, and looks at the residual.
 
-    The kernel stops at a look whose residual is small enough, the same as at the look before, or not finite.
+    The kernel stops at a look if the residual is small enough, unchanged since the previous look, or not
+    finite.
 
     Attributes:
         matrix: Rows and columns of the matrix.
         kind: Kind of the preconditioner; empty for none.
         steps: The number of steps until each look.
         looks: The largest number of looks.
-        is_first: Whether `p` and `rz` are not there yet.
-        bounds: As float64: the norm that is wanted, those at the last look and at the best one, and the
-            smallest divisor.
+        is_first: Whether `p` and `rz` do not exist yet.
+        bounds: As float64: the norm to reach, the norm at the last look and at the best one, and the smallest
+            divisor.
         read: Row pointers, columns, values, `b`, `x`, `r`, `p`, `rz`, and the arrays of the preconditioner.
         written: `x`, `r`, `p` and `rz` after the last look, and, if there may be several, after the best one.
         residuals: As float64: the number of looks, the number of the best one, which is -1 for none, and then
@@ -74,7 +75,7 @@ def _plan(message: Any, planner: Planner) -> Planned[Looks]:
         "matrix.data": matrix.data,
         "b": message.b,
         **dict(zip("xr", state, strict=False)),
-        # Something has to be there in place of what the kernel makes first.
+        # A placeholder for arrays that the kernel makes first.
         "p": message.b if is_first else state[2],
         "rz": message.b if is_first else state[3],
         **{f"M.{number}": array for number, array in enumerate(message.preconditioner)},
@@ -118,7 +119,7 @@ async def _cg_steps(
 ) -> Looks:
     """Make steps of conjugate gradients; see `CgSpec`.
 
-    The CPU has it, because a step is shorter than a request.
+    Only the CPU has it, because a step is shorter than a request.
 
     Args:
         matrix: Hermitian positive definite matrix of shape (n, n).
@@ -127,7 +128,7 @@ async def _cg_steps(
             preconditioned form, which are None before the first step.
         kind: Kind of the preconditioner; empty for none.
         preconditioner: Its arrays.
-        bounds: The norm that is wanted, those at the last look and at the best one, the smallest divisor.
+        bounds: The norm to reach, the norm at the last look and at the best one, the smallest divisor.
         steps: Steps until each look.
         looks: The largest number of looks.
 

@@ -1,7 +1,7 @@
 """Operations that make sparse matrices of others: conversions, sums, products, and parts of them.
 
-How many values are stored is known only afterwards. Where there is a bound that is not much larger, the
-arrays are made as large, and the matrix has views of what is filled. Otherwise a first operation counts.
+The number of stored values is only known afterwards. If there is a bound that is not much larger, the arrays
+get that size, and the matrix has views of the filled part. Otherwise a first operation counts.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ _Compressed: TypeAlias = type[BsrMatrix] | type[CscMatrix] | type[CsrMatrix]
 
 @ops.specification
 class MadeSpec(ops.OperationSpec):
-    """A sparse matrix that is made of others, or the count of its values.
+    """A sparse matrix to make from others, or the count of its values.
 
     Attributes:
-        function: What is made, by the name of the function.
-        numbers: Rows and columns of what is read, and what else the function is told.
-        arrays: The arrays that are read: those of each matrix, in the order of its fields, and then others.
-        indptr: Row pointers of the result; None where values are only counted, as the next two.
-        indices: Its columns, with a place for each value, or block, that there may be.
+        function: The name of the function.
+        numbers: Rows and columns of the source, followed by other numbers of the function.
+        arrays: The source arrays: those of each matrix, in the order of its fields, followed by others.
+        indptr: Row pointers of the result; None if values are only counted, as for the next two.
+        indices: Its columns, with a place for each possible value or block.
         data: Its values.
-        count: How many are stored, an int64 in two words.
+        count: The number of stored values, an int64 in two words.
     """
 
     operation = "sparse.make"
@@ -108,7 +108,7 @@ def _plan(
     size: int | None,
     block: tuple[int, int] | None = None,
 ) -> Planned[Any]:
-    """Plan the matrix of so many values at most; or without a size the count of them."""
+    """Plan the matrix of at most `size` values; or without a size the count of them."""
     (index, dtype), count = (arrays[0].dtype, arrays[2].dtype), planner.status(2)
     numbers = tuple([int(number) for number in numbers])
     if size is None:
@@ -146,7 +146,7 @@ def _plan(
 def _of_one(
     function: str, *numbers: str, of: type[Any] = CsrMatrix, made: _Compressed = CsrMatrix
 ) -> Callable[[Any, Planner], Planned[Any]]:
-    """Return the plan of what has no more values than one matrix: a conversion, or a part."""
+    """Return the plan of a matrix with at most the values of another one: a conversion, or a part."""
 
     def plan(message: Any, planner: Planner) -> Planned[Any]:
         matrix, arrays = message.matrix, _read(planner, "matrix", message.matrix, of)
@@ -178,7 +178,7 @@ def _plan_to_bsr(message: Any, planner: Planner) -> Planned[Any]:
 
 
 def _plan_two(message: Any, planner: Planner) -> Planned[Any]:
-    """Plan the sum of two matrices of one dtype, and of one for their indices; or their product."""
+    """Plan the sum of two matrices with one dtype, and one dtype of indices; or their product."""
     a, b, is_sum = message.a, message.b, not hasattr(message, "size")
     arrays = (*_read(planner, "a", a, CsrMatrix), *_read(planner, "b", b, CsrMatrix))
     if arrays[2].dtype is not arrays[5].dtype:
@@ -283,8 +283,8 @@ async def take_rows(matrix: CsrMatrix, indices: Operand) -> CsrMatrix:
         The rows, of shape (len(indices), n).
 
     Raises:
-        LibraryError: There is no such row.
-        NotSupportedError: The backend has no such operation; `rows` takes neighbours.
+        LibraryError: A row does not exist.
+        NotSupportedError: The backend lacks this operation; `rows` takes neighbours.
     """
     size: int = await _take_rows(matrix, indices)
     taken: CsrMatrix = await _take_rows(matrix, indices, size)
@@ -299,11 +299,11 @@ async def sum_duplicates(matrix: CsrMatrix) -> CsrMatrix:
         matrix: The matrix, which is not changed.
 
     Returns:
-        A new matrix. Its arrays are as large as those of `matrix`, or views of such.
+        A new matrix. Its arrays are as large as the arrays of `matrix`, or views of such arrays.
 
     Raises:
-        LibraryError: A wrong structure.
-        NotSupportedError: There is no sorting on CUDA without the package cuda-cccl.
+        LibraryError: The structure is wrong.
+        NotSupportedError: On CUDA, sorting needs the package cuda-cccl.
     """
     ...
 
@@ -319,13 +319,14 @@ async def tril(matrix: CsrMatrix, k: int = 0) -> CsrMatrix:
 
     Args:
         matrix: The matrix, which is not changed.
-        k: The last diagonal that is kept: 0 is the main one, positive ones are above it.
+        k: The last diagonal to keep: 0 is the main one, positive ones are above it.
 
     Returns:
-        A new matrix of the same shape. Its arrays are as large as those of `matrix`, or views of such.
+        A new matrix of the same shape. Its arrays are as large as the arrays of `matrix`, or views of such
+        arrays.
 
     Raises:
-        NotSupportedError: CUDA has no such operation.
+        NotSupportedError: CUDA lacks this operation.
     """
     ...
 

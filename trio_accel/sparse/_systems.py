@@ -25,7 +25,7 @@ _NOT_FINITE, _NOT_HERMITIAN = -1, -2
 
 
 def describe_failure(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
-    """Name the row, from 0, whose element of the diagonal, or pivot, is wrong: the word is one more."""
+    """Name the row, from 0, with a wrong diagonal element or pivot, given its number from 1."""
     function, row = spec.declaration.function, code - 1
     if code == _NOT_FINITE:
         trouble = "holds a NaN or an infinity"
@@ -59,7 +59,7 @@ async def spsolve_triangular(
         trans: ``"N"``: op(matrix) is that triangle; ``"T"``: its transpose; ``"C"``: its conjugate transpose.
 
     Returns:
-        The solution, of the shape of `b`.
+        The solution, with the shape of `b`.
 
     Raises:
         LinAlgError: An element of the diagonal is not stored or zero; it names the row.
@@ -71,17 +71,17 @@ async def spsolve_triangular(
 async def spsolve(matrix: CsrMatrix, b: Operand) -> AccelRef:
     """Solve ``matrix @ x = b`` by LU factors, as `scipy.sparse.linalg.spsolve` (SuperLU, COLAMD).
 
-    On CUDA cuDSS makes them. Its solution is held against the equations. Where it is not as good as can be
+    On CUDA cuDSS makes them. Its solution is checked against the equations. If it is less accurate than
     expected, factors are made again with pivots of whole columns, which takes longer. Factors are made and
-    used in one operation, because they would be lost with a worker process. So give all right-hand sides
-    together, as the columns of `b`. A solution that was begun goes on after a cancellation, in a thread.
+    used in one operation, because they would be lost with a worker process. So pass all right-hand sides
+    together, as the columns of `b`. A solution continues in a thread after it is cancelled.
 
     Args:
         matrix: Matrix of shape (n, n), of float32, float64, complex64 or complex128.
         b: Vector of shape (n,), or dense matrix of shape (n, k), of the same dtype.
 
     Returns:
-        The solution, of the shape of `b`.
+        The solution, with the shape of `b`.
 
     Raises:
         LinAlgError: The matrix is singular, or holds a NaN or an infinity. On CUDA it also counts as singular
@@ -105,7 +105,7 @@ def _ic0() -> None:
 
 @composed
 async def ilu0(matrix: CsrMatrix) -> CsrMatrix:
-    """Compute incomplete LU factors that have the structure of the matrix: ILU(0).
+    """Compute incomplete LU factors with the structure of the matrix: ILU(0).
 
     That is algorithm 10.4 of Saad, Iterative Methods for Sparse Linear Systems, second edition. The CPU
     computes it row by row in Python: about a microsecond for each multiplication. CUDA does by cuSPARSE's
@@ -130,7 +130,7 @@ async def ilu0(matrix: CsrMatrix) -> CsrMatrix:
 
 @composed
 async def ic0(matrix: CsrMatrix) -> CsrMatrix:
-    """Compute an incomplete Cholesky factor that has the structure of the matrix, IC(0), as `ilu0`.
+    """Compute an incomplete Cholesky factor with the structure of the matrix, IC(0), as `ilu0`.
 
     Args:
         matrix: Hermitian matrix, as for `ilu0`, with both triangles.

@@ -1,4 +1,4 @@
-"""Points by the cells of a regular grid, made of functions of arrays, and their neighbours."""
+"""Points in the cells of a regular grid, and their neighbours, computed by functions of arrays."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ..jit import CompileOptions, Kernel, cdiv, reads, scalar, updates, writes
 
 __all__ = ["CellList", "cell_list", "neighbours"]
 
-_NAME, _NEAR = "spatial.cell_list", "spatial.neighbours"
+_NAME, _NEIGHBOURS_NAME = "spatial.cell_list", "spatial.neighbours"
 _Floats: TypeAlias = npt.NDArray[np.float64]
 _Each: TypeAlias = "float | Sequence[float]"
-# Cells have numbers of 32 bits, and so has what lies outside.
-_MOST = (1 << 31) - 2
+# Cells have numbers of 32 bits, and so has the outside.
+_MAX_CELLS = (1 << 31) - 2
 _SCALARS = {"n": "int64", "axes": "int32", "radius": "float64", "lists": "bool", "total": "int64"}
 _READ = {"points": "float64", "order": "int64", "starts": "int64", "grid": "float64", "begins": "int64"}
 _kernel = functools.partial(
@@ -37,7 +37,7 @@ _kernel = functools.partial(
     skip_empty=True,
     options=CompileOptions(fma=False),
 )
-# No host looks at it, so a graph may have it.
+# The host reads nothing, so a graph may contain it.
 _count = {
     dtype: _kernel(
         f"count_cells<{c_type}>",
@@ -85,15 +85,15 @@ async def cell_list(
     shape: _Each | None = None,
     box: _Each | None = None,
 ) -> CellList:
-    """Sort points by the cells of a grid: those of cell c are ``order[starts[c]:starts[c + 1]]``.
+    """Sort points by the cells of a grid: the points of cell c are ``order[starts[c]:starts[c + 1]]``.
 
-    Cells are numbered in row-major order: that of ``(i, j, k)`` is ``(i * shape[1] + j) * shape[2] + k``.
-    An expression reads a cell by a range: ``sum(f(x[order[j]]) for j in range(starts[c], starts[c + 1]))``.
-    A point is in the cell ``floor((x - low) / size)``, computed in float64.
+    Cells are numbered in row-major order: cell ``(i, j, k)`` is number ``(i * shape[1] + j) * shape[2] + k``.
+    An expression reads a cell by a range: ``sum(f(x[order[j]]) for j in range(starts[c], starts[c + 1]))``. A
+    point is in the cell ``floor((x - low) / size)``, computed in float64.
 
-    A graph may have it where the grid is given: no host looks at anything then.
+    With a given grid a graph may contain it, because the host then reads nothing.
 
-    Points that are outside of the grid, or have a NaN, are in no cell. They come last in `order`, behind
+    Points outside of the grid, and points with a NaN, are in no cell. They come last in `order`, after
     ``starts[-1]``.
 
     >>> import numpy as np, trio, trio_accel as ta
@@ -118,10 +118,10 @@ async def cell_list(
         The order, of int64, where each cell begins in it, of int64, and the grid.
 
     Raises:
-        TypeError: The points are no array, or complex; or a size is no number.
+        TypeError: The points are not an array, or are complex; or a size is not a number.
         ValueError: The points have another shape, a size is not positive and finite, only one of `low` and
-            `shape` is given, `shape` and `box` are both given, the grid has more than 2**31 - 2 cells, or
-            a grid around the points is wanted, and one has a coordinate that is not finite.
+            `shape` is given, `shape` and `box` are both given, the grid has more than 2**31 - 2 cells, or a
+            grid around points with a non-finite coordinate is requested.
         NotSupportedError: See `arrays.argsort`.
     """
     [points] = await placed(_NAME, points=points)
@@ -132,7 +132,7 @@ async def cell_list(
             raise ValueError(f"{_NAME}: shape follows from box; leave one of them out")
         corner = _numbers(_NAME, "low", 0.0 if low is None else low, axes, is_positive=False)
         periods = _numbers(_NAME, "box", box, axes)
-        # A quotient that should be a whole number may be a little less.
+        # A quotient that should be an integer may be a little less.
         extents = np.maximum(np.floor(_quotient(periods, sizes) + 1e-9), 1)
         sizes = periods / extents
     elif low is None and shape is None:
@@ -144,8 +144,8 @@ async def cell_list(
     else:
         raise ValueError(f"{_NAME}: low and shape must be given together")
     total = math.prod(extents.tolist())
-    if total > _MOST or (extents % 1).any():
-        told = f"more than {_MOST} cells; choose a larger size" if total > _MOST else "no integers"
+    if total > _MAX_CELLS or (extents % 1).any():
+        told = f"more than {_MAX_CELLS} cells; choose a larger size" if total > _MAX_CELLS else "no integers"
         raise ValueError(f"{_NAME}: a grid of shape {tuple(extents.tolist())} has {told}")
     cells = tuple(map(int, extents.tolist()))
     # A radix sort of 16 bits is the fastest (D191).
@@ -168,11 +168,11 @@ async def cell_list(
 async def neighbours(
     points: Operand, radius: float, *, box: float | Sequence[float] | None = None
 ) -> tuple[AccelRef, AccelRef]:
-    """Find the other points within a radius of each: those of i are ``indices[starts[i]:starts[i + 1]]``.
+    """Find the points within a radius of each point i: ``indices[starts[i]:starts[i + 1]]``.
 
-    Distances are computed in float64; a pair whose distance is the radius but for rounding may be there or
-    not. On a GPU each point looks at the cells around it, see `cell_list`; on the CPU backend SciPy's
-    `cKDTree` finds the pairs. The host reads how many there are, and without a box the least and greatest
+    Distances are computed in float64; a pair at the distance of the radius may be included or not, because of
+    rounding. On a GPU each point checks the cells around it, see `cell_list`; on the CPU backend SciPy's
+    `cKDTree` finds the pairs. The host reads the number of pairs, and without a box the least and greatest
     coordinates.
 
     Args:
@@ -185,17 +185,17 @@ async def neighbours(
         Starts and indices of compressed sparse rows, of int64. The indices of a point ascend.
 
     Raises:
-        TypeError: The points are no array, or complex; or `radius` or `box` is no number.
+        TypeError: The points are not an array, or are complex; or `radius` or `box` is not a number.
         ValueError: The points have another shape or are not finite, or `radius` or `box` is not finite and
             positive.
         NotSupportedError: See `arrays.argsort`.
     """
-    [points] = await placed(_NEAR, points=points)
-    axes, count = _check_points(_NEAR, points), points.shape[0]
-    [reach] = _numbers(_NEAR, "radius", radius, 1).tolist()
+    [points] = await placed(_NEIGHBOURS_NAME, points=points)
+    axes, count = _check_points(_NEIGHBOURS_NAME, points), points.shape[0]
+    [reach] = _numbers(_NEIGHBOURS_NAME, "radius", radius, 1).tolist()
     points = await points.cast("float64")
-    low, high = await _bounds(_NEAR, points)
-    extents = high - low if box is None else _numbers(_NEAR, "box", box, axes)
+    low, high = await _bounds(_NEIGHBOURS_NAME, points)
+    extents = high - low if box is None else _numbers(_NEIGHBOURS_NAME, "box", box, axes)
     # So rounding moves no point further than to the next cell. There are not many more cells than points.
     size = min(max(reach * (1 + 1e-6), float(extents.max()) / 1024, 1e-300), 1e300)
     while math.prod(extents // size + 1) > 4 * count + 64:
@@ -213,7 +213,7 @@ async def neighbours(
     return starts, found
 
 
-# Bisection of the cells of the points in order. No host looks at it, as it would for `searchsorted`.
+# Bisection of the points' cells in order, because the host would read a result of `searchsorted`.
 _starts = Elementwise[AccelRef](
     """
 first = 0
@@ -265,7 +265,7 @@ def by_tree(n: int, axes: int, radius: float, lists: bool, total: int, *arrays: 
     points, _, _, (low, _, _, box), _, out = arrays
     if box.any():
         points = (points - low) % box
-        # A coordinate that is a little below 0 rounds to the upper end.
+        # A coordinate slightly below 0 rounds to the upper end.
         points[points >= box] = 0.0
     tree = cKDTree(points, compact_nodes=False, balanced_tree=False, boxsize=box if box.any() else None)
     pairs = tree.query_pairs(radius, output_type="ndarray").astype(np.int64)
@@ -292,12 +292,14 @@ def _around(axes: int) -> Elementwise[tuple[AccelRef, AccelRef]]:
         inside += f" & where(is{a}, (n{a} > 2) | (o{a} < n{a}), (c{a} >= 0) & (c{a} < n{a}))"
         cell = f"({cell}) * n{a} + (c{a} + n{a}) % n{a}"
     steps.append(f"cell = {cell}; begin = s[cell]; length = where({inside}, s[cell + 1] - begin, 0)")
-    return Elementwise("; ".join(steps), inputs=("x", "s", "g"), outputs=("begin", "length"), operation=_NEAR)
+    return Elementwise(
+        "; ".join(steps), inputs=("x", "s", "g"), outputs=("begin", "length"), operation=_NEIGHBOURS_NAME
+    )
 
 
 @functools.cache
 def _is_near(axes: int) -> Elementwise[tuple[AccelRef, AccelRef]]:
-    """Make the expression of the number of each pair, by which they are in order, and whether it is near."""
+    """Make the expression of each pair's number, which orders the pairs, and whether it is near."""
     steps = [f"i = row // {3**axes}; place = pair - where(row > 0, ends[maximum(row - 1, 0)], 0)"]
     steps.append("j = order[begins[row] + place]")
     for a in range(axes):
@@ -309,7 +311,7 @@ def _is_near(axes: int) -> Elementwise[tuple[AccelRef, AccelRef]]:
         "; ".join(steps),
         inputs=("row", "pair", "ends", "begins", "order", "x", "g", "radius", "n"),
         outputs=("number", "near"),
-        operation=_NEAR,
+        operation=_NEIGHBOURS_NAME,
     )
 
 
@@ -334,7 +336,7 @@ async def _bounds(name: str, points: AccelRef) -> tuple[_Floats, _Floats]:
 
 
 def _quotient(extents: _Floats, sizes: _Floats) -> _Floats:
-    """Divide by the sizes of cells; what is too large is infinite."""
+    """Divide by the sizes of cells; quotients that are too large become infinite."""
     with np.errstate(over="ignore"):
         return extents / sizes
 
@@ -370,7 +372,7 @@ def _numbers(name: str, argument: str, given: Any, axes: int, *, is_positive: bo
 
 @functools.cache
 def _cells(axes: int, is_periodic: bool, dtype: str) -> Elementwise[AccelRef]:
-    """Make the expression of the cell of a point; those outside are in one more."""
+    """Make the expression of a point's cell; points outside are in an additional one."""
     places = range(axes)
     steps = [f"f{a} = (float64(x{a}) - low{a}) / size{a}" for a in places]
     # A place below the upper end may round to it.

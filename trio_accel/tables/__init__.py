@@ -1,4 +1,4 @@
-"""Tables on a device: hash maps of whole numbers, made of kernels and expressions.
+"""Tables on a device: hash maps of integers, made of kernels and expressions.
 
 See `Device.ask` for cancellation and the errors that any operation can end with.
 """

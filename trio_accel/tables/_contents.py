@@ -14,11 +14,11 @@ class Contents:
     """Arrays that are never written to again (D191).
 
     Attributes:
-        slots: Keys and stamps, a row for each slot; or keys alone, in ascending order.
+        slots: Keys and stamps, a row for each slot; or only keys, in ascending order.
         values: A value for each slot.
         stamp: The next stamp.
-        count: How many keys there are.
-        used: At least as many slots as have a key, which may be erased.
+        count: The number of keys.
+        used: At least the number of slots with a key, which may be erased.
     """
 
     slots: AccelRef

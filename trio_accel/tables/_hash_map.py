@@ -20,11 +20,11 @@ __all__ = ["HashMap", "LookupResult", "TableFullError"]
 
 
 class TableFullError(AccelError):
-    """A hash map has no room for the keys of a call; none of them was inserted."""
+    """A hash map cannot grow enough for the keys of a call; none of them was inserted."""
 
 
 class LookupResult(NamedTuple):
-    """What a hash map has for keys; see `HashMap.lookup`."""
+    """The contents of a hash map for keys; see `HashMap.lookup`."""
 
     values: AccelRef
     """The value of each key, and the default where it is missing."""
@@ -41,20 +41,20 @@ _looked_up = Elementwise[tuple[AccelRef, AccelRef]](
 
 
 class HashMap:
-    """A map from whole numbers to numbers, in arrays of a device: open addressing with linear probing.
+    """A map from integers to numbers, in arrays of a device: open addressing with linear probing.
 
     A device without kernels of one's own (`DeviceInfo.runs_kernels`) keeps the keys in order instead.
 
-    Each int64 is a key. Floating keys are refused: NaN is equal to nothing. Arguments are arrays of the
-    device or of NumPy, and keys may have any shape. What is not int64 or of the map's dtype is refused; use
+    Each int64 is a key. Floating keys are refused, because NaN is equal to nothing. Arguments are arrays of
+    the device or of NumPy, and keys may have any shape. Other dtypes than int64 or the map's are refused; use
     ``cast``.
 
-    A change makes new arrays, in a few launches, and then the map has these. So a change takes place as a
-    whole or not at all: it does not if it is cancelled, fails, or is lost with its context. With
-    `DeviceOptions.retry` it runs again. Changes that are asked at once come one after the other, and lookups
-    meanwhile see the contents from before. A change copies the table, so insert many keys at once. The
-    arrays survive as any do: with ``isolation="inline"`` they are lost with the context. A graph keeps the
-    contents that the map had when it was captured.
+    A change makes new arrays, in a few launches, and then the map adopts them. So a change happens completely
+    or not at all: it does not happen if it is cancelled, fails, or is lost with its context. With
+    `DeviceOptions.retry` it runs again. Concurrent changes run one after the other, and lookups meanwhile see
+    the previous contents. A change copies the table, so insert many keys at once. The arrays survive like
+    other arrays: with ``isolation="inline"`` they are lost with the context. A graph keeps the contents that
+    the map had at its capture.
 
     See `Device.ask` for cancellation and the errors that any operation can end with.
 
@@ -75,7 +75,7 @@ class HashMap:
         dtype: Dtype of the values.
 
     Raises:
-        TypeError: `device` is no device, or `capacity` no whole number, or there is no such dtype.
+        TypeError: `device` is not a device, or `capacity` no integer, or devices lack this dtype.
         ValueError: `capacity` is below 1.
 
     Attributes:
@@ -110,7 +110,7 @@ class HashMap:
     @composed
     @enable_ki_protection
     async def insert(self, keys: Operand, values: Operand) -> int:
-        """Insert keys, or give those that are there other values.
+        """Insert keys, or give existing keys other values.
 
         Of equal keys the last one counts. Slots of erased keys are taken back where room is short.
 
@@ -145,7 +145,7 @@ class HashMap:
 
         Args:
             keys: The keys, int64.
-            default: The value of keys that are missing.
+            default: The value of missing keys.
 
         Returns:
             Values and whether each key was found, in the shape of `keys`.
@@ -155,14 +155,14 @@ class HashMap:
         """
         other, now = element(NAME, "default", default, self.dtype), await self._now()
         place = await self._form.find(now, keys)
-        # A truth value beside whole numbers would be one of these.
+        # A truth value next to integers would become an integer.
         other = bool(other) if self.dtype is DType.bool else other
         return LookupResult(*await _looked_up(place, now.values, other))
 
     @composed
     @enable_ki_protection
     async def erase(self, keys: Operand) -> int:
-        """Erase keys; those that are missing are left out.
+        """Erase keys; missing keys are ignored.
 
         Args:
             keys: The keys, int64.
@@ -192,13 +192,13 @@ class HashMap:
     @composed
     @enable_ki_protection
     async def rehash(self, capacity: int | None = None) -> None:
-        """Make the table anew, without the slots of erased keys.
+        """Make the table again, without the slots of erased keys.
 
         Args:
             capacity: The most keys that it is to hold; by default as many as now.
 
         Raises:
-            TypeError, ValueError: `capacity` is no whole number from 1 on.
+            TypeError, ValueError: `capacity` is not an integer from 1 on.
             TableFullError: There are more keys. The map stays as it was.
         """
         most = self.capacity if capacity is None else capacity
@@ -224,7 +224,7 @@ class HashMap:
         return await self._form.inserted(made, *await self._form.taken(old)) if old.count else made
 
     async def _with_room(self, old: Contents, keys: Operand) -> Contents:
-        """Find how many keys are new, and take slots back if those that are free do not suffice."""
+        """Count the new keys, and reclaim slots if the free ones do not suffice."""
         missing = await compress(await self._form.find(old, keys) < 0, keys)
         new = missing.size
         if old.count + new > self.capacity:

@@ -41,7 +41,7 @@ FIND = _kernel(
     },
 )
 """Find the slots of keys, -1 for keys that are not there."""
-# A copy of the slots is changed: a launch that is lost changes nothing, and runs again.
+# A copy of the slots is changed, so a lost launch changes nothing, and can run again.
 STAMP = _kernel(
     "hash_stamp",
     cpu=f"{__name__}:hash_stamp",
@@ -63,7 +63,7 @@ _stamped = Elementwise[AccelRef](
 
 
 class Probing:
-    """Open addressing: keys and stamps in a power of two of slots, and one more for the key `EMPTY`."""
+    """Open addressing: keys and stamps in a power of two of slots, plus a slot for the key `EMPTY`."""
 
     async def empty(self, device: Device, slots: int, dtype: DType) -> Contents:
         """Make contents without keys."""
@@ -120,7 +120,7 @@ def hash_stamp(n: int, mask: int, slots: _Words, keys: _Words, first: int) -> No
 
 
 def _places_of(keys: _Words, slots: _Words, mask: int, *, claims: bool) -> _Words:
-    """Look at one slot for each key that is left, again and again."""
+    """Look at one slot for each remaining key, again and again."""
     keys, table, word = keys.reshape(-1), slots[:, 0], keys.reshape(-1).astype(np.uint64)
     for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53, 1):
         word = (word ^ word >> np.uint64(33)) * np.uint64(factor)

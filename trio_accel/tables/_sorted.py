@@ -34,7 +34,7 @@ class Sorted:
         return await _found(place, now.slots, keys, now.count)
 
     async def inserted(self, old: Contents, keys: Operand, values: Any) -> Contents:
-        """Sort all keys; the last of equal ones is the last that was given."""
+        """Sort all keys; of equal keys the last one given is last."""
         keys, values = await _placed(old, keys), await _on_device(old, values)
         together = await concat([old.slots[: old.count], await reshape(keys, -1)])
         order = await argsort(together)

@@ -28,7 +28,7 @@ __all__ = ["Contract", "ContractionPath", "TensorActor", "contract", "contract_p
 class TensorActor(LibraryActor):
     """Serves contractions, on a stream of its own.
 
-    CPU backend: NumPy. CUDA: cuTENSOR, or cuBLAS by transposes and products of stacks of matrices.
+    CPU backend: NumPy. CUDA: cuTENSOR, or cuBLAS with transposes and products of stacks of matrices.
     """
 
     library = "tensor"
@@ -47,29 +47,29 @@ async def contract(
 ) -> AccelRef:
     """Contraction of two tensors, as cuTENSOR's: ``alpha * einsum(subscripts, a, b) + beta * c``.
 
-    One launch, whatever the order of the axes: a product of stacks of matrices. What cannot be read as such
-    where it lies is computed by cuTENSOR on CUDA, or transposed in workspace. Where nothing is added along,
-    or nothing else is left, it is an expression, and the sum of one with `c` takes a second launch.
+    It is one launch of a product of stacks of matrices, whatever the order of the axes. On CUDA, cuTENSOR
+    computes contractions that are no such product in place, or they are transposed in workspace. Without
+    inner axes, or without other axes, it is an expression, whose sum with `c` takes a second launch.
 
     float16 and bfloat16 are multiplied and added in float32 and rounded once; the other dtypes are computed
     in their own precision, float32 not in TF32.
 
     Args:
-        subscripts: Letters of the axes of `a`, `b` and the result: ``"bik,bkj->bij"``. Each letter is in two
-            of them at least, and in none twice; ``...`` stands for axes that both have. See `numpy.einsum`.
+        subscripts: Letters of the axes of `a`, `b` and the result: ``"bik,bkj->bij"``. Each letter is in at
+            least two of them, and never twice in one; ``...`` means axes that both have. See `numpy.einsum`.
         a: Tensor of a floating or complex dtype.
         b: Tensor of the same dtype.
-        c: Tensor of that dtype and of the shape of the result, which is added.
+        c: Tensor to add, with that dtype and the shape of the result.
         alpha: Factor of the product; real unless the tensors are complex.
-        beta: Factor of `c`, likewise; where it is 0, `c` is not read.
+        beta: Factor of `c`, likewise; if it is 0, `c` is not read.
         out: Array to write to, of any strides, which may be `c` itself; by default a new one.
 
     Returns:
-        The result, whose axes are in the order of the letters.
+        The result, with its axes in the order of the letters.
 
     Raises:
-        ValueError: A letter that is in one term alone, or twice in one; lengths that differ; a `beta` without
-            `c`.
+        ValueError: A letter is in one term only, or twice in one; lengths differ; or there is a `beta`
+            without `c`.
     """
     given = {"a": a, "b": b} if c is None else {"a": a, "b": b, "c": c}
     dtype = check_operands("contract", **given)
@@ -123,7 +123,7 @@ _CONTRACTING = Contracting("tensor.einsum", _by_contract)
 async def einsum(
     subscripts: str, /, *operands: Operand, optimize: Optimize = "auto", memory_limit: int | None = None
 ) -> AccelRef:
-    """Sum of products of any number of tensors by Einstein's convention, as `numpy.einsum`.
+    """Sum products of any number of tensors by Einstein's convention, as `numpy.einsum`.
 
     Two at a time are contracted, each pair in one launch, in the order that opt_einsum finds. An axis that no
     other tensor has is added along first. Intermediate tensors are released as soon as they are used.
@@ -132,20 +132,20 @@ async def einsum(
         subscripts: See `ta.linalg.einsum`: ``"ij,jk,kl->il"``.
         *operands: Tensors of one floating or complex dtype, one for each term. An axis of one element
             broadcasts.
-        optimize: How the order is found, by opt_einsum's names: ``"auto"``, ``"optimal"``, ``"greedy"``,
+        optimize: The search for the order, by opt_einsum's names: ``"auto"``, ``"optimal"``, ``"greedy"``,
             ``"dp"`` and others; or the order itself, as `ContractionPath.steps`. Searches that take too long
             are refused: ``"optimal"`` and ``"branch-all"`` of more than 6 operands, ``"branch-2"`` and
             ``"dp"`` of more than 14.
-        memory_limit: The most bytes that intermediate tensors and the result may take at a time. Where the
-            order that was found takes more, the one with the smallest tensors is tried. Workspace comes on
-            top. None for what the device has.
+        memory_limit: The most bytes that intermediate tensors and the result may take at a time. If the order
+            found takes more, the order with the smallest tensors is tried. Workspace is not included. None
+            for the device's memory.
 
     Returns:
         The result; in general a view of any strides of new memory.
 
     Raises:
-        ValueError: A term that does not fit its operand, letters behind ``->`` that no term has or that are
-            there twice, lengths that differ, a search that takes too long, or an order that is none.
+        ValueError: A term does not fit its operand, a letter after ``->`` is in no term or twice, lengths
+            differ, a search takes too long, or the order is not valid.
         OutOfMemoryError: No order was found that fits into memory. Nothing was launched.
     """
     given = {f"operands[{number}]": each for number, each in enumerate(operands)}
@@ -156,7 +156,7 @@ async def einsum(
 def contract_path(
     subscripts: str, /, *operands: Operand, optimize: Optimize = "auto", memory_limit: int | None = None
 ) -> ContractionPath:
-    """Find the order in which `einsum` multiplies, and what it takes; nothing is launched or refused.
+    """Find the order in which `einsum` multiplies, and its costs; launch and refuse nothing.
 
     Args:
         subscripts: See `einsum`, also for the others. Only shapes and dtypes of the tensors count.
@@ -165,6 +165,6 @@ def contract_path(
         memory_limit: Bytes that it should not exceed.
 
     Returns:
-        The order, its multiplications and additions, and the bytes of what it makes.
+        The order, its multiplications and additions, and the bytes of its arrays.
     """
     return contraction_path("contract_path", subscripts, operands, optimize, memory_limit)

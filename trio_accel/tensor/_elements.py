@@ -1,4 +1,4 @@
-"""Reductions, permutations and combinations of tensors by letters of their axes, made of expressions."""
+"""Reductions, permutations and combinations of tensors, by letters of their axes, as expressions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TEXTS = {
 
 @composed
 async def reduce(subscripts: str, a: Operand, /, *, op: Operator = "add", out: Out = None) -> AccelRef:
-    """Reduce the axes whose letters the result has not: ``reduce("ijk->ki", a)``, as cuTENSOR's ``reduce``.
+    """Reduce the axes that the result lacks: ``reduce("ijk->ki", a)``, as cuTENSOR's ``reduce``.
 
     One launch. Sums and products of float16, bfloat16 and float32 are made in float64 and rounded once.
 
@@ -41,7 +41,7 @@ async def reduce(subscripts: str, a: Operand, /, *, op: Operator = "add", out: O
         out: Array to write to; by default a new one.
 
     Returns:
-        The result, of the dtype of `a`, whose axes are in the order of the letters.
+        The result, with the dtype of `a`, and its axes in the order of the letters.
 
     Raises:
         ValueError: The least or the greatest of no elements.
@@ -64,7 +64,7 @@ async def permute(subscripts: str, a: Operand, /, *, alpha: complex = 1, out: Ou
     One launch. `ta.arrays.permute_dims` makes a view instead.
 
     Args:
-        subscripts: Letters of the axes of `a` and of the result: the same ones.
+        subscripts: Letters of the axes of `a` and of the result, which are the same.
         a: Tensor.
         alpha: Factor of the elements.
         out: Array to write to; by default a new one without gaps.
@@ -97,8 +97,8 @@ async def elementwise(
     any expression, and broadcasts by NumPy's rules instead of letters.
 
     Args:
-        subscripts: Letters of the axes of each tensor and of the result. A tensor is the same along the axes
-            whose letters it has not.
+        subscripts: Letters of the axes of each tensor and of the result. A tensor broadcasts along letters
+            that it lacks.
         *operands: Tensors of one dtype.
         op: ``"add"``, ``"multiply"``, ``"min"`` or ``"max"``; or several of them, one between each two
             tensors, which are combined from the left.
@@ -106,7 +106,7 @@ async def elementwise(
         out: Array to write to; by default a new one.
 
     Returns:
-        The result, of the dtype of the tensors.
+        The result, with the dtype of the tensors.
 
     Raises:
         ValueError: Also a letter that the result has not, and numbers of operators or factors that do not
@@ -143,7 +143,7 @@ async def _combined(
     given: list[Operand | complex] = []
     for view, scale in zip(views, scales, strict=True):
         given += [view] if scale == 1 else [scale, view]
-    # Whole numbers stay what they are.
+    # Integers stay what they are.
     precision = "float32" if DType.of(views[0].dtype).is_inexact else None
     combine = _expression(f"out = {text}", operation=f"tensor.{name}", precision=precision)
     return await combine(*given, out=out)

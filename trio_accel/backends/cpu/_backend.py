@@ -58,7 +58,7 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
         return tuple(sorted(LIBRARIES))
 
     def open_stream(self, name: str, priority: int = 0) -> CpuStream:
-        """Make a stream; its thread starts with the first work. The system knows no priority of one."""
+        """Make a stream; its thread starts with the first work. Priorities have no effect on the CPU."""
         self.check_open()
         return self.add_stream(CpuStream(name, self._fault))
 
@@ -75,7 +75,7 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
         return open_library(name, self)
 
     def spin(self, stream: AccelStream, block: int | None = None) -> CpuHold:
-        """Hold a stream back by what does not end; see `AccelDevice.spin`."""
+        """Hold a stream back with an endless operation; see `AccelDevice.spin`."""
         if not isinstance(stream, CpuStream):
             raise TypeError(f"stream: the CPU backend has its own streams, not {stream!r}")
         return stream.hold(memory=None if block is None else self.blocks.block(block)[0])
@@ -83,8 +83,8 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
     def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:
         """Make the context unusable; see `AccelDevice.poison`.
 
-        Operations that have not run never do, events are done with the error, and no callback comes: the same
-        as on a GPU whose context is lost (D9).
+        Operations that have not run never do, events are done with the error, and no callback is called: as
+        on a GPU with a lost context (D9).
         """
 
         def fail() -> None:
@@ -120,7 +120,7 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
 
 
 class CpuBackend(AccelBackend):
-    """Computes with NumPy and SciPy on streams that are threads. Always there."""
+    """Computes with NumPy and SciPy on streams that are threads. Always available."""
 
     @property
     def name(self) -> str:
@@ -129,12 +129,12 @@ class CpuBackend(AccelBackend):
 
     @property
     def shares_memory_with_host(self) -> bool:
-        """True: it is the host's."""
+        """True: it is host memory."""
         return True
 
     @property
     def preload(self) -> Strs:
-        """The kernels of all libraries, with SciPy: most of a worker's start is to import them."""
+        """The kernels of all libraries, with SciPy, because imports take most of a worker's start."""
         return tuple(f"{__package__}{entry.module}" for entry in LIBRARIES.values())
 
     @property
@@ -144,7 +144,7 @@ class CpuBackend(AccelBackend):
 
     @property
     def unjoined(self) -> frozenset[str]:
-        """A function alone has NumPy's bits, and those of one of our own beside others (D188)."""
+        """Functions that have NumPy's bits by themselves, and our own bits in larger expressions (D188)."""
         return VECTOR
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
@@ -162,7 +162,7 @@ class CpuBackend(AccelBackend):
         )
 
     def describe(self) -> BackendReport:
-        """Tell of the one device, which computes with packages that are always installed."""
+        """Describe the one device, which computes with packages that are always installed."""
         (info,) = self.list_devices()
         found = _compiler.compiler()
         told = "NumPy: there is no C++ compiler" if found is None else f"{found.title} ({_compiler.mode()})"

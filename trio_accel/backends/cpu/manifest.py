@@ -10,7 +10,7 @@ from ..base.kit.library import ComputingDevice, LibraryEntry
 from .kit._library import CpuLibrary
 
 BACKEND = "cpu"
-# These have no state of their own, so that their kernels are all there is.
+# Libraries without a state of their own, which consist only of kernels.
 _OF_KERNELS = ("arrays", "blas", "blaslt", "dnn", "fft", "jit", "random", "solver", "sparse", "tensor")
 
 # Imported with the library, because SciPy is slow to import.
@@ -27,8 +27,8 @@ def open_library(name: str, device: ComputingDevice) -> CpuLibrary:
     """Open a library of a device; blocks.
 
     Args:
-        name: One of `LIBRARIES`, or the import path of a module of kernels. A program has an argument behind
-            it: ``"program?..."``.
+        name: One of `LIBRARIES`, or the import path of a module of kernels. A program's name has an argument:
+            ``"program?..."``.
         device: The device.
 
     Raises:
@@ -48,10 +48,10 @@ def load_library(name: str) -> tuple[ModuleType, Mapping[str, KernelEntry]]:
     """Import a library of the backend; blocks.
 
     Returns:
-        Its module, and the functions there that are kernels.
+        Its module, and the kernels in it.
 
     Raises:
-        ImportError: It, or what it needs, cannot be imported.
+        ImportError: The module, or one that it needs, cannot be imported.
     """
     module = LIBRARIES[name].load(__package__)
     return module, kernels_of(vars(module), BACKEND)

@@ -43,9 +43,9 @@ class CudaBackend(AccelBackend):
 
     @property
     def preload(self) -> Strs:
-        """Modules whose imports take most of a worker's start."""
-        # D70: the launcher imports them and then forks, and a driver that was initialised does not survive a
-        # fork, so they must not call it.
+        """Modules that take most of a worker's start to import."""
+        # D70: the launcher imports them and then forks. They must not call the driver, because an initialised
+        # driver does not survive a fork.
         return (
             "trio_accel.backends.cuda._device",
             *(f"{__package__}{library.module}" for library in LIBRARIES.values()),
@@ -64,11 +64,11 @@ class CudaBackend(AccelBackend):
         return str(Path(__file__).with_name("_probe_process.py"))
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
-        """Describe the GPUs that can be used; child processes ask the driver and look for libraries."""
+        """Describe the usable GPUs; child processes query the driver and look for libraries."""
         return tuple(device.info for device in self._look()[1] if device.problem is None)
 
     def unavailable_reason(self, index: int | None = None) -> str | None:
-        """Tell why there is no GPU to use, or not that one, and what to do about it."""
+        """Return why there is no usable GPU, or why the given one is not usable, with the remedy."""
         found, devices, libraries = self._look()
         if index is not None:
             return next((device.problem for device in devices if device.info.index == index), None)
@@ -79,7 +79,7 @@ class CudaBackend(AccelBackend):
         return libraries.reason or devices[0].problem
 
     def describe(self) -> BackendReport:
-        """Tell of GPUs, of the driver and of CUDA's libraries."""
+        """Describe the GPUs, the driver and CUDA's libraries."""
         found, devices, libraries = self._look()
         driver = Software(
             name="NVIDIA driver",
@@ -92,7 +92,7 @@ class CudaBackend(AccelBackend):
         return BackendReport(name=self.name, devices=devices, software=(driver, *software), problem=problem)
 
     def links(self) -> tuple[DeviceLink, ...]:
-        """Tell how GPUs reach one another and the processor; a child process asks the driver."""
+        """Return the links between GPUs and to the processor; a child process queries the driver."""
         return find_links([facts.info for facts in self._look()[0].devices])
 
     def open_device(

@@ -25,7 +25,7 @@ from .runtime._kernels import CudaFaults
 from .runtime._signals import EventNotifier, StatusWords
 from .runtime._stream import CudaHold, CudaStream
 
-# The packages that have the bindings of libraries.
+# The packages with the bindings of libraries.
 _PACKAGES = ("cuda", "nvmath")
 
 
@@ -36,8 +36,8 @@ class CudaDevice(LibraryDevice):
         info: Description of the device.
         memory_limit: The most bytes that its blocks may take.
         architecture: Its compute capability, such as ``"90"``.
-        installed: Names of CUDA's libraries that are installed.
-        keeper: Gets the chunks that blocks are placed in.
+        installed: Names of the installed CUDA libraries.
+        keeper: Gets the chunks of its blocks.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class CudaDevice(LibraryDevice):
         return self.add_stream(stream)
 
     def give_back(self, stream: CudaStream) -> None:
-        """Give a stream back that has ended, with what its operations used."""
+        """Release an ended stream, with the memory of its operations."""
         stream.destroy()
         if not self.context.is_dead:
             with self.context:
@@ -133,8 +133,8 @@ class CudaDevice(LibraryDevice):
     def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:
         """Make the context unusable; see `AccelDevice.poison`.
 
-        In a worker process by a kernel. In a process that others use too there would be no CUDA any more:
-        there the context only counts as lost.
+        A worker process runs a kernel with a fault. A process with other users of CUDA would lose CUDA by
+        that, so there the context only counts as lost.
         """
         if self._is_isolated:
             self._faults.launch(how, stream if isinstance(stream, CudaStream) else None)
@@ -152,7 +152,7 @@ class CudaDevice(LibraryDevice):
         return self.context.is_dead
 
     def reaches(self, other: DeviceInfo) -> bool:
-        """Tell whether the driver has access from this GPU to another; see `AccelDevice.reaches`."""
+        """Return whether the driver allows access from this GPU to another; see `AccelDevice.reaches`."""
         if self.info.index == other.index:
             return True
         with self.context:
@@ -174,11 +174,11 @@ class CudaDevice(LibraryDevice):
         return attrs.evolve(statistics, foreign=foreign) if foreign else statistics
 
     def is_idle(self) -> bool:
-        """Tell whether nothing uses the device any more; what the program has leased may be in use."""
+        """Return whether the device is no longer in use, which includes its leases to the program."""
         return self._lending.is_idle and super().is_idle()
 
     def end(self, *, is_idle: bool) -> None:
-        """Free everything; work on a stream that is stuck keeps its memory, and is not waited for."""
+        """Free everything; work on a stuck stream keeps its memory, and is not waited for."""
         if not is_idle:
             for end in self.end_loops:
                 end()

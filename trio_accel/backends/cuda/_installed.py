@@ -1,4 +1,4 @@
-"""The libraries of CUDA that are installed, and what can be computed with them."""
+"""The installed CUDA libraries, and the backend's libraries that can use them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Installed:
     """Findings on this machine.
 
     Attributes:
-        bindings: Version of cuda-bindings; None where it cannot be imported.
-        software: The libraries of CUDA, also those that are missing.
-        reason: Why no device can be used, and what to do about it; None if devices can be.
+        bindings: Version of cuda-bindings; None if it cannot be imported.
+        software: The libraries of CUDA, including missing ones.
+        reason: Why no device can be used, and the remedy; None if devices can be used.
     """
 
     bindings: str | None
@@ -49,7 +49,7 @@ class Installed:
         return tuple(sorted(name for name in own | needing if self.problem(name) is None))
 
     def problem(self, library: str) -> str | None:
-        """Tell why a library of the backend cannot be used."""
+        """Return why a library of the backend cannot be used, or None."""
         needed = VENDOR.get(LIBRARIES[library].needs)
         problems = (
             f"library {library!r} needs {software.name}, which {software.problem}"
@@ -59,7 +59,7 @@ class Installed:
         return next(problems, None)
 
     def refusal(self, name: str, capability: tuple[int, int]) -> str | None:
-        """Tell why a device cannot be used with these libraries; None if it can."""
+        """Return why a device cannot be used with these libraries; None if it can."""
         compiler = next((software for software in self.software if not software.needed_by), None)
         is_13 = compiler is not None and (compiler.version or "").startswith("13.")
         if not is_13 or capability >= _OLDEST_FOR_13:
@@ -77,11 +77,12 @@ def extra_for(version: tuple[int, int]) -> str:
 
 @functools.cache
 def installed(version: tuple[int, int], *, is_worker: bool = False) -> Installed:
-    """Look for CUDA's libraries; blocks. Looked for once.
+    """Look for CUDA's libraries; blocks. The result is cached.
 
     Args:
         version: CUDA version of the driver.
-        is_worker: This process serves a device and may load them; others have it done in a child process.
+        is_worker: This process serves a device and may load the libraries; other processes use a child
+            process.
     """
     if is_worker:
         return _understood(_probe_process.look(VERSIONS), version)
@@ -155,7 +156,7 @@ def _software(
     needed_by = tuple(ours for ours, library in LIBRARIES.items() if name in (library.needs, library.uses))
     software = Software(name=vendor.title, needed_by=needed_by)
     folder = os.environ.get(STAND_IN)
-    # NVIDIA's own may be installed beside it, and would call a driver that is none.
+    # NVIDIA's own libraries may also be installed, and would call the stand-in as a real driver.
     if folder and (found is None or Path(found.get("path", "")).parent != Path(folder)):
         return attrs.evolve(software, problem="the stand-in driver does not have")
     if found is None:
@@ -174,7 +175,7 @@ def _software(
 
 
 def _too_new(vendor: Vendor, numbers: list[int] | None, version: tuple[int, int]) -> str | None:
-    """Tell whether a driver runs a library: not one of the next CUDA, but one of a later minor version."""
+    """Return why a library is too new for the driver, or None; later minor versions of its CUDA work."""
     if not numbers or vendor.behind is None:
         return None
     major = numbers[0] + vendor.behind

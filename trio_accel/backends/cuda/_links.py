@@ -14,7 +14,7 @@ _PROCESSOR = "cpu:0"
 
 
 def find_links(infos: Sequence[DeviceInfo]) -> tuple[DeviceLink, ...]:
-    """Ask the driver in a child process; blocks. Where that fails, nothing is told.
+    """Query the driver in a child process; blocks. If that fails, return no links.
 
     Args:
         infos: Descriptions of all GPUs that the driver has, by their number.
@@ -38,7 +38,7 @@ def find_links(infos: Sequence[DeviceInfo]) -> tuple[DeviceLink, ...]:
     ]
     peers: list[tuple[tuple[int, int], int | None, bool]] = answer["peers"]
     for (first, second), rank, has_atomics in peers:
-        # CUDA has no query for NVLink; GPUs have native atomics in each other's memory over it alone.
+        # CUDA has no query for NVLink, but GPUs have native atomics in each other's memory only over NVLink.
         links.append(
             DeviceLink(
                 devices=(infos[first].name, infos[second].name),

@@ -1,6 +1,6 @@
-"""Loads CUDA's libraries when it is imported: in a process whose forks, the workers, are to have them.
+"""Loads CUDA's libraries at its import, in a process that forks workers, so that workers have them.
 
-To load them calls no driver and starts no thread, but takes a good part of a worker's start.
+Loading calls no driver and starts no thread, but takes a good part of a worker's start.
 """
 
 from __future__ import annotations
@@ -8,5 +8,5 @@ from __future__ import annotations
 from . import _probe_process
 from .manifest import VERSIONS
 
-# A library that is missing or damaged is an error where a device is opened.
+# A missing or damaged library raises later, when a device is opened.
 _probe_process.look(VERSIONS)

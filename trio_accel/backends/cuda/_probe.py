@@ -22,8 +22,8 @@ from . import _probe_process
 
 _PROGRAM = Path(_probe_process.__file__)
 _MODULE = Path("/sys/module/nvidia/version")
-_PATIENCE = 60.0
-_LOOK = "see what `nvidia-smi` and the system's log say"
+_PROBE_TIMEOUT = 60.0
+_LOG_ADVICE = "see what `nvidia-smi` and the system's log say"
 _OLDEST = 12000
 _UUID_DIGITS = 32
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -44,7 +44,7 @@ _ADVICE = {
     "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": (
         "CUDA's folder `compat` is in use and not made for this GPU: take it out of LD_LIBRARY_PATH"
     ),
-    "CUDA_ERROR_UNKNOWN": f"load its kernel module anew, or reboot; {_LOOK}",
+    "CUDA_ERROR_UNKNOWN": f"load its kernel module anew, or reboot; {_LOG_ADVICE}",
 }
 _PASSING = {"CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_SYSTEM_NOT_READY"}
 
@@ -80,8 +80,8 @@ class Probe:
     Attributes:
         version: CUDA version of the driver, such as ``(13, 0)``; None without a driver.
         devices: The devices by number.
-        reason: Why there is no device to use, and what to do about it; None if there is one.
-        is_passing: Whether it may pass by itself, so that it is worth while to ask again.
+        reason: Why there is no usable device, and the remedy; None if there is one.
+        is_passing: Whether the reason may disappear on its own, so that another probe is worthwhile.
     """
 
     version: tuple[int, int] | None = None
@@ -91,7 +91,7 @@ class Probe:
 
     @property
     def driver(self) -> str | None:
-        """The driver's own version, where the system tells it, and its CUDA's; None without a driver."""
+        """The versions of the driver, if the system reports it, and of its CUDA; None without a driver."""
         if self.version is None:
             return None
         cuda = "CUDA " + ".".join(map(str, self.version))
@@ -105,10 +105,11 @@ _answers: dict[tuple[str | None, ...], Probe] = {}
 
 
 def probe(*, is_worker: bool = False) -> Probe:
-    """Ask the driver; blocks. Asked once for each setting of the environment, but for what may pass.
+    """Query the driver; blocks. Findings that cannot change are cached for each setting of the environment.
 
     Args:
-        is_worker: This process serves one device and may load the driver; others ask in a child process.
+        is_worker: This process serves one device and may load the driver; other processes use a child
+            process.
     """
     key = (os.environ.get(_VISIBLE), os.environ.get(_ORDER))
     if key not in _answers:
@@ -127,7 +128,7 @@ def _probe(visible: str | None, is_worker: bool) -> Probe:
     try:
         answer = ask("probe", {"tries_contexts": True})
     except ChildError as error:
-        return Probe(reason=f"a process that asked the NVIDIA driver for its GPUs {error}; {_LOOK}")
+        return Probe(reason=f"a process that asked the NVIDIA driver for its GPUs {error}; {_LOG_ADVICE}")
     return _understood(answer, visible)
 
 
@@ -161,7 +162,7 @@ def _no_driver(detail: str) -> str:
 def _refusal(name: str, visible: str | None) -> str:
     if name in ("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_INVALID_DEVICE"):
         return _none(visible)
-    return f"the NVIDIA driver does not start ({name}): {_ADVICE.get(name, _LOOK)}"
+    return f"the NVIDIA driver does not start ({name}): {_ADVICE.get(name, _LOG_ADVICE)}"
 
 
 def _none(visible: str | None) -> str:
@@ -198,7 +199,7 @@ def _facts(index: int, device: dict[str, Any]) -> DeviceFacts:
 
 
 def _uuid(digits: str) -> str | None:
-    """Write a UUID as `nvidia-smi` does; None if the driver has not told it."""
+    """Format a UUID as `nvidia-smi` does; None if the driver has not reported it."""
     if len(digits) != _UUID_DIGITS or not digits.strip("0"):
         return None
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
@@ -211,14 +212,14 @@ def _why_not(device: dict[str, Any]) -> str | None:
     if device["context"] == "CUDA_ERROR_DEVICE_UNAVAILABLE":
         return taken(name)
     if device["context"] is not None:
-        return f"the {name} takes no context ({device['context']}); {_LOOK}"
+        return f"the {name} takes no context ({device['context']}); {_LOG_ADVICE}"
     if device["has_virtual_memory"] != 1:
         return f"the {name} has no virtual memory management, which arrays are placed by"
     return None
 
 
 def taken(name: str) -> str:
-    """Tell why a device in mode 'exclusive process' cannot be used."""
+    """Return why a device in mode 'exclusive process' cannot be used."""
     return (
         f"the {name} is in compute mode 'exclusive process', and another process has it; `nvidia-smi` shows "
         "which, and nvidia-smi -c DEFAULT lets processes share it"
@@ -226,26 +227,26 @@ def taken(name: str) -> str:
 
 
 _GRACE = 1.0
-# Processes that do not even end when they are killed: one that hangs inside of the kernel's module.
+# Processes that do not even end when they are killed, because they hang in the kernel's module.
 _stuck: list[subprocess.Popen[bytes]] = []
 
 
 class ChildError(Exception):
-    """The program gave no answer; the text says how it ended, as a clause without a subject."""
+    """The program gave no result; the text states how it ended, as a clause without a subject."""
 
 
 def ask(function: str, arguments: Mapping[str, object], path: Sequence[str] = ()) -> Any:
-    """Have a function of `_probe_process` called in a process of its own; blocks.
+    """Call a function of `_probe_process` in a process of its own; blocks.
 
     Args:
         function: Its name.
-        arguments: Its arguments, of JSON, as is what it returns.
-        path: Where modules are found, if it imports any.
+        arguments: Its arguments, in JSON like its result.
+        path: The module search path, if it imports any.
 
     Raises:
         ChildError: It crashed, hung, could not be started, or printed something else.
     """
-    # `site` runs where packages are wanted: it makes the list of places where they are found.
+    # `site` runs if packages are needed, because it makes the list of places with packages.
     command = [sys.executable, *(["-I"] if path else ["-I", "-S"]), str(_PROGRAM)]
     question = json.dumps([function, path, arguments]).encode()
     pipe = subprocess.PIPE
@@ -254,10 +255,10 @@ def ask(function: str, arguments: Mapping[str, object], path: Sequence[str] = ()
     except OSError as error:
         raise ChildError(f"could not be started ({error})") from error
     try:
-        out, err = process.communicate(question, timeout=_PATIENCE)
+        out, err = process.communicate(question, timeout=_PROBE_TIMEOUT)
     except subprocess.TimeoutExpired:
         _end(process)
-        raise ChildError(f"did not answer within {_PATIENCE:g} s") from None
+        raise ChildError(f"did not answer within {_PROBE_TIMEOUT:g} s") from None
     except BaseException:
         _end(process)
         raise

@@ -1,10 +1,10 @@
 """The program that asks the driver for its devices, or how they are linked, or looks for CUDA's libraries.
 
-Run by its path in a process of its own, so it imports nothing but the standard library; it prints JSON. A
-driver that hangs, crashes or keeps threads does so there, and the program that wants to know may still fork;
-libraries that are large, or crash when they are loaded, stay out of the application. A worker process asks
-its own driver, by `probe`, and loads its own libraries, by `look`. `driver_in_use` is loaded by the path of
-this file; see `AccelBackend.driver_check`.
+It is run by its path in a process of its own, so it imports nothing but the standard library; it prints JSON.
+A driver that hangs, crashes or keeps threads does so there, and the calling program may still fork. Libraries
+that are large, or crash when they are loaded, stay out of the application. A worker process queries its own
+driver, by `probe`, and loads its own libraries, by `look`. `driver_in_use` is loaded by the path of this
+file; see `AccelBackend.driver_check`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ATTRIBUTES = {
 _MISSING = -1
 _BINDINGS = ("cuda", "cuda.bindings", "cuda.pathfinder")
 _EXCLUSIVE = 3
-# Older drivers lack functions that are called here.
+# Older drivers lack functions called here.
 _OLDEST = 12000
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
 _FILES = "/proc/self/fd"
@@ -40,7 +40,7 @@ _USES_HOST_PAGE_TABLES = 100  # CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_
 
 
 def driver_in_use() -> str | None:
-    """Say that this process has initialised CUDA; None if it has not."""
+    """Return the text that this process has initialised CUDA; None if it has not."""
     if _has_device_open() or _is_initialised():
         return "initialises CUDA, which a fork could not use then"
     return None
@@ -52,17 +52,17 @@ def _has_device_open() -> bool:
             if os.readlink(f"{_FILES}/{descriptor}").startswith("/dev/nvidia"):
                 return True
         except FileNotFoundError:
-            # The listing's own descriptor is gone by now.
+            # The descriptor of the listing itself is closed by now.
             continue
     return False
 
 
 def _is_initialised() -> bool:
-    """Ask each driver that is loaded: it may keep no file open."""
+    """Query each loaded driver, because it may keep no file open."""
     with open("/proc/self/maps", "rb") as maps:
         paths = {line.split(maxsplit=5)[5].rstrip() for line in maps if b"/libcuda.so" in line}
     for path in paths:
-        # This loads nothing anew.
+        # This loads nothing.
         driver = ctypes.CDLL(os.fsdecode(path), mode=os.RTLD_NOW | os.RTLD_NOLOAD)
         if driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALIZED:
             return True
@@ -70,11 +70,11 @@ def _is_initialised() -> bool:
 
 
 def probe(*, tries_contexts: bool) -> dict[str, object]:
-    """Ask for everything; stops at what goes wrong first.
+    """Query everything; stop at the first failure.
 
     Args:
-        tries_contexts: Make a context, for a moment, on devices that take one process at a time:
-            nothing else tells whether another has it.
+        tries_contexts: Make a context, for a moment, on devices that take one process at a time, because
+            nothing else shows whether another process has it.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -135,11 +135,11 @@ def _name(driver: ctypes.CDLL, code: int) -> str:
 
 
 def look(versions: Mapping[str, Sequence[object]]) -> dict[str, object]:
-    """Look for the bindings, and by them for every library.
+    """Look for the bindings, and use them to look for every library.
 
     Args:
-        versions: For each library the function that tells its version, and how that is asked: for
-            one part of it at a time, for a pair of them, or for one number.
+        versions: For each library the function that returns its version, and its signature: one part of the
+            version at a time, a pair of parts, or one number.
     """
     try:
         # The import that every other module of the backend begins with; it loads nothing of the driver.
@@ -174,7 +174,7 @@ def _find(pathfinder: ModuleType, name: str, function: object, asked: object) ->
 
 
 def _version(path: str, function: str, asked: object) -> list[int] | None:  # of JSON
-    """Return the library's own word for it; None if it has none."""
+    """Return the library's own version; None without one."""
     try:
         call = getattr(ctypes.CDLL(path), function)
     except (OSError, AttributeError):
@@ -223,7 +223,7 @@ def ask_links(count: int) -> dict[str, object]:
 
 if __name__ == "__main__":
     _function, _path, _arguments = json.load(sys.stdin)
-    # The application's path may have folders that the environment does not tell of.
+    # The application's path may have folders that are not in the environment.
     sys.path[:] = _path or sys.path
     _functions: dict[str, Callable[..., object]] = {"probe": probe, "look": look, "ask_links": ask_links}
     print(json.dumps(_functions[_function](**_arguments)))  # noqa: T201  # that is what it is for

@@ -116,12 +116,12 @@ def locate(error: Exception, *, device: str, operation: str, generation: int) ->
 
 
 _FILES = frozenset({errno.EMFILE, errno.ENFILE})
-_SHORT = _FILES | frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
+_EXHAUSTION_ERRNOS = _FILES | frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
 
 
 def is_shortage(error: BaseException | None) -> bool:
     """Return whether an error or a cause of it is temporary, so that nothing is wrong with a worker."""
-    return any(isinstance(each, OSError) and each.errno in _SHORT for each in _with_causes(error))
+    return any(isinstance(each, OSError) and each.errno in _EXHAUSTION_ERRNOS for each in _with_causes(error))
 
 
 def is_out_of_files(error: OSError) -> bool:

@@ -45,10 +45,10 @@ _LARGEST = 256 << 20
 # D32: empty slabs are cached up to a share of the host's memory, within these limits. Making a gigabyte,
 # registering it with the driver and unregistering it takes longer than copying it.
 _CACHE_SHARE, _CACHE_LEAST, _CACHE_MOST = 32, 256 << 20, 2 << 30
-_MOST = 512
+_MAX_SLABS = 512
 # Dropped regions are freed with the next array, or soon if they are large or there are many.
-_LARGE = 1 << 20
-_MANY = 64
+_LARGE_PIECE_BYTES = 1 << 20
+_MAX_DROPPED_PIECES = 64
 
 
 @attrs.frozen(eq=False)
@@ -135,7 +135,7 @@ class HostPool:
         self._is_shared = is_shared
         cache = min(max(_CACHE_LEAST, total_bytes() // _CACHE_SHARE), _CACHE_MOST)
         self._allocator = ChunkAllocator(
-            self._make, self._give_back, first=_FIRST, largest=_LARGEST, keep=cache, most=_MOST
+            self._make, self._give_back, first=_FIRST, largest=_LARGEST, keep=cache, most=_MAX_SLABS
         )
         self._slab_numbers = itertools.count(1)
         self._region_numbers = itertools.count(1)
@@ -273,7 +273,9 @@ class HostPool:
     def _drop(self, region: int, nbytes: int) -> None:
         """Take a region back. Any thread, including finalisers."""
         self._dropped.append(region)
-        if (nbytes >= _LARGE or len(self._dropped) >= _MANY) and not self._is_notified:
+        if (
+            nbytes >= _LARGE_PIECE_BYTES or len(self._dropped) >= _MAX_DROPPED_PIECES
+        ) and not self._is_notified:
             # The race of `BlockTable.drop`: a thread that finds the flag set has appended before, so `drain`
             # sees its region.
             self._is_notified = True
@@ -314,14 +316,14 @@ def _make_private(nbytes: int) -> npt.NDArray[np.uint8]:
     return np.frombuffer(mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
 
 
-SMALL = 64 << 10
+MAX_INLINE_BYTES = 64 << 10
 """Host arrays up to this number of bytes are sent with a message, or copied on the spot."""
 
 COPIES_AT_ONCE = 2
 """The number of concurrent copies that saturates the memory."""
 
 # The maximum bytes of one copy step, because cancelling it must take effect soon.
-_PIECE = 8 << 20
+_CHUNK_BYTES = 8 << 20
 
 
 class Copying:
@@ -345,12 +347,12 @@ class Copying:
 
 
 def _pieces(target: HostArray, source: HostArray) -> Iterator[tuple[HostArray, HostArray]]:
-    if target.nbytes <= _PIECE:
+    if target.nbytes <= _CHUNK_BYTES:
         yield target, source
         return
     if target.flags.c_contiguous and source.flags.c_contiguous:
         target, source = target.reshape(-1), source.reshape(-1)
-    rows = max(1, _PIECE // (target.nbytes // len(target)))
+    rows = max(1, _CHUNK_BYTES // (target.nbytes // len(target)))
     for start in range(0, len(target), rows):
         yield target[start : start + rows], source[start : start + rows]
 

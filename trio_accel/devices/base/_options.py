@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 import attrs
 
-from ...actors import Backoff, Intensity, fits, is_number, must, must_be_whole, named_options
+from ...actors import Backoff, Intensity, fits, is_number, must_be_whole, named_options, validator
 from ...backends.base import AccelDevice, AccelStream, DeviceInfo, Isolation
 from ...backends.base.kit.fast_paths import current_fast_paths
 from ._bridge import LoopNotifier
@@ -37,7 +37,7 @@ def is_above_zero(value: object) -> bool:
     return is_number(value, 0.0, sys.float_info.max) and value > 0
 
 
-above_zero = must("be seconds above 0", is_above_zero)
+above_zero = validator("be seconds above 0", is_above_zero)
 """A validator for seconds."""
 
 
@@ -72,7 +72,7 @@ class PerActorStreams:
 
     priorities: Mapping[str, int] = attrs.field(
         factory=dict[str, int],
-        validator=must(
+        validator=validator(
             "map library names to integers", lambda value: fits(Mapping[str, int], value), TypeError
         ),
     )
@@ -160,7 +160,7 @@ class _PooledStreams(_CachedStreams):
 _ROOMY = 4
 
 
-_finite_seconds = must("be seconds from 0", lambda value: is_number(value, 0.0, sys.float_info.max))
+_finite_seconds = validator("be seconds from 0", lambda value: is_number(value, 0.0, sys.float_info.max))
 
 
 @attrs.frozen(kw_only=True)
@@ -256,7 +256,7 @@ def window_of(completion: CompletionStrategy | None, info: DeviceInfo) -> float:
 _MOST_SPARES = 16
 
 
-_seconds = must("be seconds of at least 0", lambda value: is_number(value, 0.0))
+_seconds = validator("be seconds of at least 0", lambda value: is_number(value, 0.0))
 
 
 def _spares(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int) -> None:
@@ -274,7 +274,7 @@ def _modules(
     attribute: attrs.Attribute[tuple[str | Preload, ...]],
     value: tuple[str | Preload, ...],
 ) -> None:
-    must(
+    validator(
         "be a tuple of names of modules or of Preload",
         lambda each: fits(tuple[str | Preload, ...], each),
         TypeError,
@@ -318,7 +318,7 @@ class DeviceOptions:
         backoff: The delay before a context or library is started again. None takes the default recovery
             policy: after progress at once, and at most 1 second if losses closely follow one another; without
             progress the delays of `Backoff`. If you set a back-off, it applies to every restart.
-        when_given_up: What follows when there were more losses than `intensity` allows. ``"end"``: nothing.
+        on_failure: What follows when there were more losses than `intensity` allows. ``"end"``: nothing.
             The device has ended, and its arrays can be adopted. ``"reopen"``: it is opened again, after 1, 2,
             4 seconds and so on, 60 at most. Its references stay valid, and so do the arrays of workers. Until
             it has a context, all requests raise `DeviceLostError` with `retry_after` at once. A context that
@@ -350,11 +350,13 @@ class DeviceOptions:
 
     isolation: Isolation | None = attrs.field(
         default=None,
-        validator=must("be 'process', 'inline' or None", lambda value: value in (None, "process", "inline")),
+        validator=validator(
+            "be 'process', 'inline' or None", lambda value: value in (None, "process", "inline")
+        ),
     )
     completion: CompletionStrategy | None = attrs.field(
         default=None,
-        validator=must(
+        validator=validator(
             "be a completion strategy such as HostCallbackCompletion()",
             lambda value: value is None or callable(getattr(value, "open", None)),
             TypeError,
@@ -362,7 +364,7 @@ class DeviceOptions:
     )
     streams: StreamStrategy = attrs.field(
         factory=PerActorStreams,
-        validator=must("be a stream strategy such as StreamPool(4)", _is_strategy, TypeError),
+        validator=validator("be a stream strategy such as StreamPool(4)", _is_strategy, TypeError),
     )
     spares: int = attrs.field(default=0, validator=_spares)
     # 64 callers inline take 30 µs each, and 33 µs with a window of 32; from a worker 29 µs with either
@@ -372,14 +374,16 @@ class DeviceOptions:
     retry_suspects: bool = False
     intensity: Intensity | None = None
     backoff: Backoff | None = None
-    when_given_up: Literal["end", "reopen"] = attrs.field(
-        default="end", validator=must("be 'end' or 'reopen'", lambda value: value in ("end", "reopen"))
+    on_failure: Literal["end", "reopen"] = attrs.field(
+        default="end", validator=validator("be 'end' or 'reopen'", lambda value: value in ("end", "reopen"))
     )
     cancel_grace: float = attrs.field(default=0.0, validator=_seconds)
     close_grace: float = attrs.field(default=5.0, validator=_seconds)
     stuck_after: float | None = attrs.field(
         default=None,
-        validator=must("be seconds above 0 or None", lambda value: value is None or is_above_zero(value)),
+        validator=validator(
+            "be seconds above 0 or None", lambda value: value is None or is_above_zero(value)
+        ),
     )
     heartbeat_timeout: float = attrs.field(default=15.0, validator=above_zero)
     memory_limit: int | None = attrs.field(
@@ -387,7 +391,7 @@ class DeviceOptions:
     )
     libraries: tuple[str, ...] = attrs.field(
         default=(),
-        validator=must(
+        validator=validator(
             "be a tuple of import paths 'package.module:Class'",
             lambda value: fits(tuple[str, ...], value),
             TypeError,

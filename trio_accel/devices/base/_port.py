@@ -190,7 +190,7 @@ class PolledPort(WatchedPort):
 
 _MOST_ESTIMATORS = 64
 # A small matrix product takes half of this time, or nearly all of it on a machine in a slow phase.
-_SHORT = 40e-6
+_SHORT_WAIT_SECONDS = 40e-6
 # Seconds that a few turns of an otherwise idle loop take.
 _POLL = 25e-6
 # A poll is extended for an event due this close to its end, because it would miss the next turn.
@@ -210,7 +210,7 @@ class AdaptivePort(WatchedPort):
 
     polls = True
     # In less time than this, a second check is impossible.
-    _LEAST = 5e-6
+    _MIN_SLEEP_SECONDS = 5e-6
 
     def __init__(self, reap: Callable[[], None], most: float, window: float) -> None:
         super().__init__(reap)
@@ -269,7 +269,7 @@ class AdaptivePort(WatchedPort):
 
     def poll(self, event: AccelEvent) -> bool:
         """Check without a turn of the loop, which takes longer than the rest of a small operation."""
-        end = time.perf_counter() + _SHORT
+        end = time.perf_counter() + _SHORT_WAIT_SECONDS
         while not event.is_done:
             if time.perf_counter() > end:
                 self.is_quick = False
@@ -295,9 +295,9 @@ class AdaptivePort(WatchedPort):
             if await self._search(self._began + self._budget):
                 self._budget = min(2 * self._budget, self._most)
                 # Such an operation is as short as the operations that `poll` waits for.
-                self.is_quick = self._may_be_quick and time.perf_counter() - self._began < _SHORT
+                self.is_quick = self._may_be_quick and time.perf_counter() - self._began < _SHORT_WAIT_SECONDS
             elif self._events:
-                self._budget = max(self._budget / 2, self._LEAST)
+                self._budget = max(self._budget / 2, self._MIN_SLEEP_SECONDS)
                 await self._expect()
 
     async def _search(self, end: float, estimator: LatencyEstimator | None = None) -> bool:
@@ -384,10 +384,10 @@ def _poll(events: Sequence[AccelEvent], end: float) -> bool:
 
 # Two durations with at most this difference count as equal: a part of the time, plus the delay of a wake-up.
 _SHARE = 0.1
-_LATE = 5e-4
+_WAKE_UP_SECONDS = 5e-4
 # Nearly all steady operations end this close to the estimate.
-_NEAR_SHARE = 0.02
-_NEAR = 1e-4
+_STEADY_SHARE = 0.02
+_STEADY_SECONDS = 1e-4
 # A duration longer by this factor is not a sample, but a pause of the program.
 _PAUSE = 2
 
@@ -422,7 +422,7 @@ class LatencyEstimator:
 
     def is_near(self, now: float) -> bool:
         """Return whether the current operation is likely to end at about this time."""
-        return self.is_steady and abs(now - self.due) <= max(_NEAR, _NEAR_SHARE * self.seconds)
+        return self.is_steady and abs(now - self.due) <= max(_STEADY_SECONDS, _STEADY_SHARE * self.seconds)
 
     def begin(self, now: float) -> None:
         """Note that an operation begins, with no work before it."""
@@ -432,7 +432,7 @@ class LatencyEstimator:
         """Note that an operation is done, and the next begins. Durations of several at once are unknown."""
         seconds = now - self._began
         self._began = now
-        is_alike = count == 1 and abs(seconds - self.seconds) <= _SHARE * seconds + _LATE
+        is_alike = count == 1 and abs(seconds - self.seconds) <= _SHARE * seconds + _WAKE_UP_SECONDS
         if self._is_regular and not is_alike and count == 1 and seconds > _PAUSE * self.seconds:
             # One pause is ignored. If the next duration is not similar either, the estimate starts again.
             self._is_regular, self.is_steady = False, True

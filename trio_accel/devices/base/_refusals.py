@@ -33,7 +33,7 @@ _AWAITED = "; it was not awaited: write `await` before the call that makes it"
 
 # NumPy's functions that read no elements.
 _OF_LAYOUT = frozenset({"ndim", "shape", "size"})
-_LEAST = -sys.maxsize - 1
+_MIN_SSIZE = -sys.maxsize - 1
 
 
 def what_to_do(value: object, *, is_array: bool = True) -> str:
@@ -186,7 +186,7 @@ def integer(name: str, argument: str, value: object, allowed: str = "an integer"
 
 def clamped(name: str, argument: str, value: object) -> int:
     """Return an integer, such as an offset, clamped to 64 bits without a change of meaning; see `whole`."""
-    return max(_LEAST, min(integer(name, argument, value), sys.maxsize))
+    return max(_MIN_SSIZE, min(integer(name, argument, value), sys.maxsize))
 
 
 def whole(name: str, argument: str, value: object, allowed: str = "an integer") -> int:
@@ -203,7 +203,7 @@ def whole(name: str, argument: str, value: object, allowed: str = "an integer") 
         ValueError: It does not fit.
     """
     value = integer(name, argument, value, allowed)
-    if not _LEAST <= value <= sys.maxsize:
+    if not _MIN_SSIZE <= value <= sys.maxsize:
         # Python refuses to print numbers of thousands of digits.
         bits = value.bit_length()
         raise ValueError(f"{name}: {argument} must be from -2**63 to 2**63 - 1, got a number of {bits} bits")

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Itera
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import WOKEN
+from ...actors import WAKE_VALUE
 
 
 class Availability:
@@ -177,7 +177,7 @@ class TaskNotifier:
         """Wake the waiting task, if any. On the Trio thread."""
         task, self.task = self.task, None
         if task is not None:
-            trio.lowlevel.reschedule(task, WOKEN)
+            trio.lowlevel.reschedule(task, WAKE_VALUE)
 
 
 class Turn:

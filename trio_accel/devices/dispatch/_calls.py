@@ -73,7 +73,7 @@ from ..operations._blocks import Block, BorrowedBlock
 from ..operations._operation import Launch
 from ..operations._ref import AccelRef
 from ..wire import _orders
-from ..wire._answers import KEPT, MEMORY
+from ..wire._answers import KEPT_COUNTS, MEMORY
 from ..wire._protocol import Address, Message, NonsenseError
 from ._chunks import Chunk, ChunkTable, Stay
 from ._launch_encoding import TemplateTable
@@ -174,7 +174,7 @@ class Questions:
             libraries=by_title(_libraries(usage)),
             kept={
                 "link": KeptStatistics.of(templates),
-                "executor": KeptStatistics(**dict(zip(KEPT, kept, strict=True))),
+                "executor": KeptStatistics(**dict(zip(KEPT_COUNTS, kept, strict=True))),
             },
             actors=self._device.blocks.bytes_by_actor(),
             process=ProcessStatistics.of(pid),

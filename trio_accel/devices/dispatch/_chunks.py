@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # The address of a block before its request is answered.
 _UNKNOWN = 0, inf, 0, 0
 # More than a worker's allocator makes.
-_MOST = 4096
+_MAX_CHUNKS = 4096
 
 INTACT = "; its arrays are intact: system.open_device(adopt=device) opens a device that has them"
 """The end of the reason why a device failed for good, if it left memory."""
@@ -173,7 +173,7 @@ class ChunkTable:
         Raises:
             NonsenseError: It is impossible.
         """
-        is_new = number not in self.chunks and len(self.chunks) < _MOST
+        is_new = number not in self.chunks and len(self.chunks) < _MAX_CHUNKS
         expect(is_new, f"chunk {number}: there are {len(self.chunks)}, and it may be one of them")
         expect(nbytes, f"chunk {number} is empty")
         if self._backend.shares_memory_with_host:

@@ -12,7 +12,7 @@ import numpy as np
 import outcome
 import trio
 
-from ...actors import WOKEN, Waiter
+from ...actors import WAKE_VALUE, Waiter
 from ...backends.base import DType, HostArray, Ints
 from ...backends.base.contract.errors import NoEdgeError
 from ...backends.base.contract.ops import DESCRIPTORS, ArraySpec, CopyFromHostSpec, CopyToHostSpec
@@ -166,7 +166,7 @@ class RemoteRequest(Waiter):
     def end_well(self) -> None:
         """Deliver plain success of a request without copies."""
         self.move("finish")
-        self.settle(WOKEN)
+        self.settle(WAKE_VALUE)
 
     def unwind(self) -> None:
         """Let a cancelled caller leave once nothing uses the program's arrays, whatever the outcome."""
@@ -198,7 +198,7 @@ class RemoteRequest(Waiter):
         if stage == "copying":
             # The error is taken out, because its frames refer to the request.
             error, self._error = self._error or self.failure, None
-            self.settle(WOKEN if error is None else outcome.Error(error))
+            self.settle(WAKE_VALUE if error is None else outcome.Error(error))
         elif self.task is not None:
             # A departed caller has already received its cancellation.
             self.settle(self.cancellation())

@@ -22,8 +22,8 @@ from ._outcomes import CopyService, OutcomePolicy
 from ._request import BorrowRequest, HostCopy, LeaseRequest, OperationRequest, RemoteRequest
 
 # Released blocks travel with the next operation, unless there are this many bytes or blocks.
-_LARGE = 64 << 20
-_MANY = 64
+_MAX_RELEASED_BYTES = 64 << 20
+_MAX_RELEASED_BLOCKS = 64
 # Seconds between checks for dropped blocks, while there are requests.
 _DRAINED = 0.1
 # The queue name of suspects, in place of their library's. No library has this name.
@@ -405,7 +405,7 @@ class RequestSender:
         self._note_released(list(blocks))
         if self.link is None:
             return
-        if self._released_bytes >= _LARGE or len(self._released) >= _MANY:
+        if self._released_bytes >= _MAX_RELEASED_BYTES or len(self._released) >= _MAX_RELEASED_BLOCKS:
             # Few small blocks can wait for the next request.
             self._some_released.notify()
 

@@ -17,7 +17,7 @@ from trio.lowlevel import enable_ki_protection
 from ...actors import Actor, ActorContext, ActorSnapshot
 from ...backends.base import ContextLostError, DeviceLostError, Ints
 from ..base._errors import damage_to_memory
-from ..base._host_pool import SMALL
+from ..base._host_pool import MAX_INLINE_BYTES
 from ..base._options import SyncCompletion
 from ..base._statistics import DeviceStatistics
 from ..base._waits import Alarms
@@ -342,7 +342,9 @@ class WorkerDispatch:
         self._leases = Leases(device, self._sender, self._chunks)
         # With `SyncCompletion` the worker's loop blocks and gets no messages about copies, so all arrays are
         # sent by value.
-        self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL
+        self._by_value = (
+            sys.maxsize if isinstance(self._options.completion, SyncCompletion) else MAX_INLINE_BYTES
+        )
         self._token = trio.lowlevel.current_trio_token()
         self._staging = None if device.host_pool is None else Staging(device.host_pool, self._pump_soon)
         self._launcher: Launcher

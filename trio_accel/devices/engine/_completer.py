@@ -18,7 +18,7 @@ from ...actors import DirectReply, is_number
 from ...backends.base import Refused
 from ...backends.base.contract.ops import CopyFromHostSpec, CopyToHostSpec, HostUse
 from ..base._errors import FailureClass, classify, leaves_unchanged
-from ..base._host_pool import SMALL
+from ..base._host_pool import MAX_INLINE_BYTES
 from ..base._port import CompletionPort, CompletionStrategy
 from ..base._waits import Alarms
 from ..operations._blocks import Block, bare
@@ -114,7 +114,7 @@ def _leave_hosts(launch: Launch) -> bool | None:
 def _leave(use: HostUse, *, is_seen: bool) -> bool:
     if not is_seen:
         return use.withdraw()
-    return use.make_private(SMALL)
+    return use.make_private(MAX_INLINE_BYTES)
 
 
 _GRACE: ContextVar[float] = ContextVar("trio_accel.cancel_grace")

@@ -32,7 +32,7 @@ from ...backends.base.kit.modules import import_extra
 from ..base._errors import OPENING, locate, lost
 from ..base._options import DeviceOptions
 from ..operations._blocks import BlockTable
-from ..operations._faults import anew
+from ..operations._faults import copy_error
 from ..operations._operation import Launch
 from ._context_state import EngineObserver
 from ._engine import Engine
@@ -313,7 +313,7 @@ class Submissions:
             for submitted in waiting:
                 error = result.error
                 if isinstance(error, NotSupportedError):
-                    error = anew(error)
+                    error = copy_error(error)
                     self._engine.locate(error, submitted.launch)
                 self._done(submitted, error)
             return

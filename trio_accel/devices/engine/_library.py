@@ -11,15 +11,15 @@ import attrs
 import trio
 
 from ...actors import (
-    NOT_NOW,
+    UNAVAILABLE,
     Actor,
     ActorContext,
     Backoff,
     DeferredReply,
     DirectReply,
     Intensity,
+    fast_path,
     handles,
-    quick,
 )
 from ...backends.base import DType, InThread, Ints, KernelLibrary, Strs
 from ...backends.base.kit.fast_paths import current_fast_paths
@@ -160,11 +160,11 @@ class LibraryActor(Actor):
             # Wait for the gate before any question to the library, because a thread may be using it, unless
             # it takes calls in advance.
             if not self._gate.may_launch(message, self._queue):
-                return NOT_NOW
+                return UNAVAILABLE
             prepare = self._kernels.prepare(message.spec)
             # `launch` makes a plan in a thread, and waits for it. A call in a thread is not awaited.
             if prepare is not None and not (isinstance(prepare, InThread) and prepare.plan is None):
-                return NOT_NOW
+                return UNAVAILABLE
             return self._launch(message, None, in_thread=prepare)
         except Exception as error:  # noqa: BLE001  # `_refused` decides who gets it
             return self._refused(error)
@@ -204,7 +204,7 @@ class LibraryActor(Actor):
         return True
 
     @handles(Launch, ki_protected=True)
-    @quick(launch_now)
+    @fast_path(launch_now)
     async def launch(self, message: Launch) -> DeferredReply[None]:
         """Enqueue an operation when the window has room and the earlier operations are launched."""
         failure: Exception | None = None

@@ -26,7 +26,7 @@ _PAUSE = Backoff(initial=1.0, base=2.0, factor=2.0, maximum=60.0)
 STEADY = 1.0
 _NOTHING: Mapping[type[Exception], Directive] = {}
 # If there are this many losses within `_WITHIN` seconds, a summary is logged, once in that time.
-_MANY = 5
+_MAX_SEPARATE_REPORTS = 5
 _WITHIN = 60.0
 
 
@@ -111,7 +111,7 @@ class Losses:
         self._recent.append(now)
         while self._recent[0] < now - _WITHIN:
             self._recent.popleft()
-        if len(self._recent) < _MANY or now < self._summed_up + _WITHIN:
+        if len(self._recent) < _MAX_SEPARATE_REPORTS or now < self._summed_up + _WITHIN:
             return
         self._summed_up = now
         given = self._intensity

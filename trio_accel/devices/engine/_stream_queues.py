@@ -20,7 +20,7 @@ MOST_ON_A_STREAM = 256
 # withdrawn, so there are no more than the loop needs to keep up.
 _MOST_AHEAD = 8
 # Seconds between checks of operations still in flight when the context ends.
-_LOOK = 0.0005
+_POLL_INTERVAL = 0.0005
 
 
 @attrs.define(eq=False)
@@ -135,7 +135,7 @@ class StreamQueue:
                 return False
             events = [event for event in events if not event.is_done]
             if events:
-                time.sleep(_LOOK)
+                time.sleep(_POLL_INTERVAL)
         self.operations.clear()
         return True
 

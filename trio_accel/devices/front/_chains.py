@@ -50,7 +50,7 @@ from ...backends.base import AccelError, DType, HostArray, Ints, KeptCounts, Not
 from ...backends.base.contract.ops import ArraySpec, ChainSpec, StatusArray, contiguous_strides
 from ...backends.base.kit.kept_plans import KeptPlan, KeptPlans
 from ..base._errors import FailureClass, classify
-from ..base._host_pool import SMALL
+from ..base._host_pool import MAX_INLINE_BYTES
 from ..base._waits import run_together
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block, BlockTable
@@ -95,9 +95,9 @@ TOLD_BY_STEPS = (FailureClass.REFUSED, FailureClass.RESOURCE)
 _NUMBER_DTYPES = DType.float32, DType.float64
 # The number of runs until neighbours are fused. A fused launch has to be compiled on a GPU, so only repeated
 # chains get one.
-_SOON = 4
+_FUSE_AFTER_RUNS = 4
 # Larger scratch memory is freed after each chain, in bytes.
-_KEPT = 64 << 20
+_SPARE_BYTES = 64 << 20
 
 
 @attrs.define(eq=False)
@@ -222,9 +222,9 @@ class RunChain(Operation[Any, Any]):
             else:
                 kept = planner.output((nbytes,), _UINT8)
                 written.append(kept.spec)
-                if nbytes <= _KEPT and self.stream:
+                if nbytes <= _SPARE_BYTES and self.stream:
                     blocks.spares[self.stream] = kept
-                elif nbytes <= _KEPT:
+                elif nbytes <= _SPARE_BYTES:
                     blocks.spare = kept
         return made, tuple(written)
 
@@ -493,7 +493,7 @@ class Chains:
         if not (self.state.availability.is_ready and has_own_arrays and "graphs" in self.device.libraries):
             return None
         nbytes = [*[ref.nbytes for ref in hosts], *[host.nbytes for host in chain.hosts]]
-        if sum(map(aligned, nbytes)) > SMALL:
+        if sum(map(aligned, nbytes)) > MAX_INLINE_BYTES:
             return None
         return await self._recorded(chain, True, recorder, hosts)
 
@@ -630,7 +630,7 @@ def _as_arrays(chain: Chain, dtypes: Sequence[DType]) -> list[HostArray]:
 
 def _is_small(chain: Chain) -> bool:
     """Return whether the host arrays of a chain are small enough to be sent with the request."""
-    return sum(aligned(host.nbytes) for host in chain.hosts) <= SMALL
+    return sum(aligned(host.nbytes) for host in chain.hosts) <= MAX_INLINE_BYTES
 
 
 def _writes_to_host(chain: Chain) -> bool:
@@ -641,7 +641,7 @@ def _copied(chain: Chain) -> dict[int, Any]:
     """Copy the small host arrays that a chain reads, keyed by the `id` of the program's array."""
     if _writes_to_host(chain):
         return {}
-    return {id(host): host.copy() for host in chain.hosts if host.nbytes <= SMALL}
+    return {id(host): host.copy() for host in chain.hosts if host.nbytes <= MAX_INLINE_BYTES}
 
 
 class _Results:
@@ -734,7 +734,7 @@ async def _made(
         is_finished=is_finished(reply),
         leaves=results.leaves,
         numbers=[ref.dtype for ref in numbers],
-        until_joined=_SOON if may_join else 0,
+        until_joined=_FUSE_AFTER_RUNS if may_join else 0,
     )
 
 

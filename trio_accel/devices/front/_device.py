@@ -43,7 +43,7 @@ from ...backends.base import (
     host_array,
 )
 from ...backends.base.contract.foreign_names import elsewhere
-from ..base._host_pool import SMALL, Copying
+from ..base._host_pool import MAX_INLINE_BYTES, Copying
 from ..base._options import DeviceOptions
 from ..base._progress import chosen_listener
 from ..base._refusals import shown, what_to_do
@@ -64,7 +64,7 @@ from ._chains import Chains
 from ._html import html_table
 from ._memory import Copy, Empty, PeerCopy, Put, copy_between, is_large
 
-__all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "alone_on", "lend", "look_for_answers", "opened"]
+__all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "exclusive", "lend", "opened", "poll_answers"]
 
 
 class OpenDevice(Device):
@@ -93,7 +93,7 @@ class OpenDevice(Device):
         self.dispatch: InlineDispatch | WorkerDispatch = (
             WorkerDispatch(self.state, adopted) if self.isolation == "process" else InlineDispatch(self.state)
         )
-        # `alone_on` takes this lock.
+        # `exclusive` takes this lock.
         self.turn: trio.Lock = trio.Lock()
         self._around: list[Around] = []
         self._recorders: list[LaunchRecorder] = []
@@ -429,7 +429,7 @@ class OpenDevice(Device):
                 options,
                 directives={Exception: Directive.STOP},
                 grace=options.close_grace + 10.0,
-                reopens=options.when_given_up == "reopen",
+                reopens=options.on_failure == "reopen",
             ),
         )
         self.dispatch.started()
@@ -459,7 +459,12 @@ class OpenDevice(Device):
         If no copy is needed, return the array.
         """
         host, pool = _check_lasting(given), self.state.host_pool
-        if pool is None or pool.is_closed or host.nbytes <= SMALL or isinstance(host, np.ma.MaskedArray):
+        if (
+            pool is None
+            or pool.is_closed
+            or host.nbytes <= MAX_INLINE_BYTES
+            or isinstance(host, np.ma.MaskedArray)
+        ):
             return host
         self.state.check_run("put")
         try:
@@ -554,7 +559,7 @@ async def lend(
 
 @asynccontextmanager
 @enable_ki_protection
-async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None]:
+async def exclusive(devices: Iterable[Device]) -> AsyncGenerator[None]:
     """Reserve several devices for work that runs on all of them at once. Such tasks take turns.
 
     Operations of a single device are not affected.
@@ -576,7 +581,7 @@ async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None]:
 
 
 @enable_ki_protection
-async def look_for_answers(devices: Iterable[Device], goes_on: Callable[[], bool]) -> None:
+async def poll_answers(devices: Iterable[Device], goes_on: Callable[[], bool]) -> None:
     """Poll for due answers of several workers in the task that waits for them (D171).
 
     It may return at once. The caller waits for the missing answers.

@@ -25,7 +25,7 @@ __all__ = [
     "Key",
     "PlacementError",
     "PlacementPolicy",
-    "able",
+    "available",
     "by_key",
     "by_load",
 ]
@@ -77,7 +77,7 @@ NamedT = TypeVar("NamedT", bound=_Named)
 LivingT = TypeVar("LivingT", bound=_Living)
 
 
-def able(candidates: Iterable[LivingT], *, skips: bool) -> list[LivingT]:
+def available(candidates: Iterable[LivingT], *, skips: bool) -> list[LivingT]:
     """Leave out permanently ended candidates.
 
     Args:
@@ -390,7 +390,7 @@ class DeviceGroup:
         hints = _Hints(backend, product, memory, exclude, near)
         loads = tuple(self._loads())
         reasons = {load.device.path: why for load in loads if (why := next(hints.refusals(load), None))}
-        fitting = able(
+        fitting = available(
             [load for load in loads if load.device.path not in reasons],
             # D149: cached data for a key is on its device, and exists again with the next context.
             skips=key is None,

@@ -57,7 +57,7 @@ __all__ = [
     "ToHost",
 ]
 
-_PIECE = 16 << 20
+_CHUNK_BYTES = 16 << 20
 """The bytes of a piece of a large transfer."""
 _HANDED_OVER = 32
 """The number of pieces that are submitted at once: fewer than a library has in flight."""
@@ -337,7 +337,7 @@ async def copy_between(backend: AccelBackend, source: AccelRef | HostArray, targ
 async def _copy(
     backend: AccelBackend, source: AccelRef | HostArray, target: Device, report: ProgressReport
 ) -> AccelRef:
-    first, *others = _parts(source.shape, source.dtype.itemsize, _PIECE)
+    first, *others = _parts(source.shape, source.dtype.itemsize, _CHUNK_BYTES)
     async with AsyncExitStack() as stack:
         readers: Sequence[_Shared | _Staged]
         if not isinstance(source, AccelRef):
@@ -397,7 +397,7 @@ class _Staged:
         """Return a piece, which the next call overwrites."""
         piece = self._source[part]
         if self._memory is None:
-            count = min(max(_PIECE // piece.dtype.itemsize, piece.size), self._source.size)
+            count = min(max(_CHUNK_BYTES // piece.dtype.itemsize, piece.size), self._source.size)
             self._memory = self._source.device.host_empty(count, piece.dtype)
         host = self._memory[: piece.size].reshape(piece.shape)
         return await self._source.device.ask(ToHost(piece, host))
@@ -439,7 +439,7 @@ def _ask_owner(message: Any) -> Awaitable[Any]:
 
 def is_large(array: AccelRef | HostArray) -> bool:
     """Return whether the transfer of an array reports its progress, piece by piece."""
-    return array.nbytes > _PIECE
+    return array.nbytes > _CHUNK_BYTES
 
 
 @enable_ki_protection
@@ -454,7 +454,7 @@ async def _ask_in_pieces(message: ToHost) -> HostArray:
     ):
         return await device.ask(message)
     host = np.empty(source.shape, source.dtype.dtype) if out is None else out
-    parts = _parts(source.shape, source.dtype.itemsize, max(_PIECE, source.nbytes // _HANDED_OVER))
+    parts = _parts(source.shape, source.dtype.itemsize, max(_CHUNK_BYTES, source.nbytes // _HANDED_OVER))
     try:
         pieces = [device.submit(ToHost(source[part], cast("Any", host)[(*part, ...)])) for part in parts]
     except (AccelError, TypeError, ValueError):

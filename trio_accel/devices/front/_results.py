@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...backends.base import HostArray, Ints, NotSupportedError
-from ..base._host_pool import SMALL
+from ..base._host_pool import MAX_INLINE_BYTES
 from ..engine._device_state import DeviceState
 from ..operations._chain import METHODS, Function
 from ..operations._ref import AccelRef
@@ -90,7 +90,7 @@ async def settle_results(recorder: Recorder, state: DeviceState, reply: Any) -> 
     for key, one in found.items():
         if written.get(one.ref.block.id, -1) >= one.nodes:
             raise NotSupportedError("a later operation changes a result that goes to the host")
-        if used + one.ref.nbytes <= SMALL:
+        if used + one.ref.nbytes <= MAX_INLINE_BYTES:
             used += aligned(one.ref.nbytes)
             small.append(key)
         else:

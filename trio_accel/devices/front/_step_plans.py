@@ -32,7 +32,7 @@ _QUICK, _MOST_PAUSE = 8, 1 << 14
 _MISSES = 32
 _MOST_BOUND = 4
 _STRIKES, _FORGIVEN = 3.0, 0.0625
-_NUMBER, _PLACE, _NAME = attrgetter("id"), itemgetter(0), itemgetter(1)
+_NUMBER, _INDEX, _NAME = attrgetter("id"), itemgetter(0), itemgetter(1)
 NOT_HERE: Any = object()
 
 
@@ -148,7 +148,7 @@ class StepPlan:
         if self._numbers != numbers:
             self._take(numbers)
         reads, updates = template.reads, template.updates
-        uses = list(zip(map(_NAME, reads), map(blocks.__getitem__, map(_PLACE, reads)), strict=True))
+        uses = list(zip(map(_NAME, reads), map(blocks.__getitem__, map(_INDEX, reads)), strict=True))
         planner: Planner | None = None
         scratch, made = table.spares.get(self.run.stream) if self.run.stream else table.spare, None
         allocations: tuple[tuple[int, int], ...] = ()

@@ -61,7 +61,7 @@ _Key: TypeAlias = "tuple[object, ...]"
 
 _logger = logging.getLogger("trio_accel.devices")
 # The number of one step's traces that causes a warning.
-_MANY = 32
+_WARN_AFTER_TRACES = 32
 # Values of these types are part of the structure as they are.
 _PLAIN = frozenset({type(None), bool, int, str, bytes, type(...)})
 _NESTED = frozenset({tuple, list, dict})
@@ -485,13 +485,13 @@ class Step(Generic[ParametersP, ResultT]):
     def _tell_structures(self) -> None:
         """Warn once about many structures, because a program that traces each time gains nothing."""
         self._structures += 1
-        if self._structures == _MANY:
+        if self._structures == _WARN_AFTER_TRACES:
             _logger.warning(
                 "step %s was traced for %d structures of its arguments: each dtype, shape and layout of an "
                 "array, and each value of an integer, is one; pass what changes as a float or as an "
                 "array",
                 self._name,
-                _MANY,
+                _WARN_AFTER_TRACES,
             )
 
 

@@ -28,7 +28,7 @@ else:
 Order: TypeAlias = Mapping[str, Any]
 """The description of a worker; see `_read_order` of the launcher's program."""
 
-_LONGEST = 30  # seconds for imports
+_IMPORT_TIMEOUT = 30  # seconds for imports
 _LOOKS, _PAUSE = 20, 0.01  # for threads that end before a fork, because the kernel may still list them
 # The allocator of pyarrow locks its thread before a fork, and starts another in the child.
 _KNOWN_THREADS = {"jemalloc_bg_thd"}
@@ -79,7 +79,7 @@ class Forks:
             before = Traces()
             # A hanging import ends this process, even if no Python code runs. The application continues
             # without.
-            signal.alarm(_LONGEST)
+            signal.alarm(_IMPORT_TIMEOUT)
             self._import(missing, order, directory)
             if (left := before.left()) is not None:
                 self._obstacle = f"an imported module {left}"

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 else:
     import __main__ as program
 
-_LONGEST = 30.0  # seconds for the imports of a child
+_IMPORT_TIMEOUT = 30.0  # seconds for the imports of a child
 _CONTROL = 3  # the descriptor of the socket on which a child reports its outcome, and the template serves
 _TEMPLATE = b"accel template"
 _NO_ORDER = -1  # instead of a worker's order number
-_PATIENCE = 2.0  # seconds for the template to fork, in which the launcher is deaf
+_FORK_TIMEOUT = 2.0  # seconds for the template to fork, in which the launcher is deaf
 _MOST_DEATHS = 5  # the number of templates' deaths after which workers import their modules themselves
 _LONGEST_REASON = 2000  # characters, so that a report fits into its packet
 
@@ -96,7 +96,7 @@ class Trials:
         """Return the milliseconds until `look` must be called; None if nothing waits for that."""
         if self._tried is None or self._is_late:
             return None
-        return max(self._began + _LONGEST - time.monotonic(), 0.0) * 1000
+        return max(self._began + _IMPORT_TIMEOUT - time.monotonic(), 0.0) * 1000
 
     def look(self) -> None:
         """Kill a child after its time limit."""
@@ -158,7 +158,7 @@ class Trials:
         except (BlockingIOError, ConnectionError):
             said = b""
         if self._is_late:
-            why = f"the import of {names} did not end within {_LONGEST:g} s"
+            why = f"the import of {names} did not end within {_IMPORT_TIMEOUT:g} s"
         elif not said:
             how = program.describe_exit(os.waitstatus_to_exitcode(status))
             why = f"the process that imported {names} {how}"
@@ -179,7 +179,7 @@ class Trials:
             self._control.close()
             self._replaced.add(self._template)
         self._template, self._control = template, self._ours
-        self._control.settimeout(_PATIENCE)
+        self._control.settimeout(_FORK_TIMEOUT)
         return True
 
     def _lose_template(self) -> None:

@@ -30,7 +30,7 @@ in_turn: Callable[[], int] = partial(next, itertools.count(1))
 """Returns the next number in planning order. Launches that use the same block begin in this order."""
 
 # A view with more pieces counts as all bytes from its first to its last, or as none.
-_MOST = 4096
+_MAX_VIEW_PIECES = 4096
 
 
 @attrs.frozen(eq=False)
@@ -71,7 +71,7 @@ def _pieces(array: ArraySpec) -> Ranges | None:
     for step, count in sorted((abs(step), n) for step, n in zip(array.strides, array.shape, strict=True)):
         if step <= run:
             run += step * (count - 1)
-        elif len(starts) * count > _MOST:
+        elif len(starts) * count > _MAX_VIEW_PIECES:
             return None
         else:
             starts = [start + step * index for start in starts for index in range(count)]
@@ -156,18 +156,18 @@ def held(given: HostArray, hold: Hold) -> HostArray:
 
 _ids = itertools.count(1)
 
-_LARGE = 8 << 20
-_MANY = 64
+_MAX_DROPPED_BYTES = 8 << 20
+_MAX_DROPPED_BLOCKS = 64
 # The maximum number of dropped blocks to check for one of the wanted size.
 _LOOKS = 4
 # The limits of retained blocks: their number, the bytes of each, and the total bytes. They suffice for a
 # program with results of many shapes.
-_KEPT = 64
-_SMALL = 4 << 20
-_KEPT_BYTES = 64 << 20
+_MAX_SPARE_BLOCKS = 64
+_MAX_SPARE_BLOCK_BYTES = 4 << 20
+_MAX_SPARE_BYTES = 64 << 20
 _Dropped: TypeAlias = "tuple[int, int, ArraySpec | None]"
 # In place of a size: no other array may take this block.
-_NONE = -1
+_NO_SIZE = -1
 
 
 class Owner(Protocol):
@@ -439,7 +439,7 @@ class BlockTable:
     _looks: int = attrs.field(init=False)
     _is_notified: bool = False
     # A block of at least this size is freed at once.
-    _large: int = _LARGE
+    _large: int = _MAX_DROPPED_BYTES
     _notifier: LoopNotifier = attrs.field(init=False)
     release: Callable[[Iterable[int]], None] = attrs.field(init=False)
 
@@ -497,8 +497,8 @@ class BlockTable:
             is_free: Whether nothing uses it, so that another array may take it.
         """
         nbytes = block.nbytes
-        self.dropped.append((block.id, nbytes if is_free else _NONE, block.spec))
-        if len(self.dropped) < _MANY and (nbytes < self._large or self.is_watched):
+        self.dropped.append((block.id, nbytes if is_free else _NO_SIZE, block.spec))
+        if len(self.dropped) < _MAX_DROPPED_BLOCKS and (nbytes < self._large or self.is_watched):
             # The block is not worth waking the loop, which costs a third of a small operation. The next
             # operation drains.
             return
@@ -549,7 +549,7 @@ class BlockTable:
         taken: list[int] = []
         while dropped:
             number, nbytes, spec = dropped.popleft()
-            if not _NONE < nbytes <= _SMALL:
+            if not _NO_SIZE < nbytes <= _MAX_SPARE_BLOCK_BYTES:
                 taken.append(number)
                 continue
             if nbytes in kept:
@@ -558,7 +558,7 @@ class BlockTable:
                 kept[nbytes] = [(number, spec)]
             self._kept_count += 1
             self._kept_bytes += nbytes
-        while self._kept_count > _KEPT or self._kept_bytes > _KEPT_BYTES:
+        while self._kept_count > _MAX_SPARE_BLOCKS or self._kept_bytes > _MAX_SPARE_BYTES:
             self._give_up_oldest(taken)
         if taken:
             self._forget(taken)
@@ -609,7 +609,7 @@ class BlockTable:
         """Move the blocks to another device without a context (D76)."""
         self.device, self.availability = device, availability
         self._keeps = keeps and self._looks > 0
-        self._large = _LARGE
+        self._large = _MAX_DROPPED_BYTES
 
     def close(self) -> None:
         """Ignore dropped blocks from now on."""

@@ -20,7 +20,7 @@ Layouts: TypeAlias = "ArraySpec | Sequence[Layouts]"
 """The layout of an array, or of several."""
 
 # A chain is planned in one turn of the loop. A program that builds a longer one forgot to await.
-_MOST = 4096
+_MAX_CALLS = 4096
 # Values of these types are compared as they are in the key of a chain. Values of other types do not have a
 # key, and such a chain runs step by step.
 _PLAIN = frozenset({type(None), bool, int, str, bytes, type(...), object})
@@ -182,8 +182,8 @@ class Chain:
             if id(step) not in places:
                 places[id(step)] = len(steps)
                 steps.append(step)
-        if len(steps) > _MOST:
-            raise ValueError(f"a chain has at most {_MOST} calls: await one in between")
+        if len(steps) > _MAX_CALLS:
+            raise ValueError(f"a chain has at most {_MAX_CALLS} calls: await one in between")
         for step in steps if is_spent else ():
             step.__class__ = spent
         self.refs: list[Any] = []

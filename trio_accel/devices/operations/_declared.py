@@ -75,7 +75,7 @@ Check: TypeAlias = Callable[[str, Any], None]
 Failure: TypeAlias = "str | Callable[[DeclaredSpec, str, int, tuple[int, ...]], LibraryError]"
 
 # The number of shape combinations for which an operation caches the results.
-_KEPT = 1024
+_MAX_CACHED_SHAPES = 1024
 # The status word of a matrix that skipped all routines.
 _NOT_FINITE = -1
 
@@ -511,7 +511,7 @@ class _Maker:
             text = source.text(
                 self._optional, declaration.dtypes, alias, declaration.check, is_checked=is_own
             )
-            names = {"fit": lru_cache(_KEPT)(line.fit), "Spec": spec, "Reply": reply}
+            names = {"fit": lru_cache(_MAX_CACHED_SHAPES)(line.fit), "Spec": spec, "Reply": reply}
             plans[key] = self._compiled(text, "plan", source.names | names)
         if not declaration.by:
             return plans[()]

@@ -15,7 +15,7 @@ from ...backends.base import AccelDevice, AccelError, AccelStream, Hold, Poison
 from ..base._bridge import LoopNotifier
 from ..base._waits import Alarms
 
-__all__ = ["Fault", "FaultHow", "FaultKind", "FaultPlan", "anew"]
+__all__ = ["Fault", "FaultHow", "FaultKind", "FaultPlan", "copy_error"]
 
 FaultKind = Literal["fail", "delay", "hang", "poison", "segfault", "kill"]
 FaultHow: TypeAlias = Literal["kernel", "writing"] | Poison
@@ -48,7 +48,7 @@ class Fault:
             Exception: The error of kind ``"fail"``, a new instance each time.
         """
         if self.kind == "fail" and self.error is not None:
-            raise anew(self.error)
+            raise copy_error(self.error)
         if self.kind == "segfault":
             stream.crash()
         elif self.kind == "delay":
@@ -99,7 +99,7 @@ class _Kill:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def anew(error: Exception) -> Exception:
+def copy_error(error: Exception) -> Exception:
     """Return a copy of an error, because an exception object must not be raised twice."""
     # Errors of devices have fields outside of their `args`.
     return attrs.evolve(error) if isinstance(error, AccelError) else copy.copy(error)

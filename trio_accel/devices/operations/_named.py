@@ -30,7 +30,14 @@ _HEADLESS = (*_PLAIN, ArithmeticError, AttributeError, NotSupportedError)
 _ARGUMENT = re.compile(r"[\w.]+: (\w\d?)(?=:| (?:must|has|have|is|holds) )")
 _NUMBERS: dict[Any, type] = {int: Integral, float: Real, complex: Complex, inspect.Parameter.empty: object}
 _BITS: dict[Any, int] = {Integral: 63, Real: 1023, Complex: 1023}
-_KNOWN = {"np": np, "npt": npt, "AccelRef": AccelRef, "Call": Call, "Any": Any, "Sequence": Sequence}
+_ANNOTATION_NAMES = {
+    "np": np,
+    "npt": npt,
+    "AccelRef": AccelRef,
+    "Call": Call,
+    "Any": Any,
+    "Sequence": Sequence,
+}
 _NAME = re.compile(r"\b(?<!')[A-Za-z_]\w*")
 _SEVERAL = (list, tuple, range, np.ndarray)
 _WORDS = {
@@ -208,7 +215,7 @@ class _Kind:
             # An alias may also be a text.
             text = _NAME.sub(lambda one: alias if type(alias := space.get(one[0])) is str else one[0], note)
             try:
-                note = text if text != note else eval(note, {**_KNOWN, **space})  # noqa: S307  # of ours
+                note = text if text != note else eval(note, {**_ANNOTATION_NAMES, **space})  # noqa: S307  # of ours
             except NameError:
                 note = object
         origin = get_origin(note)

@@ -19,12 +19,12 @@ import attrs
 from ...actors import Event
 from ...backends.base import ArraySpec, CacheCounts, DType, Ints, KeptCounts, MemoryStatistics, Strs
 from ...backends.base.contract.program_definition import build, tree_of
-from ._messages import SHORT, Count, Data, Integer, Messages, counts, refuse
+from ._messages import SHORT_REPR, Count, Data, Integer, Messages, counts, refuse
 from ._protocol import Codec, Message, NonsenseError
 from ._wire_values import WireError, decode_error, decode_event
 
 MEMORY = tuple(field.name for field in attrs.fields(MemoryStatistics))
-KEPT = tuple(field.name for field in attrs.fields(KeptCounts))
+KEPT_COUNTS = tuple(field.name for field in attrs.fields(KeptCounts))
 USAGE = (*(field.name for field in attrs.fields(CacheCounts)), "workspace")
 """The counts of a worker's memory, in this order."""
 
@@ -42,7 +42,7 @@ _HEAD_OF_COPY = struct.Struct("<B5QqQBB")
 _ADDRESS = struct.Struct("<QQQQ")
 _LENGTH = struct.Struct("<Q")
 # The decoded values take some twenty times as much memory.
-_LONGEST = 16 << 20
+_MAX_ANSWER_BYTES = 16 << 20
 _DTYPES = tuple(DType)
 _NUMBERS = {member.value: number for number, member in enumerate(_DTYPES)}
 _BYTES, _COMPLEX = "\0bytes", "\0complex"
@@ -177,7 +177,7 @@ _Place: TypeAlias = tuple[Count, Count, Count, Count]
 _Trouble: TypeAlias = tuple[Annotated[str, _end], bool, bool, _Error | None, tuple[Integer, ...]]
 _Memory: TypeAlias = Annotated[tuple[object, ...], counts(len(MEMORY))]
 _Usage: TypeAlias = Annotated[tuple[object, ...], counts(len(USAGE))]
-_Kept: TypeAlias = Annotated[tuple[object, ...], counts(len(KEPT))]
+_Kept: TypeAlias = Annotated[tuple[object, ...], counts(len(KEPT_COUNTS))]
 _Counted: TypeAlias = tuple[Count, Count, dict[str, Count], _Memory, dict[str, _Usage], _Kept]
 
 
@@ -285,8 +285,8 @@ def _encode(message: Message) -> bytes:
     if write is not None and (packed := write(*message[1:])) is not None:
         return packed
     text = b"\0" + _to_json(message).encode()
-    if len(text) > _LONGEST:
-        raise ValueError(f"a message of {len(text)} bytes is too long; allowed: {_LONGEST}")
+    if len(text) > _MAX_ANSWER_BYTES:
+        raise ValueError(f"a message of {len(text)} bytes is too long; allowed: {_MAX_ANSWER_BYTES}")
     return text
 
 
@@ -298,7 +298,7 @@ def _plain(value: object) -> object:
         return {_COMPLEX: [value.real, value.imag]}
     if isinstance(value, SupportsIndex):
         return int(value)
-    raise TypeError(f"{SHORT.repr(value)} cannot be sent: it is not a plain value")
+    raise TypeError(f"{SHORT_REPR.repr(value)} cannot be sent: it is not a plain value")
 
 
 # Made once, because making an encoder takes longer than encoding a message.
@@ -315,12 +315,12 @@ def _decode(data: Data) -> Message:
 
 
 def _read_json(data: Data) -> Message:
-    if data[0] != _JSON or len(data) > _LONGEST:
+    if data[0] != _JSON or len(data) > _MAX_ANSWER_BYTES:
         raise NonsenseError(f"{len(data)} bytes that begin with {data[0]} are not a message")
     name, *fields = _tuples(_from_json(str(data[1:], "ascii")))
     kind = KINDS.kinds.get(name) if type(name) is str else None
     if kind is None or kind.read is None:
-        raise NonsenseError(f"unknown message {SHORT.repr(name)}")
+        raise NonsenseError(f"unknown message {SHORT_REPR.repr(name)}")
     try:
         return kind.name, *kind.read(tuple(fields))
     except Exception as error:  # noqa: BLE001  # as above

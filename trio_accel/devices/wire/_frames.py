@@ -50,7 +50,7 @@ The socket counts as ready nevertheless, so the call is repeated after `RETRY` s
 RETRY = 0.005
 
 # Frames of at least this size are sent separately, which saves a copy.
-_LARGE = 64 * 1024
+_SEND_ALONE_FROM_BYTES = 64 * 1024
 # The maximum number of successive system calls before the writer lets other tasks run.
 _BURST = 8
 # With this flag, sending to an ended peer fails without a SIGPIPE.
@@ -265,14 +265,14 @@ class Outbox:
         if not self._queue:
             return None
         frame, self._attached = self._queue.popleft()
-        if self._queue and not self._attached and len(frame) < _LARGE:
+        if self._queue and not self._attached and len(frame) < _SEND_ALONE_FROM_BYTES:
             frames = [frame]
             size = len(frame)
             while self._queue and size < BUFFER:
                 following, descriptors = self._queue[0]
                 # Descriptors are sent with the first byte of a call, which must begin a frame. Joining a
                 # large frame would copy it.
-                if descriptors or len(following) >= _LARGE:
+                if descriptors or len(following) >= _SEND_ALONE_FROM_BYTES:
                     break
                 frames.append(following)
                 size += len(following)

@@ -32,9 +32,9 @@ Reader: TypeAlias = Callable[[Any], Any]
 """Called with any value; returns it as the declared type, or raises `NonsenseError`."""
 
 _LARGEST = 2**63
-SHORT = reprlib.Repr()
+SHORT_REPR = reprlib.Repr()
 """Texts of arbitrary values."""
-SHORT.maxstring = SHORT.maxother = 60
+SHORT_REPR.maxstring = SHORT_REPR.maxother = 60
 
 
 def expect(is_so: object, what: str) -> None:
@@ -49,7 +49,7 @@ def expect(is_so: object, what: str) -> None:
 
 def refuse(value: object, what: str) -> NoReturn:
     """Refuse a value that does not fit its declaration."""
-    raise NonsenseError(f"{SHORT.repr(value)} is not of type {what}")
+    raise NonsenseError(f"{SHORT_REPR.repr(value)} is not of type {what}")
 
 
 # Readers (D80). They must expect any value, because a worker with damaged memory may send it.

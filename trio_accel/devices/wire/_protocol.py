@@ -95,7 +95,7 @@ SIZE = 1024
 # The words of the sender, and the receiver's words in another cache line; the payload follows.
 _NUMBER, _LENGTH = 0, 1
 _IS_AWAKE, _TAKEN = 8, 9
-_AHEAD = 128
+_HEADER_BYTES = 128
 # Processors that make stores visible, and execute loads, in program order.
 _ORDERED = frozenset({"x86_64", "amd64"})
 
@@ -130,8 +130,8 @@ class SharedFrame:
     __slots__ = ("_data", "_most", "_words")
 
     def __init__(self, memory: memoryview) -> None:
-        self._words = memory[:_AHEAD].cast("Q")
-        self._data = memory[_AHEAD:]
+        self._words = memory[:_HEADER_BYTES].cast("Q")
+        self._data = memory[_HEADER_BYTES:]
         self._most = len(self._data)
 
     # The sender.

@@ -14,7 +14,7 @@ import numpy as np
 from ...backends.base import DType, HostArray, Ints
 from ...backends.base.contract.ops import DESCRIPTORS, ArraySpec, Descriptor, OperationSpec
 from ..base._library_paths import why_not_found
-from ._messages import SHORT
+from ._messages import SHORT_REPR
 from ._protocol import ARRAY, COMPLEX, DTYPES, ENUM, HOST, TUPLE, Message
 
 HostEncoder: TypeAlias = Callable[[HostArray], object]
@@ -57,7 +57,7 @@ def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | No
             raise TypeError(
                 "a specification that crosses to a worker holds numbers, strings, bytes, None, dtypes, "
                 "members of enums, ArraySpec, host arrays and tuples of these; "
-                f"{cls.__qualname__}.{name} is {SHORT.repr(field)}{error}"
+                f"{cls.__qualname__}.{name} is {SHORT_REPR.repr(field)}{error}"
             ) from None
     return tuple(values)
 

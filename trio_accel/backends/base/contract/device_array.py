@@ -44,12 +44,12 @@ class DeviceArray:
 
     @classmethod
     def packed(cls, address: int, dtype: DType, shape: Ints) -> DeviceArray:
-        """Make an array whose elements are in C order without gaps."""
+        """Make an array with elements in C order, without gaps."""
         return cls(address, dtype, shape, contiguous_strides(shape, dtype.itemsize))
 
 
 def stacked(array: ArraySpec | DeviceArray) -> int:
-    """Tell how many matrices there are in a stack."""
+    """Return the number of matrices in a stack."""
     return math.prod(array.shape[:-2])
 
 

@@ -1,4 +1,4 @@
-"""Descriptions of devices, of backends and of what they compute with; and the links between devices."""
+"""Descriptions of devices, of backends and their software, and of the links between devices."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ _KINDS = {"nvlink": "NVLink", "pcie": "PCIe", "host": "host"}
 
 @attrs.frozen(kw_only=True)
 class DeviceLink:
-    """The way between two devices. ``str()`` is its kind, such as ``"NVLink"``.
+    """The link between two devices. ``str()`` is its kind, such as ``"NVLink"``.
 
     Attributes:
-        devices: Names of the two, in the order of `Topology.devices`.
-        kind: What data goes over: ``"nvlink"``; ``"pcie"``, without a stop in host memory; or ``"host"``, by
-            copies in host memory.
-        has_peer_access: Whether each can read and write the memory of the other by itself.
-        rank: The driver's rank of the link among those of the machine, 0 for the fastest; None without one.
+        devices: Names of both devices, in the order of `Topology.devices`.
+        kind: How data is transferred: ``"nvlink"``; ``"pcie"``, without a stop in host memory; or ``"host"``,
+            by copies in host memory.
+        has_peer_access: Whether each device can access the memory of the other on its own.
+        rank: The driver's rank of the link among the links of the machine, 0 for the fastest; None without a
+            rank.
     """
 
     devices: tuple[str, str]
@@ -60,11 +61,11 @@ class Topology:
 
     @classmethod
     def of(cls, devices: Iterable[DeviceInfo], told: Iterable[DeviceLink]) -> Topology:
-        """Make a topology of what backends tell; pairs of which nothing is told meet in host memory.
+        """Make a topology of the links that backends report; other pairs are linked by host memory.
 
         Args:
             devices: The devices.
-            told: Links, the ends of each in any order. Those of other devices are left out.
+            told: Links, with the devices of each in any order. Links of other devices are left out.
         """
         devices = tuple(devices)
         known = {frozenset(link.devices): link for link in told}
@@ -77,14 +78,14 @@ class Topology:
         return cls(devices=devices, links=tuple(links))
 
     def link(self, a: str, b: str) -> DeviceLink:
-        """Return the way between two devices.
+        """Return the link between two devices.
 
         Args:
-            a: Name of one of them, such as ``"cuda:0"``, or ``device.name`` of one that is open.
-            b: Name of the other.
+            a: Name of the first device, such as ``"cuda:0"``, or ``device.name`` of an open device.
+            b: Name of the second device.
 
         Raises:
-            ValueError: There is no such device, or both are one.
+            ValueError: There is no such device, or both names are equal.
         """
         names = [info.name for info in self.devices]
         for argument, name in (("a", a), ("b", b)):
@@ -97,8 +98,9 @@ class Topology:
     def islands(self) -> tuple[tuple[str, ...], ...]:
         """Divide the devices into groups whose members all have peer access to one another.
 
-        Each device is in one group, alone if it reaches no other. The largest group is taken out first, then
-        the largest of the rest, and so on; of equal ones that with the earliest devices.
+        Each device is in one group, by itself if it reaches no other device. The largest group is chosen
+        first, then the largest group of the remaining devices, and so on. Of groups of equal size, the group
+        with the earliest devices is chosen.
 
         Returns:
             Names of the devices in each group, the largest group first.
@@ -130,7 +132,7 @@ class Topology:
 
 
 def _largest(names: Sequence[str], reach: Callable[[str, str], bool]) -> Strs:
-    """Return the first of the largest groups in which each name reaches all behind it."""
+    """Return the first of the largest groups in which each device reaches all later ones."""
     best: Strs = ()
 
     def extend(group: Strs, others: Sequence[str]) -> None:
@@ -138,7 +140,7 @@ def _largest(names: Sequence[str], reach: Callable[[str, str], bool]) -> Strs:
         if len(group) > len(best):
             best = group
         for place, name in enumerate(others):
-            # The devices that are left could not make it larger than the best one.
+            # The remaining devices cannot make it larger than the best one.
             if len(group) + len(others) - place <= len(best):
                 return
             extend((*group, name), [other for other in others[place + 1 :] if reach(name, other)])
@@ -161,15 +163,15 @@ class DeviceInfo:
         total_memory: Bytes of memory, of all its users together.
         compute_units: Processor cores or multiprocessors.
         isolations: Where its context can live, the default first.
-        completion: How completions are best learned of: ``"callback"``, the stream notifies;
-            ``"adaptive"``, events are polled for a short while first, since that costs less.
+        completion: How the engine notices completions best: ``"callback"``, the stream notifies it;
+            ``"adaptive"``, it polls events for a short while first, because that costs less.
         is_exclusive: Whether it takes one context at a time.
-        is_accelerator: Whether it is another processor than the one that runs the program.
-        keeps_memory: Whether the memory of a worker outlives it, so that its arrays survive a lost context.
-            If not, arrays are lost with the worker, as inline with the context.
-        runs_kernels: Whether `jit.Kernel` runs there: kernels of one's own, by their source or a function.
-        uuid: The hardware's name in other tools, such as ``"GPU-..."`` with NVIDIA's; None if it has none.
-            A part of a GPU (MIG) has that of the GPU.
+        is_accelerator: Whether it differs from the processor that runs the program.
+        keeps_memory: Whether the memory of a worker outlives the worker, so that its arrays survive a lost
+            context. If not, arrays are lost with the worker, as they are inline with the context.
+        runs_kernels: Whether `jit.Kernel` runs there, which compiles the program's own kernels.
+        uuid: The hardware's name in other tools, such as ``"GPU-..."`` in NVIDIA's; None without a name. A
+            part of a GPU (MIG) has the name of the GPU.
     """
 
     backend: str
@@ -197,11 +199,12 @@ class Software:
 
     Attributes:
         name: The vendor's name of it, such as ``"cuFFT"``.
-        version: Its version; None where it is not there, or does not tell.
-        source: How it came here, such as ``"wheel"`` or ``"system"``; None where it is not there.
-        path: The file; None where it is not there, or is part of the system.
-        needed_by: Libraries of the backend that need it; empty if every device does.
-        problem: Why it cannot be used, and what to do about it, as what follows its name; None if it can.
+        version: Its version; None if it is missing, or reports no version.
+        source: How it was installed, such as ``"wheel"`` or ``"system"``; None if it is missing.
+        path: The file; None if it is missing, or part of the system.
+        needed_by: Libraries of the backend that need it; empty if every device needs it.
+        problem: Why it cannot be used, and the remedy, as a text that follows its name; None if it can be
+            used.
     """
 
     name: str
@@ -236,8 +239,8 @@ class BackendReport:
     Attributes:
         name: Name of the backend.
         devices: The devices by number.
-        software: Software that it computes with and that does not come with it.
-        problem: Why it has no device that can be used, and what to do about it; None if it has one.
+        software: Software that the backend needs and does not contain.
+        problem: Why the backend has no usable device, and the remedy; None if it has a device.
     """
 
     name: str
@@ -255,7 +258,7 @@ def choose(
         devices: The devices that can be opened.
         backend: Name of the backend.
         index: Number of the device.
-        memory_limit: The limit that was asked for; None for all memory.
+        memory_limit: The requested limit; None for all memory.
 
     Raises:
         ValueError: No device has that index, or the limit is negative.

@@ -54,7 +54,7 @@ class DType(enum.Enum):
         """Find the member for anything that NumPy takes for a dtype.
 
         Raises:
-            TypeError: Devices have no such element type (the message lists those they have).
+            TypeError: Devices lack this element type; the message lists the types that they have.
         """
         if isinstance(like, DType):
             return like

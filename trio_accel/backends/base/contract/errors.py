@@ -1,7 +1,7 @@
 """Errors of devices and libraries: one hierarchy for every backend.
 
-A wrong argument is no `AccelError`: it is a `ValueError` or `TypeError`, raised in the
-caller's task before anything is launched.
+A wrong argument raises `ValueError` or `TypeError` instead, in the caller's task, before anything is
+launched.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ class AccelError(Exception):
 
 @attrs.define(eq=False, slots=False)
 class ContextLostError(AccelError):
-    """This operation, or its result, was lost with what ran it; its outputs never become valid.
+    """The operation, or its result, was lost with its context or program; its outputs never become valid.
 
-    That was the device's context: its worker has died or was killed, or it was replaced over an operation
-    that hangs. A fault of the device is a `ContextPoisonedError`. Or it was a program that was made anew.
+    A context is lost when its worker dies or is killed, or when it is replaced because an operation hangs. If
+    the device has failed, the error is a `ContextPoisonedError`. A program is lost when it restarts.
 
     Attributes:
-        is_memory_damaged: Whether the hardware reported an uncorrectable error of its memory: the contents of
-            no array on the device can be trusted.
-        is_to_blame: Whether no other operation can have caused the loss: it was a fault of the device, and
-            this one ran alone, or was the only one that had begun, or the others that had begun have run
+        is_memory_damaged: Whether the hardware reported an uncorrectable memory error, so that the contents
+            of no array on the device can be trusted.
+        is_to_blame: Whether no other operation can have caused the loss: the device failed, and this
+            operation ran alone, or was the only one that had begun, or the others that had begun have run
             again without a fault.
     """
 
@@ -79,7 +79,7 @@ class ContextLostError(AccelError):
 
 
 class ContextPoisonedError(ContextLostError):
-    """The context was lost because the device has poisoned it: a fault of its hardware or of a kernel."""
+    """The context was lost because a fault of the hardware or of a kernel poisoned it."""
 
 
 @attrs.define(eq=False, slots=False)
@@ -98,9 +98,9 @@ class OutOfMemoryError(AccelError):
     """There is not enough device memory; the device stays usable.
 
     Attributes:
-        requested: Bytes asked for.
-        free: Bytes that were free.
-        total: Bytes there are in all, or the configured limit.
+        requested: The number of bytes requested.
+        free: The number of free bytes.
+        total: The number of bytes in all, or the configured limit.
     """
 
     requested: int = attrs.field(kw_only=True)
@@ -109,11 +109,11 @@ class OutOfMemoryError(AccelError):
 
 
 class StaleRefError(AccelError):
-    """The memory behind a reference is gone (released, closed, lost), or damaged by an operation."""
+    """The memory of a reference was released, closed or lost, or an operation has damaged it."""
 
 
 class InputFailedError(AccelError):
-    """An operation did not run because the one that makes its input failed (see ``__cause__``)."""
+    """The operation did not run because the operation that makes its input failed (see ``__cause__``)."""
 
 
 @attrs.define(eq=False, slots=False)
@@ -131,14 +131,14 @@ class LibraryError(AccelError):
 
 @attrs.define(eq=False, slots=False)
 class CompilationError(LibraryError):
-    """Code of a kernel could not be compiled, linked or loaded, or has no kernel of that name.
+    """A kernel's code could not be compiled, linked or loaded, or has no kernel of that name.
 
     The message holds the compiler's log.
 
     Attributes:
-        log: Output of the compiler or the linker, with the numbers of the lines.
-        source: Name of the source, as the log has it.
-        options: Options that it was compiled with.
+        log: Output of the compiler or the linker, with line numbers.
+        source: Name of the source in the log.
+        options: The compiler options.
     """
 
     log: str = attrs.field(default="", kw_only=True, repr=False)
@@ -148,14 +148,14 @@ class CompilationError(LibraryError):
 
 @attrs.define(eq=False, slots=False)
 class LinAlgError(LibraryError, np.linalg.LinAlgError):
-    """A matrix has no such factorization or solution, or it was not found; a `numpy.linalg.LinAlgError` too.
+    """A matrix has no such factorization or solution, or none was found; also a `numpy.linalg.LinAlgError`.
 
-    It is singular, or not positive definite, or an iteration did not converge. Among such matrices of a
-    stack, the error names the first. The `code` is the word of LAPACK's ``info``: for a singular matrix the
-    number, from 1, of the pivot that is zero; for an indefinite one the order of the leading minor.
+    The matrix is singular, or not positive definite, or an iteration did not converge. In a stack, the error
+    names the first such matrix. `code` is LAPACK's ``info``: for a singular matrix the number, from 1, of the
+    zero pivot; for an indefinite matrix the order of the leading minor.
 
     Attributes:
-        index: Where the matrix is in its stack; empty where there is no stack.
+        index: The position of the matrix in its stack; empty without a stack.
     """
 
     index: tuple[int, ...] = attrs.field(default=(), kw_only=True)
@@ -163,12 +163,12 @@ class LinAlgError(LibraryError, np.linalg.LinAlgError):
 
 @attrs.define(eq=False, slots=False)
 class OutOfRangeError(LibraryError, IndexError):
-    """An array of indices holds one that is outside of its axis; an `IndexError` too.
+    """An array of indices holds an index outside of its axis; also an `IndexError`.
 
     Attributes:
         index: That index, or one of several; of uint64 the largest number of int64 at most.
         axis: The axis.
-        length: How many elements there are along it.
+        length: The number of elements along it.
     """
 
     library: str = attrs.field(default="arrays", kw_only=True)
@@ -180,9 +180,9 @@ class OutOfRangeError(LibraryError, IndexError):
 
 @attrs.define(eq=False, slots=False)
 class Refused(LibraryError):  # noqa: N818  # it is raised by users, about a request, and reads as one word
-    """A program does not answer a request: its asker gets this, and the program goes on.
+    """A program refuses a request: the caller gets this error, and the program continues.
 
-    Raise it in a method of a program. A method that updates arrays must say that it has changed no array:
+    Raise it in a method of a program. A method that updates arrays must declare that it has changed none:
     ``raise Refused("a negative price", unchanged=True)``. Otherwise it counts as any other error.
 
     Attributes:
@@ -218,7 +218,7 @@ class NotSupportedError(AccelError):
     """The backend does not have this operation, dtype or option.
 
     Attributes:
-        backend: Name of the backend that was asked.
+        backend: Name of the backend.
     """
 
     backend: str | None = attrs.field(default=None, kw_only=True)

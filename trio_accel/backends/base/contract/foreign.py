@@ -12,9 +12,9 @@ from .ops import ArraySpec, OperationSpec, contiguous_strides, specification, wr
 
 __all__ = ["CopyFromForeignSpec", "ForeignArray", "SharesCudaMemory"]
 
-# A stream that is not named is the one that libraries use by default.
+# The stream that libraries use by default, for arrays that do not name a stream.
 _LEGACY = 1
-# From here on an array says for itself whether somebody has to wait for a stream.
+# Since this version of the protocol, an array itself declares whether somebody has to wait for a stream.
 _NAMES_ITS_STREAM = 3
 
 
@@ -32,7 +32,7 @@ class ForeignArray:
     """An array in the memory of a GPU, as its owner describes it by ``__cuda_array_interface__``.
 
     Attributes:
-        owner: Whose it is; keeps the memory.
+        owner: The object that owns the memory and keeps it alive.
         address: The address of the first element.
         dtype: Element type, as NumPy has it.
         shape: Elements along each axis.
@@ -49,7 +49,7 @@ class ForeignArray:
 
     @classmethod
     def of(cls, owner: object) -> ForeignArray | None:
-        """Read what an object says of itself; None if it does not have the protocol.
+        """Read an object's description of itself; return None if it lacks the protocol.
 
         Raises:
             TypeError: An array with a mask.
@@ -78,7 +78,7 @@ class ForeignArray:
 class CopyFromForeignSpec(OperationSpec):
     """Copy an array of another library, of the same shape and dtype, when its stream has computed it.
 
-    Only devices have it that share their memory with other libraries.
+    Only devices that share their memory with other libraries have this operation.
     """
 
     is_from_outside: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Names of NumPy and PyTorch that are not there, and what to write in their place."""
+"""Names of NumPy and PyTorch that do not exist here, and what to write instead."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ OTHER_NAMES: dict[str, str] = {
 
 
 def instead_of(name: str) -> str:
-    """Say what to write in place of a name, as the end of a message; empty where that is not known."""
+    """Return the end of a message with the counterpart of a name; empty without a counterpart."""
     return f"; write {_INSTEAD[name]}" if name in _INSTEAD else ""
 
 
 def elsewhere(name: str) -> str:
-    """Tell what to write for a name that a package has not; empty where that is not known."""
+    """Return where a name is that a package lacks, as the end of a message; empty if that is not known."""
     for package in _CAPABILITIES:
         module = sys.modules.get(f"{_ROOT}.{package}")
         if module is not None and name in module.__all__:
@@ -77,12 +77,12 @@ def elsewhere(name: str) -> str:
 
 
 def counterpart(package: str, name: str, array: str) -> str:
-    """Say what to write for a function of NumPy's that got an array of a device.
+    """Return what to write instead of a NumPy function that got an array of a device.
 
     Args:
-        package: The part of NumPy that has the function, such as ``"linalg"``; empty for NumPy itself.
+        package: The part of NumPy with the function, such as ``"linalg"``; empty for NumPy itself.
         name: The function, such as ``"sin"``; or the method of a ufunc, such as ``"add.reduce"``.
-        array: How the message calls the array.
+        array: The message's name for the array.
     """
     modules = {
         each: import_module(f"{_ROOT}.{each}") for each in (package, *_CAPABILITIES) if each in _CAPABILITIES
@@ -103,16 +103,16 @@ def counterpart(package: str, name: str, array: str) -> str:
 
 
 def _misspelt(package: str, name: str) -> str:
-    """Tell which name of the package is meant, if it differs in a letter or an underscore."""
+    """Return the name of the package that differs in a letter or an underscore."""
     names: list[str] = sys.modules[package].__all__
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.75)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def tells_of_missing(package: str) -> Callable[[str], NoReturn]:
-    """Make the ``__getattr__`` of a package of operations, which tells where a name is that it has not.
+    """Make the ``__getattr__`` of a package of operations, which raises with the place of a missing name.
 
-    Type checkers are not to see it: they would take every name for one that is there.
+    Type checkers must not see it, because they would take every name for an existing one.
     """
 
     def missing(name: str) -> NoReturn:

@@ -30,8 +30,8 @@ _SEQUENCES = {list: _LIST, tuple: _TUPLE}
 # The exact types that `marshal` writes and reads as they are.
 _VALUES = _PLAIN | {complex, bytes}
 _NESTED = frozenset({list, tuple, dict})
-# To walk over so few values takes no longer than to look at all of them.
-_FEW = 16
+# Walking over this number of values takes no longer than checking them.
+_SCANNED_LENGTH = 16
 
 
 def flatten(
@@ -48,11 +48,11 @@ def flatten(
         where: Its name in errors, such as ``"encode: batch['ids']"``.
         value: None, numbers, strings, bytes; arrays; mappings with keys of strings, which become dicts, lists
             and tuples of these.
-        leaf: Called with the place and the value of arrays and of all other types; returns the
-            number of the array, or None if it is none.
-        packed: Gets collections that have many values, and no arrays: they are walked over in C alone. None
-            to put all values into the tree.
-        depth: How deep it is nested; -1 for one whose values are packed one by one.
+        leaf: Called with the place and the value of arrays and of all other types; returns the number of the
+            array, or None if it is not an array.
+        packed: Gets collections with many values and no arrays, because C can walk over these. None to put
+            all values into the tree.
+        depth: Its depth of nesting; -1 to pack its values one by one.
 
     Raises:
         TypeError: It holds something else.
@@ -77,18 +77,18 @@ def flatten(
 
 
 def _is_packed(where: str, value: Any) -> bool:
-    """Tell whether a collection has many values, all of which `marshal` writes.
+    """Return whether a collection has many values, all of which `marshal` writes.
 
-    No step of Python is one for each value.
+    The walk has no Python step for each value.
 
     Raises:
-        ValueError: There are more than any call takes.
+        ValueError: There are more values than any call takes.
     """
     level, count = [value], 0
     for _ in range(_MOST_DEPTH):
         kinds = frozenset(map(type, level))
         if kinds <= _VALUES:
-            return count > _FEW
+            return count > _SCANNED_LENGTH
         if not kinds <= _VALUES | _NESTED:
             return False
         if dict in kinds:
@@ -143,7 +143,7 @@ def build(tree: Tree, arrays: Sequence[object], packed: Sequence[object] = ()) -
     Args:
         tree: From `flatten`.
         arrays: The arrays by their numbers.
-        packed: What was packed, likewise.
+        packed: The packed collections, likewise.
     """
     if type(tree) is not list:
         return tree
@@ -173,7 +173,7 @@ def tree_of(text: str) -> Tree:
 
 def packed_of(values: list[object]) -> bytes:
     """Return packed values as bytes: an application writes them, and a worker reads them."""
-    # The older version keeps no track of objects that are in several places: each is written again.
+    # The older version keeps no track of objects in several places, and writes each again.
     return marshal.dumps(values, 2) if values else b""
 
 
@@ -201,14 +201,14 @@ class ProgramDefinition:
 
     Attributes:
         name: Its name in the tree.
-        number: Tells programs of one name apart that were opened one after the other.
+        number: Distinguishes successive programs of the same name.
         target: Import path of its class or function, ``"package.module:Class"``.
         arguments: Tree of the constructor's arguments: a tuple and a dict. None for a function.
         arrays: The arrays among them.
-        updated: Numbers of those that a method may change.
-        intensity: How often it may be restarted; None for the device's.
+        updated: Numbers of the arrays that a method may change.
+        intensity: The number of restarts allowed; None for the device's.
         backoff: Waiting before a restart; None for the device's.
-        refuses_all: Whether each error of a call is its asker's own, and restarts nothing.
+        refuses_all: Whether each error of a call only concerns its caller, and restarts nothing.
     """
 
     name: str
@@ -222,7 +222,7 @@ class ProgramDefinition:
     refuses_all: bool = False
 
     def encode(self) -> str:
-        """Write it as a text: its name, then the rest; the name ends at the first space behind it.
+        """Encode it as a text: its name, a space, and the rest.
 
         Raises:
             ValueError: It is too long.

@@ -1,7 +1,7 @@
 """Protocols of a backend. The engine knows devices only through these protocols.
 
-Methods may be called from the Trio thread and never block, unless they say so; blocking
-ones are called in a worker thread.
+The Trio thread may call any method that is not marked as blocking, because such methods never block. Blocking
+methods are called in a worker thread.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class MemoryStatistics:
 
     Attributes:
         used: Held by blocks now.
-        reserved: Taken from the system, for blocks and kept for the next ones.
-        peak: The most that was held at once.
+        reserved: Taken from the system, for blocks and as spare memory for later ones.
+        peak: The most that blocks held at once.
         blocks: Number of blocks now.
         limit: The most that may be held.
-        workspace: Held by libraries for themselves, beside the blocks.
-        foreign: Reserved by other libraries of the same process, such as PyTorch and CuPy, where they tell.
-            The limit concerns it not.
+        workspace: Held by libraries for themselves, in addition to the blocks.
+        foreign: Reserved by other libraries of the same process, such as PyTorch and CuPy, as far as they
+            report it. The limit does not include it.
     """
 
     used: int
@@ -71,9 +71,9 @@ class CacheCounts:
     """Counts of the entries of a cache; its owner counts, and others read.
 
     Attributes:
-        found: How often one was there.
-        made: How many were made.
-        evicted: How many of those made way for others.
+        found: The number of look-ups that found an entry.
+        made: The number of entries made.
+        evicted: The number of entries removed to make room for others.
     """
 
     found: int = 0
@@ -83,16 +83,16 @@ class CacheCounts:
 
 @attrs.define(eq=False)
 class KeptCounts:
-    """Counts of a table of kept plans; its owner counts, and others read.
+    """Counts of a table of cached plans; its owner counts, and others read.
 
     Attributes:
-        seen: Requests of a key without a plan that were served without one.
+        seen: Requests that were served without a plan, because their key had none yet.
         found: Requests that found their plan.
-        recorded: Plans that were made.
+        recorded: Plans made.
         bound: Bindings of plans to blocks.
-        armed: Bindings whose kernels were prepared, and launches that the driver has captured.
-        refused: Requests whose key can have no plan.
-        evicted: Plans that made way for others.
+        armed: Bindings with prepared kernels, and launches that the driver has captured.
+        refused: Requests with a key that cannot have a plan.
+        evicted: Plans removed to make room for others.
     """
 
     seen: int = 0
@@ -110,7 +110,7 @@ class LibraryUsage:
 
     Attributes:
         plans: The plans of its operations: each launch by a plan has found one, or had one made.
-        workspace: Bytes that it holds for itself, as in `MemoryStatistics.workspace`. Where several libraries
+        workspace: Bytes that it holds for itself, as in `MemoryStatistics.workspace`. If several libraries
             share a stream, its workspace counts for the last one that used it.
     """
 
@@ -120,15 +120,15 @@ class LibraryUsage:
 
 @attrs.frozen(kw_only=True)
 class CollectiveLibrary:
-    """A vendor's library by which devices of a backend meet, such as NCCL.
+    """A vendor's library for collectives between devices of a backend, such as NCCL.
 
     Attributes:
         title: Its name.
         package: Python package of its bindings.
-        missing: Tells that they are not installed.
-        reductions: The dtypes that it has for each reduction.
+        missing: The message that the bindings are not installed.
+        reductions: The dtypes that it supports for each reduction.
         actor: Import path of the actor that serves collectives.
-        control: Import path of the actor that gives communicators up.
+        control: Import path of the actor that aborts communicators.
         is_apart: Whether each rank must have a device of its own.
     """
 
@@ -146,7 +146,7 @@ class PlacedBlock(NamedTuple):
 
     Attributes:
         block: Id of the block.
-        nbytes: Bytes that were asked for.
+        nbytes: The requested number of bytes.
         chunk: Id of the chunk.
         offset: Bytes from the chunk's start.
     """
@@ -158,22 +158,22 @@ class PlacedBlock(NamedTuple):
 
 
 class ChunkKeeper(Protocol):
-    """Keeps the chunks of a device beyond the process that made them.
+    """Keeps the chunks of a device, which outlive the process that made them.
 
-    Called while the device allocates, frees or adopts, in that thread: must not use the device.
+    Called while the device allocates, frees or adopts, in the same thread: must not use the device.
     """
 
     def keep(self, chunk: int, nbytes: int, descriptor: int) -> None:
-        """Keep a chunk that was made; it holds no block yet.
+        """Keep a new chunk, which holds no block yet.
 
         Args:
-            chunk: Its id, which no chunk that the device knows had before.
+            chunk: Its id, which no chunk known to the device had before.
             nbytes: Its size.
-            descriptor: Its memory. Stays the device's: duplicate or send it before this returns.
+            descriptor: Its memory. The device still owns it: duplicate or send it before this returns.
         """
 
     def drop(self, chunk: int) -> None:
-        """Give a chunk back: it holds no block, and the device does not use it any more."""
+        """Give a chunk back that holds no block, and that the device no longer uses."""
 
 
 class Hold(Protocol):
@@ -188,18 +188,18 @@ class Lease(Protocol):
 
     @property
     def array(self) -> object:
-        """The array for the program: a NumPy array where the host can address the memory."""
+        """The array for the program: a NumPy array if the host can address the memory."""
         ...
 
     def take_back(self) -> tuple[AccelStream, AccelEvent] | None:
-        """End it: `array` is not to be used any more. Once only.
+        """End the lease: `array` must no longer be used. Call it only once.
 
         Returns:
             An event, with its stream, that is done when the program's work on its own streams is; the memory
-            is in use until then. None where the program cannot enqueue anything.
+            is in use until then. None if the program cannot enqueue anything.
 
         Raises:
-            AccelError: The end of the program's work cannot be told.
+            AccelError: The end of the program's work cannot be observed.
         """
         ...
 
@@ -221,7 +221,7 @@ class AccelEvent(Protocol):
 
     @property
     def error(self) -> Exception | None:
-        """The error of the work between the stream's previous event and this one; None if it went well."""
+        """The error of the work between the stream's previous event and this one; None on success."""
         ...
 
 
@@ -235,7 +235,7 @@ class AccelStream(Protocol):
 
     @property
     def failure(self) -> Exception | None:
-        """The reason why the context cannot be used any more; None while it can. Rings may not come then."""
+        """Why the context is no longer usable; None while it is. Afterwards rings may not arrive."""
         ...
 
     @property
@@ -258,11 +258,11 @@ class AccelStream(Protocol):
     def hold(self, waker: Waker | None = None) -> Hold:
         """Hold back what is enqueued from now on until the hold is released.
 
-        A stream that is held is like one that is stuck: `close` does not wait for it, and a lost
-        context is reported by `failure` all the same.
+        A held stream is like a stuck one: `close` does not wait for it, and `failure` still reports a lost
+        context.
 
         Args:
-            waker: Rung when the stream gets there: everything before is done.
+            waker: Rung when the stream reaches the hold, and everything before it is done.
 
         Raises:
             ContextPoisonedError: The context is lost.
@@ -288,14 +288,15 @@ class AccelStream(Protocol):
 
 @attrs.frozen
 class InThread:
-    """Answer of `KernelLibrary.prepare` for an operation whose `enqueue` blocks, each time.
+    """Result of `KernelLibrary.prepare` for an operation that blocks in each `enqueue`.
 
-    The engine calls `enqueue` in a thread then.
+    The engine then calls `enqueue` in a thread.
 
     Attributes:
         plan: Preparation that blocks, as for other operations; None if there is nothing to do.
-        is_short: Whether this one does not block, so that it needs no thread. But it runs code of the
-            program's own: if it fails, the work that it has enqueued by then is waited for, as in a thread.
+        is_short: Whether this operation does not block, so that it needs no thread. But it runs code of the
+            program's own: if it fails, the engine waits for the work that it has enqueued by then, as in a
+            thread.
     """
 
     plan: Callable[[], None] | None = None
@@ -323,26 +324,26 @@ class KernelLibrary(Protocol):
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
         """Return the preparation after which an operation like this one is enqueued without blocking.
 
-        Asked before every launch, so it must be quick; it refuses nothing, as `enqueue` will. The same
-        preparation may be needed again later: a library keeps only so many plans. An `enqueue` without it
-        blocks instead.
+        The engine calls this before every launch, so it must be quick. It refuses nothing, because `enqueue`
+        does. The same preparation may be needed again later, because a library keeps a limited number of
+        plans. An `enqueue` without it blocks instead.
 
         Returns:
-            Something that blocks, to be called in a thread while nothing else of the library is called;
-            it raises what `enqueue` would. `InThread` if `enqueue` blocks all the same, each time. None if
-            there is nothing to do, as nearly always.
+            A blocking function, to be called in a thread while nothing else of the library is called; it
+            raises the errors of `enqueue`. `InThread` if every `enqueue` blocks even so. None if there is
+            nothing to do, as in nearly all cases.
         """
         ...
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         """Put an operation on a stream.
 
-        Where `prepare` returns `InThread`, it is called in a thread. Meanwhile nothing else of the library is
+        If `prepare` returns `InThread`, it is called in a thread. Meanwhile nothing else of the library is
         called, nor enqueued on the stream; but the context may be lost, and the device closed.
 
         Raises:
-            NotSupportedError: The library has no such operation or dtype; nothing was enqueued.
-            LibraryError: The library refused it; nothing was enqueued.
+            NotSupportedError: The library lacks this operation or dtype; nothing was enqueued.
+            LibraryError: The library refused the operation; nothing was enqueued.
         """
 
     def close(self) -> None:
@@ -359,12 +360,12 @@ class AccelDevice(Protocol):
 
     @property
     def libraries(self) -> Sequence[str]:
-        """Names of the libraries that were found, sorted."""
+        """Names of the available libraries, sorted."""
         ...
 
     @property
     def believed(self) -> Collection[int]:
-        """Blocks of whose contents it knows something. Who is about to write to one calls `renew` before."""
+        """Blocks with contents that it relies on. Call `renew` before you write to one."""
         ...
 
     @property
@@ -376,14 +377,14 @@ class AccelDevice(Protocol):
         """Make a stream.
 
         Args:
-            name: For people.
-            priority: Work of a stream with a higher one is begun first, where the device can choose. Beyond
-                what it has, its highest or lowest is meant; a device without priorities has one.
+            name: A name for people.
+            priority: Work of a stream with a higher priority begins first, if the device can choose. Numbers
+                out of range mean the highest or lowest; a device without priorities has a single one.
         """
         ...
 
     def open_library(self, name: str) -> KernelLibrary:
-        """Load a library and make its handle, for the caller alone. Blocks; several threads may call it.
+        """Load a library and make its handle, for this caller only. Blocks; several threads may call it.
 
         Raises:
             NotSupportedError: The backend has no such library.
@@ -401,7 +402,7 @@ class AccelDevice(Protocol):
         """Give a memory block back. No work that uses it is enqueued."""
 
     def renew(self, block: int) -> None:
-        """Forget what is known of the contents of a memory block: they change, or it is another one."""
+        """Forget facts about the contents of a memory block: they change, or the block is a new one."""
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
         """Make a chunk of another process addressable, to adopt blocks in it later.
@@ -409,10 +410,10 @@ class AccelDevice(Protocol):
         Until then it is not the device's own: nothing is placed in it, and it is not dropped.
 
         Args:
-            chunk: Its id; those of chunks that are made from now on are larger.
+            chunk: Its id; later chunks of this device get larger ids.
             nbytes: Its size.
             descriptor: Its memory. Taken over, and closed even if this fails.
-            write: Whether the device may write to it. Else a write is a fault, and nothing is changed.
+            write: Whether the device may write to it. Otherwise a write is a fault, and nothing is changed.
 
         Raises:
             ValueError: There is a chunk of this id, or the memory is smaller.
@@ -420,38 +421,39 @@ class AccelDevice(Protocol):
         """
 
     def map_peer(self, chunk: int, owner: AccelDevice, number: int) -> None:
-        """Make a chunk of another open device of this process addressable, to be read; see `reaches`.
+        """Make a chunk of another open device of this process readable; see `reaches`.
 
         Its memory stays until `unmap_chunk`, also if the owner is closed meanwhile.
 
         Args:
             chunk: Its id here.
-            owner: The device that has it, of the same backend.
+            owner: The device that owns it, of the same backend.
             number: Its id there.
 
         Raises:
             KeyError: The owner has no such chunk.
-            AccelError: It cannot be mapped.
+            AccelError: The chunk cannot be mapped.
         """
 
     def unmap_chunk(self, chunk: int) -> None:
-        """Forget a mapped chunk that is not the device's own yet.
+        """Forget a mapped chunk that the device has not adopted yet.
 
         Raises:
             KeyError: There is no such chunk.
         """
 
     def expect(self, blocks: Iterable[PlacedBlock]) -> None:
-        """Note the places of blocks in chunks, for libraries that are opened ahead of `adopt`, or on loan.
+        """Note the places of blocks in chunks, for libraries that are opened before `adopt`, or on loan.
 
-        They may be read. Another process may write to them and free them. `adopt` replaces their places,
-        and forgets those that it does not name; `free` forgets one, and leaves its memory as it is.
+        The blocks may be read. Another process may write to them and free them. `adopt` replaces their
+        places, and forgets blocks that it does not name; `free` forgets a block, and leaves its memory as it
+        is.
 
         Args:
-            blocks: The blocks and their places. Those that are the device's own stay as they are.
+            blocks: The blocks and their places. The device's own blocks stay as they are.
 
         Raises:
-            ValueError: One is outside of the chunks. Nothing was noted.
+            ValueError: A block is outside of the chunks. Nothing was noted.
         """
 
     def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
@@ -486,7 +488,7 @@ class AccelDevice(Protocol):
         """
 
     def unregister_host(self, array: npt.NDArray[np.uint8]) -> None:
-        """Take a `register_host` back: nothing that is enqueued uses the memory. Blocks."""
+        """Undo `register_host`. No enqueued work uses the memory. Blocks."""
 
     def spin(self, stream: AccelStream, block: int | None = None) -> Hold:
         """Hold a stream back by work of the device that does not end by itself: for tests.
@@ -503,12 +505,13 @@ class AccelDevice(Protocol):
     def poison(self, reason: str, how: Poison = "illegal_address", stream: AccelStream | None = None) -> None:
         """Make the context unusable, as a fault on the device would: for tests of what happens then.
 
-        Where a real fault would take more with it than this device, it only counts as lost.
+        If a real fault would affect more than this device, the context only counts as lost.
 
         Args:
             reason: Text of the errors that the device does not report itself.
-            how: Which fault, where the device has several.
-            stream: Where it happens: what is enqueued there from now on is not done before it is seen.
+            how: The kind of fault, if the device has several.
+            stream: The stream of the fault: work enqueued there from now on is not done before the fault is
+                seen.
         """
 
     def give_up(self, reason: str) -> None:
@@ -519,15 +522,15 @@ class AccelDevice(Protocol):
 
     @property
     def is_dead(self) -> bool:
-        """Whether the hardware itself has ended the context, so that nothing of it writes any more.
+        """Whether the hardware itself has ended the context, so that it no longer writes to memory.
 
-        A context that is lost for another reason may still write. The process that takes its memory over
-        waits for the end of this one.
+        A context that is lost for another reason may still write. The process that takes over its memory
+        waits until this process has ended.
         """
         ...
 
     def reaches(self, other: DeviceInfo) -> bool:
-        """Tell whether kernels of this one can read memory of another device of the backend, once mapped."""
+        """Return whether kernels of this device can read mapped memory of another device of the backend."""
         ...
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> Lease:
@@ -538,9 +541,9 @@ class AccelDevice(Protocol):
 
         Args:
             array: The array.
-            write: Whether it is to be changed.
-            stream: The program's own stream, in whatever form, on which it will use the array; None for
-                the one that is used by default.
+            write: Whether the program may change it.
+            stream: The program's own stream, in any form, on which it will use the array; None for the
+                default stream.
 
         Raises:
             NotSupportedError: The backend cannot lend it, or not on a stream.
@@ -554,9 +557,9 @@ class AccelDevice(Protocol):
         ...
 
     def usage(self) -> Mapping[str, LibraryUsage]:
-        """Count plans and workspace of its libraries, by their names; without those that have neither.
+        """Count plans and workspace of its libraries, by name; libraries with neither are left out.
 
-        The counts belong to the device: a library that is opened again goes on with them.
+        The counts belong to the device: a library that is opened again continues them.
         """
         ...
 
@@ -574,8 +577,8 @@ class AccelDevice(Protocol):
 class AccelBackend(Protocol):
     """A kind of device.
 
-    A class may derive from it: then it has what is said here of a backend without workers, without a driver,
-    and whose memory the host cannot address.
+    A class that derives from it inherits the behaviour of a backend without workers, without a driver, and
+    with memory that the host cannot address.
     """
 
     @property
@@ -600,11 +603,11 @@ class AccelBackend(Protocol):
 
     @property
     def driver_check(self) -> str | None:
-        """File of a function `driver_in_use() -> str | None`, which says if this process has initialised it.
+        """File of a function `driver_in_use() -> str | None`: whether this process has initialised it.
 
-        Workers are forks of a process that has imported modules of the program's, and a fork can use no
-        driver that was initialised before. So a child tries the modules first, and calls the function after
-        each import. Its text goes on behind "the import of NAME". The child loads the file by its path,
+        Workers are forks of a process that has imported the program's modules, and a fork cannot use a driver
+        that was initialised before. So a child tries the modules first, and calls the function after each
+        import. Its result completes the sentence "the import of NAME". The child loads the file by its path,
         without the package: the file must import nothing but the standard library. None: the backend has no
         driver.
         """
@@ -612,7 +615,7 @@ class AccelBackend(Protocol):
 
     @property
     def collectives(self) -> CollectiveLibrary | None:
-        """The vendor's library of collectives, whose operations its library ``"communicators"`` has."""
+        """The vendor's library of collectives, which the library ``"communicators"`` calls."""
         return None
 
     @property
@@ -622,7 +625,7 @@ class AccelBackend(Protocol):
 
     @property
     def unjoined(self) -> frozenset[str]:
-        """Functions whose bits depend on what else an expression has: those are not joined in a chain."""
+        """Functions with bits that depend on the rest of the expression, so that chains do not fuse them."""
         return frozenset()
 
     def list_devices(self) -> tuple[DeviceInfo, ...]:
@@ -630,24 +633,24 @@ class AccelBackend(Protocol):
         ...
 
     def unavailable_reason(self, index: int | None = None) -> str | None:
-        """Tell why there is no device, and what to do about it; None where there is one. Blocks.
+        """Return why no device is available, and the remedy; None if there is one. Blocks.
 
         Args:
-            index: Ask for one device: None for one that can be used, and where there is none of that number.
+            index: The number of one device; None for any usable device, and if no device has the number.
         """
         return None
 
     def describe(self) -> BackendReport:
-        """Tell of the devices and of what they compute with, also of what is missing. Blocks.
+        """Describe the devices and their software, including missing software. Blocks.
 
-        Opens no device, and loads nothing that a device would need into this process.
+        Opens no device, and loads no device library into this process.
         """
         ...
 
     def links(self) -> tuple[DeviceLink, ...]:
-        """Tell how its devices reach one another, and the processor (``"cpu:0"``). Blocks; opens no device.
+        """Return the links between its devices and to the processor (``"cpu:0"``). Blocks; opens no device.
 
-        Pairs that it leaves out reach one another by copies in host memory.
+        Pairs that it leaves out are linked by copies in host memory.
         """
         return ()
 
@@ -658,13 +661,12 @@ class AccelBackend(Protocol):
 
         Args:
             index: Number of the device.
-            memory_limit: The most bytes that its blocks may take; None for what there is.
-            keeper: Gets the chunks that blocks are placed in, to keep them beyond this process;
-                without one memory is private and ends with the process. A worker has one if
-                `DeviceInfo.keeps_memory`.
+            memory_limit: The most bytes that its blocks may take; None for all memory.
+            keeper: Gets the chunks of blocks, which then outlive this process. Without it, memory is private
+                and ends with the process. A worker has a keeper if `DeviceInfo.keeps_memory`.
 
         Raises:
-            NotSupportedError: There is a keeper, and no memory that outlives its process.
+            NotSupportedError: There is a keeper, but the backend has no memory that outlives its process.
         """
         ...
 
@@ -678,11 +680,11 @@ class AccelBackend(Protocol):
         """Map a chunk for the host, in a process that need not have the device open.
 
         Args:
-            descriptor: The chunk's memory, as a keeper gets it. Stays the caller's.
+            descriptor: The chunk's memory, as a keeper gets it. The caller still owns it.
             nbytes: Its size.
 
         Returns:
-            An array over the chunk; the mapping goes with the last array over it.
+            An array over the chunk; the mapping ends with the last array over it.
 
         Raises:
             NotSupportedError: The host cannot address it.

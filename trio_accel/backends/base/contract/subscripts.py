@@ -1,4 +1,4 @@
-"""Einstein's convention: texts of sums of products, and the order in which arrays are multiplied."""
+"""Einstein's convention: subscripts of sums of products, and the order of the multiplications."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ OPTIMIZERS: Strs = get_args(Search)
 
 # With more operands, the search for the smallest arrays takes longer than a second.
 _MOST_FOR_LEAST = 10
-# The same of searches whose steps grow as fast: at these numbers they take a tenth of a second at most.
+# Limits of the searches with the same growth: at these numbers they take a tenth of a second at most.
 _MOST_OPERANDS = {"optimal": 6, "branch-all": 6, "branch-2": 14, "dp": 14}
 
 
@@ -46,11 +46,11 @@ class ContractionPath:
     """The order in which the operands of a sum of products are multiplied, two at a time.
 
     Attributes:
-        steps: Places of the two in the list of what is left. They are taken out, and their product comes
-            last. opt_einsum takes such a path.
+        steps: The indices of both factors in the list of remaining arrays. The factors are removed, and their
+            product is appended. opt_einsum takes such a path.
         flops: Multiplications and additions.
-        largest: Bytes of the largest array that is made, the result included.
-        peak: Bytes of all arrays that are made and live at the same time, at most.
+        largest: Bytes of the largest array made, including the result.
+        peak: The most bytes that arrays made take at the same time.
     """
 
     steps: tuple[tuple[int, int], ...]
@@ -62,7 +62,7 @@ class ContractionPath:
 def parse_subscripts(
     name: str, subscripts: str, shapes: Sequence[Ints], arguments: Sequence[str] = ()
 ) -> tuple[list[str], str]:
-    """Read subscripts; letters that are not used stand for the axes of ``...``.
+    """Parse subscripts; unused letters are placeholders for the axes of ``...``.
 
     Args:
         name: Name of the function, for errors.
@@ -71,12 +71,11 @@ def parse_subscripts(
         arguments: Names of the operands, for errors; by default ``operands[0]`` and so on.
 
     Returns:
-        The terms of the operands, and that of the result.
+        The terms of the operands, and the term of the result.
 
     Raises:
-        TypeError: They are no text.
-        ValueError: A term that does not fit its operand, letters behind ``->`` that no term has or that are
-            there twice.
+        TypeError: The subscripts are not a string.
+        ValueError: A term does not fit its operand, or a letter after ``->`` is in no term, or twice.
     """
     if not isinstance(subscripts, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # by untyped callers
         raise TypeError(f"{name}: subscripts must be a text such as 'ij,jk->ik', got {subscripts!r}")
@@ -155,24 +154,24 @@ def find_path(
     optimize: Optimize = "auto",
     memory_limit: int | None = None,
 ) -> ContractionPath:
-    """Find the order in which arrays are multiplied, by opt_einsum where there are more than two.
+    """Find the order in which arrays are multiplied, by opt_einsum if there are more than two.
 
     Args:
         name: Name of the function, for errors.
-        terms: Letters of the arrays; no letter is there twice in one.
+        terms: Letters of the arrays; no letter is twice in one term.
         output: Letters of the result.
         extents: Elements along each letter.
         itemsize: Bytes of an element.
-        optimize: How it is found, or the path.
-        memory_limit: The most bytes that arrays which are made may take at a time; None for any. Where the
-            path that was found takes more, the one with the smallest arrays is tried.
+        optimize: The search, or the path.
+        memory_limit: The most bytes that intermediate arrays may take at a time; None for any. If the path
+            found takes more, the path with the smallest arrays is tried.
 
     Returns:
-        The path. It takes more than `memory_limit` where none was found that does not.
+        The path. It takes more than `memory_limit` only if no path within the limit was found.
 
     Raises:
-        ValueError: There is no such search, it would take too long for so many arrays, or a path that is none
-            of these arrays.
+        ValueError: There is no such search, it would take too long for this number of arrays, or the path
+            does not fit the arrays.
     """
     if isinstance(optimize, str):
         if optimize not in OPTIMIZERS:
@@ -227,7 +226,7 @@ def _find(
     searches: Any = importlib.import_module("opt_einsum")
     shapes = [tuple(sizes[letter] for letter in term) for term in terms]
     limit = None if memory_limit is None else max(memory_limit // itemsize, 1)
-    # There need not be a path by the search that was asked for, within the limit.
+    # The requested search may find no path within the limit.
     tried: list[tuple[Any, int | None]] = [(optimize, limit), ("auto", limit)]
     if len(terms) <= _MOST_FOR_LEAST:
         tried.append((searches.DynamicProgramming(minimize="size", search_outer=True), None))
@@ -244,12 +243,12 @@ def _find(
 
 
 def _in_pairs(path: Sequence[Sequence[int]], count: int) -> tuple[tuple[int, int], ...]:
-    """Split steps of more than two arrays, and leave out those of one."""
+    """Split steps of more than two arrays, and leave out steps of one."""
     pairs: list[tuple[int, int]] = []
     for step in path:
         places = sorted(step)
         if len(places) == 1:
-            # One operand alone leaves nothing to multiply.
+            # With a single operand there is nothing to multiply.
             continue
         *others, low, high = places
         pairs.append((low, high))
@@ -272,7 +271,7 @@ def _costs(
     def bytes_of(letters: frozenset[str]) -> int:
         return math.prod(sizes[letter] for letter in letters) * itemsize
 
-    # Letters of what is left, and bytes that an array which was made takes.
+    # Letters of the remaining arrays, and the bytes of each array that was made.
     left = [(frozenset(term), 0) for term in terms]
     result = frozenset(output)
     flops = live = peak = largest = 0

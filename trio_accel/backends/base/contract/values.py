@@ -42,7 +42,7 @@ _MAX_AXES = 64
 
 
 def host_array(argument: str, value: Any, dtype: npt.DTypeLike | None = None) -> HostArray:
-    """Make a NumPy array of what a program gives; what is more than its elements is refused.
+    """Make a NumPy array of a program's value; refuse a value with more than its elements.
 
     Raises:
         TypeError: See `check_plain`.
@@ -62,13 +62,13 @@ def by_way_of_int64(array: HostArray, dtype: npt.DTypeLike) -> HostArray:
 
 
 def check_plain(argument: str, value: object, *, depth: int = 0) -> None:
-    """Refuse an array whose meaning would be lost: it is masked, or of a class that adds to the elements.
+    """Refuse an array that would lose its meaning: a masked one, or one of a class that adds to the elements.
 
-    Lists and tuples are looked through, as NumPy makes one array of them.
+    Lists and tuples are searched also, because NumPy makes one array of them.
 
     Raises:
-        TypeError: It is such an array, or has one.
-        ValueError: A list holds itself, or more axes than NumPy has.
+        TypeError: The value is such an array, or contains one.
+        ValueError: A list contains itself, or has more axes than NumPy allows.
     """
     if depth > _MAX_AXES:
         raise ValueError(f"{argument} must be nested at most {_MAX_AXES} deep; does a list hold itself?")
@@ -110,8 +110,9 @@ def factor(name: str, argument: str, value: object, dtype: DType) -> complex:
     """Require a number that a floating or complex dtype can hold as a factor.
 
     Raises:
-        TypeError: No number; or a complex one, and the arrays are real; or arrays of whole numbers.
-        ValueError: It is too large.
+        TypeError: The value is not a number; or it is complex, and the arrays are real; or the arrays hold
+            integers.
+        ValueError: The value is too large.
     """
     if not dtype.is_inexact:
         raise TypeError(f"{name}: the arrays must have a floating or complex dtype, got {dtype}; use cast()")
@@ -131,11 +132,11 @@ def factor(name: str, argument: str, value: object, dtype: DType) -> complex:
 
 
 def element(name: str, argument: str, value: object, dtype: DType) -> complex:
-    """Require a number that an array of a dtype can hold as it is; returns it as a Python number.
+    """Require a number that an array of a dtype can hold as it is; return it as a Python number.
 
     Raises:
-        TypeError: No number; or a complex one, and the array is not.
-        ValueError: It is too large, or no whole number where the array holds these.
+        TypeError: The value is not a number; or it is complex, and the array is not.
+        ValueError: The value is too large, or not an integer although the array holds integers.
     """
     number = np.asarray(value).item() if issubclass(type(value), np.generic) else value
     if not isinstance(number, (bool, int, float, complex)):
@@ -177,7 +178,7 @@ _KINDS = ("bool", "uint", "int", "float", "complex")
 
 
 def is_same_kind(source: DType, dtype: DType) -> bool:
-    """Tell whether a conversion keeps the kind or widens it, as NumPy's ``"same_kind"``."""
+    """Return whether a conversion keeps the kind or widens it, like NumPy's ``"same_kind"``."""
     return _KINDS.index(source.kind) <= _KINDS.index(dtype.kind)
 
 
@@ -198,8 +199,8 @@ _MOST_WHOLE = 1 << 63
 
 
 def number_array(value: complex, dtype: DType) -> HostArray:
-    """Return the array without axes of a number that the type can hold."""
-    # bfloat16 takes no whole number that int64 has not, and for the other floating types this is the same.
+    """Return the 0-d array of a number that the type can hold."""
+    # bfloat16 holds no integer that int64 lacks, and for the other floating types this is the same.
     if isinstance(value, int) and not -_MOST_WHOLE <= value < _MOST_WHOLE and dtype.is_inexact:
         value = float(value)
     return np.array(value, dtype.dtype)

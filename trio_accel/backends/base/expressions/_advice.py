@@ -1,4 +1,4 @@
-"""Words for what expressions refuse, and what to write in its place."""
+"""Messages about constructs that expressions refuse, and alternatives to them."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def what(node: ast.AST) -> str:
 
 
 def not_allowed(node: ast.AST) -> str:
-    """Refuse a node, and say what to write in its place."""
+    """Return the message that refuses a node, with an alternative."""
     way = _WAYS.get(type(node).__name__)
     return f"{what(node)} is not allowed in an expression" + (f"; {way}" if way else "")
 
 
 def of_other_languages(line: str) -> str:
-    """Say what to write for a sign of another language in a line that Python cannot read."""
+    """Return the counterpart of another language's operator in a line that Python cannot parse."""
     return next((f": {way}" for sign, way in _OTHER_LANGUAGES.items() if sign in line.replace("!=", "")), "")
 
 
 def similar(name: str) -> str:
-    """Say which functions a name may mean, or that there is no such function."""
+    """Return the functions with similar names, or that there is no such function."""
     import difflib
 
     found = difflib.get_close_matches(name, FUNCTIONS, 3)

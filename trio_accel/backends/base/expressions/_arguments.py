@@ -17,10 +17,10 @@ from ._steps import ArgumentType, Weak
 __all__ = ["SCALAR_BYTES", "WIDE", "Argument", "pack_scalars", "unpack_scalars"]
 
 SCALAR_BYTES = 16
-"""Bytes of each scalar: as many as the longest has."""
+"""Bytes of each scalar: the size of the longest one."""
 
 _FLOAT = struct.Struct("=d8x")
-# First letter of a kind of argument in a text.
+# The prefixes of the kinds of arguments in an encoded program.
 _ARRAY, _SCALAR, _WEAK = "[]", "", "python "
 
 
@@ -30,7 +30,7 @@ class Argument:
 
     Attributes:
         kind: Its type.
-        is_array: Whether it is an array; otherwise it is a number that is handed over with the launch.
+        is_array: Whether it is an array; otherwise it is a number that is passed with the launch.
     """
 
     kind: ArgumentType
@@ -38,7 +38,7 @@ class Argument:
 
     @property
     def dtype(self) -> DType:
-        """The dtype that it comes in."""
+        """The dtype of the argument's values."""
         return self.kind.carrier if isinstance(self.kind, Weak) else self.kind
 
     def encode(self) -> str:
@@ -74,11 +74,11 @@ def unpack_scalars(data: bytes, dtypes: Sequence[DType]) -> list[Any]:
     ]
 
 
-_WHOLE = {dtype.value: DType.float64 for dtype in DType if dtype.kind in ("bool", "int", "uint")}
+_FLOAT_OF_INTEGERS = {dtype.value: DType.float64 for dtype in DType if dtype.kind in ("bool", "int", "uint")}
 
 # The keys are names, because the hash of a low-precision dtype imports ml_dtypes.
 WIDE: Mapping[str, Mapping[str, DType]] = {
-    "float32": {**_WHOLE, "float16": DType.float32, "bfloat16": DType.float32},
-    "float64": {**_WHOLE, **WIDER},
+    "float32": {**_FLOAT_OF_INTEGERS, "float16": DType.float32, "bfloat16": DType.float32},
+    "float64": {**_FLOAT_OF_INTEGERS, **WIDER},
 }
 """The dtypes that arrays are converted to, for each least precision."""

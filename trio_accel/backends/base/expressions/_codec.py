@@ -12,9 +12,9 @@ its function, dtype, operands and value. For example, ``sqrt(x * a)`` is:
     multiply float64 0,1
     sqrt float64 2
 
-Equal programs have equal texts, so that a text is the key of all that executors make. Decoding checks
-whatever executors rely on, because the text comes from another process. It cannot check shapes, because the
-specification of the operation has the arrays.
+Equal programs have equal texts, so executors use the text as the key of everything that they make. Decoding
+checks whatever executors rely on, because the text comes from another process. It cannot check shapes,
+because the arrays are in the operation's specification.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 _STORES = frozenset(f"store_{name}" for name in ("set", "add", "multiply", "min", "max"))
 _ORDERED = frozenset(f"reduce_{name}" for name in ("min", "max", "nanmin", "nanmax", "argmin", "argmax"))
 _REDUCTIONS = _ORDERED | {f"reduce_{name}" for name in COMBINED}
-# The dtypes of operands and result, by letters: bool (b), int64 (i), int64 for each index (k), and those of
-# the argument (a), the step (s), variables (v), and the first operand (x).
+# The dtypes of operands and result, by letters: bool (b), int64 (i), int64 for each index (k), and the dtypes
+# of the argument (a), the step (s), variables (v), and the first operand (x).
 _DTYPES: dict[str, str] = {
     "constant": "s",
     "argument": "a",
@@ -74,16 +74,16 @@ _DTYPES: dict[str, str] = {
     **dict.fromkeys(_STORES, "aka"),
 }
 # The least and the largest number of operands.
-_MANY = _MAX_STEPS
+_MAX_OPERANDS = _MAX_STEPS
 _OPERANDS: dict[str, tuple[int, int]] = {
     **{name: (function.arity, function.arity) for name, function in _FUNCTIONS.items()},
     **dict.fromkeys(("argument", "constant", "index", "count"), (0, 0)),
     **dict.fromkeys((*_REDUCTIONS, "cast", "carried", "fold", "left", "right"), (1, 1)),
     **dict.fromkeys(_STORES, (2, 1 + _MAX_AXES)),
     "load": (1, _MAX_AXES),
-    "loop": (2, _MANY),
-    "break": (2, _MANY),
-    "end": (1, _MANY),
+    "loop": (2, _MAX_OPERANDS),
+    "break": (2, _MAX_OPERANDS),
+    "end": (1, _MAX_OPERANDS),
     "result": (2, 2),
     "folded": (2, 2),
 }
@@ -138,7 +138,7 @@ class Program:
 
     @functools.cached_property
     def is_one_reduction(self) -> bool:
-        """Whether a reduction makes the result, and no element is read beside it or after it."""
+        """Whether a reduction makes the result, which reads no other elements."""
         return len(self.program.reductions) == 1 and not self.is_whole
 
 

@@ -1,4 +1,4 @@
-"""Typed expressions, evaluated by NumPy; and indices that are checked before they are used (D146)."""
+"""Typed expressions, evaluated by NumPy; and indices that are checked before their use (D146)."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _MOST_AXES = 64
 
 
 def word_of(load: int, axis: int) -> int:
-    """Return the status word for an index that a load has along an axis.
+    """Return the status word for the index of a load along an axis.
 
     Args:
         load: Number of the step.
-        axis: The axis of the array that is loaded from.
+        axis: The axis of the loaded array.
     """
     return 1 + load * _MOST_AXES + axis
 
@@ -53,10 +53,10 @@ def check_words(expression: TypedExpression, shapes: Sequence[Ints], words: Stat
     Args:
         expression: The expression.
         shapes: Shapes of the arrays that it loads from, in order.
-        words: What the kernel has written.
+        words: The status words that the kernel has written.
 
     Raises:
-        OutOfRangeError: There was an index outside.
+        OutOfRangeError: An index was out of range.
     """
     if words[0]:
         load, axis = divmod(int(words[0]) - 1, _MOST_AXES)
@@ -66,7 +66,7 @@ def check_words(expression: TypedExpression, shapes: Sequence[Ints], words: Stat
 
 
 def check_places(expression: TypedExpression, load: int, indices: Sequence[Any], shape: Ints) -> list[Any]:
-    """Require that indices are within an array; those that are ``i(axis)`` are the nearest ones inside.
+    """Require that indices are within an array; an index ``i(axis)`` is clipped to the array instead.
 
     Args:
         expression: The expression.
@@ -75,10 +75,10 @@ def check_places(expression: TypedExpression, load: int, indices: Sequence[Any],
         shape: The shape of the array.
 
     Returns:
-        Indices that are inside.
+        The indices, all in range.
 
     Raises:
-        OutOfRangeError: One is not; it tells of the first one.
+        OutOfRangeError: An index is out of range; the error names the first one.
     """
     found: list[Any] = []
     for axis, (step, index, extent) in enumerate(
@@ -95,10 +95,10 @@ def check_places(expression: TypedExpression, load: int, indices: Sequence[Any],
 
 
 def places_of(expression: TypedExpression) -> TypedExpression:
-    """Take the indices of a load, where an expression has a load and a value as its results.
+    """Make an expression of the indices of a load, for an expression with a load and a value as its results.
 
     Returns:
-        An expression whose results are the indices, and then the value. Nothing is loaded.
+        An expression whose results are the indices, followed by the value. Nothing is loaded.
     """
     load, value = expression.outputs
     steps, step = list(expression.steps), expression.steps[load]
@@ -107,7 +107,7 @@ def places_of(expression: TypedExpression) -> TypedExpression:
 
 
 def scatter_program(expression: TypedExpression, reduce: Reduce) -> TypedExpression:
-    """Write an expression whose results are an element and a value as a program that combines them."""
+    """Turn an expression with an element and a value as its results into a program that combines them."""
     places, load = places_of(expression), expression.steps[expression.outputs[0]]
     *indices, value = places.outputs
     step = Step(f"store_{reduce}", expression.steps[value].dtype, (value, *indices), load.value)
@@ -132,7 +132,7 @@ def _outside(expression: TypedExpression, load: int, axis: int, index: int, shap
 Overflow: TypeAlias = Literal["ignore", "raise"]
 """Steps that over- or underflow are ignored, or raise `FloatingPointError`."""
 
-# A function that has the types of another one's ufunc is not computed by it.
+# A ufunc computes only the function of its own name, not others with the same types.
 _UFUNCS = {
     function.name: function.ufunc
     for function in FUNCTIONS.values()
@@ -141,7 +141,7 @@ _UFUNCS = {
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    """Compute a power: NumPy's, but of whole numbers with a negative exponent, which NumPy refuses."""
+    """Compute a power by NumPy, except for integers with negative exponents, which NumPy refuses."""
     if exponent.dtype.kind != "i" or not (exponent < 0).any():
         return np.power(base, exponent)
     inverse = np.where(np.abs(base) == 1, np.where(exponent & 1, base, 1), 0).astype(base.dtype)
@@ -149,7 +149,7 @@ def _power(base: Any, exponent: Any) -> Any:
 
 
 def _log1p(x: Any) -> Any:
-    """Compute it by NumPy, but of small complex numbers, whose real part NumPy loses."""
+    """Compute it by NumPy, except for small complex numbers, because NumPy loses their real part."""
     made: Any = np.asarray(np.log1p(x))
     if made.dtype.kind == "c":
         near = np.maximum(np.abs(x.real), np.abs(x.imag)) < 0.5
@@ -158,7 +158,7 @@ def _log1p(x: Any) -> Any:
 
 
 def _expm1(x: Any) -> Any:
-    """Compute it by NumPy, but of complex numbers that are zero or not finite, where C99 says otherwise."""
+    """Compute it by NumPy, except for zero and non-finite complex numbers, because C99 differs there."""
     made = np.asarray(np.expm1(x))
     if made.dtype.kind == "c":
         np.copyto(made, np.exp(x) - 1, where=~np.isfinite(x) | (x == 0))
@@ -166,10 +166,10 @@ def _expm1(x: Any) -> Any:
 
 
 def _floor_divide(x1: Any, x2: Any) -> Any:
-    """Compute it by NumPy, but of infinite numbers, whose quotient the standard rounds as any other."""
+    """Compute it by NumPy, except for infinite numbers, because the standard rounds all quotients alike."""
     made = np.asarray(np.floor_divide(x1, x2))
     if made.dtype.kind not in "biu":
-        # It is infinite, zero or NaN: there is nothing to round.
+        # The quotient is infinite, zero or NaN, so there is nothing to round.
         np.divide(x1, x2, out=made, where=np.isinf(x1) | np.isinf(x2))
     return made
 
@@ -198,7 +198,7 @@ def _tanh(x: Any) -> Any:
 
 
 def _tan(x: Any) -> Any:
-    """Compute it by NumPy, but of infinite complex numbers, as it goes with the hyperbolic tangent."""
+    """Compute it by NumPy, except for infinite complex numbers, to match the hyperbolic tangent."""
     made: Any = np.asarray(np.tan(x))
     if made.dtype.kind == "c":
         np.copysign(made.real, x.real, out=made.real, where=np.isinf(x.imag))
@@ -214,7 +214,7 @@ def _special(name: str, x: Any) -> Any:
     return np.asarray(getattr(scipy.special, name)(wide)).astype(x.dtype, copy=False)
 
 
-_OTHERS: dict[str, Any] = {
+_NON_UFUNCS: dict[str, Any] = {
     "where": np.where,
     "real": np.real,
     "imag": np.imag,
@@ -234,7 +234,7 @@ _OTHERS: dict[str, Any] = {
 
 def numpy_function(name: str) -> Any:
     """Return how NumPy computes a function of elements, which has the values of the standard."""
-    return _OTHERS.get(name) or _UFUNCS[name]
+    return _NON_UFUNCS.get(name) or _UFUNCS[name]
 
 
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
@@ -242,13 +242,13 @@ _NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 @attrs.frozen(eq=False)
 class Places:
-    """Elements of an array at computed indices: lines of it where an index is that of the result, ``i(k)``.
+    """Elements of an array at computed indices; whole lines of it for an index of the result, ``i(k)``.
 
-    NumPy copies lines about five times as fast as elements by themselves.
+    NumPy copies lines about five times as fast as single elements.
 
     Attributes:
-        array: The array, with the axes first that are not taken as lines.
-        index: Indices for it, and then slices.
+        array: The array, with the axes first that are not copied as lines.
+        index: Indices for these axes, followed by slices.
         order: The axes of the result in the order of these.
     """
 
@@ -271,7 +271,7 @@ class Places:
             place: int(np.argmax(index.shape))
             for place, (index, step) in enumerate(zip(indices, steps, strict=True))
             if step.function == "index" and index.size > 1
-            # Places that are not one after the other were outside.
+            # If the places are not consecutive, some indices were out of range.
             if index.flat[-1] - index.flat[0] == index.size - 1
         }
         kept, others = list(lines.values()), [place for place in range(len(indices)) if place not in lines]
@@ -294,7 +294,7 @@ class Places:
         return value.transpose(np.argsort(self.order))
 
     def aligned(self, values: HostArray) -> HostArray:
-        """Order the axes of values as those of ``array[index]``."""
+        """Order the axes of values like the axes of ``array[index]``."""
         return values.transpose(self.order) if values.ndim else values
 
 
@@ -314,21 +314,21 @@ def evaluate(
     Args:
         expression: The typed expression.
         arguments: Arrays or numbers of the types that it was typed for; Python numbers as their carriers.
-            Arguments that are only loaded from or stored to are not looked at.
-        indices: Indices of the elements of the result, by their axes.
-        loaded: The arguments that elements are loaded from, or stored to, by their numbers.
-        out: Where the only result is made, if the function that makes it can write there.
+            Arguments for loads and stores only are ignored here.
+        indices: Indices of the result's elements, by axis.
+        loaded: The arguments for loads and stores, by number.
+        out: An array for the only result, used if the function that makes the result can write to it.
         overflow: Whether a step that over- or underflows raises `FloatingPointError`.
         shape: The shape of all arrays after broadcasting; needed for reductions and stores.
-        axes: The axes that are reduced, from 0 on, in order.
+        axes: The axes to reduce, from 0 on, in order.
 
     Returns:
-        The results, which may be arguments, or broadcast. A result that depends on elements by reductions
-        alone has one element along `axes`.
+        The results, which may be arguments, or broadcast. A result that depends on elements only by
+        reductions has one element along `axes`.
 
     Raises:
-        OutOfRangeError: An index that is checked is outside.
-        FloatingPointError: A step over- or underflows, and that is to be raised.
+        OutOfRangeError: A checked index is out of range.
+        FloatingPointError: A step over- or underflows, and `overflow` is ``"raise"``.
     """
     evaluation = _Evaluation(expression, arguments, indices, loaded, out, shape, axes)
     values: dict[int, Any] = {}
@@ -339,13 +339,13 @@ def evaluate(
 
 @attrs.define(eq=False)
 class _Active:
-    """The elements for which a loop still runs, one behind another.
+    """The elements for which a loop still runs, flattened.
 
     Attributes:
         carried: The variables of the loop.
-        values: The values of steps, by their numbers; one that all elements share has no axis.
-        at: Where the elements are among all.
-        found: The variables, of all elements.
+        values: The values of steps, by number; a value shared by all elements has no axis.
+        at: The positions of these elements among all elements.
+        found: The final values of the variables, for all elements.
     """
 
     carried: Sequence[int]
@@ -362,13 +362,13 @@ class _Active:
             found[self.at[ends]] = np.broadcast_to(self.values[number], ends.shape)[ends]
         goes = ~ends
         self.at = self.at[goes]
-        # The other elements alone cost time from here on.
+        # Compute only the other elements from here on, because each costs time.
         self.values.update({n: value[goes] for n, value in self.values.items() if np.ndim(value)})
 
 
 @attrs.define(eq=False)
 class _Evaluation:
-    """One evaluation; see `evaluate` for what it is made of."""
+    """One evaluation; see `evaluate` for its fields."""
 
     expression: TypedExpression
     arguments: Sequence[Any]
@@ -378,7 +378,7 @@ class _Evaluation:
     shape: Ints
     axes: Ints
     _last_uses: Mapping[int, Sequence[int]] = _NOTHING
-    # The elements of the innermost loop around whose elements end one by one.
+    # The active elements of the innermost loop that ends element by element.
     _active: _Active | None = None
 
     def run_pass(self, steps: Pass, values: dict[int, Any]) -> None:
@@ -435,7 +435,7 @@ class _Evaluation:
         values.update((each, found.reshape(shape)) for each, found in zip(carried, active.found, strict=True))
 
     def _flattened(self, number: int, step: Step, values: Mapping[int, Any]) -> tuple[_Active, Any]:
-        """Lay all that a loop reads out one element behind another; returns the shape that they had."""
+        """Flatten all values that a loop reads; return the elements and their former shape."""
         carried = step.steps[2:]
         within = self.expression.steps[number : int(step.value.real) + 1]
         read = {each for one in within for each in one.steps if each < number}
@@ -477,7 +477,7 @@ class _Evaluation:
         dtype = step.dtype.dtype
         if step.function == "cast":
             return by_way_of_int64(given[0], dtype).astype(dtype, copy=False)
-        other = _OTHERS.get(step.function)
+        other = _NON_UFUNCS.get(step.function)
         if other is not None:
             return other(*given)
         # Large arrays are not written twice.

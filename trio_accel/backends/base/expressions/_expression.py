@@ -45,7 +45,7 @@ _REAL: frozenset[str] = frozenset({"bool", "int", "uint", "float"})
 _ALL: frozenset[str] = _REAL | {"complex"}
 _FLOATS: frozenset[str] = frozenset({"float"})
 _INEXACT: frozenset[str] = frozenset({"float", "complex"})
-_WHOLE: frozenset[str] = frozenset({"bool", "int", "uint"})
+_INTEGER_KINDS: frozenset[str] = frozenset({"bool", "int", "uint"})
 
 
 @attrs.frozen(eq=False)
@@ -112,14 +112,14 @@ FUNCTIONS: Mapping[str, Function] = {
         "remainder trunc",
     ),
     **_ufuncs(frozenset({"int", "uint"}), "gcd lcm"),
-    **_ufuncs(_WHOLE, "bitwise_and bitwise_or bitwise_xor invert bitwise_not left_shift right_shift"),
+    **_ufuncs(_INTEGER_KINDS, "bitwise_and bitwise_or bitwise_xor invert bitwise_not left_shift right_shift"),
     **{name: Function(name, 1, "cast") for name in _DTYPES.split()},
     "int": Function("int64", 1, "cast"),
     "float": Function("float64", 1, "cast"),
     "complex": Function("complex128", 1, "cast"),
-    # SciPy's, which is imported when one is computed. Types are as of any function of floating numbers.
+    # SciPy's functions, imported when one is computed. Their types are those of any floating-point function.
     **{name: Function(name, 1, "ufunc", np.exp, _FLOATS) for name in SPECIAL},
-    # The value as it is: gradients take it for a constant.
+    # The value itself; gradients treat it as a constant.
     "stop_gradient": Function("stop_gradient", 1, "ufunc", np.positive),
     "where": Function("where", 3, "where"),
     "clip": Function("clip", 3, "clip"),
@@ -175,7 +175,7 @@ Place: TypeAlias = tuple[int, int]
 
 @attrs.frozen
 class Name:
-    """An argument, or what an earlier statement assigned."""
+    """A reference to an argument, or to a name that an earlier statement assigned."""
 
     name: str
     place: Place = attrs.field(eq=False)
@@ -183,7 +183,7 @@ class Name:
 
 @attrs.frozen
 class Literal:
-    """A number that is written in the expression."""
+    """A number in the source."""
 
     value: complex
     place: Place = attrs.field(eq=False)
@@ -193,8 +193,8 @@ class Literal:
 class Apply:
     """A function of its arguments; operators are functions.
 
-    The parser has three of its own: ``%wide`` is a value as sums have it, and ``%min`` and ``%max`` are what
-    these have of an empty range.
+    The parser has three functions of its own: ``%wide`` converts a value to the dtype of sums, and ``%min``
+    and ``%max`` are the results of an empty range.
     """
 
     function: str
@@ -212,7 +212,7 @@ class Index:
 
 @attrs.frozen
 class Load:
-    """``x[...]``: an element of an argument, at indices that are computed."""
+    """``x[...]``: an element of an argument, at computed indices."""
 
     name: str
     indices: tuple[Node, ...]
@@ -232,8 +232,8 @@ class Reduce:
 
     Attributes:
         name: One of `REDUCTIONS`, or ``"expression"``.
-        value: The value that is reduced.
-        place: Where it is.
+        value: The value to reduce.
+        place: Its place in the source.
         dtype: Dtype that the values are converted to before they are combined; None for NumPy's choice.
         combine: For ``"expression"``, an expression of ``a`` and ``b``.
         identity: For ``"expression"``, the result of no elements; None if there is none.
@@ -266,14 +266,14 @@ Node: TypeAlias = Name | Literal | Apply | Index | Load | Count | Reduce
 
 @attrs.frozen
 class Loop:
-    """``for ... in range(start, stop)``. A reduction over a range is one, too.
+    """``for ... in range(start, stop)``, or a reduction over a range.
 
     Attributes:
         index: The name of its index.
         start: The first index.
-        stop: The index behind the last one.
+        stop: The index after the last one.
         body: The statements.
-        place: Where it is.
+        place: Its place in the source.
     """
 
     index: str
@@ -308,17 +308,17 @@ class Expression:
     """Parsed statements.
 
     Attributes:
-        text: The source of these.
+        text: The source.
         inputs: Names of the arguments, in order.
         outputs: Names of the results, in order.
         statements: Assignments to names, and loops, in order. Vectors are numbers here: ``v.x``.
         elements: The arguments that are read element by element.
-        loads: The arguments that elements are loaded from, and how many indices each takes.
-        has_index: Whether there is an index.
+        loads: The arguments that elements are loaded from, and the number of indices that each takes.
+        has_index: Whether the source uses an index.
         reductions: The reductions along axes, in order.
-        is_along: Whether the names of reductions mean those along axes.
-        options: What decides a declared reduction beside the text of its values.
-        margin: How many columns of the user's own text were before each line.
+        is_along: Whether the names of reductions mean reductions along axes.
+        options: The options of a declared reduction that are not in the source of its values.
+        margin: The number of columns removed from the begin of each line of the user's source.
     """
 
     text: str
@@ -398,7 +398,7 @@ def _find_read(statements: Sequence[Statement], found: dict[str, frozenset[str]]
 
 
 def message_at(text: str, message: str, place: Place, margin: int = 0) -> str:
-    """Return a message that shows a place of a text, which has lost so many columns before each line."""
+    """Return a message that shows a place in a source that has lost `margin` columns of each line."""
     lines = text.split("\n")
     line, column = place
     shown = lines[min(line, len(lines)) - 1]

@@ -25,7 +25,7 @@ _OF_BLOCKS = frozenset(("carried", "loop", "break", "end", "result", "fold", "le
 
 
 class _Steps:
-    """The steps of a program that is made.
+    """The steps of the program in the making.
 
     Attributes:
         made: The steps.
@@ -61,7 +61,7 @@ class JoinedProgram:
 
     Attributes:
         program: The program.
-        arrays: The sources of the arrays of elements, in order.
+        arrays: The sources of the element-wise arrays, in order.
         loaded: The sources of the loaded and stored arrays.
         scalars: The sources of the numbers.
     """
@@ -79,13 +79,14 @@ def joined_programs(
     at: Collection[int],
     inputs: tuple[Sequence[Hashable], Sequence[Hashable]],
 ) -> JoinedProgram:
-    """Join a program of elements with the program that reads its result.
+    """Join an element-wise program with the program that reads its result.
 
     Args:
-        first: The program of elements, with one result.
+        first: The element-wise program, with one result.
         second: The other program, which may reduce or store.
         at: The arguments of `second` that are the result of `first`. It has the shape of all elements.
         inputs: For each argument of both programs a key of its array or number. Arguments with equal keys
+            become one argument. The keys of `at` do not count.
             become one argument. The keys of `at` do not count.
 
     Raises:
@@ -211,7 +212,7 @@ def _copied(
         program: The program.
         numbers: The new numbers of its arguments.
         builder: Makes the steps.
-        given: The steps that have the values of other arguments.
+        given: The steps with the values of other arguments.
     """
     made, depth = list[int](), 0
     stored = {step.value for step in program.steps if _is_store(step)}

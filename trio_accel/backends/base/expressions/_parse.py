@@ -1,4 +1,31 @@
-"""Texts become statements: Python's own syntax tree, of which a small part is allowed (D118, D187)."""
+"""Parse the source of expressions: Python's own syntax tree, of which a small part is allowed (D118, D187).
+
+`parse` returns an `Expression`, a tuple of statements without types; `_typing` gives them dtypes. The
+language has assignments, `for` over a range, `if`, `break`, and expressions of the tables in `_expression`. A
+`_Parser` walks the tree once, in program order, and refuses every node that is not in its tables. Refusals
+are `ValueError`s, and `_refuse` shows the line and marks the column. Other errors of Python's parser must not
+leave `parse`, so `_tree` converts them.
+
+Later modules know assignments, loops and breaks only, because the parser rewrites all other constructs:
+
+* Vectors become one name for each component, such as ``p.x``. A `_Value` holds one node for each component.
+* Reductions over ranges become loops with an accumulator (`_reduced`). The accumulator's first value is
+  emitted before the loop, although the body determines the number of its components.
+* Branches become assignments of ``where(condition, new, old)``. So both branches are computed, a loop is not
+  allowed in a branch, and a name needs a value before, unless both branches assign it (`_if`).
+* Reductions along axes become names of their own (`_along`), outside of loops and conditions only.
+
+Names that the parser makes begin with ``%``, so they never equal a name of the source.
+
+Three invariants hold. A name is either an argument or assigned when it is first read: `_known` has the names
+with a value, `_gone` the names that a loop or branch has taken out of scope. A value that is read several
+times is computed once, so `_hold` names it first; the statement that `_hold` emits must precede its readers,
+also in a loop. `unread` has the names that no later statement reads, because these are the results by
+default.
+
+The limits on characters, nodes and depth keep long sources from exhausting Python's stack. Results are
+cached, because programs pass the same sources again and again.
+"""
 
 from __future__ import annotations
 
@@ -44,15 +71,15 @@ COUNT = "n"
 """Name of the count of elements that are reduced, beside reductions along axes."""
 
 _COMPONENTS = "xyzw"
-# An empty range has these values; that of the others depends on the dtype.
+# The values of an empty range; for other reductions the value depends on the dtype.
 _FIRST = {"sum": 0, "prod": 1, "any": False, "all": True}
 _REFUSED: dict[type[ast.stmt], str] = {
     ast.While: "a loop needs a bound: for k in range(1000): ... if not condition: break",
     ast.Continue: "continue is not allowed: write the rest under if not condition",
     ast.Expr: "a result that no name is given to: write name = expression",
 }
-_GONE = "has no value behind the loop: give it one before"
-_GONE_IN_BRANCH = "has no value here: give it one before the if, and before the loop"
+_UNDEFINED_AFTER_LOOP = "has no value behind the loop: give it one before"
+_UNDEFINED_AFTER_BRANCH = "has no value here: give it one before the if, and before the loop"
 # Functions that take and make vectors, and how many arguments they take; names like any other likewise.
 _OF_VECTORS = {"vector": 0, "dot": 2, "cross": 2, "length": 1, "normalize": 1}
 
@@ -70,15 +97,16 @@ def parse(
     Args:
         text: Assignments and loops, with ``;`` or new lines between them; or one expression, whose result is
             ``out``.
-        inputs: Names of the arguments, in order; by default in the order in which the text names them.
-        outputs: Names of the results, in order; by default what is assigned and not read
-            by a later statement, or what the last statement assigns with `is_along`.
+        inputs: Names of the arguments, in order; by default in the order in which the source names them.
+        outputs: Names of the results, in order. By default the assigned names that no later statement reads;
+            with `is_along`, the last of them.
         is_along: Whether there are reductions along axes, such as ``"e = exp(x - max(x)); y = e / sum(e)"``:
             calls of `REDUCTIONS`. The number of elements that are reduced is `COUNT` then, unless an input
             has this name.
 
     Raises:
-        ValueError: Something that is not allowed in an expression; the message shows where.
+        ValueError: The source contains something that an expression does not allow; the message shows the
+            place.
     """
     if not isinstance(cast("object", text), str):
         raise TypeError(f"an expression is a text, such as 'x * x', got {type(text).__name__}")
@@ -118,7 +146,7 @@ def parse(
 
 
 def _ordered(found: list[str], inputs: Strs | None) -> Strs:
-    """Return the arguments in the order that was asked for."""
+    """Return the arguments in the requested order."""
     if inputs is None:
         return tuple(found)
     missing = [name for name in found if name not in inputs]
@@ -133,18 +161,15 @@ def _ordered(found: list[str], inputs: Strs | None) -> Strs:
 
 
 class _Parser:
-    """Makes statements of Python's own syntax tree, refusing what is not in the tables.
-
-    Vectors become numbers here, and reductions over ranges become loops, so nothing else knows of them. Names
-    that are made for that begin with ``%``.
+    """Makes statements of Python's own syntax tree, and refuses nodes outside of the tables.
 
     Attributes:
         reads: Names of the arguments, and where each is read first.
-        elements: Those that are read element by element.
-        loads: Those that elements are loaded from, and how many indices each takes.
-        has_index: Whether there is an index.
+        elements: Arguments that are read element by element.
+        loads: Arguments that elements are loaded from, and the number of indices that each takes.
+        has_index: Whether the source uses an index.
         reductions: The reductions along axes, in order.
-        assigned: Names that are assigned, in order.
+        assigned: The assigned names, in order.
         unread: Names whose last value no later statement reads.
     """
 
@@ -155,14 +180,15 @@ class _Parser:
         self._count, self._made = 0, itertools.count()
         # The statements so far, of each open loop.
         self._blocks: list[list[nodes.Statement]] = [[]]
-        # Names that have a value now, and those that had one in a loop.
+        # Names with a value, and names that a loop or branch has taken out of scope.
         self._known, self._gone = set[str](), set[str]()
         self._vectors, self._indices = dict[str, int](), dict[str, str]()
-        # The statements that are taken now count where this holds.
+        # The condition of the branch that is being parsed.
         self._condition: _Value | None = None
         # A statement that may be the result without a name.
         self._last: ast.stmt | None = None
-        # Names that both branches of an if assign, and those of them that one has assigned.
+        # Names that both branches of an if assign, and the names among them that a branch has assigned so
+        # far.
         self._fresh, self._begun = set[str](), set[str]()
         self.reads, self.assigned = dict[str, Place](), dict[str, Place]()
         self.elements, self.loads = set[str](), dict[str, int]()
@@ -194,13 +220,13 @@ class _Parser:
         return tuple(self._blocks[0])
 
     def check_output(self, name: str) -> None:
-        """Refuse a result that is a vector, or that has no value behind its loop."""
+        """Refuse a vector as a result, or a name that is out of scope after its loop."""
         place = self.assigned.get(name, (1, 0))
         if (count := self._vectors.get(name, 1)) > 1:
             told = ", ".join(f"{name}_{each} = {name}.{each}" for each in _COMPONENTS[:count])
             self._refuse_at(f"{name} is a vector, and a result is a number: write {told}", place)
         if name in self._gone:
-            self._refuse_at(f"{name!r} {_GONE}", place)
+            self._refuse_at(f"{name!r} {_UNDEFINED_AFTER_LOOP}", place)
 
     def _block(self, body: Sequence[ast.stmt]) -> None:
         for statement in body:
@@ -254,13 +280,13 @@ class _Parser:
         self._emit(name, value)
 
     def _emit(self, name: str, value: _Value) -> _Value:
-        """Assign a value, and return what reads it."""
+        """Assign a value, and return the names that read it."""
         found = self._named(name, len(value), value[0].place)
         self._blocks[-1] += [(each.name, part) for each, part in zip(found, value, strict=True)]
         return found
 
     def _hold(self, value: _Value) -> _Value:
-        """Return what may be read several times, and is computed once."""
+        """Return a value that may be read several times, because it is computed once."""
         is_held = all(isinstance(each, (Name, nodes.Literal)) for each in value)
         return value if is_held else self._emit(f"%{next(self._made)}", value)
 
@@ -280,7 +306,7 @@ class _Parser:
                 self._apply("logical_and", [outer, holds], place) if outer else holds
             )
             self._block(body)
-            # Names that a branch alone has assigned have no value elsewhere.
+            # A name that only one branch assigns has no value elsewhere.
             local = self._known - known
             self._gone |= local
             self._known -= local
@@ -314,7 +340,7 @@ class _Parser:
         self._known -= local
         self._gone |= {index, *local}
         if not self.unread:
-            # The loop alone reads what it assigns.
+            # Only the loop itself reads the names that it assigns.
             self.unread.update((name, None) for name in changed if name not in local)
 
     @contextmanager
@@ -399,7 +425,7 @@ class _Parser:
         make: Callable[[Any, int], _Value] | None = self._makers.get(type(node))
         if make is None:
             self._refuse(not_allowed(node), node)
-        # A chain is nested, too.
+        # Each link of a chain counts as one level of nesting.
         links = len(getattr(node, "values", ())) + len(getattr(node, "comparators", ()))
         return make(node, depth + 1 + links)
 
@@ -419,7 +445,10 @@ class _Parser:
         if name in FUNCTIONS:
             self._refuse(f"{name} is a function: write {name}(...)", node)
         if name in self._gone and name not in self._inputs:
-            self._refuse(f"{name!r} {_GONE if self._condition is None else _GONE_IN_BRANCH}", node)
+            self._refuse(
+                f"{name!r} {_UNDEFINED_AFTER_LOOP if self._condition is None else _UNDEFINED_AFTER_BRANCH}",
+                node,
+            )
         return (nodes.Literal(CONSTANTS[name], place),) if name in CONSTANTS else self._read(name, place)
 
     def _read(self, name: str, place: Place) -> _Value:
@@ -433,7 +462,7 @@ class _Parser:
 
     @staticmethod
     def _named(name: str, count: int, place: Place) -> tuple[Name, ...]:
-        """Return what reads a number, or a vector of so many."""
+        """Return the names that read a number, or the components of a vector."""
         names = [f"{name}.{each}" for each in _COMPONENTS[:count]] if count > 1 else [name]
         return tuple(Name(each, place) for each in names)
 
@@ -488,7 +517,7 @@ class _Parser:
 
     def _compare(self, node: ast.Compare, depth: int) -> _Value:
         items = [self._node(each, depth) for each in (node.left, *node.comparators)]
-        # A text between two is read twice.
+        # An operand between two comparisons is read twice.
         items[1:-1] = map(self._hold, items[1:-1])
         found: list[_Value] = []
         for operator, left, right in zip(node.ops, items, items[1:], strict=False):
@@ -541,7 +570,7 @@ class _Parser:
         if min(sizes) == 1:
             told = f", or a range: {name}(x[k] for k in range(n))" if name in COMBINED else ""
             self._refuse(f"{name} takes vectors, such as vector(x, y){told}", node)
-        # A function of one argument has it twice here.
+        # For a function of one argument, both are this argument.
         a, b = self._hold(items[0]), self._hold(items[-1])
         if name in COMBINED:
             return self._chain(COMBINED[name], [(each,) for each in a], place)

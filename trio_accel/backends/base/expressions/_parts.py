@@ -31,9 +31,9 @@ def parts_of(expression: Expression) -> list[Expression]:
         expression: An expression along axes, with one output.
 
     Returns:
-        An expression for each reduction, whose result is an input, by the name of its output, of those behind
-        it; and last the expression of the result, of each element. That one has the count of elements as an
-        input, if it reads it.
+        An expression for each reduction, with its result as an input of the later ones, by the name of its
+        output. The last expression is the element-wise result, with the element count as an input if it reads
+        it.
     """
     statements, made = list[Statement](), list[Expression]()
     for statement in expression.statements:

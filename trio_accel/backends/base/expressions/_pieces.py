@@ -14,10 +14,10 @@ from ._expression import COMBINED
 __all__ = ["reduced_groups"]
 
 REDUCING = {**COMBINED, "mean": "add", "nanmin": "fmin", "nanmax": "fmax"}
-"""The function of NumPy that combines two values, by the name of the reduction."""
+"""NumPy's function that combines two values, by the name of the reduction."""
 
-# Elements that are mapped at a time.
-_PIECE = 1 << 18
+# The number of elements mapped at a time.
+_CHUNK_ELEMENTS = 1 << 18
 
 
 def reduced_in_pieces(
@@ -43,10 +43,10 @@ def reduced_in_pieces(
     """
     strides = [each.strides for each in operands.values() if np.shape(each) == shape]
     groups, order = reduced_groups(shape, axes, strides)
-    # Others than sums of rows are made element behind element, also where other axes are between.
+    # All reductions except sums of rows combine elements in order, even if other axes are between.
     many = sum(is_reduced for _, is_reduced in groups)
     is_simple = many == 1 or (many and groups[-1][1] and ufunc is np.add)
-    if math.prod(shape) <= _PIECE or is_there or not is_simple:
+    if math.prod(shape) <= _CHUNK_ELEMENTS or is_there or not is_simple:
         return np.asarray(ufunc.reduce(mapped(operands, shape), axis=axes, dtype=dtype))
     *outer, (extent, is_row) = groups
     three = math.prod(extent for extent, _ in outer), extent, 1
@@ -78,16 +78,17 @@ def reduced_groups(
 
     Args:
         shape: Extents.
-        axes: Which are reduced.
-        strides: Those of the others; the first one with all axes counts.
+        axes: The reduced axes.
+        strides: Strides of the other arrays; the first with all axes counts.
 
     Returns:
-        Extents of neighbouring axes that are all reduced, or all kept, and which; and the order of axes.
+        Extents of groups of neighbouring axes, and whether each group is reduced or kept; and the order of
+        axes.
     """
     order = list(range(len(shape)))
     steps = next((each for each in strides if len(each) == len(shape)), ())
     if all(steps[axis] or shape[axis] == 1 for axis in order[: len(steps)]):
-        # NumPy's result lies as the arrays that it is made of.
+        # NumPy's result has the memory order of its operands.
         order.sort(key=lambda axis: -abs(steps[axis]) if steps else 0)
     groups = list[tuple[int, bool]]()
     for axis in order:
@@ -104,13 +105,13 @@ def reduced_groups(
 def _in_pieces(
     part: Callable[[slice, slice], HostArray], ufunc: Any, shape: tuple[int, int, int]
 ) -> HostArray:
-    """Reduce the middle one of three axes of values, of which `part` makes some rows, and some elements."""
+    """Reduce the middle one of three axes of values; `part` makes some rows, and some elements of them."""
     lead, count, tail = shape
-    many, step = max(_PIECE // (count * tail), 1), max(_PIECE // tail, 1)
+    many, step = max(_CHUNK_ELEMENTS // (count * tail), 1), max(_CHUNK_ELEMENTS // tail, 1)
 
     def reduced(rows: slice, first: int, stop: int) -> Any:
-        if ufunc is np.add and tail == 1 and stop - first > _PIECE:
-            # Sums are those of halves.
+        if ufunc is np.add and tail == 1 and stop - first > _CHUNK_ELEMENTS:
+            # NumPy adds the sums of both halves.
             middle = first + (stop - first) // 2 - (stop - first) // 2 % 8
             return reduced(rows, first, middle) + reduced(rows, middle, stop)
         found: HostArray | None = None

@@ -1,4 +1,4 @@
-"""Promotion of Python numbers and dtypes to one dtype, as NumPy has it (NEP 50)."""
+"""Promotion of Python numbers and dtypes to one dtype, following NumPy (NEP 50)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declared reductions: what is mapped, how it is combined, and in which types."""
+"""Declared reductions: the mapped values, their combination, and the dtypes."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def parse_reduction(
     inputs: tuple[str, ...] | None = None,
     dtype: DType | None = None,
 ) -> Expression:
-    """Parse the expressions of a reduction, whose result is rounded once.
+    """Parse the expressions of a reduction with a result that is rounded once.
 
     Args:
         text: The values to reduce: an expression with one result.
         reduce: One of `REDUCTIONS`, or an expression of ``a`` and ``b`` that combines two values.
         identity: For an expression, the result of no elements; None if there is none.
-        post: Last step of the result: an expression of ``a``, and ``n``, how many elements were reduced.
+        post: Last step of the result: an expression of ``a``, and ``n``, the number of reduced elements.
         inputs: Names of the arguments, in order.
         dtype: Dtype that the values are converted to before they are combined; None for NumPy's choice.
 
     Raises:
-        ValueError: One of them is wrong; the message says which, and shows where.
+        ValueError: An expression is wrong; the message names it, and shows the place.
     """
     mapped = _parsed("map", text, inputs)
     after = None if post is None else _parsed("post", post)
@@ -104,10 +104,10 @@ def _parsed(what: str, text: str, inputs: Strs | None = None) -> Expression:
 
 
 def accumulated(name: str, value: DType, *, is_chosen: bool) -> Dtypes:
-    """Return the dtype that a reduction converts values to, and the wider one that it combines them in.
+    """Return the dtype that a reduction converts values to, and the wider dtype that it combines them in.
 
     Raises:
-        TypeError: The values have no order, which the reduction needs.
+        TypeError: The values have no order, although the reduction needs one.
     """
     if name in ("any", "all"):
         return DType.bool, DType.bool
@@ -116,6 +116,6 @@ def accumulated(name: str, value: DType, *, is_chosen: bool) -> Dtypes:
     if name not in _ADDED_UP:
         return value, value
     if not is_chosen and not value.is_inexact:
-        # Short whole numbers would overflow: NumPy takes the platform's, which is 64 bits.
+        # Short integers would overflow, so NumPy uses the platform's integers, which have 64 bits.
         value = DType.float64 if name == "mean" else DType.uint64 if value.kind == "uint" else DType.int64
     return value, WIDER.get(value.value, value)

@@ -1,7 +1,7 @@
 """C++ of programs with reductions: threads pass over a row for each reduction.
 
-A row is what is reduced to one element. A reduction alone is made in parts where there are few rows, and a
-second kernel combines these. An expression of rows passes over a row once more, for its result.
+A row is the elements that are reduced to one. If there are few rows, a single reduction is made in parts, and
+a second kernel combines them. An expression of rows passes over a row once more, for its result.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _SIDES = {"left": "a.value", "right": "b.value"}
 
 @attrs.frozen
 class RowLayouts:
-    """Layouts of the arrays of a reduction, or of an expression of rows: a kernel is compiled for them.
+    """Layouts of the arrays of a reduction, or of an expression of rows. Each layout has its own kernel.
 
     Attributes:
-        kept: How many axes stay, when contiguous axes are joined.
-        reduced: How many axes make a row, likewise.
-        access: With one axis of a row: for each array how its elements follow each other there, and last for
-            the result of an expression of rows, if it is of their shape.
+        kept: The number of axes that remain after contiguous axes are joined.
+        reduced: The number of axes of a row, likewise.
+        access: If a row has one axis: for each array, how its elements follow each other there; then likewise
+            for the result of an expression of rows, if the result has their shape.
         is_wide: Whether numbers of elements take 64 bits.
         group: Threads that make a row, or a part of one.
         is_across: Whether neighbouring threads make neighbouring rows, rather than one row.
@@ -58,7 +58,7 @@ class RowLayouts:
 
 
 def partial_bytes(program: TypedExpression) -> int:
-    """Return the bytes of what one thread hands on to the second kernel."""
+    """Return the bytes that one thread passes to the second kernel."""
     reduction = next(step for step in program.steps if step.is_reduction)
     dtype = program.steps[reduction.steps[0]].dtype
     size = 4 if dtype in (DType.float16, DType.bfloat16) else dtype.itemsize
@@ -95,7 +95,7 @@ def rows_source(
         program: A program with one result.
         arguments: The form in which it gets its arguments.
         layouts: Layouts of the arrays, and of the result.
-        is_whole: Whether the result is of the shape of the arrays.
+        is_whole: Whether the result has the shape of the arrays.
     """
     rows, (output,) = _Rows(program, arguments), program.outputs
     kept = rows.kept
@@ -110,9 +110,9 @@ def rows_source(
     begin = f"arguments.out{_row_offset(layouts.kept, at)}"
     if is_whole:
         place = f"out + {_step_in_row(layouts.reduced, layouts.access, at, dtype)}"
-        finish = _WHOLE.replace("BEGIN", begin)
+        finish = _STORE_ROW_SOURCE.replace("BEGIN", begin)
     else:
-        place, finish = begin, _ONE
+        place, finish = begin, _FINISH_ROW_SOURCE
     finish = finish.replace("STORE", indented("\n".join((*last, f"{store}({place}, t{output});")), 4).strip())
     own = "i64 outputs, count;\n    char *out;"
     kernel = _ROWS.replace("RESULTS", indented("\n".join(results)).strip())
@@ -124,9 +124,9 @@ class _Rows:
 
     Attributes:
         taken: The arguments.
-        stages: The reductions by the steps that have their values, in order.
-        kept: The values of a row that its elements or the last statements read, after reductions.
-        work: How many steps the elements take in all passes; a loop counts as many.
+        stages: The reductions by the steps with their values, in order.
+        kept: The values of a row that its elements or the last statements read after reductions.
+        work: The number of steps of the elements in all passes; a loop counts as many.
     """
 
     def __init__(self, program: TypedExpression, arguments: Sequence[Argument]) -> None:
@@ -156,12 +156,12 @@ class _Rows:
         return _statements(self._program, outputs, there, self.taken.texts, kept)
 
     def structure(self, kept: Sequence[int]) -> str:
-        """C++ of the values of a row that later passes read."""
+        """Return C++ of the values of a row that later passes read."""
         fields = [f" {register_of(self._program.steps[number].dtype)} t{number};" for number in kept]
         return f"struct Row {{{''.join(fields)} }};"
 
     def stage(self, place: int, made: int) -> str:
-        """Write a structure of functions: how one reduction combines, and what it finds."""
+        """Write a structure of functions: how one reduction combines values, and its result."""
         number, steps = self.stages[made], self._program.steps
         (operand,) = steps[number].steps
         is_place = steps[number].function.startswith("reduce_arg")
@@ -186,10 +186,10 @@ def _statements(
 
     Args:
         program: The program.
-        outputs: Numbers of their steps.
+        outputs: Numbers of the steps of these values.
         there: C++ of steps that are computed elsewhere.
         arguments: C++ of the arguments.
-        kept: Steps whose values become fields of ``row``.
+        kept: Steps with values that become fields of ``row``.
     """
     wanted, lines = {*outputs}, list[str]()
     numbers = needed_steps(program.steps, [*wanted], there)
@@ -216,16 +216,16 @@ def _reached(steps: Sequence[Step], sources: Iterable[int]) -> set[int]:
 
 
 def _passes(rows: _Rows, layouts: RowLayouts, own: str, kept: Sequence[int], layers: int) -> str:
-    """Write how threads pass over a row, and combine what they find.
+    """Write how threads pass over a row, and combine their results.
 
     Args:
         rows: The statements.
         layouts: Layouts of the arrays.
-        own: The arguments of the kernel ahead of arrays, numbers and layouts.
+        own: The arguments of the kernel before arrays, numbers and layouts.
         kept: The values of a row that later passes read.
-        layers: The number of arrays whose strides are among the arguments.
+        layers: The number of arrays with strides among the arguments.
     """
-    # C++ has no arrays of no elements.
+    # C++ has no empty arrays.
     axes, reduced, dtypes = max(layouts.kept, 1), max(layouts.reduced, 1), rows.taken.arrays
     stages = [rows.stage(place, made) for place, made in enumerate(rows.stages)]
     return f"""{prelude()}
@@ -294,12 +294,12 @@ def combination_of(program: TypedExpression, number: int) -> str:
         lines = _statements(program, [made], pair)
         return _FOLD.format(**parts, lines=indented("\n".join(lines), 4), made=made)
     if name.startswith("arg"):
-        return _PLACE.format(**parts, less="<" if name == "argmin" else ">")
+        return _INDEX_PARTIAL_SOURCE.format(**parts, less="<" if name == "argmin" else ">")
     return _COMBINED.format(**parts, function=REDUCING[name])
 
 
 def _identity(program: TypedExpression, number: int) -> str:
-    """C++ of what changes nothing."""
+    """Return C++ of the neutral element."""
     step = program.steps[number]
     dtype, name = program.steps[step.steps[0]].dtype, step.function.removeprefix("reduce_")
     if name == "fold":
@@ -308,7 +308,7 @@ def _identity(program: TypedExpression, number: int) -> str:
 
 
 def _row_offset(kept: int, array: int) -> str:
-    """C++ of what is added to the address of an array for the row that makes an output."""
+    """Return C++ of the offset of an array's row that makes an output."""
     return (
         f" + offset_of<{kept}>(output, arguments.kept_shape, arguments.kept_strides[{array}])" if kept else ""
     )
@@ -342,8 +342,8 @@ FUNCTION Partial combine(const Partial &a, const Partial &b)
     return {{f_{function}(a.value, b.value)}};
 }}"""
 
-# A value that is not a number comes first, and the first of equal ones.
-_PLACE = """struct Partial {{ {register} value; i64 index; }};
+# NaN comes first; of equal values, the first one counts.
+_INDEX_PARTIAL_SOURCE = """struct Partial {{ {register} value; i64 index; }};
 FUNCTION Partial nothing() {{ return {{{identity}, 0x7fffffffffffffffll}}; }}
 FUNCTION Partial element({register} value, i64 index) {{ return {{value, index}}; }}
 FUNCTION bool precedes({register} x, {register} y) {{ return x {less} y || (x != x && y == y); }}
@@ -367,7 +367,8 @@ FUNCTION Partial combine(const Partial &a, const Partial &b)
     return {{t{made}, 1}};
 }}"""
 
-_WHOLE = """FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded &loaded,
+_STORE_ROW_SOURCE = """FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded
+&loaded,
     char *out, Index i)
 {
     STORE
@@ -379,7 +380,7 @@ FUNCTION void finish(const Arguments &arguments, const Bases &bases, const Row &
     EACH_OF_ROW(lane, GROUP, store_at(arguments, row, loaded, out, i));
 }"""
 
-_ONE = """FUNCTION void finish(const Arguments &arguments, const Bases &, const Row &row,
+_FINISH_ROW_SOURCE = """FUNCTION void finish(const Arguments &arguments, const Bases &, const Row &row,
     Index output, Index lane, Index)
 {
     if (lane)

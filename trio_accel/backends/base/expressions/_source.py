@@ -1,4 +1,4 @@
-"""C++ of typed expressions, for all GPUs whose language is that of CUDA or HIP: a body and its kernel."""
+"""C++ of typed expressions, a body and its kernel, for all GPUs with the language of CUDA or HIP."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _REGISTERS = {
     DType.bool: "bool",
 }
 _LOW = {DType.float16: "f16", DType.bfloat16: "bf16"}
-# The next number of these dtypes is another one than that of the float that a value is computed in.
+# In these dtypes, the next number differs from the next float of the wider computation.
 _OF_CODES = ("nextafter",)
 
 _CHOICES = ("maximum", "minimum", "fmax", "fmin")
@@ -51,10 +51,10 @@ _EXACT = frozenset(
 
 _NOTHING: Mapping[int, str] = MappingProxyType({})
 _MASK = (1 << 64) - 1
-# Bytes of an element of which a thread takes more.
-_SHORT = 2
-# Steps and arrays of an expression of which it takes one element.
-_LONG, _MANY = 64, 8
+# Element size in bytes up to which a thread takes more elements.
+_NARROW_BYTES = 2
+# From this number of steps or arrays on, a thread takes one element of an expression.
+_MAX_SHORT_WORK, _MAX_SHORT_OPERANDS = 64, 8
 
 
 @functools.cache
@@ -79,7 +79,7 @@ def lines_of(
     """Return the statements of a step. Its value gets the name ``t`` with its number.
 
     Args:
-        number: Number of the step: any but a reduction, which `there` has.
+        number: Number of the step, which is not a reduction; `there` has reductions.
         program: The program.
         arguments: C++ of the arguments.
         there: C++ of steps that are computed elsewhere.
@@ -106,7 +106,7 @@ def lines_of(
 
 
 def loop_lines(number: int, steps: Sequence[Step]) -> list[str]:
-    """Return the C++ of a step of a loop (see `_steps`), and nothing for another one.
+    """Return the C++ of a step of a loop (see `_steps`), or an empty list for any other step.
 
     Args:
         number: Number of the step. A loop opens a block, and its end closes it.
@@ -136,7 +136,7 @@ def _index(step: Step, expression: TypedExpression) -> str:
 
 
 def place_of(step: Step, expression: TypedExpression, indices: Sequence[str]) -> str:
-    """C++ of the address of an element.
+    """Return C++ of the address of an element.
 
     Args:
         step: The step that loads or stores it.
@@ -152,12 +152,12 @@ def place_of(step: Step, expression: TypedExpression, indices: Sequence[str]) ->
 
 
 def checks_of(number: int, expression: TypedExpression, indices: Sequence[str]) -> list[str]:
-    """C++ conditions that the indices of an element are inside; each notes one that is not.
+    """Return C++ conditions that an element's indices are in range; each notes an index out of range.
 
     Args:
         number: Number of the step that loads or stores.
         expression: The expression.
-        indices: C++ of its indices. Those that are ``i(axis)`` need no check.
+        indices: C++ of its indices. Indices ``i(axis)`` need no check.
     """
     step = expression.steps[number]
     _, at = _source_of(step, expression)
@@ -216,8 +216,8 @@ def cast_of(value: str, source: DType, dtype: DType) -> str:
 
 
 def literal_of(number: complex, dtype: DType) -> str:
-    """C++ of a number, bit for bit."""
-    # A number beyond the dtype is infinite there.
+    """Return C++ of a number, bit for bit."""
+    # A number that the dtype cannot hold becomes infinite.
     with np.errstate(over="ignore"):
         value = number_array(number, dtype)
     if dtype.kind == "complex":
@@ -247,10 +247,10 @@ def identity_of_reduction(name: str, dtype: DType) -> str:
 
 @attrs.frozen
 class Layouts:
-    """Layouts of the arrays of a kernel: it is compiled for them, whatever the extents are.
+    """Layouts of the arrays of a kernel, which is compiled for them, independent of the extents.
 
     Attributes:
-        axes: How many axes are left when contiguous ones are joined.
+        axes: The number of axes after contiguous axes are joined.
         access: With one axis: for each array, results first, how its elements follow each other.
         is_wide: Whether numbers of elements take 64 bits.
     """
@@ -272,7 +272,7 @@ class Taken:
     Attributes:
         texts: C++ of each; empty for an array that is not read element by element.
         arrays: Dtypes of the arrays that are read element by element, which are fields of ``loaded``.
-        scalars: How many numbers come with the launch.
+        scalars: The number of numbers that are passed with the launch.
     """
 
     texts: Sequence[str]
@@ -304,7 +304,7 @@ def elementwise_source(
         program: The program, without reductions.
         arguments: The form in which it gets its arguments.
         layouts: Layouts of the arrays that are written and read element by element.
-        kernel: C++ in place of the kernel. It calls ``load_at``, ``compute`` and ``store_at``.
+        kernel: C++ that replaces the kernel. It calls ``load_at``, ``compute`` and ``store_at``.
 
     Raises:
         NotSupportedError: An element is too long for many threads to change it.
@@ -358,7 +358,7 @@ def elementwise_source(
 
 
 def _last_stores(program: TypedExpression) -> list[int]:
-    """Return the stores that are in no loop."""
+    """Return the stores outside of all loops."""
     found, depth = list[int](), 0
     for number, step in enumerate(program.steps):
         depth += (step.function == "loop") - (step.function == "end")
@@ -368,15 +368,15 @@ def _last_stores(program: TypedExpression) -> list[int]:
 
 
 def elements_of_thread(dtypes: Sequence[DType], work: int) -> int:
-    """Tell how many elements a thread loads before it computes: memory is slow, and wide.
+    """Return the number of elements that a thread loads before it computes: memory is slow, and wide.
 
     Args:
         dtypes: Dtypes of the arrays.
         work: See `TypedExpression.work`: copies of a long one take registers and time to compile.
     """
-    if work > _LONG or len(dtypes) > _MANY:
+    if work > _MAX_SHORT_WORK or len(dtypes) > _MAX_SHORT_OPERANDS:
         return 1
-    return 8 if max(dtype.itemsize for dtype in dtypes) <= _SHORT else 4
+    return 8 if max(dtype.itemsize for dtype in dtypes) <= _NARROW_BYTES else 4
 
 
 def structure(name: str, dtypes: Sequence[DType]) -> str:
@@ -426,12 +426,12 @@ KERNEL(elementwise, Arguments)
 
 
 def extents_of(expression: TypedExpression) -> int:
-    """Tell how many extents and strides a kernel gets for indices and loads, two for each axis."""
+    """Return the number of extents and strides that a kernel gets for indices and loads: two per axis."""
     return 2 * (len(expression.axes) + sum(count for _, count in expression.loads))
 
 
 def _arguments(expression: TypedExpression, results: int, arrays: int, scalars: int, layouts: Layouts) -> str:
-    # C++ has no arrays of no elements.
+    # C++ has no empty arrays.
     axes, more = layouts.axes, ""
     if expression.loads:
         more += f"    const char *loaded[{len(expression.loads)}];\n"
@@ -451,13 +451,13 @@ struct Arguments {{
 
 
 def _place(layouts: Layouts, sizes: Sequence[int]) -> list[str]:
-    """C++ of each array's bytes to element ``i``; of the first arrays, where there are not so many sizes."""
+    """Return C++ of each array's offset of element ``i``, for as many arrays as there are sizes."""
     if layouts.axes > 1:
         return [
             f"offset_of<{layouts.axes}>(i, arguments.shape, arguments.strides[{number}])"
             for number in range(len(sizes))
         ]
-    # Elements without gaps have a stride that is known when the kernel is compiled.
+    # The stride of elements without gaps is known when the kernel is compiled.
     made: dict[Access, str] = {
         "same": "0",
         "dense": "(i64)i * {size}",
@@ -470,13 +470,13 @@ def _place(layouts: Layouts, sizes: Sequence[int]) -> list[str]:
 
 
 def indented(text: str, spaces: int = 8) -> str:
-    """Lines behind so many spaces."""
+    """Return the lines, indented."""
     return "\n".join(f"{' ' * spaces}{line}" for line in text.splitlines())
 
 
 COMBINING: Mapping[str, str] = {"add": "add", "multiply": "multiply", "min": "minimum", "max": "maximum"}
 
-# C++ types, with so many parts of an element, that devices add to in one step.
+# C++ types that devices add to in one step, with the parts of an element.
 _ADDED = {
     DType.float32: ("float", ("value",)),
     DType.float64: ("double", ("value",)),
@@ -510,7 +510,7 @@ def _store(number: int, program: TypedExpression, given: Sequence[str]) -> str:
 
 
 def _combine(number: int, step: Step) -> str:
-    """C++ of the function of a store, which many threads may call for one element."""
+    """Return C++ of the function of a store, which many threads may call for one element."""
     dtype, reduce = step.dtype, step.function.removeprefix("store_")
     register = register_of(dtype)
     if reduce == "set":

@@ -1,27 +1,26 @@
 """Steps of expressions: one list for elements, reductions, rows and scatters.
 
 Each step has one dtype, and reads earlier steps of exactly the dtypes that its function takes. Conversions
-are steps, so backends need no rules of types.
+are steps of their own, so backends need no type rules.
 
 Loops are steps in the same list (D187). A step has the same number in all loops, and loop invariants come
 before the loop. These steps belong to loops:
 
 * ``carried`` (v): a variable with the first value v; in the loop, its value at the begin of an iteration.
-* ``loop`` (a, b, c...): from here up to its ``end``, whose number is the `Step.value`, is the body. Its own
-  value is the index, from a on, below b. The others are the variables that it changes.
-* ``break`` (l, q, v...): where q holds, the variables of loop l become these values, and it ends.
-* ``end`` (l, v...): the variables of loop l become these values, all at once; then comes the next index.
+* ``loop`` (a, b, c...): the steps from here to its ``end``, whose number is `Step.value`, are the body. The
+  value of the step is the index, from a on, below b. The variables c... change in the loop.
+* ``break`` (l, q, v...): if q holds, the variables of loop l become these values, and the loop ends.
+* ``end`` (l, v...): the variables of loop l become these values, all at once; then the next index follows.
 * ``result`` (c, e): the value of variable c after the loop with the end e.
 
 A program is a typed expression with these steps:
 
-* ``reduce_sum`` (v): the sum of v over all elements along the axes that the operation names, in the dtype of
-  the step; likewise ``prod``, ``min``, ``max``, ``nanmin``, ``nanmax``, ``any``, ``all``, ``argmin``,
-  ``argmax``. The value has one element along these axes, so it broadcasts against elements.
-* ``fold`` (v): a reduction by the steps up to its ``folded``, whose number is the `Step.value`.
+* ``reduce_sum`` (v): the sum of v over all elements along the operation's axes, in the dtype of the step;
+  likewise ``prod``, ``min``, ``max``, ``nanmin``, ``nanmax``, ``any``, ``all``, ``argmin``, ``argmax``. The
+  value has one element along these axes, so it broadcasts against elements.
+* ``fold`` (v): a reduction by the steps up to its ``folded``, whose number is `Step.value`.
 * ``left`` (f), ``right`` (f): the two values that fold f combines.
-* ``folded`` (f, w): the result of fold f, where w combines two values. It is the `Step.value` if there are no
-  elements.
+* ``folded`` (f, w): the result of fold f, where w combines two values. Without elements, it is `Step.value`.
 * ``count``: the number of elements along the axes.
 * ``store_set`` (v, index...): set an element of the argument `Step.value` to v; likewise ``add``,
   ``multiply``, ``min``, ``max``.
@@ -61,7 +60,7 @@ class Weak(enum.Enum):
 
     @property
     def carrier(self) -> DType:
-        """The type that it is computed in as long as it meets no array."""
+        """The dtype in which it is computed until it meets an array."""
         return _CARRIERS[self]
 
 
@@ -72,11 +71,11 @@ _CARRIERS = {Weak.int: DType.int64, Weak.float: DType.float64, Weak.complex: DTy
 
 
 def _power(base: int, exponent: int) -> int:
-    """Return a power, or a smaller number of more than 64 bits in place of a larger power."""
+    """Return a power, or a smaller number of more than 64 bits instead of a larger power."""
     return base**exponent if exponent < 64 or abs(base) < 2 else 1 << 64
 
 
-# Python's own functions for whole numbers.
+# Python's own functions for integers.
 BY_PYTHON: Mapping[str, Callable[..., int]] = {
     "add": int.__add__,
     "subtract": int.__sub__,
@@ -97,9 +96,9 @@ class Step:
         function: ``"argument"``, ``"constant"``, ``"cast"``, ``"index"``, ``"load"``, another step that the
             module lists, or a name of `Function`.
         dtype: Type of the value.
-        steps: Numbers of the steps that it is computed of.
-        value: Of a constant its value, of an argument and of a load the number of the argument, of an index
-            its axis, of a loop the number of its end.
+            steps: Numbers of the steps that the value is computed from.
+            value: The value of a constant; the argument's number of an argument or a load; the axis of an
+                index; the number of the end of a loop.
     """
 
     function: str
@@ -109,7 +108,7 @@ class Step:
 
     @property
     def indices(self) -> Ints:
-        """The indices of a load or of a store."""
+        """The indices of a load or a store."""
         return self.steps[1:] if self.function.startswith("store_") else self.steps
 
     @property
@@ -120,7 +119,7 @@ class Step:
 
 @attrs.frozen(eq=False)
 class Pass:
-    """Steps that are computed together, once for all elements.
+    """A pass over all elements that computes several steps together.
 
     Attributes:
         numbers: The steps, in order.
@@ -138,15 +137,16 @@ class TypedExpression:
     """An expression for arguments of certain types.
 
     Attributes:
-        steps: The values, each computed of earlier ones.
-        outputs: Numbers of the steps that are the results.
-        bounds: Numbers of steps that are whole numbers, made of Python numbers alone, and dtypes that they
+        steps: The values, each computed from earlier ones.
+        outputs: Numbers of the steps that are results.
+        bounds: Numbers of the integer steps that only depend on Python numbers, and the dtypes that they
             become: see `check_held`.
         elements: Numbers of the arguments that are read element by element.
-        axes: The axes that indices are along, each once.
-        loads: Numbers of the arguments that elements are loaded from, and how many indices each takes.
-        checked: Names of the inputs where an index outside of an array fails the operation; empty where it is
-            the nearest one inside.
+        axes: The axes of indices, each once.
+        loads: Numbers of the arguments that elements are loaded from, and the number of indices that each
+            takes.
+        checked: Names of the inputs for which an index outside of the array fails the operation. For other
+            inputs, the nearest index inside is used.
     """
 
     steps: tuple[Step, ...]
@@ -207,15 +207,15 @@ class TypedExpression:
         return tuple([number for number, step in enumerate(self.steps) if step.is_reduction])
 
     def check_held(self, arguments: Mapping[int, complex], names: Sequence[str], count: int = 0) -> None:
-        """Require that dtypes hold the whole numbers which are made of Python numbers alone.
+        """Require that the dtypes hold the integers that only depend on Python numbers.
 
         Args:
             arguments: The Python numbers, by the numbers of the arguments.
             names: Names of the arguments.
-            count: How many elements are reduced.
+            count: The number of elements that are reduced.
 
         Raises:
-            ValueError: One does not, or there is a division by zero.
+            ValueError: A dtype does not hold its integer, or an integer is divided by zero.
         """
         found = {number: count for number, step in enumerate(self.steps) if step.function == "count"}
         for number, dtype in self.bounds:
@@ -227,7 +227,7 @@ class TypedExpression:
                 raise ValueError(f"{told} {reason}")
 
     def _whole(self, number: int, arguments: Mapping[int, complex], found: Mapping[int, int]) -> int:
-        """Compute a step by Python; what it is computed of has bounds, too, and so is found."""
+        """Compute a step in Python. Its operands have bounds also, so they are found already."""
         step = self.steps[number]
         if number in found:
             return found[number]
@@ -283,7 +283,7 @@ def _last_steps(steps: Sequence[Step], outputs: Sequence[int]) -> Sequence[int]:
 
 
 def _operands(steps: Sequence[Step], number: int, inside: Sequence[int]) -> Ints:
-    """Return the steps outside of the pass of a reduction that it reads, in order."""
+    """Return the values from other passes that a reduction's pass reads, in order."""
     read = {*steps[number].steps}.union(*[_read_by(steps, each) for each in inside])
     return tuple(sorted(read.difference(inside)))
 

@@ -23,7 +23,7 @@ __all__ = ["typed"]
 
 _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 _INT64 = np.iinfo(np.int64)
-# These functions take Python numbers alone; others take them as arrays of their own types.
+# These functions accept Python numbers only as such; other functions convert them to arrays of their types.
 _WEAK_ARITHMETIC = ("divide", *BY_PYTHON)
 # Rounds in which an expression that combines values finds the dtype that it takes and makes.
 _MOST_ROUNDS = 4
@@ -45,9 +45,9 @@ def typed(
         is_checked: Whether an index outside of an array fails the operation.
 
     Raises:
-        TypeError: A function has no such types; the message shows where.
-        NotSupportedError: NumPy has it, and no backend here.
-        ValueError: A number that its type cannot hold.
+        TypeError: A function does not support these types; the message shows the place.
+        NotSupportedError: NumPy supports them, but no backend here.
+        ValueError: A type cannot hold its number.
     """
     typist = _Typist(expression, arguments, is_checked=is_checked)
     typist.run(expression.statements)
@@ -76,7 +76,7 @@ class _Typist:
         self._breaks: dict[int, list[int]] = {}
         # Smallest and largest numbers of no dtype yet, and the reductions that begin with them.
         self._nothings: dict[int, str] = {}
-        # Whole numbers that loops change, so that Python cannot compute them ahead.
+        # Integers that loops change, so that Python cannot compute them in advance.
         self._changing: set[int] = set()
         # The weak steps, by their numbers.
         self._weak: dict[int, Weak] = {}
@@ -128,9 +128,9 @@ class _Typist:
         )
 
     def _flatten(self, outputs: Sequence[int]) -> list[int]:
-        """Bring the steps that are needed into the order of the text, with those of loops between the others.
+        """Bring the needed steps into the order of the source, with the steps of loops between the others.
 
-        What was typed for other types of what a loop carries is not needed.
+        Steps that were typed with the wrong types of a loop's variables are not needed.
         """
         live = set[int]()
         self._find_live(live, [*outputs, *[number for number, _ in self._bounds]])
@@ -178,7 +178,7 @@ class _Typist:
         return number
 
     def _new(self, step: Step, depth: int, kind: ArgumentType | None) -> int:
-        """Make a step that is unlike all others, and in no place yet."""
+        """Make a step that differs from all others, without a place yet."""
         number = len(self._steps)
         self._steps.append(step)
         self._depths.append(depth)
@@ -204,7 +204,7 @@ class _Typist:
                     self._refuse(f"{told}: convert the one or the other", self._places[name], TypeError)
 
     def _loop_of(self, loop: nodes.Loop, over: Sequence[int], kinds: _Kinds) -> _Kinds:
-        """Type a loop with certain types of what it carries; returns those that it needs."""
+        """Type a loop for certain types of its variables; return the types that they need."""
         depth, names = len(self._blocks), dict(self._names)
         carried: dict[str, int] = {}
         for name, kind in kinds.items():
@@ -247,7 +247,7 @@ class _Typist:
         return left
 
     def _as_kind(self, number: int, kind: ArgumentType, place: Place) -> int:
-        """Return a value as another type, which may be that of a Python number."""
+        """Return a value converted to another type, which may be the type of a Python number."""
         dtype = kind.carrier if isinstance(kind, Weak) else kind
         if number in self._nothings:
             return self._step(Step("constant", dtype, (), identity_of(self._nothings[number], dtype)), kind)
@@ -372,7 +372,7 @@ class _Typist:
         if dtype.kind not in ("int", "uint"):
             self._refuse(f"{told}, got {dtype}: int64(...) makes one", place, TypeError)
         if dtype is DType.uint64:
-            # An index that int64 does not hold is beyond the end of any array.
+            # An index that int64 cannot hold is outside of any array.
             most = self._step(Step("constant", dtype, (), int(np.iinfo(np.int64).max)))
             number = self._step(Step("minimum", dtype, (self._strong(number), most)))
         return self._convert(number, DType.int64, place)
@@ -414,7 +414,7 @@ class _Typist:
         return self._step(Step(name, result, tuple(converted)))
 
     def _resolve(self, node: Apply, function: Function, kinds: list[ArgumentType]) -> list[DType]:
-        """Return the types of a ufunc's arguments and of its result, as NumPy has them."""
+        """Return the types of a ufunc's arguments and result, following NumPy."""
         # A Python number never widens bfloat16; NumPy, which does not know it, would take float32.
         low = DType.bfloat16 if DType.bfloat16 in kinds else None
         given = [
@@ -444,17 +444,17 @@ class _Typist:
         converted = tuple(self._cast(number, kind.carrier) for number in steps)
         number = self._step(Step(function.name, kind.carrier, converted), kind)
         if kind is Weak.int:
-            # Python's whole numbers have any size.
+            # Python's integers have any size.
             self._bound(number, DType.int64)
         return number
 
     def _bound(self, number: int, dtype: DType) -> None:
-        """Require that a dtype holds a whole number, once there is one; it is not known what loops make."""
+        """Require that a dtype holds an integer, once its value is known; integers of loops are excluded."""
         if number not in self._changing:
             self._bounds[(number, dtype)] = None
 
     def _check_power(self, node: Apply, kinds: list[ArgumentType], number: int) -> None:
-        """Refuse a power of whole numbers by a negative Python number: its value is no whole number."""
+        """Refuse a power of integers with a negative Python exponent, because its value is not an integer."""
         if not all(is_whole(kind) for kind in kinds) or not isinstance(kinds[1], Weak):
             return
         step, exponent = self._steps[number], node.arguments[1]
@@ -516,7 +516,7 @@ class _Typist:
         return self._weak.get(number, self._steps[number].dtype)
 
     def _strong(self, number: int) -> int:
-        """Return the same as a value of its own dtype, for what treats Python numbers as arrays."""
+        """Return the value with its own dtype, for functions that treat Python numbers as arrays."""
         weak = self._weak.get(number)
         return number if weak is None else self._rigid(number, weak.carrier)
 
@@ -528,7 +528,7 @@ class _Typist:
         return self._step(Step("cast", dtype, (number,)))
 
     def _convert(self, number: int, dtype: DType, place: Place) -> int:
-        """Return a value as another dtype; what NumPy would refuse is refused."""
+        """Return a value converted to another dtype; refuse conversions that NumPy refuses."""
         step, weak = self._steps[number], self._weak.get(number)
         source = step.dtype
         if dtype in _LOW:

@@ -43,9 +43,9 @@ _MOST_ARGUMENT_BYTES = 4096
 _NARROW = 1 << 30
 # Reduced elements that each thread has at least, before a result is made in parts.
 _LEAST_ELEMENTS = 4
-# Rows of up to so many elements are made by a thread, and by the threads of a warp.
+# The longest rows, in elements, that a thread makes, and that the threads of a warp make.
 _SHORT_ROW, _WARP_ROW, _WARP = 32, 1024, 32
-# Where neighbouring elements are of different rows, as many rows are made by a block.
+# The number of rows that a block makes if neighbouring elements belong to different rows.
 _ROWS_ACROSS = 16
 # More parts than this are combined by a block, fewer by a thread.
 _MOST_SERIAL = 64
@@ -65,9 +65,9 @@ class KernelSource:
         text: The source.
         names: Names of its kernels.
         arguments: The structure that each of them takes.
-        partial: Bytes of what one thread of a reduction hands on.
-        each: How many elements a thread takes at a time.
-        axes: The axes that an expression of each element has indices along.
+        partial: Bytes that one thread of a reduction passes on.
+        each: The number of elements that a thread takes at a time.
+        axes: The axes of the indices in an element-wise expression.
         is_checked: Whether the last argument is the address of status words, see `check_words`.
     """
 
@@ -86,11 +86,11 @@ class ReductionLaunch:
 
     Attributes:
         threads: Threads of the first kernel, in blocks of `block`.
-        finish: Name of the kernel that combines parts; empty where a result is made in one.
-        finish_threads: Threads of that.
+        finish: Name of the kernel that combines parts; empty if the first kernel makes the result.
+        finish_threads: Threads of the second kernel.
         partial: Bytes of workspace for the parts.
         block: Threads of a block.
-        values: Makes the arguments, of the addresses of arrays and of the workspace.
+        values: Makes the arguments from the addresses of arrays and of the workspace.
     """
 
     threads: int
@@ -103,7 +103,7 @@ class ReductionLaunch:
 
 @attrs.frozen
 class _Elements:
-    """Layouts of the elements of an operation, with contiguous axes joined."""
+    """Layouts of an operation's elements, with contiguous axes joined."""
 
     shape: Ints
     strides: _Strides
@@ -112,7 +112,7 @@ class _Elements:
 
 @attrs.frozen
 class _Reduced:
-    """The same for a reduction: axes that stay, and axes that are reduced."""
+    """Layouts of a reduction: axes that remain, and axes that are reduced."""
 
     outputs: int
     count: int
@@ -135,7 +135,7 @@ def plan_key(spec: ExpressionSpec) -> tuple[object, ...]:
 
 
 def is_reduction(spec: ExpressionSpec, program: Program) -> bool:
-    """Tell whether the result is one reduction, which is made in parts where there are few results."""
+    """Return whether the result is a single reduction, which is made in parts if there are few results."""
     return program.is_one_reduction and math.prod(spec.results[0].shape) == _kept(spec.shape, spec.axes)
 
 
@@ -146,7 +146,7 @@ def _kept(shape: Ints, axes: Ints) -> int:
 
 
 def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
-    """Make the source of the kernels of an operation.
+    """Make the source of an operation's kernels.
 
     Args:
         spec: The operation.
@@ -171,7 +171,7 @@ def make_kernel(spec: ExpressionSpec, backend: str) -> KernelSource:
 
 
 def make_functions(spec: ExpressionSpec, kernel: str = "") -> KernelSource:
-    """Make the source of the functions of an expression, with other code in place of its kernel.
+    """Make the source of an expression's functions, with other code instead of its kernel.
 
     Args:
         spec: The expression and its arrays.
@@ -197,7 +197,7 @@ def make_functions(spec: ExpressionSpec, kernel: str = "") -> KernelSource:
 def elementwise_arguments(
     spec: ExpressionSpec, source: KernelSource, address: _Address
 ) -> tuple[object, ...]:
-    """Return the arguments of a launch, in the order of the structure; without that of status words."""
+    """Return the arguments of a launch, in the order of the structure, without the status words."""
     elements = _elements(spec)
     addresses = [address(array) for array in spec.results] or [0]
     addresses += [address(array) for array in spec.arrays] or [0]
@@ -228,17 +228,17 @@ def reduction_launch(spec: ExpressionSpec, source: KernelSource, most_blocks: in
     Args:
         spec: The reduction.
         source: A result of `make_kernel`.
-        most_blocks: How many blocks fill the device.
+        most_blocks: The number of blocks that fill the device.
 
     Returns:
-        The launch; None where there is no result.
+        The launch; None if there is no result.
     """
     found = _reduced(spec)
     outputs, count, group = found.outputs, found.count, found.layouts.group
     if not outputs:
         return None
     parts = _parts(found, most_blocks)
-    # Blocks lay the parts of a result side by side; threads lay results side by side.
+    # Blocks store the parts of a result next to each other; threads store results next to each other.
     steps = (1, parts) if group > 1 else (outputs, 1)
 
     def values(address: _Address, partial: int) -> tuple[object, ...]:
@@ -284,7 +284,7 @@ def _row_structure(
 def _layout_values(found: _Reduced) -> list[int]:
     """Return the extents and strides, in the order of the structure."""
     parts = (found.kept_shape, found.reduced_shape, *found.kept_strides, *found.reduced_strides)
-    # There is one axis at least, whose extent and strides do not count.
+    # There is at least one axis, with an extent and strides that do not count.
     return [number for part in parts for number in part or (0,)]
 
 
@@ -304,7 +304,7 @@ def rows_arguments(spec: ExpressionSpec, address: _Address) -> tuple[tuple[objec
 
 
 def _rows(spec: ExpressionSpec, program: Program) -> tuple[_Reduced, bool]:
-    """Find the layouts, with the result behind the arrays; and whether it is of the shape of the arrays."""
+    """Find the layouts, with the result after the arrays; and whether it has the shape of the arrays."""
     shape, arrays, out = spec.shape, spec.arrays, spec.results[0]
     last, is_whole = out.strides, program.is_whole or out.size != _kept(spec.shape, spec.axes)
     if not is_whole:
@@ -338,7 +338,7 @@ def _parts(found: _Reduced, most_blocks: int) -> int:
 
 
 def _is_by_block(outputs: int, count: int, kept_strides: _Strides, reduced_strides: _Strides) -> bool:
-    """Tell whether threads of a block had better read one after another along the axes that are reduced."""
+    """Return whether the threads of a block should read along the reduced axes, one after another."""
     steps = [
         (abs(kept[-1]) if kept else 0, abs(reduced[-1]) if reduced else 0)
         for kept, reduced in zip(kept_strides, reduced_strides, strict=True)
@@ -352,7 +352,7 @@ def _scalar_bytes(count: int) -> int:
 
 
 def _extents(spec: ExpressionSpec, axes: Sequence[int]) -> Iterator[int]:
-    """Yield each index's elements behind its axis and along it, and each load's extents and strides."""
+    """Yield for each index the elements after its axis and along it, and each load's extents and strides."""
     shape = spec.shape
     for axis in axes:
         yield from (math.prod(shape[axis % len(shape) + 1 :]), shape[axis])

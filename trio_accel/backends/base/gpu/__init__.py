@@ -1,1 +1,1 @@
-"""The common part of GPU backends names no vendor. `driver` says what a vendor's part has to have."""
+"""The common part of GPU backends names no vendor. `driver` lists the parts of a vendor's backend."""

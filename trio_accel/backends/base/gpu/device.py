@@ -28,13 +28,13 @@ from ..kit.pools import PagePool
 from .driver import GpuContext, GpuStream, Kernels, with_axes
 from .workspace import Arena
 
-# The layouts are those of the structures in the source `arrays`.
+# These layouts match the structures in the source `arrays`.
 _CONVERT, _TRANSPOSE, _FILL = "QQqdiiii", "QQqqqqqiii4x", "Qqii16s"
-# Threads for each square, its side in elements where it goes by lines, and the least for which squares pay.
+# Threads for each square; its side, in elements, when it is copied by lines; the least side that pays.
 _SQUARE_THREADS, _SIDE, _LEAST_SIDE = 256, 32, 16
 # The number of aligned elements that a thread reads and writes at once, for each size of an element.
 _RUNS = {1: 8, 2: 8, 4: 4, 8: 2}
-# The type that stands for elements of each size where they are copied as they are.
+# The dtype that copies elements of each size unchanged.
 _PLAIN = {16: DType.complex128, 8: DType.int64, 4: DType.int32, 2: DType.int16, 1: DType.int8}
 _TYPES = {dtype: code for code, dtype in enumerate(DType)}
 _SINGLE = {dtype for dtype in DType if dtype.kind == "float"} - {DType.float64} | {DType.complex64}
@@ -65,8 +65,7 @@ class ArrayKernels:
     ) -> None:
         """Enqueue ``out = source * scale``, as `numpy.ndarray.astype` converts.
 
-        Computed in float32 where both types are no wider, else in float64. In place only where both arrays
-        are the same.
+        Computed in float32 if no type is wider, else in float64. Only equal arrays may overlap.
         """
         assert source.shape == out.shape
         if not out.size:
@@ -192,15 +191,15 @@ def _widened(
     return wide, shape, ins, outs
 
 
-# Bytes of small pieces, and of a page of them. Each size has a page from the start: an allocation takes the
-# driver a while.
+# Bytes of small pieces, and of a page of pieces. Each size has a page from the start, because an allocation
+# by the driver is slow.
 _SIZES = tuple(1 << bits for bits in range(6, 19, 2))
 _PAGE = 256 << 10
 
 
 @attrs.define(eq=False)
 class _Pieces(PagePool[int]):
-    """Addresses of pieces of one size."""
+    """Addresses of pieces of equal size."""
 
     _context: GpuContext
     _nbytes: int
@@ -225,15 +224,15 @@ class PinnedMemory:
             self._pool(size).add_page()
 
     def take(self, nbytes: int) -> int:
-        """Return the address of at least so many bytes.
+        """Return the address of at least `nbytes` bytes.
 
         Raises:
-            MemoryError: The machine has not so much.
+            MemoryError: The machine has too little memory.
         """
         return self._pool(nbytes).take()
 
     def give_back(self, nbytes: int, address: int) -> None:
-        """Take back a piece of so many bytes."""
+        """Take back a piece of `nbytes` bytes."""
         self._pool(nbytes).give_back(address)
 
     def close(self) -> None:
@@ -246,18 +245,18 @@ class PinnedMemory:
         size = 1 << (bits + (bits & 1))
         pool = self._pools.get(size)
         if pool is None:
-            # Two threads may come here together: `setdefault` gives both the pool that was stored first.
+            # Two threads may get here together: `setdefault` gives both the pool that was stored first.
             pool = self._pools.setdefault(size, _Pieces(self._context, size, max(1, _PAGE // size)))
         return pool
 
 
 class Transfers:
-    """Copies of the host's arrays: registered ones go straight, small ones by way of pinned memory.
+    """Copies of the host's arrays: directly if registered, and through pinned memory if small.
 
-    The driver copies from and to pageable memory while its caller waits. So an actor's device is given
-    large arrays in registered memory, and only without any does the caller wait here. A hold of the stream
-    for a thread that copies would be worse: vendors' libraries wait for the whole context when they load
-    kernels, and every other launch waits with them, that of the thread too (D50).
+    The driver blocks the caller while it copies from and to pageable memory. So an actor's device gets large
+    arrays in registered memory, and blocks the caller here only without any. Holding the stream for a thread
+    that copies would be worse: vendors' libraries wait for the whole context when they load kernels, and
+    every other launch waits with them, including that of the thread (D50).
     """
 
     def __init__(self, context: GpuContext, pinned: PinnedMemory) -> None:
@@ -364,7 +363,7 @@ class Transfers:
         return HostUse(None)
 
     def close(self) -> None:
-        """Unregister all: no stream uses it any more. The context is current."""
+        """Unregister all ranges. No stream uses them, and the context is current."""
         with self._pinning:
             self._is_closed = True
             for start, _ in tuple(self._ranges):
@@ -378,7 +377,7 @@ class Transfers:
 
 
 def _fill(host: HostArray, place: int) -> None:
-    """Fill a host array with what is at an address, in C order."""
+    """Fill a host array with the bytes at an address, in C order."""
     if host.flags.c_contiguous:
         ctypes.memmove(address_of(host), place, host.nbytes)
     else:
@@ -472,8 +471,7 @@ class AddressDevice(BlockDevice[StreamT, ChunkT, int], Generic[StreamT, ChunkT, 
     def span(self, array: ArraySpec) -> tuple[int, int]:
         """Return the bytes that an array takes before its first element, and from there on.
 
-        It follows from shape, strides and dtype; what it is for a layout is found out once. An empty array
-        has none.
+        It follows from shape, strides and dtype, and is cached by layout. An empty array has no span.
         """
         layout = array.shape, array.strides, array.dtype.itemsize
         span = self._spans.get(layout)

@@ -1,6 +1,6 @@
-"""The vendor's driver as this folder wants it: a context, streams, and code that is loaded.
+"""The vendor's driver as this folder needs it: a context, streams, and loaded code.
 
-The protocols, and the methods of `Kernels` that raise here, are what a backend has to write.
+A backend has to implement the protocols, and the methods of `Kernels` that raise here.
 """
 
 from __future__ import annotations
@@ -19,47 +19,47 @@ import numpy as np
 from ..contract.protocols import AccelStream
 
 _THREADS = 256
-# Blocks for each multiprocessor; a kernel goes on in steps of its grid.
+# Blocks for each multiprocessor; a kernel continues in steps of its grid.
 _BLOCKS = 8
 # Axes of an array, in the structures of sources.
 _AXES = 64
 
 Launch: TypeAlias = Callable[[int, int, int, int], None]
-"""Enqueues a kernel: blocks, threads of each, handle of the stream, where the addresses of arguments are."""
+"""Enqueues a kernel: blocks, threads of each, handle of the stream, address of the arguments' addresses."""
 
 
 class GpuContext(AbstractContextManager[None], Protocol):
-    """The context of a device: within its block the driver can be called. It has memory of the host, too."""
+    """A device's context: the driver can be called within its block. It also has memory of the host."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether nothing is enqueued any more."""
+        """Whether nothing is enqueued any longer."""
         ...
 
     @property
     def is_dead(self) -> bool:
-        """Whether the driver takes nothing back any more."""
+        """Whether the driver takes nothing back any longer."""
         ...
 
     def make_current(self) -> bool:
-        """Make it current in this thread; returns whether `restore` must follow."""
+        """Make it current in this thread; return whether `restore` must follow."""
         ...
 
     def restore(self) -> None:
-        """Make current what was so before."""
+        """Make the previous context current again."""
 
     def look(self) -> None:
-        """Ask the driver whether the context is lost; from then on `failure` says so."""
+        """Ask the driver whether the context is lost; if so, `failure` returns the error from then on."""
 
     def failure(self) -> Exception | None:
-        """Make a new error that says why the context is lost; None while it is usable."""
+        """Make a new error with the reason why the context is lost; return None while it is usable."""
         ...
 
     def take_host(self, nbytes: int) -> int:
-        """Return the address of so many bytes of the host that the device reaches. Makes it current itself.
+        """Return the address of `nbytes` bytes of host memory for the device. Makes the context current.
 
         Raises:
-            MemoryError: The machine has not so much.
+            MemoryError: The machine has too little memory.
         """
         ...
 
@@ -74,7 +74,7 @@ class GpuContext(AbstractContextManager[None], Protocol):
         """
 
     def unregister_host(self, address: int) -> None:
-        """Take that back; a dead context is left alone."""
+        """Unregister memory; a dead context does nothing."""
 
 
 class GpuStream(AccelStream, Protocol):
@@ -105,19 +105,19 @@ class GpuStream(AccelStream, Protocol):
         ...
 
     def refresh(self) -> int:
-        """Look how far it is; returns the number of its last event that is done."""
+        """Query the stream's progress; return the number of its last event that is done."""
         ...
 
     def take_memory(self, nbytes: int) -> int:
-        """Take memory of the device, for what is enqueued from now on; returns its address.
+        """Take memory of the device, for work that is enqueued from now on; return its address.
 
         Raises:
-            MemoryError: There is not so much.
+            MemoryError: There is too little memory.
         """
         ...
 
     def free_memory(self, address: int) -> None:
-        """Give memory back, behind what was enqueued; at once where the stream has ended."""
+        """Free memory after the work that was enqueued; at once if the stream has ended."""
 
     def check(self) -> None:
         """Refuse more work where none can be enqueued.
@@ -135,19 +135,19 @@ class GpuStream(AccelStream, Protocol):
         """Do something short on the host before the next event is done; an error of it is the event's."""
 
     def copy_in(self, target: int, host: int, nbytes: int) -> None:
-        """Copy so many bytes to an address of the device, from one of the host."""
+        """Copy `nbytes` bytes from an address of the host to one of the device."""
 
     def copy_out(self, host: int, source: int, nbytes: int) -> None:
-        """Copy so many bytes to an address of the host, from one of the device."""
+        """Copy `nbytes` bytes from an address of the device to one of the host."""
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy so many bytes within the device."""
+        """Copy `nbytes` bytes within the device."""
 
     def set_bytes(self, target: int, byte: int, count: int) -> None:
-        """Set so many bytes to one value."""
+        """Set `count` bytes to one value."""
 
     def set_words(self, target: int, word: int, count: int) -> None:
-        """Set so many words of 32 bits to one value."""
+        """Set `count` words of 32 bits to one value."""
 
 
 class Function:
@@ -174,15 +174,15 @@ class Function:
     def run(
         self, stream: int, count: int, layout: Struct, *values: object, threads: int = _THREADS, most: int = 0
     ) -> None:
-        """Pack values as its structure has them, and launch it; another thread's launch waits for the end.
+        """Pack values into their structure, and launch the kernel; another thread's launch waits meanwhile.
 
         Args:
             stream: Handle of the stream.
-            count: For how many elements.
+            count: The number of elements.
             layout: The structure.
             values: Its values.
             threads: Threads of a block.
-            most: How many blocks at most; 0 for as many as the device runs at once.
+            most: The most blocks; 0 for the number that the device runs at once.
         """
         blocks = min(-(-count // threads), most or self._most)
         with self._lock:
@@ -192,12 +192,12 @@ class Function:
 
 @cache
 def with_axes(fields: str, rows: int, axes: int) -> Struct:
-    """Lay out a structure that ends in rows of 64 numbers, one for each axis, of which so many are used."""
+    """Lay out a structure that ends in rows of 64 numbers, one for each axis, of which `axes` are used."""
     return Struct(f"<{fields}" + f"{axes}q{8 * (_AXES - axes)}x" * rows)
 
 
 class LastUses(dict[GpuStream, int]):
-    """The last uses of something that is to make way: the number of each stream's event after them."""
+    """The last uses of a resource before its removal: the number of each stream's event after them."""
 
     __slots__ = ()
 
@@ -227,7 +227,7 @@ class LoadedCode:
         return self._runs.is_busy
 
     def close(self) -> None:
-        """Unload it: nothing of it runs any more. The context is current."""
+        """Unload the code, which no longer runs. The context is current."""
         self._unload()
 
 
@@ -257,27 +257,27 @@ class Kernels:
         raise NotImplementedError
 
     def find(self, module: Any, name: str, sizes: Sequence[int]) -> Launch:
-        """Find a kernel in what was loaded. The context is current.
+        """Find a kernel in loaded code. The context is current.
 
         Args:
-            module: What was loaded.
+            module: The loaded code.
             name: Name of the kernel.
-            sizes: Bytes of each of its arguments, which some drivers ask for.
+            sizes: Bytes of each of its arguments, because some drivers need them.
         """
         raise NotImplementedError
 
     def unload(self, module: Any) -> None:
-        """Give back what was loaded. The context is current."""
+        """Unload loaded code. The context is current."""
         raise NotImplementedError
 
     def function(self, source: str, name: str, nbytes: int, offsets: Sequence[int] = (0,)) -> Function:
-        """Find a kernel and load it; compiles its source when that is used first, which blocks.
+        """Find a kernel and load it. The first use of a source compiles it, which blocks.
 
         Args:
             source: Name of the source.
             name: Name of the kernel.
             nbytes: Size of the structure that it takes.
-            offsets: Offsets of its arguments in that, if there are several.
+            offsets: Offsets of its arguments in the structure, if there are several.
         """
         with self._within:
             with self._lock:
@@ -290,7 +290,7 @@ class Kernels:
     def load(
         self, text: str, names: Sequence[str], nbytes: int
     ) -> tuple[Callable[[], None], dict[str, Function]]:
-        """Compile a source that is given as a text, and load its kernels; blocks. The context is current.
+        """Compile source text and load its kernels; blocks. The context is current.
 
         Args:
             text: The source.
@@ -310,7 +310,7 @@ class Kernels:
             raise
 
     def close(self) -> None:
-        """Unload everything; no kernel runs any more. The context is current."""
+        """Unload everything; no kernel runs any longer. The context is current."""
         with self._lock:
             for module in self._modules.values():
                 self.unload(module)

@@ -37,18 +37,19 @@ Works: TypeAlias = Sequence[tuple[str, Callable[[], object]]]
 CHAINS = (GraphSpec, ChainSpec, BranchSpec, LoopSpec)
 """Specifications that hold a recipe."""
 
-# The most graphs of all chains of a library, each at the addresses of one replay.
-_MOST = 128
+# The most graphs of a library's chains; each is captured at the addresses of one replay.
+_MAX_GRAPHS = 128
 _MOST_DUE = 1024
 
 
 def replay(spec: AnyChain, works: Works, read: Callable[[], int], count: Callable[[int], object]) -> None:
-    """Run the operations of a chain one after the other, or those that its condition chooses.
+    """Run a chain's operations in order, or those that its condition selects.
 
     Args:
         spec: The chain.
         works: Its operations.
-        read: Reads the condition as it is now.
+        read: Reads the present value of the condition.
+        count: Gets the number of turns of a loop.
         count: Notes how many turns a loop had.
 
     Raises:
@@ -69,10 +70,10 @@ def replay(spec: AnyChain, works: Works, read: Callable[[], int], count: Callabl
 
 
 def run_works(works: Works, numbers: Sequence[int] | None = None, *, is_graph: bool = True) -> None:
-    """Run operations of a chain one after the other: all, or those of certain numbers.
+    """Run the operations of a chain in order: all, or those with certain numbers.
 
     Raises:
-        AccelError: One failed; the message begins with its name, and its number in a graph.
+        AccelError: An operation failed; the message begins with its name, and its number in a graph.
     """
     for number in range(len(works)) if numbers is None else numbers:
         name, work = works[number]
@@ -90,11 +91,11 @@ class Chain:
 
     Attributes:
         recipe: Its operations.
-        call: The call by which its captured graphs are known.
-        is_captured: Whether all of it can be captured.
-        is_blocking: Whether one of them blocks when it is enqueued: a condition is read by the host then.
+        call: The call that identifies its captured graphs.
+        is_captured: Whether the whole chain can be captured.
+        is_blocking: Whether enqueuing an operation blocks, because the host then reads a condition.
         has_conditions: Whether parts of it run on conditions.
-        due: Where it is to be captured before it is launched the next time, with the pinned memory of its
+        due: The addresses at which it is to be captured before the next launch, with the pinned memory of its
             host arrays, and the bytes of workspace that it needs.
     """
 
@@ -109,44 +110,44 @@ class Chain:
 class ChainLibrary(EnqueuingLibrary[Any, Any]):
     """Replay of chains by libraries of its own: at first one operation after the other.
 
-    Base of the library of graphs of a GPU, before the base of that backend's libraries. Once a chain has run
-    some times at the same addresses, it is captured, in a thread. From then on it is launched as a graph. By
+    Base of a GPU's graph library, placed before the base of that backend's libraries. After a chain has run
+    several times at the same addresses, a thread captures it, and from then on it is launched as a graph. By
     then everything that it needs is loaded.
 
-    Parts that run on a condition may be nodes of the driver's then. Before, and where the driver has none,
-    the host waits for the condition and reads it, in a thread.
+    Then parts that run on a condition may be nodes of the driver's. Before, and if the driver has none, the
+    host waits for the condition and reads it, in a thread.
 
-    A vendor's library overrides the methods that raise `NotImplementedError` here. Its streams say by
-    `is_capturing` whether what is enqueued there becomes part of a graph.
+    A vendor's library overrides the methods that raise `NotImplementedError` here. The attribute
+    `is_capturing` of its streams reports whether enqueued work becomes part of a graph.
     """
 
     def __init__(self, device: Any) -> None:
         super().__init__(device)
         self._libraries: dict[str, Any] = {self.name: self}
         self._chains = KeptChains(device.blocks, device.kept)
-        # Any graph can be thrown away at any time: the driver lets one in flight run to its end.
-        self._captured = CapturedLaunches(device.kept, self._discard, _MOST)
-        # The number of operations that were enqueued.
+        # Any graph can be discarded at any time, because the driver lets a graph in flight run to its end.
+        self._captured = CapturedLaunches(device.kept, self._discard, _MAX_GRAPHS)
+        # The number of enqueued operations.
         self._enqueued = 0
-        # The last question for a key, and the key.
+        # The last query for a key, and the key.
         self._found: tuple[AnyChain | None, int, Any, Key | None] = (None, 0, None, None)
         # The stream of the last launch.
         self._stream: Any = None
 
     def _open(self, name: str) -> Any:
-        """Open a library of the backend, for this one alone; blocks."""
+        """Open a library of the backend for this library only; blocks."""
         return self._device.open_library(name)
 
     def _address(self, array: ArraySpec) -> int:
-        """Return the place of an array; KeyError where its block has no memory yet."""
+        """Return the address of an array; raise KeyError if its block has no memory yet."""
         return int(self._device.address(array))
 
     def _freed(self) -> int:
-        """Tell how often memory was freed: as long as nothing is, every block is where it was."""
+        """Return how often memory was freed: while the number is the same, no block has moved."""
         return int(self._device.blocks.freed)
 
     def _failure(self) -> Exception | None:
-        """Tell why the context is lost, if it is."""
+        """Return why the context is lost, or None."""
         self._device.context.look()
         failure: Exception | None = self._device.context.failure()
         return failure
@@ -162,11 +163,11 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         raise NotImplementedError
 
     def _is_in_place(self, graph: Any) -> bool:
-        """Tell whether a graph uses workspace that is there: another chain may have needed more since."""
+        """Return whether a graph's workspace is still valid, because another chain may have enlarged it."""
         raise NotImplementedError
 
     def _launch_graph(self, graph: Any) -> bool:
-        """Launch a graph; returns False where the driver refuses it."""
+        """Launch a graph; return False if the driver refuses it."""
         raise NotImplementedError
 
     def _discard(self, graph: Any) -> None:
@@ -224,7 +225,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         """Open the libraries of a chain, and prepare its operations; blocks. The `plan` of its kernels.
 
         Raises:
-            NotSupportedError: A library has no such operation.
+            NotSupportedError: A library lacks an operation.
         """
         has_conditions = not isinstance(spec, (GraphSpec, ChainSpec))
         is_captured, is_blocking = True, has_conditions
@@ -242,7 +243,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
                 is_captured, is_blocking = is_captured and part.is_captured, is_blocking or part.is_blocking
                 has_conditions = has_conditions or part.has_conditions
                 continue
-            # Status words are looked at behind each run.
+            # Status words are checked after each run.
             has_status = bound.descriptor().has_status
             is_captured = is_captured and library.captures(bound) and not has_status
             while (prepare := library.prepare(bound)) is not None:
@@ -253,7 +254,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         return Chain(recipe, GraphCall(self), is_captured, is_blocking, has_conditions)
 
     def _chain_of(self, spec: AnyChain) -> Chain:
-        """Return the plan of a chain in another one; it is made anew if it has made way."""
+        """Return the plan of a chain within another one, and make it again if it was evicted."""
         found: Chain | None = self._find_plan(spec)
         made: Chain = found or self._make_plan(spec, self._kernel_of(spec))
         return made
@@ -274,7 +275,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         if chain is None:
             return False
         key = self._key(chain, spec, stream)
-        # It is taken last: what is refused before takes no piece.
+        # Take the pinned memory last, so that a refused chain takes none.
         host = _Host(spec, self._device)
         key = *key, host.address
         plan = self._captured.plans.get(key)
@@ -305,7 +306,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         except Exception as error:
             if self._enqueued == before or stream.is_capturing or self._failure() is not None:
                 raise
-            # The operations that were enqueued before the refusal run, and their memory is in use.
+            # The operations enqueued before the refusal will run, so their memory is in use.
             stream.after(partial(_raise, error))
             return
         if chain.is_captured and not stream.is_capturing:
@@ -317,12 +318,12 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
                 chain.due[key] = host.address, self._workspace(stream)
 
     def _enqueue_chain(self, spec: AnyChain, stream: Any, host: int = 0) -> None:
-        """Enqueue the operations of a chain, one after the other, or those that its condition chooses.
+        """Enqueue a chain's operations in order, or those that its condition selects.
 
         Args:
             spec: The chain.
             stream: The stream.
-            host: Pinned memory from and to which its host arrays travel; 0 without any.
+            host: Pinned memory for its host arrays; 0 without any.
         """
         works = [
             (node.operation, partial(self._enqueue_node, node, bound, stream))
@@ -371,15 +372,16 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         return key
 
     def _capture(self, key: Key, chain: Chain, spec: AnyChain) -> None:
-        """Capture a chain at the addresses of a key; without a graph it goes on as before."""
+        """Capture a chain at the addresses of a key; if that fails, the chain runs as before."""
         (host, workspace), launching = chain.due.pop(key, (0, 0)), key[1]
         key = *key, host
         try:
             enqueue = partial(self._enqueue_chain, spec, host=host)
             graph = self._make_graph(launching, workspace, enqueue, has_conditions=chain.has_conditions)
         except Exception as error:
-            # The context is asked even after an error of a vendor's library: its refusal of a call that it
-            # would not capture is no crash.
+            # Query the context even after an error of a vendor's library, because the refusal to capture a
+            # call
+            # does not mean a crash.
             failure = self._failure()
             if failure is not None:
                 raise failure from error
@@ -404,7 +406,7 @@ class _Host:
     """The host arrays of one run of a chain, in one piece of pinned memory.
 
     Attributes:
-        address: The piece; results lie behind what is given. 0 for a chain without host arrays.
+        address: The piece; results follow the given arrays. 0 for a chain without host arrays.
     """
 
     __slots__ = ("_device", "_nbytes", "_spec", "address")
@@ -431,13 +433,13 @@ class _Host:
         self.give_back()
 
     def give_back(self) -> None:
-        """Give the piece back, which the device does not use any more."""
+        """Give the piece back, which the device no longer uses."""
         if self.address:
             self._device.pinned.give_back(self._nbytes, self.address)
 
 
 def _result_offset(spec: ChainSpec) -> int:
-    """Return where the result of a chain is in its pinned memory: behind what is given, for any dtype."""
+    """Return the offset of a chain's result in its pinned memory: after the given arrays, for any dtype."""
     return -(-len(spec.given) // 64) * 64
 
 

@@ -1,4 +1,4 @@
-"""Libraries whose kernels are sources of this package, or the user's own: no vendor's library computes them.
+"""Libraries with kernels from sources of this package, or from the user's, instead of a vendor's library.
 
 A backend derives from one of these and from its own base class, and declares the methods as its kernels.
 """
@@ -33,10 +33,10 @@ _Draw: TypeAlias = "ops.SequenceSpec | ops.RejectionSpec | ops.SobolSpec"
 
 
 class UserKernel(LoadedCode):
-    """One kernel of a loaded module. A backend finds it, says its limits, and enqueues it.
+    """One kernel of a loaded module. A backend finds it, sets its limits, and enqueues it.
 
-    The driver takes the parameters by their addresses. They are packed into one buffer, at places that are
-    known once the kernel is: the scalars first, then the addresses of the arrays, then their tensor maps.
+    The driver takes the parameters by their addresses. They are packed into one buffer, at offsets that are
+    fixed for the kernel: the scalars first, then the addresses of the arrays, then their tensor maps.
 
     Args:
         definition: The kernel's definition.
@@ -44,9 +44,9 @@ class UserKernel(LoadedCode):
 
     Attributes:
         definition: Its definition.
-        limits: What the device has for it, by the words of `KernelInfoSpec` that name it; the backend sets
-            them before the first launch.
-        pointer: Where the addresses of its parameters are, in their order.
+        limits: The device's limits for it, under the names of `KernelInfoSpec`; the backend sets them before
+            the first launch.
+        pointer: The address of the addresses of its parameters, in their order.
     """
 
     limits: Mapping[str, int]
@@ -54,7 +54,7 @@ class UserKernel(LoadedCode):
     def __init__(self, definition: ops.KernelDefinition, unload: Callable[[], object]) -> None:
         super().__init__(unload)
         self.definition: ops.KernelDefinition = definition
-        # Tensor maps that were made lately.
+        # Recently made tensor maps.
         self._encoded: dict[tuple[object, ...], bytes] = {}
         self._lay_out()
 
@@ -115,7 +115,7 @@ class UserKernel(LoadedCode):
         self.pointer: int = int(self._pointers.ctypes.data)
 
     def launch(self, spec: ops.KernelSpec, call: _Call) -> None:
-        """Enqueue a launch; one whose grid is empty does nothing.
+        """Enqueue a launch; do nothing if its grid is empty.
 
         Args:
             spec: Arrays, grid, block and scalars.
@@ -136,7 +136,7 @@ class UserKernel(LoadedCode):
         try:
             self.enqueue(spec, call.stream)
         except DriverError as error:
-            # The asker's problem, as the context is not lost.
+            # The caller must handle this error, because the context is not lost.
             raise self.refusal(
                 error.code,
                 f": a grid of {_extents(spec.grid)} blocks of {_extents(spec.block)} threads with "
@@ -145,7 +145,7 @@ class UserKernel(LoadedCode):
         self._runs.note(call.stream)
 
     def _set_maps(self, arrays: tuple[ops.ArraySpec, ...], addresses: list[int]) -> None:
-        """Put the tensor maps of arrays into the buffer: an address and a layout have one."""
+        """Write the tensor maps of arrays to the buffer; each address and layout has one."""
         for number, name, tensor_map, start in self._maps:
             array, address = arrays[number], addresses[number]
             key = number, address, array.shape, array.strides
@@ -164,7 +164,7 @@ class UserKernel(LoadedCode):
             self._buffer[start : start + ops.MAP_BYTES] = self._encoded[key]
 
     def _check_fit(self, spec: ops.KernelSpec) -> None:
-        """Refuse what the driver would refuse, and say how much there is."""
+        """Refuse a launch that the driver would refuse, and state the limit."""
         threads, limits = math.prod(spec.block), self.limits
         most, static = limits["max_dynamic_shared"], limits["static_shared"]
         if spec.shared > most:
@@ -196,7 +196,7 @@ class UserKernel(LoadedCode):
             found: Bytes of each parameter of the compiled kernel.
 
         Raises:
-            LibraryError: It has other parameters than were declared.
+            LibraryError: The compiled kernel's parameters differ from the declaration.
         """
         parameters = self.definition.parameters
         sizes = {name: ops.MAP_BYTES for _, name, *_ in self._maps}
@@ -211,7 +211,7 @@ class UserKernel(LoadedCode):
             )
 
     def refusal(self, code: int | str, text: str) -> LibraryError:
-        """Make the error for what the kernel, or the device, does not have."""
+        """Make the error for a feature that the kernel or the device lacks."""
         return LibraryError(f"kernel {self.definition.name!r}{text}", library="jit", code=code)
 
     def inform(self, spec: ops.KernelInfoSpec) -> None:
@@ -254,7 +254,7 @@ class CompiledExpression(LoadedCode):
         return CompiledExpression(unload, source, functions)
 
     def launch(self, name: str, call: _Call, values: tuple[object, ...], count: int, **how: int) -> None:
-        """Launch one of the kernels, by so many threads."""
+        """Launch one of the kernels with `count` threads."""
         self.functions[name].run(call.handle, count, self.source.arguments, *values, **how)
         self._runs.note(call.stream)
 
@@ -275,8 +275,8 @@ class CompiledExpression(LoadedCode):
 class CompiledLibrary(EnqueuingLibrary[Any, Any]):
     """Enqueues expressions, and kernels of the user's own. A plan is loaded code.
 
-    That of an expression is for certain types and layouts, whatever the extents. That of a kernel of the
-    user's own is a `UserKernel`.
+    The plan of an expression is for certain types and layouts, whatever the extents. The plan of a kernel of
+    the user's own is a `UserKernel`.
     """
 
     def _key_of(self, spec: ops.OperationSpec) -> tuple[object, ...]:
@@ -294,7 +294,7 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
         return bool(plan.is_busy)
 
     def captures(self, spec: ops.OperationSpec) -> bool:
-        """See `EnqueuingLibrary.captures`: indices that are checked are looked at on the host."""
+        """See `EnqueuingLibrary.captures`: the host looks at checked indices."""
         if isinstance(spec, ops.ExpressionSpec):
             return not decode_program(spec.program).program.checked
         return super().captures(spec)
@@ -334,7 +334,7 @@ class CompiledLibrary(EnqueuingLibrary[Any, Any]):
             plan.launch(how.finish, call, values, how.finish_threads, threads=how.block)
 
     def _rows(self, spec: ops.ExpressionSpec, call: _Call) -> None:
-        """Reduce rows, and go on with what was found."""
+        """Reduce rows, and continue with the results."""
         plan = call.plan
         values, threads = compiled.rows_arguments(spec, call.device.address)
         if spec.results[0].size:
@@ -406,9 +406,9 @@ _DRAWS = {
 
 
 class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
-    """One kernel, told for each array which part of which sequence it draws. Compiled when it is made.
+    """Philox numbers by one kernel, compiled when the library is made. A launch names a part of a sequence.
 
-    Those of the other sequences and of rejection are compiled when they are first used.
+    The kernels for other sequences and for rejection are compiled at their first use.
     """
 
     def __init__(self, device: _Device) -> None:
@@ -425,7 +425,7 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
         size = out.size
         if not size:
             return
-        seed, row = ops.PLACE.unpack(spec.place)
+        seed, row = ops.PHILOX_START.unpack(spec.place)
         is_moved = (spec.low, spec.width) != (0.0, 1.0)
         is_aligned = not out.address % _ALIGNMENT
         self._fill.run(
@@ -467,7 +467,7 @@ class PhiloxLibrary(EnqueuingLibrary[Any, Any]):
     def rejection(self, spec: ops.RejectionSpec, call: _Call) -> None:
         """Draw numbers, one thread for each."""
         a, b, out = spec.a, spec.b, spec.out
-        seed, row = ops.PLACE.unpack(spec.place)
+        seed, row = ops.PHILOX_START.unpack(spec.place)
         if size := out.size:
             call.plan.run(
                 call.handle,

@@ -36,8 +36,8 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
 
     Attributes:
         device: The device.
-        stream: Where to enqueue.
-        plan: Result of the kernel's `plan` function; None if it has none.
+        stream: The stream to enqueue on.
+        plan: Result of the kernel's `plan` function; None without one.
     """
 
     __slots__ = ("_behind", "_judges", "_library", "_region", "_spec", "_words", "device", "plan", "stream")
@@ -51,9 +51,9 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
         self._spec = spec
         self._library = library
         self._region: Region | None = None
-        # Work to enqueue behind the kernel.
+        # Work to enqueue after the kernel.
         self._behind: list[Callable[[], None]] = []
-        # Status words: where they are on the device and on the host, and what looks at them.
+        # Status words: their addresses on the device and on the host, and the functions that judge them.
         self._words: list[tuple[int, StatusArray]] = []
         self._judges: list[Callable[[], None]] = []
 
@@ -71,10 +71,10 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
         return self.device.at(array)
 
     def workspace(self, nbytes: int) -> int:
-        """Return the address of so many bytes of device memory, aligned to 256; 0 for none.
+        """Return the address of `nbytes` bytes of device memory, aligned to 256; 0 for none.
 
         Raises:
-            OutOfMemoryError: The device's memory limit leaves not so much.
+            OutOfMemoryError: The device's memory limit leaves too little.
         """
         if nbytes <= 0:
             return 0
@@ -83,11 +83,11 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
         return self._region.take(nbytes)
 
     def workspace_array(self, dtype: DType, shape: Ints) -> DeviceArray:
-        """Return an array without gaps in workspace; raises as `workspace` does."""
+        """Return an array without gaps in workspace; raise as `workspace` does."""
         return DeviceArray.packed(self.workspace(math.prod(shape) * dtype.itemsize), dtype, shape)
 
     def host_workspace(self, nbytes: int) -> int:
-        """Return the address of so many bytes of host memory; 0 for none."""
+        """Return the address of `nbytes` bytes of host memory; 0 for none."""
         if nbytes <= 0:
             return 0
         room = np.empty(nbytes, np.uint8)
@@ -126,21 +126,21 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
         return packed
 
     def packed(self, array: ArraySpec, order: Order = "C") -> int:
-        """Return the address of an array's elements without gaps: its own, or that of a copy."""
+        """Return the address of an array's elements without gaps: in the array itself, or in a copy."""
         if array.is_contiguous and (order == "C" or array.ndim < 2):
             return self.device.address(array)
         source = _turned(self.array(array), order)
         return source.address if source.is_contiguous else self.copy_of(array, order).address
 
     def result(self, array: ArraySpec, order: Order = "C", *, is_updated: bool = False) -> int:
-        """Return the address to write an array to, without gaps: its own, or that of workspace.
+        """Return the address to write an array to, without gaps: in the array itself, or in workspace.
 
-        Workspace is copied to the array behind the kernel.
+        Workspace is copied to the array after the kernel.
 
         Args:
             array: The array.
-            order: Order of its matrices there.
-            is_updated: Whether the kernel reads its contents, too.
+            order: Order of its matrices at that address.
+            is_updated: Whether the kernel also reads the contents.
         """
         if array.is_contiguous and (order == "C" or array.ndim < 2):
             return self.device.address(array)
@@ -174,12 +174,13 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
         return self._zeroed(words)
 
     def words(self, count: int, judge: Callable[[StatusArray], None]) -> int:
-        """Return the address of so many status words of the kernel's own, 32 bits each, which are zero now.
+        """Return the address of `count` zeroed status words of the kernel's own, 32 bits each.
 
         Args:
-            count: How many.
-            judge: Called with the words that the kernel has written, when the operation is complete; an error
-                of it is the error of the operation. It is short. It may be called in a thread of the device.
+            count: The number of words.
+            judge: Called with the words that the kernel has written, when the operation is complete. Its
+                error becomes the error of the operation. It must be short. It may be called in a thread of
+                the device.
         """
         words = np.zeros(count, np.int32)
         self._judges.append(partial(judge, words))
@@ -193,7 +194,7 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
         return address
 
     def end(self) -> None:
-        """Enqueue what belongs behind the kernel; called by the library."""
+        """Enqueue the work after the kernel; called by the library."""
         for enqueue in self._behind:
             enqueue()
         if self._words:
@@ -233,18 +234,18 @@ def _turned(array: DeviceArray, order: Order) -> DeviceArray:
 class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
     """Base of the libraries. Made in a thread, with the device's context current.
 
-    A backend says its name, its class of streams, and what its errors are. A subclass declares its kernels by
-    `kernel`, makes its handle in `__init__` and destroys it in `_destroy`. Kernels enqueue, and are called
-    with the context current.
+    A backend sets its name, its class of streams, and the conversion of its errors. A subclass declares its
+    kernels by `kernel`, makes its handle in `__init__` and destroys it in `_destroy`. Kernels enqueue, and
+    are called with the context current.
 
     Args:
         device: The device.
-        kernels: The kernels by the names of their operations; those of the class are added.
+        kernels: The kernels by the names of their operations; the kernels of the class are added.
 
     Attributes:
         streams: The class of the backend's streams.
-        is_captured: What `captures` tells of all its kernels.
-        watched: Counts what was captured of its kernels only until an event.
+        is_captured: The result of `captures` for all its kernels.
+        watched: Counts captures of its kernels that are valid only until an event.
         epoch: Counts those events.
     """
 
@@ -259,7 +260,7 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
         super().__init__(device, kernels, device.usage_of(self.name).plans)
 
     def captures(self, spec: OperationSpec) -> bool:
-        """Tell whether what is enqueued for an operation can be captured and launched again.
+        """Return whether an operation's enqueued work can be captured and launched again.
 
         It depends on nothing but its specification and its plan, and on the host nothing follows.
         """
@@ -294,7 +295,7 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
                 context.restore()
 
     def _run(self, kernel: KernelEntry, spec: OperationSpec, stream: StreamT) -> None:
-        """Have a kernel enqueue an operation, with what belongs behind it."""
+        """Have a kernel enqueue an operation, and the work after it."""
         call = EnqueuingCall(self._device, spec, stream, self._plan_of(spec, kernel), self.name)
         try:
             if kernel.function(spec, call) is not None:
@@ -304,10 +305,10 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
             call.release()
 
     def attach(self, stream: StreamT) -> None:
-        """Take what the library needs for a stream, ahead of operations there; the context is current."""
+        """Take the library's resources for a stream, before operations there; the context is current."""
 
     def close(self) -> None:
-        """Give handles and workspaces back; a lost context keeps them, as it would refuse to."""
+        """Give handles and workspaces back; a dead context keeps them, because it would refuse to."""
         if not self._device.context.is_dead and not self._is_closed:
             self._is_closed = True
             with self._device.context:
@@ -318,7 +319,7 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
         """Destroy the handle; the context is current."""
 
     def _in_context(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call something with the context current; what fails is told in the errors of backends."""
+        """Call a function with the context current; convert its errors to those of backends."""
         try:
             with self._device.context:
                 function(*arguments)
@@ -333,7 +334,7 @@ class EnqueuingLibrary(TableLibrary, Generic[DeviceT, StreamT]):
             raise told from error
 
     def _told(self, error: Exception) -> Exception:
-        """Make the backends' own error of a failure; a backend adds those of its vendor."""
+        """Convert a failure to an error of backends; a backend adds the errors of its vendor."""
         if isinstance(error, AccelError):
             error.device = self._device.info.name
         return error

@@ -1,7 +1,7 @@
 """Order, groups, selections, counts and scans of arrays on GPUs.
 
-The kernels are those of ``primitives.cu``, compiled for the types of an operation. A plan is loaded code. The
-sorting of keys is that of a vendor's library, which a backend has as a `Sorter`.
+The kernels are in ``primitives.cu``, compiled for the types of an operation. A plan is loaded code. A
+vendor's library sorts keys, and the backend provides it as a `Sorter`.
 """
 
 from __future__ import annotations
@@ -33,18 +33,19 @@ SORTED_DTYPES = tuple(dtype for dtype in PRIMITIVE_DTYPES if dtype.kind != "comp
 """Dtypes of the elements that are sorted."""
 
 _SOURCE = Path(__file__).with_name("primitives.cu")
-# The source has the same numbers: what a block of threads scans at a time, and the bins that it counts by
-# itself.
+# Same numbers as in the source: the elements that a block of threads scans at a time, and the bins that a
+# block counts by itself.
 _THREADS = 256
 _TILE = 7 * _THREADS
-# Lines of fewer elements, or more lines than this that are not in order, are scanned by a thread each.
-_SHORT, _MANY = 64, 4096
-# Where a few of many are wanted, a block finds those of so many elements, or of eight times what is wanted.
+# One thread scans a line of at most `_MAX_THREAD_LENGTH` elements. So it does if the elements of a line have
+# gaps, and there are at least `_MIN_THREAD_LINES` lines.
+_MAX_THREAD_LENGTH, _MIN_THREAD_LINES = 64, 4096
+# To find few of many elements, a block takes this number of elements, or eight times the number to find.
 _LED = 1 << 14
 # Indices below this are of 32 bits.
 _NARROW = 1 << 31
 
-# The kernels of each part of the source, and the structure that they take; with the axes of a selection.
+# The kernels of each part of the source, and their structure; with the axes of a selection.
 _PARTS = {
     "SCANS": (("total", "carry", "scan", "scan_lines"), "<3Q6q"),
     "SELECTS": (("move", "find"), "<3Q3q{axes}q{axes}Q"),
@@ -70,7 +71,7 @@ _Device: TypeAlias = AddressDevice[Any, Any, Any]
 
 
 class Sorter(Protocol):
-    """Sorts unsigned keys, or numbers, with or without numbers beside them: stable, ascending by their bits.
+    """Sorts unsigned keys, or numbers, optionally with a number for each: stable, ascending by their bits.
 
     -0.0 and 0.0 are equal.
     """
@@ -80,13 +81,13 @@ class Sorter(Protocol):
 
         Args:
             call: The call.
-            keys: Addresses of the keys, and of room for as many.
-            values: Addresses of what is beside each, and of room for as many.
-            count: How many there are.
-            bits: How many of the lower bits of the keys count.
+            keys: Addresses of the keys, and of a buffer of the same size.
+            values: Addresses of the numbers of the keys, and of a buffer of the same size.
+            count: The number of keys.
+            bits: The number of lower bits of the keys that count.
 
         Returns:
-            In which of the two the result is.
+            The index of the buffer with the result.
         """
         ...
 
@@ -111,13 +112,13 @@ class _Code(LoadedCode):
     sorter: Sorter | None = None
 
     def launch(self, name: str, call: _Call, count: int, *values: object) -> None:
-        """Launch a kernel for so many elements, or blocks of threads."""
+        """Launch a kernel for `count` elements, or blocks of threads."""
         if count:
             self.functions[name].run(call.handle, count, self.layout, *values)
             self._runs.note(call.stream)
 
     def close(self) -> None:
-        """Unload it, and what belongs to it."""
+        """Unload it, and all its parts."""
         super().close()
         for part in self.parts.values():
             part.close()
@@ -176,7 +177,7 @@ def _compiled_scan(
 
 
 def _scan_rows(code: _Code, call: _Call, x: int, out: int, extents: tuple[int, int, int]) -> None:
-    """Scan rows that are in order, in parts if that fills the device."""
+    """Scan rows of dense elements, in parts if that fills the device."""
     lines, count, initial = extents
     most = call.device.kernels.most_blocks
     parts = max(1, min(most // lines, -(-count // _TILE)))
@@ -190,7 +191,7 @@ def _scan_rows(code: _Code, call: _Call, x: int, out: int, extents: tuple[int, i
 
 
 class CountScan:
-    """Adds counts of uint32 up, for kernels that have to know where the values of each item go.
+    """Scans counts of uint32, for kernels that need the output offset of each item.
 
     Args:
         kernels: The device's kernels. Compiles one, which blocks; the context is current.
@@ -201,7 +202,7 @@ class CountScan:
         self._code = _compiled_scan(kernels, count, total, total, "sum", {"TAKE": _cast(count, total)})
 
     def __call__(self, call: _Call, counts: int, count: int) -> int:
-        """Enqueue it; returns the address of as many sums of uint64 of those before, and that of all."""
+        """Enqueue it; return the address of the exclusive sums, as uint64, followed by the total."""
         sums = call.workspace((count + 1) * 8)
         if count:
             _scan_rows(self._code, call, counts, sums, (1, count, 1))
@@ -210,7 +211,7 @@ class CountScan:
         return sums
 
     def close(self) -> None:
-        """Unload it: nothing of it runs any more. The context is current."""
+        """Unload the code, which no longer runs. The context is current."""
         self._code.close()
 
 
@@ -218,10 +219,10 @@ class PrimitivesLibrary(CompiledLibrary):
     """Enqueues sorts, groups, selections, counts and scans."""
 
     def make_sorter(self, key: DType, value: DType | None, *, descending: bool) -> Sorter:
-        """Make a sorter of keys of a dtype, with numbers of a dtype beside them. May block.
+        """Make a sorter for keys of a dtype, with numbers of another dtype for each key. May block.
 
         Raises:
-            NotSupportedError: There is none.
+            NotSupportedError: There is no such sorter.
         """
         raise NotSupportedError(f"{self.name}: the {self.backend.upper()} backend does not sort")
 
@@ -244,7 +245,7 @@ class PrimitivesLibrary(CompiledLibrary):
         if not out.size:
             return
         lines = out.size // out.shape[axis]
-        if count <= _SHORT or (inner > 1 and lines >= _MANY):
+        if count <= _MAX_THREAD_LENGTH or (inner > 1 and lines >= _MIN_THREAD_LINES):
             values = call.packed(x), call.result(out), 0, lines, count, inner, 1, count, initial
             code.launch("scan_lines", call, lines, *values)
             return
@@ -341,7 +342,7 @@ class PrimitivesLibrary(CompiledLibrary):
         """Find the order of the first elements of each row.
 
         Returns:
-            The address of their places: those of the first row, then of the next; and how many each row has.
+            The address of their indices, row after row; and the number of indices in each row.
         """
         count, number = x.shape[-1], _number(x.size)
         rows, bits = x.size // count, 8 * x.dtype.itemsize
@@ -383,7 +384,7 @@ class PrimitivesLibrary(CompiledLibrary):
     def plan_group(self, spec: ops.GroupSpec, device: _Device) -> _Code:
         """Compile a search for groups."""
         x, number, parts = spec.x.dtype, _number(spec.x.size), dict[str, _Code]()
-        # First what may be refused: code that was loaded before would stay.
+        # Begin with the parts that may be refused, because code loaded before a refusal would stay loaded.
         if spec.is_sorted:
             if x not in SORTED_DTYPES:
                 raise NotSupportedError(
@@ -451,7 +452,7 @@ class PrimitivesLibrary(CompiledLibrary):
             return
         call.stream.set_bytes(out, 0, spec.out.size * 8)
         edges, weights = (0 if one is None else call.packed(one) for one in (spec.edges, spec.weights))
-        # The kernel has them in the dtype of the elements.
+        # The kernel has the bounds in the dtype of the elements.
         bounds = np.array(spec.bounds or (0, 0), spec.x.dtype.dtype if spec.bounds else None).view(np.int64)
         extents = spec.out.size, spec.x.size, *bounds.tolist()
         values = edges, call.packed(spec.x), weights, out, fault, *extents
@@ -487,12 +488,12 @@ _INDIRECT = {DType.float16, DType.bfloat16, DType.bool}
 
 
 def _is_direct(spec: ops.SortSpec) -> bool:
-    """Tell whether a vector is sorted by its own bits: nothing has to be beside them."""
+    """Return whether a vector is sorted by its own bits, so that keys need no numbers."""
     return spec.indices is None and spec.x.ndim == 1 and spec.x.dtype not in _INDIRECT
 
 
 def _needs_no_order(spec: ops.GroupSpec) -> bool:
-    """Tell whether groups are found among values that are sorted by their own bits: equal ones are alike."""
+    """Return whether groups are found by sorting values by their own bits, because equal values are alike."""
     needs_places = spec.indices is not None or spec.inverse is not None
     return not needs_places and spec.x.dtype.kind in ("int", "uint") and spec.x.dtype not in _INDIRECT
 

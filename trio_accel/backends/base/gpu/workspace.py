@@ -60,8 +60,8 @@ class Arena:
         """Take memory in the order of a stream.
 
         Raises:
-            OutOfMemoryError: The limit leaves not so much.
-            MemoryError: The device has not so much.
+            OutOfMemoryError: The limit leaves too little.
+            MemoryError: The device has too little.
         """
         self._memory.take_workspace(nbytes)
         try:
@@ -71,7 +71,7 @@ class Arena:
             raise
 
     def free(self, stream: GpuStream, address: int, nbytes: int) -> None:
-        """Give memory back, behind what the stream has been given."""
+        """Free memory after the work that the stream has so far."""
         self._memory.give_workspace(nbytes)
         stream.free_memory(address)
 
@@ -80,7 +80,7 @@ class Arena:
         self._areas[stream] = address, nbytes
 
     def place(self, stream: GpuStream) -> tuple[int, int]:
-        """Tell where the area of a stream begins, and its size: what was captured uses it there."""
+        """Return the address and size of a stream's area, which captured work uses."""
         return self._areas.get(stream, (0, 0))
 
     def reserve(self, stream: GpuStream, nbytes: int) -> None:
@@ -125,12 +125,12 @@ class Arena:
 
 @attrs.define(eq=False)
 class Region:
-    """The share of one operation in its stream's area: piece after piece, all free again behind it.
+    """The share of one operation in its stream's area: piece after piece, all free again after the operation.
 
     Args:
         arena: The arena.
         stream: The stream.
-        address: Where the area begins.
+        address: The address of the area.
         size: Its size.
     """
 
@@ -139,11 +139,11 @@ class Region:
     _address: int
     _size: int
     _used: int = 0
-    # Pieces for which the area had no room.
+    # Pieces that did not fit into the area.
     _more: list[tuple[int, int]] = attrs.field(factory=list[tuple[int, int]])
 
     def take(self, nbytes: int) -> int:
-        """Return the address of so many bytes; raises as `Arena.take` does."""
+        """Return the address of `nbytes` bytes; raise as `Arena.take` does."""
         whole = -(-nbytes // _ALIGNMENT) * _ALIGNMENT
         start = self._used
         if start + whole <= self._size:
@@ -170,7 +170,7 @@ class Region:
             return
         for address, nbytes in pieces:
             arena.free(stream, address, nbytes)
-        # This operation has all its memory. If there is no room for one area, the next operation reports it.
+        # This operation has all its memory. If one area does not fit, the next operation reports it.
         with suppress(OutOfMemoryError, MemoryError):
             arena.put(stream, arena.take(stream, self._used), self._used)
 
@@ -194,10 +194,10 @@ class Workspace:
     )
 
     def reserve(self, stream: GpuStream, nbytes: int) -> int:
-        """Return the address of at least so many bytes, free for the next operation on a stream.
+        """Return the address of at least `nbytes` bytes, free for the next operation on a stream.
 
         Raises:
-            MemoryError: There is not so much.
+            MemoryError: There is too little memory.
         """
         address, size = self._areas.get(stream, (0, 0))
         if size >= nbytes:
@@ -210,9 +210,10 @@ class Workspace:
         return larger
 
     def close(self) -> None:
-        """Give everything back, behind what uses it. The context is current."""
+        """Free all areas after their users. The context is current."""
         for stream, (address, size) in self._areas.items():
             self._memory.add_fixed_workspace(self._library, -size)
-            # The area of a closed stream is freed on that stream, too: abandoned work may still run there.
+            # The area of a closed stream is also freed on that stream, because abandoned work may still run
+            # there.
             stream.free_memory(address)
         self._areas.clear()

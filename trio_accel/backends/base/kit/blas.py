@@ -1,9 +1,9 @@
 """The translation of operations on matrices for a BLAS: the same on all backends.
 
-A BLAS knows matrices by columns. An operation whose result is stored by rows is computed as its transpose:
-sides and triangles change, letters do not. A matrix that is stored the other way than the result is read by
-the letter of its transpose. It is copied only where no letter says that, or where it has gaps within rows and
-columns (D109).
+A BLAS stores matrices by columns. An operation with a result stored by rows is computed as its transpose:
+sides and triangles change, letters do not. If an operand is stored the other way than the result, its letter
+becomes the letter of the transpose. An operand is copied only if no letter describes it, or if it has gaps
+within rows and columns (D109).
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def leading(count: int, length: int, step: int, within: int, itemsize: int) -> i
 
 @attrs.frozen
 class Factor:
-    """A number that is handed over at the call.
+    """A number that is passed with the call.
 
     Attributes:
         field: The field of the specification that holds it.
-        is_conjugated: Whether its conjugate is meant.
+        is_conjugated: Whether to pass its conjugate.
     """
 
     field: str
@@ -51,14 +51,14 @@ class Factor:
 
 @attrs.frozen
 class Matrix:
-    """A matrix as a routine sees it, whose address is handed over at the call.
+    """A matrix as a routine sees it; its address is passed with the call.
 
     Attributes:
         field: The field of the specification that holds it.
         shape: Rows and columns.
         strides: Bytes from one row to the next, and from one column to the next.
         itemsize: Bytes of an element.
-        is_turned: Whether it is the transpose of what the field holds.
+        is_turned: Whether it is the transpose of the field's matrix.
     """
 
     field: str
@@ -113,8 +113,8 @@ class Plan:
     Attributes:
         is_complex: Whether elements have an imaginary part.
         stack: Extents of the stack of the result.
-        routine: Name of the routine for each matrix of the stack; None where the result is empty.
-        plain: Name of the routine where alpha is 1, if that is another one.
+        routine: Name of the routine for each matrix of the stack; None if the result is empty.
+        plain: Name of the routine for an alpha of 1, if it is a different one.
         copies: Fields that are copied, by rows (``"C"``) or by columns (``"F"``); a result is copied back.
         steps: Bytes of each field from one matrix to the next along each axis of the stack.
     """
@@ -132,7 +132,7 @@ class Plan:
         return self.plain if self.plain is not None and getattr(spec, "alpha", 0) == 1 else self.routine
 
     def calls(self, addresses: Mapping[str, int]) -> Iterator[Mapping[str, int]]:
-        """Yield the addresses for each call, given those of the arrays."""
+        """Yield the addresses for each call, given the arrays' addresses."""
         lists = {field: self.addresses(field, addresses[field]).tolist() for field in self.steps}
         for places in zip(*lists.values(), strict=True):
             yield dict(zip(lists, places, strict=True))
@@ -146,14 +146,14 @@ class Plan:
         return found.ravel()
 
     def operand(self, field: str, array: ArraySpec) -> Matrix:
-        """Return the layout of a matrix; of a stack, that of the first one."""
+        """Return the layout of a matrix, or of the first matrix of a stack."""
         self._shapes[field] = array.shape
         self._step(field, array.strides)
         (rows, columns), (down, along) = array.shape[-2:], array.strides[-2:]
         return Matrix(field, (rows, columns), (down, along), array.dtype.itemsize)
 
     def result(self, field: str, array: ArraySpec) -> Matrix:
-        """Return a matrix that is changed, or its copy by rows."""
+        """Return a matrix to change, or its copy by rows."""
         matrix = self.operand(field, array)
         if not matrix.is_by_columns and not matrix.is_across:
             return self._copied(matrix.turned).turned
@@ -185,7 +185,7 @@ class Plan:
 
 
 def plan_routine(spec: Any) -> Plan:
-    """Find the call for an operation, one of those of `linalg` that the table below names."""
+    """Return the call for an operation of `linalg` that the table below names."""
     (result,) = spec.outputs()
     plan = Plan(result.dtype.kind == "complex", result.shape[:-2])
     if result.size:
@@ -277,7 +277,7 @@ _PLANNERS: Mapping[str, Callable[[Plan, Any], None]] = {
 
 
 def _is_by_rows(matrix: Matrix, like: Matrix) -> bool:
-    """Tell whether to take a result by rows; one that is stored both ways is taken as an operand is."""
+    """Return whether to take a result by rows; if it is stored both ways, take it like an operand."""
     is_either = matrix.is_by_columns and matrix.turned.is_by_columns
     return not (like if is_either else matrix).is_by_columns
 

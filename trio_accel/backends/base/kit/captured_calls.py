@@ -10,9 +10,9 @@ import attrs
 from ..contract.protocols import KeptCounts
 from .kept_plans import KeptPlan, KeptPlans
 
-# A launch is captured when its key was seen so often before.
+# A launch is captured after its key was seen this number of times.
 _SEEN_BEFORE = 2
-_PATIENCE = 8
+_KEYS_PER_MOVE = 8
 _MOST_REFUSED = 16
 
 
@@ -20,23 +20,24 @@ _MOST_REFUSED = 16
 class GraphCall:
     """A call without its stream, addresses and factors. Known by its identity, which a key holds.
 
-    Whether it can be cached may depend on the factors, and is taken not to depend on the rest. A refusal is
-    remembered for a few factors; a call that was refused with so many is refused with all others.
+    Whether it can be cached may depend on the factors, and is assumed not to depend on the rest. A refusal is
+    remembered for a few factors. After refusals with `_MOST_REFUSED` factors, a call is refused with all
+    others also.
 
     Attributes:
-        owner: The library that has what such a call needs.
+        owner: The library that has the resources for such a call.
     """
 
     owner: object
     _refused: set[bytes] = attrs.field(factory=set[bytes], init=False, repr=False)
 
     def is_refused(self, key: Key) -> bool:
-        """Tell whether it turned out that it cannot be cached, with the factors of a key of its own."""
+        """Return whether an earlier attempt to cache the call failed with the factors of its key."""
         refused = self._refused
         return bool(refused) and (len(refused) >= _MOST_REFUSED or _factors_of(key) in refused)
 
     def refuse(self, key: Key) -> None:
-        """It cannot be cached, with the factors of a key of its own."""
+        """Note that the call cannot be cached with the factors of its key."""
         if len(self._refused) < _MOST_REFUSED:
             self._refused.add(_factors_of(key))
 
@@ -67,10 +68,12 @@ class CapturedLaunches(KeptPlans[Any]):
         bound: int,
         is_free: Callable[[KeptPlan[Any]], bool] | None = None,
     ) -> None:
-        super().__init__(bound, counts, lambda plan: discard(plan.value), is_free=is_free, patience=_PATIENCE)
+        super().__init__(
+            bound, counts, lambda plan: discard(plan.value), is_free=is_free, patience=_KEYS_PER_MOVE
+        )
 
     def is_due(self, key: Key) -> bool:
-        """Note a launch that was not captured; returns whether it is to be, if there is room."""
+        """Note a launch that was not captured; return whether to capture it, if there is room."""
         if not key[0].is_refused(key):
             if self.see(key) >= _SEEN_BEFORE:
                 return True

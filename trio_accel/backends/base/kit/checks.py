@@ -33,7 +33,7 @@ LOW_PRECISION = (DType.float16, DType.bfloat16)
 INEXACT = (*LOW_PRECISION, *NATIVE)
 
 INTEGERS = tuple(dtype for dtype in DType if dtype.kind in ("int", "uint"))
-"""Types of whole numbers, computed modulo two to the power of their bits."""
+"""Types of integers, computed modulo two to the power of their bits."""
 
 _FAULTS = {
     1: "indptr: {rows} rows need {more} elements from 0 to at most {stored}",
@@ -57,7 +57,7 @@ def check_dtype(backend: str, operation: str, dtype: DType, allowed: Collection[
 
 
 def check_dtypes(backend: str, spec: OperationSpec, allowed: Mapping[str, tuple[DType, ...]]) -> None:
-    """Refuse an operation for whose dtypes its kernel was not declared.
+    """Refuse an operation with dtypes that its kernel does not declare.
 
     Args:
         backend: Name of the backend.
@@ -65,7 +65,7 @@ def check_dtypes(backend: str, spec: OperationSpec, allowed: Mapping[str, tuple[
         allowed: The kernel's dtypes; see `DTypes`.
 
     Raises:
-        NotSupportedError: A dtype is not among these.
+        NotSupportedError: The kernel does not declare a dtype.
     """
     for field, dtypes in allowed.items():
         name = field or next(one.name for one in spec.descriptor().fields if one.is_array)
@@ -96,13 +96,14 @@ def check_shapes(backend: str, library: str, spec: OperationSpec) -> None:
 
 
 def check_structure(fault: int, matrix: tuple[int, int], stored: int) -> None:
-    """Refuse a sparse matrix over what was found wrong with its structure.
+    """Refuse a sparse matrix because of a fault in its structure.
 
     Args:
-        fault: 0 for nothing; 1 for row pointers that do not begin at 0, or end beyond what is stored; 2 for
-            decreasing ones; 3 for a column outside; 4 for row pointers that end before what is stored does.
+        fault: 0 for none; 1 for row pointers that do not begin at 0, or end after the last stored element; 2
+            for decreasing row pointers; 3 for a column out of range; 4 for row pointers that end before the
+            last stored element.
         matrix: Its rows and columns.
-        stored: How many elements are stored.
+        stored: The number of stored elements.
 
     Raises:
         LibraryError: There is a fault.
@@ -114,19 +115,19 @@ def check_structure(fault: int, matrix: tuple[int, int], stored: int) -> None:
 
 
 def unordered(row: int) -> LibraryError:
-    """Make the error of a sparse matrix with a row whose columns do not ascend."""
+    """Make the error of a sparse matrix with a row of columns that do not ascend."""
     text = f"the columns of row {row} do not ascend; bring them into order: sparse.sum_duplicates"
     return LibraryError(text, library="sparse", code="invalid_value")
 
 
 def misplaced(argument: str, place: int, value: int, limit: int) -> LibraryError:
-    """Make the error of an index of a sparse matrix that leads outside."""
+    """Make the error of a sparse matrix's index that is out of range."""
     text = f"{argument}[{place}] is {value}; it must be from 0 to {limit - 1}"
     return LibraryError(text, library="sparse", code="invalid_value")
 
 
 def no_element(index: int, size: int) -> OutOfRangeError:
-    """Make the error of an index of a pooling that names no element of its input."""
+    """Make the error of a pooling's index that is outside of its input."""
     text = f"indices: {index} is outside of the input, which has {size} elements in each channel"
     return OutOfRangeError(text, library="dnn", index=index, axis=2, length=size)
 
@@ -140,10 +141,10 @@ def no_length(argument: str, number: int, most: int) -> OutOfRangeError:
 
 
 def scalar_of(library: str, name: str, value: complex, dtype: DType) -> complex:
-    """Take a factor to the kind of number that a type can hold: an int stays an int.
+    """Convert a factor to the kind of number that a type can hold: an int stays an int.
 
     Raises:
-        LibraryError: It has an imaginary part and the type has none.
+        LibraryError: The factor has an imaginary part, and the type is real.
     """
     if dtype.kind == "complex":
         return value

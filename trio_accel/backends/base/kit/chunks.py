@@ -30,19 +30,18 @@ class Placement(NamedTuple):
 
 @attrs.define(eq=False)
 class ChunkAllocator:
-    """Best fit within chunks that grow by doubling; arrays of half the next chunk's size have a chunk alone.
+    """Best fit in chunks that grow by doubling; arrays of half the next chunk's size get their own chunk.
 
-    Invariants: the free gaps of a chunk do not touch each other; gaps and blocks together cover
-    every chunk exactly. `_gaps` is sorted by size, so that the first that fits fits best.
+    Invariants: the free gaps of a chunk do not touch each other; gaps and blocks together cover every chunk
+        exactly. `_gaps` is sorted by size, so the first gap that fits fits best.
 
     Args:
-        make_chunk: Makes a chunk of at least so many bytes; returns its id and its size.
+        make_chunk: Makes a chunk of at least the given size; returns its id and its size.
         drop_chunk: Gives a chunk back that holds no block.
         first: Size of the first chunk in bytes; each later one is twice as large, up to `largest`.
-        largest: The most that a chunk for several blocks is made with.
-        keep: The most bytes of chunks that are kept while they hold no block, so that a loop need not make
-            them anew.
-        most: The most chunks there may be.
+        largest: The largest size of a chunk for several blocks.
+        keep: The most bytes of empty chunks to keep, so that a loop need not make them again.
+        most: The most chunks.
 
     Attributes:
         used: Bytes reserved for blocks.
@@ -69,7 +68,7 @@ class ChunkAllocator:
 
     @property
     def blocks(self) -> int:
-        """The number of blocks that are placed."""
+        """The number of placed blocks."""
         return len(self._placements)
 
     def placement(self, block: int) -> Placement:
@@ -81,11 +80,11 @@ class ChunkAllocator:
         return self._placements[block]
 
     def rename(self, block: int, to: int) -> None:
-        """Give a block another id, which none has."""
+        """Give a block another, unused id."""
         self._placements[to] = self._placements.pop(block)
 
     def has_gap(self, nbytes: int) -> bool:
-        """Tell whether there is a place for a block of so many bytes in the chunks that are there."""
+        """Return whether a block of `nbytes` bytes fits into the existing chunks."""
         return bool(self._gaps) and self._gaps[-1][0] >= _reserved(nbytes)
 
     def allocate(self, block: int, nbytes: int) -> Placement:
@@ -118,7 +117,7 @@ class ChunkAllocator:
         return placement
 
     def free(self, block: int) -> None:
-        """Take a block away; a chunk that is empty then is kept or given back.
+        """Remove a block; keep its chunk or give it back if the chunk is now empty.
 
         Raises:
             KeyError: No block has this id.
@@ -141,15 +140,15 @@ class ChunkAllocator:
     def adopt(self, chunks: Mapping[int, int], blocks: Iterable[tuple[int, Placement]]) -> None:
         """Take over chunks that exist already, with all the blocks in them.
 
-        Empty ones among them are given back as those of its own are.
+        Empty chunks among them are given back like its own empty chunks.
 
         Args:
             chunks: Sizes by id.
-            blocks: Id and place of each; how much is reserved for it is rounded up.
+            blocks: Id and place of each; the reserved size is rounded up.
 
         Raises:
-            ValueError: A chunk or a block is there already, blocks overlap, or one is outside of
-                these chunks. Nothing was taken over.
+            ValueError: A chunk or a block exists already, blocks overlap, or a block is outside of these
+                chunks. Nothing was taken over.
         """
         known = sorted(chunks.keys() & self._chunks.keys())
         if known:
@@ -166,7 +165,7 @@ class ChunkAllocator:
     def _lay_out(
         self, chunks: Mapping[int, int], blocks: Iterable[tuple[int, Placement]]
     ) -> tuple[dict[int, Placement], list[tuple[int, int, int]]]:
-        """Check blocks that are there already; returns their places and the gaps that they leave."""
+        """Check existing blocks; return their places and the gaps between them."""
         placed: dict[int, Placement] = {}
         gaps: list[tuple[int, int, int]] = []
         ends = dict.fromkeys(chunks, 0)

@@ -23,8 +23,8 @@ import attrs
 
 from ..contract.errors import AccelError
 
-# Directives that bring a file in: #include, #include_next, #embed and __has_include, with comments and line
-# splices where the language allows them. A name that is a macro cannot be followed.
+# Directives that include a file: #include, #include_next, #embed and __has_include, with comments and line
+# splices as the language allows them. A macro as a name cannot be followed.
 _GAP = r"(?:[ \t]|/\*[^*]*\*+(?:[^/*][^*]*\*+)*/)*"
 _NAME = rf"{_GAP}(?:\"(?P<quoted>[^\"\n]+)\"|<(?P<angled>[^>\n]+)>|(?P<other>[^\s\"<]))"
 _INCLUDE = re.compile(
@@ -45,22 +45,22 @@ def header_parts(
 ) -> tuple[str | bytes, ...] | None:
     """Find names and digests of everything that a source may include, directly or by other headers.
 
-    Conditions of the preprocessor are not evaluated, so a header counts where it may be included. A header
-    that is found nowhere counts by its name: it is the compiler's own, whose version is another part of the
-    key. It is looked for again each time, so a header that turns up later changes the result.
+    Conditions of the preprocessor are not evaluated, so a header counts if it may be included. A header that
+    is not found counts by its name: it is the compiler's own, and the compiler's version is another part of
+    the key. The search is repeated each time, so a header that appears later changes the result.
 
     Args:
         source: The text.
-        folder: The folder of the file that the text is from, where ``"..."`` is looked for first.
-        folders: Where headers are looked for, in this order.
+        folder: The folder of the file with the text, which is searched first for ``"..."``.
+        folders: The folders to search for headers, in order.
         first: Headers that the compiler includes before the source.
 
     Returns:
-        Parts for `code_key`; None if that cannot be told, because a name of a header is a macro or there are
-        too many. Then nothing is to be kept.
+        Parts for `code_key`; None if they cannot be determined, because the name of a header is a macro or
+        there are too many headers. Then nothing must be kept.
     """
     parts: list[str | bytes] = []
-    # Files that were read, so that a circle of headers ends.
+    # Files that were read, so that a cycle of headers ends.
     seen: set[Path] = set()
     waiting: list[tuple[str, Path | None, bool]] = []
     if not _follow(source, folder, waiting):
@@ -122,7 +122,7 @@ _MAGIC = b"trioaccel-code-1"
 _KEY_BYTES = 32
 _HEADER = len(_MAGIC) + 2 * _KEY_BYTES
 _TEMPORARY = ".new-"
-# A writer needs milliseconds; what is as old as this was left by one that was killed.
+# A writer needs milliseconds, so a temporary file of this age belongs to a killed one.
 _STALE_SECONDS = 600.0
 # A writer looks at the folder's size whenever it has added this part of the cap, and makes this part free. So
 # eight writers stay under the cap, without a count that they share.
@@ -177,20 +177,20 @@ def code_key(**parts: str | bytes | int | tuple[str | bytes, ...]) -> bytes:
 class CodeCache:
     """A folder of compiled code, which any number of threads and processes read and write at once.
 
-    No failure of the folder is an error of the program: what cannot be read is compiled, what cannot be
-    written is compiled again next time, and one warning is logged. An entry counts only if it is a regular
-    file of this user that no other may write to, and if its checksum is right. The folder is made with mode
-    0700. It is not used at all if it belongs to another user or if others may write to it, because they
-    could have their code run.
+    No failure of the folder is an error of the program. An unreadable entry is compiled, an unwritable one is
+    compiled again next time, and one warning is logged. An entry counts only if it is a regular file of this
+    user that no other user may write to, and if its checksum is right. The folder is made with mode 0700. It
+    is not used at all if it belongs to another user or if others may write to it, because they could have
+    their code run.
 
-    Entries are written to a new file that is then renamed, so a reader sees all of one or none. When there
-    are too many bytes, the entries that were used longest ago make way. Up to eight processes that write at
-    once stay under the cap, as long as their entries are small beside it.
+    An entry is written to a new file, which is then renamed, so a reader sees a complete entry or none. Above
+    the cap, the least recently used entries are removed. Up to eight processes that write at once stay under
+    the cap, if their entries are small compared to it.
 
     Args:
-        folder: Where it is; made at the first write. None: there is no cache, and everything is compiled.
-        cap: Most bytes in it, what killed writers left included. A larger entry than an eighth of it is not
-            kept.
+        folder: Its path; made at the first write. None: there is no cache, and everything is compiled.
+        cap: Most bytes in it, including the remains of killed writers. An entry larger than an eighth of it
+            is not kept.
     """
 
     folder: Path | None
@@ -207,8 +207,8 @@ class CodeCache:
         """Find code, or compile it and keep it; blocks.
 
         Args:
-            key: A key that `code_key` made; None for what is not to be kept.
-            compiler: Compiles it; an error of it is raised, and nothing is kept.
+            key: A key that `code_key` made; None for code that must not be kept.
+            compiler: Compiles the code; its error is raised, and nothing is kept.
         """
         found = None if key is None else self.find(key)
         if found is not None:
@@ -242,7 +242,7 @@ class CodeCache:
 
     @contextmanager
     def _opened(self, *, make: bool) -> Generator[int | None, None, None]:
-        """Open the folder, if it is one to be trusted; None where there is no folder."""
+        """Open the folder, if it can be trusted; yield None without a folder."""
         path = self.folder
         if path is None:
             yield None
@@ -256,8 +256,7 @@ class CodeCache:
             yield None
             return
         try:
-            # D117: all access goes by the descriptor, so another folder cannot be put in the place of this
-            # one.
+            # D117: all access uses the descriptor, so that nobody can replace this folder by another one.
             status = os.fstat(folder)
             if status.st_uid != os.geteuid():
                 raise PermissionError(f"it belongs to user {status.st_uid}, who could have their code run")
@@ -269,7 +268,7 @@ class CodeCache:
 
     @contextmanager
     def _quietly(self, what: str) -> Generator[None]:
-        """Go on without the cache when the system refuses something; say so once."""
+        """Continue without the cache when the system refuses an operation, and warn once."""
         try:
             yield
         except OSError as error:
@@ -291,7 +290,7 @@ def _name_of(key: bytes) -> str:
 
 
 def _encoded(key: bytes, code: CompiledCode) -> bytes:
-    # JSON has no zero byte, so the first one is where the code begins.
+    # JSON contains no zero byte, so the code begins after the first one.
     payload = json.dumps(dict(code.names)).encode() + b"\0" + code.code
     return b"".join((_MAGIC, key, hashlib.sha256(payload).digest(), payload))
 
@@ -309,7 +308,7 @@ def _read(name: str, folder: int, most: int) -> bytes | None:
     try:
         entry = os.open(name, _READ, dir_fd=folder)
     except OSError:
-        # The entry is missing, or is no file.
+        # The entry is missing, or not a file.
         return None
     try:
         status = os.fstat(entry)
@@ -335,7 +334,8 @@ def _write(name: str, folder: int, data: bytes) -> None:
     file = os.open(new, _WRITE, 0o600, dir_fd=folder)
     try:
         with open(file, "wb") as opened:
-            # Nothing is flushed to the disk: after a power failure, the checksum tells what is whole.
+            # Nothing is flushed to the disk, because after a power failure the checksum detects incomplete
+            # entries.
             opened.write(data)
         os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
     except BaseException:
@@ -345,7 +345,7 @@ def _write(name: str, folder: int, data: bytes) -> None:
 
 
 def _evict(folder: int, most: int) -> None:
-    """Remove what was used longest ago until so many bytes are left, and what killed writers left behind."""
+    """Remove the least recently used entries until `most` bytes remain, and the remains of killed writers."""
     stale = time.time() - _STALE_SECONDS
     found: list[tuple[float, str, int]] = []
     with os.scandir(folder) as entries:
@@ -366,14 +366,14 @@ def _evict(folder: int, most: int) -> None:
 
 
 def remove_stale(folder: str | Path, pattern: str) -> None:
-    """Remove what this user's processes have left in a folder that were killed while they wrote; blocks.
+    """Remove entries that killed processes of this user have left in a folder; blocks.
 
     Args:
         folder: The folder.
         pattern: A regular expression of the names, of folders and files.
     """
     stale = time.time() - _STALE_SECONDS
-    # Windows has no users in this sense: all files are of number 0 there.
+    # On Windows, which has no such user ids, all files belong to 0.
     user = getattr(os, "geteuid", int)()
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -398,7 +398,7 @@ def default_code_cache() -> CodeCache:
     without.
 
     Raises:
-        AccelError: `TRIO_ACCEL_CACHE_MAXSIZE` is no whole number above zero.
+        AccelError: `TRIO_ACCEL_CACHE_MAXSIZE` is not an integer above zero.
     """
     cap = os.environ.get("TRIO_ACCEL_CACHE_MAXSIZE", "").strip() or str(_DEFAULT_CAP)
     if not cap.isdecimal() or not int(cap):

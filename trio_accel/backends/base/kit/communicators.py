@@ -26,7 +26,7 @@ T = TypeVar("T")
 _EAGER = 200
 _PAUSE = 50e-6
 # The most looks in an event loop, where nothing can be given up meanwhile.
-_SHORT = 1200
+_MAX_LOOP_POLLS = 1200
 # Seconds for a call into the vendor's library to return, before the communicator is given up all the same.
 _LEAVING = 1.0
 
@@ -35,7 +35,7 @@ class Handle(Protocol):
     """A communicator of a vendor's library that never blocks."""
 
     def poll(self) -> bool:
-        """Tell whether what was begun is there, or enqueued.
+        """Return whether the pending step is complete or enqueued.
 
         Raises:
             LibraryError: It has failed.
@@ -43,7 +43,7 @@ class Handle(Protocol):
         ...
 
     def abort(self) -> None:
-        """End all of it, and what is in flight. Blocks for a while. Called once, from any thread."""
+        """Abort it with all its operations in flight. Blocks for a while. Called once, from any thread."""
         ...
 
 
@@ -74,7 +74,7 @@ class Communicator:
 
     @contextmanager
     def calling(self, waiting: Waiting) -> Generator[None]:
-        """Tell the watchdog that the calls inside wait for others, until the communicator is given up."""
+        """Report to the watchdog that the calls inside wait for others, until the communicator is aborted."""
         self._waiting = waiting
         waiting.is_over, waiting.is_calling = self._is_aborted, True
         try:
@@ -117,16 +117,16 @@ class Communicator:
         for look in itertools.count(1):
             if self.call(methodcaller("poll")):
                 return
-            if is_short and look > _SHORT:
+            if is_short and look > _MAX_LOOP_POLLS:
                 raise LibraryError("other ranks have not come", library=self._library, code=NOT_IN_TIME)
             if look > _EAGER:
                 time.sleep(_PAUSE)
 
     def abort(self) -> None:
-        """Give it up: whatever waits by it ends. Blocks for a while. Any thread; a second time does nothing.
+        """Abort it: its waits end. Blocks for a while. Any thread may call it; a second call does nothing.
 
-        A thread that works with it does not touch it any more. One that is stuck in a call of the library is
-        given a second to return.
+        A thread that works with it no longer uses it afterwards. A thread stuck in a call of the library gets
+        a second to return.
         """
         has_lock = self._lock.acquire(timeout=_LEAVING)
         try:
@@ -143,13 +143,13 @@ class Communicator:
 
 
 class Communicators:
-    """The communicators of a process, by the application's numbers. Its one device has one rank of each.
+    """The communicators of a process, by the application's numbers; its one device has one rank of each.
 
     Args:
         library: Name of the library, for errors.
 
     Attributes:
-        most: How many numbers are remembered that were given up.
+        most: The number of aborted communicators that are remembered.
     """
 
     most: ClassVar[int] = 1024
@@ -157,7 +157,7 @@ class Communicators:
     def __init__(self, library: str) -> None:
         self._library = library
         self._open: dict[int, Communicator] = {}
-        # The numbers that were given up, some of them before they were to be opened.
+        # The numbers of aborted communicators; some were aborted before they were opened.
         self._closed: dict[int, None] = {}
         self._lock = threading.Lock()
 
@@ -190,10 +190,11 @@ class Communicators:
         return found
 
     def close(self, number: int) -> threading.Thread:
-        """Give a communicator up, also before it is open; returns the thread that does so.
+        """Abort a communicator, also before it is open; return the thread that does so.
 
-        Nobody has to wait for it: the library needs half a second to give memory back, in which the next
-        communicator can be opened. It may also wait for the device, and so for one that is given up next.
+        Nobody has to wait for it: the library needs half a second to give memory back, and meanwhile the next
+        communicator can be opened. It may also wait for the device, and so for a communicator that is aborted
+        next.
         """
         with self._lock:
             found = self._open.pop(number, None)

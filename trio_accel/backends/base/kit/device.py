@@ -1,4 +1,29 @@
-"""Base of open devices on all backends: blocks, chunks, and the streams that they end with."""
+"""The base class of open devices on all backends: its memory blocks, its streams, and how it is closed.
+
+A `BlockDevice` owns three things, which end in this order:
+
+1. The streams. `add_stream` keeps each until it has ended, and gives back earlier ones that have. `close`
+   closes all of them first and then waits until they are idle, because enqueued operations may still use
+   memory.
+2. The facts about the contents of blocks (`believed`), such as a plan's assumption that an array is unchanged
+   (D26). `free` and `renew` call the functions that drop such facts. Whoever writes to a block must call
+   `renew`, and the id of a freed block may be used again, so `free` does it also.
+3. The memory, a `BlockMemory`. `end` clears it.
+
+Three rules hold:
+
+* A closed device takes no more work. `close` sets `is_closed` before anything else, and replaces `allocate`
+  by a function that refuses. `allocate` is an attribute and not a method, because it is called for each
+  result, and a method would cost a second call.
+* `close` never waits longer than its grace. If a stream is stuck, `end` runs with `is_idle=False` and must
+  not free memory that the stream may use. The CUDA backend overrides `end` for this. The CPU backend may free
+  everything, because the work of a stuck stream keeps its own references to memory. A later `close` tries
+  again, until all streams have ended.
+* `map_chunk` owns the descriptor that it gets, and closes it in any case.
+
+The engine calls in Trio's thread, except for `close`, which blocks and therefore runs in another thread.
+`BlockMemory` has its own lock for that reason.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +41,7 @@ from ..contract.errors import OutOfMemoryError
 from ..contract.protocols import AccelStream, KeptCounts, LibraryUsage, MemoryStatistics, PlacedBlock
 from .memory import BlockMemory
 
-_LOOK = 0.0005
+_POLL_INTERVAL = 0.0005
 
 
 StreamT = TypeVar("StreamT", bound=AccelStream)
@@ -28,7 +53,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
     """Base of open devices: most of `AccelDevice`, for a device that shares nothing with others.
 
     A backend adds `open_stream`, `open_library`, `spin`, `poison`, `give_up`, `lend` and the names of its
-    libraries, and overrides the rest where it has more to do.
+    libraries, and overrides methods of this class that do too little for it.
 
     Args:
         info: Description of the device.
@@ -42,8 +67,8 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         believed: See `AccelDevice.believed`.
         read_only: Blocks that libraries refuse to write to; see `BlockMemory.read_only`.
         kept: See `AccelDevice.kept`.
-        allocate: See `AccelDevice.allocate`; without a call in between.
-        placement: See `AccelDevice.placement`; without a call in between.
+            allocate: See `AccelDevice.allocate`. An attribute, to save a call.
+            placement: See `AccelDevice.placement`. An attribute, to save a call.
     """
 
     def __init__(self, info: DeviceInfo, blocks: BlockMemory[ChunkT, BlockT]) -> None:
@@ -93,7 +118,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         self.blocks.unmap_chunk(chunk)
 
     def expect(self, blocks: Iterable[PlacedBlock]) -> None:
-        """Know blocks in mapped chunks, to be read; see `AccelDevice.expect`."""
+        """Make blocks in mapped chunks readable; see `AccelDevice.expect`."""
         self.check_open()
         self.blocks.expect(blocks)
 
@@ -103,18 +128,18 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         self.blocks.adopt(blocks)
 
     def register_host(self, array: npt.NDArray[np.uint8]) -> None:
-        """Do nothing: copies need no memory that is registered; see `AccelDevice.register_host`."""
+        """Do nothing: copies do not need registered memory; see `AccelDevice.register_host`."""
 
     def unregister_host(self, array: npt.NDArray[np.uint8]) -> None:
         """Do nothing: no memory was registered; see `AccelDevice.unregister_host`."""
 
     @property
     def is_dead(self) -> bool:
-        """Whether the hardware has ended the context; False where the backend cannot tell."""
+        """Whether the hardware has ended the context; False if the backend cannot know."""
         return False
 
     def reaches(self, other: DeviceInfo) -> bool:
-        """Tell whether `map_peer` works; False where the backend's memory cannot be mapped again."""
+        """Return whether `map_peer` works; False if the backend cannot map its memory again."""
         return False
 
     def exhausted(self, requested: int) -> OutOfMemoryError:
@@ -126,12 +151,12 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         return self.blocks.statistics()
 
     def usage(self) -> dict[str, LibraryUsage]:
-        """Count plans and workspace of its libraries: by default there are none."""
+        """Count the plans and workspace of its libraries: by default there are none."""
         return {}
 
     def add_stream(self, stream: StreamT) -> StreamT:
         """Keep a new stream until it has ended."""
-        # A long-lived device opens a stream for each restart of a library: give back those that ended.
+        # A long-lived device opens a stream for each restart of a library, so give back the ended ones.
         ended = [other for other in self.streams if other.has_ended]
         for other in ended:
             self.give_back(other)
@@ -139,7 +164,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         return stream
 
     def give_back(self, stream: StreamT) -> None:
-        """Give back what there is of a stream that has ended; by default nothing."""
+        """Release the resources of an ended stream; by default there are none."""
 
     def close(self, grace: float) -> bool:
         """Finish every stream and free everything; blocks for `grace` seconds at most in all.
@@ -155,17 +180,17 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         for stream in self.streams:
             stream.close()
         while not (is_idle := self.is_idle()) and time.monotonic() < deadline:
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL)
         self._has_ended = is_idle
         self.end(is_idle=is_idle)
         return is_idle
 
     def is_idle(self) -> bool:
-        """Tell whether nothing uses the device any more, once its streams are closed."""
+        """Return whether the device is no longer in use, once its streams are closed."""
         return all(stream.has_ended for stream in self.streams)
 
     def end(self, *, is_idle: bool) -> None:
-        """Free everything that nothing uses any more.
+        """Free everything that is no longer in use.
 
         Args:
             is_idle: Whether all streams have ended.
@@ -174,10 +199,10 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         self._believed.clear()
 
     def check_open(self) -> None:
-        """Refuse what a closed device does not do.
+        """Raise if the device is closed.
 
         Raises:
-            RuntimeError: It is closed.
+            RuntimeError: The device is closed.
         """
         if self.is_closed:
             raise RuntimeError(f"device {self.info.name} is closed")

@@ -1,7 +1,7 @@
-"""Fast paths: what is done in a quicker way where that is possible, and can be turned off by tests.
+"""Fast paths: quicker ways to do the same, which tests can turn off.
 
-Each leads to the same results as the path that is always there. They are looked at when a device or a worker
-is opened, and not with each operation. Decision 98 has what each of them gains.
+Each leads to the same results as the general path. They are read when a device or a worker is opened, and not
+with each operation. Decision 98 lists their gains.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class FastPaths:
-    """The fast paths that are taken.
+    """The enabled fast paths.
 
     Attributes:
-        direct_launch: An operation is launched in its asker's task, past the mailbox of an idle library.
+        direct_launch: An operation is launched in its caller's task, bypassing the mailbox of an idle
+            library.
         reuse: A new array takes the id of a dropped block of its size.
-        templates: A worker is told of the layouts of an operation once, and of its blocks each time.
-        spin_wait: Tasks poll for what is due, and messages go through shared memory meanwhile.
+        templates: A worker gets the layouts of an operation once, and its blocks each time.
+        spin_wait: Tasks poll for due events, and messages use shared memory meanwhile.
         graphs: A repeated product is launched as a graph.
     """
 
@@ -37,7 +38,7 @@ _current = FastPaths()
 
 
 def current_fast_paths() -> FastPaths:
-    """Return those of devices that are opened now; a worker has those of its device."""
+    """Return the fast paths for devices that are opened now; a worker has the fast paths of its device."""
     return _current
 
 

@@ -32,7 +32,8 @@ class View:
         dtype: Element type.
         shape: Elements along each axis.
         strides: Bytes from one element to the next along each axis.
-        is_aligned: Whether its first element is aligned as a complex number must be; real ones must be, too.
+        is_aligned: Whether its first element is aligned as a complex number must be; real arrays must be
+            also.
     """
 
     buffer: int
@@ -75,7 +76,7 @@ class Fit:
 
     Attributes:
         key: The plan.
-        offsets: Where it is executed: bytes from the start of either array.
+        offsets: The places of its executions: bytes from the start of either array.
     """
 
     key: PlanKey
@@ -83,13 +84,13 @@ class Fit:
 
 
 def fit(source: View, out: View, lengths: dict[int, int]) -> Fit | None:
-    """Find the plan of a transform; None if there is none, or it would have to be executed too often.
+    """Find the plan of a transform; None without one, or if it had to be executed too often.
 
     Args:
-        source: Of at least as many elements along the axes as the transform takes.
-        out: Where to.
-        lengths: Number of points for each axis to be transformed, at least 2; of real transforms the
-            halved axis is the last.
+        source: Has at least as many elements along the axes as the transform takes.
+        out: The result.
+        lengths: Number of points for each axis to be transformed, at least 2; of real transforms the halved
+            axis is the last.
     """
     if not (source.is_aligned and out.is_aligned):
         return None
@@ -116,7 +117,7 @@ def fit(source: View, out: View, lengths: dict[int, int]) -> Fit | None:
 
 
 def _steps(view: View) -> list[int]:
-    """Convert strides to elements; 0, which fits nowhere, for one that is no whole number of them."""
+    """Convert strides to elements; a stride of incomplete elements becomes 0, which never fits."""
     itemsize = view.dtype.itemsize
     return [0 if stride % itemsize else stride // itemsize for stride in view.strides]
 
@@ -214,7 +215,7 @@ def single(spec: FftSpec) -> Fit | None:
 
 
 class TransformPlan:
-    """The steps of a transform that was checked, and whose result is not empty: as few copies as can be.
+    """The steps of a checked transform with a result that is not empty; it needs as few copies as possible.
 
     Attributes:
         steps: In order.
@@ -251,9 +252,9 @@ class TransformPlan:
         self._finish()
 
     def _from_real(self, rest: list[int]) -> list[int]:
-        """Transform the halved axis, and what goes with it; returns the axes that are left."""
+        """Transform the halved axis, and axes that fit into the same step; return the remaining axes."""
         if self._lengths[self._halved] == 1:
-            # Its spectrum is the number itself.
+            # The spectrum of a single number is the number itself.
             self._pack(self._out)
             return rest
         if not self._needs_packing:
@@ -275,7 +276,7 @@ class TransformPlan:
         """Transform to real numbers, from a copy: a library destroys the source of such a transform."""
         dtype, real = self._source.dtype, self._out.dtype
         if self._lengths[self._halved] == 1:
-            # Real parts are what copying to real numbers leaves.
+            # Copying to real numbers leaves the real parts.
             self._pack(self._temporary(dtype))
             self._complex(rest)
             return
@@ -327,7 +328,7 @@ class TransformPlan:
         return any(have < need for have, need in zip(self._source.shape, shape, strict=True))
 
     def _shape(self, dtype: DType) -> Ints:
-        """Return the shape of real and of complex numbers on their way."""
+        """Return the shape of real or complex intermediate results."""
         shape = list(self._source.shape)
         for axis, length in self._lengths.items():
             shape[axis] = length
@@ -365,7 +366,7 @@ class TransformPlan:
             self.sizes[out.buffer] = max(self.sizes[out.buffer], nbytes)
 
     def _finish(self) -> None:
-        """Bring the result to its place, with what is left to do on the way."""
+        """Bring the result to its place, with the remaining conversions."""
         if self._at.buffer == SOURCE:
             self._pack(self._out)
         if self._at.buffer != OUT or self._scale != 1.0 or self._conjugate:
@@ -395,15 +396,15 @@ def _view(buffer: int, array: ArraySpec) -> View:
 
 
 def _conjugates(spec: FftSpec) -> bool:
-    """Tell whether a transform is the conjugate, of the result or of the source, of one that libraries have.
+    """Return whether the transform, or its source, is the conjugate of one that libraries have.
 
-    They transform from real numbers forward and to them backward.
+    Libraries transform from real numbers forward and to real numbers backward.
     """
     return (spec.kind, spec.direction) in (("r2c", "inverse"), ("c2r", "forward"))
 
 
 def goes_forward(spec: FftSpec) -> bool:
-    """Tell whether the plan of a transform is executed forward."""
+    """Return whether the plan of a transform is executed forward."""
     return spec.direction == "forward" if spec.kind == "c2c" else spec.kind == "r2c"
 
 

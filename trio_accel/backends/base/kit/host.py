@@ -33,16 +33,16 @@ A thread for that would take longer: `to_host` of so many bytes took 354 µs wit
 
 
 def address_of(array: npt.NDArray[Any]) -> int:
-    """Tell where an array begins: most often in a quarter of the time that ``array.ctypes.data`` takes."""
+    """Return an array's address, usually in a quarter of the time that ``array.ctypes.data`` takes."""
     try:
         return _address_of(_first_of(array))
     except (TypeError, ValueError):
-        # It is read-only, has gaps or no elements, or is of a dtype that has no buffer.
+        # The array is read-only, has gaps or no elements, or its dtype has no buffer.
         return array.ctypes.data
 
 
 def has_shared_memory() -> bool:
-    """Tell whether the system has anonymous files."""
+    """Return whether the system has anonymous files."""
     return hasattr(os, "memfd_create")
 
 
@@ -64,7 +64,7 @@ def make_shared(nbytes: int) -> tuple[npt.NDArray[np.uint8], int]:
     try:
         os.ftruncate(descriptor, size)
         if _text(_OVERCOMMIT).strip() == "2":
-            # Such a system counts these pages when they are touched, and one that it refuses then is SIGBUS.
+            # Such a system counts these pages when they are touched, and a refusal is then SIGBUS.
             os.posix_fallocate(descriptor, 0, size)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _sealed_size())
         return map_shared(descriptor, size), descriptor
@@ -76,15 +76,15 @@ def make_shared(nbytes: int) -> tuple[npt.NDArray[np.uint8], int]:
 def map_shared(descriptor: int, nbytes: int, *, write: bool = True) -> npt.NDArray[np.uint8]:
     """Map memory that `make_shared` made, in this process or another.
 
-    The mapping goes with the last array over it.
+    The mapping ends with the last array over it.
 
     Args:
-        descriptor: The memory; one of `read_only` if it is not to be written to.
-        nbytes: How much of it.
-        write: Whether it is written to; else that ends the process, whatever tries it.
+        descriptor: The memory; use `read_only` for a descriptor that must not be written to.
+        nbytes: The number of bytes to map.
+        write: Whether it is written to; if not, a write ends the process, whoever tries it.
 
     Raises:
-        ValueError: It is other memory, or there is less than that.
+        ValueError: It is another kind of memory, or smaller.
         OSError: The system refuses.
     """
     check_shared(descriptor, nbytes, write=write)
@@ -93,9 +93,10 @@ def map_shared(descriptor: int, nbytes: int, *, write: bool = True) -> npt.NDArr
 
 
 def read_only(descriptor: int) -> int:
-    """Open memory that `make_shared` made once more, to be read alone; the caller closes the new descriptor.
+    """Open shared memory of `make_shared` again for reading only; the caller closes the new descriptor.
 
-    Neither a mapping of it can be made writable, nor can pages be taken away by it. That is for mistakes: a
+    Its mappings cannot be made writable, and it cannot take pages away. This protects against mistakes only:
+    a process of the same user can open the file for writing by other means.
     process of the same user can open the file for writing by its own means.
 
     Raises:
@@ -107,15 +108,15 @@ def read_only(descriptor: int) -> int:
 def check_shared(descriptor: int, nbytes: int, *, write: bool = True) -> None:
     """See that a process that maps memory and touches it cannot be ended by that.
 
-    A page behind the end, or one that a file system cannot give, is SIGBUS: nothing catches that. So the size
-    must be sealed. Pages that are punched out are zero and come back, but not those of `hugetlbfs`, which may
+    A page after the end, or one that a file system cannot provide, raises SIGBUS, which nothing catches. So
+    the size must be sealed. Punched pages are zero and are allocated again, except on `hugetlbfs`, which may
     have none left.
 
     Raises:
         ValueError: It is not such memory as `make_shared` makes, or there is less of it.
     """
     try:
-        # Only anonymous files and those of tmpfs have seals, and of the latter none can be sealed.
+        # Only anonymous files and files of tmpfs have seals, and the latter cannot be sealed.
         seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS
         access = fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE
     except OSError as error:
@@ -136,7 +137,7 @@ _SEALS = 0x1F
 
 
 def _sealed_size() -> int:
-    # Looked up late: other systems have no seals.
+    # Look the names up late, because other systems have no seals.
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -146,7 +147,7 @@ def total_bytes() -> int:
 
 
 def available_bytes() -> int:
-    """Physical memory that could be had now; all of it where the system does not say."""
+    """Return the available physical memory; all memory if the system does not report it."""
     kibibytes = table_entry("/proc/meminfo", "MemAvailable").partition(" ")[0]
     return min([int(kibibytes) * 1024 if kibibytes else total_bytes(), *_left_in_groups()])
 
@@ -182,7 +183,7 @@ def _text(path: Path) -> str:
 
 @functools.cache
 def model_name() -> str:
-    """Return the vendor's name of the processor, as far as the system tells."""
+    """Return the vendor's name of the processor, as far as the system reports it."""
     return table_entry("/proc/cpuinfo", "model name") or platform.processor() or platform.machine() or "CPU"
 
 
@@ -193,10 +194,10 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-# glibc's malloc.h; others have no such function, or take no notice.
+# From glibc's malloc.h. Other C libraries lack the function, or ignore it.
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
-_KEPT = 128 << 20
+_TRIM_THRESHOLD_BYTES = 128 << 20
 # The largest that glibc takes.
 _ALWAYS_MAPPED = 32 << 20
 
@@ -204,12 +205,12 @@ _ALWAYS_MAPPED = 32 << 20
 def keep_freed_memory() -> None:
     """Let the process keep up to 128 MiB that its kernels have freed, for the next ones.
 
-    By default glibc gives the temporary arrays of a thread back to the system and takes them anew for
-    each operation: a page fault for every 4 KiB. Without it a transform of 2**20 real numbers took 8.6 ms
-    in a worker, with it 5.0 ms (two cores of an AMD EPYC). A program of its own may want otherwise,
-    so this is for worker processes.
+    By default glibc returns the temporary arrays of a thread to the system and allocates them again for each
+    operation, with a page fault for every 4 KiB. Without it a transform of 2**20 real numbers took 8.6 ms in
+    a worker, with it 5.0 ms (two cores of an AMD EPYC). The program may want another setting for its own
+    process, so this is for worker processes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_TRIM_THRESHOLD, _KEPT)
+        mallopt(_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
         mallopt(_MMAP_THRESHOLD, _ALWAYS_MAPPED)

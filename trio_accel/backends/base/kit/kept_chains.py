@@ -1,4 +1,4 @@
-"""Chains of one context: recipes that were decoded, and bound to blocks for a stream."""
+"""Chains of one context: decoded recipes, bound to blocks for a stream."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class BoundChain:
 
     Attributes:
         nodes: The operations, each with its specification for the blocks, without status words.
-        places: The places of the blocks. The id of a dropped block is given again, but no place is.
+        places: The places of the blocks. The id of a dropped block is used again, but a place is not.
         freed: Value of the memory's `freed` when the places were compared last.
-        works: What runs the operations of an armed chain.
+        works: Functions that run the operations of an armed chain.
     """
 
     nodes: Sequence[tuple[GraphNode, OperationSpec]]
@@ -83,7 +83,7 @@ class KeptChains:
         return plan.value
 
     def find(self, spec: _ChainSpec, stream: object) -> KeptPlan[GraphRecipe]:
-        """Return the plan of a chain, whose binding is to the arrays of this run.
+        """Return the plan of a chain, bound to the arrays of this run.
 
         Args:
             spec: The chain.
@@ -103,7 +103,7 @@ class KeptChains:
                 if bound.places != self._places(arrays):
                     plan.move("unbind")
         if plan.binding is None:
-            # Read the count first, so that a block that is freed meanwhile has the places compared again.
+            # Read the count first, so that the places are compared again if a block is freed meanwhile.
             freed, nodes = memory.freed, bound_nodes(plan.value, arrays)
             plan.binding = BoundChain(nodes, self._places(arrays), freed)
             plan.move("bind")

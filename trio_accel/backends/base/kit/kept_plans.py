@@ -1,4 +1,4 @@
-"""The table of kept plans: work that was prepared once, and is found again by its key.
+"""The table of cached plans: prepared work that is found again by its key.
 
 The application keeps recordings of chains, and launch templates for each worker. The process that launches
 keeps recipes and their bindings to blocks, and graphs that the driver has captured. All have the same states,
@@ -7,9 +7,9 @@ bound and eviction:
 * A key without a plan is *seen*: its hash is in a ring. It takes no entry, so it evicts no plan.
 * A plan is *recorded* when it is made. A binding to blocks makes it *bound*, and prepared kernels make it
   *armed*. A plan without a recording is *refused*, so that nobody tries to record it again.
-* A full table evicts by a clock: the hand passes a plan that was used since its last turn, and one in flight.
-  Where plans are expensive, the hand is patient: it moves by one plan at every eighth key that wants a place.
-  So a program that uses a few more keys in turn than there are places keeps its plans.
+* A full table evicts by a clock: the hand skips a plan that was used since its last turn, and a plan in
+  flight. If plans are expensive, the hand is patient: it moves by one plan at every eighth key that needs a
+  place. So a program that uses a few more keys in turn than there are places keeps its plans.
 
 Threads of streams share a table, so its changes take a lock. A look-up needs none, because it is one step of
 the interpreter: `KeptPlans.plans.get`. Whoever finds a plan sets its `is_used`.
@@ -38,9 +38,9 @@ PlanStep: TypeAlias = Literal[
 T = TypeVar("T")
 Key: TypeAlias = tuple[Any, ...]
 
-_KEPT: tuple[PlanState, ...] = ("recorded", "bound", "armed", "refused")
+_RETAINED_STATES: tuple[PlanState, ...] = ("recorded", "bound", "armed", "refused")
 # The counter that a step adds to.
-_COUNTED: Mapping[PlanStep, str] = {
+_COUNTERS: Mapping[PlanStep, str] = {
     "record": "recorded",
     "refuse": "refused",
     "join": "recorded",
@@ -57,13 +57,13 @@ class KeptPlan(Generic[T]):
     Attributes:
         edges: All steps of each state, and the next state.
         key: Its key.
-        number: Its number in the table, which is never given again.
+        number: Its number in the table, which is never used again.
         value: The recording.
-        binding: The binding of a plan that is bound or armed.
-        state: Where it is.
+        binding: The binding of a bound or armed plan.
+        state: Its state.
         is_used: Whether it was used since the clock's hand passed.
         in_flight: The number of its users that forbid its eviction.
-        last: When it was used last, as its stream counts; only tables with `is_free` need it.
+        last: The time of its last use, as its stream counts; only tables with `is_free` need it.
     """
 
     edges: ClassVar[Mapping[tuple[PlanState, PlanStep], PlanState]] = {
@@ -82,10 +82,10 @@ class KeptPlan(Generic[T]):
         ("armed", "disarm"): "bound",
         # The driver has captured a launch, which has no recording.
         ("seen", "arm"): "armed",
-        **{(state, "evict"): "over" for state in _KEPT},
+        **{(state, "evict"): "over" for state in _RETAINED_STATES},
         # The other end of a link has forgotten it, or the recording that it depends on has ended.
-        **{(state, "forget"): "over" for state in _KEPT},
-        **{(state, "close"): "over" for state in _KEPT},
+        **{(state, "forget"): "over" for state in _RETAINED_STATES},
+        **{(state, "close"): "over" for state in _RETAINED_STATES},
     }
     key: Key
     number: int
@@ -109,7 +109,7 @@ class KeptPlan(Generic[T]):
         self.state = state
         if state == "over" or step in ("refuse", "unbind"):
             self.binding = None
-        counter = _COUNTED.get(step)
+        counter = _COUNTERS.get(step)
         if counter is not None:
             setattr(self._counts, counter, getattr(self._counts, counter) + 1)
 
@@ -119,12 +119,12 @@ class KeptPlans(Generic[T]):
 
     Args:
         bound: The most plans.
-        counts: Counts them, for several tables if need be.
+        counts: Counts them; several tables may share it.
         on_end: Called with each plan that has left the table, or found no place in it.
-        is_free: Whether a plan may be evicted as far as its device knows; without it, each may that is not in
-            flight.
-        patience: Every so many keys that want a place, the clock's hand moves by one plan; 0 if it moves
-            until it finds a plan that makes way.
+        is_free: Returns whether the device allows the eviction of a plan; by default, any plan may be evicted
+            that is not in flight.
+        patience: The number of keys that need a place until the clock's hand moves by one plan; 0 if it moves
+            until it finds a plan to evict.
 
     Attributes:
         plans: The plans by their keys. Only the table changes it.
@@ -145,7 +145,7 @@ class KeptPlans(Generic[T]):
         self.counts: KeptCounts = KeptCounts() if counts is None else counts
         self.plans: OrderedDict[Key, KeptPlan[T]] = OrderedDict()
         self._on_end = on_end
-        # Plans that are over, and that `on_end` was not called with yet.
+        # Plans that are over, before `on_end` was called with them.
         self._over: deque[KeptPlan[T]] = deque()
         self._is_free = is_free
         self._patience = patience
@@ -158,7 +158,7 @@ class KeptPlans(Generic[T]):
     def see(self, key: Key) -> int:
         """Note a key without a plan; returns how often it was seen among the last 2048.
 
-        A key is counted anew when it has had a plan.
+        A key is counted again from the start after it had a plan.
         """
         with self._lock:
             ring, times, seen = self._ring, self._times, hash(key)
@@ -179,22 +179,22 @@ class KeptPlans(Generic[T]):
             return KeptPlan(key, self._last, self.counts)
 
     def has_room(self) -> bool:
-        """Tell whether a key that wants a place may have one; another plan may make way for it."""
+        """Return whether a new key may have a place; another plan may be evicted for it."""
         with self._lock:
             has_room = len(self.plans) < self.bound or self._evict()
         self._tell()
         return has_room
 
     def keep(self, plan: KeptPlan[T], value: T | None, step: PlanStep = "record") -> KeptPlan[T]:
-        """Add a plan with its recording, or refuse it without one; a plan of this key that is there stays.
+        """Add a plan with its recording, or refuse it without one; an existing plan of this key stays.
 
         Args:
             plan: A new plan.
-            value: The recording, or what a captured launch is launched by.
-            step: The step of a plan that has one: ``"record"`` or ``"arm"``.
+            value: The recording, or the launcher of a captured launch.
+            step: The step of a plan with a value: ``"record"`` or ``"arm"``.
 
         Returns:
-            The plan of this key. It is over at once if no other makes way.
+            The plan of this key. It is over at once if no other plan can be evicted.
         """
         with self._lock:
             known = self.plans.get(plan.key)
@@ -209,7 +209,7 @@ class KeptPlans(Generic[T]):
                 # The hand passes it once it was used again.
                 plan.is_used = False
                 self.plans[plan.key] = plan
-                # A key whose plan has ended is counted anew.
+                # After its plan has ended, a key is counted again from the start.
                 self._times.pop(hash(plan.key), None)
             else:
                 self._end(plan, "evict")
@@ -228,7 +228,7 @@ class KeptPlans(Generic[T]):
         self._tell()
 
     def drop(self, ends: Callable[[KeptPlan[T]], bool]) -> None:
-        """Take plans out; one that is in use makes way later."""
+        """Remove plans; a plan in use stays until it is evicted."""
         with self._lock:
             for plan in tuple(self.plans.values()):
                 if ends(plan) and self._may_end(plan):
@@ -272,7 +272,7 @@ class KeptPlans(Generic[T]):
             self._over.append(plan)
 
     def _tell(self) -> None:
-        """Call `on_end` with the plans that are over; without the lock, so that nobody waits for it."""
+        """Call `on_end` with the plans that are over, without the lock, so that nobody waits for it."""
         while self._on_end is not None and self._over:
             try:
                 plan = self._over.popleft()

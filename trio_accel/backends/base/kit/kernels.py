@@ -30,11 +30,11 @@ else:
     ArrayT_co, PlanT_co = TypeVar("ArrayT_co", covariant=True), TypeVar("PlanT_co", covariant=True)
 
 _KERNELS = "_trio_accel_kernels"
-# The name, in a module or a class, of the table of kernels that were declared there.
+# The name of the table of declared kernels in a module or a class.
 _TABLE = "__trio_accel_kernels__"
 
 ALLOWED: dict[str, Mapping[str, tuple[DType, ...]]] = {}
-"""By the names of declared operations, the dtypes that they have; by the names of fields, as `DTypes`."""
+"""The dtypes of declared operations, by operation name; each by field name, like `DTypes`."""
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -60,12 +60,12 @@ class KernelCall(Protocol[ArrayT_co, PlanT_co]):
 
     @property
     def plan(self) -> PlanT_co:
-        """Result of the kernel's `plan` function; None if it has none."""
+        """Result of the kernel's `plan` function; None without one."""
         ...
 
     @property
     def device(self) -> KernelDevice:
-        """The open device; ``device.info`` says which."""
+        """The open device, described by ``device.info``."""
         ...
 
     @property
@@ -87,14 +87,14 @@ class KernelCall(Protocol[ArrayT_co, PlanT_co]):
         ...
 
     def at(self, array: ArraySpec) -> int:
-        """Return the address of an array's first element; raises as `array` does."""
+        """Return the address of an array's first element; raise as `array` does."""
         ...
 
     def workspace(self, nbytes: int) -> int:
-        """Return the address of so many bytes of memory where the kernel runs; 0 for none.
+        """Return the address of `nbytes` bytes of memory where the kernel runs; 0 for none.
 
         Raises:
-            OutOfMemoryError: There is not so much.
+            OutOfMemoryError: There is too little memory.
         """
         ...
 
@@ -116,36 +116,37 @@ class DeviceCall(KernelCall[DeviceArray, PlanT_co], Protocol[PlanT_co]):
 
     @property
     def handle(self) -> int:
-        """The stream, as vendors' libraries want it."""
+        """The stream, in the form for vendors' libraries."""
         ...
 
     def packed(self, array: ArraySpec, order: Literal["C", "F"] = "C") -> int:
-        """Return the address of an array's elements without gaps: its own, or that of a copy."""
+        """Return the address of an array's elements without gaps: in the array itself, or in a copy."""
         ...
 
     def result(self, array: ArraySpec, order: Literal["C", "F"] = "C", *, is_updated: bool = False) -> int:
-        """Return the address to write an array to, without gaps: its own, or that of workspace.
+        """Return the address to write an array to, without gaps: in the array itself, or in workspace.
 
-        Workspace is copied to the array behind the kernel.
+        Workspace is copied to the array after the kernel.
 
         Args:
             array: The array.
-            order: Order of its matrices there.
-            is_updated: Whether the kernel reads its contents, too.
+            order: Order of its matrices at that address.
+            is_updated: Whether the kernel also reads the contents.
         """
         ...
 
     def host_workspace(self, nbytes: int) -> int:
-        """Return the address of so many bytes of host memory; 0 for none."""
+        """Return the address of `nbytes` bytes of host memory; 0 for none."""
         ...
 
     def words(self, count: int, judge: Callable[[StatusArray], None]) -> int:
-        """Return the address of so many status words of the kernel's own, 32 bits each, which are zero now.
+        """Return the address of `count` zeroed status words of the kernel's own, 32 bits each.
 
         Args:
-            count: How many.
-            judge: Called with the words that the kernel has written, when the operation is complete; an error
-                of it is the error of the operation. It is short. It may be called in a thread of the device.
+            count: The number of words.
+            judge: Called with the words that the kernel has written, when the operation is complete. Its
+                error becomes the error of the operation. It must be short. It may be called in a thread of
+                the device.
         """
         ...
 
@@ -200,27 +201,27 @@ def kernel(
     is_blocking: bool = False,
     bind: Callable[..., Callable[[], object] | None] | None = None,
 ) -> Callable[[FunctionT], FunctionT]:
-    """Declare a function as a kernel; a function may be one for several operations and backends.
+    """Declare a function as a kernel; one function may serve several operations and backends.
 
-    The functions of a module are the kernels of the library that has the module's import path as its name.
-    A kernel is called as ``kernel(spec, call)``, and returns None. Where the backend computes in the thread
-    of a stream, it computes there; otherwise it enqueues. See the guide, "A new kernel".
+    The functions of a module are the kernels of the library with the module's import path as its name. A
+    kernel is called as ``kernel(spec, call)``, and returns None. If the backend computes in the thread of a
+    stream, the kernel computes there; otherwise it enqueues. See the guide, "A new kernel".
 
     Args:
-        operations: The operations: declared functions, specification classes, or the
-            `OperationSpec.operation` of some.
+        operations: The operations: declared functions, specification classes, or values of
+            `OperationSpec.operation`.
         backend: Name of the backend, such as ``"cpu"``.
-        dtypes: The dtypes that it has: of the first array of the specification, or by the names of fields. An
-            operation with another is refused before it is launched.
-        plan: Called as ``plan(spec, device)``: makes what operations with equal `Descriptor.plan_key` have in
-            common, or refuses them. It may block; it is called off the event loop, and its result, which is
-            not None, is kept.
-        is_quick: Whether `plan` takes no longer than a launch: then it is called in place.
-        is_blocking: Whether the function may wait for the device, or takes long for another reason: then it
-            is called in a thread, and the event loop goes on. For backends that have no thread for each
+        dtypes: The supported dtypes: of the first array of the specification, or by the names of fields. An
+            operation with another dtype is refused before the launch.
+        plan: Called as ``plan(spec, device)``: makes the common part of operations with equal
+            `Descriptor.plan_key`, or refuses them. It may block, because it is called off the event loop. Its
+            result, which must not be None, is cached.
+        is_quick: Whether `plan` takes no longer than a launch, so that it is called in place.
+        is_blocking: Whether the function may wait for the device, or takes long for another reason. If so, it
+            is called in a thread, and the event loop continues. For backends without a thread for each
             stream.
-        bind: Called as ``bind(spec, call)``, where the backend computes on the host: makes what computes an
-            operation as often as it is called, with its views and addresses made once; or returns None.
+        bind: Called as ``bind(spec, call)``, if the backend computes on the host: returns a function that
+            runs the operation at each call, with views and addresses made once; or returns None.
 
     Raises:
         TypeError: The function does not take ``(spec, call)``, or `plan` not ``(spec, device)``.
@@ -296,7 +297,7 @@ def _check_signature(
     try:
         signature = inspect.signature(function)
     except ValueError:
-        # A function of an extension may not tell.
+        # A function of an extension may have no signature.
         return
     try:
         signature.bind(*([None] * (3 if is_method else 2)))
@@ -310,7 +311,7 @@ def _enter(made: KernelEntry, namespace: dict[str, Any]) -> None:
     table: dict[tuple[str, str], KernelEntry] = namespace.setdefault(_TABLE, {})
     key = made.operation, made.backend
     other = table.get(key)
-    # The same place again is a module that is loaded anew; another file a cell of a notebook.
+    # The same place again means that a module was loaded again; another file may be a cell of a notebook.
     if other is not None and other.where != made.where and _file(other) == _file(made):
         raise ValueError(_two_kernels(other, made))
     table[key] = made
@@ -328,17 +329,18 @@ def _two_kernels(first: KernelEntry, second: KernelEntry) -> str:
 
 
 def kernels_of(names: Mapping[str, Any], backend: str) -> dict[str, KernelEntry]:
-    """Return the kernels for a backend that a module or a class has, by the names of their operations.
+    """Return the kernels for a backend in a module or a class, by the names of their operations.
 
     Raises:
-        ValueError: An operation has two, or one that has no dtype of its declaration.
+        ValueError: An operation has two kernels, or a kernel has a dtype outside of its operation's
+            declaration.
     """
     found: dict[str, KernelEntry] = {}
     for declared in _declared(names):
         if declared.backend != backend:
             continue
-        # Backends import no capability, so an operation may have been declared behind its kernel: it is
-        # checked again.
+        # Check again, because backends import no capability, so an operation may have been declared after its
+        # kernel.
         _check_declared(declared)
         other = found.setdefault(declared.operation, declared)
         if other.function is not declared.function:
@@ -363,9 +365,9 @@ def _name_of(kernel: KernelEntry) -> str:
 
 
 def _declared(names: Mapping[str, Any]) -> Iterable[KernelEntry]:
-    # Several functions may have had one name, such as `_`.
+    # Several functions may have had the same name, such as `_`.
     yield from names.get(_TABLE, {}).values()
-    # Others are imported; a function may be there by several names.
+    # Other kernels are imported; a function may have several names here.
     for function in {id(value): value for value in names.values()}.values():
         declared = getattr(function, _KERNELS, ())
         if isinstance(declared, tuple):
@@ -375,7 +377,7 @@ def _declared(names: Mapping[str, Any]) -> Iterable[KernelEntry]:
 def load_module_kernels(
     library: str, backend: str, known: Iterable[str], device: str
 ) -> dict[str, KernelEntry]:
-    """Import a module of kernels that has the name of a library; blocks.
+    """Import the module of kernels with a library's name; blocks.
 
     Args:
         library: Its import path.
@@ -384,7 +386,7 @@ def load_module_kernels(
         device: Name of the device, for the error.
 
     Raises:
-        NotSupportedError: There is no such module, or it has no kernel for this backend.
+        NotSupportedError: There is no such module, or it lacks kernels for this backend.
         ImportError: An import in the module failed.
     """
     try:

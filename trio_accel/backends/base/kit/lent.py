@@ -11,11 +11,11 @@ from weakref import ref
 from ....actors import warn_untold
 
 Lent: TypeAlias = "ref[Any]"
-"""Leads to what an array and all that is made of it have in common, as long as any of them is there."""
+"""Finds the object shared by an array and everything made of it, while any of them exists."""
 
 
 class Keepers:
-    """Tells of functions that keep what they were lent: its memory becomes another array's."""
+    """Reports functions that keep lent arrays, because the memory will belong to another array."""
 
     def __init__(self) -> None:
         # Searches of old garbage for each function that found nothing kept.
@@ -25,18 +25,18 @@ class Keepers:
     def look(
         self, where: str, read: Sequence[Lent], written: Sequence[Lent], named: Callable[[set[int]], str]
     ) -> None:
-        """Look what a call has kept, when nothing but the function can have it.
+        """Find the arrays that a call has kept, when nothing but the function can hold them.
 
-        An array that is only read is told once for each function, by a warning in the logs.
+        An array that is only read is reported once for each function, by a logged warning.
 
         Args:
             where: The function's name.
-            read: Arrays that it was lent for reading.
-            written: Arrays that it was lent for writing.
-            named: Returns the names of arguments, given the ids of theirs among these.
+            read: Arrays lent for reading.
+            written: Arrays lent for writing.
+            named: Returns the names of arguments, given the ids of their arrays.
 
         Raises:
-            RuntimeError: It keeps an array that it can write to.
+            RuntimeError: The function keeps an array that it can write to.
         """
         lent = [*written] if where in self._told else [*written, *read]
         generation = 0
@@ -45,7 +45,7 @@ class Keepers:
             if generation > 2:
                 break
             if generation == 2:
-                # That takes long: a function that leaves old cycles behind does not pay it at each call.
+                # This takes long, so a function that leaves old cycles does not pay for it at each call.
                 self._searches[where] = count = self._searches[where] + 1
                 if count & (count - 1):
                     return

@@ -58,7 +58,7 @@ class LibraryEntry:
             package: The backend's package.
 
         Raises:
-            ImportError: It, or what it needs, cannot be imported.
+            ImportError: The module, or one that it needs, cannot be imported.
         """
         return import_alone(self.module, package)
 
@@ -66,20 +66,19 @@ class LibraryEntry:
 class TableLibrary:
     """Base of the libraries of backends: finds the kernel of an operation, and its plan.
 
-    A kernel is called as ``kernel(spec, call)``, and its `plan` function, if it has one, as
-    ``plan(spec, device)``. Kernels are functions, which are given, or methods of a subclass. Whether an
-    operation is refused is found out once for each plan key: over shapes and dtypes that do not fit, dtypes
-    that the kernel was not declared for, or by `plan`.
+    A kernel is called as ``kernel(spec, call)``, and its `plan` function, if any, as ``plan(spec, device)``.
+    Kernels are functions passed in, or methods of a subclass. An operation is checked once for each plan key:
+    shapes and dtypes must fit each other, the kernel must declare the dtypes, and `plan` may refuse it.
 
     Args:
         device: The device.
-        kernels: The kernels by the names of their operations; those of the class are added.
+        kernels: The kernels by the names of their operations; the kernels of the class are added.
         counts: Counts the plans.
 
     Attributes:
         name: Name of the library, such as ``"blas"``.
         backend: Name of the backend.
-        most_plans: How many plans are kept.
+        most_plans: The most cached plans.
         has_threads: Whether kernels run in threads anyway, so that none needs one for blocking.
     """
 
@@ -102,9 +101,9 @@ class TableLibrary:
                 name: attrs.evolve(one, is_blocking=False) for name, one in self._kernels.items()
             }
         self._plans = PlanCache(self.most_plans, self._close_plan, self._is_busy, counts or CacheCounts())
-        # Keys of operations that have no plan, and may be launched.
+        # Keys of operations without a plan that may be launched.
         self._checked = PlanCache(self.most_plans)
-        # The last question and its answer: an operation is prepared, and then enqueued.
+        # The last query and its result, because an operation is prepared, and then enqueued.
         self._last: tuple[OperationSpec | None, Any] = (None, None)
 
     def _methods(self) -> dict[str, KernelEntry]:
@@ -127,7 +126,7 @@ class TableLibrary:
         return frozenset(self._kernels)
 
     def prepare(self, spec: OperationSpec) -> Callable[[], None] | None:
-        """Make the plan of an operation, if it has none yet; see `KernelLibrary.prepare`."""
+        """Make the plan of an operation, if it is missing; see `KernelLibrary.prepare`."""
         kernel = self._kernels.get(spec.operation)
         if kernel is None or not kernel.prepares:
             return None
@@ -143,8 +142,8 @@ class TableLibrary:
         """Find the kernel of an operation.
 
         Raises:
-            NotSupportedError: There is none.
-            ValueError: It would write to memory that is mapped to be read.
+            NotSupportedError: The operation has no kernel.
+            ValueError: The operation would write to memory that is mapped for reading.
         """
         kernel = self._kernels.get(spec.operation)
         if kernel is None:
@@ -170,7 +169,7 @@ class TableLibrary:
         return DESCRIPTORS[type(spec)].plan_key(spec)
 
     def _find_plan(self, spec: OperationSpec) -> Any:
-        """Return the plan of an operation; None if it has none yet."""
+        """Return the plan of an operation; None if it is missing."""
         last, plan = self._last
         if last is not spec:
             plan = self._plans.find(self._key_of(spec))
@@ -178,11 +177,11 @@ class TableLibrary:
         return plan
 
     def _make_plan(self, spec: OperationSpec, kernel: KernelEntry) -> Any:
-        """Look whether an operation may be launched, and make its plan.
+        """Check whether an operation may be launched, and make its plan.
 
         Raises:
-            NotSupportedError: The kernel has no such dtype, or `plan` refuses it.
-            LibraryError: Shapes do not fit, or `plan` refuses it.
+            NotSupportedError: The kernel lacks a dtype, or `plan` refuses the operation.
+            LibraryError: Shapes do not fit, or `plan` refuses the operation.
         """
         try:
             check_shapes(self.backend, self.name, spec)
@@ -218,36 +217,36 @@ class TableLibrary:
         return plan
 
     def _close_plan(self, plan: Any) -> None:
-        """Give a plan back that makes way for another; by default there is nothing to do."""
+        """Release an evicted plan; by default there is nothing to do."""
 
     def _is_busy(self, plan: Any) -> bool:
-        """Tell whether a stream may still use a plan; by default they are values."""
+        """Return whether a stream may still use a plan; by default plans are plain values."""
         return False
 
 
 @attrs.define(eq=False)
 class PlanCache:
-    """Plans by their keys, those that were used last; the oldest makes way for a new one.
+    """Plans by their keys; a new plan evicts the least recently used one.
 
     Args:
-        most: How many are kept.
-        close: Gives a plan back that has made way.
-        is_busy: Whether work in flight may still use a plan: it stays until that is over.
-        counts: Counts them, for several tables if need be.
+        most: The most plans.
+        close: Releases an evicted plan.
+        is_busy: Whether work in flight may still use a plan, which stays until then.
+        counts: Counts the plans; several tables may share it.
     """
 
     _most: int
     _close: Callable[[Any], None] | None = None
     _is_busy: Callable[[Any], bool] | None = None
     _counts: CacheCounts = attrs.field(factory=CacheCounts)
-    # The last one that was made, until a launch has used it.
+    # The plan made last, until a launch has used it.
     _new: Any = None
     _plans: OrderedDict[tuple[object, ...], Any] = attrs.field(
         factory=OrderedDict[tuple[object, ...], Any], init=False
     )
 
     def __len__(self) -> int:
-        """Tell how many there are."""
+        """Return the number of plans."""
         return len(self._plans)
 
     def find(self, key: tuple[object, ...]) -> Any:
@@ -262,7 +261,7 @@ class PlanCache:
         return plan
 
     def store(self, key: tuple[object, ...], plan: Any) -> None:
-        """Keep a plan; as many as are too many make way, of those that nothing uses."""
+        """Add a plan; evict the excess ones that are not in use."""
         self._plans[key] = self._new = plan
         self._counts.made += 1
         excess = len(self._plans) - self._most
@@ -286,7 +285,7 @@ class PlanCache:
             self._counts.found += 1
 
     def clear(self) -> None:
-        """Give all back: nothing uses any more."""
+        """Release all plans; none is in use."""
         self._new = None
         plans, self._plans = self._plans, OrderedDict()
         if self._close is not None:
@@ -295,7 +294,7 @@ class PlanCache:
 
 
 class ComputingDevice(AccelDevice, Protocol):
-    """An open device whose kernels compute with arrays that the host can address."""
+    """An open device with kernels that compute with arrays in host memory."""
 
     def host_view(self, array: ArraySpec, /, *, write: bool = True) -> HostArray:
         """Make the array of a specification; without `write`, of memory that cannot be made writable.
@@ -317,19 +316,20 @@ class ComputingDevice(AccelDevice, Protocol):
 
 @runtime_checkable
 class ComputesInPlace(Protocol):
-    """A library of graphs whose chains can be computed in any thread while their stream is idle."""
+    """A library of graphs that can compute chains in any thread while their stream is idle."""
 
     def quick_runs(self, recipe: bytes, limit: int) -> int:
-        """Count the runs of a recipe that took less than so many nanoseconds; longer ones undo some."""
+        """Count the runs of a recipe that took less than `limit` nanoseconds; longer ones undo some."""
         ...
 
     def bind_chain(self, spec: ChainSpec, stream: AccelStream) -> Sequence[Callable[[], object]] | None:
-        """Make what computes a chain on these blocks, as often as it is called, while they exist.
+        """Return functions that compute a chain on its blocks, as often as they are called.
 
-        It takes no host arrays, and fetches no result. What it raises are errors of the operations.
+        They are valid while the blocks exist. The chain has no host arrays, and its result is not fetched.
+        Errors of the functions are errors of the operations.
 
         Returns:
-            Functions to call in this order, or None where an operation needs the stream's thread.
+            Functions to call in this order, or None if an operation needs the stream's thread.
         """
         ...
 
@@ -339,7 +339,7 @@ class ComputingCall:
     """One launch: its stream runs it, and its kernel is called with it, in the thread of the stream.
 
     Attributes:
-        plan: Result of the kernel's `plan` function; None if it has none.
+        plan: Result of the kernel's `plan` function; None without one.
         device: The device.
         stream: The stream.
     """
@@ -356,14 +356,14 @@ class ComputingCall:
         return self.device.host_view(array, write=write)
 
     def at(self, array: ArraySpec) -> int:
-        """Return the address of an array's first element; raises as `array` does."""
+        """Return the address of an array's first element; raise as `array` does."""
         return int(self.device.host_view(array).ctypes.data)
 
     def workspace(self, nbytes: int) -> int:
-        """Return the address of so many bytes of memory, until the kernel returns; 0 for none.
+        """Return the address of `nbytes` bytes of memory, valid until the kernel returns; 0 for none.
 
         Raises:
-            MemoryError: There is not so much; the operation fails with an `OutOfMemoryError`.
+            MemoryError: There is too little memory; the operation fails with an `OutOfMemoryError`.
         """
         if nbytes <= 0:
             return 0
@@ -395,7 +395,7 @@ class ComputingCall:
             error.device = self.device.info.name
             raise
         except MemoryError as error:
-            # Count the memory of kernels themselves: NumPy tells how much it has, others do not.
+            # Kernels allocated this memory themselves. NumPy's error has the size, other errors do not.
             shape, dtype = getattr(error, "shape", ()), getattr(error, "dtype", None)
             requested = math.prod(shape) * dtype.itemsize if isinstance(dtype, np.dtype) else 0
             raise self.device.exhausted(requested) from error
@@ -405,7 +405,7 @@ class ComputingCall:
 
 
 class BoundCall(ComputingCall):
-    """A launch that is called again and again on the same blocks: its views are made once."""
+    """A launch that is called repeatedly on the same blocks, with views made once."""
 
     def __init__(
         self,
@@ -430,7 +430,7 @@ class BoundCall(ComputingCall):
 class ComputingLibrary(TableLibrary):
     """One library of an open device: its kernels run in the threads of streams.
 
-    A backend says its name and its class of streams, whose `enqueue` takes a function to call in the thread.
+    A backend sets its name and its class of streams, whose `enqueue` calls a function in the stream's thread.
 
     Args:
         name: Name of the library.
@@ -457,10 +457,10 @@ class ComputingLibrary(TableLibrary):
         on.enqueue(self.call_of(spec, stream))
 
     def call_of(self, spec: OperationSpec, stream: AccelStream) -> ComputingCall:
-        """Make a launch, which is run when it is called.
+        """Make a launch, which runs when it is called.
 
         Raises:
-            NotSupportedError: The library has no such operation or dtype.
+            NotSupportedError: The library lacks this operation or dtype.
             LibraryError: The operation is refused.
         """
         kernel = self._kernel_of(spec)

@@ -39,11 +39,11 @@ class ChunkSource(Protocol[ChunkT, BlockT_co]):
 
     @property
     def keep(self) -> int:
-        """The most bytes of chunks that are kept while they hold no block."""
+        """The most bytes of empty chunks to keep."""
         ...
 
     def make(self, nbytes: int) -> tuple[ChunkT, int]:
-        """Make a chunk of at least `nbytes` for this process alone; returns it and its size.
+        """Make a chunk of at least `nbytes` for this process only; return it and its size.
 
         Raises:
             MemoryError: The device has too little left.
@@ -51,7 +51,7 @@ class ChunkSource(Protocol[ChunkT, BlockT_co]):
         ...
 
     def make_kept(self, nbytes: int, keeper: ChunkKeeper, chunk: int) -> tuple[ChunkT, int]:
-        """Make a chunk and hand it to a keeper; returns it and its size.
+        """Make a chunk and pass it to a keeper; return it and its size.
 
         Raises:
             MemoryError: The device has too little left.
@@ -60,11 +60,11 @@ class ChunkSource(Protocol[ChunkT, BlockT_co]):
         ...
 
     def map(self, nbytes: int, descriptor: int, *, write: bool) -> ChunkT:
-        """Map a chunk of another process; the descriptor stays the caller's."""
+        """Map a chunk of another process; the caller still owns the descriptor."""
         ...
 
     def share(self, chunk: ChunkT) -> ChunkT:
-        """Map a chunk of another device of this process, to be read: its memory stays until it is dropped."""
+        """Map a chunk of another device of this process for reading. Its memory exists until `drop`."""
         ...
 
     def drop(self, chunk: ChunkT) -> None:
@@ -82,14 +82,14 @@ class ChunkSource(Protocol[ChunkT, BlockT_co]):
 class BlockMemory(Generic[ChunkT, BlockT]):
     """The blocks of one device, and how many bytes they take.
 
-    Blocks are placed in chunks. Empty chunks are kept for later blocks, because memory that is fresh from the
-    system costs more than a search for a place. The engine allocates in Trio's thread; a device is closed in
-    another.
+    Blocks are placed in chunks. Empty chunks are kept for later blocks, because fresh memory from the system
+    costs more than the search for a place. The lock is needed because the engine allocates in Trio's thread,
+    but closes the device in another.
 
     The place of a freed block is kept as a spare, with the backend's handle, for the next block of its size.
     The allocator counts spares as taken. It gets all of them back when no gap is large enough for a new
-    block, and when a chunk has no block left. So a program whose results have many sizes finds a place for
-    each of them without a search.
+    block, and when a chunk has no block left. So a program with results of many sizes finds a place for each
+    of them without a search.
 
     Args:
         device: Name of the device.
@@ -98,11 +98,11 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         keeper: Gets the chunks.
 
     Attributes:
-        blocks: For each id, the backend's handle of the block, its size and its place. Not to be changed from
+        blocks: For each id, the backend's handle of the block, its size and its place. Do not change it from
             outside.
-        read_only: Blocks in chunks that were mapped to be read, as a kernel's write there ends the process.
-        fixed_workspace: Workspace by library that the limit does not concern, in bytes.
-        freed: How often anything was freed: while this is the same, every block is where it was.
+        read_only: Blocks in chunks mapped for reading, where a kernel's write would end the process.
+        fixed_workspace: Workspace by library that the limit excludes, in bytes.
+        freed: The number of times that anything was freed: while it is the same, no block has moved.
         relieve: Gives idle workspace back; returns whether there was any.
     """
 
@@ -120,31 +120,32 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self.relieve: Callable[[], bool] | None = None
         self.blocks: dict[int, tuple[BlockT, int, _Place]] = {}
         self.freed: int = 0
-        # The allocator knows places by ids of their own, since a place stays taken when its block is freed.
-        # They count down from -1, so that they never equal the id of a block.
+        # The allocator knows places by ids of their own, because a place stays taken when its block is freed.
+        # They count down from -1, so they never equal the id of a block.
         self._last_place = 0
         # Freed places with their handles, by size in whole alignments.
         self._spares: dict[int, list[tuple[BlockT, int, _Place]]] = {}
         self._spare_count = 0
         self._chunks: dict[int, tuple[ChunkT, int]] = {}
-        # The number of blocks of each chunk.
+        # The number of blocks in each chunk.
         self._counts: dict[int, int] = {}
-        # Chunks of another process or device that are mapped and not adopted yet.
+        # Mapped chunks of another process or device that are not adopted yet.
         self._mapped: set[int] = set()
-        # Blocks in these, which libraries may read before they are adopted.
+        # Blocks in mapped chunks, which libraries may read before they are adopted.
         self._expected: set[int] = set()
         self._read_only_chunks: set[int] = set()
         self.read_only: set[int] = set()
         self._last_chunk = 0
         self._allocator = self._new_allocator()
-        # Re-entrant: `relieve` gives workspace back, which takes the lock, while a place is looked for.
+        # Reentrant, because `relieve` gives workspace back, which takes the lock, during the search for a
+        # place.
         self._lock = threading.RLock()
 
     def allocate(self, block: int, nbytes: int) -> None:
         """Make a block of uninitialised memory.
 
         Raises:
-            OutOfMemoryError: The limit, or the machine, has not so much left.
+            OutOfMemoryError: The limit, or the machine, leaves too little.
             KeyError: The id is taken.
             ValueError: The size is negative.
         """
@@ -178,7 +179,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         """Count memory that kernels need for themselves.
 
         Raises:
-            OutOfMemoryError: The limit leaves too little, also without the workspace that was idle.
+            OutOfMemoryError: The limit leaves too little, even without idle workspace.
         """
         if nbytes > self._room() and self.relieve is not None:
             self.relieve()
@@ -219,7 +220,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 raise no_such_block(block) from None
             self.freed += 1
             if block in self._expected:
-                # It lies in memory that is not the device's own.
+                # The block is in memory that the device does not own.
                 self._expected.remove(block)
                 self.read_only.discard(block)
                 return
@@ -274,7 +275,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                 self._allocator.free(place[0])
 
     def map_chunk(self, chunk: int, nbytes: int, descriptor: int, *, write: bool = True) -> None:
-        """Map a chunk of another process; see `AccelDevice.map_chunk`. The descriptor stays the caller's."""
+        """Map a chunk of another process; see `AccelDevice.map_chunk`. The caller keeps the descriptor."""
         self._add_mapped(chunk, self._source.map(nbytes, descriptor, write=write), nbytes, write=write)
 
     def map_peer(self, chunk: int, owner: BlockMemory[ChunkT, BlockT], number: int) -> None:
@@ -326,7 +327,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
                     self.read_only.add(block)
 
     def _is_own(self, block: int) -> bool:
-        """Tell whether the block exists and is not only expected."""
+        """Return whether the block exists and is not only expected."""
         return block in self.blocks and block not in self._expected
 
     def adopt(self, blocks: Iterable[PlacedBlock]) -> None:
@@ -409,15 +410,15 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             )
 
     def exhausted(self, requested: int) -> OutOfMemoryError:
-        """Make the error for a device that has no more memory itself.
+        """Make the error for a device that has run out of memory.
 
         Args:
-            requested: Bytes that were asked for; 0 where that is not known.
+            requested: The number of bytes requested; 0 if it is not known.
         """
         return self._error(requested, min(self._free(), self._source.available()))
 
     def _free(self) -> int:
-        """Return the bytes below the limit; 0 where adopted blocks have gone beyond it."""
+        """Return the bytes below the limit; 0 if adopted blocks exceed it."""
         return max(0, self._limit - self._used)
 
     def _new_allocator(self) -> ChunkAllocator:
@@ -432,7 +433,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
             return self._add_chunk(nbytes)
 
     def _add_chunk(self, nbytes: int) -> tuple[int, int]:
-        # Each try has an id of its own: a keeper that failed may have told others of the last one.
+        # Each try has an id of its own, because a failed keeper may have sent the last id to others.
         self._last_chunk += 1
         chunk = self._last_chunk
         if self._keeper is None:

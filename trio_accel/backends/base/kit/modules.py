@@ -1,4 +1,4 @@
-"""Imports of modules: of packages that are not always there, ahead of their use, in other processes."""
+"""Imports of optional modules, in advance of their use, and in other processes."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ def import_alone(module: str, package: str | None = None) -> ModuleType:
 
 
 def import_ahead(modules: Iterable[str]) -> None:
-    """Import what libraries need when a device is opened, and not with their first operations; blocks.
+    """Import the modules of libraries when a device is opened, before their first operations; blocks.
 
-    Such an import holds the interpreter's lock for many milliseconds, whichever thread makes it, and a
-    program that has a device open serves others meanwhile. A worker is the fork of a process that has done
-    so, or has no others to serve.
+    Such an import holds the interpreter's lock for many milliseconds, in any thread, and a program with an
+    open device serves others meanwhile. A worker is the fork of a process that has done these imports, or has
+    nobody else to serve.
     """
     for module in modules:
-        # One that cannot be imported is no error until a program asks for its library.
+        # A failed import is not an error until a program asks for the library.
         with suppress(ImportError):
             import_alone(module)
 
 
 def search_path() -> list[str]:
-    """Give `sys.path` as a process that this one starts is to have it.
+    """Return `sys.path` for a process that this one starts.
 
-    An entry that is a path but no string becomes one; what is no path is left out. Entries that depend on the
-    working directory, "" among them, come last: that directory may be another one by now, and its files must
+    A path object becomes a string; entries that are not paths are left out. Entries that depend on the
+    working directory, including "", come last, because that directory may have changed, and its files must
     never be taken for modules of the standard library or of an installed package.
     """
     entries = [text for entry in sys.path if (text := _as_text(entry)) is not None]
@@ -63,7 +63,7 @@ def search_path() -> list[str]:
 
 def _as_text(entry: object) -> str | None:
     try:
-        # The type of `sys.path` says that it has strings only; programs put other objects in.
+        # The type of `sys.path` allows strings only, but programs put other objects in.
         return os.fsdecode(entry)  # type: ignore[arg-type]
     except TypeError:
         return None

@@ -1,4 +1,4 @@
-"""Memory that is costly to get or to give back: pages that are kept, and a thread that waits."""
+"""Memory that is slow to allocate or free: cached pages, and a thread that frees."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ItemT = TypeVar("ItemT")
 class PagePool(Generic[ItemT]):
     """Pieces of pages, which are taken and given back one by one; the pages stay until the device is closed.
 
-    A backend says how a page is made and freed. All but these two may be called from any thread.
+    A backend implements how a page is made and freed. All other methods may be called from any thread.
     """
 
     _free: list[ItemT] = attrs.field(factory=list[ItemT], init=False)
@@ -33,7 +33,7 @@ class PagePool(Generic[ItemT]):
         raise NotImplementedError
 
     def add_page(self) -> None:
-        """Get another page: also ahead, in the thread that opens the device, as that takes a while."""
+        """Add a page. The thread that opens the device calls it in advance also, because it takes a while."""
         page, items = self.make_page()
         with self._lock:
             self._pages.append(page)
@@ -49,13 +49,13 @@ class PagePool(Generic[ItemT]):
             self.add_page()
 
     def give_back(self, item: ItemT) -> None:
-        """Let others have a piece: nothing that was enqueued uses it, or waits for more than it holds."""
+        """Take a piece back. All enqueued work is done with it, and none waits for more than it holds."""
         with self._lock:
             if self._pages:
                 self._free.append(item)
 
     def close(self) -> None:
-        """Free the pages: no stream uses one any more."""
+        """Free the pages, which no stream uses any longer."""
         with self._lock:
             self._free.clear()
             pages, self._pages = self._pages, []
@@ -66,8 +66,8 @@ class PagePool(Generic[ItemT]):
 class Reclaimer:
     """A thread that gives memory back, one job after the other.
 
-    Unmapping may wait for everything that is enqueued, and a stream may be held until Trio's thread
-    releases it: so Trio's thread must not wait.
+    Unmapping may wait for all enqueued work, and a stream may be held until Trio's thread releases it. So
+    Trio's thread must not wait.
     """
 
     def __init__(self, name: str) -> None:
@@ -83,7 +83,7 @@ class Reclaimer:
         """Run something soon; it must not raise."""
         with self._lock:
             if self._thread is None:
-                # A daemon: a device that is stuck must not keep the interpreter from ending.
+                # A daemon, because a stuck device must not keep the interpreter from ending.
                 self._thread = threading.Thread(target=self._run, name=f"{self._name} reclaim", daemon=True)
                 self._thread.start()
             self._left += 1

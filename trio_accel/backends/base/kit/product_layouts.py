@@ -1,4 +1,4 @@
-"""Layouts of arrays of any strides for a library that knows leading dimensions and increments."""
+"""Layouts of arrays with any strides for a library that takes leading dimensions and increments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Packing: TypeAlias = Literal["plain", "conjugate"]
 """Copy of an operand in C order, before the product."""
 
 _LETTERS = {"N": 0, "T": 1, "C": 2}
-# The most calls for one product: more would cost as much as to lay its operands out in full.
+# The most calls for one product: more would cost as much as copies of its operands.
 _MOST_GROUPS = 1024
 
 
@@ -44,8 +44,8 @@ class Product:
         batches: Products in one call.
         steps: From one product to the next, for its three operands.
         groups: One call for each.
-        packing_a, packing_b: How an operand is laid out anew; None where it is read in place.
-        is_in_full: Whether both are laid out with all batches, instead of as they are.
+        packing_a, packing_b: The layout of an operand's copy; None to read the operand in place.
+        is_in_full: Whether both operands are copied with all batches, instead of as they are.
         is_c_packed: Whether the result is made elsewhere and copied.
         is_single: Whether there is no batch.
     """
@@ -76,11 +76,11 @@ class Matrices(NamedTuple):
 
 
 class Contraction(NamedTuple):
-    """A contraction as a batch of products of matrices.
+    """A contraction as a batch of matrix products.
 
     Attributes:
-        axes: The axes of a, b and the result, in the order in which they make a stack of matrices.
-        product: The product of these. What is packed is packed in that order.
+        axes: The axes of a, b and the result, in the order of a stack of matrices.
+        product: The product of these matrices. Operands are packed in that order.
     """
 
     axes: tuple[Ints, Ints, Ints]
@@ -88,7 +88,7 @@ class Contraction(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """Layout of a matrix: by rows or by columns, with so many elements from one to the next."""
+    """Layout of a matrix: by rows or by columns, and the elements from one to the next."""
 
     has_rows: bool
     leading: int
@@ -129,7 +129,7 @@ def plan_gemm(
 def _product(
     operands: Sequence[_Operand], sizes: tuple[int, int, int], of_c: int, *, is_swapped: bool
 ) -> Product:
-    """Make the call for one product of rows, columns and what is added along."""
+    """Make the call for one product from its rows, columns and inner dimension."""
     (rows, columns, inner), (left, right) = sizes, operands
     first, second = (right, left) if is_swapped else (left, right)
     m, n = (columns, rows) if is_swapped else (rows, columns)
@@ -180,13 +180,13 @@ def plan_contraction(
 ) -> Contraction:
     """Find the calls for a contraction of arrays with any strides; nothing is empty.
 
-    Axes that are all rows, or all columns, or all added along, become one in an order that both arrays which
-    have them share. The order is one that either of the two is in, and that needs the fewest bytes to be
-    copied. A library of transposes and products goes this way for any contraction (TTGT: Springer and
-    Bientinesi, "Design of a high-performance GEMM-like tensor-tensor multiplication", 2018).
+    All row axes become one axis, and so do all column axes and all inner axes. Each group gets an order that
+    both arrays with these axes share: an order in which one of them is stored, chosen so that the fewest
+    bytes are copied. A library of transposes and products computes any contraction in this way (TTGT:
+    Springer and Bientinesi, "Design of a high-performance GEMM-like tensor-tensor multiplication", 2018).
 
     Args:
-        terms: Letters of the axes of a, b and the result; each is in two of them at least.
+        terms: Letters of the axes of a, b and the result; each is in at least two of them.
         shapes: Their shapes.
         strides: Their strides.
         itemsize: Bytes of an element.
@@ -195,7 +195,7 @@ def plan_contraction(
     batch = tuple(letter for letter in out if letter in a and letter in b)
     extents = dict(zip(a + b, shapes[0] + shapes[1], strict=True))
     arrays = [dict(zip(term, step, strict=True)) for term, step in zip(terms, strides, strict=True)]
-    # Rows, columns and what is added along: the two arrays that have them, and the one that has not.
+    # For rows, columns and inner axes: the two arrays with these axes, and the array without.
     groups = [
         [
             _by_strides(arrays[has], set(terms[one]) & set(terms[other]) - set(terms[third]))
@@ -224,7 +224,7 @@ def plan_contraction(
 
 
 def _by_strides(strides: dict[str, int], letters: set[str]) -> Strs:
-    """Put axes into the order in which they lie, the one with the longest steps first."""
+    """Sort axes by their strides, the longest first."""
     return tuple(sorted(letters, key=lambda letter: (-strides[letter], letter)))
 
 
@@ -335,7 +335,7 @@ def _operand(shape: Sequence[int], strides: Ints, letter: str, itemsize: int, is
         # The library sees op's own operand, transposed as often as its result is.
         return _Operand(_LETTERS[letter], side.leading, packing)
     if letter == "C":
-        # Conjugated and not transposed: no letter says that.
+        # No letter means conjugated and not transposed.
         if is_swapped:
             return _Operand(_LETTERS["C"], max(shape[1], 1), "plain")
         return _Operand(_LETTERS["N"], max(shape[1], 1), "conjugate")
@@ -387,8 +387,8 @@ def vectors(shape: Ints, itemsize: int, *strides: Ints) -> list[tuple[int, int]]
     """See arrays of one shape as vectors, alike in all of them.
 
     Returns:
-        For each the bytes from its first element to the vector's, and the vector's increment in elements,
-        above 0; None where one of them has no one increment in an order that suits all.
+        For each array the bytes from its first element to the vector's, and the vector's increment in
+        elements, above 0. None if an array has no single increment in an order that suits all.
     """
     offsets = [0] * len(strides)
     axes: list[tuple[int, Ints]] = []

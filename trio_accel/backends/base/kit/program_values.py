@@ -7,7 +7,7 @@ from typing import Any, cast
 
 
 def check_written(where: str, returned: object, out: object, outputs: Sequence[object]) -> None:
-    """Refuse a returned value of a method that was to write to `out`: it would be lost."""
+    """Refuse a value that a method returned although it had to write to `out`: the value would be lost."""
     own = {id(output) for output in outputs}
     if returned is not None and returned is not out and not all(id(item) in own for item in _items(returned)):
         raise TypeError(
@@ -30,7 +30,7 @@ def shortened(value: object) -> str:
 
 
 def leaves_of(value: object, module: str = "") -> Iterator[object]:
-    """Yield what nested collections hold, and the attributes of objects of classes of a module."""
+    """Yield the contents of nested collections, and the attributes of objects of a module's classes."""
     left, seen = [value], set[int]()
     while left:
         one: Any = left.pop()

@@ -1,6 +1,6 @@
 """A program in the process that runs it: an instance of the user's class, and calls of its methods.
 
-The part that all backends share. An adapter of a backend makes the arrays and says where the calls run.
+All backends share this part. A backend's adapter makes the arrays and decides where the calls run.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from .library import ComputingDevice
 from .program_values import check_written, leaves_of, shortened
 from .ranks import ProgramRank, RoomRank, as_rank
 
-GONE = "gone"
-"""Code of the `LibraryError` of a result or stream that is not kept: the program was made anew since."""
+INSTANCE_LOST = "gone"
+"""Code of the `LibraryError` of a result or stream that is not kept: the program was made again since."""
 
 _logger = logging.getLogger("trio_accel.backends")
 
@@ -57,31 +57,31 @@ _ASKER: ContextVar[ops.Asker | None] = ContextVar("trio_accel.asker", default=No
 
 
 def is_cancelled() -> bool:
-    """Tell a method of a program, or a function, whether its asker has left.
+    """Return, in a method of a program or a function, whether the caller has left.
 
-    That is so from the moment when the asker is cancelled, as by a deadline, before its grace is over, and
-    where an inline context was lost. Then nobody gets the result, and the method may return or raise early.
-    An error counts as ever: it restarts the program unless it is declared. Threads that the method starts
-    see the same if they run in a copy of its context (`contextvars.copy_context`).
+    The caller has left as soon as it is cancelled, for example by a deadline, before its grace is over; or
+    when an inline context was lost. Then nobody gets the result, and the method may return or raise early. An
+    error counts as usual: it restarts the program unless it is declared. Threads that the method starts get
+    the same result if they run in a copy of its context (`contextvars.copy_context`).
 
     Returns:
-        Whether it has. False outside of a call, so that a program works without a device, too.
+        Whether the caller has left. False outside of a call, so that a program also works without a device.
     """
     asker = _ASKER.get()
     return asker is not None and asker.has_left
 
 
 def report_progress(value: object) -> None:
-    """Report from a method of a program, or a function, to the callback of `on_progress` at its asker.
+    """Report from a method of a program, or a function, to the caller's `on_progress` callback.
 
-    It never waits. The last report stays where they come faster than the asker's loop takes them.
-    Without such a callback, or outside of a call, the value is checked and dropped.
+    It never waits. If reports arrive faster than the caller's loop takes them, the last one stays. Without
+    such a callback, or outside of a call, the value is checked and dropped.
 
     Args:
         value: None, a number, a string, bytes, or a dict, list or tuple of these. It is copied.
 
     Raises:
-        TypeError: It is something else, or holds it.
+        TypeError: It is of another type, or contains another type.
         ValueError: It is nested more than 32 deep, or longer than 1 MiB as text.
     """
     text = text_of(flatten("report_progress: value", value, lambda _where, _value: None))
@@ -96,10 +96,10 @@ def report_progress(value: object) -> None:
 
 @runtime_checkable
 class ImportsCode(Protocol):
-    """A library whose opening imports a module of the user's.
+    """A library that imports a module of the user's when it is opened.
 
     Attributes:
-        import_seconds: How long that import has taken.
+        import_seconds: The duration of that import.
     """
 
     import_seconds: float
@@ -117,10 +117,10 @@ class ProgramArrays(Protocol):
         ...
 
     def found(self, value: object) -> tuple[str, Ints] | None:
-        """Return the dtype and shape of an array that a method has returned; None if it is no array.
+        """Return the dtype and shape of an array that a method has returned; None if it is not an array.
 
         Raises:
-            TypeError: An array that devices do not have.
+            TypeError: Devices do not support such an array.
         """
         ...
 
@@ -135,19 +135,19 @@ class ProgramArrays(Protocol):
         """Let the program write to its arrays from now on, or not, as far as its libraries know the mark."""
 
     def end(self, views: Sequence[object]) -> Sequence[Lent]:
-        """End the call for which these arrays were made: from now on they are read-only.
+        """End the call of these arrays: from now on they are read-only.
 
         Returns:
-            References that tell whether the call has kept the arrays.
+            References to the arrays, which show whether the call has kept them.
         """
         ...
 
     def rank(self, meeting: Mapping[str, Any], asker: ops.Asker) -> ProgramRank:
-        """Make the rank of a call of all ranks, by what the application has told of it."""
+        """Make the rank of a call of all ranks, from the application's description of the meeting."""
         ...
 
     def when_done(self, look: Callable[[], None]) -> None:
-        """Look what a call has kept of what it read, when its work is done that may use that."""
+        """Check which arguments a call has kept, when all its work that may use them is done."""
 
 
 class HostProgramArrays:
@@ -180,7 +180,7 @@ class HostProgramArrays:
     def protect(self, views: Sequence[object], *, write: bool) -> None:
         """Mark arrays as writable or read-only."""
         for view in cast("Sequence[HostArray]", views):
-            # A view of an argument that was lent for reading stays as it is.
+            # A view of an argument lent for reading stays as it is.
             with suppress(ValueError):
                 view.flags.writeable = write
 
@@ -262,7 +262,7 @@ class ProgramHost:
         self.import_seconds: float = time.perf_counter() - began
         self._module: str = definition.target.partition(":")[0]
         self._program: Any = target
-        # Arrays of the constructor's parameters, by what a method declares.
+        # Arrays of the constructor's parameters, under the names that methods declare.
         self._state: dict[str, list[object]] = {}
         if definition.arguments is not None:
             with within():
@@ -293,22 +293,22 @@ class ProgramHost:
         """Let the methods write to arrays of the constructor and to views of them, or not."""
         states: list[Any] = [view for view in views if isinstance(view, np.ndarray)]
         leaves = leaves_of(self._program, self._module)
-        # Of arrays on a GPU there are no views by NumPy, and to look for some would take long.
+        # NumPy has no views of arrays on a GPU, and a search for some would take long.
         arrays: list[Any] = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)] if states else []
         kept = [one for one in arrays if any(np.may_share_memory(one, state) for state in states)]
         self._arrays.protect([*views, *kept], write=write)
 
     def call(self, spec: ops.ProgramCall) -> None:
-        """Call a method, where the backend has calls run; for all but `ProgramReturn` there is no result.
+        """Call a method, where the backend runs calls; only `ProgramReturn` has a result.
 
         Of a method that yields, only the next item is made: `ProgramNext`.
 
         Raises:
-            KeyError: A block of an array is not there.
+            KeyError: An array's block does not exist.
             Refused: The method refuses the request; of a declared class, the error is the cause.
             Exception: The error of the method, with a note that names it.
-            RuntimeError: It keeps an array that it was lent for writing.
-            TypeError: It returned something else than was declared, or what no device has.
+            RuntimeError: The method keeps an array lent for writing.
+            TypeError: The result differs from the declaration, or no device supports it.
         """
         if isinstance(spec, ops.ProgramReturn):
             for number in spec.forget:
@@ -325,7 +325,7 @@ class ProgramHost:
                 return
 
     def _look(self, spec: ops.ProgramCall, lent: Sequence[Lent]) -> None:
-        """Tell of arrays that a call has kept."""
+        """Report arrays that a call has kept."""
         where, function, _ = self._method(spec.method)
 
         def named(kept: set[int]) -> str:
@@ -342,7 +342,7 @@ class ProgramHost:
             self._arrays.when_done(look)
 
     def _call(self, spec: ops.ProgramCall) -> Sequence[Lent]:
-        """Call a method; return what it was lent, to which nothing refers here any more."""
+        """Call a method; return the arrays that it was lent, to which nothing refers here any longer."""
         where, function, takes_out = self._method(spec.method)
         inputs = [self._arrays.view(array, write=False) for array in spec.read]
         updated, outputs = self._views(spec.updated), self._views(spec.written)
@@ -372,7 +372,7 @@ class ProgramHost:
     def _code(
         self, spec: ops.ProgramCall, where: str, function: Callable[..., Any], updated: Sequence[object] = ()
     ) -> Generator[None]:
-        """Run code of a method: it may write to what it declares, and to these arrays, and may refuse."""
+        """Run code of a method, which may refuse, and may write to its declared arrays and to `updated`."""
         declared = getattr(function, UPDATES, ())
         changed = [*updated, *[view for name in declared for view in self._state.get(name, ())]]
         undeclared = partial(self._undeclared, function)
@@ -412,14 +412,14 @@ class ProgramHost:
             stream = self._streams[spec.stream] = _Stream(generator, [*views, *updated], updated)
         elif stream is None:
             if spec.item > 0:
-                raise Refused(f"{where} was lost between two items", code=GONE, unchanged=True)
+                raise Refused(f"{where} was lost between two items", code=INSTANCE_LOST, unchanged=True)
             return
         is_over = True
         try:
             with self._code(spec, where, function, stream.updated):
                 if spec.item < 0:
                     stream.generator.close()
-                # A generator that is closed has no item more.
+                # A closed generator has no further item.
                 for returned in stream.generator:
                     self._keep(where, spec, returned, outputs)
                     is_over = False
@@ -430,7 +430,7 @@ class ProgramHost:
             self._arrays.end([*outputs, *(stream.views if is_over else ())])
 
     def _forget(self, number: int) -> None:
-        """Let go of a result or a stream that is not wanted."""
+        """Drop an unwanted result or stream."""
         self._kept.pop(number, None)
         stream = self._streams.pop(number, None)
         if stream is not None:
@@ -441,7 +441,7 @@ class ProgramHost:
             self._arrays.end(stream.views)
 
     def _undeclared(self, function: Callable[..., Any]) -> str:
-        """Say what a method is to declare that has written to a read-only array."""
+        """Return the declaration that is missing if a method has written to a read-only array."""
         names = [*self._state, *inspect.signature(function).parameters]
         listed = ", ".join([f'"{name}"' for name in names if name != "out"])
         return (
@@ -450,7 +450,7 @@ class ProgramHost:
         )
 
     def enqueues(self, method: str) -> bool:
-        """Tell whether a method declares that it never waits."""
+        """Return whether a method declares that it never waits."""
         return bool(getattr(self._method(method)[1], ENQUEUES, False))
 
     def tell(self, spec: ops.ProgramResult) -> None:
@@ -469,7 +469,7 @@ class ProgramHost:
         del self._kept[spec.slot]
 
     def close(self) -> None:
-        """Let go of the instance and of its results."""
+        """Drop the instance and its results."""
         for number in tuple(self._streams):
             self._forget(number)
         self._program = None
@@ -485,7 +485,7 @@ class ProgramHost:
     def _keep(
         self, where: str, spec: ops.ProgramReturn, returned: object, expected: Sequence[object]
     ) -> None:
-        """Tell what a method has returned, and keep it, unless its arrays are as they were expected."""
+        """Report the result of a method, and keep it, unless its arrays are as expected."""
         tree, arrays, found = self._flattened(where, returned)
         is_expected = bool(found) and found == [(array.dtype.value, array.shape) for array in spec.written]
         if is_expected:
@@ -507,7 +507,7 @@ class ProgramHost:
             self._kept[spec.slot] = _Kept(text, [self._arrays.keep(array) for array in arrays])
 
     def _keep_plain(self, where: str, spec: ops.ProgramReturn, read: Callable[[], object]) -> None:
-        """Tell what a method has returned that has only enqueued its work, now that this is done."""
+        """Report the result of a method that has only enqueued its work, now that the work is done."""
         with _Named(where):
             returned = read()
             if self._flattened(where, returned)[1]:
@@ -515,7 +515,7 @@ class ProgramHost:
             self._keep(where, spec, returned, ())
 
     def _copy(self, where: str, spec: ops.ProgramCall, returned: object, outputs: Sequence[object]) -> None:
-        """Copy what a method has returned to what was declared."""
+        """Copy the result of a method to the declared arrays."""
         tree, arrays, found = self._flattened(where, returned)
         if tree != tree_of(spec.results):
             raise TypeError(f"{where}: its result is not nested as it was declared: {shortened(returned)}")
@@ -549,7 +549,7 @@ class ProgramHost:
     def _refusal(
         self, function: Callable[..., Any], error: Exception, where: str, undeclared: Callable[[], str]
     ) -> Refused | None:
-        """Return the refusal that a method's error stands for; None if it is no refusal."""
+        """Return the refusal for a method's error; None if it is not a refusal."""
         if isinstance(error, Refused):
             _note(error, where, undeclared)
             return error
@@ -557,7 +557,7 @@ class ProgramHost:
         if self.definition.refuses_all:
             classes = (*classes, Exception)
         for number, cls in enumerate(classes):
-            # That memory ran out is told by the backend, with how much there is.
+            # The backend reports memory errors, with the available memory.
             if isinstance(error, cls) and not isinstance(error, (AccelError, ActorError, MemoryError)):
                 _note(error, where, undeclared)
                 refused = Refused(f"{where} refuses the request: {describe(error)}", code=number)
@@ -571,14 +571,14 @@ class ProgramHost:
             raise LibraryError(
                 f"program {self.definition.name!r} was made again before its result was fetched; ask again",
                 library="program",
-                code=GONE,
+                code=INSTANCE_LOST,
             )
         return kept
 
 
 @cache
 def _takes_an_out(function: Callable[..., Any]) -> bool:
-    """Tell whether a method takes the arrays that it is to write its result to."""
+    """Return whether a method takes arrays for its result."""
     return "out" in inspect.signature(function).parameters
 
 
@@ -590,7 +590,7 @@ def load_target(path: str, where: str) -> Any:
         where: The program's name in errors.
 
     Raises:
-        ImportError: There is no such module here, or it does not have it.
+        ImportError: There is no such module here, or it lacks the name.
         Exception: The error of the module.
     """
     module, _, qualname = path.partition(":")
@@ -609,7 +609,7 @@ def load_target(path: str, where: str) -> Any:
 
 
 def _note(error: Exception, where: str, undeclared: Callable[[], str]) -> None:
-    """Name where an error comes from; a class of the user's may take no notes."""
+    """Name the origin of an error; a class of the user's may refuse notes."""
     with suppress(Exception):
         error.add_note(f"in {where}")
         if "read-only" in str(error) and (advice := undeclared()):
@@ -618,9 +618,9 @@ def _note(error: Exception, where: str, undeclared: Callable[[], str]) -> None:
 
 @attrs.frozen
 class _Named:
-    """Names the code of the user's that an error comes from.
+    """Names the user's code in errors that it raises.
 
-    `undeclared` says what to do about a write to a read-only array.
+    `undeclared` returns advice about a write to a read-only array.
 
     Errors that the engine would take for its own, or that would end a task or the process, are wrapped.
     """
@@ -633,7 +633,7 @@ class _Named:
     def __exit__(
         self, cls: type[BaseException] | None, error: BaseException | None, frames: TracebackType | None
     ) -> None:
-        # The backend tells how much memory there is.
+        # The backend reports memory errors, with the available memory.
         if error is None or isinstance(error, MemoryError):
             return
         if isinstance(error, (AccelError, ActorError)) or not isinstance(error, Exception):

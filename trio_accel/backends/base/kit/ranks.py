@@ -1,6 +1,7 @@
-"""Ranks inside of programs: what a method meets those of other devices by (D196).
+"""Ranks inside of programs: how a method meets methods on other devices (D196).
 
-On processors, ranks of one host meet in shared memory, in a room. Each rank writes to its own places alone.
+On processors, the ranks of one host meet in a shared memory file, a room. Each rank writes only to its own
+places.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ _LOCK, _END = threading.Lock(), object()
 _RANK: ContextVar[ProgramRank | None] = ContextVar("trio_accel.rank", default=None)
 
 MEETING: ContextVar[Mapping[str, Any] | None] = ContextVar("trio_accel.meeting", default=None)
-"""In the application: what a rank of a call of all ranks is told, as plain values."""
+"""In the application: the description of a meeting for a rank of a call of all ranks, as plain values."""
 
-# Bytes of a half of a place for all ranks, and of one for a pair of them.
+# Bytes of a half of a place for all ranks, and of a half of a place for a pair of ranks.
 _HALF, _PAIR_HALF = 1 << 20, 1 << 18
-# Words of a place: the last call that began, the last that ended, the pieces that are there, those read.
+# Words of a place: the last call begun, the last call ended, the pieces written, the pieces read.
 _BEGUN, _ENDED, _READY, _READ = range(4)
-# Looks without a pause; by how much a pause grows, and the longest one, in seconds.
+# Polls without a pause; by how much a pause grows, and the longest pause, in seconds.
 _EAGER, _LONGER, _LONGEST = 50, 2e-5, 1e-3
 _OPERATIONS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 
-ENDED, MISMATCH, AGAIN = "ENDED", "MISMATCH", "AGAIN"
+ENDED, MISMATCH, REPEATED = "ENDED", "MISMATCH", "AGAIN"
 """Codes of a `Refused`: another rank has failed; ranks do not call the same; a call runs a second time."""
 
 
@@ -70,7 +71,7 @@ def as_rank(rank: ProgramRank | None) -> Generator[None]:
         if rank is not None:
             rank.begin()
         yield
-        # After an error, others must not take it for one that calls less than they do.
+        # After an error, other ranks must not take this rank for one that calls less often than they do.
         if rank is not None:
             rank.end()
     finally:
@@ -98,7 +99,7 @@ class ProgramRank(ABC):
         self._groups: dict[str, ProgramRank] = {}
 
     def group(self, name: str) -> ProgramRank:
-        """Return this rank among those of a group that `World.call` was told of.
+        """Return this rank within a group of `World.call`.
 
         Raises:
             KeyError: There is no such group.
@@ -131,7 +132,7 @@ class ProgramRank(ABC):
         self._ask("all_gather", array, out, stream)
 
     def broadcast(self, array: Any, root: int = 0, *, stream: Any = None) -> None:
-        """Copy the array of rank `root` to those of all others."""
+        """Copy the array of rank `root` to the arrays of all other ranks."""
         self._check_rank("broadcast", root)
         self._ask("broadcast", array, array, stream, root=root)
 
@@ -176,7 +177,7 @@ class ProgramRank(ABC):
 
     @abstractmethod
     def _meet(self, asked: Collective, stream: Any) -> None:
-        """Run a collective, whose arrays fit."""
+        """Run a collective with arrays that fit."""
 
     @abstractmethod
     def _move(self, moves: Sequence[Move], stream: Any) -> None:
@@ -185,7 +186,7 @@ class ProgramRank(ABC):
 
 @attrs.frozen
 class Memory:
-    """Where an array without gaps is."""
+    """The address, dtype and size of an array without gaps."""
 
     address: int
     dtype: DType
@@ -193,10 +194,10 @@ class Memory:
 
     @classmethod
     def of(cls, array: Any) -> Memory:
-        """Return that of an array of NumPy, PyTorch or CuPy.
+        """Return the memory of an array of NumPy, PyTorch or CuPy.
 
         Raises:
-            TypeError: It is none.
+            TypeError: It is not such an array.
             ValueError: It is not C-contiguous.
         """
         if hasattr(array, "data_ptr"):
@@ -234,14 +235,14 @@ Move: TypeAlias = tuple[str, Memory, int]
 
 @attrs.frozen
 class Collective:
-    """A collective that a rank asks for.
+    """A collective that a rank calls.
 
     Attributes:
         kind: Name of the method.
         given: The array of this rank.
-        own: Where its result goes, which may be the same.
-        reduction: How elements become one; empty where they do not.
-        root: The rank that gives or gets an array alone; None for none.
+        own: The array for its result, which may be the same.
+        reduction: How elements are combined; empty if they are not.
+        root: The only rank that gives or gets an array; None without one.
     """
 
     kind: str
@@ -252,11 +253,12 @@ class Collective:
 
 
 def room_of(size: int) -> np.dtype[Any]:
-    """Return the layout of a room of so many ranks: a place of each rank for all, and one for each other.
+    """Return the layout of a room for `size` ranks.
 
-    A place is where one rank writes: words, and two halves with a text each. A piece is written to one half
-    while others read the last one from the other. The writer says that it is there by a word behind the data.
-    Stores of x86 are seen in their order; elsewhere the lock is a barrier.
+    Each rank has a place for all ranks, and one for each other rank. One rank writes to a place: words, and
+    two halves with a text each. A piece is written to one half while others read the previous piece from the
+    other half. The writer announces it by a word after the data. Stores of x86 are visible in their order; on
+    other processors the lock is a barrier.
     """
     of_all, of_one = [
         np.dtype([("words", np.int64, 8), ("texts", "S192", 2), ("halves", np.uint8, (2, half))])
@@ -267,16 +269,16 @@ def room_of(size: int) -> np.dtype[Any]:
 
 @lru_cache(maxsize=8)
 def _mapped(path: str, file_number: int, size: int) -> Any:
-    """Map the room of some ranks; the number tells files apart that had one descriptor after the other."""
+    """Map the room of some ranks; the number distinguishes successive files with the same descriptor."""
     return np.asarray(np.memmap(path, room_of(size), "r+", shape=()))
 
 
 def last_calls(path: str, size: int, call: int) -> Iterator[tuple[int, str]]:
-    """Yield for each rank of a room how often it has come in a call, and to what it came last.
+    """Yield for each rank of a room its number of collectives in a call, and its last collective.
 
     Args:
         path: See `RoomRank`.
-        size: How many ranks it has.
+        size: The number of ranks.
         call: The number of the call.
     """
     for place in _mapped(path, os.stat(path).st_ino, size)["ranks"]:
@@ -292,12 +294,12 @@ def forget_rooms() -> None:
 class RoomRank(ProgramRank):
     """A rank in shared memory.
 
-    Words have the number of the call in their upper half, so what an earlier call has left is seen as such.
+    Words have the number of the call in their upper half, so words of an earlier call are recognized.
 
     Args:
-        meeting: The number of the rank, and that of the call, above all before. For each group its file,
-            which the application holds open, and its ranks.
-        by: The asker of the call: it may have left, and is told while the rank waits for others.
+        meeting: The number of the rank, and the number of the call, above all before. For each group its
+            file, which the application holds open, and its ranks.
+        by: The caller: it may have left, and it sees while the rank waits for others.
         name: The group.
     """
 
@@ -312,8 +314,8 @@ class RoomRank(ProgramRank):
         """See `ProgramRank`."""
         own = self._places[self.number]["words"]
         if own[_BEGUN] == self._call:
-            # A worker was lost, and the next one has got its call, where the others went on.
-            raise Refused(f"rank {self.number} has begun this call before", code=AGAIN)
+            # A worker was lost, and the next worker got its call again, while the other ranks continued.
+            raise Refused(f"rank {self.number} has begun this call before", code=REPEATED)
         own[_BEGUN] = self._call
 
     def end(self) -> None:
@@ -322,9 +324,9 @@ class RoomRank(ProgramRank):
         self._places[self.number]["words"][_ENDED] = self._call
 
     def _meet(self, asked: Collective, stream: Any) -> None:
-        """See `ProgramRank`. All give pieces, one after the other, and take from those of all."""
+        """See `ProgramRank`. All ranks write pieces, one after the other, and read the pieces of all."""
         host, out, root = asked.given.on_host(), asked.own.on_host(), asked.root
-        # This rank's part begins here in what is reduced, and ranks are so far apart in what is joined.
+        # The offset of this rank's part in a reduced array, and the distance of ranks in a gathered one.
         start = self.number * out.size if asked.kind == "reduce_scatter" else 0
         step = host.size if asked.kind == "all_gather" else 0
         what = f"{asked.kind}({asked.reduction if root is None else root}) of {host.size} {host.dtype}"
@@ -392,7 +394,7 @@ class RoomRank(ProgramRank):
         return (self._call << 32) + number
 
     def _have(self, places: Any, word: int, number: int) -> bool:
-        """Tell whether all ranks have come to a piece, or have none to come to."""
+        """Return whether all ranks have reached a piece, or there is none to reach."""
         with _LOCK:
             return number <= 0 or min(places["words"][:, word].tolist()) >= self._word(number)
 
@@ -406,7 +408,7 @@ class RoomRank(ProgramRank):
                     return
                 if look < _EAGER:
                     continue
-                # The one that it waits for has a limit of its own.
+                # The rank that it waits for has a limit of its own.
                 self._by.waits_for_others = True
                 if self._by.has_left:
                     raise Refused(f"{what}: the call was ended, as another rank has failed", code=ENDED)

@@ -1,1 +1,1 @@
-"""Expressions that are compiled by the C++ compiler of the machine (D186)."""
+"""Expressions compiled by the C++ compiler of the machine (D186)."""

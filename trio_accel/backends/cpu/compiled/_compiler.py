@@ -1,4 +1,4 @@
-"""The C++ compiler of the machine: found, run, and what it makes kept and loaded (D186)."""
+"""The C++ compiler of the machine: its search, its runs, and the cache of its output (D186)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ..runtime._stream import COMPILED
 
 Mode: TypeAlias = Literal["auto", "never", "always"]
 Entry: TypeAlias = Callable[[bytes, int, int], int]
-"""The function ``run`` of a text: it gets its packed arguments, and the first element and the one behind the
+"""The function ``run`` of a text: it gets its packed arguments, and the first element and the one after the
 last. It holds no lock of the interpreter."""
 
 _logger = logging.getLogger("trio_accel.backends")
@@ -39,22 +39,22 @@ OPTIONS = (
     "-fno-strict-aliasing", "-fopenmp-simd", "-fPIC", "-shared", "-w", "-fvisibility=hidden",
     "-fno-exceptions", "-fno-rtti", "-pipe", "-Wl,--as-needed",
 )  # fmt: skip
-"""None of them changes what is rounded, and how."""
+"""Options that do not change which results are rounded, and how."""
 _OF_GCC = ("-fno-tree-sink",)
-# Functions of vectors, which `functions.h` defines in two widths, are called in these alone.
+# Vector functions, which `functions.h` defines in two widths, are only called in these.
 _WIDE_ALONE, _CALLS_VECTORS = "--param=vect-epilogues-nomask=0", "\nLOOPED("
 _WIDE = "-mprefer-vector-width=512"
 
 # Seconds that a compiler may take: a long expression takes one.
 _LIMIT = 30.0
-# After so many failures, one behind another, the compiler is not asked again; and after it has hung once.
+# After this number of successive failures, or a single hang, the compiler is not called again.
 _MOST_FAILURES = 3
-# The launcher knows the name, too: it kills the shell of a dead worker, and removes the folder.
+# The launcher also knows the name: it kills the shell of a dead worker, and removes the folder.
 _PREFIX = "trio-accel-code-"
 _ASKING = b"version"
-# Its folder is $0, and the source has $1 bytes of what is read. The shell makes the folder, so that there is
-# none without a shell that removes it. When the process that asks is done, or is no more, the line ends: then
-# the compiler is ended with all that it has started, and the folder removed, until nothing writes there.
+# The folder is $0, and the source is the first $1 bytes of the input. The shell makes the folder, so that no
+# folder exists without a shell to remove it. The input ends when the calling process is done or dead. Then
+# the shell ends the compiler with all its children, and removes the folder until nobody writes there.
 _SCRIPT = """
 mkdir -m 700 "$0" && cd "$0" && head -c "$1" >made.cpp || { rm -rf "$0"; exit; }
 shift
@@ -78,7 +78,7 @@ class Counts:
     Attributes:
         compiled: Operations of compiled code.
         by_numpy: Operations of NumPy.
-        kernels: Kernels that were compiled, or found in the disk cache.
+        kernels: Kernels compiled, or found in the disk cache.
     """
 
     compiled: int = 0
@@ -101,11 +101,11 @@ counts = Counts()
 
 
 class CompilerError(Exception):
-    """The compiler could not be run, or failed; its text says why.
+    """The compiler could not be run, or failed; the text explains why.
 
     Args:
-        text: Why.
-        log: What the compiler wrote.
+        text: The reason.
+        log: The compiler's output.
     """
 
     def __init__(self, text: str, log: str = "") -> None:
@@ -119,12 +119,12 @@ class CompilerHangsError(CompilerError):
 
 @attrs.frozen
 class Compiler:
-    """A compiler that was found.
+    """The compiler of the machine.
 
     Attributes:
-        command: What runs it.
-        version: The first line that it says about itself.
-        options: Options of every text.
+        command: The command that runs it.
+        version: The first line of its version.
+        options: Options for every source.
     """
 
     command: Strs
@@ -167,7 +167,7 @@ class Compiler:
 
 @functools.cache
 def _sweep(root: Path) -> None:
-    """Remove what compilers have left whose shells were killed as well; once in a process."""
+    """Remove the folders of compilers with shells that were also killed; once in a process."""
     remove_stale(root, rf"{_PREFIX}[0-9a-f]{{16}}")
 
 
@@ -205,7 +205,7 @@ def _run(folder: Path, source: bytes, arguments: Strs, limit: float) -> bytes:
 
 @functools.cache
 def machine() -> Strs:
-    """Return what code depends on: the C library, and what the system says about the processor."""
+    """Return the facts that code depends on: the C library, and the system's description of the processor."""
     wanted = ("vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part")
     library, whole = "", ""
     with suppress(OSError, ValueError):
@@ -219,7 +219,7 @@ def machine() -> Strs:
 
 @functools.cache
 def has_fma() -> bool:
-    """Tell whether the processor multiplies and adds with one rounding: functions of our own need that."""
+    """Return whether the processor multiplies and adds with one rounding, which our own functions need."""
     return platform.machine() != "x86_64" or _has("fma")
 
 
@@ -240,16 +240,16 @@ def mode() -> Mode:
 
 
 def compiler() -> Compiler | None:
-    """Find the compiler: that of `CXX`, else ``c++``, ``g++`` or ``clang++``; None where there is none."""
+    """Return the compiler of `CXX`, else ``c++``, ``g++`` or ``clang++``; None without a compiler."""
     return _find(os.environ.get("CXX", ""), os.environ.get("PATH", ""))
 
 
 @functools.lru_cache(4)
 def _find(named: str, path: str) -> Compiler | None:
-    # Code is loaded from memory that has a name, and the compiler is ended by a shell.
+    # Code is loaded from memory with a file name, and a shell ends the compiler.
     if sys.platform != "linux" or not hasattr(os, "memfd_create"):
         return None
-    # It may wait for a disk, and the operation that asks is not stuck meanwhile.
+    # It may wait for a disk, and meanwhile the calling operation is not stuck.
     COMPILED.add(_ASKING)
     try:
         return _first_of((named, "c++", "g++", "clang++"))
@@ -279,12 +279,12 @@ def _first_of(names: Sequence[str]) -> Compiler | None:
 
 @attrs.define(eq=False)
 class State:
-    """What this process has compiled, and how that went.
+    """The compiled code of this process, and its failures.
 
     Attributes:
-        entries: The functions, by the keys of their texts; None for one that could not be made.
-        failures: How many in a row were not made.
-        has_warned: Whether one of them was told of.
+        entries: The functions, by the keys of their sources; None for a source that could not be compiled.
+        failures: The number of successive failures.
+        has_warned: Whether a failure was reported.
     """
 
     entries: dict[bytes, Entry | None] = attrs.field(factory=dict[bytes, "Entry | None"])
@@ -307,10 +307,10 @@ os.register_at_fork(after_in_child=_begin)
 
 
 def compile_text(text: str, options: Strs = ()) -> Entry | None:
-    """Compile a text that begins with `head`, or find it in the disk cache; blocks.
+    """Compile a source that begins with `head`, or find it in the disk cache; blocks.
 
     Returns:
-        Its function ``run``; None where that cannot be had, which is said once in the log.
+        Its function ``run``; None if that is not possible, which is logged once.
     """
     found = compiler()
     if found is None:
@@ -327,7 +327,7 @@ def _made(found: Compiler, key: bytes, text: str, options: Strs) -> Entry | None
     cache = default_code_cache()
     kept = cache.find(key)
     if kept is not None:
-        # An entry that is no library is a miss.
+        # An entry that is not a library is a miss.
         with suppress(OSError, AttributeError):
             return load(kept.code)
     COMPILED.add(key)
@@ -356,8 +356,8 @@ def load(code: bytes) -> Entry:
     """Load a library from memory: the folder of the cache may forbid programs.
 
     Raises:
-        OSError: It is none.
-        AttributeError: It has no function ``run``.
+        OSError: The code is not a library.
+        AttributeError: The library has no function ``run``.
     """
     file = os.memfd_create("accel code", os.MFD_CLOEXEC)
     try:

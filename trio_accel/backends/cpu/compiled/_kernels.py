@@ -14,16 +14,16 @@ from ...base.contract.ops import KernelCode, KernelDefinition, KernelSpec, scala
 from ...base.kit.code_cache import CompiledCode, default_code_cache, header_parts
 from ._compiler import CompilerError, Entry, compiler, load, mode
 
-# The last option keeps a number that becomes a whole one and comes back from being -0.0.
+# The last option prevents a number from becoming -0.0 when it is converted to an integer and back.
 _OPTIONS = ("-fexceptions", "-fmax-errors=20", "-fdiagnostics-color=never", "-ftrapping-math")
-# The header says this of shared memory, barriers and warps.
+# The header refuses shared memory, barriers and warps with this text.
 _REFUSED = "a processor runs threads one by one"
 _FAILURES = {710: "an assertion failed", 719: "it called __trap"}
 _POINTER = 8
 _SHAPE, _SIZE = struct.Struct("=6I8x"), struct.Struct("=Q8x")
 _ROOM = 16
 
-# Each parameter has 32 bytes behind the grid and the block: its size, and what it is.
+# After the grid and the block, each parameter has 32 bytes: its size, and its kind.
 _RUN = """
 #line 1 "<run>"
 STAND_IN_EXPORT(kernel, &%s)
@@ -110,7 +110,8 @@ def find(text: str) -> Entry:
 
     Raises:
         CompilationError: The source does not compile, or has no such kernel.
-        NotSupportedError: It has shared memory, barriers, or calls of a warp; or there is no compiler.
+        NotSupportedError: The kernel uses shared memory, barriers, or warp functions; or there is no
+            compiler.
     """
     definition, found = KernelDefinition.decode(text), compiler()
     _check(definition)
@@ -156,7 +157,7 @@ def _told(
 
 
 def _options(definition: KernelDefinition) -> Strs:
-    """Return NVRTC's options that a C++ compiler has, too."""
+    """Return the options of NVRTC that a C++ compiler also has."""
     given: dict[str, Any] = dict(definition.options)
     std = [f"-std={given['std']}"] if given.get("std") else []
     named = [

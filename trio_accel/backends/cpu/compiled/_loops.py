@@ -58,7 +58,7 @@ class _Loops(Statements):
         return "\n".join((*parts, _RUN))
 
     def _ahead(self, *, is_inside: bool = False) -> list[str]:
-        """C++ that stands before the loop of a row: steps that do not change along it, and reductions."""
+        """Return C++ before the loop of a row: steps that do not change along it, and reductions."""
         operands = [each for number in self.reductions for each in self.steps[number].steps]
         before, level = list[str](), COLUMN if self.layout.reduced == 2 else ELEMENT
         for number in self.needed([*self.outputs, *operands], is_inside=is_inside):
@@ -114,7 +114,7 @@ class _Loops(Statements):
         ]
 
     def _parted(self) -> str:
-        """C++ of the function of a row that finds where its loads are plain."""
+        """Return C++ of the function of a row that finds where its loads are plain."""
         bounds = dict.fromkeys(line for condition in self.conditions for line in _bounds(*condition))
         return _function(
             "row",
@@ -132,11 +132,11 @@ class _Loops(Statements):
         )
 
     def _reduced(self, number: int) -> list[str]:
-        """C++ of a reduction of a row."""
+        """Return C++ of a reduction of a row."""
         step, lines, mapped = self.steps[number], list[str](), list[str]()
         kept = self._kept() if number == self.reductions[-1] else None
         if kept is not None:
-            # To compute it again would take as long again, so it is written where the result will be.
+            # Computing it again would take as long again, so it is written to the place of the result.
             made = list[str]()
             self._add([kept], ELEMENT, lines, made)
             store = f"{source.element_of(self.dtypes[0])}::store({self.place(0)}, t{kept});"
@@ -162,7 +162,7 @@ class _Loops(Statements):
                 self.statement(number, before, inside)
 
     def _kept(self) -> int | None:
-        """Return the step of the result that the last reduction reads, too; None if it saves nothing."""
+        """Return the result's step that the last reduction also reads; None if keeping it saves nothing."""
         last, passes, outputs = self.reductions[-1], self.program.passes, self.program.outputs
         operands = passes[None].operands[last]
         if self.layout.access[0] != "dense" or len(outputs) != 1 or len(operands) != 1:
@@ -179,7 +179,7 @@ class _Loops(Statements):
         return None if is_read or self.levels[kept] != ELEMENT else kept
 
     def _columns(self) -> str:
-        """C++ of the function of a row of columns, in which each reduction passes over all rows."""
+        """Return C++ of the function of a row of columns, in which each reduction passes over all rows."""
         lines, kept = self._ahead(), list[str]()
         for number in self.reductions:
             step, inside = self.steps[number], list[str]()
@@ -221,14 +221,14 @@ class _Loops(Statements):
 
 
 def _of_each(lines: Sequence[str], first: str = "first", end: str = "end") -> list[str]:
-    """C++ of a loop whose elements do not depend on each other."""
+    """Return C++ of a loop over independent elements."""
     inside = source.indented("\n".join(lines), 4)
     return ["#pragma GCC ivdep", f"for (i64 k = {first}; k < {end}; k++) {{", inside, "}"]
 
 
 def _function(name: str, lines: Sequence[str], *, is_apart: bool = False) -> str:
-    """C++ of a function of a row."""
-    # No vectors are made of the function for a few elements, because these take a compiler longest.
+    """Return C++ of a function of a row."""
+    # The function for a few elements is not vectorized, because vectors take a compiler longest.
     start = "__attribute__((noinline)) static" if is_apart else "static"
     bounds = "i64 first, i64 low, i64 high, i64 end" if is_apart else "i64 first, i64 end"
     body = source.indented("\n".join(lines), 4)

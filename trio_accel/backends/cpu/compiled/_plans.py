@@ -1,6 +1,7 @@
 """Which expressions are compiled, the kernel of each layout, and its threads (D186).
 
-The expression and the machine decide what runs, never the time: what is exact has the same bits either way.
+The expression and the machine decide what runs, never the time, so exact results have the same bits either
+way.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ from ...base.kit.host import usable_cores
 from ...base.kit.kernels import HostCall
 from ..runtime.blas_threads import NUMPY
 from ._compiler import Entry, compile_text, compiler, counts, has_fma, mode
-from ._functions import ALONE, VECTOR
+from ._functions import NOT_IN_NUMPY, VECTOR
 from ._loops import text_of
 from ._text import Access, LoopLayout, depths_of
 
 Call: TypeAlias = "HostCall[Any]"
 
-# Bytes of all steps of all elements: NumPy computes so many in as long as a compiler takes, 0.1 to 0.3 s.
+# Bytes of all steps of all elements that NumPy computes while a compiler runs: 0.1 to 0.3 s.
 _WORTH = 1 << 29
-# A thread has so many at least, which take a millisecond: to wake one may take a part of that.
+# The least share of a thread, in such bytes. It takes a millisecond; waking a thread may take part of that.
 _SHARE = 1 << 26
 LINE = 64
 """Elements of a share are a multiple of this, so that no two threads write to one line of a cache."""
-# The steps of a loop count so often.
+# How often the steps of a loop count.
 _ROUNDS = 16
 _MOST_PLANS = 4096
 _NO_FORM = struct.Struct("")
@@ -69,8 +70,8 @@ _ORDERED = ("reduce_sum", "reduce_prod")
 # Whether groups of neighbouring axes are reduced.
 _PATTERNS = ([True], [False, True], [True, False], [False, True, False])
 _SQUARED = (DType.float32, DType.float64)
-# Beside so many steps, a function of NumPy's decides no longer how long an expression takes.
-_FEW, _NO_WORK = 3, ("argument", "constant", "cast", "count")
+# With more steps than this, a function of NumPy's no longer dominates the time of an expression.
+_MAX_NUMPY_STEPS, _NO_WORK = 3, ("argument", "constant", "cast", "count")
 _VECTORS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
 
@@ -79,14 +80,14 @@ class Plan:
     """How one layout of an expression is computed. It holds no array.
 
     Attributes:
-        text: Makes the source; None where NumPy computes.
+        text: Makes the source; None if NumPy computes.
         is_exact: Whether NumPy makes the same bits.
         count: Elements.
         weight: Bytes of all steps of all elements.
         form: Packs addresses.
-        rest: Bytes behind those and the scalars.
-        is_checked: Whether indices may be outside.
-        entry: The function, once there is one.
+        rest: Bytes after the addresses and the scalars.
+        is_checked: Whether indices may be out of range.
+        entry: The function, once it exists.
     """
 
     text: Callable[[], str] | None = None
@@ -116,7 +117,7 @@ class Plan:
         return self.entry
 
     def hurry(self) -> None:
-        """Have it compiled soon: it comes again and again."""
+        """Compile it soon, because it is used repeatedly."""
         if not self._is_begun and self.text is not None:
             self._is_begun = True
             threading.Thread(target=self.compile, name="accel compiler", daemon=True).start()
@@ -133,13 +134,13 @@ class Plan:
         return self.form.pack(*addresses, scalars) + self.rest + _PASSES[is_second]
 
     def run(self, entry: Entry, data: bytes, *, is_split: bool = True) -> bool:
-        """Compute all elements, in threads where these are many; tell whether an index was outside."""
+        """Compute all elements, in threads if there are many; return whether an index was out of range."""
         threads = min(usable_cores(), NUMPY.started) if is_split else 1
         return run_split(entry, data, self.count, min(threads, self.weight // _SHARE))
 
 
 def run_split(entry: Entry, data: bytes, count: int, parts: int) -> bool:
-    """Call a function for elements in so many parts at once; tell whether one of its results is not zero."""
+    """Call a function for `parts` ranges of elements at once; return whether a result is nonzero."""
     if parts < 2:
         return bool(entry(data, 0, count))
     edges = [*(count * part // parts // LINE * LINE for part in range(parts)), count]
@@ -183,7 +184,7 @@ def compute(spec: ExpressionSpec, call: Call) -> bool:
 
 
 def bind(spec: ExpressionSpec, call: Call) -> Callable[[], object] | None:
-    """Return the compiled code with its addresses, where it computes alone and in one thread; else None."""
+    """Return the compiled code with its addresses, if it runs by itself in one thread; else None."""
     plan = find_plan(spec)
     plan.hurry()
     entry = plan.entry
@@ -271,7 +272,7 @@ def _make(spec: ExpressionSpec) -> Plan:
 
 
 def _are_printed(spec: ExpressionSpec, decoded: Program, *, has_bits: bool) -> bool:
-    """Return whether there are loops for a program; if its steps have NumPy's bits, these have to, too."""
+    """Return whether there are loops for a program; if its steps have NumPy's bits, the loops must also."""
     program = decoded.program
     reductions = [program.steps[number] for number in program.reductions]
     if decoded.usual is not None:
@@ -296,7 +297,7 @@ def _nest_of_elements(program: TypedExpression, shape: Ints, arrays: Sequence[Ar
 
 
 def _nest_of_rows(spec: ExpressionSpec) -> LoopNest | None:
-    """Find the axes of a reduction; None if the layout is not so simple, or NumPy goes another way."""
+    """Find the axes of a reduction; None if the layout is too complex, or NumPy takes another order."""
     shape, (out,) = spec.shape, spec.results
     is_whole = out.shape == shape
     arrays = (*([out] if is_whole else []), *spec.arrays)
@@ -327,7 +328,7 @@ def _nest_of_rows(spec: ExpressionSpec) -> LoopNest | None:
 
 
 def is_exact(step: Step, steps: Sequence[Step]) -> bool:
-    """Tell whether NumPy makes the same bits, but for those of NaN."""
+    """Return whether NumPy makes the same bits, except for NaN."""
     if step.function in _EXACT or step.is_reduction or step.function.startswith("store_"):
         return True
     dtypes = (step.dtype, *(steps[number].dtype for number in step.steps))
@@ -343,26 +344,27 @@ def is_exact(step: Step, steps: Sequence[Step]) -> bool:
 
 
 def are_exact(program: TypedExpression) -> bool:
-    """Tell whether NumPy makes the same bits of a program, but for those of NaN."""
+    """Return whether NumPy makes the same bits for a program, except for NaN."""
     return all(is_exact(step, program.steps) for step in program.steps)
 
 
 def are_vectors(program: TypedExpression, chosen: str) -> bool:
-    """Tell whether a program that is not exact is compiled."""
+    """Return whether an inexact program is compiled."""
     steps = [program.steps[number] for number in _computed(program)]
     others = [step for step in steps if not is_exact(step, program.steps)]
     if not all(step.function in VECTOR and step.dtype in _VECTORS for step in others):
         return False
-    # A function alone has NumPy's bits: it is as fast, and no compiler is waited for.
+    # A single function has NumPy's bits, because it is as fast, and nobody waits for a compiler.
     is_long = len(others) > 1 or any(
-        step.function in ("load", "loop", *ALONE) or step.function.startswith("store_") for step in steps
+        step.function in ("load", "loop", *NOT_IN_NUMPY) or step.function.startswith("store_")
+        for step in steps
     )
-    is_long = is_long or sum(step.function not in _NO_WORK for step in steps) > _FEW
+    is_long = is_long or sum(step.function not in _NO_WORK for step in steps) > _MAX_NUMPY_STEPS
     return has_fma() and (chosen == "always" or is_long)
 
 
 def _computed(program: TypedExpression) -> Sequence[int]:
-    """Return the steps that are computed, as often as there are loops over all elements that need them."""
+    """Return the computed steps, each as often as there are loops over all elements that need it."""
     reductions = program.reductions
     if not reductions:
         return range(len(program.steps))
@@ -373,7 +375,7 @@ def _computed(program: TypedExpression) -> Sequence[int]:
 
 
 def is_aligned(array: ArraySpec) -> bool:
-    """Tell whether elements are where a processor expects them."""
+    """Return whether elements are aligned for the processor."""
     size = array.dtype.itemsize
     return array.offset % size == 0 and all(step % size == 0 for step in array.strides)
 
@@ -383,6 +385,6 @@ def _access(step: int, array: ArraySpec) -> Access:
 
 
 def _is_in_place(spec: ExpressionSpec) -> bool:
-    """Tell whether NumPy would find what was written, in place of what was to be read."""
+    """Return whether NumPy would read elements that it had already overwritten."""
     written = {array.block for array in spec.results}
     return any(array.block in written for array in (*spec.arrays, *spec.loaded))

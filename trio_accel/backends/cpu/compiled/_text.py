@@ -1,7 +1,7 @@
 """C++ statements of the steps of a program, in the form for processors (D186).
 
-A step has a level: ``ONCE`` if it has one value in all loops of a row, ``COLUMN`` if each column has one
-value, and ``ELEMENT`` if each element has one. `_loops` writes the loops.
+Each step has a level: ``ROW`` if it has one value in all loops of a row, ``COLUMN`` for one value in each
+column, and ``ELEMENT`` for one value in each element. `_loops` writes the loops.
 
 An index along a row may have a sum, `%`, a minimum or a maximum. Elements where these change nothing have a
 loop of their own, with plain pointers.
@@ -20,19 +20,19 @@ import attrs
 from ...base.contract.dtypes import DType
 from ...base.expressions import Argument, Step, TypedExpression, needed_steps
 from ...base.expressions import _source as source
-from ._functions import FAR, OWN, VECTOR
+from ._functions import C_NAMES, VECTOR, VECTOR_FUNCTIONS
 
 Access: TypeAlias = source.Access
 Condition: TypeAlias = tuple[str, str | None, str | None]
-"""That the index along a row, and so much more, is within bounds: C++ of the sum, and of both."""
+"""A condition that the index along the row, plus a sum, is within bounds: C++ of the sum and both bounds."""
 
-# Without it, g++ takes `trunc` for a cast to whole numbers and back: -0.0, NaN and what is too large stay.
+# Without it, g++ compiles `trunc` to casts to integers and back, which break -0.0, NaN and large numbers.
 _ROUND_TRIP = '#pragma GCC optimize("trapping-math")\n'
 
 _SHIFTS = {"add": "f_add", "subtract": "f_subtract"}
 _STEPS = re.compile(r"\bt(\d+)")
 _BOUNDS = ("remainder", "minimum", "maximum")
-_WHOLE = {DType.int64: "", DType.int32: "2147483647"}
+_INTEGER_LIMITS = {DType.int64: "", DType.int32: "2147483647"}
 
 
 def head_of(program: TypedExpression) -> str:
@@ -59,36 +59,36 @@ def head(called: frozenset[str] = frozenset()) -> str:
     lines = [before]
     if called & VECTOR:
         lines.append((here / "functions.h").read_text(encoding="utf-8"))
-        far = sorted(called & frozenset(FAR))
+        far = sorted(called & frozenset(VECTOR_FUNCTIONS))
         for name in far:
             lines += [f"LOOPED({name}, double, , 4, 8)", f"LOOPED({name}, float, f, 8, 16)"]
         lines += [
             f"template <class... T> OWN auto own_{name}{suffix}(T... x) {{ return own::{name}(x...); }}"
-            for name in OWN.values()
+            for name in C_NAMES.values()
             for suffix in ("", "f")
         ]
-        # The names stand behind all others, which have them in their text.
+        # The names come last, because the definitions before contain them.
         lines += [
             f"#define {name}{suffix} own_{name}{suffix}"
-            for name in (*OWN.values(), *far)
+            for name in (*C_NAMES.values(), *far)
             for suffix in ("", "f")
         ]
     return "\n".join((*lines, source.prelude(), behind))
 
 
 # The levels of steps.
-ONCE, COLUMN, ELEMENT = 0, 1, 2
+ROW, COLUMN, ELEMENT = 0, 1, 2
 
 
 @attrs.frozen
 class LoopLayout:
-    """Layouts of the arrays, as far as the text depends on them, whatever the extents are.
+    """Layouts of the arrays, as far as the source depends on them, whatever the extents are.
 
     Attributes:
         axes: The number of axes.
         access: How the elements of each array follow each other along the last axis, results first.
-        dense: For each array that is loaded from or stored to, whether its elements are adjacent, by axes.
-        reduced: Which axis is reduced, counted from the end: 0 for none, 1 for rows, 2 for columns.
+        dense: For each loaded or stored array, whether its elements are adjacent, by axes.
+        reduced: The reduced axis, counted from the end: 0 for none, 1 for rows, 2 for columns.
         across: With columns, whether each array has several elements along the reduced axis.
     """
 
@@ -100,7 +100,7 @@ class LoopLayout:
 
 
 def depths_of(steps: Sequence[Step]) -> list[int]:
-    """Count, for each step, the loops that are around it."""
+    """Count the loops around each step."""
     found, depth = list[int](), 0
     for step in steps:
         depth -= step.function == "end"
@@ -123,7 +123,7 @@ class Statements:
         reductions: The steps that reduce.
         levels: The level of each step.
         memory: C++ of values that earlier loops have written to memory, by the numbers of the steps.
-        plain: The loads with one index that is the index along the row and a sum: its axis, and the sum.
+        plain: The loads with one index that is the index along the row plus a sum: its axis, and the sum.
         conditions: The conditions under which these loads are plain.
     """
 
@@ -131,7 +131,7 @@ class Statements:
         self.program, self.layout, self.steps = program, layout, program.steps
         self.last = layout.axes - 1
         self._loaded = [number for number, _ in program.loads]
-        # The extents of each array that is loaded from begin here.
+        # The begin of each loaded array's extents.
         self._extents, self._axes = list[int](), 0
         for _, count in program.loads:
             self._extents.append(self._axes)
@@ -178,19 +178,19 @@ class Statements:
     def _level_of(self, step: Step) -> int:
         """Return the level of a step, whatever its operands are."""
         if step.is_reduction:
-            return COLUMN if self.layout.reduced == 2 else ONCE
+            return COLUMN if self.layout.reduced == 2 else ROW
         if step.function == "index":
-            return ELEMENT if self._axis(step) == self.last else ONCE
+            return ELEMENT if self._axis(step) == self.last else ROW
         if step.function.startswith("store_"):
             # Each element stores, even if all of them store the same.
             return ELEMENT
         array = self._array_of.get(int(step.value.real)) if step.function == "argument" else None
         if array is None:
-            return ONCE
+            return ROW
         is_same = self.layout.access[array] == "same"
         if self.layout.reduced == 2:
-            return ELEMENT if self.layout.across[array] else ONCE if is_same else COLUMN
-        return ONCE if is_same else ELEMENT
+            return ELEMENT if self.layout.across[array] else ROW if is_same else COLUMN
+        return ROW if is_same else ELEMENT
 
     def _spread(self, *, is_whole: bool) -> list[int]:
         """Find the levels of steps.
@@ -200,7 +200,7 @@ class Statements:
                 divided. Otherwise, only values that change have a high level: all elements count the same
                 loops.
         """
-        found, before = [ONCE] * len(self.steps), list[int]()
+        found, before = [ROW] * len(self.steps), list[int]()
         while found != before:
             before = list(found)
             for number, step in enumerate(self.steps):
@@ -231,7 +231,7 @@ class Statements:
         return self.levels[number] < ELEMENT and not self._depths[number]
 
     def place(self, array: int) -> str:
-        """C++ of the address of an element in element ``k`` of a row, or of row ``j`` of columns."""
+        """Return C++ of the address of an element, for element ``k`` of a row, or row ``j`` of columns."""
         size = self.dtypes[array].itemsize
         steps = {"same": "0", "dense": f"k * {size}", "strided": f"k * step{array}"}
         across = f" + j * across{array}" if self._is_across(array) else ""
@@ -251,18 +251,18 @@ class Statements:
             extent = self._extent(step, axis)
             self.plain[number] = axis, shift
             self.conditions += [*conditions, (shift, "0", f"e{extent} - 1")]
-            # The sum beside the index has steps of its own.
+            # The other term of the sum has steps of its own.
             others = [index for each, index in enumerate(step.steps) if each != axis]
             self._inside[number] = attrs.evolve(
                 step, steps=(*others, *[int(each) for each in _STEPS.findall(shift)])
             )
 
     def _shift_of(self, number: int) -> tuple[str, tuple[Condition, ...]] | None:
-        """Return the sum of a value without the index along the row, and conditions; None if it is no sum."""
+        """Return a sum without the index along the row, and conditions; None if it is not such a sum."""
         step = self.steps[number]
         if step.function == "index":
             return "(i64)0", ()
-        most = _WHOLE.get(step.dtype)
+        most = _INTEGER_LIMITS.get(step.dtype)
         if most is None or not step.steps:
             return None
         first, *others = step.steps
@@ -272,7 +272,7 @@ class Statements:
         if found is None or not all(map(self._is_ahead, others)):
             return None
         shift, conditions = found
-        if step.function == "cast" and self.steps[first].dtype in _WHOLE:
+        if step.function == "cast" and self.steps[first].dtype in _INTEGER_LIMITS:
             pass
         elif step.function in _SHIFTS:
             shift = f"{_SHIFTS[step.function]}({shift}, (i64)t{others[0]})"
@@ -288,7 +288,7 @@ class Statements:
         return shift, conditions
 
     def structure(self) -> str:
-        """C++ of the language and of the structure of arguments, with which a text begins."""
+        """Return C++ of the language and the structure of arguments, which begins a source."""
         arrays, axes = max(len(self.dtypes), 1), self.layout.axes
         return f"""{head_of(self.program)}
 enum {{ AXES = {axes}, ARRAYS = {len(self.dtypes)}, REDUCED = {self.layout.reduced} }};
@@ -340,9 +340,9 @@ struct Arguments {{
         Args:
             number: The step.
             before: The lines before the loop, for parts of loads that are the same in the whole row.
-            where: The lines where the step belongs.
+            where: The lines to append the step to.
             is_inside: Whether loads are plain.
-            is_checking: Whether the indices of stores are checked, in place of the stores.
+            is_checking: Whether to check the indices of stores instead of storing.
         """
         step = self.steps[number]
         if of_loop := source.loop_lines(number, self.steps):
@@ -365,7 +365,7 @@ struct Arguments {{
         where.append(f"const {source.register_of(step.dtype)} t{number} = {value};")
 
     def _extent(self, step: Step, axis: int) -> int:
-        """Return the number of the extent and stride along an axis of the array of a load or a store."""
+        """Return the number of an extent and stride: along an axis of a loaded or stored array."""
         return self._extents[self._loaded.index(int(step.value.real))] + axis
 
     def _check(self, step: Step, axis: int) -> list[str]:
@@ -376,7 +376,7 @@ struct Arguments {{
         return [f"bad |= is_outside(t{index}, e{self._extent(step, axis)});"]
 
     def _load(self, number: int, step: Step, before: list[str], where: list[str], *, is_inside: bool) -> str:
-        """C++ of a load, whose place and checks are computed before the loop as far as possible."""
+        """Return C++ of a load; its address and checks are computed before the loop as far as possible."""
         array = self._loaded.index(int(step.value.real))
         same, parts = [f"q{array}"], list[str]()
         for axis, index in enumerate(step.steps):

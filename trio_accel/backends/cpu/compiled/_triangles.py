@@ -1,7 +1,7 @@
 """Solutions with sparse triangles by compiled loops, row by row in an order of levels.
 
-A level has the rows that need rows of earlier levels alone. In this order the processor works at several rows
-at a time, because they do not wait for one another.
+The rows of a level only need rows of earlier levels. In this order the processor works at several rows at a
+time, because they do not wait for one another.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class CompiledTriangle:
 
     Args:
         entry: The loops.
-        arrays: Row pointers, columns and values, which were found right, and stay in their place.
-        is_lower: Whether rows need rows before them, and not behind them.
+        arrays: Row pointers, columns and values, which were checked, and must not move.
+        is_lower: Whether rows need earlier rows, not later ones.
         is_unit: Whether the diagonal counts as ones.
     """
 
@@ -141,14 +141,14 @@ class CompiledTriangle:
         entry(_ARGUMENTS.pack(*self._addresses, 0, 0, *self._sizes), 0, 0)
 
     def bind(self, b: HostArray, x: HostArray) -> Callable[[], object]:
-        """Return a function that solves for a vector, whose memory and that of the solution stay in place."""
+        """Return a function that solves for a vector; neither the vector nor the solution may move."""
         data = _ARGUMENTS.pack(*self._addresses, b.ctypes.data, x.ctypes.data, *self._sizes)
-        # The triangle has to live as long.
+        # The triangle has to live as long as the function.
         return lambda: self._entry(data, 1, 0)
 
 
 def arrange(arrays: list[HostArray], *, is_lower: bool, is_unit: bool) -> CompiledTriangle | None:
-    """Arrange a triangle for solutions with vectors; None where there is no compiler. Blocks."""
+    """Arrange a triangle for solutions with vectors; return None without a compiler. Blocks."""
     if mode() == "never":
         return None
     entry = _find(arrays[2].dtype.name, arrays[0].dtype.name)

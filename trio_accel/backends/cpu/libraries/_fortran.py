@@ -1,7 +1,7 @@
 """Routines of BLAS and LAPACK by the addresses that SciPy exports for Cython.
 
 `scipy.linalg` holds the interpreter's lock while it computes. The same routines called by `ctypes` do not.
-They are column-major: to them, a matrix whose rows are contiguous is the transpose of that matrix.
+They are column-major: to them, a matrix with contiguous rows is the transpose of that matrix.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Blas:
         plan: How they are run.
 
     Raises:
-        NotSupportedError: A size that the routine cannot count, or this SciPy does not have it.
+        NotSupportedError: A size is too large for the routine, or this SciPy lacks the routine.
     """
 
     def __init__(self, dtype: DType, plan: Plan) -> None:
@@ -103,7 +103,7 @@ class Blas:
         """Run an operation, without the interpreter's lock.
 
         Raises:
-            LibraryError: A factor has an imaginary part, and the type has none.
+            LibraryError: A factor has an imaginary part, and the type is real.
         """
         plan, dtype, routine = self._plan, self._dtype, self._plan.routine_for(spec)
         call = None if routine is None else find(dtype, routine.name)
@@ -137,8 +137,8 @@ class Blas:
 
 
 _LARGEST = 2**31 - 1
-# A call that gives the interpreter's lock back may wait 5 ms to have it again. So of small matrices only one
-# in each group gives it back: as many as together take so many steps, which is about 0.3 ms.
+# A call that releases the interpreter's lock may wait 5 ms to get it back. So among small matrices, only one
+# call in each group releases it. A group takes this number of steps, which is about 0.3 ms.
 _GROUP = 300_000
 _OVERHEAD = 2000
 # Steps for each product of rows, columns and the lesser of them.
@@ -202,8 +202,8 @@ class Lapack:
 
         Args:
             name: Name of the routine, without the letter of the type.
-            arguments: The arguments before the workspace; the last of them is ``info``, which is passed
-                behind `more`.
+            arguments: The arguments before the workspace; the last of them is ``info``, which is passed after
+                `more`.
             more: The arguments between the workspace and ``info``.
         """
         *before, info = arguments
@@ -216,10 +216,10 @@ class Lapack:
 
 
 def each(array: HostArray, axes: int = 2, stack: Ints | None = None) -> list[int]:
-    """Return the addresses of the matrices of a stack, broadcast to another one if wanted.
+    """Return the addresses of the matrices of a stack, optionally broadcast to another shape.
 
     Args:
-        array: The stack; its last `axes` axes are those of one item.
+        array: The stack; its last `axes` axes belong to one item.
         axes: 2 for matrices, 1 for vectors, 0 for words.
         stack: The shape to broadcast to.
     """

@@ -1,7 +1,7 @@
 """Stable order by NumPy's default sorts, which are up to ten times as fast as its stable ones.
 
-Equal elements are told apart by their places alone, or by the bits of zeros and NaN: these are put right
-after the sort. Whole numbers of one and two bytes have a radix sort, which is stable, and the fastest.
+Equal elements differ only in their places, or in the bits of zeros and NaN, which are put right after the
+sort. Integers of one and two bytes have a radix sort, which is stable, and the fastest.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ import numpy as np
 
 from ...base import DType, HostArray, Ints
 
-# NumPy inserts the elements of so short rows one by one, which is stable, and the fastest.
-_SHORT = 24
-# Where fewer of all elements are wanted than one of so many, they are selected before they are sorted.
-_FEW = 8
+# NumPy inserts the elements of rows up to this length one by one, which is stable, and the fastest.
+_INSERTION_SORT_LENGTH = 24
+# If at most one in this number of elements is needed, they are selected before they are sorted.
+_PARTITION_RATIO = 8
 
 
 def comparable(x: HostArray) -> HostArray:
-    """Return the same in a type that NumPy orders itself; those of `ml_dtypes` it cannot sort with NaN."""
+    """Return numbers in a type that NumPy sorts itself, because it cannot sort `ml_dtypes` types with NaN."""
     return x.astype(np.float32) if x.dtype.isbuiltin != 1 else x
 
 
@@ -25,10 +25,10 @@ def sort_to(out: HostArray, x: HostArray, *, descending: bool = False, kth: Ints
     """Sort along the last axis. NaN counts as larger than every number; equal elements keep their order.
 
     Args:
-        out: Where the elements go.
+        out: The array for the elements.
         x: The elements.
-        descending: Whether the largest come first.
-        kth: Where only the elements at some places count, these; see `SortSpec`.
+        descending: Whether the largest elements come first.
+        kth: The only places whose elements must be right; see `SortSpec`.
     """
     made = out[..., ::-1] if descending else out
     if out.dtype.isbuiltin == 1:
@@ -40,7 +40,7 @@ def sort_to(out: HostArray, x: HostArray, *, descending: bool = False, kth: Ints
     else:
         np.copyto(made, np.sort(comparable(x)), casting="unsafe")
     if x.size and DType.of(x.dtype).is_inexact:
-        # Masks take elements row by row, so those of one value come in the order of the array.
+        # Masks take elements row by row, so elements of equal value come in the order of the array.
         zeros = out == 0
         if zeros.any():
             out[zeros] = x[x == 0]
@@ -56,7 +56,7 @@ def order_of(x: HostArray, *, descending: bool = False) -> HostArray:
         turned: HostArray = count - 1 - order_of(x[..., ::-1])[..., ::-1]
         return turned
     key = comparable(x)
-    if _is_small(key) or count <= _SHORT:
+    if _is_small(key) or count <= _INSERTION_SORT_LENGTH:
         return np.argsort(key, kind="stable")
     key = _whole(key)
     if key.itemsize == 4:
@@ -68,7 +68,7 @@ def order_of(x: HostArray, *, descending: bool = False) -> HostArray:
     ordered = np.take_along_axis(key, order, -1)
     differs = ordered[..., 1:] != ordered[..., :-1]
     if not differs.all():
-        # Indices of equal elements are sorted, behind those of smaller ones.
+        # Indices of equal elements are sorted, after the indices of smaller elements.
         first: HostArray = np.zeros(order.shape, np.int64)
         np.cumsum(differs, -1, out=first[..., 1:])
         first *= count
@@ -80,7 +80,7 @@ def order_of(x: HostArray, *, descending: bool = False) -> HostArray:
 
 def first_of(x: HostArray, count: int, *, descending: bool) -> HostArray:
     """Return the indices of the first elements in order along the last axis: of equal ones the first."""
-    if not 0 < count * _FEW <= x.shape[-1]:
+    if not 0 < count * _PARTITION_RATIO <= x.shape[-1]:
         return order_of(x, descending=descending)[..., :count]
     key = comparable(x)
     if key.dtype.kind == "f" and np.isnan(key).any():
@@ -104,7 +104,7 @@ def _is_small(key: HostArray) -> bool:
 
 
 def _whole(key: HostArray) -> HostArray:
-    """Return numbers as whole ones of the same order: equal for zeros, and for NaN, which comes last."""
+    """Return numbers as integers of the same order: equal for zeros, and for NaN, which comes last."""
     if key.dtype.kind != "f":
         return key.astype(np.int64) if key.dtype == np.uint32 else key
     key = key.astype(np.float32) if key.itemsize == 2 else key

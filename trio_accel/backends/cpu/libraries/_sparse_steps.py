@@ -94,12 +94,12 @@ def _dot(x: HostArray, y: HostArray) -> Any:
 
 
 def _quotient(x: Any, y: Any, least: float) -> Any:
-    """Divide; 0 by a divisor that has lost its digits, for which nothing is left to do."""
+    """Divide; return 0 if the divisor has lost its digits, because then nothing is left to do."""
     return x / y if abs(y) > least else x.dtype.type(0) * y
 
 
 def _preconditioner(spec: Any, call: HostCall, check: Checked, r: HostArray) -> Callable[[], HostArray]:
-    """Return a function that preconditions a vector, as it is when that is called."""
+    """Return a function that preconditions a vector with its value at the time of the call."""
     arrays = [call.array(array) for array in spec.read[8:]]
     if not arrays:
         return lambda: r

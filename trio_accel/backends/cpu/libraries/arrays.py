@@ -16,13 +16,13 @@ from ..compiled import _plans as compiled
 from ..runtime._memory import pieces
 from ._order import comparable, first_of, order_of, sort_to
 
-# Elements of the rows that are made at a time.
-_PIECE = 1 << 18
-# Elements of a histogram whose bins are found at a time.
+# Elements of the rows computed at a time.
+_CHUNK_ELEMENTS = 1 << 18
+# Elements of a histogram whose bins are searched at a time.
 _GUESSED = 1 << 14
-# Integers that are checked and counted at a time.
-_COUNTED = 1 << 17
-# Elements that are converted and accumulated at a time.
+# Integers checked and counted at a time.
+_COUNT_CHUNK = 1 << 17
+# Elements converted and accumulated at a time.
 _ACCUMULATED = 1 << 14
 
 
@@ -52,7 +52,7 @@ def _elements(spec: ops.ExpressionSpec, call: HostCall, decoded: Program, result
         out = piece[0] if len(results) == 1 else None
         made = evaluate(program, given, here, sources, out, shape=piece[0].shape)
         if len(made) > 1:
-            # A result that is an argument unchanged may be in memory where another result is written.
+            # A result that is an unchanged argument may share memory with another result.
             made = [value if value.flags.owndata else value.copy() for value in made]
         for into, value in zip(piece, made, strict=False):
             if value is not into:
@@ -60,10 +60,10 @@ def _elements(spec: ops.ExpressionSpec, call: HostCall, decoded: Program, result
 
 
 def _reduce(spec: ops.ExpressionSpec, call: HostCall, decoded: Program, results: list[HostArray]) -> None:
-    """Compute so many rows at a time that their temporary arrays fit into the caches.
+    """Compute a number of rows at a time, so that their temporary arrays fit into the caches.
 
-    Each part is computed as usual, and the longer way only where a step over- or underflows. A reduction
-    alone makes its own pieces.
+    Each part is computed as usual, and in the longer way only if a step over- or underflows. A single
+    reduction makes its own pieces.
     """
     program, usual, scalars = decoded.program, decoded.usual, _scalars(decoded.arguments, spec.scalars)
     arrays, (out,) = [call.array(array) for array in spec.arrays], results
@@ -90,7 +90,7 @@ def _row_pieces(shape: Ints, axes: Ints) -> Iterator[tuple[slice, ...]]:
         yield (slice(None),) * len(shape)
         return
     extent = shape[longest]
-    step = max(1, _PIECE * extent // max(math.prod(shape), 1))
+    step = max(1, _CHUNK_ELEMENTS * extent // max(math.prod(shape), 1))
     for start in range(0, extent, step):
         yield (*(slice(None),) * longest, slice(start, start + step))
 
@@ -117,7 +117,7 @@ def _arguments(
     arrays: Sequence[HostArray],
     scalars: Sequence[Any],
 ) -> Iterator[Any]:
-    """Arrays and scalars in the order of the expression's inputs; None for what is only loaded from."""
+    """Yield arrays and scalars in the order of the expression's inputs; None for arguments of loads only."""
     next_array, next_scalar = iter(arrays), iter(scalars)
     for number, argument in enumerate(arguments):
         if not argument.is_array:
@@ -259,10 +259,10 @@ def count(spec: ops.CountSpec, call: HostCall) -> None:
 def _count_numbers(x: HostArray, weights: HostArray | None, out: HostArray) -> bool:
     """Count integers that are the numbers of bins; return whether all of them are."""
     # Pieces stay in a cache from the check to the count. Sums of weights keep their order.
-    is_whole = weights is not None or len(out) > _COUNTED // 4
+    is_whole = weights is not None or len(out) > _COUNT_CHUNK // 4
     found = [] if is_whole else [np.zeros(len(out), np.int64)]
-    for first in range(0, len(x), len(x) if is_whole else _COUNTED):
-        piece = x if is_whole else x[first : first + _COUNTED]
+    for first in range(0, len(x), len(x) if is_whole else _COUNT_CHUNK):
+        piece = x if is_whole else x[first : first + _COUNT_CHUNK]
         # Without a sign, negative integers are larger than all others.
         if piece.view(f"u{piece.itemsize}").max() >= len(out):
             return False
@@ -272,16 +272,16 @@ def _count_numbers(x: HostArray, weights: HostArray | None, out: HostArray) -> b
     return True
 
 
-# With more bins than this, numbers of float32 do not tell which one is near.
+# With more bins than this, numbers of float32 are too coarse to guess a bin.
 _MOST_BINS = 1 << 16
 
 
 def _bins(edges: HostArray, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
-    """Find the bins of elements, from 1 on; 0 or one too many of NaN, and of what is in none."""
+    """Find the bins of elements, from 1 on; for NaN and elements outside of all bins, 0 or one too many."""
     count, wide, factor = len(edges) - 1, np.result_type(edges, x), np.float64(np.inf)
-    # Integers of both sorts have no common dtype, and two integers none in which a bin can be guessed.
+    # Signed and unsigned integers have no common dtype, and two integers none in which a bin can be guessed.
     is_guessed = "f" in (edges.dtype.kind, x.dtype.kind) and wide.name in ("float32", "float64")
-    # Integers are rounded to edges that are as large as the first integer without a float64 of its own.
+    # Integers are rounded to edges as large as the first integer without a float64 of its own.
     is_guessed &= not _is_rounded(edges, x) or max(abs(edges[0]), abs(edges[-1])) < 2**53
     if is_guessed and count <= _MOST_BINS:
         # Integer edges would make an integer of the factor.
@@ -300,7 +300,7 @@ def _bins(edges: HostArray, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
     for first in range(0, len(x), _GUESSED):
         place = slice(first, first + _GUESSED)
         piece = x[place]
-        # Edges are as good as even: so it is the bin that an even one would be, or one beside that.
+        # Edges are nearly even, so the bin is the one that even edges give, or its neighbour.
         guess = np.fmin(np.fmax((piece - edges[0]) * factor, 0), count - 1).astype(np.intp)
         guess -= piece < edges.take(guess)
         guess += 1

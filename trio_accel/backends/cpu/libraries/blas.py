@@ -24,7 +24,7 @@ from ...base import (
 from ...base.contract.ops import ArraySpec, Transpose
 from ...base.kit.blas import plan_routine
 from ..runtime._memory import convert, pieces, to_float32, widened
-from ..runtime.blas_threads import ONCE, SCIPY, matrix_product
+from ..runtime.blas_threads import LOAD_COST, SCIPY, matrix_product
 from ._fortran import LONGEST, Blas, FortranRoutine, find
 
 
@@ -54,7 +54,7 @@ def _plan_blas(spec: Any, device: object) -> _Run:
 
 
 def _plan_gemm(spec: Any, device: object) -> _Run:
-    """Have the product made by BLAS where the type has one."""
+    """Have BLAS make the product, if it has a routine for the type."""
     dtype = spec.c.dtype
     if find(dtype, "gemm") is not None and max(*spec.a.shape, *spec.b.shape, *spec.c.shape) < LONGEST:
         return _plan_blas(spec, device)
@@ -70,7 +70,7 @@ def _plan_gemm(spec: Any, device: object) -> _Run:
     is_quick=True,
 )
 def by_blas(spec: Any, call: HostCall[_Run]) -> None:
-    """Run an operation on matrices as its plan says."""
+    """Run an operation on matrices according to its plan."""
     # Each extent is in two of the three matrices, of all these routines: the root is their product.
     matrices = spec.a, getattr(spec, "b", spec.a), *spec.outputs()
     with SCIPY.for_work(math.isqrt(math.prod(math.prod(matrix.shape) for matrix in matrices))):
@@ -78,7 +78,7 @@ def by_blas(spec: Any, call: HostCall[_Run]) -> None:
 
 
 def _multiply(spec: Any, view: Callable[[ArraySpec], HostArray]) -> None:
-    """Multiply without BLAS's routine: in low precision, by way of float32, and where sizes are beyond it."""
+    """Multiply without BLAS: in low precision by way of float32, and for sizes that BLAS cannot count."""
     dtype = spec.c.dtype
     factors = (("alpha", spec.alpha), ("beta", spec.beta))
     alpha, beta = (np.array(scalar_of("blas", *one, dtype), _compute_dtype(dtype)) for one in factors)
@@ -163,7 +163,7 @@ def dot(spec: Any, call: HostCall) -> None:
 
 
 def _plan_norm(spec: Any, device: object) -> DType:
-    """Refuse a result that is not of the type of absolute values."""
+    """Refuse a result of another type than that of absolute values."""
     real = ops.real_of(spec.x.dtype)
     check_dtype("cpu", f"norm of {spec.x.dtype} to", spec.out.dtype, (real,))
     return real
@@ -177,10 +177,10 @@ def nrm2(spec: Any, call: HostCall[DType]) -> None:
 
 
 def norm_of(x: HostArray, real: DType) -> float:
-    """Return the square root of the sum of squares, where `real` is the dtype of absolute values."""
+    """Return the root of the sum of squares; `real` is the dtype of absolute values."""
     safe = _SAFE.get(real)
     # The plain sum of squares, by BLAS dot, is 4 to 13 times as fast as OpenBLAS's nrm2 of doubles.
-    # The careful way is for where squares may have overflowed or underflowed, and for types without BLAS.
+    # The careful way is for squares that may have overflowed or underflowed, and for types without BLAS.
     squares = 0.0 if safe is None else _sum_of_squares(x)
     if safe is not None and (safe <= squares < math.inf or math.isnan(squares)):
         return math.sqrt(squares)
@@ -213,7 +213,7 @@ def _compute_dtype(dtype: DType) -> np.dtype[np.generic]:
 
 
 def _has_blas_stride(x: HostArray) -> bool:
-    # A vector that runs backwards or stands still would need another base address.
+    # A vector with a negative or zero stride would need another base address.
     return x.ndim == 1 and x.strides[0] > 0 and x.strides[0] % x.itemsize == 0
 
 
@@ -223,7 +223,7 @@ def _axpy(routine: FortranRoutine, alpha: HostArray, x: HostArray, y: HostArray)
         xs, ys = x[start : start + LONGEST], y[start : start + LONGEST]
         counts = np.array([len(xs), *steps], np.int32)
         size, x_step, y_step = (counts[place:].ctypes.data for place in range(3))
-        with SCIPY.for_work(ONCE * len(xs)):
+        with SCIPY.for_work(LOAD_COST * len(xs)):
             routine(size, alpha.ctypes.data, xs.ctypes.data, x_step, ys.ctypes.data, y_step)
 
 

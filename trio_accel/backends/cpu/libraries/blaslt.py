@@ -14,12 +14,12 @@ from ..runtime.blas_threads import matrix_product
 # Hendrycks and Gimpel, Gaussian Error Linear Units (2016): sqrt(2 / pi), and the factor of the cube.
 _ROOT, _CUBE = 0.7978845608028654, 0.044715
 
-_MOST = {DType.float8_e4m3fn: 448.0, DType.float8_e5m2: 57344.0}
+_MAX_FINITE = {DType.float8_e4m3fn: 448.0, DType.float8_e5m2: 57344.0}
 
 
 @kernel(FusedMatmulSpec, backend="cpu")
 def fused_matmul(spec: FusedMatmulSpec, call: HostCall) -> None:
-    """Multiply by `numpy.matmul`; a precision below that of the type is not needed here."""
+    """Multiply by `numpy.matmul`, which needs no precision below that of the type."""
     wide = fused_dtypes("blaslt", spec.a.dtype, spec.b.dtype, spec.out.dtype).compute.dtype
 
     def read(array: Any) -> HostArray:
@@ -69,7 +69,7 @@ def _multiplied(
 
 
 def _spread(scale: HostArray, shape: Ints) -> HostArray:
-    """Repeat scales of blocks for each of their elements."""
+    """Repeat the scales of blocks for each of their elements."""
     for axis in (-2, -1):
         if scale.shape[axis] != shape[axis]:
             scale = np.repeat(scale, SCALED_BLOCK, axis)
@@ -83,7 +83,7 @@ def _widened(array: HostArray, wide: np.dtype[Any]) -> HostArray:
 
 
 def _save(x: HostArray, epilogue: str, saved: HostArray) -> None:
-    """Keep what the gradient of an activation needs, with zeros behind it in each row."""
+    """Save the values for the gradient of an activation, followed by zeros in each row."""
     kept = np.packbits(~(x <= 0), axis=-1, bitorder="little") if epilogue == "relu" else x
     columns = kept.shape[-1]
     convert(kept, saved[..., :columns])
@@ -91,7 +91,7 @@ def _save(x: HostArray, epilogue: str, saved: HostArray) -> None:
 
 
 def _applied(x: HostArray, spec: FusedMatmulSpec, aux: HostArray | None) -> HostArray:
-    """Apply an activation; or the derivative of one, by what it has left in `aux`."""
+    """Apply an activation, or the derivative of one by the values that it has saved in `aux`."""
     if spec.epilogue == "relu":
         return np.maximum(x, 0, out=x)
     if spec.epilogue == "gelu":
@@ -115,5 +115,5 @@ def _round(x: HostArray, out: HostArray) -> None:
         # A sum may be longer; it wraps around as sums of int32 do.
         x = x.astype(np.int64)
     elif dtype.itemsize == 1:
-        np.clip(x, -_MOST[dtype], _MOST[dtype], out=x)
+        np.clip(x, -_MAX_FINITE[dtype], _MAX_FINITE[dtype], out=x)
     convert(x, out)

@@ -1,8 +1,8 @@
 """Convolutions, pooling and attention by NumPy: windows of strides, and the BLAS.
 
-Convolutions copy windows to the columns of a matrix, which is multiplied by the weights. Pooling goes one
-axis after the other: maxima of maxima, and sums of sums. All work in pieces, so that temporary arrays have
-some megabytes; one thread adds in one order.
+Convolutions copy windows to the columns of a matrix, which is multiplied by the weights. Pooling processes
+one axis after the other, because a maximum of maxima is the maximum, and a sum of sums is the sum. All
+operations work in pieces, so that temporary arrays have some megabytes, and one thread adds in one order.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ..runtime._memory import convert, widened
 from ..runtime.blas_threads import matrix_product
 
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
-# Elements of the columns that are made at a time.
+# Elements of the columns made at a time.
 _COLUMNS = 1 << 20
 
 
 def batched(array: HostArray, axes: int) -> HostArray:
-    """Return a view with so many axes, the first of which may be missing."""
+    """Return a view with this number of axes; the first axis may be missing from the array."""
     return array if array.ndim == axes else array[None]
 
 
 def _cut(count: int, step: int) -> Iterator[slice]:
-    """Cut so many things into pieces of `step`, or of one."""
+    """Cut a range of `count` items into slices of `step`, or of 1 if it is less."""
     for first in range(0, count, max(1, step)):
         yield slice(first, min(first + max(1, step), count))
 
@@ -59,7 +59,7 @@ class _Strided:
         # The extents of the images, with the zeros of their windows.
         self._extents = tuple(map(max, ends, map(operator.add, spec.padding, spatial)))
         self._count = len(images)
-        # Elements of the columns of windows that differ along the first axis alone.
+        # Elements of the columns of windows that differ only along the first axis.
         self._line = max(1, images.shape[1] * math.prod(self.window) * math.prod(self._counts[1:]))
         self._most = max(1, weight.size)
 
@@ -78,7 +78,7 @@ class _Strided:
         return buffer
 
     def zeros(self, count: int, channels: int, dtype: np.dtype[Any]) -> HostArray:
-        """Make zeros for so many images."""
+        """Make zeros for `count` images."""
         return np.zeros((count, channels, *self._extents), dtype)
 
     def inner(self, buffer: HostArray) -> HostArray:
@@ -158,7 +158,7 @@ def _by_groups(weight: HostArray, groups: int) -> HostArray:
 
 
 def _matrices(array: HostArray, groups: int, rows: int, axes: int) -> HostArray:
-    """Return matrices of images, with the last axes as their columns; a copy where that is needed."""
+    """Return matrices of images, with the last axes as their columns; a copy if needed."""
     return array.reshape(len(array), groups, rows, math.prod(array.shape[array.ndim - axes :]))
 
 
@@ -167,7 +167,7 @@ def _bias(spec: ops.ConvolutionSpec | ops.ConvolutionInputGradSpec, call: HostCa
     return None if spec.bias is None else widened(call.array(spec.bias)).reshape(-1, *(1,) * len(spec.stride))
 
 
-# Elements of the images that are pooled at a time.
+# Elements of the images pooled at a time.
 _POOLED = 1 << 19
 
 
@@ -177,11 +177,12 @@ class _Windows:
 
     Attributes:
         extent: Elements of the axis.
-        starts: Where each window begins, perhaps before the first element.
-        stride: Steps from one to the next; 0 where these differ, as the lengths may, and nothing is outside.
-        width: Elements of a window; the most of all.
+        starts: The begin of each window, which may be before the first element.
+        stride: Steps from one window to the next. 0 if they differ, as the lengths may; then no window
+            reaches outside.
+        width: Elements of a window, or of the longest.
         dilation: Steps between them.
-        stops: Behind the last element of each.
+        stops: The index after the last element of each window.
     """
 
     extent: int
@@ -201,7 +202,7 @@ class _Windows:
 
     @classmethod
     def adaptive(cls, extent: int, count: int) -> _Windows:
-        """Share an axis out among so many windows."""
+        """Divide an axis into `count` windows."""
         numbers: HostArray = np.arange(count, dtype=np.int64)
         starts, stops = numbers * extent // count, -(-(numbers + 1) * extent // count)
         return cls(extent, starts, 0, 0, 1, stops)
@@ -213,11 +214,11 @@ class _Windows:
 
     @property
     def padded(self) -> int:
-        """Elements of the axis with those before and behind it that windows have."""
+        """The elements of the axis, with the elements before and after it that windows reach."""
         return self.before + max(self.extent, int(self.stops[-1]))
 
     def taps(self, array: HostArray, axis: int) -> Iterator[HostArray]:
-        """Yield views of the first element of all windows, of the second, and so on; `array` is padded."""
+        """Yield a view of all windows' first elements, then of their second, and so on; `array` is padded."""
         for number in range(self.width):
             first = number * self.dilation
             yield array[
@@ -225,7 +226,7 @@ class _Windows:
             ]
 
     def pad(self, array: HostArray, axis: int, value: float) -> HostArray:
-        """Copy an array into one with values before and behind."""
+        """Copy an array into one with additional values before and after."""
         padded: HostArray = np.full(_with_extent(array, axis, self.padded), value, array.dtype)
         padded[self.inner(axis)] = array
         return padded
@@ -237,7 +238,7 @@ class _Windows:
     def most(
         self, values: HostArray, places: HostArray | None, axis: int
     ) -> tuple[HostArray, HostArray | None]:
-        """Take the greatest elements along the axis, the first of several, with what belongs to them."""
+        """Return the greatest elements of the windows, the first of several equal ones, and their places."""
         if not self.stride:
             return self._most_of_each(values, places, axis)
         firsts = self.starts + -(np.minimum(self.starts, 0) // self.dilation) * self.dilation
@@ -290,7 +291,7 @@ class _Windows:
         return total[self.inner(axis)]
 
     def counts(self, behind: int | None) -> HostArray:
-        """Count the elements of each window: with so many zeros behind and all before; None for none."""
+        """Count each window's elements, with all zeros before and `behind` zeros after; None for no zeros."""
         if behind is None:
             return np.minimum(self.stops, self.extent) - np.maximum(self.starts, 0)
         return np.minimum(self.stops, self.extent + behind) - self.starts
@@ -363,7 +364,7 @@ def max_pool_grad(spec: ops.MaxPoolGradSpec, call: HostCall) -> None:
 def _windows_of_means(
     spec: ops.AvgPoolSpec | ops.AvgPoolGradSpec, x: HostArray, out: HostArray
 ) -> tuple[list[_Windows], Any]:
-    """Return the windows along each axis, and what the sums are divided by."""
+    """Return the windows along each axis, and the divisor of the sums."""
     windows = _windows(spec, x, out, (1,) * len(spec.window))
     if spec.divisor:
         return windows, spec.divisor
@@ -399,8 +400,8 @@ def avg_pool_grad(spec: ops.AvgPoolGradSpec, call: HostCall) -> None:
         convert(values, out[images])
 
 
-# Scores that are made at a time.
-_PIECE = 1 << 20
+# Scores made at a time.
+_CHUNK_SCORES = 1 << 20
 
 
 @attrs.frozen
@@ -408,11 +409,11 @@ class _Part:
     """Some queries, and the keys that they may see.
 
     Attributes:
-        place: Index of the leading axes: of one head of the keys, or slices of several ones.
+        place: Index of the leading axes: of one head of the keys, or slices of several.
         rows: Queries.
-        columns: Keys: none that no query sees.
-        hidden: Which scores do not count, of shape (rows, columns); None where all do.
-        bias: What is added to the scores, of shape (..., heads, rows, columns); None for nothing.
+        columns: Keys, without those that no query sees.
+        hidden: Which scores do not count, of shape (rows, columns); None if all count.
+        bias: Numbers to add to the scores, of shape (..., heads, rows, columns); None for none.
     """
 
     place: tuple[int | slice, ...]
@@ -444,10 +445,10 @@ class _Part:
 
 
 class _Attention:
-    """The arrays of an attention, with all their axes, and lengths that are checked.
+    """The arrays of an attention with all their axes, and its checked lengths.
 
     Attributes:
-        query: ``(..., kv_heads, heads, rows, e)``, where so many heads are served by one of the keys.
+        query: ``(..., kv_heads, heads, rows, e)``, with the heads that one head of the keys serves.
         key: ``(..., kv_heads, columns, e)``, or blocks.
         value: ``(..., kv_heads, columns, f)``, or blocks.
     """
@@ -473,7 +474,7 @@ class _Attention:
             self._mask = self.shared(np.broadcast_to(call.array(spec.mask), shape))
 
     def shared(self, array: HostArray, axes: int = 2) -> HostArray:
-        """View the heads of an array as those that each head of the keys serves; `axes` come behind."""
+        """Split the heads of an array by the heads of the keys that serve them; `axes` axes follow."""
         array = array if array.ndim > axes else array[None]
         count, first = self.key.shape[-3], array.ndim - axes - 1
         served = array.shape[first] // max(1, count)
@@ -489,9 +490,9 @@ class _Attention:
             raise no_length("block_table", int(table[is_outside][0]), count)
 
     def places(self) -> Iterator[tuple[int | slice, ...]]:
-        """Yield the index of each head of the keys; of several ones, where their scores are few."""
+        """Yield the index of each head of the keys, or of several heads if their scores are few."""
         lead, served = self.query.shape[:-3], math.prod(self.query.shape[-3:-1])
-        step = _PIECE // max(1, math.prod(lead[1:]) * served * self._columns) if self._is_whole else 0
+        step = _CHUNK_SCORES // max(1, math.prod(lead[1:]) * served * self._columns) if self._is_whole else 0
         if step:
             for first in range(0, lead[0], step):
                 yield (slice(first, first + step),)
@@ -499,19 +500,19 @@ class _Attention:
             yield from np.ndindex(*lead)
 
     def parts(self, place: tuple[int | slice, ...]) -> Iterator[_Part]:
-        """Cut the queries of a place into pieces; those beyond their length are left out."""
+        """Cut the queries of a place into pieces; leave out queries after their length."""
         if isinstance(place[0], slice):
             rows, columns = self.query.shape[-2], self._columns
             step = max(1, rows)
         else:
             rows, columns = (int(one[place[:-1]]) for one in (self._query_lengths, self._key_lengths))
-            step = max(1, _PIECE // max(1, columns * self.query.shape[-3]))
+            step = max(1, _CHUNK_SCORES // max(1, columns * self.query.shape[-3]))
         for first in range(0, rows, step):
             yield self._part(place, slice(first, min(first + step, rows)), rows, columns)
 
     def _part(self, place: tuple[int | slice, ...], rows: slice, most: int, columns: int) -> _Part:
         spec = self._spec
-        # The key of the first query, of those that stand on the diagonal.
+        # The key of the first query on the diagonal.
         offset = columns - most if spec.alignment == "lower_right" else 0
         first = 0 if spec.left < 0 else max(0, rows.start + offset - spec.left)
         stop = columns if spec.right < 0 else min(columns, rows.stop + offset + spec.right)
@@ -547,7 +548,7 @@ def headed(array: HostArray) -> HostArray:
 
 
 def _merged(array: HostArray) -> HostArray:
-    """Return an array (..., heads, rows, n) with the rows of all heads behind one another."""
+    """Return an array (..., heads, rows, n) with the rows of all heads in one axis."""
     *lead, heads, rows, count = array.shape
     return array.reshape(*lead, heads * rows, count)
 
@@ -567,7 +568,7 @@ def _lengths(
 
 @kernel(ops.AttentionSpec, backend="cpu", dtypes={"query": FLOATS})
 def attention(spec: ops.AttentionSpec, call: HostCall) -> None:
-    """Compute exponentials of some rows of scores, and their products with the values."""
+    """Compute exponentials of some rows of scores at a time, and their products with the values."""
     of = _Attention(spec, call)
     out = of.shared(call.array(spec.out))
     lse = None if spec.lse is None else of.shared(call.array(spec.lse), 1)
@@ -595,7 +596,7 @@ def attention(spec: ops.AttentionSpec, call: HostCall) -> None:
 
 @kernel(ops.AttentionGradSpec, backend="cpu", dtypes={"query": FLOATS})
 def attention_grad(spec: ops.AttentionGradSpec, call: HostCall) -> None:
-    """Compute the scores of some rows anew, and add up the gradients of keys and values."""
+    """Compute the scores of some rows at a time again, and add up the gradients of keys and values."""
     of = _Attention(spec, call)
     grad, out, grad_query = (of.shared(call.array(one)) for one in (spec.grad, spec.out, spec.grad_query))
     lse = of.shared(call.array(spec.lse), 1)

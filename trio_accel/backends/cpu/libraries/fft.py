@@ -24,8 +24,8 @@ _TRANSFORMS: dict[tuple[str, str], object] = {
     ("c2r", "inverse"): scipy.fft.irfftn,
 }
 
-# SciPy's own implementation. `scipy.fft.fftn` itself goes to whatever backend the program has set for
-# all threads, which may well be this library; and `set_backend` in a thread crashes SciPy 1.14.
+# SciPy's own implementation. `scipy.fft.fftn` itself calls the backend that the program has set for all
+# threads, which may be this library; and `set_backend` in a thread crashes SciPy 1.14.
 _scipy_transform = cast("Callable[..., HostArray]", _ScipyBackend.__ua_function__)
 
 
@@ -57,7 +57,7 @@ def fused(spec: FusedFftSpec, call: HostCall) -> None:
 
 @attrs.frozen(eq=False)
 class _Within:
-    """The call, with arrays that are made on the way by their blocks."""
+    """The call, and the intermediate arrays by their blocks."""
 
     call: HostCall
     made: dict[int, HostArray]
@@ -74,7 +74,7 @@ class _Within:
 def _run(transform: object, source: HostArray, out: HostArray, options: dict[str, Any]) -> None:
     if not out.size:
         return
-    # A transform that is too small to be shared out runs in this thread: pocketfft decides.
+    # pocketfft runs a transform in this thread if it is too small to be divided.
     result = _scipy_transform(transform, (source,), {**options, "workers": usable_cores()})
     if not np.may_share_memory(result, out):
         np.copyto(out, result)

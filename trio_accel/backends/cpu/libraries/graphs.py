@@ -18,11 +18,11 @@ from ...base.kit.library import ComputingCall, ComputingDevice
 from ..kit._library import CpuLibrary
 from ..runtime._stream import check_usable
 
-# Recipes whose quick runs are counted.
+# The most recipes with a count of quick runs.
 _MAX_COUNTED = 1024
 _REMEMBERED, _SLOW = 64, 4
-# Libraries whose kernels may be called in any thread. Others call a program's code, which may never return,
-# or keep factors for the thread of a stream.
+# Libraries with kernels that any thread may call. Other libraries call a program's code, which may never
+# return, or keep factors for the thread of a stream.
 _ANYWHERE = frozenset(
     [
         "arrays",
@@ -50,7 +50,7 @@ class GraphLibrary(CpuLibrary):
     def __init__(self, name: str, device: ComputingDevice, kernels: Mapping[str, KernelEntry]) -> None:
         super().__init__(name, device, kernels)
         self._libraries: dict[str, CpuLibrary] = {}
-        # The number of quick runs of each recipe, without those that slow ones have undone.
+        # The number of quick runs of each recipe, reduced by slow ones.
         self._quick: dict[bytes, int] = {}
         self._limit = 0
         known: Any = device
@@ -60,7 +60,7 @@ class GraphLibrary(CpuLibrary):
     @kernel(BranchSpec, backend="cpu")
     @kernel(LoopSpec, backend="cpu")
     def _replay(self, spec: OperationSpec, call: ComputingCall) -> None:
-        # All operations are prepared first, so that a refusal comes before anything is changed.
+        # Prepare all operations first, so that a refusal comes before any change.
         self._prepared(self.name, spec, call)()
 
     @kernel(ChainSpec, backend="cpu")
@@ -75,7 +75,7 @@ class GraphLibrary(CpuLibrary):
             spec.words.view(np.uint8)[: len(result)] = result
         quick = self._quick
         is_quick = thread_time_ns() - began < self._limit
-        # A slow run counts as much as some that were quick: a machine has its moments.
+        # A slow run undoes several quick ones. The count is capped, because a machine is sometimes slow.
         runs = quick.get(spec.recipe, 0)
         quick[spec.recipe] = min(runs + 1, _REMEMBERED) if is_quick else max(runs - _SLOW, 0)
         if len(quick) > _MAX_COUNTED:

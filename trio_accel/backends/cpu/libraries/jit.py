@@ -1,4 +1,4 @@
-"""Kernels of the user's own on the CPU: functions that are named by their import paths."""
+"""Kernels of the user's own on the CPU: functions named by their import paths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _keepers = Keepers()
 
 
 def _plan(spec: KernelSpec, device: object) -> KernelDefinition:
-    """Read the definition, and compile the source of a kernel that has no function."""
+    """Decode the definition, and compile the source of a kernel without a function."""
     definition = KernelDefinition.decode(spec.definition)
     if definition.cpu is None:
         kernels.find(spec.definition)
@@ -60,7 +60,7 @@ def launch(spec: KernelSpec, call: HostCall[KernelDefinition]) -> None:
 
 
 def _call(spec: KernelSpec, call: HostCall[KernelDefinition], lent: _LentByRole) -> None:
-    """Call the function; nothing refers to its arguments here any more when it returns."""
+    """Call the function; after it returns, nothing here refers to its arguments."""
     definition = call.plan
     arrays = {"read": iter(spec.read), "update": iter(spec.updated), "write": iter(spec.written)}
     scalars = iter(_scalars(definition, spec.scalars))
@@ -109,11 +109,11 @@ def _run(definition: KernelDefinition, arguments: list[Any]) -> None:
 
 @contextmanager
 def _told(what: str) -> Generator[None]:
-    """Tell what code of the user's raises as an error of its kernel: one of ours would be the engine's."""
+    """Raise errors of the user's code as errors of its kernel, because others would be the engine's."""
     try:
         yield
     except MemoryError:
-        # The backend tells how much memory there is.
+        # The backend reports memory errors, with the available memory.
         raise
     # Errors that end a task or an interpreter must get no further, either.
     except BaseException as error:  # noqa: ASYNC103
@@ -123,7 +123,7 @@ def _told(what: str) -> Generator[None]:
 
 @functools.lru_cache(256)
 def _find(name: str, path: str) -> _Function:
-    """Import a function, which may take as long as it likes: this is the stream's thread.
+    """Import a function, which may take any time, because this is the stream's thread.
 
     Raises:
         LibraryError: There is no such function.

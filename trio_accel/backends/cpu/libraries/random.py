@@ -1,8 +1,8 @@
 """Random numbers: Philox-4x32-10 (Salmon et al., Parallel random numbers: as easy as 1, 2, 3; SC 2011).
 
-The order of the numbers is that of cuRAND's ``PHILOX4_32_10``, so that a program draws the same
-ones on every backend: bits and uniform numbers to the last bit, normal ones but for the rounding
-of the logarithm and the sine.
+The order of the numbers is that of cuRAND's ``PHILOX4_32_10``, so a program draws the same numbers on every
+backend: bits and uniform numbers to the last bit, normal numbers except for the rounding of the logarithm and
+the sine.
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base import HostArray, HostCall, kernel
-from ...base.contract.ops import FIRST, PHILOX_ROW, PLACE, PhiloxSpec, RejectionSpec, SequenceSpec, SobolSpec
+from ...base.contract.ops import (
+    FIRST,
+    PHILOX_ROW,
+    PHILOX_START,
+    PhiloxSpec,
+    RejectionSpec,
+    SequenceSpec,
+    SobolSpec,
+)
 from ..compiled._compiler import has_fma, mode
 from ..compiled._plans import Plan
 
 # Counters or numbers of one piece: its arrays stay in the caches, and the stream's thread lets others run in
 # between.
-_PIECE = 1 << 14
+_CHUNK_NUMBERS = 1 << 14
 
 _Words = npt.NDArray[np.uint64]
 
@@ -37,7 +45,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 @functools.cache
 def _compiled(*names: str, is_exact: bool = True) -> Plan:
-    """Return the code of the files of these names; all else has bits of its own, and is compiled first."""
+    """Return the code of these files. Unless it has NumPy's bits, it is compiled before its first use."""
     if mode() == "never" or not (is_exact or has_fma()):
         return Plan()
 
@@ -46,11 +54,11 @@ def _compiled(*names: str, is_exact: bool = True) -> Plan:
         return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
 
     # The code that it replaces has some hundred steps.
-    return Plan(text, is_exact=is_exact, weight=_PIECE * 8 * 100)
+    return Plan(text, is_exact=is_exact, weight=_CHUNK_NUMBERS * 8 * 100)
 
 
 def philox4x32(counter: tuple[_Words, _Words, _Words, _Words], seed: int) -> list[_Words]:
-    """Ten rounds of Philox on arrays of 32-bit words, each in a uint64; these arrays are lost."""
+    """Run ten rounds of Philox on arrays of 32-bit words, each in a uint64. The arrays are overwritten."""
     first, second, third, fourth = words = [np.ascontiguousarray(word) for word in counter]
     entry = _compiled("philox.h").find()
     if entry is not None:
@@ -85,7 +93,7 @@ def unit64(low: HostArray, high: HostArray) -> HostArray:
 
 _Doubles: TypeAlias = npt.NDArray[np.float64]
 
-# Less than one number of 2**200 is not accepted in so many attempts.
+# Less than one number in 2**200 is still not accepted after this number of attempts.
 _MOST_ATTEMPTS = 128
 # Below this mean one uniform number is looked up in the distribution.
 _INVERTED = 10.0
@@ -102,12 +110,12 @@ _STIRLING = np.array([
 
 @attrs.frozen
 class _Numbers:
-    """Some numbers of a draw, and the uniform ones that each of them has.
+    """Some numbers of a draw, and the uniform numbers for each.
 
     Attributes:
         seed: Key.
         row: First row of the draw.
-        places: Which numbers.
+        places: The indices of these numbers in the draw.
     """
 
     seed: int
@@ -115,7 +123,7 @@ class _Numbers:
     places: npt.NDArray[np.uint64]
 
     def of(self, chosen: HostArray) -> _Numbers:
-        """Take those that are chosen, by truth values or indices."""
+        """Select some of the numbers, by truth values or indices."""
         return attrs.evolve(self, places=self.places[chosen])
 
     def uniform(self, block: int) -> tuple[_Doubles, _Doubles]:
@@ -141,15 +149,17 @@ def rejection(spec: RejectionSpec, call: HostCall) -> None:
     spec.fault[0] = not _are_in_range(spec.distribution, *parameters)
     if spec.fault[0]:
         return
-    seed, row = PLACE.unpack(spec.place)
-    for first in range(0, out.size, _PIECE):
-        places = np.arange(first, min(first + _PIECE, out.size), dtype=np.uint64)
+    seed, row = PHILOX_START.unpack(spec.place)
+    for first in range(0, out.size, _CHUNK_NUMBERS):
+        places = np.arange(first, min(first + _CHUNK_NUMBERS, out.size), dtype=np.uint64)
         a, b = (
-            np.broadcast_to(one if one.size == 1 else one[first : first + _PIECE], places.shape)
+            np.broadcast_to(one if one.size == 1 else one[first : first + _CHUNK_NUMBERS], places.shape)
             for one in parameters
         )
         with np.errstate(all="ignore"):
-            out[first : first + _PIECE] = _MAKERS[spec.distribution](_Numbers(seed, row, places), a, b)
+            out[first : first + _CHUNK_NUMBERS] = _MAKERS[spec.distribution](
+                _Numbers(seed, row, places), a, b
+            )
 
 
 def _are_in_range(distribution: str, a: _Doubles, b: _Doubles) -> bool:
@@ -181,7 +191,7 @@ def _propose(
 def _gamma(*, has_log: bool) -> _Maker:
     """Marsaglia and Tsang, A simple method for generating gamma variables (2000): cubes of normal numbers.
 
-    A shape below 1 is that of one above, times a power of a uniform number.
+    A number with a shape below 1 is a number with the shape above 1, times a power of a uniform number.
     """
 
     def make(numbers: _Numbers, a: _Doubles, _: _Doubles) -> _Doubles:
@@ -274,7 +284,7 @@ def _inverted(numbers: _Numbers, first: _Doubles, ratio: Callable[[float, HostAr
         k += 1
         probability[waiting] *= ratio(float(k), waiting)
         more = total[waiting] + probability[waiting]
-        # Where nothing is added any more, the rest is rounding.
+        # If the sum no longer grows, the rest is rounding.
         waiting, more = waiting[more > total[waiting]], more[more > total[waiting]]
         result[waiting], total[waiting] = k, more
         waiting = waiting[sought[waiting] > more]
@@ -282,7 +292,7 @@ def _inverted(numbers: _Numbers, first: _Doubles, ratio: Callable[[float, HostAr
 
 
 def _stirling(k: _Doubles) -> _Doubles:
-    """Return the error of Stirling's formula for log(k!), of whole numbers above 0."""
+    """Return the error of Stirling's formula for log(k!), for integers above 0."""
     near = np.minimum(k, 15).astype(np.int64)
     square = 1 / (k * k)
     far = (1 / 12 - (1 / 360 - (1 / 1260 - 1 / 1680 * square) * square) * square) / k
@@ -321,9 +331,9 @@ _MAKERS: Mapping[str, _Maker] = {
 _M1, _M2 = np.uint64(2**32 - 209), np.uint64(2**32 - 22853)
 _BITS = np.arange(32, dtype=np.uint32)
 _STEP = 362437
-# Pieces that are drawn side by side: a step of their states stays in the caches.
+# Pieces drawn next to each other, so that a step of their states stays in the caches.
 _SIDE_BY_SIDE = 12
-# Sobol points that are made by exclusive or of one row with a table.
+# The low bits of a Sobol point's number that a table covers; other bits change all its rows by exclusive or.
 _TABLE = 8
 
 
@@ -371,7 +381,7 @@ def _draw_mrg(states: HostArray) -> Iterator[HostArray]:
 
 
 def _jump_xorwow(matrix: HostArray, words: int, states: HostArray) -> HostArray:
-    """Combine the columns of the bits that are set: sums of bits modulo 2; d counts on."""
+    """Combine the columns of the set bits by sums modulo 2; d continues to count."""
     bits = (states[:, :5, np.newaxis] >> _BITS & np.uint32(1)).reshape(-1, 160).astype(np.float32)
     columns = (matrix.reshape(160, 5, 1) >> _BITS & np.uint32(1)).reshape(160, 160).astype(np.float32)
     odd = (bits @ columns).astype(np.uint32).reshape(-1, 5, 32) & np.uint32(1)
@@ -382,7 +392,7 @@ def _jump_xorwow(matrix: HostArray, words: int, states: HostArray) -> HostArray:
 
 
 def _draw_xorwow(states: HostArray) -> Iterator[HostArray]:
-    """Marsaglia's generator of five words that are shifted, and a counter."""
+    """Yield the words of Marsaglia's generator of five shifted words and a counter."""
     x, y, z, w, v, d = states.T.copy()
     one, two, four = np.uint32(1), np.uint32(2), np.uint32(4)
     while True:
@@ -394,7 +404,7 @@ def _draw_xorwow(states: HostArray) -> Iterator[HostArray]:
 
 @kernel(SobolSpec, backend="cpu")
 def sobol_points(spec: SobolSpec, call: HostCall) -> None:
-    """Make points: those whose numbers differ in the lower bits alone differ by a row of a table."""
+    """Make points; points with numbers that differ only in the lower bits differ by a row of a table."""
     out, shift = call.array(spec.out), call.array(spec.shift, write=False)
     directions = call.array(spec.directions, write=False)
     if not out.size:
@@ -429,9 +439,9 @@ def philox(spec: PhiloxSpec, call: HostCall[_Transform]) -> None:
     """Fill an array with random numbers, four a counter, whatever they are made of."""
     out, is_double = call.array(spec.out).reshape(-1), spec.out.dtype.itemsize == 8
     counters, whole = -(-out.size // 4), out.size // 4
-    for first in range(0, counters, _PIECE):
-        count = min(_PIECE, counters - first)
-        # Four double numbers are two of a counter, and two of that of the next row.
+    for first in range(0, counters, _CHUNK_NUMBERS):
+        count = min(_CHUNK_NUMBERS, counters - first)
+        # Of four double numbers, two come from a counter, and two from the counter in the next row.
         columns = [_words(spec, first, count, 1 + is_double, ahead) for ahead in range(1 + is_double)]
         piece = out[4 * first : 4 * (first + count)]
         made = call.plan(spec, [one for row in columns for one in row])
@@ -443,8 +453,8 @@ def philox(spec: PhiloxSpec, call: HostCall[_Transform]) -> None:
 
 
 def _words(spec: PhiloxSpec, first: int, count: int, step: int, ahead: int) -> list[_Words]:
-    """Make the four words of `count` counters from number `first`, in rows that are `step` apart."""
-    seed, row = PLACE.unpack(spec.place)
+    """Make the four words of `count` counters from number `first`, in rows at a distance of `step`."""
+    seed, row = PHILOX_START.unpack(spec.place)
     # A piece is in one row.
     half, column = first // PHILOX_ROW * step + row + ahead, first % PHILOX_ROW
     words = [np.full(count, word, np.uint64) for word in (half & 0xFFFFFFFF, half >> 32, 0)]

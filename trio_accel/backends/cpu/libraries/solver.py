@@ -1,6 +1,6 @@
 """Dense solvers by LAPACK.
 
-Where a factorization of the transpose is one of the matrix, rows stay where they are: Cholesky of the other
+If a factorization of the transpose is also one of the matrix, rows stay in place: Cholesky of the other
 triangle, LQ for QR, and a singular value decomposition with U and V exchanged.
 """
 
@@ -21,7 +21,7 @@ from ._fortran import Lapack, check_size, each
 
 _Run: TypeAlias = Callable[..., None]
 
-# Not all of its stubs know the types of what it returns.
+# SciPy's stubs do not know all result types.
 _SCIPY = cast("Any", scipy.linalg)
 
 
@@ -31,7 +31,7 @@ def _solver(names: str, *fields: str, workspace: Callable[[int, int], int] = max
     Args:
         names: The functions of `trio_accel.linalg` that it runs.
         fields: Names of the arrays; the first one has the matrices.
-        workspace: The largest size that LAPACK is told, for rows and columns.
+        workspace: The largest size passed to LAPACK, for rows and columns.
     """
 
     def declare(run: _Run) -> _Run:
@@ -71,7 +71,7 @@ def cholesky(spec: Any, lapack: Lapack, a: HostArray, out: HostArray) -> None:
 
 
 def _note_lost(diagonals: HostArray, info: StatusArray) -> None:
-    """Note where Cholesky factors have lost their numbers: a NaN or an infinity comes to the diagonal."""
+    """Note Cholesky factors that have lost their numbers: NaN or infinity reaches the diagonal."""
     is_bad = ~np.isfinite(diagonals).reshape(len(info), -1)
     lost = np.flatnonzero(is_bad.any(1) & (info == 0))
     info[lost] = is_bad[lost].argmax(1) + 1
@@ -95,7 +95,7 @@ def _factored(lapack: Lapack, a: HostArray, piv: HostArray, info: StatusArray) -
 
 @_solver("det slogdet", "a", "det", "sign", "logabsdet")
 def det(spec: Any, lapack: Lapack, a: HostArray, *wanted: HostArray | None) -> None:
-    """Determinants, of the diagonal of U and the number of row exchanges."""
+    """Compute determinants from the diagonal of U and the number of row exchanges."""
     n, info = a.shape[-1], np.zeros(math.prod(a.shape[:-2]), np.int32)
     piv = np.empty(a.shape[:-1], np.int32)
     diagonal: HostArray = np.empty(a.shape[:-1], a.dtype)
@@ -117,7 +117,7 @@ def det(spec: Any, lapack: Lapack, a: HostArray, *wanted: HostArray | None) -> N
 
 
 # Rows of matrices for which a call by `ctypes` takes longer than the solution.
-_SMALL = 16
+_MAX_CTYPES_ROWS = 16
 
 
 @_solver("solve inv", "a", "b", "out")
@@ -134,8 +134,9 @@ def solve(spec: Any, lapack: Lapack, a: HostArray, b: HostArray | None, out: Hos
             _substitute(b"N", packed, piv, b, out)
         return
     n, columns = out.shape[-2:]
-    if n <= _SMALL:
-        # NumPy calls the same routine in a loop of C. It does not say which matrix of a stack is singular.
+    if n <= _MAX_CTYPES_ROWS:
+        # NumPy calls the same routine in a loop of C, but does not report which matrix of a stack is
+        # singular.
         with suppress(np.linalg.LinAlgError):
             np.copyto(out, np.linalg.solve(a, b))
             return
@@ -147,7 +148,7 @@ def solve(spec: Any, lapack: Lapack, a: HostArray, b: HostArray | None, out: Hos
 
 @_solver("lu_solve", "lu", "piv", "b", "out")
 def lu_solve(spec: Any, _: Lapack, lu: HostArray, piv: HostArray, b: HostArray, out: HostArray) -> None:
-    """Solutions by factors that are there."""
+    """Compute solutions from existing factors."""
     is_no_row = ((piv < 0) | (piv >= lu.shape[-1])).reshape(len(spec.info), lu.shape[-1])
     if is_no_row.any():
         spec.info[:] = np.where(is_no_row.any(1), is_no_row.argmax(1) + 1, 0)
@@ -169,7 +170,7 @@ def _substitute(trans: bytes, packed: HostArray, piv: HostArray, b: HostArray, o
 
 
 def _packed(matrices: HostArray) -> HostArray:
-    """Make a copy in columns, one behind the other: the rows of its transpose, to NumPy."""
+    """Make a copy in columns, one after the other: the rows of its transpose, to NumPy."""
     return np.array(matrices.swapaxes(-1, -2), order="C")
 
 
@@ -183,7 +184,7 @@ def check_diagonal(spec: Any, _: Lapack, a: HostArray) -> None:
 
 @_solver("qr", "a", "q", "r", workspace=lambda m, n: 64 * max(m, n))
 def qr(spec: Any, lapack: Lapack, a: HostArray, q: HostArray | None, r: HostArray) -> None:
-    """Factors of the transpose, which is L @ Q: then r is the transpose of L, and q that of Q."""
+    """Factor the transpose as L @ Q: then r is the transpose of L, and q is the transpose of Q."""
     *stack, m, n = a.shape
     k = min(m, n)
     if not a.size:
@@ -216,7 +217,7 @@ def svd(
             if vectors is not None:
                 np.copyto(vectors, np.eye(*vectors.shape[-2:]))
         return
-    left, right = (_NONE, _NONE) if u is None or vh is None else (each(vh), each(u))
+    left, right = (_PLACEHOLDER, _PLACEHOLDER) if u is None or vh is None else (each(vh), each(u))
     columns = 1 if u is None else u.shape[-1]
     job = b"N" if u is None else b"A" if columns == m and vh is not None and vh.shape[-2] == n else b"S"
     least, most = sorted((m, n))
@@ -228,7 +229,7 @@ def svd(
     )
 
 
-_NONE = np.empty(1)
+_PLACEHOLDER = np.empty(1)
 
 
 @_solver("eigh eigvalsh", "a", "w", "v", "b", workspace=lambda _, n: 2 * n * n + 64 * n)
@@ -274,7 +275,7 @@ def eig(spec: Any, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | No
         each(packed),
         n,
         *(each(part, 1) for part in values),
-        _NONE,
+        _PLACEHOLDER,
         1,
         each(vectors),
         n,
@@ -325,7 +326,7 @@ def solveh_banded(spec: Any, lapack: Lapack, ab: HostArray, b: HostArray, out: H
 def solve_tridiagonal(
     spec: Any, lapack: Lapack, b: HostArray, dl: HostArray, d: HostArray, du: HostArray, out: HostArray
 ) -> None:
-    """Solutions by elimination, of copies of the diagonals."""
+    """Compute solutions by elimination, on copies of the diagonals."""
     n, columns = out.shape[-2:]
     if out.size:
         diagonals = [np.array(one, order="C") for one in (dl[..., 1:], d, du)]
@@ -414,7 +415,7 @@ def _singular_root(t: HostArray, is_zero: HostArray) -> HostArray | None:
 
 
 def _matrices(a: HostArray, info: StatusArray) -> Iterator[tuple[int, Ints]]:
-    """Give number and index of the matrices of a stack, if they have elements and all of these are finite."""
+    """Yield number and index of each matrix of a stack, if it has elements and all of them are finite."""
     if _is_finite(a, info) and a.size:
         yield from enumerate(np.ndindex(a.shape[:-2]))
 
@@ -427,7 +428,7 @@ def _clear(matrices: HostArray, *, is_lower: bool) -> None:
 
 
 def _is_finite(a: HostArray, info: StatusArray, looked_at: HostArray | None = None) -> bool:
-    """Tell whether there is no NaN or infinity, with which the routines may run for ever; else say where."""
+    """Return whether all numbers are finite, or routines may never return; note matrices with others."""
     is_held = np.isfinite(a)
     if looked_at is not None:
         is_held |= ~looked_at

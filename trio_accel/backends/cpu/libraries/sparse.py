@@ -1,7 +1,7 @@
 """Operations with sparse matrices by SciPy's compiled loops, systems by SuperLU, incomplete factors by rows.
 
-Arrays of SciPy's own classes would look through all indices, and make one more array, for each operation. The
-loops add to what they are given.
+Arrays of SciPy's own classes would check all indices, and make another array, for each operation. SciPy's
+loops add to the given result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _sparse: Any = sparse
 _OUT, _DTYPES = {"out": NATIVE}, {"matrix_data": NATIVE}
 
 # Elements of the rows and columns that one piece of a sampled product gathers.
-_PIECE = 1 << 18
+_CHUNK_ELEMENTS = 1 << 18
 
 
 @kernel("sparse.spmv", backend="cpu", dtypes=_OUT)
@@ -78,11 +78,11 @@ def spmm(spec: Any, call: HostCall) -> None:
 
 @kernel("sparse.sddmm", backend="cpu", dtypes=_OUT)
 def sddmm(spec: Any, call: HostCall) -> None:
-    """Compute elements of a product of dense matrices."""
+    """Compute selected elements of a product of dense matrices."""
     indptr, indices = _structure(spec, call)
     a, b = call.array(spec.a), call.array(spec.b)
     rows = np.repeat(np.arange(len(a)), np.diff(indptr))
-    step = max(_PIECE // max(a.shape[1], 1), 1)
+    step = max(_CHUNK_ELEMENTS // max(a.shape[1], 1), 1)
     with _contiguous(call.array(spec.out)) as out:
         for first in range(0, len(out), step):
             piece = slice(first, first + step)
@@ -146,7 +146,7 @@ def checked(
 
 
 def _has_room(spec: Any, size: int) -> bool:
-    """Tell whether so many values are wanted: not where they are counted, or were counted too low."""
+    """Return whether `size` values fit; False if they are only counted, or the count was too low."""
     return spec.indices is not None and size <= spec.indices.size
 
 
@@ -172,7 +172,7 @@ def _sum_duplicates(spec: Any, *arrays: HostArray) -> _Made:
 
 
 def _canonical(shape: tuple[int, int], indptr: HostArray, indices: HostArray, data: HostArray) -> _Made:
-    """Sort in place, and add up what has one place."""
+    """Sort in place, and add up the values of equal places."""
     _tools.csr_sort_indices(shape[0], indptr, indices, data)
     _tools.csr_sum_duplicates(*shape, indptr, indices, data)
     return indptr, indices[: indptr[-1]], data[: indptr[-1]]
@@ -239,7 +239,7 @@ def _take_rows(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray
     checked(indptr, indices, spec.numbers)
     _within("indices", rows, spec.numbers[0])
     rows = rows.astype(indptr.dtype)
-    # A row may be taken many times: their sum may be beyond the type of the indices.
+    # A row may be taken many times, so the sum may exceed the type of the indices.
     pointers = np.zeros(len(rows) + 1, np.int64)
     np.cumsum(np.diff(indptr)[rows], out=pointers[1:])
     size = int(pointers[-1])
@@ -251,7 +251,7 @@ def _take_rows(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray
 
 
 def _select(spec: Any, indptr: HostArray, indices: HostArray, data: HostArray) -> _Made:
-    """Keep the values that are not zero, or those on one side of a diagonal."""
+    """Keep the nonzero values, or the values on one side of a diagonal."""
     rows, columns, *diagonal = spec.numbers
     checked(indptr, indices, (rows, columns))
     places = np.repeat(np.arange(rows, dtype=indices.dtype), np.diff(indptr))
@@ -303,11 +303,11 @@ class _KeptFactors(threading.local):
         self.by_number: dict[int, Any] = {}
 
     def drop(self, number: int) -> None:
-        """Free factors that no program holds any more."""
+        """Free factors that no program holds any longer."""
         self.by_number.pop(number, None)
 
     def find(self, spec: Any, call: HostCall, how: tuple[Any, ...], make: Callable[[Any], Any]) -> Any:
-        """Return the factors of a matrix, or what else `make` returns for it."""
+        """Return the factors of a matrix, or another result of `make` for it."""
         arrays = [call.array(one) for one in (spec.matrix_data, spec.matrix_indices, spec.matrix_indptr)]
         key = spec.matrix, how, *[array.dtype for array in arrays]
         for number, (other, kept, found) in enumerate(self._kept):
@@ -321,7 +321,7 @@ class _KeptFactors(threading.local):
         return found
 
 
-# An element of the diagonal is a pivot unless another one of its column is so many times as large.
+# An element of the diagonal is the pivot if it is at least this fraction of its column's largest element.
 _LEAST_PIVOT = 0.1
 _MAX_KEPT_FACTORS = 4
 _MAX_KEPT_BYTES = 1 << 25
@@ -339,8 +339,8 @@ def _factor_triangle(matrix: Any, spec: Any) -> Any:
     """Factor a triangle in its own order, which fills nothing in.
 
     Returns:
-        None where `spsolve_triangular` does better: it computes with numbers that are not finite, and with
-        pivots that are zeros to SuperLU.
+        None if `spsolve_triangular` does better, because it computes with numbers that are not finite, and
+        with pivots that are zeros to SuperLU.
     """
     triangle = _triangle(matrix, spec)
     if not np.isfinite(triangle.data).all() or (triangle.diagonal() == 0).any():
@@ -377,7 +377,7 @@ def solve_triangular(spec: Any, call: HostCall) -> None:
 
 @kernel("sparse.spsolve", backend="cpu", dtypes=_DTYPES)
 def solve(spec: Any, call: HostCall) -> None:
-    """Factor, unless that was done lately, and solve."""
+    """Factor, unless that was done recently, and solve."""
 
     def find() -> Any:
         return _factors.find(spec, call, (), lambda matrix: _linalg.splu(matrix.tocsc()))
@@ -506,7 +506,7 @@ def cg_steps(spec: Any, call: HostCall) -> None:
 
 @kernel("sparse.extend_basis", backend="cpu", dtypes={"w": NATIVE})
 def extend_basis(spec: Any, call: HostCall) -> None:
-    """Take the parts along the vectors of a basis off, twice, and make a vector of length 1 of the rest."""
+    """Subtract the components along the vectors of a basis, twice, and normalize the rest."""
     basis, left = call.array(spec.basis), call.array(spec.w).copy()
     for noted in (spec.first, spec.second):
         parts = np.conj(matrix_product(basis, np.conj(left)))
@@ -541,7 +541,7 @@ def _eliminate(
 
 
 def _is_hermitian(matrix: Any) -> bool:
-    """Tell whether it is, but for roundings."""
+    """Return whether the matrix is Hermitian, except for rounding."""
     off, tolerance = abs(matrix - matrix.conj().T), 16 * np.finfo(matrix.dtype).eps
     return not off.nnz or bool(off.max() <= tolerance * abs(matrix).max())
 

@@ -1,4 +1,4 @@
-"""Contractions of tensors, by NumPy's products of stacks of matrices."""
+"""Tensor contractions by NumPy's products of stacks of matrices."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def contract(spec: ContractionSpec, call: HostCall) -> None:
 def _stack(
     array: HostArray, term: str, extents: dict[str, int], order: tuple[Iterable[str], ...]
 ) -> HostArray:
-    """Make a stack of matrices of an array."""
+    """Rearrange an array as a stack of matrices."""
     batch, first, second = (list(group) for group in order)
     view = array.transpose([term.index(letter) for letter in (*batch, *first, *second)])
     sides = (math.prod(extents[letter] for letter in side) for side in (first, second))

@@ -23,29 +23,30 @@ from ...base.kit.host import available_bytes, make_shared, map_shared
 class CpuMemory(BlockMemory[HostArray, HostArray]):
     """The blocks of one device, as host arrays.
 
-    A chunk lives as long as a work item that uses it: an operation that is stuck when its device is
-    closed writes to memory that is still its own. Fresh memory costs a page fault for every 4 KiB, which
-    made a copy to it half as fast.
+    A chunk lives as long as a work item that uses it, so a stuck operation writes to memory of its own even
+    after its device is closed. Fresh memory costs a page fault for every 4 KiB, which made a copy to it half
+    as fast.
 
     Args:
         device: Name of the device.
         limit: The most bytes that its blocks may take.
-        keeper: Gets the chunks, which are shared memory then.
+        keeper: Gets the chunks, which are then shared memory.
     """
 
     def __init__(self, device: str, limit: int, keeper: ChunkKeeper | None = None) -> None:
         super().__init__(device, limit, _Source(), keeper)
 
     def view(self, array: ArraySpec, *, write: bool = True) -> HostArray:
-        """Make the array of a specification; one that is not to be written to cannot be made writable.
+        """Make the array of a specification; without `write`, it cannot be made writable.
 
         Raises:
             KeyError: No block has this id.
             ValueError: The array is not within it.
         """
         memory, _ = self.block(array.block)
-        # A flag can be set back, of a view that has a writable array below. NumPy looks through a memoryview,
-        # but not below `frombuffer`: that is the base of all that is made of this view, and of nothing else.
+        # A view's flag can be set back if an array below it is writable. NumPy looks through a memoryview,
+        # but
+        # not below `frombuffer`, which is the base of everything made from this view, and of nothing else.
         data = np.frombuffer(memory.data if write else memory.data.toreadonly(), np.uint8)
         return np.ndarray(array.shape, array.dtype.dtype, data, array.offset, array.strides)
 
@@ -53,7 +54,7 @@ class CpuMemory(BlockMemory[HostArray, HostArray]):
 class _Source:
     """Chunks of the machine's memory."""
 
-    # The system gives pages when they are written to: what is not used costs nothing.
+    # The system allocates pages when they are written to, so unused memory costs nothing.
     first = 64 << 20
     keep = 256 << 20
 
@@ -82,11 +83,11 @@ class _Source:
         return map_shared(descriptor, nbytes, write=write)
 
     def share(self, chunk: HostArray) -> HostArray:
-        # No flag can be set back: it is that of a view of a buffer for reading.
+        # The flag cannot be set back, because it belongs to a view of a read-only buffer.
         return np.frombuffer(chunk.data.toreadonly(), np.uint8)
 
     def drop(self, chunk: HostArray) -> None:
-        """Do nothing: the mapping goes with the last array over it."""
+        """Do nothing, because the mapping ends with the last array over it."""
 
     def block(self, chunk: HostArray, offset: int, nbytes: int) -> HostArray:
         return chunk[offset : offset + nbytes]

@@ -30,8 +30,8 @@ _WRITING = 0.0001
 class CpuStream:
     """A queue of work, run in order by a thread of its own.
 
-    The thread starts with the first work and ends after `close`. An operation that fails does
-    not stop the stream: the next event reports it, and the one after that is clean.
+    The thread starts with the first work and ends after `close`. A failing operation does not stop the
+    stream: the next event reports the error, and the one after that reports none.
 
     Attributes:
         name: Name of the stream and of its thread.
@@ -41,18 +41,18 @@ class CpuStream:
     def __init__(self, name: str, fault: CpuFault | None = None) -> None:
         self.name: str = name
         self._fault = fault or CpuFault("cpu")
-        # A SimpleQueue is the steadiest way of the standard library to wake an idle thread (measured: Queue,
-        # Condition, Semaphore, a lock beside a deque). It costs next to nothing (20 ns) while the thread is
-        # busy.
+        # A SimpleQueue wakes an idle thread most reliably of all ways in the standard library (measured:
+        # Queue, Condition, Semaphore, a lock with a deque). It costs next to nothing (20 ns) while the thread
+        # is busy.
         self._items: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.is_closed: bool = False
-        # Nothing may come behind the end that `close` enqueues, and one thread only is started.
+        # Nothing may follow the end that `close` enqueues, and only one thread is started.
         self._lock = threading.Lock()
 
     @property
     def failure(self) -> Exception | None:
-        """The reason why the context cannot be used any more; None while it can."""
+        """Why the context is no longer usable; None while it is."""
         return self._fault.error()
 
     @property
@@ -141,8 +141,8 @@ class CpuStream:
             if self.is_closed:
                 raise RuntimeError(f"stream {self.name!r} is closed and takes no more work")
             if self._thread is None:
-                # A daemon: a stuck operation must not keep the interpreter from ending. Started
-                # before there is work: if the system has no thread left, nothing was enqueued.
+                # A daemon, because a stuck operation must not keep the interpreter from ending. It is started
+                # before there is work, so that nothing was enqueued if the system has no thread left.
                 thread = threading.Thread(
                     target=_run, args=(self._items, self._fault), name=self.name, daemon=True
                 )
@@ -159,7 +159,7 @@ class CpuEvent:
     """A point in a stream: done when everything enqueued before it is.
 
     Attributes:
-        error: The first error between the stream's previous event and this one; None if all went well.
+        error: The first error between the stream's previous event and this one; None without an error.
         is_done: Whether the stream has passed this point.
     """
 
@@ -184,7 +184,7 @@ class CpuEvent:
     def finish(self, error: Exception | None, *, is_lost: bool = False) -> None:
         """Mark the event as done and ring; called once, from the stream's thread.
 
-        When the context is lost, only other streams are told, and no callback is called, as on a GPU (D9).
+        When the context is lost, only other streams see it, and no callback is called, as on a GPU (D9).
         """
         with self._lock:
             self.error = error
@@ -262,14 +262,14 @@ class CpuFault:
     reason: str | None = None
 
     def error(self) -> ContextPoisonedError | None:
-        """Make a new error that says why the context is lost; None while it is usable."""
+        """Make a new error with the reason why the context is lost; return None while it is usable."""
         if self.reason is None:
             return None
         return ContextPoisonedError(f"the context is lost: {self.reason}", device=self._device)
 
 
 class _Running(threading.local):
-    """The state of the stream whose thread this is."""
+    """The fault of the stream that this thread belongs to."""
 
     fault: CpuFault | None = None
 
@@ -303,7 +303,7 @@ def _run(items: queue.SimpleQueue[_Item], fault: CpuFault) -> None:
                 # A thread that blocks is woken, whatever has become of the context.
                 item.ring()
             elif lost is not None:
-                # Work that was enqueued behind the fault never runs.
+                # Work enqueued after the fault never runs.
                 error = lost
             else:
                 failure = _call(item)
@@ -316,17 +316,19 @@ def _run(items: queue.SimpleQueue[_Item], fault: CpuFault) -> None:
 def _call(work: Work) -> Exception | None:
     try:
         work()
-    # Nothing may end the thread: others wait for its events. Trio has no cancellation here.
+    # Nothing may end the thread, because others wait for its events. Trio has no cancellation here.
     except BaseException as error:  # noqa: ASYNC103, BLE001
-        # Frames keep their locals, and so the operation's arrays, for as long as the error lives. They
-        # keep their lines and lose their locals. This frame still runs, and stays alive with those that
-        # it called: it is cut off, and lets go of the work by itself.
+        # Frames keep their locals, and so the operation's arrays, as long as the error lives. So the frames
+        # keep
+        # their lines and lose their locals. This frame still runs, and would stay alive with the frames that
+        # it
+        # called. Therefore it is cut off, and drops the work itself.
         del work
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         _drop_locals(error)
         if isinstance(error, Exception):
             return error  # noqa: ASYNC104
-        # Whatever an extension raises, the stream goes on and the event says what happened.
+        # Whatever an extension raises, the stream continues and the event reports the error.
         failure = RuntimeError(f"an operation raised {type(error).__name__}")
         failure.__cause__ = error
         return failure  # noqa: ASYNC104

@@ -1,7 +1,8 @@
-"""How many threads a BLAS takes: one for a small call, what it was started with for others.
+"""The number of threads of a BLAS: one for a small call, and the number at its start for other calls.
 
-OpenBLAS's threads spin for one another. While the system has taken the core of one away, the others wait:
-beside a busy process that makes a small call ten times as long, and a small factorization a hundred times.
+OpenBLAS's threads wait for one another by spinning. While the system has taken the core of one thread, the
+others wait. With a busy process on the machine, that makes a small call ten times as long, and a small
+factorization a hundred times.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from ...base import HostArray
 
 BOUND = 1 << 22
 """The most multiplications of a call that has one thread: with two it would save 0.07 ms at most."""
-ALONE = 1 << 18
+MAX_SINGLE_THREAD_PRODUCT = 1 << 18
 """The most multiplications of a product of real matrices that OpenBLAS gives one thread by itself.
 
 Its `interface/gemm.c` has this bound, 65536 times `GEMM_MULTITHREAD_THRESHOLD`, which is 4.
 """
-ONCE = 8
-"""A number that is used but once comes from memory, and takes as long as so many multiplications."""
+LOAD_COST = 8
+"""The multiplications that take as long as loading a number from memory that is used only once."""
 
 
 def find_number(package: ModuleType) -> ctypes.c_int:
-    """Find the number of threads of the OpenBLAS that the wheel of an imported package brought; else 1.
+    """Find the thread count of the OpenBLAS in the wheel of an imported package; else return 1.
 
-    D97: `openblas_set_num_threads` would start threads in a fork. To write this variable does not: OpenBLAS
-    reads it with each call, and starts what it lacks with the first large one.
+    D97: `openblas_set_num_threads` would start threads in a fork. Writing this variable does not, because
+        OpenBLAS reads it with each call, and starts missing threads with the first large call.
     """
     folder = Path(package.__path__[0])
     for path in (*folder.parent.glob(f"{folder.name}.libs/*openblas*"), *folder.glob(".dylibs/*openblas*")):
@@ -46,15 +47,15 @@ def find_number(package: ModuleType) -> ctypes.c_int:
 class BlasThreads:
     """The threads of one copy of OpenBLAS; NumPy and SciPy each have one.
 
-    The number of threads is one for the whole process, and the bits of a result depend on it. A call that is
-    run again must give the same bits, so its size alone decides. Calls with one thread never overlap with
-    calls that have more: who comes waits for the other kind to leave, and the next ones wait behind it.
+    The whole process has one number of threads, and the bits of a result depend on it. A repeated call must
+    give the same bits, so only its size decides. Calls with one thread never overlap with calls that have
+    more: a new call waits for calls of the other kind to leave, and later calls wait after it.
 
     Args:
         number: OpenBLAS's own variable.
 
     Attributes:
-        started: How many threads it was started with: what the user allows.
+        started: The number of threads at its start, which the user allows.
     """
 
     def __init__(self, number: ctypes.c_int) -> None:
@@ -64,7 +65,7 @@ class BlasThreads:
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
-        """Begin with nobody inside: in a fork, the threads that were are gone."""
+        """Begin without any caller inside, because the threads of callers do not exist in a fork."""
         self._number.value, self._inside, self._queued, self._is_small = self.started, 0, 0, True
         self._turn, self._lock = threading.Lock(), threading.Lock()
         self._left = threading.Condition(self._lock)
@@ -83,8 +84,8 @@ class BlasThreads:
             self.leave()
 
     def enter(self, multiplications: int) -> None:
-        """Begin a call that makes so many multiplications at most; `leave` ends it."""
-        # Where there is one thread anyway, all calls are of one kind.
+        """Begin a call of at most `multiplications` multiplications; `leave` ends it."""
+        # With a single thread anyway, all calls are of one kind.
         is_small = multiplications <= BOUND or self.started == 1
         with self._lock:
             if not self._queued and (not self._inside or self._is_small is is_small):
@@ -118,13 +119,13 @@ NUMPY, SCIPY = (BlasThreads(find_number(package)) for package in (np, scipy))
 
 
 def matrix_product(a: HostArray, b: HostArray, out: HostArray | None = None) -> HostArray:
-    """Multiply as `numpy.matmul` does, which takes the BLAS for numbers that are not whole."""
+    """Multiply as `numpy.matmul` does, which uses the BLAS for numbers other than integers."""
     rows, columns = a.shape[-2] if a.ndim > 1 else 1, b.shape[-1] if b.ndim > 1 else 1
-    most = max(a.size * max(columns, ONCE), b.size * max(rows, ONCE))
+    most = max(a.size * max(columns, LOAD_COST), b.size * max(rows, LOAD_COST))
     kind = a.dtype.kind
     # NumPy has another routine for an array by its own transpose, with bounds of its own.
     is_plain = rows > 1 < columns and a.ctypes.data != b.ctypes.data
-    if kind in "iu" or (kind == "f" and most <= ALONE and is_plain):
+    if kind in "iu" or (kind == "f" and most <= MAX_SINGLE_THREAD_PRODUCT and is_plain):
         return np.matmul(a, b, out=out)
     NUMPY.enter(most)
     try:

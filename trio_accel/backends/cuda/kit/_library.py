@@ -56,7 +56,7 @@ KernelCall: TypeAlias = EnqueuingCall[LibraryDevice, CudaStream]
 
 
 def read_now(device: LibraryDevice, stream: CudaStream, address: int, nbytes: int) -> bytes:
-    """Wait for what is enqueued on a stream, and read some bytes of the device; blocks.
+    """Wait for the work that is enqueued on a stream, and read some bytes of the device; blocks.
 
     Raises:
         ContextPoisonedError: The context is lost.
@@ -72,9 +72,9 @@ def read_now(device: LibraryDevice, stream: CudaStream, address: int, nbytes: in
 
 
 BACKEND = "cuda"
-# Error of nvmath's bindings where a vendor's library has no such function; they do not export the class.
+# nvmath's error if a vendor's library lacks a function; the bindings do not export the class.
 _NOT_FOUND = "FunctionNotFoundError"
-# Statuses that say the same in all libraries: not enough memory; the library does not have the operation.
+# Statuses with the same meaning in all libraries: too little memory; the library lacks the operation.
 _EXHAUSTED = frozenset({"ALLOC_FAILED", "INSUFFICIENT_RESOURCES"})
 _MISSING = frozenset({"NOT_SUPPORTED", "ARCH_MISMATCH", "MISSING_DEPENDENCY"})
 
@@ -86,9 +86,9 @@ class CudaLibrary(EnqueuingLibrary[LibraryDevice, CudaStream]):
     """Base of the libraries; see `EnqueuingLibrary`.
 
     Attributes:
-        errors: By the exception classes of the vendor's bindings, whose `status` is its code, the bindings'
+        errors: For the exception classes of the vendor's bindings, whose `status` is a code, the bindings'
             enumerations of codes.
-        refused: Names of those statuses that say that the operation, and not the library, is at fault.
+        refused: Names of statuses that blame the operation, and not the library.
     """
 
     backend: ClassVar[str] = BACKEND
@@ -134,7 +134,7 @@ class CudaLibrary(EnqueuingLibrary[LibraryDevice, CudaStream]):
 
 
 class ModuleLibrary(CudaLibrary):
-    """Kernels of a module that is found by its import path. Blocks while the module is imported.
+    """Kernels of a module, found by its import path. Blocks while the module is imported.
 
     Args:
         library: The import path.
@@ -142,7 +142,7 @@ class ModuleLibrary(CudaLibrary):
         known: Libraries that the device has, for the error.
 
     Raises:
-        NotSupportedError: There is no such module, or it has no kernels for this backend.
+        NotSupportedError: There is no such module, or it lacks kernels for this backend.
     """
 
     def __init__(self, library: str, device: LibraryDevice, known: Sequence[str]) -> None:
@@ -151,10 +151,11 @@ class ModuleLibrary(CudaLibrary):
 
 
 def factor_of(library: str, name: str, value: complex, dtype: DType) -> complex:
-    """Take a factor to what a type can hold, as cuBLAS gets it.
+    """Convert a factor to a value that a type can hold, in the form for cuBLAS.
 
     Raises:
-        LibraryError: It has an imaginary part and the type has none, or more digits than a double.
+        LibraryError: The factor has an imaginary part and the type is real, or it has more digits than a
+            double.
     """
     try:
         return complex(checks.scalar_of(library, name, value, dtype))

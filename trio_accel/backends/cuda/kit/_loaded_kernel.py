@@ -33,7 +33,7 @@ _LEAST_MAJOR = 9
 
 
 class LoadedKernel(UserKernel):
-    """One kernel of a loaded module. Made in a thread, with the device's context current: that may wait.
+    """One kernel of a loaded module. Made in a thread, with the context current, because it may wait.
 
     Args:
         context: The context.
@@ -41,9 +41,9 @@ class LoadedKernel(UserKernel):
         compiled: The same, compiled.
 
     Raises:
-        CompilationError: The driver does not take the code, or it has no such kernel.
-        LibraryError: The kernel has other parameters than were declared.
-        NotSupportedError: It has tensor maps, and the device or the driver has none.
+        CompilationError: The driver refuses the code, or the code has no such kernel.
+        LibraryError: The kernel's parameters differ from the declaration.
+        NotSupportedError: The kernel has tensor maps, but the device or the driver lacks them.
     """
 
     def __init__(self, context: CudaContext, definition: KernelDefinition, compiled: CompiledKernel) -> None:
@@ -56,7 +56,7 @@ class LoadedKernel(UserKernel):
                 super().__init__(definition, unload)
                 self._kernel = self._find(library, compiled.symbol)
                 self._function = context.function_of(self._kernel)
-                with suppress(RuntimeError):  # drivers before CUDA 12.4 cannot tell
+                with suppress(RuntimeError):  # drivers before CUDA 12.4 cannot report the parameters
                     self.check_parameters(self._parameter_sizes())
                 self.limits = self._read_limits()
                 if self._maps:
@@ -93,7 +93,7 @@ class LoadedKernel(UserKernel):
         data = self.definition.code[0].data
         if isinstance(data, str) and self.definition.code[0].format == "c++":
             return kernels_in(data)
-        # Drivers before CUDA 12.4 cannot tell.
+        # Drivers before CUDA 12.4 cannot report the names.
         with suppress(RuntimeError, AccelError):
             check = self._context.check
             count = check(driver.cuLibraryGetKernelCount(library))

@@ -1,6 +1,6 @@
-"""Attention by one kernel of cuDNN; what it has none for by products of matrices and kernels for their rows.
+"""Attention by one kernel of cuDNN, or by matrix products and kernels for their rows if cuDNN has no kernel.
 
-The latter take every type and every option. The scores of some rows of all heads are in memory at a time.
+The products take every type and every option. The scores of some rows of all heads are in memory at a time.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from ._cudnn import (
     wide_result,
 )
 
-# Scores that are made at a time.
-_PIECE = 1 << 24
+# Scores made at a time.
+_CHUNK_SCORES = 1 << 24
 _TABLE = 3
 _ADDED = 2
 
 
 @attrs.frozen
 class Lengths:
-    """Addresses of lengths and blocks that are checked, int32 each; 0 where there are none.
+    """Addresses of checked lengths and blocks, int32 each; 0 without them.
 
     Attributes:
         query: Lengths of the queries.
@@ -69,7 +69,7 @@ class Sizes:
         columns: Keys.
         e: Elements of a query.
         f: Elements of a value.
-        block: Keys of a block; 0 where there are no blocks.
+        block: Keys of a block; 0 without blocks.
     """
 
     stack: Ints
@@ -101,7 +101,7 @@ class Sizes:
 
     @property
     def lines(self) -> int:
-        """Rows of each of these: the queries of all heads that a head of the keys serves."""
+        """Rows of each product: the queries of all heads that a head of the keys serves."""
         return self.heads // self.served * self.rows if self.served else 0
 
 
@@ -122,7 +122,7 @@ class AttentionKernels(DnnKernels):
         self.blas: Cublas | None = None
 
     def captures(self, spec: OperationSpec) -> bool:
-        """See `EnqueuingLibrary.captures`: lengths that are checked are looked at on the host."""
+        """See `EnqueuingLibrary.captures`: the host looks at checked lengths."""
         if isinstance(spec, (AttentionSpec, AttentionGradSpec)):
             return spec.query_lengths is None and spec.key_lengths is None
         return super().captures(spec)
@@ -188,7 +188,7 @@ class AttentionKernels(DnnKernels):
             call.convert(DeviceArray.packed(logs, of.wide, shape), call.array(spec.lse))
 
     def _compute_attention_grad(self, spec: AttentionGradSpec, call: KernelCall) -> None:
-        """Enqueue the gradients of an attention out of products."""
+        """Enqueue the gradients of an attention, as matrix products."""
         of = Attention(self, spec, call)
         sizes = of.sizes
         if not sizes.batches * sizes.lines:
@@ -232,12 +232,12 @@ _Matrices: TypeAlias = tuple[int, int, int]
 
 @attrs.frozen
 class _Piece:
-    """Some rows of each head of keys.
+    """Some rows of each head of the keys.
 
     Attributes:
-        first: The first one.
-        count: How many there are.
-        lines: How many there are in all.
+        first: The first row.
+        count: The number of these rows.
+        lines: The number of all rows.
         itemsize: Bytes of an element.
     """
 
@@ -247,11 +247,11 @@ class _Piece:
     itemsize: int
 
     def of_all(self, address: int, width: int) -> _Matrices:
-        """Take these rows out of an array that has all."""
+        """Select these rows in an array with all rows."""
         return address + self.first * width * self.itemsize, max(1, width), self.lines * width
 
     def own(self, address: int, width: int) -> _Matrices:
-        """Take an array that has these rows alone."""
+        """Select all rows of an array with these rows only."""
         return address, max(1, width), self.count * width
 
 
@@ -272,12 +272,12 @@ class Attention:
         self._kernels, self._spec, self._call = kernels, spec, call
         self.lengths = kernels.check_lengths(spec, self.sizes, call)
         self._kind = KINDS[self.wide]
-        self._most = max(1, _PIECE // max(1, self.sizes.batches * self.sizes.columns))
+        self._most = max(1, _CHUNK_SCORES // max(1, self.sizes.batches * self.sizes.columns))
         self._scores = self._sums = 0
 
     @cached_property
     def _mask(self) -> DeviceArray | None:
-        """The mask with all axes, of truth values or of the wide type; None for none."""
+        """The mask with all axes, of truth values or of the wide type; None without a mask."""
         sizes, call, mask = self.sizes, self._call, self._spec.mask
         if mask is None:
             return None
@@ -289,7 +289,7 @@ class Attention:
         return broadcast(given, (*sizes.stack, sizes.heads, sizes.rows, sizes.columns))
 
     def rows(self, array: ArraySpec) -> int:
-        """Return the address of queries, or of what is like them."""
+        """Return the address of queries, or of an array of their shape."""
         return self._gathered(array, self.lengths.query, 0, self.sizes.rows)
 
     def keys(self, array: ArraySpec) -> int:
@@ -297,7 +297,7 @@ class Attention:
         return self._gathered(array, self.lengths.key, self.lengths.table, self.sizes.columns)
 
     def _gathered(self, array: ArraySpec, lengths: int, table: int, rows: int) -> int:
-        """Return the address of rows without gaps in the wide type, with zeros behind their lengths."""
+        """Return the address of rows without gaps in the wide type, with zeros after their lengths."""
         call = self._call
         if not lengths:
             return wide(call, array)
@@ -309,7 +309,7 @@ class Attention:
         return room.address
 
     def gathered(self, array: ArraySpec, lengths: int, table: int, rows: int) -> DeviceArray:
-        """Copy rows without gaps, out of blocks if need be, with zeros behind their lengths."""
+        """Copy rows without gaps, out of blocks if need be, with zeros after their lengths."""
         call, n = self._call, self.sizes.sequences
         source, heads, width = call.array(array), _headed(array)[-3], array.shape[-1]
         if len(source.shape) != 4:
@@ -323,13 +323,13 @@ class Attention:
         return made
 
     def pieces(self) -> Iterator[_Piece]:
-        """Cut the rows of each head of keys into pieces."""
+        """Cut the rows of each head of the keys into pieces."""
         lines = self.sizes.lines
         for first in range(0, lines, self._most):
             yield _Piece(first, min(self._most, lines - first), lines, self.wide.itemsize)
 
     def served(self, address: int, width: int) -> _Matrices:
-        """Take keys, or what is like them, as matrices."""
+        """Return keys, or an array of their shape, as matrices."""
         return address, max(1, width), self.sizes.columns * width
 
     def room(self) -> int:
@@ -353,9 +353,9 @@ class Attention:
         weights: _Matrices,
         to: _Matrices,
     ) -> None:
-        """Multiply as `multiply` does, where a weight of zero takes nothing: not of infinity or NaN, either.
+        """Multiply as `multiply` does, except that a weight of zero takes nothing, not even infinity or NaN.
 
-        Products of transposed weights, one for each key, are added to what is there.
+        Products of transposed weights, one for each key, are added to the present values.
         """
         (width, rows, terms), is_added = extents, letters == "NT"
         made, batches = to, self.sizes.batches
@@ -472,10 +472,10 @@ def _judge(mosts: tuple[int, int, int], words: StatusArray) -> None:
         raise no_length(argument, first_wrong(words), mosts[place])
 
 
-# Lengths that are no multiples of it are told to the gradient: else it has been seen to make NaNs of them
+# The gradient gets lengths if they are not multiples of this, because it has been seen to make NaNs otherwise
 # (https://github.com/NVIDIA/cudnn-frontend/issues/160).
 _TILE = 128
-# Elements of halves that are read at once.
+# Elements of halves read at once.
 _EIGHT = 8
 # The code of minus infinity.
 _INFINITE = {DType.float16: 0xFC00, DType.bfloat16: 0xFF80}
@@ -491,10 +491,10 @@ class _Plan:
     """The way in which an attention is computed.
 
     Attributes:
-        graph: cuDNN's graph; None for products of matrices.
-        has_lengths: Whether the graph is told lengths.
-        mask: Shape of what the graph adds to the scores; None for nothing.
-        numbers: Strides and extents, for the kernel that looks at what the graph has made.
+        graph: cuDNN's graph; None for matrix products.
+        has_lengths: Whether the graph gets lengths.
+        mask: Shape of the array that the graph adds to the scores; None for none.
+        numbers: Strides and extents, for the kernel that checks the results of the graph.
     """
 
     graph: Graph | None = None
@@ -519,10 +519,10 @@ class AttentionLibrary(AttentionKernels):
         return plan or _Plan()
 
     def _fused(self, spec: _Spec) -> _Plan | None:
-        """Build cuDNN's graph; None where it has no kernel, or none that is right."""
+        """Build cuDNN's graph; None if it has no kernel, or no correct one."""
         sizes, is_grad = Sizes.of(spec), isinstance(spec, AttentionGradSpec)
-        # It takes float32 without refusing it, and reads where there is nothing; and factors that are not
-        # above 0, and is wrong.
+        # cuDNN accepts float32, and reads invalid memory. It accepts factors that are not above 0, and gives
+        # wrong results.
         is_left = (
             not spec.query.dtype.is_half
             or spec.scale <= 0
@@ -554,12 +554,12 @@ class AttentionLibrary(AttentionKernels):
         return attrs.evolve(plan, graph=graph, numbers=_numbers(spec, sizes, layouts))
 
     def _layouts(self, spec: _Spec, sizes: Sizes, plan: _Plan) -> dict[str, Layout]:
-        """Return the layouts of all arrays of a graph, those that are written last."""
+        """Return the layouts of all arrays of a graph, written arrays last."""
         n, heads, rows = sizes.sequences, sizes.heads, sizes.rows
         keys = n, sizes.served, sizes.columns
         made: dict[str, Layout] = {"query": _layout(spec.query, (n, heads, rows, sizes.e))}
         for name, array, width in (("key", spec.key, sizes.e), ("value", spec.value, sizes.f)):
-            # Keys that have lengths are copied.
+            # Keys with lengths are copied.
             is_copied = spec.key_lengths is not None
             made[name] = (
                 Layout.packed(array.dtype, (*keys, width)) if is_copied else _layout(array, (*keys, width))
@@ -625,7 +625,7 @@ class AttentionLibrary(AttentionKernels):
     def _run_plan(
         self, plan: _Plan, graph: Graph, call: KernelCall, addresses: dict[str, int], lengths: Lengths
     ) -> None:
-        """Enqueue a graph, and what makes rows anew in which it has multiplied what is hidden."""
+        """Enqueue a graph, and the kernel that repeats rows in which it has multiplied hidden values."""
         self._run_graph(graph, call, addresses)
         arrays = (addresses.get(name, 0) for name in (*_ARRAYS, "lse"))
         numbers, count = plan.numbers, int(plan.numbers[3 * len(_ARRAYS)])
@@ -645,7 +645,7 @@ class AttentionLibrary(AttentionKernels):
         return found
 
     def _bias(self, call: KernelCall, mask: ArraySpec, dtype: DType, shape: Ints) -> int:
-        """Return the address of what is added to scores."""
+        """Return the address of the numbers to add to scores."""
         given = call.array(mask)
         above = (*(1,) * (4 - mask.ndim), *mask.shape) if mask.ndim < 4 else mask.shape
         wanted = broadcast(
@@ -667,7 +667,7 @@ def _padded(shape: Ints) -> Ints:
 
 
 def _mask_shape(spec: _Spec, sizes: Sizes) -> Ints | None:
-    """Return the shape of what is added to scores: sequences and heads may be one for all."""
+    """Return the shape of the numbers to add to scores: sequences and heads may share them."""
     if spec.mask is None:
         return None
     shape = (*(1,) * (len(sizes.stack) + 3 - spec.mask.ndim), *spec.mask.shape)
@@ -676,11 +676,11 @@ def _mask_shape(spec: _Spec, sizes: Sizes) -> Ints | None:
 
 
 def _numbers(spec: _Spec, sizes: Sizes, layouts: dict[str, Layout]) -> tuple[float, ...]:
-    """Return strides and extents as `FusedArguments` has them in dnn.cu."""
+    """Return strides and extents in the order of `FusedArguments` in dnn.cu."""
     steps: list[int] = []
     for layout in map(layouts.get, _ARRAYS):
         shape, strides = ((1, 1, 1), (0, 0, 0)) if layout is None else (layout.shape, layout.strides)
-        # An axis of one element is there for all: the mask's.
+        # An axis of one element is shared by all, as in a mask.
         steps += [0 if extent == 1 else step for extent, step in zip(shape[:3], strides[:3], strict=True)]
     queries, keys = sizes.batches * sizes.lines, sizes.batches * sizes.columns
     is_grad = isinstance(spec, AttentionGradSpec)
@@ -697,7 +697,7 @@ def _describe(front: Any, spec: _Spec, graph: Any, tensors: dict[str, Any]) -> l
     if spec.alignment == "lower_right" and (spec.left >= 0 or spec.right >= 0):
         options["diagonal_alignment"] = front.diagonal_alignment.BOTTOM_RIGHT
     if spec.left >= 0:
-        # The first key that is not seen.
+        # The first key that is hidden.
         options["diagonal_band_left_bound"] = spec.left + 1
     if spec.right >= 0:
         options["diagonal_band_right_bound"] = spec.right
@@ -718,7 +718,7 @@ def _describe(front: Any, spec: _Spec, graph: Any, tensors: dict[str, Any]) -> l
 
 
 def _is_direct(array: ArraySpec) -> bool:
-    """Tell whether cuDNN takes an array as it lies: elements side by side, and rows where they begin well."""
+    """Return whether cuDNN takes an array in place: adjacent elements, and aligned rows."""
     size = array.dtype.itemsize
     return (
         array.ndim <= 4
@@ -733,7 +733,7 @@ def _is_direct(array: ArraySpec) -> bool:
 
 
 def _layout(array: ArraySpec, shape: Ints) -> Layout:
-    """Return the layout of an array as it lies, or without gaps."""
+    """Return the layout of an array in place, or without gaps."""
     if not _is_direct(array):
         return Layout.packed(array.dtype, shape)
     packed = Layout.packed(array.dtype, shape).strides
@@ -744,5 +744,5 @@ def _layout(array: ArraySpec, shape: Ints) -> Layout:
 
 
 def _in_place(call: KernelCall, array: ArraySpec) -> int:
-    """Return the address of an array as its layout has it."""
+    """Return the address of an array with its layout."""
     return call.at(array) if _is_direct(array) else aligned(call, array)

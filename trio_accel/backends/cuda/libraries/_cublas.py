@@ -1,4 +1,4 @@
-"""The handle of cuBLAS, and what its routines are told of types, factors and memory."""
+"""The handle of cuBLAS: types, factors and memory of its routines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEFAULT = int(cublas.GemmAlgo.DEFAULT)
 
 # NVIDIA's advice for Hopper. With a workspace of ours cuBLAS allocates nothing, and repeats its results.
 _WORKSPACE = 32 << 20
-# Sums in parts are in the type of the sum, and not in that of the result: rounded once.
+# Partial sums have the type of the sum, and not of the result, so they are rounded once.
 _MATH = int(cublas.Math.DEFAULT_MATH) | int(cublas.Math.DISALLOW_REDUCED_PRECISION_REDUCTION)
 _SINGLE, _DOUBLE = int(cublas.ComputeType.COMPUTE_32F), int(cublas.ComputeType.COMPUTE_64F)
 _FOUR_SINGLES, _FOUR_DOUBLES = struct.Struct("=ff8xff"), struct.Struct("=4d")
@@ -43,7 +43,7 @@ class Kind:
         compute: Type that products are summed in; float32 is not computed in a shorter type.
         real: The type of its absolute values.
         is_double: Whether factors are doubles.
-        letter: First letter of this type's routines; empty where it has none.
+        letter: First letter of this type's routines; empty without routines.
     """
 
     code: int
@@ -85,7 +85,7 @@ class Factors:
         return bytes(self._buffer)
 
     def put(self, kind: Kind, alpha: complex, beta: complex = 0.0) -> None:
-        """Write both, of the type that goes with an element type."""
+        """Write both, in the type that belongs to an element type."""
         numbers = alpha.real, alpha.imag, beta.real, beta.imag
         if kind.is_double:
             _FOUR_DOUBLES.pack_into(self._buffer, 0, *numbers)
@@ -103,12 +103,12 @@ class Cublas:
 
     Args:
         device: The device.
-        library: Name of the library whose it is.
+        library: Name of the library that owns the handle.
 
     Attributes:
         handle: The library's own.
         factors: For one call.
-        plain: Factors 1 and 0, for types whose factors are doubles or not.
+        plain: Factors 1 and 0, for types with and without doubles as factors.
     """
 
     def __init__(self, device: LibraryDevice, library: str) -> None:
@@ -125,19 +125,20 @@ class Cublas:
         self.handle: int = cublas.create()
         try:
             cublas.set_math_mode(self.handle, _MATH)
-            # It loads kernels at first use, and waits for whatever the device does then. The vectors'
-            # routines of all types are loaded with those of one. Products of each type have their own, which
-            # take ten to eighty milliseconds: others than the most usual type have to be asked for.
+            # The library loads kernels at first use, and then waits for all work of the device. The
+            # vectors' routines of all types are loaded with those of one type. Products of each type have
+            # their own kernels, which take ten to eighty milliseconds, so only the most usual type is
+            # loaded here; other types are loaded on request.
             self._try(KINDS[DType.float32], has_vectors=True)
         except BaseException:
             cublas.destroy(self.handle)
             raise
 
     def select(self, stream: CudaStream, mode: int) -> None:
-        """Let the handle work on a stream, with results and factors in the memory of host or device.
+        """Switch the handle to a stream, with results and factors in the memory of host or device.
 
         Raises:
-            CudaMemoryError: There is no room for the stream's workspace.
+            CudaMemoryError: There is no memory for the stream's workspace.
         """
         if stream is not self._stream:
             self._move(stream, stream.handle)
@@ -171,11 +172,11 @@ class Cublas:
         self._workspace.close()
 
     def is_warm(self, kind: Kind) -> bool:
-        """Tell whether something of a type was multiplied before."""
+        """Return whether a product of a type was computed before."""
         return kind.code in self._warm
 
     def warm(self, kind: Kind) -> None:
-        """Multiply something of a type: cuBLAS loads what all products of that type need; blocks.
+        """Compute a product of a type, so that cuBLAS loads the kernels of all its products; blocks.
 
         Nothing is enqueued meanwhile.
         """
@@ -233,7 +234,7 @@ class Cublas:
             yield stream, place
 
     def multiply(self, kind: Kind, product: Product, factors: Factors, a: int, b: int, c: int) -> None:
-        """Enqueue a product on the stream that is selected; its arrays are at these addresses."""
+        """Enqueue a product on the selected stream; its arrays are at these addresses."""
         first, second = (b, a) if product.is_swapped else (a, b)
         handle, code, compute = self.handle, kind.code, kind.compute
         op_a, op_b, m, n, k, lda, ldb, ldc = product.call
@@ -300,11 +301,11 @@ class Cublas:
         )
 
     def invoke(self, kind: Kind, name: str, *arguments: str | complex) -> None:
-        """Call the routine of a type, on the stream that is selected.
+        """Call the routine of a type on the selected stream.
 
         Args:
             kind: The type.
-            name: Its name without the letter of the type, which is before it or where ``{}`` stands.
+            name: Its name without the letter of the type, which replaces ``{}`` or comes first.
             arguments: Letters, sizes and addresses (of type int), and up to two factors (of other types).
         """
         factors = [value for value in arguments if not isinstance(value, (str, int))]

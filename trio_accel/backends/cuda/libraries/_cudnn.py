@@ -28,12 +28,12 @@ from ...base.gpu.driver import Function, LoadedCode, with_axes
 from ..kit._library import CudaLibrary, KernelCall, LibraryDevice
 from ..runtime._stream import CudaStream, capture_once
 
-# Set where the stand-in driver is used.
+# Set if the stand-in driver is used.
 _STAND_IN = "TRIO_ACCEL_STAND_IN"
 _MODULE = "cudnn._compiled_module"
-# Graphs that need more are left to others of cuDNN's choices.
+# If a graph needs more, cuDNN's other choices are tried.
 _MOST_WORKSPACE = 1 << 30
-# An address that nothing reads: a call that is captured does not run.
+# An address that nothing reads, because a captured call does not run.
 _NOWHERE = 1 << 40
 
 
@@ -61,7 +61,7 @@ class Layout:
 
 
 class Graph(LoadedCode):
-    """A graph that is built: which kernels of cuDNN run, and in which order.
+    """A built graph, which determines the kernels of cuDNN and their order.
 
     Attributes:
         size: Bytes of workspace that it needs.
@@ -99,7 +99,7 @@ class Cudnn:
 
     Args:
         device: The device.
-        front: What `front_end` has found.
+        front: The result of `front_end`.
 
     Attributes:
         front: The front end's extension module.
@@ -110,7 +110,7 @@ class Cudnn:
         self._context = device.context
         self.front: ModuleType = front
         self._stream: CudaStream | None = None
-        # A handle serves one thread at a time: graphs are built in others than those that execute.
+        # A handle serves one thread at a time, and threads other than the executing one build graphs.
         self.running: int = self.front.create_handle()
         self._building: int = self.front.create_handle()
 
@@ -136,13 +136,13 @@ class Cudnn:
         """Build a graph; blocks.
 
         Args:
-            arrays: Its arrays by names, those that are written last.
-            outputs: Names of what is written, in the order of the results of `describe`.
-            describe: Called with the graph and its arrays; adds nodes, and returns what they make.
-            is_exact: Whether float32 is not to be computed in a shorter type.
+            arrays: Its arrays by names, written arrays last.
+            outputs: Names of the written arrays, in the order of the results of `describe`.
+            describe: Called with the graph and its arrays; adds nodes, and returns their results.
+            is_exact: Whether float32 must not be computed in a shorter type.
 
         Returns:
-            The graph; None where cuDNN has no kernels for it.
+            The graph; None if cuDNN has no kernels for it.
 
         Raises:
             ContextPoisonedError: The context is lost.
@@ -163,7 +163,7 @@ class Cudnn:
         except front.cudnnGraphNotSupportedError:
             return None
         except (RuntimeError, ValueError) as error:
-            # A library may not know what a newer front end asks for, and says so by other errors.
+            # A library may not know a feature of a newer front end, and reports that by other errors.
             self._raise_lost(error)
             return None
         self._try_out(made)
@@ -175,7 +175,7 @@ class Cudnn:
         written: Sequence[str],
         describe: Callable[[Any, dict[str, Any]], Sequence[Any]],
     ) -> Any:
-        """Make a graph that is not built."""
+        """Make a graph without building it."""
         kinds = self.front.data_type
         is_double = any(layout.dtype is DType.float64 for layout in arrays.values())
         inner = kinds.DOUBLE if is_double else kinds.FLOAT
@@ -217,7 +217,7 @@ class Cudnn:
             self.front.set_stream(self._building, 0)
 
     def error_of(self, error: Exception) -> Exception:
-        """Make the backends' own error of one of the front end."""
+        """Convert an error of the front end to an error of backends."""
         self._raise_lost(error)
         return LibraryError(f"dnn: cuDNN: {error}", library="dnn", code="cudnn")
 
@@ -235,7 +235,7 @@ def front_end() -> ModuleType | None:
     Not by the front end's own package: that imports PyTorch where it is installed.
     """
     if os.environ.get(_STAND_IN):
-        # It would call a driver that is none.
+        # It would call the stand-in as a real driver.
         return None
     reason = "nvidia-cudnn-frontend is of another version; pip install '.[cuda13]' in a checkout"
     try:
@@ -280,7 +280,7 @@ LANES = 32
 """Threads that share a row, or a weight."""
 
 SCORES = "7Q11qd4i"
-"""Layout of what a kernel over scores is told, ahead of the axes of its mask."""
+"""Layout of what a kernel over scores is told, before the axes of its mask."""
 
 _GRID = "18q"
 # The layouts of the structures in dnn.cu.
@@ -359,7 +359,7 @@ class DnnKernels(CudaLibrary):
     def launch(
         self, name: str, call: KernelCall, count: int, *values: object, layout: Struct | None = None
     ) -> None:
-        """Launch a kernel that is loaded, for so many threads."""
+        """Launch a loaded kernel with `count` threads."""
         self._functions[name].run(call.handle, count, layout or _LAYOUTS[name], *values)
 
 
@@ -378,7 +378,7 @@ def wide(call: KernelCall, array: ArraySpec) -> int:
 
 
 def is_aligned(array: ArraySpec) -> bool:
-    """Tell whether the first element lies where cuDNN may read several at once."""
+    """Return whether the first element is aligned, so that cuDNN may read several at once."""
     return array.offset % _ALIGNMENT == 0
 
 
@@ -389,7 +389,7 @@ def aligned(call: KernelCall, array: ArraySpec) -> int:
 
 @contextmanager
 def aligned_result(call: KernelCall, array: ArraySpec, *, is_direct: bool = False) -> Generator[int]:
-    """Give the address to write a result to, without gaps and as cuDNN wants it; or as it lies."""
+    """Yield the address to write a result to: in place, or without gaps in cuDNN's layout."""
     if is_direct or (array.is_contiguous and is_aligned(array)):
         yield call.at(array)
         return
@@ -410,7 +410,7 @@ def wide_result(call: KernelCall, array: ArraySpec) -> Generator[int]:
 
 
 def grid_of(spec: Any, images: ArraySpec, windows: ArraySpec, extents: Ints) -> Ints:
-    """Return the numbers of a grid with three axes, the first of which may have one element.
+    """Return the numbers of a grid with three axes; missing leading axes have one element.
 
     Args:
         spec: Has stride and padding, and perhaps a dilation.
@@ -431,7 +431,7 @@ def grid_of(spec: Any, images: ArraySpec, windows: ArraySpec, extents: Ints) -> 
 
 
 def images_of(array: ArraySpec, axes: int) -> int:
-    """Return how many images there are; 1 where they have no axis."""
+    """Return the number of images; 1 without an axis of images."""
     return math.prod(array.shape[: array.ndim - axes - 1])
 
 

@@ -25,15 +25,14 @@ _VERSION = (0, 8)
 _INSTALL = "pip install '.[cuda13]' in a checkout, or '.[cuda12]'"
 _INDEX_TYPES = {DType.int32: cudss.DataType.R_32I, DType.int64: cudss.DataType.R_64I}
 _NAME_LENGTH = 64
-# It comes with cuDSS: several threads of the host find an order in less time.
+# Part of cuDSS: several threads of the host find an order in less time.
 _THREADS = "libcudss_mtlayer_gomp.so.0"
 # The layout is that of the structure in residuals.cu.
 _ARGUMENTS = struct.Struct("<6Q2qii")
 SIZES = 4
-"""Numbers by which the solution of one side is judged."""
+"""Numbers that judge the solution of one side."""
 
-# The number of roundings that a solution may be off, relative to the largest number that comes to its
-# residual.
+# The number of roundings that a solution may be off, relative to the largest number in its residual's sums.
 _ROUNDINGS = 1 << 10
 
 _Allocate = ctypes.CFUNCTYPE(
@@ -58,14 +57,14 @@ class System:
     """Equations, by addresses.
 
     Attributes:
-        rows: How many there are.
+        rows: The number of equations.
         stored: Values of the matrix.
         matrix: Its row pointers, columns that ascend in each row, and values.
         index: Dtype of its row pointers and columns.
         dtype: Dtype of all values.
         sides: Number of right-hand sides.
-        b: Right-hand sides, one column behind the other.
-        x: The same of the solutions.
+        b: Right-hand sides, column by column.
+        x: Solutions, likewise.
     """
 
     rows: int
@@ -187,7 +186,7 @@ class Cudss:
             return CudssFactors((config, data, a), undo.pop_all().close)
 
     def solve(self, factors: CudssFactors, system: System) -> None:
-        """Enqueue the solution of equations whose matrix has these factors."""
+        """Enqueue the solution of equations, given the factors of their matrix."""
         with _sides(system) as dense:
             cudss.execute(self._handle, cudss.Phase.SOLVE, *factors.terms, *dense)
 
@@ -239,7 +238,7 @@ class Cudss:
 
 
 class DirectSolver:
-    """Solves systems by cuDSS, and keeps the factors that have a number. Blocks, but for `has`.
+    """Solves systems by cuDSS, and caches numbered factors. All methods but `has` block.
 
     Args:
         device: The device.
@@ -251,7 +250,7 @@ class DirectSolver:
         self._lock = lock
         self._made: Cudss | None = None
         self._factors: dict[int, CudssFactors] = {}
-        # Factors that are to be freed by the next owner of the lock.
+        # Factors to be freed by the next owner of the lock.
         self._spent: list[CudssFactors] = []
 
     def destroy(self) -> None:
@@ -272,11 +271,11 @@ class DirectSolver:
         Args:
             system: The equations.
             call: The launch.
-            number: The number of the factors; None if they are for this solution alone.
-            block: The block of the matrix, which ends the factors.
+            number: The number of the factors; None if they are only for this solution.
+            block: The block of the matrix; its end frees the factors.
 
         Returns:
-            Whether the solution is right. Else the matrix counts as singular.
+            Whether the solution is right. Otherwise the matrix counts as singular.
         """
         with self._lock:
             if self._made is None:
@@ -287,7 +286,7 @@ class DirectSolver:
                 kept = None if number is None else self._factors.get(number)
                 if kept is not None and _is_solved(cudss, kept, system, call):
                     return True
-                # Pivots of blocks are found in less time. They may not do, where those of columns would.
+                # Pivots of blocks are found in less time, but may fail where pivots of columns succeed.
                 for is_global in (False, True):
                     found = cudss.factor(system, is_global=is_global)
                     if found is None:
@@ -315,7 +314,7 @@ class DirectSolver:
             self._spent.append(factors)
 
     def _end(self, number: int, _block: int) -> None:
-        """Free factors whose matrix is gone, now unless the library is busy or its stream has ended."""
+        """Free the factors of a freed matrix, now unless the library is busy or its stream has ended."""
         self._drop(number)
         stream = None if self._made is None else self._made.stream
         is_over = stream is None or stream.is_destroyed or self._device.context.is_lost
@@ -340,10 +339,10 @@ def _is_solved(cudss: Cudss, factors: CudssFactors, system: System, call: Kernel
 
 
 def is_solved(sizes: Any, dtype: DType) -> bool:
-    """Tell by the sizes of residuals, four for each side, whether solutions are as good as can be expected.
+    """Return whether solutions are as good as can be expected, by the sizes of residuals, four for each side.
 
-    That is the backward error by norms: how much the equations would have to be changed for it to be right. A
-    side that holds no finite number has no right solution.
+    The criterion is the backward error by norms: how much the equations would have to change for the solution
+    to be right. A side that holds no finite number has no right solution.
     """
     left, x, b, a = np.reshape(sizes, (-1, SIZES)).T
     with np.errstate(all="ignore"):

@@ -1,4 +1,4 @@
-"""Solvers of cuSOLVER, and of cuBLAS for stacks of small matrices, by a table; and kernels around them."""
+"""Solvers of cuSOLVER, and of cuBLAS for stacks of small matrices, in a table; and kernels around them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _CALLS = {
 }
 _WORDS = {name: tuple(words.split()) for name, words in _CALLS.items()}
 _ARRAYS = ("a", "b", "pivots", "x", "tau", "s", "u", "v", "vh", "w")
-# The functions that tell the size of a workspace are not told this.
+# The functions that return the size of a workspace do not take these.
 _NOT_ASKED = frozenset({*_WORK.split(), "elements", "pivots"})
 
 Places: TypeAlias = "Mapping[str, tuple[int, int]]"
@@ -54,10 +54,10 @@ class Routine:
     """A routine for matrices of one size, by columns.
 
     Attributes:
-        name: Its name in the bindings; ``?`` stands for the letter of the type.
+        name: Its name in the bindings; ``?`` is a placeholder for the letter of the type.
         dtype: Element type.
         sizes: Extents, by their words in the table.
-        options: Letters, as the vendor counts them.
+        options: Letters, in the vendor's numbers.
         batch: Matrices in one call.
         work: Bytes of its workspace, on the device and on the host.
     """
@@ -76,7 +76,7 @@ class Routine:
 
     @property
     def arrays(self) -> list[str]:
-        """The words that are arrays, the matrices first, or lists of arrays."""
+        """The words for arrays, the matrices first, or for lists of arrays."""
         return [word for word in self.words if word.rstrip("*") in _ARRAYS]
 
     @property
@@ -87,7 +87,7 @@ class Routine:
     def values(self) -> dict[str, int]:
         """Return the values of all words that depend on no address."""
         kind = KINDS[self.dtype]
-        # Types of numbers are as far from those of complex ones as that: 0 and 1 are 4 and 5.
+        # A complex type's number is 4 more than its real type's: 0 and 1 become 4 and 5.
         told = {"T": kind.code, "R": KINDS[kind.real].code, "C": kind.code | 4, "itype": 1}
         told |= dict.fromkeys(("none", "null"), 0)
         told |= {"bytes": self.work[0], "host_bytes": self.work[1]}
@@ -103,10 +103,10 @@ class Routine:
 
 
 class Vendor:
-    """The handles of cuSOLVER and of cuBLAS, each on one stream at a time. Made with the context current."""
+    """The handles of cuSOLVER and cuBLAS, each on one stream at a time. Made with the context current."""
 
     def __init__(self) -> None:
-        # Status of cuBLAS about its arguments, on the host.
+        # cuBLAS's status of its arguments, on the host.
         self._said = np.zeros(1, np.int32)
         self._handles: dict[str, int] = {
             "solver": cusolverDn.create(),
@@ -193,7 +193,7 @@ _NAMES = (
 
 
 class SolverKernels:
-    """Kernels of the backend's own: solver.cu says what each does. Made blockingly: they are compiled."""
+    """The backend's own kernels, described in solver.cu. Making them blocks, because it compiles them."""
 
     def __init__(self, kernels: Kernels) -> None:
         self._functions = {name: kernels.function("solver", name, _ARGUMENTS.size) for name in _NAMES}
@@ -220,7 +220,7 @@ class SolverKernels:
         )
 
     def merge(self, stream: int, said: int, status: int, count: int) -> None:
-        """Take over what a routine says of those matrices that have no status yet."""
+        """Copy a routine's status to those matrices that have no status yet."""
         self._launch(stream, "merge", count, b=said, status=status)
 
     def determinants(
@@ -265,7 +265,7 @@ class SolverKernels:
         )
 
     def join_pairs(self, stream: int, columns: DeviceArray, values: int, out: int) -> None:
-        """Make complex vectors by columns of real ones, as LAPACK keeps those of two conjugate values."""
+        """Make complex vectors from real columns: LAPACK's layout for two conjugate values."""
         self._launch(
             stream,
             "join_pairs",
@@ -301,7 +301,7 @@ class SolverKernels:
 
 
 # Larger matrices need no more kernels than one of this size.
-_LARGE = {"xpotrf": 2048, "xgetrf": 2048, "xgesvd": 256, "xgeev": 256}
+_WARM_UP_ROWS = {"xpotrf": 2048, "xgetrf": 2048, "xgesvd": 256, "xgeev": 256}
 _LARGE_OTHERS = 1024
 
 
@@ -323,8 +323,8 @@ class Trials:
         self._done: set[tuple[object, ...]] = set()
 
     def run(self, *routines: Routine) -> None:
-        """Try out routines, each with what those before have made; blocks. The context is current."""
-        most = _LARGE.get(routines[-1].name, _LARGE_OTHERS)
+        """Try out routines, each on the results of the previous ones; blocks. The context is current."""
+        most = _WARM_UP_ROWS.get(routines[-1].name, _LARGE_OTHERS)
         chain = [_shrunk(routine, most) for routine in routines]
         key = tuple(map(_key, chain))
         if key not in self._done:
@@ -358,7 +358,7 @@ class Trials:
                 self._vendor.select_all(0)
 
     def _upload(self, stream: int, place: int, routine: Routine) -> None:
-        """Write a matrix by columns; its lower triangle is that of a positive definite one."""
+        """Write a matrix by columns, whose lower triangle belongs to a positive definite matrix."""
         shape = routine.shape
         made = np.resize(np.random.default_rng(0).random(997), shape[::-1]).astype(routine.dtype.dtype)
         made[np.diag_indices(min(shape))] += sum(shape)

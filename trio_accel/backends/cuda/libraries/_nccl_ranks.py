@@ -10,7 +10,7 @@ import attrs
 from cuda.bindings import driver
 
 from ...base import DType, LibraryError, Refused
-from ...base.kit.ranks import AGAIN, ENDED, Collective, Move, ProgramRank
+from ...base.kit.ranks import ENDED, REPEATED, Collective, Move, ProgramRank
 from ..runtime._signals import StatusWord, StatusWords
 from .nccl import OPEN, TYPES, enqueue, exchange
 
@@ -19,13 +19,13 @@ _MASK = 0xFFFFFFFF
 
 @attrs.define(eq=False)
 class Marks:
-    """Tells where the streams of a program are: each writes a number ahead of a collective, and behind it.
+    """The progress of a program's streams: each writes a number before a collective, and after it.
 
-    Events would not do: who looks at one ends a capture of PyTorch.
+    Events would not do, because a query of an event ends a capture of PyTorch.
 
     Attributes:
-        words: Where the numbers are.
-        stream: The stream of the call that runs.
+        words: The words for the numbers.
+        stream: The stream of the running call.
     """
 
     words: StatusWords
@@ -34,7 +34,7 @@ class Marks:
 
     @contextmanager
     def around(self, stream: int) -> Generator[None]:
-        """Have a stream tell when it comes to what is enqueued inside, and when it has left that."""
+        """Have a stream note when it reaches the work enqueued inside, and when it has finished it."""
         if stream not in self._pairs:
             self._pairs[stream] = self.words.take(), self.words.take()
         came, left = self._pairs[stream]
@@ -46,14 +46,14 @@ class Marks:
             driver.cuStreamWriteValue32(stream, left.native, came.sequence & _MASK, 0)
 
     def wait_for_others(self) -> bool:
-        """Tell whether a stream is in a collective now. Any thread may ask."""
+        """Return whether a stream is in a collective now. Any thread may call this."""
         return any(came.read() != left.read() for came, left in list(self._pairs.values()))
 
 
 class NcclRank(ProgramRank):
     """A rank of a communicator that the application has had opened.
 
-    The number of that is the room; it is 0 where there is one rank. It is called by the marks of its program.
+    Its room is the communicator's number, or 0 for a single rank. Its `by` is the program's `Marks`.
     """
 
     def begin(self) -> None:
@@ -62,7 +62,9 @@ class NcclRank(ProgramRank):
             try:
                 OPEN.find(self._room)
             except LibraryError as error:
-                raise Refused(f"rank {self.number} has a new worker: {error.message}", code=AGAIN) from error
+                raise Refused(
+                    f"rank {self.number} has a new worker: {error.message}", code=REPEATED
+                ) from error
 
     def _meet(self, asked: Collective, stream: Any) -> None:
         """See `ProgramRank`."""
@@ -89,7 +91,7 @@ class NcclRank(ProgramRank):
             raise Refused(f"the ranks no longer meet: {error.message}", code=ENDED) from error
 
     def _handle(self, stream: Any) -> int:
-        """Return the handle of a stream of PyTorch or CuPy, or the call's."""
+        """Return the handle of a stream of PyTorch or CuPy, or of the call's stream."""
         for name in ("cuda_stream", "ptr"):
             if hasattr(stream, name):
                 return int(getattr(stream, name))

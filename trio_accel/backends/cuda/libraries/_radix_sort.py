@@ -16,12 +16,12 @@ from ..runtime._current_streams import StreamHandle
 
 
 class _Memory:
-    """Memory of the device, as cuda.compute takes arrays, and room for what it computes.
+    """Memory of the device, in the form of arrays and workspace for cuda.compute.
 
     Args:
         address: Its address.
         dtype: NumPy's dtype of its elements.
-        size: How many there are.
+        size: The number of elements.
     """
 
     __slots__ = ("_address", "dtype", "nbytes", "shape")
@@ -49,16 +49,16 @@ _NOT_NULL = 16
 
 
 class RadixSort:
-    """A `Sorter`. Blocks while it is made, for some seconds where it is not in the cache of compiled code.
+    """A `Sorter`. Its constructor blocks, for some seconds if the sort is not in the cache of compiled code.
 
     Args:
         key: Dtype of the keys.
-        value: Dtype of what is beside them; None for nothing.
-        descending: Whether the largest come first.
+        value: Dtype of the numbers that are sorted with the keys; None for none.
+        descending: Whether the largest keys come first.
         architecture: Compute capability of the device, whose context is current.
 
     Raises:
-        NotSupportedError: The package cuda-cccl, or what it needs, is not there.
+        NotSupportedError: The package cuda-cccl, or a package that it needs, is missing.
     """
 
     def __init__(self, key: DType, value: DType | None, *, descending: bool, architecture: str) -> None:
@@ -75,7 +75,7 @@ class RadixSort:
             code = default_code_cache().compiled(
                 kept, lambda: _compiled(compute, key, value, compute.SortOrder[order], architecture)
             )
-        # Where a library or a header that it needs is missing, it is not an import that fails.
+        # A missing library or header does not raise an ImportError.
         except (ImportError, AttributeError, RuntimeError) as error:
             raise NotSupportedError(
                 f"sorting needs the package cuda-cccl, which does not work here ({error}): "
@@ -120,7 +120,7 @@ class RadixSort:
 
 
 def _compiled(compute: Any, key: DType, value: DType | None, order: Any, architecture: str) -> CompiledCode:
-    # It compiles a sort of keys alone where the address of the values is 0, as that of a `ProxyArray` is.
+    # It compiles a sort of keys only if the address of the values is 0, like that of a `ProxyArray`.
     beside = None if value is None else _Memory(_NOT_NULL, value.dtype, 1)
     made = compute.make_radix_sort(
         d_in_keys=compute.ProxyArray(key.dtype),

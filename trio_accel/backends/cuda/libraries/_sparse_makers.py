@@ -1,7 +1,7 @@
-"""Sparse matrices that are made of others: keys that are sorted by CUB, and kernels of the backend's own.
+"""Sparse matrices made from others: keys sorted by CUB, and kernels of the backend's own.
 
-cuSPARSE's conversions take indices of int32 alone, and it keeps what cancels out. A key is the place of a
-value, row by row. Once keys are in order, equal ones are neighbours: one way for all functions (D166).
+cuSPARSE's conversions only take indices of int32, and keep sums that cancel out. A key is the place of a
+value, row by row. Once keys are sorted, equal ones are neighbours, which serves all functions (D166).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FACTORS = {dtype: (np.ones(1, dtype.dtype), np.zeros(1, dtype.dtype)) for dtype
 
 
 def operation_of(letter: str, dtype: DType) -> cusparse.Operation:
-    """Tell how a matrix is turned: cuSPARSE conjugates complex ones alone."""
+    """Return the operation that turns a matrix: cuSPARSE only conjugates complex matrices."""
     return _OPERATIONS["T" if letter == "C" and dtype.kind != "complex" else letter]
 
 
@@ -58,7 +58,7 @@ def csr(
     index: DType,
     dtype: DType,
 ) -> int:
-    """Describe a sparse matrix of so many values: its row pointers, columns and values."""
+    """Describe a sparse matrix of `stored` values: its row pointers, columns and values."""
     kind = _INDEX_TYPES[index]
     made: int = cusparse.create_csr(
         *shape, stored, *addresses, kind, kind, cusparse.IndexBase.ZERO, VALUE_TYPES[dtype]
@@ -107,7 +107,7 @@ TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
 """Numbers of the types of values, as sources have them."""
 
 # Values are numbered by 32 bits.
-_MOST = (1 << 31) - 1
+_MAX_VALUES = (1 << 31) - 1
 ANY = 1 << 62
 """No limit."""
 
@@ -120,10 +120,10 @@ class Job:
 
     Attributes:
         function: The function's name.
-        numbers: Rows and columns of what is read, and what else the function is told.
-        arrays: The arrays that are read.
-        out: Addresses of row pointers, columns and values; zeros where they are only counted.
-        limit: For how many values they have room; `ANY` where they are only counted.
+        numbers: Rows and columns of the source, followed by other numbers of the function.
+        arrays: The source arrays.
+        out: Addresses of row pointers, columns and values; zeros if values are only counted.
+        limit: The number of values that fit; `ANY` if values are only counted.
         count: Address of an int64 that gets the number of values.
     """
 
@@ -141,10 +141,10 @@ class Job:
 
 
 class MakerKernels:
-    """The kernels that are compiled when the first matrix is made; blocks. The context is current.
+    """The kernels, compiled when the first matrix is made; blocks. The context is current.
 
     Attributes:
-        handle: A handle of cuSPARSE: another one than that of operations that do not block.
+        handle: A handle of cuSPARSE; operations that do not block use another one.
     """
 
     def __init__(self, device: LibraryDevice) -> None:
@@ -158,10 +158,10 @@ class MakerKernels:
 
     @property
     def sort(self) -> RadixSort:
-        """The sort of keys with numbers beside them; compiled when that is used first.
+        """The sort of keys with a number for each; compiled at its first use.
 
         Raises:
-            NotSupportedError: The package cuda-cccl is not there.
+            NotSupportedError: The package cuda-cccl is missing.
         """
         if self._sort is None:
             architecture = self._architecture
@@ -197,13 +197,13 @@ class Maker:
 
     def run(self) -> None:
         """Enqueue it."""
-        if max(array.size for array in self._job.arrays) > _MOST:
+        if max(array.size for array in self._job.arrays) > _MAX_VALUES:
             raise self._too_many("values")
         getattr(self, f"_{_WAYS.get(self._job.function, self._job.function)}")()
 
     def _too_many(self, what: str) -> NotSupportedError:
         return NotSupportedError(
-            f"{self._job.function}: the CUDA backend supports no matrices of more than {_MOST} {what}",
+            f"{self._job.function}: the CUDA backend supports no matrices of more than {_MAX_VALUES} {what}",
             backend="cuda",
         )
 
@@ -212,7 +212,7 @@ class Maker:
         self._values.update(values)
 
     def launch(self, name: str, items: int, /, **values: int) -> None:
-        """Enqueue a kernel for so many items; these arguments are for it alone."""
+        """Enqueue a kernel for `items` items, with arguments for this launch only."""
         if items:
             told = {**self._values, **values}
             self._kernels.functions[name].run(
@@ -220,7 +220,7 @@ class Maker:
             )
 
     def _take(self, shape: Ints, arrays: Any) -> tuple[int, int, int]:
-        """Return the addresses of a matrix of rows, once its structure is found right."""
+        """Return the addresses of a matrix by rows, after its structure was checked."""
         return *self._right((shape[0], shape[1]), *arrays[:2]), self._call.packed(arrays[2])
 
     def _read(self, shape: Ints) -> None:
@@ -268,7 +268,7 @@ class Maker:
     # ---- by keys
 
     def _by_rows(self) -> None:
-        """Make a matrix whose values of one place are added up."""
+        """Make a matrix, adding up the values of equal places."""
         job, call = self._job, self._call
         (rows, columns), data = job.numbers, job.arrays[2]
         count = data.size
@@ -297,7 +297,7 @@ class Maker:
         first, second = (self._take(job.numbers, job.arrays[k : k + 3]) for k in (0, 3))
         sizes = [job.arrays[k].size for k in (2, 5)]
         count = sum(sizes)
-        if count > _MOST:
+        if count > _MAX_VALUES:
             raise self._too_many("values")
         self._make_room(columns, rows, count)
         for (indptr, indices, _), size, start in zip((first, second), sizes, (0, sizes[0]), strict=True):
@@ -308,7 +308,7 @@ class Maker:
         sizes_of = (rows + 1) * self._index.itemsize, count * self._index.itemsize, count * self._itemsize
         pointers, indices, sums = map(self._call.workspace, sizes_of)
         if count:
-            # Behind the sums there are zeros.
+            # The sums are followed by zeros.
             self._call.stream.set_bytes(sums, 0, count * self._itemsize)
         told = {"count": count, "step": columns, "limit": ANY}
         self.launch("sum_groups", count, first=sizes[0], out_indices=indices, out_data=sums, **told)
@@ -345,7 +345,7 @@ class Maker:
             cusparse.sp_gemm_compute(*terms, nbytes.ctypes.data, 0)
             cusparse.sp_gemm_compute(*terms, nbytes.ctypes.data, call.workspace(max(int(nbytes[0]), 1)))
             stored = int(cusparse.sp_mat_get_size(product)[2])
-            if stored > _MOST:
+            if stored > _MAX_VALUES:
                 raise self._too_many("values")
             if not stored:
                 self._write_none(rows)
@@ -410,7 +410,7 @@ class Maker:
         self._select(rows, self._job.arrays[2].size)
 
     def _select(self, rows: int, count: int) -> None:
-        """Write the values of a matrix that are of the kind that is kept."""
+        """Write the selected values of a matrix."""
         self.set(rows=rows, flags=self._call.workspace(count * 4), count=count)
         self.launch("mark_values", count)
         self._scan(count)

@@ -26,7 +26,7 @@ from ._cublas import DEVICE, HOST, KINDS, Cublas, Factors, Kind
 
 # The layout is that of the structure in norms.cu, with its padding.
 _NORM = struct.Struct("<QQqqi4x")
-# In float32, which float16 is computed in, its denormal numbers are none.
+# float16 is computed in float32, where its denormal numbers are normal ones.
 _NORM_TYPES = {dtype: number for number, dtype in enumerate((DType.bfloat16, *NATIVE))}
 _NORM_THREADS = 1024
 _INDEX = struct.Struct("<QQq")
@@ -34,17 +34,17 @@ _INDEX = struct.Struct("<QQq")
 _Vectors: TypeAlias = list[tuple[int, int]]
 
 _MATRICES = ("linalg.symm", "linalg.syrk", "linalg.syr2k", "linalg.trmm", "linalg.trsm")
-# Operations whose routines wait for the device when they are called for the first time.
+# Operations with routines that wait for the device at their first call.
 _TRIED = frozenset({*_MATRICES, "linalg.asum", "linalg.iamax", "linalg.rot"})
-# Larger arrays need no more kernels than those of this size.
-_LARGE = 512
+# Larger arrays need the same kernels as arrays of this size.
+_WARM_UP_EXTENT = 512
 
 
 class RoutineLibrary(CudaLibrary):
     """Operations on vectors, and on symmetric, Hermitian and triangular matrices.
 
-    Arrays that are no vectors are packed into one. Compiles a kernel of the backend's own when it is made,
-    which blocks.
+    Arrays other than vectors are packed into a vector. Making the library compiles a kernel of the backend's
+    own, which blocks.
     """
 
     def __init__(self, device: LibraryDevice) -> None:
@@ -64,7 +64,7 @@ class RoutineLibrary(CudaLibrary):
         return self._plan_vectors(spec, device) if spec.x.strides[0] > 0 else (None,)
 
     def _plan_norm(self, spec: Any, device: LibraryDevice) -> tuple[_Vectors | None]:
-        """Return the same; refuse a result that is not of the type of absolute values."""
+        """Return the same; refuse a result of another type than that of absolute values."""
         real = KINDS[spec.x.dtype].real
         check_dtype("cuda", f"norm of {spec.x.dtype} to", spec.out.dtype, (real,))
         return self._plan_vectors(spec, device)
@@ -247,7 +247,7 @@ class RoutineLibrary(CudaLibrary):
 
     def _try_out(self, spec: OperationSpec, key: tuple[object, ...]) -> None:
         arrays = _arrays(spec)
-        kind, room = KINDS[spec.inputs()[0].dtype], 16 * _LARGE**2
+        kind, room = KINDS[spec.inputs()[0].dtype], 16 * _WARM_UP_EXTENT**2
         with self._blas.scratch(len(arrays) * (room + 8)) as (stream, place):
             addresses = {field: place + number * room for number, field in enumerate(arrays)}
             if spec.operation in _MATRICES:
@@ -292,7 +292,9 @@ def _arrays(spec: Any) -> dict[str, ArraySpec | None]:
 
 
 def _small_array(array: ArraySpec, stack: Ints) -> ArraySpec:
-    rows, columns = (min(1 << max(extent - 1, 0).bit_length(), _LARGE) for extent in array.shape[-2:])
+    rows, columns = (
+        min(1 << max(extent - 1, 0).bit_length(), _WARM_UP_EXTENT) for extent in array.shape[-2:]
+    )
     size, is_by_rows = array.dtype.itemsize, array.strides[-2] >= array.strides[-1]
     strides = contiguous_strides((rows, columns), size) if is_by_rows else (size, rows * size)
     return ArraySpec(0, 0, array.dtype, (*stack, rows, columns), (*(0,) * len(stack), *strides))
@@ -311,8 +313,8 @@ class _Multiply:
 
     Attributes:
         run: Enqueues it.
-        graph: The key of its graphs; None where it is no single call of the library.
-        spans: How far a, b and the result reach around their first elements.
+        graph: The key of its graphs; None if it is not a single call of the library.
+        spans: The bytes of a, b and the result before and after their first elements.
     """
 
     run: Callable[[Any, KernelCall], None]
@@ -351,7 +353,7 @@ class BlasLibrary(RoutineLibrary):
         self._prepared.add(id(dtype))
 
     def _load_integers(self) -> Function:
-        """Load the product of whole numbers, modulo two to the power of their bits; compiling it blocks."""
+        """Load the product of integers, modulo two to the power of their bits; compiling it blocks."""
         if self._integers is None:
             nbytes = with_axes(_INTEGER_PRODUCT, 3, 0).size
             self._integers = self._device.kernels.function("integers", "multiply", nbytes)
@@ -408,11 +410,11 @@ class BlasLibrary(RoutineLibrary):
             self._multiply(call, kind, product, factors, spec, out)
             return
         a, b = call.at(spec.a), call.at(spec.b)
-        # There is no graph yet: what has one does not come here.
+        # There is no graph yet, because launches with a graph do not get here.
         self._call_by_graph((graph, call.stream, a, b, out), (kind, product, factors, a, b, out))
 
     def _multiply_integers(self, spec: MatmulSpec, call: KernelCall) -> None:
-        """Launch a thread for each element, without tiles: right, and far from what the device could do."""
+        """Launch a thread for each element, without tiles: correct, but slower than the device allows."""
         multiply = self._load_integers()
         a, b, out = call.array(spec.a), call.array(spec.b), call.array(spec.out)
         batch, left, right = broadcast_operands((a.shape, b.shape), (a.strides, b.strides))
@@ -458,7 +460,7 @@ class BlasLibrary(RoutineLibrary):
         call.plan.run(spec, call)
 
     def _scale_only(self, spec: Any, call: KernelCall) -> None:
-        """Scale the output alone, as the product is a sum of nothing."""
+        """Only scale the output, because the product is an empty sum."""
         _, beta = _factors_of(spec)
         if beta:
             c = spec.c

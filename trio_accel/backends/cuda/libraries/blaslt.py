@@ -41,7 +41,7 @@ _COMPUTE = {
     "bf16x9": cublas.ComputeType.COMPUTE_32F_EMULATED_16BFX9,
     "fixed_point": cublas.ComputeType.COMPUTE_64F_EMULATED_FIXEDPOINT,
 }
-# Rows of these types begin at multiples of so many bytes.
+# Rows of these types begin at multiples of this many bytes.
 _ROWS = {DType.float8_e4m3fn: 16, DType.float8_e5m2: 16, DType.int8: 4}
 _NAMES = {"relu_grad": "DRELU", "gelu_grad": "DGELU", "sum_a": "BGRADB", "sum_b": "BGRADA", "none": ""}
 # The attributes for the addresses of a specification's arrays: the library's a is our b.
@@ -69,15 +69,15 @@ _Orders: TypeAlias = tuple[Order | None, Order | None]
 
 @attrs.frozen(eq=False)
 class Problem:
-    """A product that is not empty, as it lies for cuBLASLt: its first operand is b, and its second one a.
+    """A nonempty product in cuBLASLt's layout: its first operand is b, and its second operand is a.
 
     Attributes:
-        spec: The product; one that adds nothing, with zeros to multiply in place of a and b.
-        is_zero: Whether it is such a one.
+        spec: The product. A product without inner elements multiplies zeros instead of a and b.
+        is_zero: Whether it is such a product.
         product: Letters, sizes, leading dimensions and steps.
-        orders: How a and b are copied ahead of the call; None where they are read in place.
-        stack: The stack that both are laid out in; None where they are as they are.
-        nbytes: As far as all arrays reach, with their gaps, one behind the other.
+        orders: The orders in which a and b are copied before the call; None to read them in place.
+        stack: The stack of both copies; None to keep their stacks.
+        nbytes: Bytes of all arrays, with their gaps, one after the other.
     """
 
     spec: FusedMatmulSpec
@@ -89,10 +89,10 @@ class Problem:
 
     @classmethod
     def of(cls, spec: FusedMatmulSpec) -> Problem:
-        """Lay a product out.
+        """Choose the layout of a product.
 
         Raises:
-            NotSupportedError: The library has no such lengths.
+            NotSupportedError: The library does not support these lengths.
         """
         _check_lengths(spec)
         _check_scales(spec)
@@ -103,24 +103,24 @@ class Problem:
 
 
 class Routine:
-    """The library's descriptors of a product, and the ways to compute it that it advises.
+    """The library's descriptors of a product, and the algorithms that it recommends.
 
     Args:
         handle: The library's.
         problem: The product.
-        most_workspace: Bytes that a way may take.
-        count: How many ways to ask for.
+        most_workspace: The most bytes that an algorithm may take.
+        count: The number of algorithms to request.
 
     Raises:
-        NotSupportedError: There is no way.
+        NotSupportedError: There is no algorithm.
 
     Attributes:
         problem: The argument.
-        fields: Of the specification: arrays whose addresses are told besides those of a, b, c and the result.
-        scale_strides: Strides in bytes that scales of blocks have to have, by their fields.
-        ways: How many ways there are.
-        workspace: Bytes that the chosen one needs.
-        close: Gives the descriptors back; the library has copied what running work needs of them.
+        fields: Fields of the specification whose addresses are passed in addition to a, b, c and the result.
+        scale_strides: The required strides, in bytes, of block scales, by field.
+        ways: The number of algorithms.
+        workspace: Bytes that the chosen algorithm needs.
+        close: Releases the descriptors. The library has copied the parts that running work needs.
     """
 
     __slots__ = (
@@ -209,9 +209,9 @@ class Routine:
         Args:
             factors: Factors of the product, and of c.
             places: Addresses of b, a, c and the result.
-            pointers: Addresses of the arrays that `fields` names.
+            pointers: Addresses of the arrays named by `fields`.
             workspace: Address of `workspace` bytes.
-            stream: Where to.
+            stream: Handle of the stream.
         """
         for field, address in zip(self.fields, pointers, strict=True):
             self._pointer[0] = address
@@ -240,7 +240,7 @@ class Routine:
 
 
 def _set(kind: str, descriptor: int, attribute: int, value: int) -> None:
-    """Set an attribute of one of the library's descriptors."""
+    """Set an attribute of a descriptor of the library."""
     dtype: type[np.generic] = getattr(cublasLt, f"get_{kind}_attribute_dtype")(attribute)
     word = np.array([value], dtype)
     getattr(cublasLt, f"{kind}_set_attribute")(descriptor, attribute, word.ctypes.data, word.nbytes)
@@ -324,7 +324,7 @@ def _scale_strides(spec: FusedMatmulSpec) -> dict[str, tuple[int, int]]:
 
 
 def _text(spec: FusedMatmulSpec) -> str:
-    """Tell what a product is."""
+    """Describe a product in words."""
     there = {"bias": "a bias", "saved": "aux", "sums": "sums", "scale_out": "scale_out"}
     more = [text for field, text in there.items() if getattr(spec, field) is not None]
     more += [f"scales of {kind}" for kind in dict.fromkeys(spec.scale_kinds) if kind != "one"]
@@ -349,7 +349,7 @@ def _check_lengths(spec: FusedMatmulSpec) -> None:
 
 
 def _check_scales(spec: FusedMatmulSpec) -> None:
-    """Refuse scales of blocks that the library has no ways for, before it is asked."""
+    """Refuse block scales that the library does not support, before it is called."""
     if not _scale_strides(spec):
         return
     for name, length, kind in zip("mn", spec.out.shape[-2:], spec.scale_kinds, strict=True):
@@ -368,11 +368,11 @@ def _check_scales(spec: FusedMatmulSpec) -> None:
 
 
 def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
-    """Have the least product of zeros in place of one that adds nothing, which the library does not take."""
+    """Replace a product of empty sums, which the library refuses, by the smallest product of zeros."""
     a, b, size = spec.a, spec.b, spec.a.dtype.itemsize
     shapes = (*a.shape[:-1], 16), (*b.shape[:-2], 16, b.shape[-1])
     cls: Any = spec
-    # There are no scales of no blocks.
+    # Without blocks there are no block scales.
     none = dict.fromkeys(_scale_strides(spec))
     evolved: FusedMatmulSpec = attrs.evolve(
         cls,
@@ -386,7 +386,7 @@ def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
 def _lay_out(spec: FusedMatmulSpec) -> tuple[Product, _Orders, Ints | None]:
     """Find the one call for both operands, and which of them are copied to be read by it, in which stack."""
     size, operands, shapes = spec.a.dtype.itemsize, (spec.a, spec.b), (spec.a.shape, spec.b.shape)
-    # Some types have to lie along the axis that is added along; an operand whose sums are wanted, across it.
+    # Some types must be contiguous along the inner axis. An operand with sums must be contiguous across it.
     wanted: _Orders = (
         "F" if spec.epilogue == "sum_a" else "C" if spec.a.dtype in _ROWS else None,
         "C" if spec.epilogue == "sum_b" else "F" if spec.a.dtype in _ROWS else None,
@@ -413,7 +413,7 @@ def _lay_out(spec: FusedMatmulSpec) -> tuple[Product, _Orders, Ints | None]:
         packings = product.packing_a, product.packing_b
         orders = ["C" if packing else order for packing, order in zip(packings, orders, strict=True)]
     if wanted[0] == "F" and not product.call[1]:
-        # A row or a column lies both ways; it is to be the library's transpose.
+        # A row or a column is stored both ways, but here it must be the library's transpose.
         op_a, _, m, n, k, lda, _, ldc = product.call
         product = attrs.evolve(product, call=(op_a, 1, m, n, k, lda, n, ldc))
     return product, (orders[0], orders[1]), stack
@@ -427,7 +427,7 @@ def _packed(shape: Ints, size: int, order: Order) -> Ints:
 
 
 def _lies(array: ArraySpec, order: Order) -> bool:
-    """Tell whether an operand lies as it has to, with rows that begin where they may."""
+    """Return whether an operand is stored as required, with aligned rows."""
     nbytes, size = _ROWS.get(array.dtype, array.dtype.itemsize), array.dtype.itemsize
     if order == "C" and array.is_contiguous:
         return array.offset % nbytes == 0
@@ -462,9 +462,9 @@ def _alignment(problem: Problem) -> int:
 
 # NVIDIA's advice for Hopper, as for cuBLAS.
 _WORKSPACE = 32 << 20
-# A way that needs more memory is not tried out ahead of its first use.
+# An algorithm that needs more memory is not tried before its first use.
 _MOST_TRIED = 256 << 20
-# The number of ways that are measured, and of runs of each.
+# The number of algorithms to measure, and of runs of each.
 _WAYS, _TIMES = 8, 10
 
 
@@ -516,7 +516,7 @@ class BlasLtLibrary(CudaLibrary):
         """Run it in each of its ways on zeros, and choose the fastest one; waits for a stream of its own."""
         nbytes, check = routine.problem.nbytes, self._context.check
         with scratch(self._context, nbytes, nbytes, _WORKSPACE) as (stream, (source, out, workspace)):
-            # An array that is written must not be where another one is written.
+            # An array must not be written to where another one is written.
             pointers = [out if field in ("saved", "sums") else source for field in routine.fields]
 
             def run(way: int, times: int) -> float:
@@ -547,7 +547,7 @@ class BlasLtLibrary(CudaLibrary):
             for array, order in zip((spec.a, spec.b), routine.problem.orders, strict=True)
         )
         out = call.at(spec.out)
-        # Without a factor it is not read; of float8 it must not be the result, whose type is another.
+        # With a factor of 0, c is not read. With float8, c must not be the result, because the types differ.
         c = call.packed(spec.c) if spec.c is not None and spec.beta else 0
         strides = routine.scale_strides
         pointers = [
@@ -561,11 +561,11 @@ class BlasLtLibrary(CudaLibrary):
 
 
 def _scales(call: KernelCall, array: ArraySpec, strides: tuple[int, int]) -> int:
-    """Return the address of scales of blocks as they have to lie."""
+    """Return the address of block scales in the required layout."""
     if array.strides[-2:] == strides and not array.offset % 16:
         return call.at(array)
     nbytes = max(extent * step for extent, step in zip(array.shape[-2:], strides, strict=True))
-    # In front there are axes of one element alone.
+    # All axes before have one element.
     room = DeviceArray(
         call.workspace(nbytes), array.dtype, array.shape, (*[nbytes] * (array.ndim - 2), *strides)
     )
@@ -574,7 +574,7 @@ def _scales(call: KernelCall, array: ArraySpec, strides: tuple[int, int]) -> int
 
 
 def _operand(call: KernelCall, array: ArraySpec, order: Order | None, problem: Problem) -> int:
-    """Return the address of an operand as it has to lie. Where nothing is added, it is zeros."""
+    """Return the address of an operand in the required layout, or of zeros if nothing is added."""
     if problem.is_zero:
         room = call.workspace(problem.nbytes)
         call.stream.set_bytes(room, 0, problem.nbytes)

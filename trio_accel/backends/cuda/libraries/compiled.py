@@ -1,7 +1,7 @@
-"""Kernels that are compiled by NVRTC: functions of arrays, random numbers, and kernels of the user's own.
+"""Kernels compiled by NVRTC: functions of arrays, random numbers, and kernels of the user's own.
 
-cuRAND's generator would have to be told for every array where it begins, and then its next draw waits for the
-stream: that would hold up the loop.
+cuRAND's generator would have to be positioned for every array, and then its next draw waits for the stream.
+That would block the loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REAL = {"x": SORTED_DTYPES, "edges": SORTED_DTYPES}
 
 
 class ArraysLibrary(PrimitivesLibrary, _ExpressionLibrary):
-    """Functions of arrays: expressions, and what moves, orders and counts elements."""
+    """Functions of arrays: expressions, and functions that move, order and count elements."""
 
     name = "arrays"
 
@@ -76,7 +76,7 @@ class JitLibrary(_ExpressionLibrary):
 
 
 class RandomLibrary(PhiloxLibrary, CudaLibrary):
-    """Kernels of the backend's own; that of Philox-4x32-10 has cuRAND's order and arithmetic."""
+    """Kernels of the backend's own; the Philox-4x32-10 kernel has cuRAND's order and arithmetic."""
 
     name = "random"
 

@@ -32,13 +32,13 @@ _Spec: TypeAlias = ops.ConvolutionSpec | ops.ConvolutionInputGradSpec | ops.Conv
 
 @attrs.frozen
 class _Roles:
-    """The arrays of a convolution by what they are.
+    """The arrays of a convolution by their roles.
 
     Attributes:
         images: ``(n, c, *spatial)``.
         weight: The weights.
         windows: ``(n, o, *windows)``.
-        target: Which of them is the result.
+        target: The name of the result among them.
         kernel: Name of the kernel by definition.
         node: Name of cuDNN's node.
         arguments: The arrays that it takes, by the names of its arguments.
@@ -108,12 +108,12 @@ class ConvolutionLibrary(DnnKernels):
         return _Plan()
 
     def _graph_of(self, spec: _Spec, roles: _Roles, behind: Ints, bias: ops.ArraySpec | None) -> Graph | None:
-        """Build cuDNN's graph; None where it has no kernels for it."""
+        """Build cuDNN's graph; None if it has no kernels for it."""
         cudnn = self._find_cudnn()
         if cudnn is None:
             return None
-        # Several counts of zeros behind make the same windows: the count of zeros in front is taken, or else
-        # the fewest.
+        # Several numbers of zeros after the images give the same windows. Take the number of zeros before the
+        # images if possible, and otherwise the fewest.
         after = [
             before if zeros <= before < zeros + step else max(zeros, 0)
             for before, zeros, step in zip(spec.padding, behind, spec.stride, strict=True)
@@ -137,7 +137,7 @@ class ConvolutionLibrary(DnnKernels):
             made = getattr(graph, roles.node)(**given, **numbers)
             if bias is None:
                 return [made]
-            # The extents of images do not follow from those of windows.
+            # The extents of images do not follow from the extents of windows.
             made.set_dim(list(result.shape)).set_stride(list(result.strides))
             return [graph.bias(input=made, bias=tensors["bias"])]
 
@@ -169,7 +169,7 @@ class ConvolutionLibrary(DnnKernels):
                 self.launch("add_bias", call, target.size, *values)
 
     def _convolve_by_definition(self, spec: _Spec, call: KernelCall, bias: ops.ArraySpec | None) -> None:
-        """Launch a thread for each element of the result: right, and far from what the device could do."""
+        """Launch a thread for each element of the result: correct, but much slower than the device allows."""
         roles = _Roles.of(spec)
         arrays, weight = roles.arrays(), roles.weight
         target = arrays.pop(roles.target)
@@ -188,7 +188,7 @@ class ConvolutionLibrary(DnnKernels):
 
 
 def _behind(spec: _Spec, roles: _Roles) -> Ints:
-    """Return how many zeros the last window has behind the images, or how many elements are left over."""
+    """Return the number of zeros in the last window after the images, or of unused elements."""
     axes = len(spec.stride)
     each = zip(
         roles.images.shape[-axes:],
@@ -227,7 +227,7 @@ class PoolingLibrary(DnnKernels):
     """Maxima and means of windows, a thread for each; and their gradients."""
 
     def captures(self, spec: ops.OperationSpec) -> bool:
-        """See `EnqueuingLibrary.captures`: indices that are checked are looked at on the host."""
+        """See `EnqueuingLibrary.captures`: the host looks at checked indices."""
         return not isinstance(spec, ops.MaxPoolGradSpec) and super().captures(spec)
 
     def _plan_pool(self, spec: _Pool | ops.MaxPoolGradSpec, device: LibraryDevice) -> str:
@@ -241,7 +241,7 @@ class PoolingLibrary(DnnKernels):
         out = spec.out
         if not out.size:
             return
-        # The array that is read; and the images, and their windows, one of which it is.
+        # The source, which is either the images or their windows; and both of them.
         source, images, windows = (
             (spec.grad, out, spec.grad) if isinstance(spec, ops.AvgPoolGradSpec) else (spec.x, spec.x, out)
         )

@@ -39,8 +39,7 @@ from ..runtime._stream import CudaStream
 
 # The alignment of structures of arguments.
 _ALIGNED = 16
-# The names of each dtype: the end of names of functions, the type of an element, and the end of types of
-# callbacks.
+# The names of each dtype: the suffix of function names, the element type, and the suffix of callback types.
 _NAMES = {
     DType.float32: ("Real", "float", "REAL"),
     DType.float64: ("DoubleReal", "double", "REAL_DOUBLE"),
@@ -55,7 +54,7 @@ __device__ {type} cufftJITCallbackLoad{name}(void *, unsigned long long i, void 
     return {value};
 }}
 """
-# The element takes the place of the one that was loaded, which the compiler leaves out then.
+# The element replaces the loaded one, whose load the compiler then removes.
 _STORE = """
 __device__ void cufftJITCallbackStore{name}(void *, unsigned long long i, {type} x, void *info, void *)
 {{
@@ -69,19 +68,19 @@ __device__ void cufftJITCallbackStore{name}(void *, unsigned long long i, {type}
 
 @attrs.frozen(eq=False)
 class Callback:
-    """The source of one callback, and its type as cuFFT has it."""
+    """The source of one callback, and its type in cuFFT."""
 
     source: compiled.KernelSource
     type: cufft.XtCallbackType
 
     @classmethod
     def load(cls, spec: ExpressionSpec) -> Callback:
-        """Make one that computes an element in place of loading it."""
+        """Make a callback that computes an element instead of loading it."""
         return cls._made(spec, "LD", _LOAD, spec.results[0].dtype, ("x", "{type}{{x.re, x.im}}"))
 
     @classmethod
     def store(cls, spec: ExpressionSpec, scale: float) -> Callback:
-        """Make one that multiplies an element, computes another of it, and stores that."""
+        """Make a callback that multiplies an element, computes another one from it, and stores that."""
         by = f"* ({{part}}){scale.hex()}"
         return cls._made(spec, "ST", _STORE, spec.arrays[0].dtype, (f"x {by}", f"{{{{x.x {by}, x.y {by}}}}}"))
 
@@ -96,13 +95,13 @@ class Callback:
 
 
 class Callbacks:
-    """The callbacks of one plan of cuFFT, and the memory that they read their arguments from.
+    """The callbacks of one plan of cuFFT, and the memory of their arguments.
 
-    cuFFT takes the address of that when the plan is made, so it is written before transforms whose arguments
-    are others. The context is current.
+    cuFFT takes the address of this memory when the plan is made, so it is written before transforms with
+    other arguments. The context is current.
 
     Args:
-        callbacks: One to load by, one to store by, or both.
+        callbacks: A callback for loads, one for stores, or both.
         context: The device's context.
         architecture: Its compute capability.
     """
@@ -117,13 +116,13 @@ class Callbacks:
         self._address = 0
 
     def set(self, handle: int) -> None:
-        """Have a plan call them, which is not made yet: what was compiled is read when it is."""
+        """Have an unmade plan call them, because cuFFT reads their code when it makes the plan."""
         self._address = int(self._context.check(driver.cuMemAlloc(self._size)))
         for callback, place, image in zip(self._callbacks, self._places, self._images, strict=True):
             cufft.xt_set_jit_callback(handle, 0, image, len(image), callback.type, [self._address + place])
 
     def tell(self, call: KernelCall, last: CudaStream | None, values: Sequence[tuple[object, ...]]) -> None:
-        """Have them read these arguments from now on; the transforms before read those that they had.
+        """Set their arguments from now on; earlier transforms read their own.
 
         Args:
             call: The launch.
@@ -154,12 +153,12 @@ def _compiled(text: str, architecture: str) -> bytes:
     return compile_source(text, options, target="ltoir").code
 
 
-# Versions of cuFFT (CUDA 13.3) whose callbacks of real numbers are wrong for some lengths.
+# Versions of cuFFT (CUDA 13.3) with wrong callbacks of real numbers for some lengths.
 _WRONG = range(12300, 12400)
-# Longer transforms take several kernels. These are slower with callbacks than launches beside them, and so
-# are epilogs of real transforms (D173).
-_LONGEST = 1 << 13
-# The alignment of temporary buffers, which is that of device memory.
+# Longer transforms take several kernels. These are slower with callbacks than separate launches, and so are
+# epilogs of real transforms (D173).
+_MAX_ONE_KERNEL_LENGTH = 1 << 13
+# The alignment of temporary buffers, like that of device memory.
 _ALIGNMENT = 256
 
 
@@ -220,7 +219,7 @@ class _VendorPlan(LoadedCode):
             self.callbacks.close()
 
     def tell(self, call: KernelCall, values: list[tuple[object, ...]]) -> None:
-        """Say the arguments of its callbacks."""
+        """Set the arguments of its callbacks."""
         if self.callbacks is not None:
             self.callbacks.tell(call, self._stream, values)
 
@@ -242,12 +241,12 @@ class _Plan:
 
     Attributes:
         steps: Steps to enqueue; a transform with the plan of cuFFT that it executes.
-        workspace: Bytes of the temporary buffers, and behind them of the work area of cuFFT, which its plans
-            use one after the other.
+        workspace: Bytes of the temporary buffers, followed by cuFFT's work area, which its plans use one
+            after the other.
         offsets: First byte of each of these.
         vendor_plans: The plans of cuFFT.
-        sides: Of a transform with expressions the prolog and the epilog: compiled where it is a launch of its
-            own, its source where cuFFT calls it, and None where there is none.
+        sides: The prolog and the epilog of a transform with expressions: compiled code for a launch of its
+            own, the source if cuFFT calls it, and None if it is missing.
     """
 
     steps: tuple[Zero | Convert | tuple[Transform, _VendorPlan], ...] = ()
@@ -258,12 +257,12 @@ class _Plan:
 
     @property
     def kernels(self) -> list[CompiledExpression]:
-        """The expressions that are launches of their own."""
+        """The expressions with launches of their own."""
         return [side for side in self.sides if isinstance(side, CompiledExpression)]
 
 
 class FftLibrary(CudaLibrary):
-    """Transforms by plans that are cached, and made where that may block.
+    """Transforms by cached plans, which are made where blocking is allowed.
 
     Plans that differ in direction, scaling or alignment execute the same plans of cuFFT.
     """
@@ -277,11 +276,11 @@ class FftLibrary(CudaLibrary):
     def __init__(self, device: LibraryDevice) -> None:
         super().__init__(device)
         self._vendor_plans: dict[tuple[PlanKey, Callbacks | None], _VendorPlan] = {}
-        # Loads cuFFT, or says that it is missing.
+        # Loads cuFFT, or raises if it is missing.
         cufft.get_version()
 
     def _plan(self, spec: FftSpec, device: LibraryDevice) -> _Plan:
-        """Find the steps of a transform, and have cuFFT make the plans that are not there; blocks."""
+        """Find the steps of a transform, and have cuFFT make missing plans; blocks."""
         if not math.prod(spec.out.shape):
             return _Plan()
         planned = TransformPlan(spec)
@@ -328,7 +327,7 @@ class FftLibrary(CudaLibrary):
         try:
             return self._plan_callbacks(spec)
         except Exception as error:
-            # Where cuFFT refuses callbacks, or has none, expressions are launched.
+            # If cuFFT refuses callbacks, or lacks them, expressions are launched.
             if not isinstance(self._told(error), (NotSupportedError, LibraryError, cufft.cuFFTError)):
                 raise
         ahead, transform, behind = spec.parts(spec.has_prolog, spec.has_epilog)
@@ -339,7 +338,7 @@ class FftLibrary(CudaLibrary):
                 made.append(None if source is None else CompiledExpression.load(source, device))
             return attrs.evolve(self._plan(transform, device), sides=tuple(made))
         except BaseException:
-            # No plan has them, so nothing else would unload them before the device ends.
+            # No plan owns them, so nothing else would unload them before the device ends.
             for loaded in made:
                 if loaded is not None:
                     loaded.close()
@@ -359,7 +358,7 @@ class FftLibrary(CudaLibrary):
         ahead, transform, behind = spec.parts(has_ahead, has_behind)
         found = single(transform)
         is_wrong = spec.kind != "c2c" and cufft.get_version() in _WRONG
-        is_slow = max(spec.lengths) > _LONGEST or (spec.kind == "r2c" and spec.has_epilog)
+        is_slow = max(spec.lengths) > _MAX_ONE_KERNEL_LENGTH or (spec.kind == "r2c" and spec.has_epilog)
         if found is None or is_wrong or is_slow or not (has_ahead or has_behind):
             raise NotSupportedError("fft: callbacks go with one plan", backend=self.backend)
         sides = (
@@ -415,7 +414,7 @@ class FftLibrary(CudaLibrary):
         return plan
 
     def _release(self, vendor_plans: Iterable[_VendorPlan]) -> None:
-        """Have one plan less execute plans of cuFFT; those that none executes any more are destroyed."""
+        """Release one use of plans of cuFFT, and destroy plans without any use."""
         for plan in vendor_plans:
             plan.users -= 1
             if not plan.users:

@@ -20,7 +20,7 @@ from ..kit._library import CudaLibrary, KernelCall, LibraryDevice, read_now
 from ..runtime._graphs import CaptureStream, Executable
 from ..runtime._stream import CudaStream
 
-# The structure in conditions.cu: the handle of the condition, and a structure behind it.
+# The structure in conditions.cu: the handle of the condition, followed by another structure.
 _BRANCH = struct.Struct("<QQiiii")
 _LOOP = struct.Struct("<QQQqQii")
 _OFFSETS = (0, 8)
@@ -28,10 +28,10 @@ _STOP = struct.Struct("<i")
 
 
 class Conditions:
-    """Tells what runs on a condition, on the device and on the host.
+    """Selects the work that runs on a condition, on the device and on the host.
 
     A loop in a graph of the driver may never end, and nothing else could end it in this process. So loops
-    look at a word of the host's, which is set when the context counts as lost.
+    read a word of host memory, which is set when the context counts as lost.
     """
 
     def __init__(self, device: LibraryDevice) -> None:
@@ -57,7 +57,7 @@ class Conditions:
         self._loop = load("conditions", "set_loop", _LOOP.size, _OFFSETS)
 
     def end_loops(self) -> None:
-        """Let no loop begin another turn; what they compute is lost."""
+        """Let no loop begin another turn; their results are lost."""
         self._tell_loops(1)
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class GraphLibrary(ChainLibrary, CudaLibrary):
 
     def _is_in_place(self, graph: _Captured) -> bool:
         is_there: bool = graph.area == self._device.arena.place(graph.stream)
-        # A structure that was checked may be gone (D166).
+        # A checked structure may have been forgotten since (D166).
         return is_there and (graph.epoch is None or graph.epoch == self._counted("epoch"))
 
     def _counted(self, name: Literal["epoch", "watched"]) -> int:
@@ -170,7 +170,7 @@ class GraphLibrary(ChainLibrary, CudaLibrary):
                 library.attach(capturing)
         if has_conditions:
             self._conditions.load()
-        # D129: the needs of a part that has never run are unknown, so memory for it is taken in the capture.
+        # D129: a part that has never run has unknown needs, so memory for it is taken in the capture.
         for _ in range(2 if has_conditions else 1):
             before = arena.place(capturing)
             epoch, watched = self._counted("epoch"), self._counted("watched")

@@ -54,7 +54,7 @@ def _bindings() -> Any:
 
 @attrs.define(eq=False)
 class _NcclHandle:
-    """A communicator that does not block: calls return at once, and its state says when they are done."""
+    """A communicator that does not block: calls return at once, and its state shows when they are done."""
 
     nccl: Any
     comm: Any
@@ -81,9 +81,9 @@ def _error(code: str, text: str) -> LibraryError:
 class NcclLibrary(CudaLibrary):
     """Ranks of communicators.
 
-    Every call of NCCL returns at once. What waits for other ranks waits in a thread, by looks at the state of
+    Every call of NCCL returns at once. A wait for other ranks happens in a thread, which polls the state of
     the communicator, or on the stream. `CloseCommunicatorSpec` ends both from another thread: it is an
-    operation of another actor, and no memory orders it behind the others.
+    operation of another actor, and no memory orders it after the others.
     """
 
     name = "communicators"
@@ -91,8 +91,9 @@ class NcclLibrary(CudaLibrary):
 
     def __init__(self, device: Any) -> None:
         super().__init__(device)
-        # The bindings are loaded here, as the libraries of a spare worker are opened ahead: it takes half a
-        # second.
+        # The bindings are loaded here, because the libraries of a spare worker are opened in advance, and
+        # loading
+        # takes half a second.
         self._nccl = _bindings()
 
     def prepare(self, spec: ops.OperationSpec) -> Callable[[], None] | None:
@@ -161,7 +162,7 @@ def _meet(
 
 def enqueue(handle: Any, asked: Collective, stream: int) -> None:
     """Call NCCL's function of the same name."""
-    # Where two arrays have different sizes, the smaller one is a rank's part of the other.
+    # If two arrays have different sizes, the smaller one is a rank's part of the other.
     size, dtype = min(asked.given.size, asked.own.size), asked.given.dtype
     if not size:
         return

@@ -24,7 +24,7 @@ from ..runtime._stream import CudaStream
 from ._nccl_ranks import Marks, NcclRank
 
 # A call that takes longer holds up the loop: the next one is made in the thread.
-_SHORT = 0.002
+_MAX_INLINE_SECONDS = 0.002
 _SHORT_CALL = InThread(is_short=True)
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
@@ -72,8 +72,8 @@ class ProgramLibrary(CudaLibrary):
             self._arrays.marks.words.close()
 
     def prepare(self, spec: ops.OperationSpec) -> Callable[[], None] | None:
-        """Tell where an operation is to be called; see `KernelLibrary.prepare`."""
-        # Only the loop asks this.
+        """Return where to call an operation; see `KernelLibrary.prepare`."""
+        # Only the loop calls this.
         self._streams.note_loop()
         if isinstance(spec, ops.ProgramCall) and self._is_short.get(spec.method, False):
             return _SHORT_CALL
@@ -87,9 +87,9 @@ class ProgramLibrary(CudaLibrary):
         with self._arrays.of(call), self._streams.of_call(call.handle):
             self._host.call(spec)
         if spec.arguments and self._host.enqueues(spec.method):
-            self._is_short[spec.method] = time.perf_counter() - began < _SHORT
+            self._is_short[spec.method] = time.perf_counter() - began < _MAX_INLINE_SECONDS
 
-    # D111: blocking, so that it goes to the stream's thread, behind a call that is being enqueued there.
+    # D111: blocking, so that it runs in the stream's thread, after a call that is being enqueued there.
     @kernel(ops.ProgramResult, backend="cuda", is_blocking=True)
     def _tell(self, spec: ops.ProgramResult, call: KernelCall) -> None:
         self._host.tell(spec)
@@ -100,8 +100,8 @@ class ProgramLibrary(CudaLibrary):
             self._host.fetch(spec)
 
     def _told(self, error: Exception) -> Exception:
-        """Make the backends' own error of a failure, which may be the end of CUDA."""
-        # A declared refusal may wrap an error by which the program's library tells of the end of CUDA (D137).
+        """Convert a failure, which may be the end of CUDA, to an error of backends."""
+        # A declared refusal may wrap an error in which the program's library reports the end of CUDA (D137).
         raised = error.__cause__ or error if isinstance(error, Refused) else error
         if not isinstance(error, AccelError) or isinstance(error, Refused):
             self._context.look()
@@ -115,11 +115,11 @@ class ProgramLibrary(CudaLibrary):
 
 
 class _KeptArray:
-    """A copy of what a method has returned, until it is fetched. Made and let go with the context current.
+    """A copy of a method's result, until it is fetched. Made and released with the context current.
 
     Args:
         device: The device.
-        stream: Where it is made; its memory is given back behind what the stream has been given by then.
+        stream: The stream of the copy; its memory is freed after the work that the stream has by then.
         dtype: Element type.
         shape: Elements along each axis.
     """
@@ -153,7 +153,7 @@ class _Arrays:
 
     @contextmanager
     def of(self, call: KernelCall) -> Generator[None]:
-        """Arrays are those of a call, until the end."""
+        """Make arrays belong to a call, until the end."""
         self._call = call
         try:
             yield
@@ -204,11 +204,11 @@ class _Arrays:
         given = cast("Sequence[ProgramArray]", views)
         for view in given:
             view.end()
-        # Other libraries keep this object as the owner of what they make of an array.
+        # Other libraries keep this object as the owner of arrays that they make from an array.
         return [ref(view) for view in given]
 
     def when_done(self, look: Callable[[], None]) -> None:
-        # JAX has what it reads until it has computed, which is not waited for.
+        # JAX keeps its inputs until it has computed, which is not waited for.
         self._in_call().stream.after(look)
 
     def _in_call(self) -> KernelCall:
@@ -254,9 +254,9 @@ class _Arrays:
 
 
 def _place_of(value: Any, index: int) -> tuple[int, Ints] | None:
-    """Address and strides in bytes of an array of PyTorch or CuPy; None if it is neither, or is elsewhere.
+    """Return address and byte strides of a PyTorch or CuPy array; None for other types and other devices.
 
-    DLPack says the same, but takes longer than a copy.
+    DLPack has the same facts, but takes longer than a copy.
     """
     torch = loaded("torch", "Tensor")
     if torch is not None and isinstance(value, torch.Tensor):
@@ -271,11 +271,11 @@ def _place_of(value: Any, index: int) -> tuple[int, Ints] | None:
 
 
 def _covers(array: DeviceArray, address: int) -> bool:
-    """Tell whether an address is among those of an array's elements."""
+    """Return whether an address is among an array's elements."""
     steps = [(extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True)]
     first = array.address + sum(step for step in steps if step < 0)
     return array.size > 0 and first <= address <= first + sum(map(abs, steps))
 
 
 def _let_go(owner: object) -> None:
-    """Let go of it: nothing uses it any more."""
+    """Drop an object that is no longer in use."""

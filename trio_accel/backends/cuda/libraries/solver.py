@@ -1,11 +1,11 @@
 """Dense solvers by cuSOLVER, and by cuBLAS for stacks of small matrices.
 
-To the vendor, who knows matrices by columns, a matrix by rows is its transpose. Where a factor of that is one
-of the matrix, nothing is laid out anew: Cholesky of the other triangle where matrices are small, and singular
-values with U and V exchanged.
+The vendor stores matrices by columns, so it sees a matrix by rows as its transpose. If a factor of the
+transpose is also one of the matrix, nothing is copied: Cholesky of the other triangle for small matrices, and
+singular values with U and V exchanged.
 
-Routines that iterate, such as `xgesvd` and `xsyev_batched`, wait for the device: they are called in a thread.
-They never get a NaN or an infinity: with one, `gesvd` of 300² took 52 s.
+Routines that iterate, such as `xgesvd` and `xsyev_batched`, wait for the device, so they are called in a
+thread. They never get a NaN or an infinity: with one, `gesvd` of 300² took 52 s.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _WORD = 4
 _MOST_BATCHED, _MOST_JACOBI, _MOST_EIGEN = 512, 32, 128
 # Bytes of workspace for one call with many matrices.
 _MOST_WORKSPACE = 128 << 20
-# The vendor factors a lower triangle in half of the time that an upper one takes (H100, 4096 rows: 1.9 and
-# 4.1 ms). From so many rows on, to lay the matrix out anew twice costs less.
+# The vendor factors a lower triangle in half of the time of an upper one (H100, 4096 rows: 1.9 and 4.1 ms).
+# From this number of rows on, two copies of the matrix cost less than the difference.
 _TURNED = 512
 
 
@@ -54,7 +54,7 @@ class SolverLibrary(CudaLibrary):
         self._vendor.destroy()
 
     def _ready(self, routine: Routine, *before: Routine) -> Routine:
-        """Return a routine that is tried out, behind those whose results it works on, with its workspace."""
+        """Return a tried routine with its workspace; it is tried on the results of the routines `before`."""
         self._trials.run(*before, routine)
         return self._vendor.sized(routine)
 
@@ -77,7 +77,7 @@ class SolverLibrary(CudaLibrary):
         self._vendor.run(routine, call.handle, places, count, work, status)
 
     def _blank(self, call: KernelCall, matrices: DeviceArray, status: int, triangle: str = "") -> None:
-        """Keep what is no finite number from routines that iterate, perhaps for ever."""
+        """Remove NaN and infinity before routines that iterate, because these may never return."""
         self._own.apply(call.handle, "screen", matrices, status, triangle)
         self._own.apply(call.handle, "blank", matrices, status, triangle)
 
@@ -94,7 +94,7 @@ class SolverLibrary(CudaLibrary):
 
     @kernel("linalg.cholesky", backend="cuda", dtypes=NATIVE, plan=_plan_cholesky)
     def _cholesky(self, spec: Any, call: KernelCall) -> None:
-        # The triangle that is read, of the transpose; of the factor, it is the one that becomes zero.
+        # The triangle to read of the transpose; it is the triangle of the factor that becomes zero.
         out, status, triangle = call.array(spec.out), call.status(spec.info), "L" if spec.upper else "U"
         if not out.size:
             return
@@ -110,7 +110,7 @@ class SolverLibrary(CudaLibrary):
         self._own.apply(call.handle, "finish_triangle", out, status, triangle)
 
     def _plan_lu(self, spec: Any, device: LibraryDevice) -> tuple[Routine, ...]:
-        """LU, and substitution behind it where right-hand sides are given."""
+        """Plan an LU factorization, followed by a substitution if there are right-hand sides."""
         a = spec.lu if spec.operation == "linalg.lu_solve" else spec.a
         (m, n), dtype, count = a.shape[-2:], a.dtype, stacked(a)
         trans = spec.trans if spec.operation == "linalg.lu_solve" else 0
@@ -184,7 +184,7 @@ class SolverLibrary(CudaLibrary):
         *stack, n, m = packed.shape
         pivots = _pivots(call, (*stack, min(m, n)))
         self._enqueue(call, call.plan[0], status, a=packed, pivots=pivots)
-        # `xgetrf` takes a pivot that is NaN for zero.
+        # `xgetrf` takes a NaN pivot for zero.
         self._own.apply(call.handle, "confirm_pivots", packed, status)
         return pivots
 
@@ -370,7 +370,7 @@ def _pivots(call: KernelCall, shape: Ints) -> DeviceArray:
 
 
 def _part(array: DeviceArray, place: int, dtype: DType) -> DeviceArray:
-    """One of each row of complex numbers, or its real part."""
+    """Return one element of each row of complex numbers, or its real part."""
     address = array.address + place * array.dtype.itemsize
     return DeviceArray(address, dtype, array.shape[:-1], array.strides[:-1])
 
@@ -391,5 +391,5 @@ def _fill_identity(call: KernelCall, matrices: ArraySpec | DeviceArray | None) -
 
 
 def _is_turned(spec: Any) -> bool:
-    """Tell whether Cholesky factors the transpose: its lower triangle is that of the matrix."""
+    """Return whether Cholesky factors the transpose, whose lower triangle is that of the matrix."""
     return not spec.upper and spec.a.shape[-1] >= _TURNED

@@ -52,7 +52,7 @@ _ARGUMENTS = struct.Struct("<6Q3qiii4x")
 _SCALE = struct.Struct("<Qqddi4x")
 _LANES = 32
 # The layout is that of the structure in residuals.cu.
-_LEAST = struct.Struct("<7Qdqi4x")
+_RESIDUAL_STRUCT = struct.Struct("<7Qdqi4x")
 _MOST_STRUCTURES = 256
 _ALGORITHM = cusparse.SpMVAlg.DEFAULT
 _OUT, _DTYPES = {"out": NATIVE}, {"matrix_data": NATIVE}
@@ -103,13 +103,13 @@ class Structure:
 
 @attrs.define(eq=False)
 class Seen:
-    """A structure that is looked at, and believed once it was found right.
+    """A structure that is being checked, or was checked and found right.
 
     Attributes:
         blocks: Blocks of its arrays.
-        used: How many operations there were before the last one with it.
+        used: The number of operations before the last one with it.
         is_right: Whether it was found right.
-        product: What a product with it needs; None before the first product by cuSPARSE.
+        product: The descriptors of a product with it; None before the first product by cuSPARSE.
     """
 
     blocks: tuple[int, int]
@@ -128,7 +128,7 @@ class _Product:
         out: Descriptor of the result.
         nbytes: Bytes of workspace of the product.
         terms: Type of the values, and addresses of one and zero.
-        destroy: Gives the descriptors back.
+        destroy: Releases the descriptors.
     """
 
     matrix: int
@@ -141,12 +141,12 @@ class _Product:
 
 @attrs.frozen(eq=False)
 class _Looked:
-    """A square matrix that was looked at.
+    """A square matrix after its inspection.
 
     Attributes:
         addresses: Addresses of its row pointers, columns and values.
-        stored: How many values it has.
-        words: What `inspect` has found; see structures.cu.
+        stored: The number of its values.
+        words: The results of `inspect`; see structures.cu.
     """
 
     addresses: tuple[int, int, int]
@@ -157,16 +157,16 @@ class _Looked:
 class SparseLibrary(CudaLibrary):
     """Products by cuSPARSE, which follows row pointers and columns without a check, wherever they lead.
 
-    To check indices on the device costs nearly as much as a product, and the outcome cannot be awaited before
-    the product is enqueued. So the first product with a structure is computed by a kernel that checks all
-    that it reads, and when it has found nothing the next ones are cuSPARSE's (D26). A structure is recognised
-    by the blocks of its arrays, until one of these is written to. The first product with a dense matrix is
-    cuSPARSE's too, by a copy of the structure that a kernel has made: a harmless one if it has found
-    something.
+    Checking indices on the device costs nearly as much as a product, and the outcome cannot be awaited before
+    the product is enqueued. So a kernel that checks everything it reads computes the first product with a
+    structure, and if it finds no fault, cuSPARSE computes the next ones (D26). A structure is recognised by
+    the blocks of its arrays, until one of these is written to. cuSPARSE also computes the first product with
+    a dense matrix, with a copy of the structure that a kernel has made, which is harmless if the kernel has
+    found a fault.
 
-    Matrices are made of others, systems solved, and matrices factored within their structure. cuSPARSE takes
-    a diagonal that is not there for ones, so each matrix of a system is looked at first, which waits for the
-    device. Its routines wait too, while they look for what can be done at a time.
+    Other functions make matrices from matrices, solve systems, and factor matrices within their structure.
+    cuSPARSE takes a missing diagonal for ones, so each matrix of a system is inspected first, which waits for
+    the device. Its routines also wait while they search for work that can be done at a time.
     """
 
     name = "sparse"
@@ -181,7 +181,7 @@ class SparseLibrary(CudaLibrary):
         self._guard = load("sparse", "guard", _GUARD.size)
         self._unchecked = load("sparse", "multiply_unchecked", _ARGUMENTS.size)
         self._scale = load("sparse", "scale", _SCALE.size)
-        self._least = load("residuals", "least_residual", _LEAST.size)
+        self._least = load("residuals", "least_residual", _RESIDUAL_STRUCT.size)
         self._seen: dict[tuple[object, ...], Seen] = {}
         self._uses = 0
         self._made_by: MakerKernels | None = None
@@ -203,7 +203,7 @@ class SparseLibrary(CudaLibrary):
     # ---- products
 
     def captures(self, spec: OperationSpec) -> bool:
-        """See `EnqueuingLibrary.captures`: a product whose structure was found right before, among others."""
+        """See `EnqueuingLibrary.captures`: among others, a product with a structure that was found right."""
         return spec.operation in ("sparse.spmv", "sparse.least_residual")
 
     @kernel("sparse.spmv", backend="cuda", dtypes=_OUT)
@@ -265,7 +265,7 @@ class SparseLibrary(CudaLibrary):
         given = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
         out, size = call.result(spec.out, is_updated=True), spec.out.size
         if not (_stored(spec) and size and spec.b.shape[0]):
-            # There is no product, and cuSPARSE does not take it.
+            # There is no product, and cuSPARSE does not take an empty one.
             beta = complex(given[1])
             values = out, size, beta.real, beta.imag, TYPES[dtype]
             self._scale.run(call.handle, max(size, 1), _SCALE, *values)
@@ -326,7 +326,7 @@ class SparseLibrary(CudaLibrary):
         values = *addresses, words, *spec.matrix, _stored(spec), *types
         self._unchecked.run(call.handle, max(spec.matrix[0], 1) * _LANES, _ARGUMENTS, *values)
 
-    # ---- structures that are looked at
+    # ---- structures that are checked
 
     def _harmless(self, structure: Structure, call: KernelCall) -> tuple[int, int]:
         """Return addresses of row pointers and columns that lead nowhere outside.
@@ -376,7 +376,7 @@ class SparseLibrary(CudaLibrary):
     def _expect(self, structure: Structure, key: tuple[object, ...]) -> Callable[[StatusArray], None]:
         """Begin a look at a structure; returns what is to be called with its outcome."""
         self._forget_oldest()
-        # A write that is launched before the outcome is there takes this out, and the outcome proves nothing.
+        # A write launched before the outcome removes this entry, so that the outcome proves nothing.
         seen = self._seen.setdefault(key, Seen(structure.blocks, self._uses))
         for block in structure.blocks:
             self._device.invalidate_with(block, self._invalidate_block)
@@ -385,7 +385,7 @@ class SparseLibrary(CudaLibrary):
     def _judge(self, structure: Structure, seen: Seen, words: StatusArray) -> None:
         """Note the end of an operation that checked its matrix. May run in a thread of the device."""
         structure.refuse_faulty(words)
-        # cuSPARSE can neither be told that more is stored than is used, nor that there is nothing.
+        # cuSPARSE can take neither more stored values than are used, nor an empty matrix.
         if not words[1:].any() and structure.shape[0] and structure.stored:
             seen.is_right = True
 
@@ -405,7 +405,7 @@ class SparseLibrary(CudaLibrary):
     def _forget(self, key: tuple[object, ...]) -> None:
         seen = self._seen.pop(key)
         if seen.is_right:
-            # A captured graph may go on with this structure, which nobody watches any more.
+            # A captured graph may continue to use this structure, which nobody watches any longer.
             self.epoch += 1
         product = seen.product
         if product is not None:
@@ -414,7 +414,7 @@ class SparseLibrary(CudaLibrary):
     # ---- matrices that are made
 
     def _loaded(self) -> MakerKernels:
-        """Compile what makes matrices; blocks. The context is current."""
+        """Compile the kernels that make matrices; blocks. The context is current."""
         if self._made_by is None:
             self._made_by = MakerKernels(self._device)
         return self._made_by
@@ -455,7 +455,7 @@ class SparseLibrary(CudaLibrary):
             with self._lock:
                 looked = self._looked_at(spec, call)
                 if looked.words[0] or not all(array.is_contiguous for array in arrays):
-                    # Factors that are kept refer to their matrix, and this one is workspace.
+                    # Cached factors refer to their matrix, but this matrix is in workspace.
                     number = None
                 if looked.words[0]:
                     looked = self._added_up(spec, looked, call)
@@ -483,7 +483,7 @@ class SparseLibrary(CudaLibrary):
         arrays = [call.packed(array) for array in (spec.h, spec.sizes, spec.size, spec.made)]
         room = call.workspace((steps * (steps + 2) + 1) * 16 + steps * 8)
         places = *arrays, call.result(spec.y), call.result(spec.count), room
-        self._least.run(call.handle, 1, _LEAST, *places, spec.wanted, steps, TYPES[spec.h.dtype])
+        self._least.run(call.handle, 1, _RESIDUAL_STRUCT, *places, spec.wanted, steps, TYPES[spec.h.dtype])
 
     @kernel("sparse.spsolve_triangular", backend="cuda", dtypes=_DTYPES, is_blocking=True)
     def _solve_triangular(self, spec: Any, call: KernelCall) -> None:
@@ -511,7 +511,7 @@ class SparseLibrary(CudaLibrary):
             ):
                 word = np.array([value], np.int32)
                 cusparse.sp_mat_set_attribute(matrix, attribute, word.ctypes.data, word.nbytes)
-            # One right-hand side is a vector; of a matrix, cuSPARSE is told whether it is turned, too.
+            # A single right-hand side is a vector; of a matrix, cuSPARSE also takes whether it is turned.
             is_vector = spec.b.ndim == 1
             turns = (operation_of(spec.trans, dtype), *(AS_IT_IS,) * (not is_vector))
             if is_vector:
@@ -544,8 +544,9 @@ class SparseLibrary(CudaLibrary):
             if looked.stored:
                 call.stream.copy(out, data, looked.stored * dtype.itemsize)
                 self._factor(spec, call, (indptr, indices, out), "ic" if is_cholesky else "ilu")
-            # The vendor says only that there is a pivot of zero. Behind it all is infinite, or not a number;
-            # with one that is not stored, it does nothing.
+            # The vendor only reports that a pivot is zero. All values after it are infinite, or NaN. If the
+            # pivot is
+            # not stored, the routine does nothing.
             maker = self._maker_of(spec, call)
             kind, original = (2, data) if is_cholesky else (1, 0)
             words = self._inspect(maker, call, (indptr, indices, out), kind, original=original)
@@ -556,7 +557,7 @@ class SparseLibrary(CudaLibrary):
                 maker.launch("mirror", looked.stored, count=looked.stored, out_data=out)
 
     def _factor(self, spec: Any, call: KernelCall, addresses: tuple[int, int, int], name: str) -> None:
-        """Factor in place, by a routine that knows indices of 32 bits alone."""
+        """Factor in place, by a routine that only takes indices of 32 bits."""
         rows, stored, dtype = spec.matrix[0], spec.matrix_indices.size, spec.out.dtype
         if max(rows, stored) >= _NARROW:
             raise NotSupportedError(
@@ -593,7 +594,7 @@ class SparseLibrary(CudaLibrary):
         return self._maker(Job("sum_duplicates", spec.matrix, arrays, (0, 0, 0), 0, 0), call)
 
     def _looked_at(self, spec: Any, call: KernelCall, *, is_cholesky: bool = False) -> _Looked:
-        """Look at a matrix, and wait for what is found.
+        """Inspect a matrix, and wait for the result.
 
         Raises:
             LibraryError: Its structure is wrong.
@@ -614,9 +615,9 @@ class SparseLibrary(CudaLibrary):
         compared: int = 0,
         original: int = 0,
     ) -> Any:
-        """Look at values, and whether so many of them are those of a Hermitian matrix; blocks.
+        """Inspect values, and whether `compared` of them belong to a Hermitian matrix; blocks.
 
-        Factors of kind 2 are compared with the values that they were made of, which are at `original`.
+        Factors of kind 2 are compared with their original values, which are at `original`.
         """
         words = call.workspace(4 * _WORDS)
         call.stream.set_bytes(words, 0, 4 * _WORDS)
@@ -628,7 +629,7 @@ class SparseLibrary(CudaLibrary):
         return _read(call, words, np.int32, _WORDS)
 
     def _added_up(self, spec: Any, looked: _Looked, call: KernelCall) -> _Looked:
-        """Add values of one place up, in workspace: a diagonal that is stored twice is two to the vendor."""
+        """Add up the values of equal places, in workspace, because the vendor counts them separately."""
         arrays, stored = (spec.matrix_indptr, spec.matrix_indices, spec.matrix_data), looked.stored
         indptr, indices, data = (call.workspace(array.size * array.dtype.itemsize) for array in arrays)
         count = call.workspace(8)
@@ -640,7 +641,7 @@ class SparseLibrary(CudaLibrary):
 
 
 def _read(call: KernelCall, address: int, dtype: Any, count: int = 1) -> HostArray:
-    """Wait for what is enqueued, and read some numbers; blocks, and raises as `read_now` does."""
+    """Wait for enqueued work, and read some numbers; blocks, and raises as `read_now` does."""
     return np.frombuffer(read_now(call.device, call.stream, address, count * np.dtype(dtype).itemsize), dtype)
 
 

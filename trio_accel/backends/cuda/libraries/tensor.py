@@ -1,4 +1,4 @@
-"""Contractions of tensors: by cuTENSOR; or products of stacks of matrices by cuBLAS, behind transposes."""
+"""Tensor contractions by cuTENSOR, or by transposes and cuBLAS's products of stacks of matrices."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _logger = logging.getLogger("trio_accel.backends")
 _IDENTITY = int(cutensor.Operator.OP_IDENTITY)
 _ROOM = int(cutensor.WorksizePreference.WORKSPACE_DEFAULT)
 _WORKSPACE = int(cutensor.PlanAttribute.REQUIRED_WORKSPACE)
-# Bytes: as far as a plan's key tells of addresses, and as much as a thread reads at once.
+# Bytes: the alignment that a plan's key records, and the size of a thread's reads.
 _ALIGNMENT = 16
-# An address that nothing reads: a call that is captured there does not run.
+# An address that nothing reads, because a call captured there does not run.
 _NOWHERE = 1 << 40
 
 
@@ -86,7 +86,7 @@ class TensorPlan:
         """Make a plan, and have its kernel loaded; blocks.
 
         Returns:
-            The plan; None where cuTENSOR has none: steps from one element to the next must be above 0.
+            The plan; None if cuTENSOR has none, because steps from one element to the next must be above 0.
 
         Raises:
             ContextPoisonedError: The context is lost.
@@ -150,7 +150,7 @@ class _Plan:
 
 
 class TensorLibrary(CudaLibrary):
-    """Contractions by cuTENSOR, and by a handle of cuBLAS of its own."""
+    """Contractions by cuTENSOR, and by a cuBLAS handle of its own."""
 
     name = "tensor"
     errors: ClassVar[Errors] = {

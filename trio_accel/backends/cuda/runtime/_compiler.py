@@ -1,6 +1,6 @@
-"""NVRTC and nvJitLink behind the disk cache: from the code of a kernel to what the driver loads.
+"""NVRTC and nvJitLink with the disk cache: from a kernel's code to code that the driver loads.
 
-The work is done by cuda.core; here its errors become ours, and compiled code is found again. It blocks.
+cuda.core does the work; this module converts its errors, and caches compiled code. It blocks.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def compiled(
 
     Args:
         source: C++ with CUDA's extensions.
-        options: How to compile it; `arch` is set. If `name` has a folder, headers are looked for there.
+        options: The compiler options; `arch` is set. If `name` has a folder, headers are searched there.
         target: Format of the code.
-        names: Name expressions whose symbols are wanted.
-        cache: The cache; by default the one that the environment names.
+        names: Name expressions with symbols to return.
+        cache: The cache; by default the cache that the environment names.
 
     Raises:
         cuda.core._utils.cuda_utils.NVRTCError: It does not compile; the log is in the message.
@@ -110,9 +110,9 @@ MadeT = TypeVar("MadeT")
 # Errors of cuda.core and cuda.bindings where NVIDIA's library is not installed.
 _NOT_FOUND = frozenset({"DynamicLibNotFoundError", "FunctionNotFoundError"})
 _LOG = "compilation log:"
-# Headers of the runtime, with those of the language, and of the C++ libraries.
+# Headers of the runtime with the language's headers, and of the C++ libraries.
 _HEADERS = ("cudart", "cccl")
-# Options of the compiler that the linker has, too.
+# Options of the compiler that the linker also has.
 _LINKED = frozenset(
     {"ftz", "prec_div", "prec_sqrt", "fma", "max_register_count", "lineinfo", "debug", "ptxas_options"}
 )
@@ -175,7 +175,7 @@ def _compile(
     def work() -> CompiledCode:
         made: dict[str, Any] = {**definition.options, **more, "arch": arch, "name": code.name}
         if "#include" in str(code.data) or "pre_include" in made:
-            # The installed headers come behind the given folders.
+            # The installed headers come after the given folders.
             made["include_path"] = [*made.get("include_path", ()), *_header_folders()]
         chosen = ProgramOptions(**made)
         options.extend(option.decode() for option in chosen.as_bytes("nvrtc", target))
@@ -254,7 +254,7 @@ def _error(
 
 @functools.cache
 def _header_folders() -> Strs:
-    """Find the folders of installed headers of CUDA, such as cuda_fp16.h and cooperative_groups.h."""
+    """Find the folders of CUDA's installed headers, such as cuda_fp16.h and cooperative_groups.h."""
     from cuda.pathfinder import find_nvidia_header_directory
 
     found: list[str] = []
@@ -268,7 +268,7 @@ def _header_folders() -> Strs:
 
 
 def ptx_log(code: bytes) -> str:
-    """Find out what is wrong with PTX that the driver has refused: nvJitLink tells, if it is installed."""
+    """Return nvJitLink's log of PTX that the driver has refused, if nvJitLink is installed."""
     from cuda.core import Linker, ObjectCode
 
     try:
@@ -283,7 +283,7 @@ def ptx_log(code: bytes) -> str:
 
 
 def kernels_in(text: str) -> Strs:
-    """Name the kernels that a source declares, as far as that can be told without compiling it."""
+    """Return the names of the kernels that a source declares, as far as possible without compiling it."""
     names: list[str] = []
     for declaration in text.split("__global__")[1:]:
         found = _NAME.search(_ATTRIBUTE.sub(" ", re.split(r"[{;]", declaration, maxsplit=1)[0]))

@@ -1,4 +1,32 @@
-"""The context of one open device: current where it is used, and lost at most once; and the driver's codes."""
+"""The CUDA context of one open device, and the driver's error codes.
+
+Every library of a device calls the driver in one `CudaContext`. It owns a reference to the device's primary
+context, which other packages in the process share. This module decides in which thread the context is
+current, and whether it counts as lost.
+
+**Current.** Each driver call needs the context in its thread. In a worker nothing else uses CUDA
+(`is_alone`), so `make_current` sets the context once for each thread and leaves it there. In the program's
+own process `make_current` pushes it and `restore` pops it, because the thread may serve other devices also.
+Methods that say "the context is current" rely on the caller for this.
+
+**Lost.** Some codes (`_STICKY`) end a context: every later call in it fails with the same code. Two flags
+tell two states apart:
+
+* `is_lost`: the device takes no more work. `lose` sets it, also for a context that the driver still accepts,
+  such as that of a poisoned or stuck device.
+* `is_dead`: the driver reported a sticky code, so that it no longer takes memory back. Only `lose_to` sets
+  it.
+
+A context never recovers, and is lost at most once: the first reason stays, and `failure` makes a new error of
+it for every caller. The order within `lose` matters: the callbacks of `before_loss` run first, under the
+lock, so nobody sees a lost context before they have run. They must not call `lose` themselves, because the
+lock is not reentrant.
+
+The driver reports asynchronous faults in some later, unrelated call. Therefore each call must go through
+`check`, which marks the context as lost and raises its first reason instead of the code of this call. The
+driver also hands out a lost primary context again, without an error, as long as anyone in the process retains
+it (D1). So the constructor queries the context before anything else uses it.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +47,18 @@ _STICKY = frozenset((
     "CUDA_ERROR_INVALID_PC", "CUDA_ERROR_LAUNCH_FAILED", "CUDA_ERROR_TENSOR_MEMORY_LEAK",
     "CUDA_ERROR_MPS_CLIENT_TERMINATED", "CUDA_ERROR_EXTERNAL_DEVICE", "CUDA_ERROR_UNKNOWN",
 ))  # fmt: skip
-"""Codes after which a context is dead: every later call in it fails with the same one."""
+"""Codes that end a context: every later call in it fails with the same code."""
 
 _DAMAGING = frozenset({"CUDA_ERROR_ECC_UNCORRECTABLE", "CUDA_ERROR_CONTAINED"})
-"""Codes that say that memory of the device is broken, or may be."""
+"""Codes that report broken device memory, or memory that may be broken."""
 
 
 class CudaMemoryError(MemoryError):
-    """The driver has too little memory; the caller knows how much it asked for."""
+    """The driver has too little memory. The caller knows the number of bytes that it requested."""
 
 
 def is_sticky(code: int) -> bool:
-    """Tell whether a context that reported this is dead."""
+    """Return whether this code ends the context."""
     return code != 0 and name_of(code) in _STICKY
 
 
@@ -44,7 +72,7 @@ def name_of(code: int) -> str:
 
 
 def describe(code: int) -> str:
-    """Name and the driver's own words."""
+    """Return the name of a code and the driver's description."""
     status, text = driver.cuGetErrorString(driver.CUresult(code))
     return name_of(code) if status or not text else f"{name_of(code)}: {text.decode()}"
 
@@ -64,7 +92,7 @@ def error_of(code: int, device: str | None = None) -> AccelError | CudaMemoryErr
 
 
 def check(result: tuple[Any, ...]) -> Any:
-    """Take a call's result apart, where no context is concerned.
+    """Return the values of a call's result, if the call concerns no context.
 
     Raises:
         AccelError: The call failed.
@@ -74,8 +102,7 @@ def check(result: tuple[Any, ...]) -> Any:
     return result[1] if len(result) == 2 else result[1:]
 
 
-# The legacy stream has a handle of its own: the meaning of 0 depends on how the bindings were told to read
-# it.
+# The legacy stream's own handle, because the meaning of 0 depends on the configuration of the bindings.
 _DEFAULT_STREAM = int(driver.CU_STREAM_LEGACY)
 _UNTIMED = int(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
 _NOT_READY = driver.CUresult.CUDA_ERROR_NOT_READY
@@ -91,9 +118,9 @@ class _Pushed(threading.local):
 class CudaContext:
     """The primary context of a device, which every library and every other package in the process shares.
 
-    `with context:` makes it current for a block of calls in whatever thread; the one before is current again
-    afterwards, since the program may use the same thread for other devices. In a process that has no other
-    use of CUDA it stays current.
+    `with context:` makes it current for a block of calls, in any thread. Afterwards the previous context is
+    current again, because the program may use the same thread for other devices. In a process without any
+    other use of CUDA it stays current.
 
     Args:
         index: Number of the device among those that the driver shows.
@@ -102,11 +129,11 @@ class CudaContext:
 
     Raises:
         DeviceLostError: An earlier fault has ended CUDA in this process.
-        ContextPoisonedError: The same, where nothing else uses it.
+        ContextPoisonedError: An earlier fault has ended the context, and `is_alone` holds.
 
     Attributes:
-        is_lost: Whether it counts as lost: nothing is enqueued any more.
-        is_dead: Whether the driver says so: it takes nothing back any more.
+        is_lost: Whether it counts as lost: nothing is enqueued any longer.
+        is_dead: Whether the driver has reported the loss, so that the driver takes nothing back any longer.
         number: The driver's handle of the device.
     """
 
@@ -134,7 +161,7 @@ class CudaContext:
                 raise
         except ContextPoisonedError as error:
             if is_alone:
-                # A worker's error needs no advice: the next worker is the new process that is wanted (D1).
+                # A worker's error needs no advice: the next worker is the required new process (D1).
                 raise
             raise DeviceLostError(
                 "an earlier fault has ended CUDA in this process, and only a new process can use it again; "
@@ -143,18 +170,18 @@ class CudaContext:
             ) from error
 
     def make_current(self) -> bool:
-        """Make it current in this thread; returns whether `restore` must follow."""
-        # Each driver call needs the context in its thread. In a worker nothing else uses CUDA, so it is
-        # left current there; in the program's own process it is pushed and popped.
+        """Make it current in this thread; return whether `restore` must follow."""
+        # In a worker nothing else uses CUDA, so the context stays current. In the program's own process it
+        # is pushed and popped.
         if not self._is_alone:
-            # Pushed also where it is current already, which is rare: a question first would be a third call.
+            # Push without asking whether it is current, which is rare: the query would be a third call.
             return not driver.cuCtxPushCurrent(self._handle)[0]
         if int(driver.cuCtxGetCurrent()[1]) != self._address:
             driver.cuCtxSetCurrent(self._handle)
         return False
 
     def restore(self) -> None:
-        """Make current what was so before."""
+        """Make the previous context current again."""
         driver.cuCtxPopCurrent()
 
     def __enter__(self) -> None:
@@ -165,10 +192,10 @@ class CudaContext:
             self.restore()
 
     def check(self, result: tuple[Any, ...]) -> Any:
-        """Take a call's result apart.
+        """Return the values of a call's result.
 
         Raises:
-            ContextPoisonedError: The context is lost, to this call or one before.
+            ContextPoisonedError: The context is lost, by this call or before.
             CudaMemoryError: There is not enough memory.
             AccelError: The call failed otherwise.
         """
@@ -183,7 +210,7 @@ class CudaContext:
         """Ask the driver whether the context is lost.
 
         Raises:
-            ContextPoisonedError: It is.
+            ContextPoisonedError: The context is lost.
         """
         with self:
             # NVIDIA: may also return error codes from previous, asynchronous launches.
@@ -192,15 +219,15 @@ class CudaContext:
                 self.check((code,))
 
     def look(self) -> None:
-        """Ask the driver whether the context is lost; from then on `failure` says so."""
+        """Ask the driver whether the context is lost; if so, `failure` returns the error from then on."""
         with suppress(ContextPoisonedError):
             self.query()
 
     def settle(self) -> None:
         """Wait for the default stream. Blocks; the context is current.
 
-        Libraries send what they need by it when they plan or load, and return before it has arrived; streams
-        that do not block, as ours, do not wait for that, and are not waited for.
+        Libraries send data through it when they plan or load, and return before the data has arrived. Our
+        streams are non-blocking, so the driver orders neither before the other.
 
         Raises:
             ContextPoisonedError: The context is lost.
@@ -208,9 +235,9 @@ class CudaContext:
         self.check(driver.cuStreamSynchronize(_DEFAULT_STREAM))
 
     def order(self, first: int, then: int) -> None:
-        """Hold a stream back until everything is done that was enqueued so far on another; both by handles.
+        """Make stream `then` wait for all work that is enqueued on stream `first` now; both are handles.
 
-        Either may be somebody else's. Also in a context that only counts as lost.
+        The streams may belong to other packages. This also works in a context that only counts as lost.
 
         Raises:
             ContextPoisonedError: The context is lost.
@@ -222,18 +249,18 @@ class CudaContext:
                 self.check(driver.cuEventRecord(event, first))
                 self.check(driver.cuStreamWaitEvent(then, event, 0))
             finally:
-                # Both streams keep what they need of it.
+                # Both streams keep the parts of the event that they need.
                 driver.cuEventDestroy(event)
 
     def load(self, code: bytes) -> Any:
-        """Load what was compiled; returns the driver's library. The context is current."""
+        """Load compiled code; return the driver's library. The context is current."""
         return self.check(driver.cuLibraryLoadData(code, None, None, 0, None, None, 0))
 
     def function_of(self, kernel: Any) -> Any:
         """Return the function of a loaded kernel, ready to be launched. The context is current."""
         function = self.check(driver.cuKernelGetFunction(kernel))
         with suppress(RuntimeError):
-            # The first launch loads the function if this fails: drivers before CUDA 12.4 have no such call.
+            # Drivers before CUDA 12.4 lack this call. If it fails, the first launch loads the function.
             self.check(driver.cuFuncLoad(function))
         return function
 
@@ -243,41 +270,41 @@ class CudaContext:
             return int(self.check(driver.cuMemHostAlloc(nbytes, driver.CU_MEMHOSTALLOC_PORTABLE)))
 
     def free_host(self, address: int) -> None:
-        """Give it back."""
+        """Return page-locked memory to the driver."""
         driver.cuMemFreeHost(address)
 
     def register_host(self, address: int, nbytes: int) -> None:
-        """Lock pages of the host that are there; see `GpuContext.register_host`."""
+        """Lock existing pages of host memory; see `GpuContext.register_host`."""
         with self:
             result = driver.cuMemHostRegister(address, nbytes, driver.CU_MEMHOSTREGISTER_PORTABLE)
             # A device that was closed with a stuck stream leaves its memory registered, and all devices of a
-            # process share the context: this is no error.
+            # process share the context. So this is not an error.
             if result[0] != driver.CUresult.CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED:
                 self.check(result)
 
     def unregister_host(self, address: int) -> None:
-        """Let the system have the pages."""
+        """Unlock the pages."""
         if not self.is_dead:
             with self:
                 driver.cuMemHostUnregister(address)
 
     def before_loss(self, callback: Callable[[], None]) -> None:
-        """Call something at the moment when the context counts as lost, in whatever thread sees it."""
+        """Call a function just before the context counts as lost, in the thread that finds the fault."""
         self._before_loss.append(callback)
 
     def forget(self, callback: Callable[[], None]) -> None:
-        """Take back a `before_loss`."""
+        """Remove a callback of `before_loss`."""
         if callback in self._before_loss:
             self._before_loss.remove(callback)
 
     def lose_to(self, code: int) -> None:
-        """Lose the context to a sticky code of the driver."""
+        """Mark the context as lost because of a sticky code of the driver."""
         self.is_dead = True
         self._is_memory_damaged = self._is_memory_damaged or name_of(code) in _DAMAGING
         self.lose(f"the context is lost: {describe(code)}")
 
     def lose(self, why: str) -> None:
-        """Count the context as lost; the first reason is the one."""
+        """Mark the context as lost; only the first reason counts."""
         with self._lock:
             if self._loss is not None:
                 return
@@ -287,7 +314,7 @@ class CudaContext:
             self.is_lost = True
 
     def failure(self) -> ContextPoisonedError | None:
-        """Make a new error that says why the context is lost; None while it is usable."""
+        """Make a new error with the reason why the context is lost; return None while it is usable."""
         if self._loss is None:
             return None
         return ContextPoisonedError(
@@ -295,5 +322,5 @@ class CudaContext:
         )
 
     def release(self) -> None:
-        """Give it back; what others in the process do with it goes on."""
+        """Release the primary context; other users in the process are not affected."""
         driver.cuDevicePrimaryCtxRelease(self.number)

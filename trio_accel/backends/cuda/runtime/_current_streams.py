@@ -27,7 +27,7 @@ class CurrentStreams:
         self._loop: int | None = None
 
     def note_loop(self) -> None:
-        """Note that this thread is the loop's, which others use, too."""
+        """Note that this thread is the loop's, which others also use."""
         self._loop = threading.get_ident()
 
     def of_call(self, handle: int) -> AbstractContextManager[object]:
@@ -38,7 +38,7 @@ class CurrentStreams:
         return nullcontext()
 
     def are_current(self, handle: int) -> bool:
-        """Tell whether it is the current stream of this thread, in both."""
+        """Return whether it is the current stream of this thread, in both libraries."""
         torch, cupy = _torch_streams(), _cupy_streams()
         return (torch is None or torch.current_stream(self._index).cuda_stream == handle) and (
             cupy is None or cupy.get_current_stream().ptr == handle
@@ -70,7 +70,7 @@ class CurrentStreams:
             if handle not in self._cupy:
                 self._cupy[handle] = self._of_cupy(cupy, handle)
             self._cupy[handle].use()
-            # Undone in reverse order: CuPy sets the stream of the device that is current.
+            # Undo in reverse order, because CuPy sets the stream of the current device.
             undo.append(before.use)
 
     @contextmanager
@@ -93,7 +93,7 @@ class CurrentStreams:
 
 @attrs.frozen
 class StreamHandle:
-    """A stream, by the protocol for those of other libraries."""
+    """A stream, by the protocol for streams of other libraries."""
 
     handle: int
 

@@ -1,4 +1,4 @@
-"""Arrays in the hands of other libraries of the process and of programs; streams and arrays of theirs."""
+"""Arrays lent to programs and to other libraries of the process; and their streams and arrays."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _LEGACY = int(driver.CU_STREAM_LEGACY)
 _NO_ORDER = -1
-# The number is that of dlpack.h.
+# The number is from dlpack.h.
 _CUDA = 2
 _VERSIONED = (1, 0)
 _CODES = {DType.bfloat16: 4, DType.float8_e4m3fn: 10, DType.float8_e5m2: 12}
@@ -48,8 +48,8 @@ _pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 class CudaArray:
     """An array of a CUDA device, as long as it is leased. Made by `AccelRef.lease`.
 
-    Everything that was enqueued on the device before is done with it, so no consumer has to wait for a
-    stream. Libraries take it by `__dlpack__` or by `__cuda_array_interface__`::
+    All work enqueued on the device before is done with it, so no consumer has to wait for a stream. Libraries
+    take it by `__dlpack__` or by `__cuda_array_interface__`::
 
         async with ref.lease(write=True) as array:
             cupy.asarray(array)[0] = 1.0
@@ -77,7 +77,7 @@ class CudaArray:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Element type, as NumPy has it."""
+        """Element type, as a NumPy dtype."""
         return self._array.dtype.dtype
 
     @property
@@ -131,15 +131,15 @@ class CudaArray:
         """Return the array as a DLPack capsule over the same memory.
 
         Args:
-            stream: Stream of the consumer; not used, as there is nothing to wait for.
-            max_version: The newest DLPack that the consumer knows. Before 1.0 there is no flag for arrays
-                that are read-only, so they are refused.
-            dl_device: Where the consumer wants it: nowhere else than it is.
+            stream: Stream of the consumer; not used, because there is nothing to wait for.
+            max_version: The newest DLPack version that the consumer knows. Before 1.0 there is no flag for
+                read-only arrays, so they are refused.
+            dl_device: The device that the consumer requests, which must be the array's own.
             copy: Whether it must be a copy, which it never is.
 
         Raises:
             StaleRefError: The lease is over.
-            BufferError: It cannot be had so.
+            BufferError: The array cannot be exported in this way.
         """
         self._check()
         if dl_device is not None and tuple(dl_device) != self.__dlpack_device__():
@@ -200,15 +200,15 @@ class CudaArray:
 class ProgramArray(CudaArray):
     """An array of a program: an argument of a call, or of its constructor.
 
-    Libraries take it without a copy. Their work on the call's stream is in order; on another stream
-    they wait for that, as their protocols say. An array that is only read is marked so where a library can
-    read the mark: PyTorch refuses `__cuda_array_interface__` with it, and DLPack has it from version 1.0 on.
+    Libraries take it without a copy. Their work on the call's stream is in order; on another stream they wait
+    for that work, as their protocols require. A read-only array is marked for libraries that can read the
+    mark: PyTorch refuses `__cuda_array_interface__` with it, and DLPack has it from version 1.0 on.
 
     Args:
         array: Its place and layout.
         info: Description of the device.
         context: Its context.
-        stream: The stream of the call; None where all work with it is done.
+        stream: The stream of the call; None if all work with it is done.
         is_read_only: Whether it must not be written to.
     """
 
@@ -226,7 +226,7 @@ class ProgramArray(CudaArray):
         return self._array
 
     def mark(self, *, is_read_only: bool) -> None:
-        """Say whether libraries that take it from now on must not write to it."""
+        """Mark it for libraries that take it from now on as read-only or writable."""
         self._is_read_only = is_read_only
 
     @property
@@ -262,8 +262,8 @@ def _set_code(capsule: object, code: int, *, is_versioned: bool) -> None:
 class Lending:
     """Leases of a device's arrays to the program, and the streams on which later work waits for their ends.
 
-    Each lease has a stream of its own for as long as its event is not done: on a shared one, a program whose
-    stream waits for another of its own could wait for itself.
+    Each lease has a stream of its own until its event is done. On a shared stream, a program with one stream
+    that waits for another could wait for itself.
 
     Args:
         info: Description of the device.
@@ -335,7 +335,7 @@ class CudaLease:
         self.array.end()
         event: CudaEvent | None = None
         try:
-            # In a context that only counts as lost the program's work goes on, and `close` waits for it.
+            # In a context that only counts as lost, the program's work continues, and `close` waits for it.
             with suppress(ContextPoisonedError):
                 # D36: a stream of ours follows the program's, so hazards, completion and `close` treat the
                 # lease as any work.
@@ -355,8 +355,8 @@ def handle_of(stream: object) -> int:
             (PyTorch), a stream of `cuda.bindings`, or None for the legacy default stream.
 
     Raises:
-        TypeError: It is something else.
-        ValueError: A handle that is negative.
+        TypeError: It is of another type.
+        ValueError: The handle is negative.
     """
     handle = _number_of(stream)
     if handle is None:
@@ -366,7 +366,7 @@ def handle_of(stream: object) -> int:
         )
     if handle < 0:
         raise ValueError(f"lease: stream: {handle} is not a handle of a stream")
-    # The meaning of 0 depends on how the bindings were told to read it.
+    # The meaning of 0 depends on the configuration of the bindings.
     return handle or _LEGACY
 
 
@@ -374,7 +374,7 @@ def _number_of(stream: object) -> int | None:
     if stream is None:
         return _LEGACY
     if isinstance(stream, SupportsIndex) and not isinstance(stream, bool):
-        # An array has an index, too, if it has one element.
+        # An array of one element also has an index.
         with suppress(TypeError):
             return operator.index(stream)
     if isinstance(stream, driver.CUstream):
@@ -437,7 +437,7 @@ def described(value: Any) -> tuple[DType, Ints]:
     """Return the dtype and shape of an array of any library.
 
     Raises:
-        TypeError: Devices have no such dtype.
+        TypeError: Devices do not support this dtype.
     """
     if not (hasattr(value, "dtype") and hasattr(value, "shape")):
         foreign = ForeignArray.of(value)

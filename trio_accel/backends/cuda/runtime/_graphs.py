@@ -18,7 +18,7 @@ from ...base.kit.kept_plans import KeptPlan
 from ._context import CudaContext, is_sticky
 from ._stream import CudaStream
 
-MOST = 128
+MAX_GRAPHS = 128
 """So many are cached for a device. One takes 114 KiB of its memory."""
 
 # The most nodes of one graph: for more there may be no memory yet.
@@ -26,7 +26,7 @@ _MOST_NODES = 2
 # Capture mode: calls that must not be captured fail the capture if this thread makes them; other threads are
 # free.
 _MODE = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-# Kernels, and what sets the counters of those that share their work out to zero.
+# Kernels, and nodes that zero the counters of kernels that share their work out.
 _NODES = frozenset(
     map(
         int,
@@ -44,9 +44,9 @@ _warming = threading.Lock()
 class Graphs:
     """The graphs of one device: captured at the third launch, and launched from then on.
 
-    The driver waits for everything that runs when its memory for graphs has to grow. So as many as may ever
-    be there at once are made, and destroyed, before anything runs: that memory stays. One that is in flight
-    keeps its part of it until it has ended, and does not make way for another before.
+    The driver waits for all running work when its memory for graphs has to grow. So the maximum number of
+    graphs is made, and destroyed, before anything runs: that memory stays. A graph in flight keeps its part
+    of it until it has ended, and is not evicted before.
 
     Args:
         context: The device's context.
@@ -68,11 +68,11 @@ class Graphs:
         return self._captured.bound
 
     def __len__(self) -> int:
-        """Tell how many there are."""
+        """Return the number of graphs."""
         return len(self._captured.plans)
 
     def replay(self, key: Key, stream: CudaStream) -> bool:
-        """Replay the graph of a key; returns False where there is none.
+        """Replay the graph of a key; return False without a graph.
 
         Raises:
             ContextPoisonedError: The context is lost.
@@ -80,7 +80,7 @@ class Graphs:
         plan: Any = self._captured.plans.get(key)
         if plan is None:
             return False
-        # Work that is enqueued now is done with the stream's next number.
+        # Work enqueued now is done with the stream's next number.
         plan.last = stream.timeline.sequence
         plan.is_used = True
         code = driver.cuGraphLaunch(plan.value, stream.native)[0]
@@ -95,11 +95,11 @@ class Graphs:
         return self._captured.is_due(key) and not self._lock.locked() and self._captured.has_room()
 
     def capture(self, key: Key, enqueue: Callable[[int], None]) -> bool:
-        """Capture something, store it for a key, and launch it; returns False where that cannot be done.
+        """Capture work, store its graph for a key, and launch it; return False if that is not possible.
 
         Args:
-            key: Has just been due.
-            enqueue: Enqueues it on a stream, by its handle, with nothing but kernels and what sets memory.
+            key: Its capture was due just now.
+            enqueue: Enqueues the work on a stream, by its handle; only kernels and nodes that set memory.
 
         Raises:
             ContextPoisonedError: The context is lost.
@@ -122,10 +122,10 @@ class Graphs:
     def warm(self, stream: int, enqueue: Callable[[int], None]) -> None:
         """Have the driver make the memory for all graphs, once; blocks, and nothing else should run.
 
-        Where the driver has no graphs, or no memory for them, there are fewer or none.
+        If the driver has no graphs, or no memory for them, there are fewer or none.
 
         Args:
-            stream: Handle of a stream for this call alone, with nothing on it.
+            stream: Handle of a stream for this call only, with nothing on it.
             enqueue: Enqueues one or two kernels on it.
 
         Raises:
@@ -135,13 +135,13 @@ class Graphs:
         with _warming:
             if self._is_warm or not current_fast_paths().graphs:
                 return
-            # D39: `cuGraphInstantiate` waits for the whole device where the driver has to grow its memory for
-            # graphs. So it is made to grow now, while nothing runs, by graphs that are thrown away.
+            # D39: `cuGraphInstantiate` waits for the whole device if the driver has to grow its memory for
+            # graphs. So this memory is grown now, while nothing runs, by graphs that are discarded.
             self._is_warm = True
             graph = self._capture_largest(stream, enqueue)
             made: list[Any] = []
             try:
-                while graph is not None and len(made) < MOST + _rooms[number]:
+                while graph is not None and len(made) < MAX_GRAPHS + _rooms[number]:
                     executable = self._take(driver.cuGraphInstantiate(graph, 0))
                     if executable is None:
                         break
@@ -164,7 +164,7 @@ class Graphs:
             self._captured.drop(lambda plan: plan.key[0].owner is owner)
 
     def close(self) -> None:
-        """Throw everything away; nothing is in flight any more. The context is current, or dead."""
+        """Discard everything; nothing is in flight any longer. The context is current, or dead."""
         with self._lock:
             self._captured.close()
             with _warming:
@@ -188,18 +188,19 @@ class Graphs:
         return self._capture(stream, enqueue_twice)
 
     def _capture(self, stream: int, enqueue: Callable[[int], None]) -> Any:
-        """Capture a graph of enqueued work; None where that is anything but a few kernels."""
+        """Capture a graph of enqueued work; None if it is anything but a few kernels."""
         code = driver.cuStreamBeginCapture(stream, _MODE)[0]
         if code:
             return self._take((code, None))
         is_whole = False
         try:
-            # An error of the call comes up once more where it is launched without a graph.
+            # If the call fails here, it fails again when it is launched without a graph.
             with suppress(Exception):
                 enqueue(stream)
                 is_whole = True
         finally:
-            # The capture ends also where an interrupt ends the block: what follows would be captured, too.
+            # Also end the capture when an interrupt ends the block, because later work would be captured
+            # otherwise.
             graph = self._take(driver.cuStreamEndCapture(stream))
             if graph is not None and not (is_whole and 0 < _count_nodes(graph) <= _MOST_NODES):
                 driver.cuGraphDestroy(graph)
@@ -207,7 +208,7 @@ class Graphs:
         return graph
 
     def _instantiate(self, graph: Any) -> Any:
-        """Something to launch, or None. The graph itself is not needed any more."""
+        """Return an executable graph, or None. The graph itself is no longer needed."""
         try:
             return self._take(driver.cuGraphInstantiate(graph, 0))
         finally:
@@ -224,7 +225,7 @@ class Graphs:
         return None if result[0] else result[1]
 
     def _give_up(self, plan: KeptPlan[Any], code: int) -> None:
-        """Give up a graph that is refused: from now on its call goes without."""
+        """Drop a refused graph: from now on its call is launched without one."""
         self._take((code, None))
         plan.key[0].refuse(plan.key)
         self._captured.end(plan)
@@ -235,7 +236,7 @@ class Graphs:
 
 
 def _count_nodes(graph: Any) -> int:
-    """Tell how many there are, or one too many; 0 where there is anything else."""
+    """Return the number of nodes, or one too many; 0 if there are other kinds of nodes."""
     code, nodes, count = driver.cuGraphGetNodes(graph, _MOST_NODES + 1)
     if code or any(int(driver.cuGraphNodeGetType(node)[1]) not in _NODES for node in nodes[:count]):
         return 0
@@ -270,10 +271,11 @@ class Executable:
 
 
 class CaptureStream(CudaStream):
-    """A stream that runs nothing: work that is enqueued becomes a graph, which is launched on another stream.
+    """A stream that runs nothing: enqueued work becomes a graph, which is launched on another stream.
 
-    Libraries take it for any stream. Memory that they need is taken in the order of the other stream, where
-    the graph runs, and stays theirs: it is never idle, as a graph may be launched again at any time.
+    Libraries take it for a usual stream. Memory that they need is taken in the order of the other stream,
+    where the graph runs, and stays theirs: it is never idle, because a graph may be launched again at any
+    time.
 
     Args:
         stream: The stream that its graphs are launched on.
@@ -293,7 +295,7 @@ class CaptureStream(CudaStream):
         self.is_closed = self.is_destroyed = False
         self._mode = _MODE
         self._is_begun = False
-        # The first section of a capture that has ended for a part that runs on a condition.
+        # The first section of a capture that was interrupted by a conditional part.
         self._root: Any = None
 
     @property
@@ -302,7 +304,7 @@ class CaptureStream(CudaStream):
         return self._launches_on
 
     def capture(self, enqueue: Callable[[CudaStream], None], *, has_conditions: bool = False) -> Executable:
-        """Capture what a function enqueues here; returns a graph to be launched.
+        """Capture the work that a function enqueues here; return a graph to be launched.
 
         Its kernels must be loaded by now, unless it has parts that run on conditions.
 
@@ -318,12 +320,13 @@ class CaptureStream(CudaStream):
             enqueue(self)
             is_whole = True
         finally:
-            # The capture ends also where an interrupt ends the block: what follows would be captured, too.
+            # Also end the capture when an interrupt ends the block, because later work would be captured
+            # otherwise.
             ended: tuple[Any, Any] = (0, None)
             if self._is_begun:
                 ended = driver.cuStreamEndCapture(self.native)
             graph, self._root = self._root or ended[1], None
-            # The driver does not tell whether a capture that it calls invalid still exists.
+            # The driver does not report whether a capture that it calls invalid still exists.
             if not is_whole and not ended[0]:
                 driver.cuGraphDestroy(graph)
         check(ended)
@@ -347,7 +350,7 @@ class CaptureStream(CudaStream):
     def part(self, condition: int, *, is_loop: bool) -> Generator[None]:
         """Capture a part that runs if a condition is set; a loop, as long as it is.
 
-        The driver has a graph of its own for it. The capture so far ends, and goes on behind that.
+        The driver has a graph of its own for it. The capture so far ends, and continues after that.
 
         Raises:
             AccelError: The driver refuses it.
@@ -363,7 +366,7 @@ class CaptureStream(CudaStream):
         self._begin(graph, (node,))
 
     def _captured(self) -> tuple[Any, Sequence[Any]]:
-        """Return the graph that is captured into, and what the next node will follow."""
+        """Return the graph of the capture, and the nodes that the next node follows."""
         _, _, graph, nodes, *_, count = self._context.check(driver.cuStreamGetCaptureInfo(self.native))
         return graph, list(nodes or ())[: int(count)]
 
@@ -418,7 +421,7 @@ class CaptureStream(CudaStream):
         return -1
 
     def after(self, finisher: Callable[[], None]) -> NoReturn:
-        """Refused: a graph has no events of ours.
+        """Raise, because a graph has no events of ours.
 
         Raises:
             NotSupportedError: In any case.

@@ -1,6 +1,6 @@
-"""Kernels of the backend's own: sources that are compiled once for an architecture, and launched.
+"""Kernels of the backend's own: sources, compiled once for each architecture, and their launches.
 
-Among them are those that lose the context for tests.
+Some of them lose the context, for tests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _THREADS = 256
 class CudaKernels(Kernels):
     """The compiled sources of one device.
 
-    Compiled code stays in the disk cache, so that the next process has it in less than a millisecond.
+    Compiled code stays in the disk cache, so the next process loads it in less than a millisecond.
     """
 
     def __init__(self, context: CudaContext, architecture: str, multiprocessors: int) -> None:
@@ -37,7 +37,7 @@ class CudaKernels(Kernels):
         self._architecture = architecture
 
     def read(self, source: str) -> str:
-        """Read a source, behind what all have in common and the headers that it includes."""
+        """Read a source, after the common part and the headers that it includes."""
         own = (_FOLDER / f"{source}.cu").read_text(encoding="utf-8")
         names = "common.cuh", *_INCLUDES.findall(own)
         before = "".join([(_FOLDER / name).read_text(encoding="utf-8") for name in names])
@@ -82,7 +82,7 @@ class CudaFaults:
     def __init__(self, context: CudaContext, kernels: Kernels, status_words: StatusWords) -> None:
         self._context = context
         self._status_words = status_words
-        # D50, D53: loaded with the device, because a kernel that is loaded later waits for all held streams.
+        # D50, D53: load them with the device, because a kernel loaded later waits for all held streams.
         self._functions: dict[str, Function] = {
             name: kernels.function("faults", f"fault_{name}", _ARGUMENTS.size) for name in _NAMES
         }
@@ -112,6 +112,6 @@ class CudaFaults:
             word.sequence += 1
             values = address, word.address, nbytes // _ITEM, word.sequence & 0xFFFFFFFF
             function.run(stream.handle, _THREADS, _ARGUMENTS, *values)
-        # When this runs, the stream has passed the word, so another may have it.
+        # When this runs, the stream has passed the word, so another stream may have it.
         stream.after(lambda: self._status_words.give_back(word))
         return CudaHold(self._status_words, word)

@@ -15,11 +15,11 @@ from ...base.kit.pools import Reclaimer
 from ._context import CudaContext, CudaMemoryError
 
 _DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-# Memory that is being given back waits for streams that this thread may have to release.
-_PATIENCE = 0.5
+# Seconds to wait for memory whose release may depend on streams that this thread has to release.
+_RELEASE_TIMEOUT = 0.5
 # D32: a sixteenth of the memory is kept in empty chunks.
-_KEPT = 16
-_NONE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+_EMPTY_CHUNKS_DIVISOR = 16
+_NO_HANDLE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
 
 
 @attrs.frozen
@@ -27,7 +27,7 @@ class DeviceChunk:
     """A range of device memory.
 
     Attributes:
-        address: Where it begins.
+        address: Its address.
         nbytes: Its size.
     """
 
@@ -65,7 +65,7 @@ class _Source:
 
     def __init__(self, context: CudaContext, reclaimer: Reclaimer, limit: int, *, is_kept: bool) -> None:
         # A program that makes a large array again and again is not to wait for the driver each time.
-        self.keep = max(self.first, limit // _KEPT)
+        self.keep = max(self.first, limit // _EMPTY_CHUNKS_DIVISOR)
         self._context = context
         self._reclaimer = reclaimer
         self._postponed: list[DeviceChunk] = []
@@ -76,7 +76,7 @@ class _Source:
         self._properties = driver.CUmemAllocationProp()
         self._properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         self._properties.location = location
-        self._properties.requestedHandleTypes = _DESCRIPTOR if is_kept else _NONE
+        self._properties.requestedHandleTypes = _DESCRIPTOR if is_kept else _NO_HANDLE
         flags = driver.CUmemAccess_flags
         self._access = _access(location, flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
         self._reading = _access(location, flags.CU_MEM_ACCESS_FLAGS_PROT_READ)
@@ -110,7 +110,7 @@ class _Source:
         return mapped, size
 
     def map(self, nbytes: int, descriptor: int, *, write: bool) -> DeviceChunk:
-        # Bytes that the driver takes for a whole number of pages.
+        # The driver requires a multiple of its page size.
         if nbytes <= 0 or nbytes % self._granularity:
             raise ValueError(
                 f"nbytes: {nbytes} is not a size of a chunk: it has whole {self._granularity} bytes"
@@ -126,7 +126,7 @@ class _Source:
                 raise ValueError(f"nbytes: {nbytes} cannot be mapped of this chunk: {error}") from error
 
     def share(self, chunk: DeviceChunk) -> DeviceChunk:
-        # A mapping of its own: the owner may end, and what is lent is not written to.
+        # Make a mapping of its own, because the owner may end, and lent memory is not written to.
         with self._context:
             handle = self._check(driver.cuMemRetainAllocationHandle(chunk.address))
             return self._mapped(handle, chunk.nbytes, self._reading)
@@ -166,7 +166,7 @@ class _Source:
         try:
             return self._check(driver.cuMemCreate(nbytes, self._properties, 0))
         except CudaMemoryError:
-            if not self._reclaimer.wait(_PATIENCE):
+            if not self._reclaimer.wait(_RELEASE_TIMEOUT):
                 raise
             return self._check(driver.cuMemCreate(nbytes, self._properties, 0))
 

@@ -29,10 +29,11 @@ class StatusWord:
     """One word of 32 bits, that host and device see at once; a timeline semaphore if its numbers grow.
 
     Attributes:
-        address: Where the device finds it.
-        native: The same, as the bindings want it.
-        sequence: The last number that a stream was told to write to it, without a limit. A word that goes to
-            another stream counts on, as the numbers of the previous stream may still be waited for.
+        address: Its device address.
+        native: The same, in the form for the bindings.
+        sequence: The last number that a stream has to write to it, without a limit. A word that another
+            stream takes over continues its count, because numbers of the previous stream may still be waited
+            for.
         written: The last number that the host wrote.
     """
 
@@ -70,7 +71,7 @@ class StatusWords(PagePool[StatusWord]):
                 word.write(sequence)
 
     def make_page(self) -> tuple[int, list[StatusWord]]:
-        """Get a page of words that are zero."""
+        """Make a page of zero words."""
         flags = driver.CU_MEMHOSTALLOC_DEVICEMAP | driver.CU_MEMHOSTALLOC_PORTABLE
         host = int(self._context.check(driver.cuMemHostAlloc(_BYTES, flags)))
         device = int(self._context.check(driver.cuMemHostGetDevicePointer(host, 0)))
@@ -81,7 +82,7 @@ class StatusWords(PagePool[StatusWord]):
         ]
 
     def free_page(self, page: int) -> None:
-        """Give a page back: no host thread uses it any more either."""
+        """Free a page, which no host thread uses any longer."""
         driver.cuMemFreeHost(page)
 
 
@@ -102,7 +103,7 @@ def _address_of(function: Any) -> int:
 
 _POST = driver.CUhostFn(_address_of(_libc.sem_post))
 _STRLEN = driver.CUhostFn(_address_of(_libc.strlen))
-# Semaphores of devices that were closed while a stream was stuck: the driver may post to them yet.
+# Semaphores of devices that were closed while a stream was stuck: the driver may still post to them.
 _abandoned: list[Any] = []
 
 
@@ -110,8 +111,9 @@ class EventNotifier:
     """A thread that waits for a semaphore of the C library, which host functions post.
 
     A host function that ran Python would need the interpreter's lock in a thread of the driver (D6), and one
-    on the work's own stream holds that up (D7): it goes on a side stream that waits for the event's number.
-    After a fault the driver calls no host function (D9), so a lost context is noticed by the engine's watch.
+    on the work's own stream would stall that stream (D7). So it is enqueued on a side stream that waits for
+    the event's number. After a fault the driver calls no host function (D9), so the engine's watch notices a
+    lost context.
     """
 
     def __init__(self, name: str) -> None:
@@ -127,7 +129,7 @@ class EventNotifier:
         self._trap: mmap.mmap | None = None
 
     def watch(self, event: AccelEvent, waker: Waker) -> bool:
-        """Ring once an event is done, which a `post` has to tell; returns False when it is closed."""
+        """Ring once an event is done, after a `post`; return False if the notifier is closed."""
         with self._lock:
             if self._is_closed:
                 return False
@@ -165,10 +167,10 @@ class EventNotifier:
         _libc.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), access)
 
     def close(self, *, is_idle: bool) -> None:
-        """End the thread; nothing is notified any more.
+        """End the thread; nothing is notified any longer.
 
         Args:
-            is_idle: Whether no stream can post any more.
+            is_idle: Whether no stream can post any longer.
         """
         with self._lock:
             if self._is_closed:

@@ -16,7 +16,7 @@ from ._signals import EventNotifier, StatusWord, StatusWords
 
 _MASK = 0xFFFFFFFF
 _AT_LEAST = int(driver.CUstreamWaitValue_flags.CU_STREAM_WAIT_VALUE_GEQ)
-# The least that is taken for what is run once.
+# The least memory taken for a trial.
 _SCRATCH = 256
 # A blocking stream would wait for the legacy default stream, which other libraries of the process use.
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -64,7 +64,7 @@ class CudaStream:
         self.done: int = self.timeline.sequence
         # D7: a host function on the work's own stream would stall it, so callbacks have a second stream.
         self._side: int | None = None
-        # Host callbacks for the next event, and events that have such.
+        # Host callbacks for the next event, and events with such callbacks.
         self._next: list[Callable[[], None]] = []
         self._finishing: deque[CudaEvent] = deque()
         self.is_destroyed: bool = False
@@ -74,7 +74,7 @@ class CudaStream:
 
     @property
     def orders_memory(self) -> CudaStream:
-        """The stream in whose order memory is taken for work here: another one if this stream captures."""
+        """The stream that orders memory for work here; another stream if this one captures."""
         return self
 
     @property
@@ -86,14 +86,14 @@ class CudaStream:
         """Take memory from the driver's stream-ordered pool; the context is current.
 
         Raises:
-            CudaMemoryError: There is not so much.
+            CudaMemoryError: There is too little memory.
         """
         return int(self._context.check(driver.cuMemAllocAsync(nbytes, self.orders_memory.handle)))
 
     def free_memory(self, address: int) -> None:
-        """Give memory back, behind what was enqueued; the context is current, or dead."""
+        """Free memory after the enqueued work; the context is current, or dead."""
         if not self._context.is_dead:
-            # Work of a stream that has ended does not use it any more, and its handle is invalid.
+            # The work of an ended stream no longer uses it, and its handle is invalid.
             order = self.orders_memory
             driver.cuMemFreeAsync(address, 0 if order.is_destroyed else order.handle)
 
@@ -110,11 +110,11 @@ class CudaStream:
         self._context.check(driver.cuMemcpyDtoDAsync(target, source, nbytes, self.native))
 
     def set_bytes(self, target: int, byte: int, count: int) -> None:
-        """Set so many bytes to one value; the context is current."""
+        """Set `count` bytes to one value; the context is current."""
         self._context.check(driver.cuMemsetD8Async(target, byte, count, self.native))
 
     def set_words(self, target: int, word: int, count: int) -> None:
-        """Set so many words of 32 bits to one value; the context is current."""
+        """Set `count` words of 32 bits to one value; the context is current."""
         self._context.check(driver.cuMemsetD32Async(target, word, count, self.native))
 
     @property
@@ -178,8 +178,8 @@ class CudaStream:
         with self._lock:
             if not self._context.is_lost:
                 sequence = timeline.sequence + 1
-                # D37: an event is the stream's next number. It counts only once the driver has taken the
-                # write: a number that is never written would never be done.
+                # D37: an event is the stream's next number. It counts only once the driver has accepted the
+                # write, because a number that is never written would never be done.
                 result = driver.cuStreamWriteValue32(self.native, timeline.native, sequence & _MASK, 0)
                 if not result[0]:
                     timeline.sequence = sequence
@@ -192,7 +192,7 @@ class CudaStream:
         if result is not None:
             with suppress(ContextPoisonedError):
                 self._context.check(result)
-        # An event that is never written says what the context is lost to.
+        # An event that is never written reports the loss of the context.
         return CudaEvent(self, timeline.sequence + 1)
 
     def after(self, finisher: Callable[[], None]) -> None:
@@ -200,7 +200,7 @@ class CudaStream:
         self._next.append(finisher)
 
     def wait(self, event: AccelEvent) -> None:
-        """Hold back what is enqueued from now on until an event of any stream of this device is done."""
+        """Hold back later work until an event of any stream of this device is done."""
         if not isinstance(event, CudaEvent):
             raise TypeError(f"event: a stream of the CUDA backend waits for its own kind, not {event!r}")
         if event.is_done or event.stream is self or self._context.is_lost:
@@ -217,7 +217,7 @@ class CudaStream:
         if waker is not None:
             self.notify(self.record(), waker)
         self._wait_for(word, word.sequence)
-        # When this runs, the stream has passed the word, so another may have it.
+        # When this runs, the stream has passed the word, so another stream may have it.
         self.after(lambda: self._status_words.give_back(word))
         return hold
 
@@ -238,27 +238,27 @@ class CudaStream:
                 stream.notify_after(event.sequence)
 
     def notify_after(self, sequence: int) -> None:
-        """Have the driver post beside the stream when the stream has written a number."""
-        # A lost context is seen by looking.
+        """Have the driver post, on a side stream, when the stream has written a number."""
+        # A lost context is noticed by polling.
         with suppress(ContextPoisonedError):
             side, check = self.side(), self._context.check
             check(driver.cuStreamWaitValue32(side, self.timeline.address, sequence & _MASK, _AT_LEAST))
             check(self._notifier.post(side))
 
     def side(self) -> int:
-        """Return the handle of a stream for what may not hold up this one: it is made on first use."""
+        """Return the handle of a side stream, made on first use, for work that must not stall this one."""
         if self._side is None:
             with self._context:
                 self._side = int(self._context.check(driver.cuStreamCreate(_NON_BLOCKING)))
         return self._side
 
     def refresh(self) -> int:
-        """Look how far the stream is; returns the number of its last event that is done."""
+        """Query the stream's progress; return the number of its last event that is done."""
         with self._lock:
             done = self.done
-            # The word of a stream that was given back is in use by another stream.
+            # The word of a released stream is in use by another stream.
             if not self._context.is_lost and not self.is_destroyed:
-                # The word has 32 bits and the count has none: the difference modulo 2³² is the progress.
+                # The word has 32 bits, the count has no limit: the difference modulo 2³² is the progress.
                 done += (self.timeline.read() - done) & _MASK
             while self._finishing and self._finishing[0].sequence <= done:
                 self._finishing.popleft().finish()
@@ -340,19 +340,20 @@ class CudaEvent:
 
     @property
     def error(self) -> Exception | None:
-        """The error between the stream's previous event and this one; None if it went well."""
+        """The error between the stream's previous event and this one; None on success."""
         if self._error is None and self.stream.done < self.sequence:
             return self.stream.loss()
         return self._error
 
     def finish(self) -> None:
-        """Do what the host has to do at this point; what is raised first is the event's error."""
+        """Run the host's work at this point; its first error is the event's error."""
         for finisher in self.finishers:
             try:
                 finisher()
             except Exception as error:  # noqa: BLE001  # the event's error
-                # Its frames lead back to those of the task that looks here, which would live with the event.
-                # So would an error that this task is handling.
+                # Its frames lead back to the frames of the task that looks here, which would live as long as
+                # the
+                # event. So would an error that this task is handling.
                 error.__context__ = None
                 self._error = self._error or error.with_traceback(None)
         self.finishers = ()
@@ -375,14 +376,16 @@ class CudaHold:
 
     def release(self) -> None:
         """Let the stream go on. From any thread; more than once does nothing."""
-        # Once it is passed, the word is another's: the number tells whether it still is this hold's.
+        # Once the stream has passed it, the word belongs to another; the number shows whether it is still
+        # this
+        # hold's.
         self._status_words.advance(self._word, self._sequence)
         self._word = None
 
 
 @contextmanager
 def scratch(context: CudaContext, *rooms: int) -> Generator[tuple[int, list[int]]]:
-    """A stream, and the addresses of so many bytes each, zero at first; at the end waits for the stream."""
+    """Yield a stream, and addresses of zeroed memory of these sizes; at the end, wait for the stream."""
     check, rooms = context.check, tuple(max(room, _SCRATCH) for room in rooms)
     stream = int(check(driver.cuStreamCreate(_NON_BLOCKING)))
     try:
@@ -403,7 +406,7 @@ def capture_once(context: CudaContext, enqueue: Callable[[int], None]) -> None:
 
     Args:
         context: The context, which is current.
-        enqueue: Called with the handle of a stream for this call alone; its errors are raised.
+        enqueue: Called with the handle of a stream for this call only; its errors are raised.
     """
     stream = int(context.check(driver.cuStreamCreate(_NON_BLOCKING)))
     try:

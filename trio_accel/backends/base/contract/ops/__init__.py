@@ -1,4 +1,4 @@
-"""Operation specifications: what crosses from an actor to a backend, or to a worker process."""
+"""Operation specifications: the messages from an actor to a backend, or to a worker process."""
 
 from ....._names import export as _export
 from ._array import *

@@ -1,4 +1,4 @@
-"""Arrays in device memory, and roles of the fields of a specification: what an operation does with each."""
+"""Arrays in device memory, and the roles of a specification's fields: how an operation uses each."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ _ROLE = "trio_accel.role"
 
 
 class NumberRole(enum.Enum):
-    """Relation of a number of an `OperationSpec` to an array of it."""
+    """Relation of a number to an array of the same `OperationSpec`."""
 
     FACTOR = "factor"
     """Its elements are multiplied by it: they are of a floating or complex dtype."""
@@ -105,13 +105,12 @@ class Role:
     """The role of one field.
 
     Attributes:
-        kind: ``"array"``, ``"exact"``, ``"scalar"``, ``"status"``; ``"other"`` for a field
-            without a role.
-        access: The use that is made of an array.
+        kind: ``"array"``, ``"exact"``, ``"scalar"``, ``"status"``; ``"other"`` for a field without a role.
+        access: How the operation uses the array.
         count: The number of arrays.
-        number: The relation of a scalar to an array, where that was declared.
-        of: The name of the field with such a scalar's array.
-        is_packed: Whether a scalar is bytes that cross to a worker beside a launch template.
+        number: The declared relation of a scalar to an array.
+        of: The name of the field with that array.
+        is_packed: Whether a scalar is bytes that are sent to a worker next to a launch template.
     """
 
     kind: Literal["array", "exact", "scalar", "status", "other"]
@@ -122,12 +121,12 @@ class Role:
     is_packed: bool = False
 
 
-_OTHER = Role("other")
+_OTHER_ROLE = Role("other")
 
 
 def role_of(field: attrs.Attribute[Any]) -> Role:
     """Return the role that a field of an attrs class was declared with."""
-    role: Role = field.metadata.get(_ROLE, _OTHER)
+    role: Role = field.metadata.get(_ROLE, _OTHER_ROLE)
     return role
 
 
@@ -138,7 +137,7 @@ def reads(*, optional: Literal[True]) -> ArraySpec | None: ...
 @overload
 def reads(*, many: Literal[True]) -> tuple[ArraySpec, ...]: ...
 def reads(*, optional: bool = False, many: bool = False) -> Any:
-    """Declare a field of an `OperationSpec` as an array that is only read.
+    """Declare a field of an `OperationSpec` as an array that is read only.
 
     Args:
         optional: The field may be None instead.
@@ -154,7 +153,7 @@ def writes(*, optional: Literal[True]) -> ArraySpec | None: ...
 @overload
 def writes(*, many: Literal[True]) -> tuple[ArraySpec, ...]: ...
 def writes(*, optional: bool = False, many: bool = False) -> Any:
-    """Declare a field of an `OperationSpec` as an array that is overwritten in full; see `reads`."""
+    """Declare a field of an `OperationSpec` as an array to be overwritten in full; see `reads`."""
     return _arrays("write", optional=optional, many=many)
 
 
@@ -165,12 +164,12 @@ def updates(*, optional: Literal[True]) -> ArraySpec | None: ...
 @overload
 def updates(*, many: Literal[True]) -> tuple[ArraySpec, ...]: ...
 def updates(*, optional: bool = False, many: bool = False) -> Any:
-    """Declare a field of an `OperationSpec` as an array that is read and changed in place; see `reads`."""
+    """Declare a field of an `OperationSpec` as an array to be read and changed in place; see `reads`."""
     return _arrays("update", optional=optional, many=many)
 
 
 def exact() -> Any:
-    """Declare a field of an `OperationSpec` as a whole number, a name, or a tuple of these.
+    """Declare a field of an `OperationSpec` as an integer, a name, or a tuple of these.
 
     Equal values mean the same operation, so that its plan is used again.
     """
@@ -178,21 +177,21 @@ def exact() -> Any:
 
 
 def scalar() -> Any:
-    """Declare a field of an `OperationSpec` as a number that is handed to the library with each launch."""
+    """Declare a field of an `OperationSpec` as a number that the library gets with each launch."""
     return _field(Role("scalar"))
 
 
 def packed() -> bytes:
     """Declare a field of an `OperationSpec` as numbers packed into bytes, handed over with each launch.
 
-    Launches that differ in them and in their blocks alone have one launch template.
+    Launches that differ only in these numbers and in their blocks share a launch template.
     """
     field: bytes = _field(Role("scalar", is_packed=True))
     return field
 
 
 def number(role: NumberRole, of: str) -> Any:
-    """Declare a `scalar` field of an `OperationSpec` that is checked before it is launched.
+    """Declare a `scalar` field of an `OperationSpec` that is checked before the launch.
 
     Args:
         role: Relation of the number to that array.

@@ -2,21 +2,21 @@
 
     a(..., m, n), b(..., n, c?) -> x(..., n, c?), piv: int32(..., min(m, n))
 
-Each array has a name, and the letters of its last extents: one letter is one number wherever it stands.
+Each array has a name, and letters for its last extents. A letter is the same number in the whole line.
 
-* ``...`` are leading axes that broadcast, ``s...`` leading axes that are the same everywhere, and ``*`` is a
-  whole shape that is the same everywhere.
-* A letter with ``?`` is absent where the array has too few axes, as in the signatures of NumPy's generalized
-  ufuncs; one with ``>0`` is not 0.
-* ``^trans`` behind a name says that the letters are those of op(array), by the BLAS's letter in the parameter
+* ``...`` are leading axes that broadcast, ``s...`` leading axes with the same extents everywhere, and ``*``
+  is a whole shape, the same everywhere.
+* A letter with ``?`` is absent if the array has too few axes, as in the signatures of NumPy's generalized
+  ufuncs. A letter with ``>0`` is not 0.
+* ``^trans`` after a name means that the letters describe op(array), by the BLAS's letter in the parameter
   `trans`.
-* ``: real``, ``: complex`` or the name of a dtype is for an array that has another dtype than the rest. Those
-  with ``: index`` are all of int32, or all of int64.
-* ``m+1`` is one more than the letter, which stands before it.
-* ``matrix(m, n), matrix.data(e)`` are the shape of an operand that is several arrays, and one of these.
+* ``: real``, ``: complex`` or the name of a dtype marks an array with a dtype of its own. Arrays with
+  ``: index`` are all of int32, or all of int64.
+* ``m+1`` is one more than the letter m, which the line must name before.
+* ``matrix(m, n), matrix.data(e)`` are the shape of an operand that consists of several arrays, and one of
+  these.
 
-On the right stand new arrays. A parameter of the left that stands there by its name alone is changed in
-place.
+New arrays are on the right. A parameter of the left whose bare name is on the right is changed in place.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def real_of(dtype: DType) -> DType:
 
 
 def complex_of(dtype: DType) -> DType:
-    """Find the dtype of roots of polynomials."""
+    """Return the complex dtype for the roots of polynomials."""
     return _COMPLEX.get(dtype, dtype)
 
 
@@ -90,9 +90,9 @@ class Item:
         stack: Axes before them: ``"..."``, ``"s..."``, ``"*"``, or nothing.
         op: The parameter with the BLAS's letter, or nothing.
         kind: Key of `KINDS`, ``"index"``, or nothing.
-        optional: How many of `dims` are absent where there are too few axes.
+        optional: The number of `dims` that are absent if there are too few axes.
         positive: Letters that are not 0.
-        is_bare: Whether it stands by its name alone.
+        is_bare: Whether it is a bare name.
     """
 
     name: str
@@ -110,16 +110,16 @@ class Item:
         return self.name.replace(".", "_")
 
     def dtype(self, dtype: DType) -> DType:
-        """Return the dtype of the array, by that of the others."""
+        """Return the dtype of the array, given the dtype of the other arrays."""
         return KINDS[self.kind](dtype) if self.kind else dtype
 
     def shown(self, extents: Mapping[str, int]) -> str:
-        """Return the shape that is wanted, with the extents that are known."""
+        """Return the required shape, with the known extents filled in."""
         parts = [self.stack.removeprefix("s")] if self.stack else []
         parts += [str(extents.get(dim, dim)) if isinstance(dim, str) else str(dim) for dim in self.dims]
         shapes = [parts]
         if self.optional:
-            # Without the optional dimensions, there is no stack either.
+            # Without the optional dimensions there is also no stack.
             shapes.insert(0, parts[1 if self.stack else 0 : -self.optional])
         return " or ".join([f"({', '.join(shape)}{',' * (len(shape) == 1)})" for shape in shapes])
 
@@ -143,19 +143,19 @@ class Shapes:
     def fit(
         self, name: str, shapes: tuple[Ints | None, ...], letters: tuple[object, ...] = ()
     ) -> tuple[tuple[Ints, ...], Ints, bool]:
-        """Hold arrays against the line.
+        """Compare arrays with the line.
 
         Args:
             name: Name of the operation, for the errors.
-            shapes: Shapes of the inputs; None for one that is not given.
-            letters: Of the inputs with an ``^op``, the BLAS's letters in their order.
+            shapes: Shapes of the inputs; None for an omitted input.
+            letters: The BLAS's letters of the inputs with an ``^op``, in their order.
 
         Returns:
             The shapes of the outputs; the stack of the first input; whether optional extents are absent.
 
         Raises:
-            numpy.linalg.LinAlgError: An array is no stack of matrices, or not of square ones.
-            ValueError: Shapes that do not fit in another way.
+            numpy.linalg.LinAlgError: An array is not a stack of matrices, or not of square ones.
+            ValueError: The shapes do not fit for another reason.
         """
         match = _Match(name, self, shapes)
         ops = iter(letters)
@@ -170,7 +170,7 @@ class Shapes:
 
 
 class _Match:
-    """Find the values of the letters, as far as the inputs tell them."""
+    """Find the values of the letters, as far as the inputs determine them."""
 
     def __init__(self, name: str, shapes: Shapes, given: tuple[Ints | None, ...]) -> None:
         self._name = name
@@ -246,7 +246,7 @@ class _Match:
         given = " and ".join(
             f"{one.name} of shape {shape}"
             for one, shape in zip(self._shapes.inputs, self._given, strict=True)
-            # A reader knows the shape of a sparse matrix, but not those of its arrays.
+            # A reader knows the shape of a sparse matrix, but not the shapes of its arrays.
             if shape is not None and (one is item or "." not in one.name)
         )
         what = f"op({item.name})" if item.op else item.name
@@ -258,10 +258,10 @@ class _Match:
 
 
 def parse_shapes(line: str) -> Shapes:
-    """Take a line of shapes apart.
+    """Parse a line of shapes.
 
     Raises:
-        ValueError: It has no arrow, an item that cannot be read, or a letter on the right without a source.
+        ValueError: It lacks an arrow, an item cannot be read, or no array determines a letter on the right.
     """
     left, arrow, right = line.partition("->")
     if not arrow:
@@ -288,7 +288,7 @@ def parse_shapes(line: str) -> Shapes:
 
 
 def _sources(line: str, inputs: Sequence[Item]) -> set[str]:
-    """Expressions of extents that the inputs tell: letters, and one more than each of these."""
+    """Return the extents that the inputs determine: letters, and one more than each letter."""
     known = set[str]()
     for item in inputs:
         for dim in sorted(_letters(item)):
@@ -350,7 +350,7 @@ def common_shape(*shapes: Ints) -> Ints | None:
 
 
 def check_index(name: str, arrays: Sequence[tuple[str, ArraySpec]]) -> None:
-    """Require one dtype of all arrays that are ``: index``.
+    """Require that all arrays with ``: index`` have one dtype.
 
     Raises:
         TypeError: They differ, or are not of int32 or int64.

@@ -51,9 +51,9 @@ SpecT = TypeVar("SpecT")
 _Blocks: TypeAlias = "tuple[frozenset[int], frozenset[int]]"
 
 ALIGNMENT = 16
-"""Bytes to which plans tell the starts of arrays apart: no element is longer."""
+"""Alignment, in bytes, of array starts that have plans of their own: no element is longer."""
 
-# Values of these types are told by the type and the value.
+# For values of these types, the type and the value make the key.
 _PLAIN = frozenset({type(None), bool, int, str, bytes})
 _INT = {int}
 _EXACT = (int, str, bytes, enum.Enum, np.integer)
@@ -83,17 +83,16 @@ class Descriptor:
 
     Attributes:
         cls: The class.
-        fields: All fields that make a specification, in the order of its initializer, those that are only
-            keywords last.
-        keywords: How the initializer calls the latter.
+        fields: All fields of a specification, in the order of its initializer; keyword-only fields are last.
+        keywords: The initializer's names of the keyword-only fields.
         values: Gets the values of the fields.
-        blocks: Gets the blocks that a specification reads, and those that it changes.
+        blocks: Gets the blocks that a specification reads, and the blocks that it changes.
         plan_key: Gets the key of a plan: the class, layouts and alignment of its arrays, exact values.
-            Scalars and addresses are handed over with each launch.
+            Scalars and addresses are passed with each launch.
         has_status: Whether there are status words.
         packed: Indexes of the fields with packed scalars.
         status: Indexes of the fields with status words.
-        is_in_order: Tells of nearly all specifications that their fields are in order.
+        is_in_order: Returns quickly, for nearly all specifications, that their fields are in order.
     """
 
     cls: type[Any]
@@ -112,7 +111,8 @@ class Descriptor:
 
         Args:
             spec: The specification.
-            access: Only those that are read, or only those that are changed; updated ones are both.
+            access: Return only the arrays that are read, or only those being changed; updated arrays are
+                both.
         """
         found: list[ArraySpec] = []
         for field in self.fields:
@@ -137,7 +137,7 @@ class Descriptor:
         spec.check_shapes(name)
 
     def make(self, values: list[Any]) -> Any:
-        """Make a specification of the values of its fields."""
+        """Make a specification from the values of its fields."""
         if not self.keywords:
             return self.cls(*values)
         count = len(values) - len(self.keywords)
@@ -148,11 +148,11 @@ class Descriptor:
     field_specifiers=(attrs.field, exact, number, packed, reads, scalar, status, updates, writes)
 )
 def specification(cls: type[SpecT]) -> type[SpecT]:
-    """Make a specification of a class whose fields have roles; it is a subclass of `OperationSpec`.
+    """Make a specification from a subclass of `OperationSpec` with roles for its fields.
 
-    An attrs class with slots. It is not frozen: one is made for each operation, and to have that enforced
-    would take twice as long as to make it. All have one `__repr__`: to compile one for each was a tenth of
-    the package's import.
+    The class becomes an attrs class with slots. It is not frozen, because a specification is made for each
+    operation, and enforcing that would double the time. All classes share one `__repr__`, because compiling
+    one for each took a tenth of the package's import.
     """
     return attrs.define(on_setattr=None, unsafe_hash=True, repr=False)(cls)
 
@@ -168,7 +168,7 @@ def field_repr(made: Any) -> str:
 class OperationSpec:
     """Base of operation specifications, made by `specification`: codes, sizes and `ArraySpec` fields.
 
-    Nothing of one is changed once it is made.
+    A specification does not change after it is made.
 
     A specification holds no actor and no reference, so it means the same in another process.
     The role of each field is declared: arrays by `reads`, `writes` and `updates`, values by `exact`, `scalar`
@@ -176,13 +176,13 @@ class OperationSpec:
 
     Attributes:
         operation: Names the class in the tables of kernels; by default its module and name.
-        runs_once: Whether it cannot run again alone when its context is lost, as others meet it.
+        runs_once: Whether it cannot run again alone after its context is lost, because others meet it.
         is_from_outside: Whether its results depend on memory that none of its arrays names: of another
             library, or of another device.
         runs_code: Whether it runs code that it names: a program of the user's, or a kernel.
-        is_idempotent: Whether it may run again in part or in full, whatever has become of it: what it changes
-            in place has sound contents at any time.
-        asker: What its kernel is told of its asker; None where it does not look.
+        is_idempotent: Whether it may run again in part or in full, whatever happened to the first run,
+            because the arrays that it changes in place have valid contents at any time.
+        asker: How its kernel sees its caller; None if the kernel does not look.
     """
 
     # Set where an operand was withdrawn: then no kernel is to see it. No field of the specification, and not
@@ -208,7 +208,7 @@ class OperationSpec:
 
     @property
     def waits_for_others(self) -> bool:
-        """Whether its kernel waits for those of other devices now: then nothing here counts as stuck."""
+        """Whether its kernel waits for kernels of other devices now, so that nothing here counts as stuck."""
         return False
 
     @classmethod
@@ -229,13 +229,13 @@ class OperationSpec:
         return self.descriptor().arrays(self, "write")
 
     def blocks(self) -> tuple[frozenset[int], frozenset[int]]:
-        """Find the blocks that the operation reads, and those that it changes (updated ones are both)."""
+        """Return the blocks that the operation reads, and those being changed (updated blocks are both)."""
         return self.descriptor().blocks(self)
 
     def check_shapes(self, name: str) -> None:
-        """Refuse arrays whose shapes or dtypes do not fit each other, before anything is launched.
+        """Refuse arrays with shapes or dtypes that do not fit each other, before the launch.
 
-        Here nothing is refused. A class whose arrays can disagree overrides it.
+        By default nothing is refused. A class with several arrays that can disagree overrides this.
 
         Args:
             name: Name of the operation, for the message.
@@ -246,10 +246,10 @@ class OperationSpec:
         """
 
     def check_status(self) -> None:
-        """Check the status words of a complete operation, and refuse its outcome if they say so.
+        """Check the status words of a complete operation, and raise if they report a failure.
 
-        Here nothing is refused. Called where the operation ran, once its `status` fields are filled. An error
-        is the outcome of the operation: its outputs count as never made.
+        By default nothing is raised. Called where the operation ran, once its `status` fields are filled. An
+        error is the outcome of the operation: its outputs count as never made.
 
         Raises:
             AccelError: The library could not finish the operation, with the reason.
@@ -275,8 +275,8 @@ def map_arrays(value: object, function: Callable[[ArraySpec], Any]) -> Any:
 
 
 def arrays_of(value: object) -> tuple[ArraySpec, ...]:
-    """Return the arrays that a field holds which is a tuple of them; an empty tuple for any other."""
-    # No `cast`: it would be a call for each field of each operation.
+    """Return the arrays of a field that holds a tuple of arrays; an empty tuple for any other field."""
+    # Without `cast`, because it would cost a call for each field of each operation.
     arrays: Any = value
     return arrays if type(value) is tuple and arrays and type(arrays[0]) is ArraySpec else ()
 
@@ -288,9 +288,10 @@ def array_key(array: ArraySpec) -> tuple[object, ...]:
 
 
 def value_key(value: object) -> tuple[object, ...] | None:
-    """Return a key that tells a value that is not an array from others; None if there is none.
+    """Return a key that a value shares only with equal values; None for a value without a key.
 
-    The one rule of what counts as the same: zeros of both signs are not, and NaN is the same as itself.
+    This rule alone decides which values count as the same: zeros of different signs differ, and NaN equals
+    itself.
     """
     kind: type[Any] = type(value)
     items: Any = value
@@ -355,7 +356,7 @@ def _plan_key(cls: type[Any], fields: Iterable[SpecField]) -> Callable[[Any], tu
 
 
 def _each(field: SpecField, items: str) -> str:
-    """Write the source of the list items of a field's arrays, with a comma behind it."""
+    """Write the source of the list items of a field's arrays, with a comma after each."""
     value = f"spec.{field.name}"
     if field.role.count == "one":
         return f"{items.format(value)}, "
@@ -393,7 +394,7 @@ def _test(fields: Iterable[SpecField]) -> Callable[[Any], bool]:
 
 
 def _check_field(name: str, spec: Any, field: SpecField) -> None:
-    """Refuse what is no array, no status array or no number."""
+    """Refuse a value that is not an array, a status array or a number as declared."""
     where, value, role = f"{type(spec).__name__}.{field.name}", getattr(spec, field.name), field.role
     if field.is_array and not _is_of(role.count, value):
         what = {"one": "an ArraySpec", "optional": "an ArraySpec or None", "many": "a tuple of ArraySpec"}
@@ -412,7 +413,7 @@ def _check_field(name: str, spec: Any, field: SpecField) -> None:
 
 
 def _is_of(count: str, value: Any) -> bool:
-    """Tell whether a field of arrays holds as many as it may."""
+    """Return whether a field of arrays holds an allowed number of them."""
     if count == "many":
         items: Any = value
         if type(value) is not tuple:
@@ -426,7 +427,7 @@ def _is_of(count: str, value: Any) -> bool:
 
 
 def _is_status(value: Any) -> bool:
-    """Tell whether a field holds status words, which have a layout of their own."""
+    """Return whether a field holds status words, which have a layout of their own."""
     return type(value) is np.ndarray and bool(value.dtype == np.int32 and value.flags.c_contiguous)
 
 

@@ -1,4 +1,4 @@
-"""Specifications of functions of arrays that move, order and count elements."""
+"""Specifications of functions that move, order and count the elements of arrays."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ Scan: TypeAlias = Literal["sum", "prod", "min", "max", "logaddexp"]
 """What elements up to each one are combined by."""
 
 IDENTITIES: Mapping[str, int] = {"sum": 0, "prod": 1}
-"""What changes nothing, where that is the same for all dtypes."""
+"""The neutral elements that are the same for all dtypes."""
 
 
 def identity_of(combine: str, dtype: DType) -> complex:
-    """Return what changes nothing: of numbers that are compared it is the last one."""
+    """Return the neutral element; for a comparison, the last number in its order."""
     if combine in IDENTITIES:
         return IDENTITIES[combine]
     is_least = combine != "min"
@@ -51,7 +51,7 @@ def identity_of(combine: str, dtype: DType) -> complex:
     return int(limits.min if is_least else limits.max)
 
 
-# The keys are names: the hash of a type of low precision imports ml_dtypes.
+# The keys are names, because the hash of a low-precision type imports ml_dtypes.
 _WIDE = {**dict.fromkeys(("float16", "bfloat16", "float32"), DType.float64), "complex64": DType.complex128}
 
 
@@ -68,12 +68,12 @@ class SortSpec(OperationSpec):
 
     Attributes:
         axis: The axis, not negative.
-        descending: Whether the largest come first.
+        descending: Whether the largest elements come first.
         x: The array: real numbers or truth values.
-        values: The elements; as many along the axis as are wanted.
+        values: The elements; their extent along the axis is the requested number.
         indices: Their indices along the axis, of int64.
-        kth: Where only the elements at some places count, these. Others may then come in any order between
-            them, and so may zeros of both signs. Empty for all.
+        kth: The places whose elements must be right. Other elements may be in any order between them, and so
+            may zeros of both signs. Empty for all places.
     """
 
     axis: int = exact()
@@ -86,18 +86,18 @@ class SortSpec(OperationSpec):
 
 @specification
 class GroupSpec(OperationSpec):
-    """The groups of equal elements of a vector, and how many there are: NaN is equal to nothing.
+    """The groups of equal elements of a vector, and their number. NaN is equal to nothing.
 
     Attributes:
-        is_sorted: Whether all elements that are equal make a group, and groups are in ascending order.
-            Otherwise neighbours make one, and groups are in the order of the vector.
+        is_sorted: Whether all equal elements make a group, and groups are in ascending order. Otherwise equal
+            neighbours make a group, and groups are in the order of the vector.
         x: The vector.
         values: The first element of each group. This and the next two are as long as the vector, and filled
             at the beginning.
-        counts: How many elements each group has, of int64.
+        counts: The number of elements in each group, of int64.
         indices: Index of the first element of each group, of int64.
         inverse: The group of each element, of int64.
-        count: How many groups there are, an int64 in two words.
+        count: The number of groups, an int64 in two words.
     """
 
     is_sorted: bool = exact()
@@ -111,15 +111,15 @@ class GroupSpec(OperationSpec):
 
 @specification
 class SelectSpec(OperationSpec):
-    """The items that are not zero, or their indices.
+    """The items with nonzero flags, or their indices.
 
     Attributes:
-        is_whole: Whether the items that are not selected follow behind, in their order.
-        flags: Items where this is not zero are selected.
-        x: Items: an array whose first axes are those of `flags`. Without one there are indices.
-        out: One array with a place for each item, filled at the beginning; or for each axis of `flags` one
-            with indices, of int64.
-        count: How many are selected, an int64 in two words.
+        is_whole: Whether the other items follow the selected ones, in their order.
+        flags: Items with a nonzero flag are selected.
+        x: Items: an array whose first axes are the axes of `flags`. Without it, `out` gets indices.
+        out: One array with a place for each item, filled at the beginning; or for each axis of `flags` an
+            array of indices, of int64.
+        count: The number of selected items, an int64 in two words.
     """
 
     is_whole: bool = exact()
@@ -131,13 +131,13 @@ class SelectSpec(OperationSpec):
 
 @specification
 class SearchSpec(OperationSpec):
-    """The places where values go into a vector in ascending order, so that it stays in order.
+    """The places to insert values into a vector in ascending order, so that it stays in order.
 
     Attributes:
-        side: Whether before (``"left"``) or behind (``"right"``) those that are equal.
+        side: Whether to insert before (``"left"``) or after (``"right"``) equal elements.
         edges: The vector.
         x: The values.
-        sorter: Indices that bring the vector into order; None where it is.
+        sorter: Indices that sort the vector; None if it is sorted.
         out: Indices, of int64 and the shape of `x`.
         fault: One word: whether an index of `sorter` is out of range.
     """
@@ -160,14 +160,14 @@ class CountSpec(OperationSpec):
     """The number of elements in each bin, or the sum of their weights.
 
     Attributes:
-        x: Elements: whole numbers that are bins themselves, or numbers where there are edges.
-        edges: Edges of the bins in ascending order, one more than there are bins. A bin has its lower edge,
-            and the last one both. What is in none is not counted.
-        bounds: The least and the largest integer to count, in place of the outer edges, which are rounded.
-            Nothing for the edges themselves.
-        weights: Numbers of float64 in the place of ones, of the shape of `x`.
+        x: Elements: integers that are the bins' numbers, or numbers if there are edges.
+        edges: Edges of the bins in ascending order, one more than there are bins. A bin includes its lower
+            edge, and the last bin both edges. Elements outside of all bins are not counted.
+        bounds: The least and the largest integer to count, which replace the outer edges, because these are
+            rounded. Empty to use the edges themselves.
+        weights: Numbers of float64 to add instead of ones, with the shape of `x`.
         out: Counts of int64, or sums of float64.
-        fault: One word: whether an element is no bin, where there are no edges.
+        fault: One word: whether an element is not the number of a bin, if there are no edges.
     """
 
     x: ArraySpec = reads()
@@ -178,7 +178,7 @@ class CountSpec(OperationSpec):
     fault: StatusArray = status()
 
     def check_status(self) -> None:
-        """Refuse elements that are no bins."""
+        """Refuse elements outside of all bins."""
         if self.fault[0]:
             _fail("bincount", f"an element of x is negative, or is not below {self.out.size}")
 
@@ -190,9 +190,9 @@ class SegmentSpec(OperationSpec):
     Attributes:
         combine: How.
         x: The vector.
-        offsets: Where segments begin, and where the last one ends.
+        offsets: The begin of each segment, and the end of the last one.
         out: One element for each segment.
-        fault: One word: 1 for offsets that lead outside or decrease, 2 for an empty segment without a result.
+        fault: One word: 1 for offsets out of range or decreasing, 2 for an empty segment without a result.
     """
 
     combine: Combination = exact()
@@ -202,7 +202,7 @@ class SegmentSpec(OperationSpec):
     fault: StatusArray = status()
 
     def check_status(self) -> None:
-        """Refuse offsets, and empty segments that have no least or largest element."""
+        """Refuse wrong offsets, and empty segments without a least or largest element."""
         if self.fault[0] == 1:
             _fail("segmented_reduce", f"offsets must ascend, from 0 on to at most {self.x.size}")
         if self.fault[0]:
@@ -211,13 +211,13 @@ class SegmentSpec(OperationSpec):
 
 @specification
 class ScanSpec(OperationSpec):
-    """The elements up to each one along an axis, combined.
+    """The elements up to each element along an axis, combined.
 
     Attributes:
         combine: How.
         axis: The axis, not negative.
         x: The array. Elements are converted to the dtype of `out` before they are combined.
-        out: The results. It may have one more along the axis: then it begins with that of no elements.
+        out: The results. With one more element along the axis, it begins with the result of no elements.
     """
 
     combine: Scan = exact()

@@ -1,4 +1,4 @@
-"""Specifications of communicators: of what ranks do together, each on a device of its own."""
+"""Specifications of communicators: operations that ranks run together, each on a device of its own."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _Pieces: TypeAlias = "tuple[tuple[int, int, int], ...]"
 
 @attrs.define(eq=False)
 class Waiting:
-    """The words of a kernel to the watchdog: whether it waits for other ranks, and not for its device.
+    """A kernel's message to the watchdog: whether it waits for other ranks, and not for its device.
 
     Attributes:
-        is_calling: Whether the vendor's library is in a call that returns when others have come.
-        came: Done when the stream has come to the kernel; None before that is enqueued.
+        is_calling: Whether the vendor's library is in a call that returns only when other ranks have arrived.
+        came: Done when the stream has reached the kernel; None before that is enqueued.
         ran: Done when the kernel has ended; None before that is enqueued.
-        is_over: Whether nobody is waited for any more: the communicator is given up.
+        is_over: Whether nobody is waited for any longer, because the communicator has failed for good.
     """
 
     is_calling: bool = False
@@ -58,7 +58,7 @@ class Waiting:
 
 @specification
 class _WaitingSpec(OperationSpec):
-    """What may wait for other ranks; the library may wait for its own threads, too."""
+    """An operation that may wait for other ranks, or for the library's own threads."""
 
     is_from_outside: ClassVar[bool] = True
 
@@ -104,7 +104,7 @@ class OpenCommunicatorSpec(_WaitingSpec):
 
 @specification
 class CloseCommunicatorSpec(OperationSpec):
-    """Give a rank of a communicator up, with what is in flight on it; also before it is open.
+    """Abort a rank of a communicator, with all its operations in flight; also before it is open.
 
     Attributes:
         number: The application's number of the communicator.
@@ -123,13 +123,14 @@ class CollectiveSpec(_WaitingSpec):
         number: The application's number of the communicator.
         kind: ``"all_reduce"``, ``"reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"broadcast"``, or
             ``"exchange"``: pieces of arrays are sent and received.
-        reduction: How elements become one; empty where they do not.
-        root: The rank that gives or gets an array alone.
-        is_known: Whether ranks have met so before by this communicator: all is connected.
-        source: The array of this rank, if it gives one.
-        out: The array that it gets, if it does.
-        sends: For ``"exchange"``: to which rank, first element of `source`, how many.
-        receives: Likewise: from which rank, first element of `out`, how many.
+        reduction: How elements are combined; empty if they are not.
+        root: The only rank that gives or gets an array.
+        is_known: Whether ranks have met in the same way by this communicator before, so that all are
+            connected.
+        source: The array that this rank gives, if any.
+        out: The array that it gets, if any.
+        sends: For ``"exchange"``: receiving rank, first element of `source`, number of elements.
+        receives: Likewise: sending rank, first element of `out`, number of elements.
     """
 
     runs_once: ClassVar[bool] = True

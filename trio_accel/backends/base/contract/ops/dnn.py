@@ -27,7 +27,7 @@ __all__ = [
 
 @specification
 class _Convolution(OperationSpec):
-    """Fields of a convolution and of its transposed maps; see `ConvolutionSpec`."""
+    """Fields of a convolution and its transposed maps; see `ConvolutionSpec`."""
 
     stride: Ints = exact()
     padding: Ints = exact()
@@ -37,11 +37,10 @@ class _Convolution(OperationSpec):
 
 @specification
 class ConvolutionSpec(_Convolution):
-    """Sums of products of windows with weights: a cross-correlation, of each group of channels by itself.
+    """Sums of products of windows with weights: a cross-correlation within each group of channels.
 
-    Element ``i`` of the result has the window that begins at ``i * stride - padding`` and takes every
-    ``dilation``-th element; there are zeros outside of `x`. How far the last window reaches behind `x`
-    follows from the shapes.
+    The window of element ``i`` begins at ``i * stride - padding`` and takes every ``dilation``-th element;
+    there are zeros outside of `x`. The shapes determine how far the last window reaches past the end of `x`.
 
     Attributes:
         stride: Steps from window to window, along each spatial axis.
@@ -105,14 +104,14 @@ class MaxPoolSpec(OperationSpec):
     """The greatest element of each window. NaN counts as greater than every number; of several, the first.
 
     Attributes:
-        window: Elements of a window along each spatial axis. Where they are 0, the pooling is adaptive:
-            window i of n takes the elements from ``i * length // n`` to below ``ceil((i + 1) * length / n)``.
-        stride: Steps from window to window; 0 where the pooling is adaptive, as the next two.
-        padding: Elements before the first one, which are not looked at. Every window has an element.
+        window: Elements of a window along each spatial axis. If they are 0, the pooling is adaptive: window i
+            of n takes the elements from ``i * length // n`` to below ``ceil((i + 1) * length / n)``.
+        stride: Steps from window to window. This and the next two are 0 if the pooling is adaptive.
+        padding: Elements before the first one, which are ignored. Every window has an element.
         dilation: Steps between the elements of a window.
         x: ``(n, c, *spatial)``.
         out: ``(n, c, *windows)``.
-        indices: Where the elements were, counted over the spatial axes in C order: int64.
+        indices: The positions of the elements, counted over the spatial axes in C order: int64.
     """
 
     window: Ints = exact()
@@ -126,13 +125,13 @@ class MaxPoolSpec(OperationSpec):
 
 @specification
 class MaxPoolGradSpec(OperationSpec):
-    """The transposed map of `MaxPoolSpec`: each value is added to the element that was the greatest.
+    """The transposed map of `MaxPoolSpec`: each value is added to the window's greatest element.
 
     An index outside fails the operation.
 
     Attributes:
         grad: ``(n, c, *windows)``.
-        indices: Indices of `MaxPoolSpec`, of the shape of `grad`: int32 or int64.
+        indices: The indices that `MaxPoolSpec` made, with the shape of `grad`: int32 or int64.
         out: ``(n, c, *spatial)``.
     """
 
@@ -143,7 +142,7 @@ class MaxPoolGradSpec(OperationSpec):
 
 @specification
 class _Means(OperationSpec):
-    """Fields of a pooling of means and of its transposed map; see `AvgPoolSpec`."""
+    """Fields of a pooling of means and its transposed map; see `AvgPoolSpec`."""
 
     window: Ints = exact()
     stride: Ints = exact()
@@ -158,12 +157,12 @@ class AvgPoolSpec(_Means):
     """The mean of each window; elements outside of `x` are zeros.
 
     Attributes:
-        window: See `MaxPoolSpec`, as all fields without a word here.
+        window: See `MaxPoolSpec`, as for all fields without a description here.
         stride: Steps from window to window.
         padding: Zeros before the first element.
-        behind: Zeros behind the last element; a window may reach beyond these, too.
-        divisor: What sums are divided by; 0 for the count of the window's elements.
-        count_include_pad: Whether that count has the zeros of `padding` and `behind` in it.
+        behind: Zeros after the last element; a window may also reach past these.
+        divisor: The divisor of the sums; 0 for the number of the window's elements.
+        count_include_pad: Whether that number includes the zeros of `padding` and `behind`.
         x: ``(n, c, *spatial)``.
         out: ``(n, c, *windows)``.
     """
@@ -174,7 +173,7 @@ class AvgPoolSpec(_Means):
 
 @specification
 class AvgPoolGradSpec(_Means):
-    """The transposed map of `AvgPoolSpec`, whose fields say the same.
+    """The transposed map of `AvgPoolSpec`, with the same fields.
 
     Attributes:
         grad: ``(n, c, *windows)``.
@@ -191,7 +190,7 @@ Alignment: TypeAlias = Literal["upper_left", "lower_right"]
 
 @specification
 class _Scores(OperationSpec):
-    """Fields that say which scores of an attention count; see `AttentionSpec`."""
+    """Fields that select the scores of an attention; see `AttentionSpec`."""
 
     left: int = exact()
     right: int = exact()
@@ -203,22 +202,22 @@ class _Scores(OperationSpec):
 class AttentionSpec(_Scores):
     """``softmax(scale * query @ key^T + mask) @ value``, of each head by itself.
 
-    A score counts where the mask, the band and the lengths allow it. A row without one is zeros. An integer
-    outside of its range, a length or a block, fails the operation before it is used.
+    A score counts if the mask, the band and the lengths allow it. A row without such a score is zeros. A
+    length or block out of range fails the operation before it is used.
 
     Attributes:
-        left: How many keys before its own each query sees; -1 for all.
-        right: How many behind it; -1 for all, and 0 for a causal attention.
-        alignment: Whether query i stands at key i; or the last query at the last key.
+        left: The number of keys before its own that each query sees; -1 for all.
+        right: The number of keys after its own; -1 for all, and 0 for a causal attention.
+        alignment: Whether query i is aligned with key i, or the last query with the last key.
         scale: Factor of the products.
-        query: ``(..., heads, rows, e)``, where the heads may be missing, as those of the others.
-        key: ``(..., kv_heads, columns, e)``, of which each head serves as many of the query; with
+        query: ``(..., heads, rows, e)``. The axis of heads may be missing from all arrays.
+        key: ``(..., kv_heads, columns, e)``; each head serves an equal number of query heads. With
             `block_table` the blocks ``(count, kv_heads, block, e)``.
         value: ``(..., kv_heads, columns, f)``, or likewise blocks.
-        mask: Broadcasts to ``(..., heads, rows, columns)``: whether a score counts, or what is added to it.
-        query_lengths: ``(...)``: how many of the rows there are. int32 or int64, as the next two.
-        key_lengths: ``(...)``: how many of the columns there are.
-        block_table: ``(n, most)``: which blocks have the keys of a sequence, in order.
+        mask: Broadcasts to ``(..., heads, rows, columns)``: whether a score counts, or a number to add to it.
+        query_lengths: ``(...)``: the number of rows that count. int32 or int64, as the next two.
+        key_lengths: ``(...)``: the number of columns that count.
+        block_table: ``(n, most)``: the blocks with the keys of each sequence, in order.
         out: ``(..., heads, rows, f)``.
         lse: ``(..., heads, rows)``: logarithms of the sums of exponentials, at least float32.
     """
@@ -236,13 +235,13 @@ class AttentionSpec(_Scores):
 
 @specification
 class AttentionGradSpec(_Scores):
-    """The gradients of `AttentionSpec` without blocks, whose fields say the same.
+    """The gradients of `AttentionSpec` without blocks, with the same fields.
 
     Attributes:
-        grad: An array of the shape of `out`.
+        grad: An array with the shape of `out`.
         out: The result of `AttentionSpec`.
         lse: Its logarithms of sums.
-        grad_query: An array of the shape of `query`, and so on.
+        grad_query: An array with the shape of `query`, and so on.
     """
 
     grad: ArraySpec = reads()

@@ -1,4 +1,4 @@
-"""Specification of products with what is done to each element before it is written, as cuBLASLt has them."""
+"""Specification of matrix products with fused element-wise functions, as in cuBLASLt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 FusedEpilogue: TypeAlias = Literal["none", "relu", "gelu", "relu_grad", "gelu_grad", "sum_a", "sum_b"]
-"""What is done behind the product: see `FusedMatmulSpec`."""
+"""What is done after the product: see `FusedMatmulSpec`."""
 
 Precision: TypeAlias = Literal["ieee", "tf32", "bf16", "bf16x9", "fixed_point", "fast"]
 """How products are computed: in the type of the elements, or in shorter ones; of float8, with short sums."""
@@ -44,14 +44,14 @@ _FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
 
 
 class FusedDtypes(NamedTuple):
-    """The dtypes that go with those of the operands and of the result.
+    """The dtypes that belong to certain dtypes of the operands and the result.
 
     Attributes:
         out: The dtype of the result.
-        c: The dtype of the array that is added, and of the values that `gelu` is applied to.
-        bias: The dtype of the vector that is added, and of sums of gradients.
+        c: The dtype of the array to add, and of the arguments of `gelu`.
+        bias: The dtype of the bias, and of sums of gradients.
         factor: The dtype of the factors.
-        compute: In which all is computed on a host, and rounded once.
+        compute: The dtype in which a host computes everything, rounding once.
     """
 
     out: DType
@@ -64,7 +64,7 @@ class FusedDtypes(NamedTuple):
 # The table is made at first use: the hashes of low-precision dtypes import ml_dtypes.
 @functools.cache
 def _results() -> dict[tuple[DType, DType], tuple[DType, ...]]:
-    """Make the table of results' dtypes by those of a and b; the first one is the usual one."""
+    """Make the table of result dtypes by the dtypes of a and b, the usual one first."""
     f16, bf16, f32 = DType.float16, DType.bfloat16, DType.float32
     e4, e5 = _FLOAT8
     return {
@@ -79,15 +79,15 @@ def _results() -> dict[tuple[DType, DType], tuple[DType, ...]]:
     }
 
 
-_KNOWN: dict[tuple[int, int, int], FusedDtypes] = {}
+_DTYPES_BY_NUMBERS: dict[tuple[int, int, int], FusedDtypes] = {}
 
 _MOST_CHECKED = 4096
-# Keys of plans whose arrays fit each other.
+# Keys of plans with arrays that are known to fit.
 _CHECKED: set[tuple[object, ...]] = set()
 
 
 def differ_in_dtype(a: DType, b: DType) -> bool:
-    """Return whether operands have no product because their dtypes differ."""
+    """Return whether operands have no product only because their dtypes differ."""
     made = _results()
     return a is not b and (a, b) not in made and (a, a) in made and (b, b) in made
 
@@ -102,13 +102,13 @@ def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> FusedDtype
         out: Dtype of the result; None for the usual one.
 
     Raises:
-        TypeError: There are no such products.
+        TypeError: There is no such product.
     """
     # The key holds identities: a member's hash takes longer than all the rest.
     key = id(a), id(b), id(out)
-    known = _KNOWN.get(key)
+    known = _DTYPES_BY_NUMBERS.get(key)
     if known is None:
-        known = _KNOWN[key] = _find_dtypes(name, a, b, out)
+        known = _DTYPES_BY_NUMBERS[key] = _find_dtypes(name, a, b, out)
     return known
 
 
@@ -133,10 +133,10 @@ def _find_dtypes(name: str, a: DType, b: DType, out: DType | None) -> FusedDtype
 
 
 def fused_shape(name: str, a: ArraySpec, b: ArraySpec) -> Ints:
-    """Find the shape of a product of matrices.
+    """Return the shape of a matrix product.
 
     Raises:
-        ValueError: They are no matrices, or do not fit.
+        ValueError: The operands are not matrices, or do not fit.
     """
     if min(a.ndim, b.ndim) < 2:
         raise ValueError(f"{name}: a and b must be matrices, got shapes {a.shape} and {b.shape}")
@@ -144,7 +144,7 @@ def fused_shape(name: str, a: ArraySpec, b: ArraySpec) -> Ints:
 
 
 def aux_columns(epilogue: FusedEpilogue, columns: int) -> int:
-    """Tell how long the rows are of what an activation leaves for its gradient.
+    """Return the row length of the array that an activation leaves for its gradient.
 
     They are bits in bytes for relu, 128 at a time; for gelu values, 8 at a time.
     """
@@ -161,35 +161,35 @@ NO_ARRAYS: Mapping[str, ArraySpec | None] = dict.fromkeys(
 class FusedMatmulSpec(OperationSpec):
     """``out = scale_out * f(alpha * scale_a * a @ (b * scale_b) + beta * c + bias)``, rounded once.
 
-    The epilogue is f, or what else is done:
+    The epilogue is f, or another computation:
 
     * ``"none"``, ``"relu"``, ``"gelu"`` (by the hyperbolic tangent). The last two write to `saved` what their
-      gradients need: of relu for each element a bit, which is not set where the argument is at most 0, the
-      lowest bit of a byte first; of gelu the argument.
-    * ``"relu_grad"``, ``"gelu_grad"``: the product is multiplied by the derivative there, by `aux`, which is
-      such a `saved`. `sums` are those of the columns of the result.
-    * ``"sum_a"``, ``"sum_b"``: `sums` of a or of b along the axis that the product adds along.
+      gradients need: relu a bit for each element, which is not set if the argument is at most 0, the lowest
+      bit of a byte first; gelu the argument.
+    * ``"relu_grad"``, ``"gelu_grad"``: the product is multiplied by the derivative, given `aux`, which is
+      such a `saved`. `sums` are the column sums of the result.
+    * ``"sum_a"``, ``"sum_b"``: `sums` are sums of a or b along the axis that the product adds along.
 
     Float8 and int8 results are saturated. `fused_dtypes` has the dtypes.
 
     Attributes:
         epilogue: See above.
         precision: How the products are computed.
-        is_tuned: 1 where a backend is to measure which of its ways is the fastest one.
+        is_tuned: 1 if a backend must measure which of its algorithms is the fastest.
         alpha: Factor of the product.
         beta: Factor of `c`.
         a: ``(..., m, k)``.
         b: ``(..., k, n)``; the stacks broadcast.
-        c: An array of the shape of `out`, which may be `out`.
+        c: An array with the shape of `out`, which may be `out`.
         bias: ``(n,)`` or ``(..., n)``.
         aux: ``(..., m, aux_columns(n))``: uint8, or see `FusedDtypes`.
         scale_a: Of float8 only, float32: ``()``, ``(..., m, 1)``, ``(..., m, k / 128)`` or
             ``(..., m / 128, k / 128)``, rounded up.
         scale_b: ``()``, ``(..., 1, n)``, ``(..., k / 128, n)`` or ``(..., k / 128, n / 128)``; with as many
             numbers along k as `scale_a`.
-        scale_out: ``()``, float32, where the result is float8.
+        scale_out: ``()``, float32, if the result is float8.
         out: ``(..., m, n)``.
-        saved: An array of the shape and dtype of `aux`.
+        saved: An array with the shape and dtype of `aux`.
         sums: ``(..., n)``, or ``(..., m)`` for ``"sum_a"``.
         key: The key of its plan, once its shapes were checked.
     """
@@ -214,7 +214,7 @@ class FusedMatmulSpec(OperationSpec):
 
     def check_shapes(self, name: str) -> None:
         """See `OperationSpec.check_shapes`."""
-        # Each ask comes here, and layouts come again and again: to look closely takes as long as a launch.
+        # Each call checks its shapes, mostly of known layouts, and a full check takes as long as a launch.
         key = self.key = self.descriptor().plan_key(self)
         if key in _CHECKED:
             return
@@ -225,7 +225,7 @@ class FusedMatmulSpec(OperationSpec):
 
     @property
     def scale_kinds(self) -> tuple[ScaleKind, ScaleKind]:
-        """The kinds of the scales of a and of b."""
+        """The kinds of the scales for a and b."""
         m, n = self.a.shape[-2], self.b.shape[-1]
         of_a = () if self.scale_a is None else self.scale_a.shape[-2:]
         of_b = () if self.scale_b is None else self.scale_b.shape[-2:]
@@ -267,9 +267,10 @@ class FusedMatmulSpec(OperationSpec):
             self._check_whole(name)
 
     def _check_whole(self, name: str) -> None:
-        """Refuse what a result of whole numbers has not.
+        """Refuse features that an integer result lacks.
 
-        cuBLASLt makes what a gradient needs of rounded numbers, and gelu behind a bias came out wrong.
+        cuBLASLt makes the values for a gradient from rounded numbers, and gelu after a bias gave wrong
+        results.
         """
         out, epilogue, what = self.out.dtype, self.epilogue, ""
         if out is DType.int32 and (epilogue != "none" or self.bias is not None):
@@ -296,7 +297,7 @@ class FusedMatmulSpec(OperationSpec):
 
 
 def _scale_shapes(shape: Ints, *, is_turned: bool = False) -> list[Ints]:
-    """List the shapes of scales of an operand: of all, of rows, of parts of rows, of blocks."""
+    """List the allowed shapes of an operand's scales: one, for rows, for parts of rows, for blocks."""
     *stack, m, k = shape
     rows, along = -(-m // SCALED_BLOCK), -(-k // SCALED_BLOCK)
     pairs = ((m, 1), (m, along), (rows, along))
@@ -304,7 +305,7 @@ def _scale_shapes(shape: Ints, *, is_turned: bool = False) -> list[Ints]:
 
 
 def _scale_kind(shape: Ints, rows: int) -> ScaleKind:
-    """Tell the kind of scales by how many there are along rows and along k."""
+    """Return the kind of scales by their number along the rows and along k."""
     if not shape:
         return "one"
     if shape[0] != rows:

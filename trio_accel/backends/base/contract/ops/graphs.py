@@ -1,4 +1,4 @@
-"""Specifications of graphs: chains of operations that are launched as one, also on a condition."""
+"""Specifications of graphs: chains of operations that are launched as one, optionally on a condition."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["BranchSpec", "ChainSpec", "GraphNode", "GraphRecipe", "GraphSpec", "
 
 @specification
 class GraphSpec(OperationSpec):
-    """Run a chain of operations in their order, as a recipe says.
+    """Run the operations of a recipe in order.
 
     Attributes:
         recipe: The chain, by `GraphRecipe.encode`.
         is_idempotent: Whether its capture declares that it may run again.
-        read: Arrays that it reads alone.
+        read: Arrays that it only reads.
         updated: Arrays that it reads and changes.
-        written: Arrays that it overwrites, or that hold results in between.
+        written: Arrays that it overwrites, or that hold intermediate results.
     """
 
     recipe: bytes = exact()
@@ -44,12 +44,13 @@ class ChainSpec(OperationSpec):
 
     Attributes:
         recipe: The chain, by `GraphRecipe.encode`.
-        result: Position, offset and bytes of the array that goes to the host, without gaps; empty for none.
+        result: Position, offset and bytes of the array that is copied to the host, without gaps; empty for
+            none.
         given: Contents of host arrays: the first bytes of the last written array, before anything runs.
-        read: Arrays that it reads alone.
+        read: Arrays that it only reads.
         updated: Arrays that it reads and changes.
-        written: Arrays that it makes; the last one holds results in between.
-        words: Takes the result, as many words as it fills; None for none.
+        written: Arrays that it makes; the last one holds intermediate results.
+        words: Status words for the result, as many as it fills; None for none.
     """
 
     recipe: bytes = exact()
@@ -74,15 +75,15 @@ class ChainSpec(OperationSpec):
 
 @specification
 class BranchSpec(OperationSpec):
-    """Run one of the operations of a recipe, or none, as an array on the device says.
+    """Run one of the operations of a recipe, or none, selected by an array on the device.
 
     Attributes:
-        condition: One whole number or truth value. It is read once, before anything runs.
-        is_test: Whether operation 0 is run for a condition that is not zero, and operation 1 for zero. Else
-            the condition is the number of the operation. Without an operation of the number, none is run.
+        condition: One integer or truth value. It is read once, before anything runs.
+        is_test: Whether operation 0 is run for a nonzero condition, and operation 1 for zero. Otherwise the
+            condition is the number of the operation. If there is no operation with the number, none is run.
         recipe: The operations, by `GraphRecipe.encode`.
-        read: Arrays that they read alone.
-        updated: Arrays that they change, which stay as they are where nothing is run.
+        read: Arrays that they only read.
+        updated: Arrays that they change, and that keep their contents if nothing is run.
     """
 
     condition: ArraySpec = reads()
@@ -93,7 +94,7 @@ class BranchSpec(OperationSpec):
 
     @property
     def arrays(self) -> tuple[ArraySpec, ...]:
-        """All arrays, in the order in which the recipe numbers them; what it does not number comes last."""
+        """All arrays, in the order of their numbers in the recipe; arrays without a number come last."""
         return (*self.read, *self.updated, self.condition)
 
     def chosen(self, condition: int) -> int:
@@ -106,12 +107,12 @@ class LoopSpec(OperationSpec):
     """Run the operations of a recipe again and again, as long as an array on the device is not zero.
 
     Attributes:
-        condition: One whole number or truth value. It is read before each turn.
+        condition: One integer or truth value. It is read before each turn.
         limit: The most turns.
         recipe: The operations, by `GraphRecipe.encode`.
-        read: Arrays that they read alone.
+        read: Arrays that they only read.
         updated: Arrays that they change.
-        count: How many turns there were: one int64.
+        count: The number of turns: one int64.
     """
 
     condition: ArraySpec = reads()
@@ -123,7 +124,7 @@ class LoopSpec(OperationSpec):
 
     @property
     def arrays(self) -> tuple[ArraySpec, ...]:
-        """All arrays, in the order in which the recipe numbers them; what it does not number comes last."""
+        """All arrays, in the order of their numbers in the recipe; arrays without a number come last."""
         return (*self.read, *self.updated, self.condition, self.count)
 
 
@@ -154,13 +155,13 @@ class GraphRecipe:
         self.nodes: tuple[GraphNode, ...] = tuple(nodes)
 
     def encode(self) -> bytes:
-        """Make bytes of it, for a `GraphSpec` of this process or of one that trusts it."""
+        """Encode it, for a `GraphSpec` of this process or of a process that trusts this one."""
         return pickle.dumps(self.nodes, protocol=5)
 
     def bind(self, arrays: Sequence[ArraySpec]) -> tuple[OperationSpec, ...]:
         """Return the specifications of its nodes for the arrays of a graph.
 
-        They have no status words: an operation in flight must not share them with another one.
+        They have no status words, because operations in flight must not share them.
         """
         return tuple([_placed(node.spec, arrays) for node in self.nodes])
 

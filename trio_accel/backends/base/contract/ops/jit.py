@@ -125,7 +125,7 @@ class KernelDefinition:
     @staticmethod
     @functools.lru_cache(256)
     def decode(text: str) -> KernelDefinition:
-        """Decode a text of `encode`; the same object for a text that was decoded lately."""
+        """Decode a text of `encode`; return the same object for a recently decoded text."""
         plain = cast("dict[str, Any]", json.loads(text))
         for each in plain["parameters"]:
             each["dtype"] = DType(each["dtype"])
@@ -150,14 +150,14 @@ class KernelSpec(OperationSpec):
     """A launch of a kernel of the user's own. A grid with an extent of 0 runs nothing.
 
     Attributes:
-        definition: The kernel, as `KernelDefinition.encode` writes it.
+        definition: The kernel, encoded by `KernelDefinition.encode`.
         grid: Blocks along x, y and z.
         block: Threads of a block along x, y and z.
         shared: Bytes of dynamic shared memory for each block.
         read: Arrays that are read, in the order of the parameters.
         updated: Arrays that are changed in place, likewise.
         written: Arrays that are written, likewise.
-        scalars: Scalars, likewise: each aligned to its size, as a C structure has them.
+        scalars: Scalars, likewise: each aligned to its size, as in a C structure.
     """
 
     runs_code: ClassVar[bool] = True
@@ -222,20 +222,21 @@ RESULT_WORDS = 128
 
 @specification
 class ProgramCall(OperationSpec):
-    """A call of a method that returns nothing, or what was declared.
+    """A call of a method that returns nothing, or a declared result.
 
     Attributes:
-        method: Name of the method; empty for a function, and with `arguments` empty for no call at all.
+        method: Name of the method; empty for a function, and, if `arguments` is empty, for no call at all.
         arguments: Text of the tree of its arguments, a tuple and a dict. Its arrays are numbered through
-            `read`, then `updated`. Empty for no call: the program is there, and its arrays are complete.
-        packed: The ones that are long lists and the like, as `packed_of` writes them.
-        results: Text of the tree of `written`; empty where nothing was declared.
+            `read`, then `updated`. Empty for no call, which only shows that the program exists, and that its
+            arrays are complete.
+        packed: Arguments that are long lists and the like, written by `packed_of`.
+        results: Text of the tree of `written`; empty without a declared result.
         is_idempotent: Whether its method declares that it may run again.
         state: Arrays that the program was opened with, and the call does not change: one of each block.
         read: Arrays that the method reads.
-        updated: Arrays that it changes in place: arguments first, then those of `state` that it declares.
-        written: Arrays that are declared as its result.
-        asker: Its asker. No field that crosses: each process has one of its own.
+        updated: Arrays that it changes in place: arguments first, then the declared arrays of `state`.
+        written: Arrays for its declared result.
+        asker: Its caller. It is never sent, because each process has one of its own.
     """
 
     runs_code: ClassVar[bool] = True
@@ -257,19 +258,19 @@ class ProgramCall(OperationSpec):
         asker = self.asker
         if asker is None:
             return False
-        # When its asker has left, the ranks have given each other up, and what does not end is stuck.
+        # After its caller has left, the ranks no longer wait for each other, so an endless call is stuck.
         return asker.waits_for_others or (asker.waits_on_stream() and not asker.has_left)
 
 
 @specification
 class ProgramReturn(ProgramCall):
-    """A call of a method whose results are known when it has returned: they are kept until they are fetched.
+    """A call of a method with undeclared results, which are kept until they are fetched.
 
     If their arrays have the dtypes and shapes of `written`, they are copied there, and are not kept.
 
     Attributes:
         slot: Number under which they are kept, if there are any arrays, or `words` do not hold the text.
-        forget: Slots whose results are not wanted any more.
+        forget: Slots with results that are no longer needed.
         words: Description of the results; see `RESULT_WORDS`.
     """
 
@@ -312,11 +313,11 @@ class ProgramResult(OperationSpec):
 
 @specification
 class ProgramFetch(OperationSpec):
-    """Copies of the arrays of a kept result, which is forgotten then.
+    """Copies of the arrays of a kept result, which is then dropped.
 
     Attributes:
         slot: Its number.
-        written: Where they are copied to.
+        written: The arrays to copy to.
     """
 
     runs_code: ClassVar[bool] = True

@@ -30,7 +30,7 @@ class HostUse:
         self._is_over = array is None
 
     def begin(self) -> HostArray | None:
-        """Take the array to copy; None if that was withdrawn."""
+        """Take the array to copy; None if the copy was withdrawn."""
         try:
             return self._array.pop()
         except IndexError:
@@ -41,7 +41,7 @@ class HostUse:
         self._is_over = True
 
     def run(self, copy: Callable[[HostArray], object]) -> None:
-        """Copy from or to the array, unless that was withdrawn."""
+        """Copy from or to the array, unless the copy was withdrawn."""
         array = self.begin()
         if array is not None:
             try:
@@ -50,13 +50,13 @@ class HostUse:
                 self.end()
 
     def withdraw(self) -> bool:
-        """Do not copy, if that has not begun; returns whether the array is used no more."""
+        """Prevent a copy that has not begun; return whether the array is no longer in use."""
         if self.begin() is not None:
             self._is_over = True
         return self._is_over
 
     def make_private(self, most: int) -> bool:
-        """Copy from a private copy, if that has not begun; returns whether the array is used no more.
+        """Let a copy that has not begun use a private array; return whether the array is no longer in use.
 
         Args:
             most: Larger arrays, in bytes, are left as they are.
@@ -78,7 +78,7 @@ class HostUse:
 class _HostCopySpec(OperationSpec):
     """A copy from or to a host array."""
 
-    # Set when it is enqueued, by a backend that can tell. No field of the specification.
+    # Set when it is enqueued, if the backend knows its use. It is not a field of the specification.
     __slots__ = ("_use",)
     _use: HostUse | None
 
@@ -88,7 +88,7 @@ class _HostCopySpec(OperationSpec):
         return getattr(self, "_use", None)
 
     def note_use(self, use: HostUse | None) -> None:
-        """Say how the backend uses the host array from now on; None: the device itself does."""
+        """Note how the backend uses the host array from now on; None if the device itself uses it."""
         self._use = use
 
 
@@ -133,7 +133,7 @@ class CopySpec(OperationSpec):
 class FillSpec(OperationSpec):
     """Set every element to one value, which the dtype can hold.
 
-    A Python integer stays exact: an `int64` beyond 2**53 is no `complex`.
+    A Python integer stays exact: an `int64` above 2**53 does not fit into a `complex`.
     """
 
     value: int | float | complex | bool = number(NumberRole.ELEMENT, "out")
@@ -142,10 +142,10 @@ class FillSpec(OperationSpec):
 
 @specification
 class JoinSpec(OperationSpec):
-    """Copy arrays to places one behind another along an axis, converting the dtype where they differ.
+    """Copy arrays one after another along an axis, converting the dtype if they differ.
 
-    Along the other axes, each begins where its place does. Elements behind a source that is shorter there
-    are set to `pad`.
+    Along the other axes, each array begins where its place does. If a source is shorter there, the remaining
+    elements are set to `pad`.
     """
 
     axis: int = exact()
@@ -183,7 +183,7 @@ class JoinSpec(OperationSpec):
 
 
 def _check_host(name: str, spec: OperationSpec, host: HostArray, **arrays: ArraySpec) -> None:
-    """Require the shape and dtype of the host array of the other one."""
+    """Require that a host array has the shape and dtype of the other array."""
     [(field, array)] = arrays.items()
     if host.shape != array.shape:
         refuse_shapes(name, spec, f"{field} must have the shape {host.shape} of host", **arrays)

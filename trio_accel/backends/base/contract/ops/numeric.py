@@ -74,7 +74,7 @@ FFT_DTYPES: Mapping[FftKind, Mapping[DType, DType]] = {
 
 @specification
 class _Transform(OperationSpec):
-    """Fields that say which transform is made; see `FftSpec`."""
+    """Fields of a transform; see `FftSpec`."""
 
     kind: FftKind = exact()
     direction: FftDirection = exact()
@@ -87,19 +87,19 @@ class _Transform(OperationSpec):
 class FftSpec(_Transform):
     """A transform along one axis or several, batched over the others.
 
-    The last of `axes` is the one that is halved: complex kinds of several axes are transforms along
-    each of them, and of the real kinds only the last axis is real, the others being complex. So a
-    backend whose library has plans of up to three axes runs the axes in groups, one after the other:
-    r2c ends, and c2r begins, with plain complex transforms along the first ones.
+    The last of `axes` is the halved axis. Complex kinds of several axes are transforms along each of them. Of
+    the real kinds, only the last axis is real, and the others are complex. So a backend with a library for up
+    to three axes runs the axes in groups, one after the other: r2c ends, and c2r begins, with plain complex
+    transforms along the first ones.
 
     Attributes:
         kind: ``"c2c"``, ``"r2c"`` (half spectrum) or ``"c2r"``, in the vendors' terms.
-        direction: ``"forward"`` (exponent -) or ``"inverse"`` (exponent +). Where a library has the
-            real kinds in one direction only, the other is its conjugate.
-        lengths: Length of the transform along each of `axes`, at least 1: ``source`` is cut or padded
-            with zeros to it. Along a halved axis ``n // 2 + 1`` elements stand for n.
+        direction: ``"forward"`` (exponent -) or ``"inverse"`` (exponent +). If a library has the real kinds
+            in one direction only, the other direction is its conjugate.
+        lengths: Length of the transform along each of `axes`, at least 1: ``source`` is cut or padded with
+            zeros to it. Along a halved axis, ``n // 2 + 1`` elements represent n.
         axes: Axes of the transform: at least one, distinct, not negative.
-        norm: Which direction is scaled, as in `numpy.fft`.
+        norm: The scaled direction, as in `numpy.fft`.
     """
 
     source: ArraySpec = reads()
@@ -145,15 +145,15 @@ PHILOX_ROW = 1 << 16
 class PhiloxSpec(OperationSpec):
     """Numbers of a Philox-4x32-10 sequence (Salmon et al., SC 2011), in the order of cuRAND.
 
-    Four 32-bit words come from one counter. Counter ``c`` of the sequence has its first half at
-    ``row + c // 65536`` and its second half at ``c % 65536``; the key is the seed. In every four
-    float64 or int64 values, the first two come from one counter and the others from that of the next row.
+    Four 32-bit words come from one counter. Counter ``c`` of the sequence has the first half
+    ``row + c // 65536`` and the second half ``c % 65536``; the key is the seed. Of every four float64 or
+    int64 values, the first two come from one counter, and the others from the counter of the next row.
 
     Attributes:
         distribution: ``"bits"`` (uint32 words), ``"uniform"`` (over ``low`` to ``low + width``,
             from numbers above 0 up to 1), ``"normal"`` (mean ``low``, standard deviation ``width``,
             by Box and Muller), ``"exponential"`` (mean ``width``: minus the logarithms of uniform numbers),
-            ``"lognormal"`` (of normal numbers the exponentials) or ``"integers"`` (int64 from ``low`` on,
+            ``"lognormal"`` (the exponentials of normal numbers) or ``"integers"`` (int64 from ``low`` on,
             below ``low + width``, of at most 2**32: the upper half of the product with two words).
         place: The 64-bit key and the first row, which is even, packed by `PLACE`.
         low: Lower bound, or mean.
@@ -181,16 +181,16 @@ class ExpressionSpec(OperationSpec):
     """A program of arrays and numbers: of each element, with reductions along axes, or with stores.
 
     Attributes:
-        program: The steps and the arguments, as `encode_program` of `trio_accel.backends.base.expressions`
-            writes them.
-        axes: The axes of `arrays` that are reduced, in order.
+        program: The steps and the arguments, encoded by `encode_program` of
+            `trio_accel.backends.base.expressions`.
+        axes: The reduced axes of `arrays`, in order.
         arrays: Arrays that are read element by element, broadcast to one shape by strides of zero. With
-            reductions, and with stores, there is one at least.
-        loaded: Arrays that elements are loaded from, not broadcast; an array may be in both.
-        results: The results, in C order: of the shape of the arrays; or of the reduced shape, with or without
-            the reduced axes, where the result reads elements by reductions alone.
+            reductions, and with stores, there is at least one.
+        loaded: Arrays that elements are loaded from, not broadcast; an array may be in both fields.
+        results: The results, in C order. They have the shape of the arrays; or the reduced shape, with or
+            without the reduced axes, if the result reads elements only by reductions.
         stored: Arrays that elements are stored to. Values for one place come in any order. Their arguments
-            come behind those of `loaded`.
+            follow the arguments of `loaded`.
         scalars: Numbers, 16 bytes for each.
     """
 
@@ -204,7 +204,7 @@ class ExpressionSpec(OperationSpec):
 
     @property
     def shape(self) -> Ints:
-        """Shape of the arrays that are read element by element; without these, that of the results."""
+        """Shape of the element-wise arrays, or of the results without these."""
         return (self.arrays or self.results)[0].shape
 
 
@@ -214,15 +214,15 @@ class FusedFftSpec(_Transform):
 
     Attributes:
         kind: See `FftSpec` for this, `direction`, `lengths`, `axes` and `norm`.
-        dtype: Name of the dtype of what is transformed.
-        shape: Shape of that.
-        prolog: The program of each element, as of `ExpressionSpec`.
-        has_prolog: 0 where it is the only one of `arrays` unchanged, of the dtype of the transform.
+        dtype: Name with the dtype of the transform's source.
+        shape: Shape of the transform's source.
+        prolog: The program of each element, as in `ExpressionSpec`.
+        has_prolog: 0 if the source is the only one of `arrays` unchanged, with the dtype of the transform.
         arrays: Arrays that the prolog reads element by element, broadcast to `shape`.
         loaded: Arrays that it loads elements from.
         scalars: Its numbers.
-        epilog: The program of the result of the transform, which is the first array that it reads.
-        has_epilog: 0 where it is that unchanged.
+        epilog: The program of the transform's result, which is the first array that it reads.
+        has_epilog: 0 if the transform's result is the result.
         more_arrays: The other arrays that it reads, broadcast to the shape of the result.
         more_loaded: Arrays that it loads elements from.
         more_scalars: Its numbers.
@@ -246,8 +246,8 @@ class FusedFftSpec(_Transform):
         """Return the prolog, the transform and the epilog; arrays between them have blocks below 0.
 
         Args:
-            ahead: Whether the prolog is computed; else the transform reads the array itself.
-            behind: Whether the epilog is computed; else the transform writes the result itself.
+            ahead: Whether the prolog is computed; otherwise the transform reads the array itself.
+            behind: Whether the epilog is computed; otherwise the transform writes the result itself.
         """
         source = in_between(-1, DType(self.dtype), self.shape) if ahead else self.arrays[0]
         shape = transformed_shape(self.shape, self.axes, self.lengths, is_halved=self.kind == "r2c")
@@ -281,7 +281,7 @@ class FusedFftSpec(_Transform):
 
 
 def in_between(block: int, dtype: DType, shape: Ints) -> ArraySpec:
-    """Describe an array that is in no memory of its own, without gaps."""
+    """Describe an intermediate array without memory of its own, and without gaps."""
     return ArraySpec(block, 0, dtype, shape, contiguous_strides(shape, dtype.itemsize))
 
 
@@ -291,7 +291,7 @@ Reduce: TypeAlias = Literal["set", "add", "multiply", "min", "max"]
 
 @lru_cache
 def transformed_shape(shape: Ints, axes: Ints, lengths: Ints, *, is_halved: bool) -> Ints:
-    """Shape of a Fourier transform along axes that are there; `is_halved` is for the kind r2c."""
+    """Return the shape of a Fourier transform along valid axes; `is_halved` is for the kind r2c."""
     extents = list(shape)
     for axis, length in zip(axes, lengths, strict=True):
         extents[axis] = length

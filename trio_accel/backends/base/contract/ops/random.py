@@ -1,4 +1,4 @@
-"""Specifications of random numbers beside `PhiloxSpec`: linear sequences, rejection, and Sobol points."""
+"""Specifications of random numbers other than `PhiloxSpec`: linear sequences, rejection, Sobol points."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._spec import OperationSpec, specification
 __all__ = [
     "FIRST",
     "JUMP_WORDS",
-    "PLACE",
+    "PHILOX_START",
     "LinearSequence",
     "Rejection",
     "RejectionSpec",
@@ -22,7 +22,7 @@ __all__ = [
     "SobolSpec",
 ]
 
-PLACE = Struct("<QQ")
+PHILOX_START = Struct("<QQ")
 """Key and first row in a Philox sequence: a plan does not depend on them."""
 
 FIRST = Struct("<Q")
@@ -42,14 +42,14 @@ _GAMMA_DTYPES = (DType.float32, DType.float64)
 
 @specification
 class SequenceSpec(OperationSpec):
-    """Words of a linear sequence, which is cut into pieces of equal length that are drawn side by side.
+    """Words of a linear sequence, cut into pieces of equal length that are drawn in parallel.
 
     ``"mrg32k3a"`` (L'Ecuyer, Operations Research 47, 1999): words below 2**32 - 209. Its state is three
     numbers of each recurrence, the oldest first. ``"xorwow"`` (Marsaglia, Journal of Statistical Software 8,
     2003): its state is x, y, z, w, v and the counter d.
 
     Attributes:
-        sequence: Which one.
+        sequence: The name of the sequence.
         piece: Words of a piece.
         state: The state before the first word: 6 words.
         jumps: A matrix for each bit of a piece's number: row ``k`` jumps over ``piece * 2**k`` words.
@@ -79,9 +79,9 @@ class SequenceSpec(OperationSpec):
 class RejectionSpec(OperationSpec):
     """Numbers that are proposed until one is accepted, each from counters of its own in a Philox sequence.
 
-    Number ``c`` has the counters whose first half is ``row + c // 65536``, whose third word is ``c % 65536``,
-    and whose fourth word counts its blocks. `PhiloxSpec` uses those with 0 alone. So it takes as many as it
-    needs, and each number is the same wherever and beside whatever it is made.
+    Number ``c`` has these counters: the first half is ``row + c // 65536``, the third word is ``c % 65536``,
+    and the fourth word counts the number's blocks. `PhiloxSpec` only uses counters with 0 there. So each
+    number may take any number of blocks, and does not depend on the other numbers of the draw.
 
     Attributes:
         distribution: ``"gamma"`` (of the shape `a` and the scale 1; Marsaglia and Tsang 2000),
@@ -129,14 +129,13 @@ class RejectionSpec(OperationSpec):
 
 @specification
 class SobolSpec(OperationSpec):
-    """Points of a Sobol sequence, as whole numbers.
+    """Points of a Sobol sequence, as integers.
 
     Attributes:
         first: Number of the first point, of `FIRST`.
         directions: For each bit of a point's number one number of each dimension, of uint32.
-        shift: A number of each dimension, which all points are shifted by, of uint32.
-        out: A row for each point: the directions of the bits of its number and the shift, combined by
-            exclusive or.
+        shift: A number of each dimension, of uint32, which shifts all points.
+        out: A row for each point: exclusive or of the directions of its number's bits and the shift.
     """
 
     first: bytes = packed()

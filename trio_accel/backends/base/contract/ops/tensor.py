@@ -1,4 +1,4 @@
-"""Specifications of contractions of tensors."""
+"""Specification of tensor contractions."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class ContractionSpec(OperationSpec):
     All arrays have one dtype. `out` overlaps neither `a` nor `b`; it may be `c` itself.
 
     Attributes:
-        subscripts: Letters of the axes of `a`, `b` and the result: ``"ik,kj->ij"``. Each is in two of them at
-            least, and in none twice.
+        subscripts: Letters of the axes of `a`, `b` and the result: ``"ik,kj->ij"``. Each letter is in at
+            least two of them, and never twice in one.
         alpha: Factor of the sums.
-        beta: Factor of `c`; where it is 0, `c` is not read.
+        beta: Factor of `c`; if it is 0, `c` is not read.
         a: The left factor.
         b: The right factor.
-        c: What is added, of the shape of the result.
+        c: The array to add, with the shape of the result.
         out: The result.
     """
 
@@ -60,10 +60,10 @@ class ContractionSpec(OperationSpec):
 
 @lru_cache
 def contraction_terms(name: str, subscripts: str, a: Ints, b: Ints) -> tuple[str, str, str, Ints]:
-    """Read the subscripts of a contraction: the letters of both arrays and of the result, and its shape.
+    """Parse the subscripts of a contraction: the letters of both arrays and of the result, and its shape.
 
     Raises:
-        TypeError, ValueError: They are none, or do not fit the shapes.
+        TypeError, ValueError: The subscripts are not valid, or do not fit the shapes.
     """
     (left, right), output = parse_subscripts(name, subscripts, (a, b), _ARGUMENTS)
     for term in (left, right):

@@ -1,7 +1,7 @@
 """Tensor maps: how the Tensor Memory Accelerator (TMA) of a GPU reads and writes boxes of an array.
 
-Its rules are those of `cuTensorMapEncodeTiled` in the driver's manual. The driver says of each no more than
-"invalid value", so they are checked ahead of it (D192).
+Its rules are those of `cuTensorMapEncodeTiled` in the driver's manual. The driver reports each violation as
+"invalid value", so the rules are checked before the call (D192).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAP_BYTES = 128
 """Bytes of a tensor map, which the kernel gets by value."""
 
 _MOST_AXES, _MOST_BOX, _MOST_STEP = 5, 256, 8
-# The manual does not name this rule. A driver refuses such boxes, too, but not all.
+# The manual does not name this rule. A driver also refuses such boxes, but not all.
 _MOST_BYTES = 227 << 10
 # The numbers of these in the driver are their places here.
 _TYPES = "uint8", "uint16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64", "bfloat16"
@@ -31,7 +31,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "l2_promotion": (None, "64B", "128B", "256B"),
     "fill": ("zero", "nan"),
 }
-# Types that the driver does not have, and what their bits are copied as.
+# Types that the driver lacks, and the types that copy their bits.
 _COPIED = {
     **dict.fromkeys(("bool", "int8", "float8_e4m3fn", "float8_e5m2"), "uint8"),
     "int16": "uint16",
@@ -49,12 +49,12 @@ def _as_tuple(given: object) -> tuple[Any, ...]:
 class TensorMap:
     """How boxes of an array are copied to shared memory and back by the Tensor Memory Accelerator (TMA).
 
-    As the `layout` of a parameter (see `reads`), it makes that a ``CUtensorMap`` by value in place of a
-    pointer: ``const __grid_constant__ CUtensorMap x``. Its PTX instructions, such as
+    As the `layout` of a parameter (see `reads`), it makes the parameter a ``CUtensorMap`` by value instead of
+    a pointer: ``const __grid_constant__ CUtensorMap x``. Its PTX instructions, such as
     ``cp.async.bulk.tensor``, name boxes by the coordinates of their first elements. Axes are in the order of
     the array's shape here; the instructions take coordinates in the reverse order. The map has the array's
-    strides, which may have gaps but for the last axis. The coordinate along that axis is a multiple of 16
-    bytes, below zero too: an H100 ends the context at another one with "illegal instruction".
+    strides, which may have gaps except along the last axis. The coordinate along that axis must be a multiple
+    of 16 bytes, below zero also: otherwise an H100 ends the context with "illegal instruction".
 
     Elements of a box that lie outside of the array are `fill` when they are read, and are not written. bool,
     int8, int16, float8 and complex64, which the driver does not know, are copied as unsigned numbers.
@@ -65,13 +65,13 @@ class TensorMap:
         box: Elements of a box along each axis, 1 to 256; as many axes as the array has, 1 to 5.
         swizzle: Span in which shared memory is swizzled; None for none. A row of a box, in bytes, must fit.
         interleave: Layout of channels, ``"16B"`` or ``"32B"``, for 3 to 5 axes; None for none.
-        l2_promotion: Bytes that the L2 cache fetches at once; None for no more than are asked for.
+        l2_promotion: Bytes that the L2 cache fetches at once; None for only the requested bytes.
         fill: ``"zero"``, or ``"nan"``: of floating-point elements only.
         element_strides: Step between elements of a box along each axis, 1 to 8; by default 1. It counts
             elements of the array: a box of 64 with a step of 2 has 32.
 
     Raises:
-        ValueError: A rule is broken that does not depend on the array; the message names it.
+        ValueError: A rule is broken that does not depend on the array; the message names the rule.
     """
 
     box: tuple[int, ...] = attrs.field(converter=_as_tuple)
@@ -111,7 +111,7 @@ class TensorMap:
         """Return the driver's numbers: type of the elements, interleave, swizzle, L2 promotion, fill.
 
         Raises:
-            TypeError: The fill does not suit elements of the dtype, or the driver has no such type.
+            TypeError: The fill does not suit elements of the dtype, or the driver lacks such a type.
             ValueError: A row of the box has the wrong size.
         """
         kind, row = _COPIED.get(dtype.value, dtype.value), self.box[-1] * dtype.itemsize
@@ -126,7 +126,7 @@ class TensorMap:
                 f"a row of the box must be a multiple of 16 bytes{most} (boxDim[0]); box {self.box} of "
                 f"{dtype} has {row}"
             )
-        # The step along the last axis counts with interleaved channels alone.
+        # The step along the last axis counts only with interleaved channels.
         steps = list(self.element_strides or (1,) * len(self.box))
         steps[-1] = steps[-1] if self.interleave else 1
         loaded = [-(-each // step) for each, step in zip(self.box, steps, strict=True)]
@@ -170,6 +170,6 @@ class TensorMap:
             raise ValueError(f"{where}: {trouble}")
 
     def strides(self, array: ArraySpec) -> tuple[int, ...]:
-        """Return the strides of all axes but the last; that of an axis with one element is of no account."""
+        """Return the strides of all axes but the last; strides along a single element do not count."""
         given = zip(array.shape[:-1], array.strides[:-1], strict=True)
         return tuple(stride if extent > 1 else self.alignment for extent, stride in given)
