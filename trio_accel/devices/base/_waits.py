@@ -118,7 +118,7 @@ class Alarms:
         return key in self._alarms
 
     def set(self, key: Hashable, deadline: float, callback: Callable[[], None]) -> None:
-        """Call back at the deadline; each key can have one alarm."""
+        """Call back at the deadline; only one alarm per key."""
         is_next = all(deadline < other for other, _ in self._alarms.values())
         self._alarms[key] = (deadline, callback)
         if is_next:

@@ -195,8 +195,8 @@ class OutcomePolicy:
             trouble: The worker's report, unless the operation was launched and succeeded.
 
         Returns:
-            The existing blocks of the program's arrays, and the error of the operation. None if there was not
-            enough memory, but garbage may hold some: then the request has no outcome yet, and must be sent
+            The existing blocks of the program's arrays, and the error of the operation. None if memory was
+            short, but garbage may hold some: then the request does not have an outcome yet, and must be sent
             once more.
         """
         launch, device = request.launch, self._device
@@ -409,7 +409,7 @@ class OutcomePolicy:
         return True
 
     def _fail_in_flight(self, request: OperationRequest, cause: Exception, generation: int, why: str) -> None:
-        """Fail an operation that was in flight at a loss; `why` is not empty if it caused the loss."""
+        """Fail an operation in flight at a loss; `why` is not empty if it caused the loss."""
         self._policy.guilty[request.library] += bool(why) and not self.is_closing
         advice = request.launch.advice(is_kept=self._device.info.keeps_memory)
         error = lost(cause, IN_FLIGHT, advice, is_closing=self.is_closing, why=why)

@@ -256,7 +256,7 @@ class WorkerPool:
                 link.send(_orders.unchunk(number))
 
     async def close(self) -> None:
-        """End all remaining workers, and wait until they are gone."""
+        """End all remaining workers, and wait for their end."""
         # From here on no spare starts, while the others end.
         self._is_closed = True
         # All are killed before the first is awaited, so that together they take as long as the slowest.

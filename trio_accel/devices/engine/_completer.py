@@ -80,9 +80,8 @@ class CancelGrace:
 def _leave_hosts(launch: Launch) -> bool | None:
     """Detach an operation in flight from the program's host arrays, as far as possible.
 
-    A copy that has not begun is withdrawn if its target was made for it, and no other operation reads it.
-    Arrays that an operation changes in place are read by others: for them, a private copy replaces a small
-    host array.
+    An unstarted copy is withdrawn if its target was made for it, and no other operation reads it. Arrays that
+    an operation changes in place are read by others: for them, a private copy replaces a small host array.
 
     Returns:
         Whether the operation no longer uses any. False if that will be so soon, None if it may take as long

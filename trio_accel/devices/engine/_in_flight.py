@@ -124,7 +124,7 @@ class InFlight:
         """End its uses of blocks.
 
         Args:
-            unpin: Ends the use of a block that is missing or will be freed.
+            unpin: Ends the use of a block, because it is missing or will be freed.
         """
         for use in self.uses:
             if use.writer is self:

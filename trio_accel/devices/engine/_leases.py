@@ -171,7 +171,7 @@ class LaunchOrder:
 
     Attributes:
         has_turns: Whether they have turns.
-        is_clear: Whether nothing waits, so that an operation that is launched at once need not be entered.
+        is_clear: Whether nothing waits, so that an operation launched at once need not be entered.
     """
 
     __slots__ = ("_library", "_order", "_turns", "has_turns", "is_clear")

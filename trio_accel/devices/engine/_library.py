@@ -81,7 +81,7 @@ class LibraryActor(Actor):
 
     @classmethod
     def blocks_of(cls, argument: str) -> Ints:
-        """List the blocks that the library for an argument uses from its start, besides its operations."""
+        """List the blocks that the library for an argument uses from its start, apart from its operations."""
         return ()
 
     @classmethod

@@ -263,7 +263,7 @@ class LibrarySupervisor(Actor):
 
 
 async def _raise_end(supervisor: Ref[LibrarySupervisor]) -> None:
-    """Raise the error for a library actor that has ended for good.
+    """Raise the error for a permanently ended library actor.
 
     Raises:
         ActorFailedError: It has failed too often.
@@ -287,7 +287,7 @@ def blocks_of(path: str) -> Ints:
 
 
 def modules_of(path: str) -> Strs:
-    """List the modules that a library needs besides its own, if its actor's module is imported here."""
+    """List a library's required modules except its own, if its actor's module is imported here."""
     actor_class, argument = _imported(path), argument_of(path)
     return () if actor_class is None or argument is None else actor_class.modules_of(argument)
 
@@ -305,7 +305,7 @@ def _name_of(
     """Return the name of a library's actor in the tree.
 
     Actors of this package are named after their libraries, whatever was opened before. An actor of the
-    program is named by its import path, even if it launches with a library that has an actor here.
+    program is named by its import path, even if it launches with a library with an actor here.
     """
     package = __name__.partition(".")[0]
     name = actor_class.library if actor_class.__module__.partition(".")[0] == package else path

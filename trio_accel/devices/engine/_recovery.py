@@ -39,8 +39,8 @@ def recovery_policy(
 ) -> Policy:
     """Make the policy of a device, its context or a library, as a child and as a supervisor.
 
-    Options that are None get the default recovery policy: an actor that has made progress is not in a crash
-    loop, so its restart does not count, and is delayed by one second at most (D75).
+    Options of None get the default recovery policy: an actor that has made progress is not in a crash loop,
+    so its restart does not count, and is delayed by one second at most (D75).
 
     Args:
         options: The options of the device.
@@ -76,7 +76,7 @@ class Losses:
     _summed_up: float = attrs.field(default=float("-inf"), init=False)
 
     def restarted(self, event: ActorRestarted) -> None:
-        """Count a lost context, or one that could not be made. The next one follows after a delay."""
+        """Count a lost context, or a failed start of a context. The next one follows after a delay."""
         generation = self._availability.generation
         cause = "it ended by itself" if event.error is None else describe(event.error)
         level = logging.ERROR if event.is_paused else logging.WARNING

@@ -561,8 +561,8 @@ def step(function: Any = None, *, static: str | Sequence[str] = (), stream: str 
     refused. If a float is not an operand of ``+ - * /`` with arrays of float32 or float64, each of its values
     is a separate structure, and so is each value of a NumPy scalar.
 
-    Effects of the Python code, such as a print, happen only when it is traced. Host arrays that the function
-    uses besides its arguments are read at that time.
+    Effects of the Python code, such as a print, happen only when it is traced. Host arrays other than the
+    arguments are read at that time.
 
     Args:
         function: A plain function. It returns a call, or several in tuples, lists and dictionaries, and

@@ -41,7 +41,7 @@ class System(actors.System):
     """A tree of actors and devices. Made by `open_system`.
 
     Attributes:
-        opening: The paths of devices that are being opened.
+        opening: The paths of opening devices.
     """
 
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
@@ -109,7 +109,7 @@ class System(actors.System):
 
         Args:
             spec: The name of a backend or device, such as ``"cpu"`` or ``"cuda:1"``. None takes the name in
-                the environment variable ``TRIO_ACCEL_BACKEND``, or else the best device that can be opened.
+                the environment variable ``TRIO_ACCEL_BACKEND``, or else the best available device.
             options: The options with which it is opened and supervised.
             adopt: A device of this system that has failed for good (its requests raise `DeviceLostError`), on
                 the same hardware and with worker processes: the new device takes over its memory. Then all
@@ -404,7 +404,7 @@ def _free_path(system: System, group: DeviceGroup | None, info: DeviceInfo, give
     """Return a free path in the tree, with a number if necessary. Warn if the device is already open.
 
     Raises:
-        ValueError: The program has given a name that is taken.
+        ValueError: The program has given a name already in use.
     """
     parent = system.name if group is None else group.path
     # Other devices may be opening, and not in the tree yet.

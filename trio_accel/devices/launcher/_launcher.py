@@ -263,7 +263,7 @@ class Launcher:
     """The launcher of a system, shared by its devices. Made by `open_launcher`.
 
     Attributes:
-        preloads: Whether it preloads modules; not after a launcher process has died while doing so.
+        preloads: Whether it preloads modules; False after a launcher process has died while preloading.
         ahead: The modules that it imports in advance for programs.
         reasons: The reasons why workers were not forks, each once.
         ref: The reference of its actor, once open.
@@ -311,7 +311,7 @@ class Launcher:
         Args:
             modules: Their names, or `Preload` for trusted modules; they are found by the `sys.path` of this
                 program.
-            preload: Modules that are imported before them, as in `StartWorker`.
+            preload: Modules to import before them, as in `StartWorker`.
         """
         wanted = tuple(Preload(module) if isinstance(module, str) else module for module in modules)
         is_over = self.ahead.want(wanted, tuple(preload))

@@ -390,7 +390,7 @@ class Device(abc.ABC):
                 stream that they name, or the legacy default stream if they cannot name one.
             pinned: Whether you put `host` often. It must be a read-only NumPy array, and not a view of a
                 writable one, on every backend, because a copy of changing data would be out of date. For an
-                array that changes use `host_empty`, whose arrays are already pinned.
+                array that changes use `host_empty`, because its arrays are already pinned.
 
         Raises:
             TypeError: The dtype is not an element type of a device; or, with `pinned`, `host` is not a NumPy

@@ -4,8 +4,8 @@ A launch contains its name, the import path of its library, the specification, i
 make, staged copies, later copies, ids of the written blocks, existing arguments and their blocks, and the
 fault that hits it.
 
-A specification consists of the import path of its class and the values of its fields. A value that is not
-plain is encoded as a tuple that begins with one of the tags.
+A specification consists of the import path of its class and the values of its fields. Values of other than
+plain types are encoded as tuples, which begin with one of the tags.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def borrow(number: int, released: Ints, place: Address, size: int, stays: bool, 
     """Make memory of another device readable until `unlease`.
 
     The size is the chunk's, and `stays` is whether it stays mapped until `unchunk`. Its descriptor is
-    attached if the worker does not have it mapped.
+    attached unless the worker has mapped it.
     """
 
 

@@ -36,7 +36,7 @@ _SWITCH = 0.0005
 
 
 def main() -> None:
-    """Serve one device until the application ends the worker, or is gone."""
+    """Serve one device until the application ends the worker, or ends itself."""
     if os.environ.get("PYTHONFAULTHANDLER"):
         # D77: an isolated interpreter does not read this variable.
         faulthandler.enable()
