@@ -48,7 +48,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def named_options(cls: type[T]) -> type[T]:
-    """Make an attrs class name the wrong option when its construction fails.
+    """Make an attrs class check its options at construction, and name the wrong one.
 
     The error for an unknown option suggests the nearest known one. A NumPy scalar becomes a Python number. A
     field without its own validator or converter must have the type of its annotation.

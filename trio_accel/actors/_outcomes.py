@@ -277,7 +277,7 @@ class DeferredReply(Generic[ReplyT_contra]):
     and returns False. From another thread or Trio run these methods raise `RuntimeError`, and the reply stays
     open: use ``trio.from_thread.run_sync(reply.set, value)`` there, or ``token.run_sync_soon``.
 
-    When the caller is cancelled, Trio calls the `on_cancel` hook. With or without a hook, the caller
+    When the caller is cancelled, the runtime calls the `on_cancel` hook, if any. In either case the caller
     continues to wait for the reply.
     """
 
