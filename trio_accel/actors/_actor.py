@@ -339,8 +339,8 @@ class ActorContext(Spawner):
         requests are open.
 
         The timer ends with this incarnation, which withdraws an unserved message. Call this in `lifespan` to
-        repeat it after each restart. The message carries the caller's context variables. Timers for the same
-        moment have no defined order.
+        repeat it after each restart. The message carries the caller's context variables. The order of timers
+        for the same moment is undefined.
 
         Args:
             seconds: The delay; 0 means the next turn of the loop.

@@ -34,8 +34,8 @@ class NotExecutedError(Exception):
     This applies only to the one request. Earlier requests of the same caller may have been executed.
 
     Attributes:
-        may_go_elsewhere: Whether the request may succeed later or on another actor. False for mistakes, and
-            for limits that exist on purpose.
+        may_go_elsewhere: Whether the remedy is to repeat the request, later or elsewhere. False for mistakes,
+            and for limits that exist on purpose.
     """
 
     may_go_elsewhere: ClassVar[bool] = True
@@ -217,7 +217,7 @@ class StderrUnlessConfigured(logging.Handler):
 
     `logging` has the same for programs without any handler, but it also prints warnings. This package's
     warnings usually have another recipient, such as the caller of the request that crashed an actor.
-    `warn_untold` marks the exceptions, which are printed.
+    `warn_untold` marks the other warnings, which are printed.
     """
 
     def __init__(self) -> None:

@@ -163,7 +163,7 @@ class Incarnation:
         return bool(self.outcomes.deferred) or any(self._running.values()) or not cell.mailbox.is_empty
 
     def _serve_row(self, task: trio.lowlevel.Task) -> Envelope | None:
-        """Serve the current message and its successors without waiting; return the first that has to wait."""
+        """Serve the current message and its successors without waiting; return the first that must wait."""
         mailbox, handlers = self.cell.mailbox, self.cell.handlers
         while (envelope := self.current) is not None:
             attempt = handlers[type(envelope.message)].attempt

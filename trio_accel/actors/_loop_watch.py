@@ -7,9 +7,9 @@ and after some seconds it samples less often, because each wake-up takes up to 0
 loop to call back, and records the loop's current line at each sample until the callback runs.
 
 The thread needs the interpreter's lock for a sample. If the sample itself is late, a function has kept the
-lock, and so the loop. The thread gets the lock as soon as the function returns, so the sampled line is the
-line of the call. Without any sampled line, the processor time of the process shows whether it ran at all: on
-a busy machine it may wait for a second, which is not the fault of its code and not worth a warning.
+lock, and thereby held the loop. The thread gets the lock as soon as the function returns, so the sampled line
+is the line of the call. Without any sampled line, the processor time of the process shows whether it ran at
+all: on a busy machine it may wait for a second, which is not the fault of its code and not worth a warning.
 """
 
 from __future__ import annotations

@@ -393,6 +393,6 @@ def running_cells() -> list[Party]:
 
 
 def actor_path_of(task: trio.lowlevel.Task) -> str | None:
-    """Return the path of the actor of a task, or None if the task does not belong to an actor."""
+    """Return the path of a task's actor, or None if the task does not belong to an actor."""
     cell = cells.get(task)
     return None if cell is None else cell.path

@@ -48,7 +48,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def named_options(cls: type[T]) -> type[T]:
-    """Make an attrs class name the wrong option when its construction fails.
+    """Make an attrs class check its options at construction, and name the wrong one.
 
     The error for an unknown option suggests the nearest known one. A NumPy scalar becomes a Python number. A
     field without its own validator or converter must have the type of its annotation.
@@ -147,7 +147,7 @@ def arguments_of(
 ) -> Callable[[Callable[[], None]], FunctionT]:
     """Make an async function with the arguments of another function.
 
-    The decorated function provides the name and the docstring. It has no parameters and an empty body.
+    The decorated function provides the name and the docstring. Its parameter list and its body are empty.
 
     Args:
         other: The other function.

@@ -163,7 +163,7 @@ class Outcomes:
             if measured is None or self._meter is not observers.meter:
                 measured = self.measured(observers.meter, envelope.message)
             note_end(measured, queue_time, run_time, error, cancelled=cancelled)
-        # If only a meter was installed when the message started, the message has no number.
+        # If only a meter was installed when the message started, the message does not have a number.
         if observers.of_messages and hasattr(envelope, "number"):
             make = _end_event(error, is_cancelled=cancelled)
             self._emit(make, envelope, envelope.number, queue_time=queue_time, run_time=run_time)
@@ -277,7 +277,7 @@ class DeferredReply(Generic[ReplyT_contra]):
     and returns False. From another thread or Trio run these methods raise `RuntimeError`, and the reply stays
     open: use ``trio.from_thread.run_sync(reply.set, value)`` there, or ``token.run_sync_soon``.
 
-    When the caller is cancelled, Trio calls the `on_cancel` hook. With or without a hook, the caller
+    When the caller is cancelled, the runtime calls the `on_cancel` hook, if any. In either case the caller
     continues to wait for the reply.
     """
 
@@ -309,8 +309,8 @@ class DeferredReply(Generic[ReplyT_contra]):
     def look_last(self, look: Callable[[], None]) -> bool:
         """Have the caller check for the reply once: after one turn of the loop, before its task parks.
 
-        This saves a further turn of the loop if the reply takes at most one turn. Only some callers do it:
-        those with a request that an idle actor serves in the caller's own task.
+        This saves a further turn of the loop if the reply takes at most one turn. Only callers with a request
+        to an idle actor, served in the caller's own task, do it.
 
         Args:
             look: Called on the Trio thread, even if the reply has arrived. It may give the reply, and must

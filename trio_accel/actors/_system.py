@@ -358,7 +358,7 @@ class System(SystemState, Spawner):
         return self.observers.measure(meter)
 
     def alive(self) -> list[str]:
-        """List the paths of all actors still running or starting."""
+        """List the paths of all live actors."""
         return [cell.path for cell in running_cells() if cell.system is self]
 
 

@@ -1,1 +1,1 @@
-"""Base of the runtime of devices: events, order, availability, the error table."""
+"""The base of the device runtime: events, order, availability, the error table."""

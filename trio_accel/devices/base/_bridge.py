@@ -37,7 +37,7 @@ class LoopNotifier:
         try:
             self._token.run_sync_soon(self._run, idempotent=True)
         except trio.RunFinishedError:
-            # The Trio run is over: there is no loop to wake.
+            # The Trio run is over, so a loop to wake does not exist.
             return
 
     # The name by which a stream calls it: it is a `Waker` of the backends.
@@ -72,7 +72,7 @@ class BackgroundCalls:
         thread.start()
 
     def finish(self, seconds: float) -> None:
-        """Wait for all calls, so many seconds at most. Any thread."""
+        """Wait for all calls until the time limit. Any thread."""
         deadline = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
@@ -97,7 +97,7 @@ class CallThread:
         name: Name of the thread, for debuggers.
 
     Raises:
-        RuntimeError: The system has no thread left.
+        RuntimeError: The system has run out of threads.
     """
 
     __slots__ = ("_calls", "_name", "_token")

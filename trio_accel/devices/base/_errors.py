@@ -107,7 +107,7 @@ def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def locate(error: Exception, *, device: str, operation: str, generation: int) -> None:
-    """Add the place of an error, unless it already has it."""
+    """Add the place of an error, unless the error already contains it."""
     if isinstance(error, AccelError):
         error.device = error.device or device
         error.operation = error.operation or operation

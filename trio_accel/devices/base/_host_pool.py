@@ -223,7 +223,7 @@ class HostPool:
         return slab.number, first - slab.address
 
     def copy_of(self, array: HostArray) -> HostArray | None:
-        """Return the copy of an array that was passed to `keep`; None if there is none."""
+        """Return the copy of an array passed to `keep`; None if there is none."""
         # An entry ends with its array, before another object can get the same `id`.
         kept = self._copies.get(id(array))
         return None if kept is None else kept[1]
@@ -322,7 +322,7 @@ MAX_INLINE_BYTES = 64 << 10
 COPIES_AT_ONCE = 2
 """The number of concurrent copies that saturates the memory."""
 
-# The maximum bytes of one step of a copy, because cancelling it must take effect soon.
+# The maximum bytes of one copy step, because cancelling it must take effect soon.
 _CHUNK_BYTES = 8 << 20
 
 
@@ -469,7 +469,7 @@ class HostRegistrar(Registrations):
             self._pool.hold_back()
 
     def registration(self, slab: int) -> Arrival | None:
-        """Return the arrival of a slab's registration; None if that is over, or the device is lost."""
+        """Return the arrival of a slab's registration; None if it is over, or the device is lost."""
         registration = self._registrations.get(slab)
         return None if registration is None or registration.is_over else registration
 

@@ -71,7 +71,7 @@ class LibrariesInUse:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The import paths for this generation; those of the previous one, until there are any."""
+        """The import paths for this generation; until then, the previous generation's paths."""
         return tuple(self._now) or self._before
 
     def add(self, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Listeners whose connections take a bounded number of descriptors."""
+"""Listeners with a bounded number of descriptors for connections."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Lobby:
 
     Args:
         serve: Finds out who has connected, calls the function that it gets, and serves the stream. From then
-            on it closes the stream, too. Its error ends this connection alone.
+            on it also closes the stream. Its error ends only this connection.
         max_strangers: The number of strangers at a time.
         seconds: Seconds until a stranger is closed.
     """
@@ -45,7 +45,7 @@ class Lobby:
         self._strangers: dict[trio.SocketStream, trio.CancelScope] = {}
 
     async def run(self, listener: trio.SocketListener) -> None:
-        """Accept connections until this is cancelled, also while the process has no descriptors."""
+        """Accept connections until this is cancelled, also while the process lacks descriptors."""
         async with trio.open_nursery() as nursery:
             while True:
                 try:

@@ -198,7 +198,7 @@ class AdaptiveCompletion:
     """Polls the events for a short while, then asks the stream to notify.
 
     Short operations are detected without the cost of a callback and a wake-up, but each takes up to `budget`
-    of processor time. If that keeps failing, the time is reduced. A processor that has slept takes long to
+    of processor time. If that keeps failing, the time is reduced. After sleeping, a processor takes long to
     wake up, and has lost the next code from its cache. So if operations of a stream take about as long as the
     previous ones, they are polled again around the time when they are due. For successive operations of up to
     25 ms this means all the time, as in the driver's own waiting by default; other tasks run in between. This
@@ -298,32 +298,32 @@ class DeviceOptions:
             None takes the backend's default.
         completion: The way to learn of completions; None for the device's best way.
         streams: The assignment of streams to library actors.
-        spares: The number of workers that are ready to take over, with all memory mapped and the libraries in
-            use open. Each is a process with its own context, which takes memory of the device; 16 at most.
-            Inline there are no workers.
+        spares: The number of ready spare workers, with all memory mapped and the libraries in use open. Each
+            is a process with its own context, which takes memory of the device; 16 at most. Inline there are
+            no workers.
         in_flight: The maximum number of launches that a library has on its stream; further callers wait.
-        retry: The number of times that an operation in flight at the loss of the context runs again instead
-            of failing, if it changes no existing array. Inline, where memory is lost with the context, only
+        retry: The number of times that an operation in flight at a context's loss runs again instead of
+            failing, if it changes no existing array. Inline, where memory is lost with the context, only
             operations without array arguments can run again.
         retry_suspects: Whether `retry` also applies to the operation that has caused a fault of the device.
             If not, it fails at once, so that a bad request costs one loss and one error, its own. If several
-            operations may have caused the fault, they run again after the others, each alone, except the last
-            if all others succeed. Set it for spontaneous faults, so that this operation also runs again.
+            operations may have caused the fault, they run again after the others, one at a time, except the
+            last if all others succeed. Set it for spontaneous faults, so that this operation also runs again.
         intensity: The restarts that the device allows its context, and the context its libraries. None takes
-            the default recovery policy: 3 within 60 seconds, without those that follow progress. A context
+            the default recovery policy: 3 within 60 seconds, not counting restarts after progress. A context
             has made progress when it has completed a request without an error, and so has a library. A
-            context has also made progress when it was complete for a second: its arrays exist, and the
-            libraries and programs that were in use are open.
-            If you set an intensity, it counts every restart, unless its `counts_progress` is False.
+            context has also made progress when it was complete for a second, with all arrays, and with all
+            previously used libraries and programs open. If you set an intensity, it counts every restart,
+            unless its `counts_progress` is False.
         backoff: The delay before a context or library is started again. None takes the default recovery
             policy: after progress at once, and at most 1 second if losses closely follow one another; without
             progress the delays of `Backoff`. If you set a back-off, it applies to every restart.
-        on_failure: What follows when there were more losses than `intensity` allows. ``"end"``: nothing.
-            The device has ended, and its arrays can be adopted. ``"reopen"``: it is opened again, after 1, 2,
-            4 seconds and so on, 60 at most. Its references stay valid, and so do the arrays of workers. Until
-            it has a context, all requests raise `DeviceLostError` with `retry_after` at once. A context that
-            makes progress ends the series. `Intensity.pause` sets other delays. An inline device ends after a
-            fault of a GPU nevertheless, because this process gets no other context.
+        on_failure: The reaction to more losses than `intensity` allows. ``"end"``: the device ends, and its
+            arrays can be adopted. ``"reopen"``: it is opened again, after 1, 2, 4 seconds and so on, 60 at
+            most. Its references stay valid, and so do the arrays of workers. Until it has a context, all
+            requests raise `DeviceLostError` with `retry_after` at once. A context that makes progress ends
+            the series. `Intensity.pause` sets other delays. An inline device ends after a fault of a GPU
+            nevertheless, because this process cannot get another context.
         cancel_grace: The seconds that a cancelled call waits for its running operation. After that the call
             is cancelled, and the operation continues: its buffers stay reserved, and it counts as in flight,
             until it ends. The call waits longer only if the operation uses host memory of your program
@@ -416,7 +416,7 @@ class Preload:
 
     Attributes:
         module: Its name.
-        trusted: Whether workers may begin with it whatever its import leaves behind: threads, open files,
+        trusted: Whether workers may begin with it despite the leftovers of its import: threads, open files,
             handled signals. Set it if you know that a forked process can do without these, because otherwise
             a worker may hang or crash. A module that initialises a driver or cannot be imported is refused
             nevertheless.

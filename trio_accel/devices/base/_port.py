@@ -183,7 +183,7 @@ class PolledPort(WatchedPort):
     async def run(self) -> None:
         while True:
             await self.wait()
-            # The pause comes first, because a newly launched operation is not done yet.
+            # Pause first, because a newly launched operation is not done yet.
             await trio.sleep(self._interval)
             self.look()
 
@@ -193,7 +193,7 @@ _MOST_ESTIMATORS = 64
 _SHORT_WAIT_SECONDS = 40e-6
 # Seconds that a few turns of an otherwise idle loop take.
 _POLL = 25e-6
-# A poll is extended for an event that is due this close to its end, because it would miss the next turn.
+# A poll is extended for an event due this close to its end, because it would miss the next turn.
 _MISS = 12e-6
 # A polling task checks for cancellation once in this number of loop turns.
 _TURNS = 8
@@ -294,7 +294,7 @@ class AdaptivePort(WatchedPort):
             self._began = time.perf_counter()
             if await self._search(self._began + self._budget):
                 self._budget = min(2 * self._budget, self._most)
-                # Such an operation is as short as those that `poll` waits for.
+                # Such an operation is as short as the operations that `poll` waits for.
                 self.is_quick = self._may_be_quick and time.perf_counter() - self._began < _SHORT_WAIT_SECONDS
             elif self._events:
                 self._budget = max(self._budget / 2, self._MIN_SLEEP_SECONDS)
@@ -368,7 +368,7 @@ def _is_cancelled() -> bool:
 
 
 def _end_of_poll(now: float, due: float) -> float:
-    """Return the end of a poll for an operation that is due at `due`."""
+    """Return the end of a poll for an operation due at `due`."""
     end = now + _POLL
     return due + _MISS if abs(due - end) < _MISS else end
 

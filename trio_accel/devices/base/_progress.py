@@ -2,7 +2,7 @@
 
 Loading and saving weights, trainings, calls and streams of programs report to the listener of their task, and
 so does work of the program's own by `track_progress`. Tasks inherit the listener, because it is a context
-variable. Work that reports nothing has no event, so short calls show no bar.
+variable. Work without reports emits no event, so short calls show no bar.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _numbers = itertools.count(1)
 
 
 class ProgressReport(Protocol):
-    """Reports progress of one piece of work; see `track_progress`."""
+    """Reports the progress of one task; see `track_progress`."""
 
     def __call__(self, done: float, total: float | None = None, note: str = "") -> None:
         """Report the finished part, the whole if it is known by now, and a note."""
@@ -69,7 +69,7 @@ chosen_listener: Callable[[], ProgressListener | None] = _LISTENER.get
 
 @contextmanager
 def watch_progress(listener: ProgressListener) -> Generator[None, None, None]:
-    """Receive the progress of long work that begins in the body, and in tasks that are started there.
+    """Receive the progress of long work that begins in the body, and in tasks started there.
 
     An inner listener replaces an outer one. An error of the listener ends the work.
 
@@ -94,7 +94,7 @@ def watch_progress(listener: ProgressListener) -> Generator[None, None, None]:
 def track_progress(
     name: str, *, total: float | None = None, unit: str = ""
 ) -> Generator[ProgressReport, None, None]:
-    """Report the progress of work of your own, which the body does.
+    """Report the progress of your own work in the body.
 
     Args:
         name: The work, for people.
@@ -131,7 +131,7 @@ def _ignore(done: float, total: float | None = None, note: str = "") -> None:
 def show_progress() -> Generator[None, None, None]:
     """Show bars on the terminal, or in the notebook, for long work that begins in the body.
 
-    Of the work that is over, the last eight bars stay. In a notebook, Rich needs the package ipywidgets.
+    The last eight bars of finished work stay. In a notebook, Rich needs the package ipywidgets.
     """
     from rich.markup import escape
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn

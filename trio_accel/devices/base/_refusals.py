@@ -99,7 +99,7 @@ class OnDevice(Silenced):
         raise TypeError(text)
 
     def refuse_numpy(self, package: str, name: str) -> NoReturn:
-        """Refuse a NumPy function, and name the one that computes on the device; see `counterpart`."""
+        """Refuse a NumPy function, and name the function that computes on the device; see `counterpart`."""
         path = ".".join(filter(None, ("np", package, name)))
         self.refuse(f"{path} of {self.noun}: {counterpart(package, name, self.first)}")
 

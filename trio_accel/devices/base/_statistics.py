@@ -30,7 +30,7 @@ _SCHEDULED = 2
 
 
 def processor_time(pid: int) -> int:
-    """Return the nanoseconds for which the threads of a process have run; 0 if the system has no data."""
+    """Return the nanoseconds for which the threads of a process have run; 0 without data from the system."""
     try:
         return time.clock_gettime_ns((~pid << 3) | _SCHEDULED)
     except OSError:
@@ -82,7 +82,7 @@ class CacheStatistics:
     Attributes:
         found: The number of lookups that found an entry.
         made: The number of new entries.
-        evicted: The number of entries that were evicted.
+        evicted: The number of evicted entries.
     """
 
     found: int = 0
@@ -130,8 +130,8 @@ class LibraryStatistics:
     Attributes:
         plans: The plans of its operations: each launch with a plan has found or made it. On the CPU backend
             they are compiled expressions (D186); NumPy computes without plans.
-        workspace: The bytes that the library itself holds, besides the arrays. If several libraries share a
-            stream, its workspace counts for the last library that used it.
+        workspace: The bytes that the library itself holds, in addition to the arrays. If several libraries
+            share a stream, its workspace counts for the last library that used it.
     """
 
     plans: CacheStatistics = CacheStatistics()
@@ -140,7 +140,7 @@ class LibraryStatistics:
 
 @attrs.frozen(kw_only=True)
 class DeviceStatistics:
-    """Counts of one generation of a device; only its losses count all generations.
+    """Counts for one generation of a device; only its losses count all generations.
 
     Attributes:
         generation: The number of the generation.
@@ -150,16 +150,16 @@ class DeviceStatistics:
         in_flight: The number of operations that the backend has now.
         queues: The queues that have requests now, by the import path of the library (`Operation.library`).
         memory: The memory of the device's arrays.
-        losses: The number of contexts that the device has lost since it was opened.
+        losses: The number of the device's lost contexts since it was opened.
         libraries: The libraries that have made plans in this generation, or hold memory, by import path.
         kept: The retained plans, by their place. ``"application"`` has chains of calls over all generations.
             ``"link"`` has the launch templates of the worker process; the second operation of its kind makes
             one. ``"executor"`` has their bindings, and the bindings of chains and graphs, in the launching
             process.
         actors: The bytes of arrays by the path of the actor whose task made them. ``""`` is for all other
-            tasks, including tasks that a handler has started in a nursery.
+            tasks, including a handler's tasks in a nursery.
         process: The memory and processor time of the process that serves it, the worker or the program; None
-            if the system has no data.
+            without data from the system.
     """
 
     generation: int
@@ -225,8 +225,8 @@ class RecoveryCost:
     Its text is one line, such as ``restart 1.71 s: worker 0.12 s, import of encoder 1.55 s, ...``.
 
     Attributes:
-        context: The seconds from starting the last worker until its context was ready; without a worker,
-            those of the last context. None before the first context.
+        context: The seconds from starting the last worker until its context was ready; without a worker, of
+            the last context. None before the first context.
         programs: The shares of programs.
         spares: The number of spare workers, which have already done all of this for the next recovery.
         is_first: Whether the times are from the first start, which loads more than a recovery does.
@@ -315,7 +315,7 @@ class Recoveries:
         self._programs[library] = _Program(name, module)
 
     def forget(self, library: str) -> None:
-        """Forget a program that has closed or failed to open."""
+        """Forget a closed program, or one after a failed opening."""
         self._programs.pop(library, None)
 
     def made(self, library: str, seconds: float, imports: float) -> None:

@@ -157,7 +157,7 @@ def reach(spec: ArraySpec) -> tuple[int, int]:
 
 
 def seen(spec: ArraySpec, change: Callable[[HostArray], HostArray]) -> ArraySpec:
-    """Return the layout of a view that NumPy makes of an array of this layout without memory.
+    """Return the layout of a NumPy view of an array with this layout, without memory.
 
     Raises:
         AxisError: An integer does not fit NumPy's types, so it is a wrong value and a wrong index.

@@ -118,7 +118,7 @@ class Alarms:
         return key in self._alarms
 
     def set(self, key: Hashable, deadline: float, callback: Callable[[], None]) -> None:
-        """Call back at the deadline; each key can have one alarm."""
+        """Call back at the deadline; only one alarm per key."""
         is_next = all(deadline < other for other, _ in self._alarms.values())
         self._alarms[key] = (deadline, callback)
         if is_next:
@@ -256,7 +256,7 @@ class SubmissionOrder:
     __slots__ = ("_readers", "_writers")
 
     def __init__(self) -> None:
-        # The last turn that writes each block, and the turns that have read it since.
+        # The last turn that writes each block, and the later turns that read it.
         self._writers: dict[int, Turn] = {}
         self._readers: dict[int, dict[Turn, None]] = {}
 

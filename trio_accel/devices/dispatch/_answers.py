@@ -74,7 +74,7 @@ class AnswerHandler:
         self._handlers = _HANDLERS(self)
 
     def open(self, nursery: trio.Nursery) -> None:
-        """Begin; a task of the nursery requests chunks whose descriptors were lost."""
+        """Begin; a task of the nursery requests chunks with lost descriptors."""
         self._nursery = nursery
 
     def handle(self, link: WorkerLink, received: list[Received]) -> None:

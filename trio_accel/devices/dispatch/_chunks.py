@@ -331,7 +331,7 @@ class LeftMemory:
     """Chunks, and the program's arrays in them, after their device has ended.
 
     The memory exists until another device of the system adopts it, or the system ends. A chunk is freed
-    earlier if the program has no array in it any longer.
+    earlier if the program has dropped its last array in it.
 
     Attributes:
         chunks: The memory.

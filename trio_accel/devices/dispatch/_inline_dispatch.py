@@ -91,7 +91,7 @@ class Travel:
             spec=self._through(launch.spec, arrivals),
             staged=tuple([self._through(staged, arrivals) for staged in launch.staged]),
             arrivals=arrivals,
-            # The device uses regions of the pool instead of these.
+            # The device uses regions in the pool instead.
             keep=tuple([item for item in launch.keep if not any(item is host for host in self._replaced)]),
         )
 
@@ -183,7 +183,7 @@ class InlineCopies:
         self._registrar = registrar
 
     def start(self, launch: Launch) -> Travel | None:
-        """Start the transit of a launch's host arrays; return None if it has none.
+        """Start the transit of a launch's host arrays; return None without any.
 
         Raises:
             OutOfMemoryError: The host does not have enough memory.
@@ -201,7 +201,7 @@ class InlineCopies:
         return self._registrar.registration(place[0]) is None
 
     def await_slab(self, slab: int, arrivals: list[Arrival]) -> None:
-        """Add the arrival of a slab's registration, unless that is over."""
+        """Add the arrival of a slab's registration, unless it has finished."""
         registration = self._registrar.registration(slab)
         if registration is not None:
             arrivals.append(registration)
@@ -234,7 +234,7 @@ class InlineDispatch:
         self._in_use = LibrariesInUse()
         self._policy = LossPolicy(device.options)
         self.session: Session | None = None
-        # No memory outlives a context, so there are no descriptors, and each context opens the device.
+        # A context's memory ends with it, so descriptors are not needed, and each context opens the device.
         self.descriptors: Ints = ()
         self.opened: AccelDevice | None = None
         # The owner's attributes, which the context reads.
@@ -252,7 +252,7 @@ class InlineDispatch:
 
     @property
     def next_generation(self) -> int:
-        """The number of the context that is being opened."""
+        """The number of the opening context."""
         return self._device.generation + 1
 
     @property
@@ -292,7 +292,7 @@ class InlineDispatch:
         )
 
     def place(self, path: str) -> InPlace | None:
-        """Return the object that computes chains in their callers' tasks; None if that is impossible.
+        """Return the object that computes chains in their callers' tasks; None if impossible.
 
         Args:
             path: The import path of the actor of chains.
@@ -332,7 +332,7 @@ class InlineDispatch:
         blocks.valid_since = session.generation
         blocks.release = session.engine.release_all
         for one in self.borrowed:
-            # If the memory of a borrowed array is gone, the array is lost here as well.
+            # If the memory of a borrowed array was freed, the array is lost here as well.
             with suppress(AccelError):
                 one.begin(session)
         self._device.availability.begin(session.generation)
@@ -364,7 +364,7 @@ class InlineDispatch:
         recording = admit(self._device, operation, "ask", _unknown)
         if recording is not None:
             return await recording.ask(self._device, operation)
-        # An operation that is done when it is cancelled still returns. Without this check, a loop of such
+        # An operation done before its cancellation still returns. Without this check, a loop of such
         # operations would never end.
         await trio.lowlevel.checkpoint_if_cancelled()
         losses = 0
@@ -499,7 +499,7 @@ class InlineDispatch:
 
     @property
     def unfinished(self) -> int:
-        """The number of submitted operations that are not done."""
+        """The number of unfinished operations."""
         queues = () if self.session is None else self.session.engine.queues().values()
         return self.pending + sum(queue.waiting + queue.in_flight for queue in queues)
 

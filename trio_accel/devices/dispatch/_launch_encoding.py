@@ -127,7 +127,7 @@ class TemplateTable:
         for block, nbytes in launch.allocations:
             key.append(nbytes)
             blocks.append(block)
-        # A separator, so that blocks of one kind are not mistaken for those of the next.
+        # A separator, so that blocks of one kind are not mistaken for blocks of the next.
         key.append("outputs")
         for output in launch.outputs:
             blocks.append(output.id)

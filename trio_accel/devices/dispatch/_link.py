@@ -30,9 +30,8 @@ _REPORT = 0.05
 # The messages that a worker answers, and its answers to them.
 _ASKS = frozenset(kind.name for kind in (_orders.request, _orders.replay, _orders.lease, _orders.call))
 _ANSWERS = frozenset(kind.name for kind in (_answers.done, _answers.granted, _answers.result))
-# A count of checks without a heartbeat, and not of seconds. Otherwise a program that was stopped, by a
-# debugger or by suspending a laptop, would find at its first check that a healthy worker was silent for an
-# hour.
+# A count of checks without a heartbeat, and not of seconds. Otherwise a stopped program, in a debugger or on
+# a suspended laptop, would find at its first check that a healthy worker was silent for an hour.
 _BEATS = 10
 _LONGEST_TICK = 0.1
 # The worker's own engine detects a stuck operation first, if its loop runs.
@@ -181,8 +180,8 @@ class WorkerLink:
                     # Each path ends the process, because the next worker takes over its memory (D4).
                     self.process.kill()
                     self._end(await self.process.wait())
-                    # The end is reported again, in case that was skipped above. It precedes `_bury`, because
-                    # the owner of the requests reads the shared words.
+                    # The end is reported again, in case the first report was skipped. It precedes `_bury`,
+                    # because the owner of the requests reads the shared words.
                     on_end(self)
                     self._bury()
             finally:
@@ -249,7 +248,7 @@ class WorkerLink:
         for _ in range(_START):
             if not self.is_ready and self.how is None:
                 with trio.move_on_after(1.0), suppress(Exception):
-                    # If it ends before, it has no heartbeat to watch.
+                    # If it ends before, it does not have a heartbeat to watch.
                     await self.wait(lambda: self.is_ready)
         if not self.is_ready:
             self.condemn(f"was not ready after {_START} s and was killed")

@@ -47,7 +47,7 @@ class Loan(abc.ABC):
         """Make its memory readable on a device of this process, as the block with this id.
 
         Returns:
-            The id of the chunk that was mapped; None if the memory is the device's own.
+            The id of the mapped chunk; None if the memory is the device's own.
 
         Raises:
             AccelError, OSError, ValueError: The array no longer exists, or cannot be mapped.
@@ -66,7 +66,7 @@ class Loan(abc.ABC):
 
 @attrs.define(eq=False)
 class InlineLoan(Loan):
-    """An array of a device of this process, held for other devices."""
+    """An array on one of this process's devices, held for other devices."""
 
     _session: Session
     _held: Held

@@ -54,7 +54,7 @@ class CopyService:
         self._nursery = nursery
 
     def stage(self, request: OperationRequest, filled: Callable[[HostCopy], None]) -> None:
-        """Fill the regions of a sent request, unless that has already begun.
+        """Fill the regions of a sent request, unless the filling has already begun.
 
         Args:
             request: The request.
@@ -195,8 +195,8 @@ class OutcomePolicy:
             trouble: The worker's report, unless the operation was launched and succeeded.
 
         Returns:
-            The existing blocks of the program's arrays, and the error of the operation. None if there was not
-            enough memory, but garbage may hold some: then the request has no outcome yet, and must be sent
+            The existing blocks of the program's arrays, and the error of the operation. None if memory was
+            short, but garbage may hold some: then the request does not have an outcome yet, and must be sent
             once more.
         """
         launch, device = request.launch, self._device
@@ -217,9 +217,9 @@ class OutcomePolicy:
         generation = device.availability.generation
         made: list[int] = []
         for block in launch.keep:
-            # The arrays of a caller that has left are already released.
+            # A departed caller's arrays are already released.
             if isinstance(block, Block) and not block.is_released:
-                # It may have been planned while the device had no context.
+                # It may have been planned while the device lacked a context.
                 block.generation = generation
                 made.append(block.id)
         if invalid or request.failure is not None:
@@ -228,7 +228,7 @@ class OutcomePolicy:
         launch.heal(error)
         if is_launched and device.hooks:
             notify(device.hooks, launch, *_PHASES)
-        # The outcome comes last, because its callback may use the arrays at once.
+        # Deliver the outcome last, because its callback may use the arrays at once.
         request.finish(error)
         return [address for address in addresses if address[0] in made] if addresses else (), error
 
@@ -376,7 +376,7 @@ class OutcomePolicy:
     def without_lost(
         self, requests: Iterable[RemoteRequest], lost_blocks: Collection[int]
     ) -> Iterable[RemoteRequest]:
-        """Refuse requests of arrays that were lost with a worker; yield the others."""
+        """Refuse requests of arrays lost with a worker; yield the others."""
         generation = self._device.generation
         for request in requests:
             if request.is_apart_from(lost_blocks):
@@ -409,7 +409,7 @@ class OutcomePolicy:
         return True
 
     def _fail_in_flight(self, request: OperationRequest, cause: Exception, generation: int, why: str) -> None:
-        """Fail an operation that was in flight at a loss; `why` is not empty if it caused the loss."""
+        """Fail an operation in flight at a loss; `why` is not empty if it caused the loss."""
         self._policy.guilty[request.library] += bool(why) and not self.is_closing
         advice = request.launch.advice(is_kept=self._device.info.keeps_memory)
         error = lost(cause, IN_FLIGHT, advice, is_closing=self.is_closing, why=why)
@@ -421,7 +421,7 @@ class OutcomePolicy:
         launch = request.launch
         launch.spoil(error)
         notify(self._device.hooks, launch, *_PHASES)
-        # Copies that have not begun never run; the outcome waits for running copies.
+        # Copies not yet begun never run; the outcome waits for running copies.
         self._copies.cancel(request)
         request.finish(error)
 

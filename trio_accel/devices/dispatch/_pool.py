@@ -170,20 +170,20 @@ class WorkerPool:
             ContextLostError: It was not ready in time.
             LauncherError: It could not be started.
         """
-        # Spares that are known to be dead do not count.
+        # Known dead spares do not count.
         self._spares = [spare for spare in self._spares if spare.how is None]
         if self._spares:
             self._failures = 0
             link = self._spares.pop(0)
         else:
             if self._is_exclusive:
-                # An exclusive device accepts only one process, so even a silent worker must be gone before
+                # An exclusive device accepts only one process, so even a silent worker must have ended before
                 # the next starts.
                 await self._wait_gone(None)
             try:
                 link = await self._start_when_possible()
             except BaseException:
-                # D99: a library that is opened in advance may be the cause.
+                # D99: a library opened in advance may be the cause.
                 self.in_use.clear()
                 raise
         try:
@@ -256,7 +256,7 @@ class WorkerPool:
                 link.send(_orders.unchunk(number))
 
     async def close(self) -> None:
-        """End all remaining workers, and wait until they are gone."""
+        """End all remaining workers, and wait for their end."""
         # From here on no spare starts, while the others end.
         self._is_closed = True
         # All are killed before the first is awaited, so that together they take as long as the slowest.
@@ -269,7 +269,7 @@ class WorkerPool:
     @enable_ki_protection
     async def _refill(self) -> None:
         try:
-            # The worker that has just taken over gets the processors for a moment.
+            # The newly active worker gets the processors for a moment.
             await trio.sleep(_LEAST_PAUSE)
             while self._wants_spare():
                 if self._failures:
@@ -331,7 +331,7 @@ class WorkerPool:
             stuck_after=self._options.stuck_after,
             window=self._window,
         )
-        # The link counts before it is ready, so that it gets memory that is made meanwhile.
+        # The link counts before it is ready, so that it gets memory made meanwhile.
         self._links.add(link)
         self._nursery.start_soon(link.run, self._handle, self._on_end, self._gone)
         in_use = self.in_use.paths

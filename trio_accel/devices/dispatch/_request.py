@@ -70,7 +70,8 @@ class RemoteRequest(Waiter):
         copies: The number of current users of its host arrays: running copies, and a lost worker until its
             death.
         failure: The reason why a copy failed.
-        is_suspect: Whether it may have caused a fault of the device, so that it runs alone (D136).
+        is_suspect: Whether it may have caused a fault of the device, so that it runs without other requests
+            (D136).
         rank: Its position among the suspects: the likeliest come last.
         edges: All possible steps in each stage, and the next stage.
     """
@@ -182,7 +183,7 @@ class RemoteRequest(Waiter):
         self._go_on()
 
     def copy_over(self) -> None:
-        """Record the end of one use of its arrays."""
+        """Record that one use of its arrays has ended."""
         self.copies -= 1
         self._go_on()
 
@@ -192,7 +193,7 @@ class RemoteRequest(Waiter):
         if self.copies or stage in ("queued", "sent"):
             return
         if stage != "left":
-            # This comes first, because every callee must find the request ended.
+            # Do this first, because every callee must find the request ended.
             self.move("complete")
             self._let_go()
         if stage == "copying":
@@ -221,7 +222,7 @@ class HostCopy:
         is_upload: Whether the array is read.
         region: The region to copy to or from. None for the device's own memory: then the worker sends the
             address when its stream gets there.
-        transfer: The number of a region that is not filled yet; the same for every worker.
+        transfer: The number of an unfilled region; the same for every worker.
         stage: The stage of the copy.
     """
 
@@ -390,7 +391,7 @@ class Suspicion:
     Attributes:
         cause: The loss of the context.
         generation: The lost generation of the device.
-        left: The numbers of the suspects that have not run without a fault since.
+        left: The numbers of the suspects without a faultless run since.
     """
 
     cause: Exception
@@ -559,7 +560,7 @@ class BorrowRequest(LeaseRequest):
         self.chunk: Chunk = place.chunk
 
     def send(self, worker: WorkerLink, released: Ints) -> None:
-        """Send it to a worker, with the descriptor of the chunk unless the worker has it mapped.
+        """Send it to a worker, with the chunk's descriptor unless the worker has mapped it.
 
         Raises:
             OutOfMemoryError: There are too many open files.

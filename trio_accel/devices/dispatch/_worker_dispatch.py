@@ -151,7 +151,7 @@ class Generations:
             # It may have reported that before it served.
             self.answers.on_prepared()
         self._open_requests()
-        # D62: this comes last, because waiting requests take precedence over the next spare.
+        # D62: do this last, because waiting requests take precedence over the next spare.
         self._pool.refill()
 
     def _progress(self, context: ActorContext) -> None:
@@ -178,7 +178,7 @@ class Generations:
 
     async def _close(self, link: WorkerLink) -> None:
         """End a worker in order: refuse waiting requests, and let it finish its own within the grace."""
-        # The flag is set first, so that a request that is lost during the end does not run again.
+        # The flag is set first, so that a request lost during the end does not run again.
         self._outcomes.is_closing = True
         for request in self._requests.take_waiting():
             self._outcomes.refuse(request, self._outcomes.closed())
@@ -219,7 +219,7 @@ class Generations:
         self._calls.lose()
 
     def _ended(self, link: WorkerLink) -> None:
-        """Lose the context of a worker that has ended on its own, or was killed."""
+        """Lose the context of a worker that has ended on its own or by a signal."""
         self._lose(link, died(link.how or "ended", self._device.name))
 
     def _lose(self, link: WorkerLink, error: Exception) -> None:
@@ -246,8 +246,8 @@ class Generations:
             if isinstance(request, OperationRequest):
                 # Its outputs may have been made again, or not at all.
                 self._chunks.forget_addresses(request.launch.allocations)
-        # D59: requests that had not begun return to their old positions in the queue, before the actor's
-        # crash starts the next generation.
+        # D59: requests not yet begun return to their old positions in the queue, before the actor's crash
+        # starts the next generation.
         lost_blocks: frozenset[int] = frozenset()
         if not self._device.info.keeps_memory:
             lost_blocks = frozenset(self._chunks.blocks)
@@ -277,7 +277,8 @@ class Generations:
 
     @enable_ki_protection
     async def _wait_until_gone(self, link: WorkerLink, written: list[OperationRequest]) -> None:
-        # There is no deadline: the worker is being killed, and may write to these arrays until it is dead.
+        # Wait without a deadline, because the worker is being killed, but may write to these arrays until it
+        # is dead.
         with trio.CancelScope(shield=True):
             await link.wait_gone()
         for request in written:
@@ -458,8 +459,8 @@ class WorkerDispatch:
         recording = admit(self._device, operation, "ask", _unknown)
         if recording is not None:
             return await recording.ask(self._device, operation)
-        # A request that is done when it is cancelled still returns. Without this check, a loop of such
-        # requests would never end.
+        # A request done before its cancellation still returns. Without this check, a loop of such requests
+        # would never end.
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_shut:
             raise await self._device.lost()
@@ -543,7 +544,7 @@ class WorkerDispatch:
         if self._requests.withdraw(request):
             if not request.copies:
                 return True
-            # A lost worker had it, or its host array is being copied for the next worker.
+            # A lost worker had received it, or its host array is being copied for the next worker.
             self._copies.unwind(request)
             return False
         link = self._sender.link
@@ -569,7 +570,7 @@ class WorkerDispatch:
             # D72: the device itself uses memory of the program, so the caller must wait.
             return
         if not (request.makes_all_it_writes or request.hosts.is_copied):
-            # Otherwise the array that it changes would have no valid result.
+            # Otherwise the array that it changes would lack a valid result.
             self._leave_in(request, _COPYING)
             return
         link = self._sender.link
@@ -594,7 +595,7 @@ class WorkerDispatch:
 
     async def synchronize(self) -> None:
         """See `Device.synchronize`."""
-        # The second call releases arrays that are dropped while the first one waits.
+        # The second call releases arrays dropped while the first one waits.
         for _ in range(2):
             self._device.blocks.drain()
             await self._calls.ask("synchronize")

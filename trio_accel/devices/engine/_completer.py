@@ -80,9 +80,8 @@ class CancelGrace:
 def _leave_hosts(launch: Launch) -> bool | None:
     """Detach an operation in flight from the program's host arrays, as far as possible.
 
-    A copy that has not begun is withdrawn if its target was made for it, and no other operation reads it.
-    Arrays that an operation changes in place are read by others: for them, a private copy replaces a small
-    host array.
+    An unstarted copy is withdrawn if its target was made for it, and no other operation reads it. Arrays that
+    an operation changes in place are read by others: for them, a private copy replaces a small host array.
 
     Returns:
         Whether the operation no longer uses any. False if that will be so soon, None if it may take as long
@@ -90,7 +89,7 @@ def _leave_hosts(launch: Launch) -> bool | None:
     """
     is_seen = not launch.writes <= launch.made
     if launch.staged and not is_seen:
-        # This comes first, because a kernel, perhaps code of the program, must not see missing data.
+        # Do this first, because a kernel, perhaps code of the program, must not see missing data.
         launch.spec.is_withdrawn = True
     copies = [
         spec for spec in (launch.spec, *launch.staged) if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))
@@ -124,8 +123,8 @@ _GRACE: ContextVar[float] = ContextVar("trio_accel.cancel_grace")
 def cancel_grace(seconds: float) -> Generator[None]:
     """Choose how long a cancelled caller waits, for the operations in the body.
 
-    It takes precedence over ``DeviceOptions(cancel_grace=...)`` on every device. Tasks that are started in
-    the body inherit it. It is read only when a caller is cancelled.
+    It takes precedence over ``DeviceOptions(cancel_grace=...)`` on every device. Tasks started in the body
+    inherit it. It is read only when a caller is cancelled.
 
     >>> import trio_accel
     >>> with trio_accel.cancel_grace(5.0):
@@ -231,7 +230,7 @@ class Completer:
                 self._reap(queue)
 
     def reap_ended(self) -> None:
-        """Reply to operations that had succeeded when the context was lost."""
+        """Reply to operations that succeeded before the context was lost."""
         for queue in tuple(self.queues.all):
             operations, load = queue.operations, queue.load
             while operations and operations[0].event.is_done and operations[0].event.error is None:

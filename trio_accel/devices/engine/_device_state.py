@@ -39,7 +39,7 @@ class DeviceState:
     Attributes:
         name: The name of the hardware.
         availability: Its present context, if any.
-        faults: The faults that are injected into its operations.
+        faults: The faults to inject into its operations.
         losses: Counts its lost contexts.
         recoveries: The measured durations of recoveries.
         hooks: Observers of every step of its operations.
@@ -47,10 +47,9 @@ class DeviceState:
         on_hooks: Called when `hooks` change.
         on_rest: Called when the device pauses after too many losses.
         window: Limits the submitted operations.
-        host_pool: The host memory that it transfers from and to on its own; None if it has no memory of its
-            own.
-        memory_failure: The hardware's report on its memory, if that is defective.
-        leases: The number of arrays that the program holds by `lease`, if they outlive the context.
+        host_pool: The host memory for its own transfers; None without its own memory.
+        memory_failure: The hardware's report on defective memory, if any.
+        leases: The number of the program's leased arrays that outlive the context.
         token: The token of its Trio run.
         actor: Its actor, once started.
         is_given_up: Whether it has ended on its own.

@@ -87,11 +87,11 @@ class KernelLibraries:
             raise opening.error
 
     async def drop(self, name: str) -> None:
-        """Close an untaken library that was opened in advance."""
+        """Close an untaken library opened in advance."""
         await self._end(self._openings.pop(name, []))
 
     def discard(self, name: str) -> None:
-        """Withdraw a library that was opened in advance, and close it soon."""
+        """Withdraw a library opened in advance, and close it soon."""
         self._nursery.start_soon(self._end, self._openings.pop(name, []))
 
     @enable_ki_protection
@@ -323,7 +323,7 @@ class Engine(ContextState):
     def give_up(self, cause: Exception | None, why: str) -> None:
         """End everything in flight, because the context's actor has failed or will fail."""
         self._close_grace = min(self._close_grace, _GRACE_OF_A_LOST_CONTEXT)
-        # D136: only operations that are still in flight can be the cause.
+        # D136: only operations still in flight can be the cause.
         self.completer.reap_ended()
         self.fail_all(cause)
         # D129: loops of graphs on the device must end, because otherwise the streams never do.
@@ -331,7 +331,7 @@ class Engine(ContextState):
 
     def fail_all(self, cause: BaseException | None) -> None:
         """Fail everything in flight, because the context is lost."""
-        # This comes first, because code that the replies call back must not launch on a lost context.
+        # Do this first, because code that the replies call back must not launch on a lost context.
         self.is_lost = True
         self.alarms.clear()
         self.completer.fail_all(cause)

@@ -59,8 +59,8 @@ class InFlight:
         is_given_up: Whether its cancelled caller has left it after the grace.
     """
 
-    # This is a plain `__init__`, because attrs looks up each default that is not an argument, and every
-    # operation makes an instance.
+    # This is a plain `__init__`, because attrs looks up each missing argument's default, and every operation
+    # makes an instance.
     def __init__(self, launch: Launch, event: AccelEvent, number: int) -> None:
         self.launch: Launch = launch
         self.event: AccelEvent = event
@@ -108,7 +108,7 @@ class InFlight:
                 use.writer = self
 
     def bind(self, stream: AccelStream, event: AccelEvent) -> None:
-        """Replace `NOT_YET` by the event of an operation that is now enqueued."""
+        """Replace `NOT_YET` by the event of an enqueued operation."""
         self.event = event
         writes = self.launch.writes
         for use in self.uses:
@@ -124,7 +124,7 @@ class InFlight:
         """End its uses of blocks.
 
         Args:
-            unpin: Ends the use of a block that is missing or will be freed.
+            unpin: Ends the use of a block, because it is missing or will be freed.
         """
         for use in self.uses:
             if use.writer is self:
@@ -140,7 +140,7 @@ class InFlight:
         return block in launch.writes or (write and block in launch.reads)
 
     def failure(self) -> Exception | None:
-        """Return its own error or that of an input, once it is done."""
+        """Return its own error or an input's error, once it is done."""
         if self._failure is None:
             self._failure = self.event.error
             if self.after is not None:
@@ -210,8 +210,8 @@ class BlockUse:
             self.reads = {stream: event}
             return
         if stream not in reads:
-            # Remove completed reads, so that an array that is read by one stream after the other does not
-            # collect events.
+            # Remove completed reads, so that an array read by one stream after the other does not collect
+            # events.
             for other in [other for other, last in reads.items() if last.is_done]:
                 del reads[other]
         reads[stream] = event

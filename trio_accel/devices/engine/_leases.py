@@ -65,7 +65,7 @@ class LaunchGate:
         before its event is recorded (D111).
         """
         self._kept.add(launch)
-        # All operations get turns, because even those of the same library must wait: its actor may have
+        # All operations get turns, because even operations of the same library must wait: its actor may have
         # restarted by then.
         self.order.make_turns()
 
@@ -100,7 +100,7 @@ class LaunchGate:
         """
         self._waiting[launch] = queue
         failure: Exception | None = None
-        # The drain comes before the thread, because a plan may need memory that the program has released.
+        # Drain before starting the thread, because a plan may need memory that the program has released.
         self._drain()
         try:
             try:
@@ -145,7 +145,7 @@ class LaunchGate:
             self._withdrawn.discard(launch)
 
     def withdraw(self, launch: Launch) -> None:
-        """Withdraw an operation that its library actor has, and that is not launched."""
+        """Withdraw an unlaunched operation from its library actor."""
         queue, turn = self._waiting.get(launch), self.order.turn(launch)
         if queue is None and launch not in self.order:
             return
@@ -171,7 +171,7 @@ class LaunchOrder:
 
     Attributes:
         has_turns: Whether they have turns.
-        is_clear: Whether nothing waits, so that an operation that is launched at once need not be entered.
+        is_clear: Whether nothing waits, so that an operation launched at once need not be entered.
     """
 
     __slots__ = ("_library", "_order", "_turns", "has_turns", "is_clear")
@@ -181,7 +181,7 @@ class LaunchOrder:
         self._turns: dict[Launch, Turn | None] = {}
         self.has_turns: bool = False
         self.is_clear: bool = True
-        # The library of all waiting operations, while they have no turns.
+        # The library of all waiting operations, while they do not need turns.
         self._library = ""
 
     def __contains__(self, launch: Launch) -> bool:
@@ -321,12 +321,12 @@ class Leases:
                 self._end(lease, block, write=write)
 
     def hold(self, block: int, *, write: bool) -> Held:
-        """Hold a block that is passed elsewhere; this call takes its turn."""
-        # This call takes the turn, and not a task's first step, so that the order is that of the calls.
+        """Hold a block for use elsewhere; this call takes its turn."""
+        # This call takes the turn, and not a task's first step, so that the calls determine the order.
         return Held(self, self._order.enter_lease(block, write=write), block, write)
 
     def check(self, verb: str, block: Block, spec: ArraySpec) -> None:
-        """Refuse an array that was lost, released or damaged during the wait for its turn.
+        """Refuse an array lost, released or damaged during the wait for its turn.
 
         Raises:
             ContextLostError, DeviceLostError, StaleRefError: It was.
@@ -369,7 +369,7 @@ class Leases:
     async def take(self, held: Held) -> BlockUse:
         """Wait until a held block is not in use; see `Held.wait`."""
         block, write = held.block, held.write
-        # The turn comes when earlier operations are launched, but the program has to wait until they are
+        # The turn begins when earlier operations are launched, but the program has to wait until they are
         # done.
         await held.turn.wait()
         for queue in tuple(self._queues):
@@ -417,7 +417,7 @@ class Leases:
 
 @attrs.define(eq=False)
 class Held:
-    """A block that is held, or waits for its turn. As an async context manager, it is held inside.
+    """A block held, or waiting for its turn. As an async context manager, it is held inside.
 
     Attributes:
         turn: Its turn among operations and leases.
@@ -444,7 +444,7 @@ class Held:
         try:
             await self.wait()
         except BaseException:
-            # A turn that is not given up would block all later operations on the block.
+            # Keeping the turn would block all later operations on the block.
             self.end()
             raise
 

@@ -81,7 +81,7 @@ class LibraryActor(Actor):
 
     @classmethod
     def blocks_of(cls, argument: str) -> Ints:
-        """List the blocks that the library for an argument uses from its start, besides its operations."""
+        """List the blocks that the library for an argument uses from its start, apart from its operations."""
         return ()
 
     @classmethod
@@ -111,9 +111,9 @@ class LibraryActor(Actor):
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold the library's handle and a stream.
 
-        A graceful end waits for operations in flight, even those of earlier incarnations. A crash does not,
-        because the engine completes that work, while the next incarnation has a new handle and stream.
-        a new handle and stream.
+        A graceful end waits for operations in flight, even in earlier incarnations. A crash does not, because
+        the engine completes that work, while the next incarnation has a new handle and stream. a new handle
+        and stream.
         """
         engine = self._engine
         kernels = await engine.libraries.take(self._library_name)
@@ -157,8 +157,8 @@ class LibraryActor(Actor):
     def launch_now(self, message: Launch) -> object:
         """Launch a submitted operation, unless it would have to wait."""
         try:
-            # The gate comes before any question to the library, because a thread may be using it, unless it
-            # takes calls in advance.
+            # Wait for the gate before any question to the library, because a thread may be using it, unless
+            # it takes calls in advance.
             if not self._gate.may_launch(message, self._queue):
                 return UNAVAILABLE
             prepare = self._kernels.prepare(message.spec)
@@ -193,7 +193,7 @@ class LibraryActor(Actor):
             prepare = self._kernels.prepare(launch.spec)
             if prepare is None:
                 self._launch(launch, reply)
-            # A longer call keeps its turn until it returns (D111), and this operation has none.
+            # A longer call keeps its turn until it returns (D111), and this operation does not have a turn.
             elif isinstance(prepare, InThread) and prepare.is_short:
                 self._launch(launch, reply, in_thread=prepare)
             else:
@@ -218,8 +218,8 @@ class LibraryActor(Actor):
             plan = prepare if in_thread is None else in_thread.plan
             if plan is not None:
                 failure = await gate.prepare(message, queue, plan)
-            # Room and turn are checked after the preparation, which takes time. There is no checkpoint
-            # between this check and the launch.
+            # Room and turn are checked after the preparation, which takes time. No checkpoint separates this
+            # check from the launch.
             if not gate.may_launch(message, queue):
                 await gate.wait(message, queue)
             reply = self._launch(message, None, failure, in_thread=in_thread)

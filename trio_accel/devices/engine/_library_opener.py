@@ -92,7 +92,7 @@ class LibraryOpener(Actor):
         self._ahead: dict[str, str] = {}
         # The supervisors of actors with their own supervision, by import path, even after their end.
         self._supervisors: dict[str, Ref[LibrarySupervisor]] = {}
-        # The names of the actors that are being started.
+        # The names of the starting actors.
         self._starting: set[str] = set()
         # The error by which the opening of a library has found the context lost.
         self._found_lost: Exception | None = None
@@ -173,12 +173,12 @@ class LibraryOpener(Actor):
         try:
             await self._engine.libraries.prepare(name)
         except Exception:
-            # A library that was discarded meanwhile may fail, because its blocks may be freed.
+            # A library discarded meanwhile may fail, because its blocks may be freed.
             if path in self._ahead:
                 raise
 
     def discard(self, path: str) -> None:
-        """Withdraw a library that was opened in advance, or is being opened."""
+        """Withdraw a library opened in advance, or still opening."""
         name = self._ahead.pop(path, None)
         if name is not None:
             self._engine.libraries.discard(name)
@@ -263,7 +263,7 @@ class LibrarySupervisor(Actor):
 
 
 async def _raise_end(supervisor: Ref[LibrarySupervisor]) -> None:
-    """Raise the end of a library actor that is not started again.
+    """Raise the error for a permanently ended library actor.
 
     Raises:
         ActorFailedError: It has failed too often.
@@ -287,7 +287,7 @@ def blocks_of(path: str) -> Ints:
 
 
 def modules_of(path: str) -> Strs:
-    """List the modules that a library needs besides its own, if its actor's module is imported here."""
+    """List a library's required modules except its own, if its actor's module is imported here."""
     actor_class, argument = _imported(path), argument_of(path)
     return () if actor_class is None or argument is None else actor_class.modules_of(argument)
 
@@ -305,7 +305,7 @@ def _name_of(
     """Return the name of a library's actor in the tree.
 
     Actors of this package are named after their libraries, whatever was opened before. An actor of the
-    program is named by its import path, even if it launches with a library that has an actor here.
+    program is named by its import path, even if it launches with a library with an actor here.
     """
     package = __name__.partition(".")[0]
     name = actor_class.library if actor_class.__module__.partition(".")[0] == package else path

@@ -17,7 +17,7 @@ _logger = logging.getLogger("trio_accel.devices")
 
 _INTENSITY = Intensity(3, 60.0, counts_progress=False)
 _BACKOFF = Backoff()
-# A context that has worked for half a second is replaced at once. After quicker losses there is a delay,
+# A context is replaced at once after it has worked for half a second. After quicker losses there is a delay,
 # because starting workers must not occupy the processors.
 _AFTER_PROGRESS = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=1.0, reset_after=0.5)
 # The pauses of a device after too many losses.
@@ -39,8 +39,8 @@ def recovery_policy(
 ) -> Policy:
     """Make the policy of a device, its context or a library, as a child and as a supervisor.
 
-    Options that are None get the default recovery policy: an actor that has made progress is not in a crash
-    loop, so its restart does not count, and is delayed by one second at most (D75).
+    Options of None get the default recovery policy: an actor that has made progress is not in a crash loop,
+    so its restart does not count, and is delayed by one second at most (D75).
 
     Args:
         options: The options of the device.
@@ -76,7 +76,7 @@ class Losses:
     _summed_up: float = attrs.field(default=float("-inf"), init=False)
 
     def restarted(self, event: ActorRestarted) -> None:
-        """Count a lost context, or one that could not be made. The next one follows after a delay."""
+        """Count a lost context, or a failed start of a context. The next one follows after a delay."""
         generation = self._availability.generation
         cause = "it ended by itself" if event.error is None else describe(event.error)
         level = logging.ERROR if event.is_paused else logging.WARNING

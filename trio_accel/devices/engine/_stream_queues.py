@@ -19,7 +19,7 @@ MOST_ON_A_STREAM = 256
 # The maximum number of calls that a thread has, so that it continues without the loop. They cannot be
 # withdrawn, so there are no more than the loop needs to keep up.
 _MOST_AHEAD = 8
-# Seconds between checks of operations that are still in flight when the context ends.
+# Seconds between checks of operations still in flight when the context ends.
 _POLL_INTERVAL = 0.0005
 
 
@@ -141,7 +141,8 @@ class StreamQueue:
 
     async def wait_changed(self) -> None:
         """Wait for a change."""
-        # The first waiter makes the event: most completions have no waiter, and only pay for a check.
+        # The first waiter makes the event, because most completions happen without a waiter, and should only
+        # pay for a check.
         if self.changed is None:
             self.changed = trio.Event()
         await self.changed.wait()

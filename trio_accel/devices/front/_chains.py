@@ -5,7 +5,7 @@ order. `Chains` decides how to run them:
 
 * **As one operation.** The chain is recorded once into a `Template`: a graph recipe plus the positions of its
   arrays. Later chains with the same key reuse the template. Each run is one `RunChain` message to the graphs
-  actor, which takes small host arrays along and can return small results in its reply. So a chain has one
+  actor, which takes small host arrays along and can return small results in its reply. So a chain needs one
   admission, one submission and one outcome.
 * **Step by step** (`_BY_STEPS`), as if each call were awaited separately. That happens without a key, if a
   graph cannot hold the chain, if a step inspects a result, if an array is damaged, and while an injected

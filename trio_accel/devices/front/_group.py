@@ -82,8 +82,7 @@ def available(candidates: Iterable[LivingT], *, skips: bool) -> list[LivingT]:
 
     Args:
         candidates: All candidates.
-        skips: Whether candidates that are being restarted or rebuilt are also left out, as long as another
-            one works.
+        skips: Whether restarting or rebuilding candidates are also left out, as long as another one works.
     """
     alive = [candidate for candidate in candidates if not candidate.is_dead]
     return [candidate for candidate in alive if candidate.is_available or not skips] or alive
@@ -161,7 +160,7 @@ PlacementPolicy: TypeAlias = Callable[[Sequence[DeviceLoad]], DeviceLoad]
 def by_load(loads: Sequence[DeviceLoad]) -> DeviceLoad:
     """Choose the device with the fewest operations in flight. This is the default policy of a group.
 
-    Among equal devices it chooses the one with the most free memory, and then the longest unchosen one.
+    Among equal devices it chooses by free memory, and then the longest unchosen device.
     """
     return min(loads, key=lambda load: (load.in_flight, -load.free, load.turn))
 
@@ -364,8 +363,8 @@ class DeviceGroup:
 
         The policy of the group chooses among the devices that satisfy the hints. The default policy takes the
         device with the fewest operations in flight, then with the most free memory, then the longest unchosen
-        one. A device without a context is left out as long as another device that satisfies the hints has
-        one; otherwise its requests wait for the next context. An ended device is never chosen.
+        one. A device without a context is left out as long as another device with a context satisfies the
+        hints; otherwise its requests wait for the next context. An ended device is never chosen.
 
         With a key, the policy is not used. Equal keys get the same device, in every process and in any order.
         When that device has ended, its keys move to all the others, and no other key moves. While it rebuilds

@@ -51,7 +51,7 @@ class Input:
 
 @attrs.frozen(eq=False)
 class Constant:
-    """An array that a graph uses, but that is not an argument.
+    """An array that a graph uses without an argument.
 
     Attributes:
         name: Its use, for errors.
@@ -264,7 +264,7 @@ def _body(nodes: Sequence[GraphNode], prefix: str) -> Iterator[str]:
 
 
 def _followed(earlier: Sequence[GraphNode], node: GraphNode) -> Iterator[int]:
-    """Yield the operations that a node must follow, except those that these follow by the same array."""
+    """Yield the operations that a node must follow, except operations that these follow by the same array."""
     reads, writes = list(node.spec.inputs()), list(node.spec.outputs())
     for number in reversed(range(len(earlier))):
         made, used = earlier[number].spec.outputs(), earlier[number].spec.inputs()

@@ -444,7 +444,7 @@ def is_large(array: AccelRef | HostArray) -> bool:
 
 @enable_ki_protection
 async def _ask_in_pieces(message: ToHost) -> HostArray:
-    """Copy an array to the host in pieces, and report each; as a whole if that is impossible.
+    """Copy an array to the host in pieces, and report each; otherwise as a whole.
 
     All pieces are submitted at once, so that a later operation cannot change a half-read array (D212).
     """

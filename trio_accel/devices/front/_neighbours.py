@@ -90,7 +90,7 @@ def _find_ahead(
     spec = nodes[place].spec
     if not isinstance(spec, ExpressionSpec) or not _may_be_joined(spec, unjoined):
         return None
-    # A block with two users has one maker, so other operations need not be checked.
+    # A block with two users has only one maker, so other operations need not be checked.
     ahead = sorted({one for array in spec.arrays if (one := makers.get(array.block, place)) < place})
     return next(
         (
@@ -103,7 +103,7 @@ def _find_ahead(
 
 
 def _may_be_joined(spec: object, unjoined: frozenset[str]) -> bool:
-    """Return whether an operation is an expression whose functions have the same bits when fused."""
+    """Return whether an operation is an expression with functions that give the same bits when fused."""
     if type(spec) is not ExpressionSpec:
         return False
     steps = decode_program(spec.program).program.steps if unjoined else ()
@@ -113,7 +113,7 @@ def _may_be_joined(spec: object, unjoined: frozenset[str]) -> bool:
 def _goes_into(
     nodes: Sequence[GraphNode], first: int, second: int, between: Collection[int], uses: Mapping[int, int]
 ) -> bool:
-    """Return whether an expression can be fused into another one that reads its result."""
+    """Return whether an expression can be fused into another expression that reads its result."""
     ahead, behind = nodes[first].spec, nodes[second].spec
     assert isinstance(behind, ExpressionSpec)  # the caller has tested it
     if type(ahead) is not ExpressionSpec:

@@ -232,7 +232,7 @@ class LookingAhead(Recorder):
         found = planned.result()
         host: Any = found
         if isinstance(host, np.ndarray) and getattr(operation, "out", None) is None:
-            # Functions that check elements see ones, as for a norm, or values of a matrix of full rank.
+            # Functions that check elements see ones, as for a norm, or values of a full-rank matrix.
             host.fill(1)
         return found
 

@@ -68,7 +68,7 @@ def recorded_functions(recorder: Recorder) -> dict[int, Function]:
 
 
 async def settle_results(recorder: Recorder, state: DeviceState, reply: Any) -> Any:
-    """Choose the results that are returned in status words; return the reply with these at offset 0.
+    """Choose the results to return in status words; return the reply with these at offset 0.
 
     A result is copied after the last operation if its memory is also returned, or has gaps.
 

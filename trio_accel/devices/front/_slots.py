@@ -31,7 +31,7 @@ class TracedNumbers:
 
 
 class Slot:
-    """A number of a step while that is traced. Its value may differ at each call.
+    """A step's number during tracing. Its value may differ at each call.
 
     Arithmetic with other numbers makes a slot with a value that Python computes at each call.
 
@@ -94,7 +94,7 @@ class Slot:
         return self.refuse() if made is NotImplemented else made
 
     def combined(self, function: Callable[..., float], *others: object, is_reflected: bool = False) -> Any:
-        """Return the slot of a function of this number and others; NotImplemented for other operands."""
+        """Return the slot for a function of this number and others; NotImplemented for other operands."""
         if not all(isinstance(other, (int, float, Slot)) for other in others):
             # An array's own operator accepts the slot.
             return NotImplemented

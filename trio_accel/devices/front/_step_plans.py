@@ -95,7 +95,7 @@ class StepPlan:
         kept: KeptPlan[Any],
         run: type[RunChain],
     ) -> StepPlan:
-        """Make the plan of a template that has the numbers as its last host arrays."""
+        """Make the plan of a template with the numbers as its last host arrays."""
         offsets = template.offsets[len(template.offsets) - len(slots) :]
         words = [
             (offset, _WORD[dtype], dtype, slot)
@@ -104,7 +104,7 @@ class StepPlan:
         return cls(chains, template, constants, words, nesting, kept, run)
 
     def given(self, hosts: Sequence[HostArray], numbers: Sequence[float]) -> bytes:
-        """Copy the data that is passed: host arrays and numbers."""
+        """Copy the passed data: host arrays and numbers."""
         template = self.template
         if not self.slots and not self.constants:
             if not hosts:
@@ -223,7 +223,7 @@ class StepPlan:
     ) -> Any:
         """Compute the step in place now; return the reply, or `NOT_HERE` if it must be launched.
 
-        A failed run has changed only memory that was made for it. The launch that follows raises its error.
+        A failed run has changed only its own memory. The launch that follows raises its error.
         """
         place, template, chains = self.place, self.template, self.chains
         table, state = chains.blocks, chains.state

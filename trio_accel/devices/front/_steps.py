@@ -372,7 +372,7 @@ class Step(Generic[ParametersP, ResultT]):
             return Call[Any](GATHER, tuple(several)), map_tree(made, lambda _: 0)
         if inspect.iscoroutine(made):
             made.close()
-        # The error suffices, so calls besides a wrong result are not reported as well.
+        # The error suffices, so calls next to a wrong result are not reported as well.
         silence(*several)
         wrong = [each for each in several if type(each) not in (Call, AccelRef)]
         raise TypeError(
@@ -561,8 +561,8 @@ def step(function: Any = None, *, static: str | Sequence[str] = (), stream: str 
     refused. If a float is not an operand of ``+ - * /`` with arrays of float32 or float64, each of its values
     is a separate structure, and so is each value of a NumPy scalar.
 
-    Effects of the Python code, such as a print, happen only when it is traced. Host arrays that the function
-    uses besides its arguments are read at that time.
+    Effects of the Python code, such as a print, happen only when it is traced. Host arrays other than the
+    arguments are read at that time.
 
     Args:
         function: A plain function. It returns a call, or several in tuples, lists and dictionaries, and

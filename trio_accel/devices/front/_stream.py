@@ -1,4 +1,4 @@
-"""Batches of host arrays that are copied to a device before the program needs them (D151)."""
+"""Batches of host arrays, copied to a device before the program needs them (D151)."""
 
 from __future__ import annotations
 
@@ -60,23 +60,23 @@ def stream(device: Device, batches: Any, *, depth: int = 3) -> AbstractAsyncCont
     one call at a time, and may block. An async iterator runs in a task, concurrently with your program.
 
     Leaving the block ends everything: a running call of the source is awaited, its iterator is closed
-    (``close`` or ``aclose``, which has `DeviceOptions.close_grace` seconds), and batches that were copied in
-    advance are freed. The same happens after ``break``, errors and cancellation. If you cancel the wait for a
-    batch, none is lost. Several tasks may iterate; each batch is given to one of them.
+    (``close`` or ``aclose``, which has `DeviceOptions.close_grace` seconds), and batches copied in advance
+    are freed. The same happens after ``break``, errors and cancellation. If you cancel the wait for a batch,
+    none is lost. Several tasks may iterate; each batch is given to one of them.
 
     Args:
         device: The device.
         batches: An iterable or async iterable of batches, or a callable that returns the next batch, and None
             after the last. A batch is a NumPy array, or a tuple or dict of them, each of any shape and device
             dtype.
-        depth: The maximum number of batches that are in advance of your program, on the device or in transit,
-            at least 1.
+        depth: The maximum number of batches in advance of your program, on the device or in transit, at least
+            1.
 
     Returns:
         A context manager for an async iterator over batches of the same structure, with arrays of the device.
         It raises errors of the source, after the batches before them; and errors of `Device.put`, which is
-        repeated `DeviceOptions.retry` times. After an error it has ended. Inline, arrays that were copied in
-        advance are lost with the context, like all others: using them raises `StaleRefError`.
+        repeated `DeviceOptions.retry` times. After an error it has ended. Inline, arrays copied in advance
+        are lost with the context, like all others: using them raises `StaleRefError`.
 
     Raises:
         TypeError: `device` is not a device, `batches` is not a source of batches, or, later, an item is not a

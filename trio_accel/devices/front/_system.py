@@ -41,7 +41,7 @@ class System(actors.System):
     """A tree of actors and devices. Made by `open_system`.
 
     Attributes:
-        opening: The paths of devices that are being opened.
+        opening: The paths of opening devices.
     """
 
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
@@ -109,13 +109,13 @@ class System(actors.System):
 
         Args:
             spec: The name of a backend or device, such as ``"cpu"`` or ``"cuda:1"``. None takes the name in
-                the environment variable ``TRIO_ACCEL_BACKEND``, or else the best device that can be opened.
+                the environment variable ``TRIO_ACCEL_BACKEND``, or else the best available device.
             options: The options with which it is opened and supervised.
             adopt: A device of this system that has failed for good (its requests raise `DeviceLostError`), on
                 the same hardware and with worker processes: the new device takes over its memory. Then all
                 its arrays are arrays of the new device, by the same references, with the same contents;
-                damaged arrays stay damaged. The other arguments default to those of that device. If the new
-                device cannot be opened, the arrays stay where they are, and can be adopted again.
+                damaged arrays stay damaged. The other arguments default to that device's arguments. If the
+                new device cannot be opened, the arrays stay where they are, and can be adopted again.
             name: The name in the tree, in errors, metrics and the dashboard; by default the name of the
                 hardware. A second context with a name is taken as intended, so it causes no warning.
 
@@ -142,7 +142,7 @@ class System(actors.System):
     ) -> DeviceOpening:
         """Open a device, in a group if there is one; see `open_device`."""
         if unknown:
-            # This refuses names that are not options there either.
+            # This refuses names unknown there too.
             DeviceOptions(**cast("dict[str, Never]", unknown))
             given = ", ".join(f"{name}={unknown[name]!r}" for name in unknown)
             raise TypeError(f"open_device: give options in one: options=ta.DeviceOptions({given})")
@@ -404,7 +404,7 @@ def _free_path(system: System, group: DeviceGroup | None, info: DeviceInfo, give
     """Return a free path in the tree, with a number if necessary. Warn if the device is already open.
 
     Raises:
-        ValueError: The program has given a name that is taken.
+        ValueError: The program has given a name already in use.
     """
     parent = system.name if group is None else group.path
     # Other devices may be opening, and not in the tree yet.
@@ -419,11 +419,11 @@ def _free_path(system: System, group: DeviceGroup | None, info: DeviceInfo, give
     path = next(path for name in names if (path := f"{parent}/{name}") not in taken)
     for other in (*actor_classes, *system.opening):
         above, _, name = other.rpartition("/")
-        # A group that has a device twice intends it.
+        # A group with a device twice intends it.
         is_meant = group is not None and above == parent
         is_same = name.partition("#")[0] == info.name and actor_classes.get(other, _DEVICE) == _DEVICE
         if (is_same or other in named) and not is_meant:
-            # This is not an error: a program may need an inline context besides a worker, and tests use two.
+            # This is not an error: a program may need an inline context next to a worker, and tests use two.
             warnings.warn(
                 f"open_device: {info.name} is open already, as {other}; {path} "
                 "is a second context, with memory of its own. Share the Device object that you have, or "
@@ -454,7 +454,7 @@ def _levels_to_caller() -> int:
 
 
 def options_of_heir(old: OpenDevice, options: DeviceOptions | None) -> DeviceOptions:
-    """Choose the options of the adopting device: by default those of the old one.
+    """Choose the options of the adopting device: by default the old device's options.
 
     Raises:
         ValueError: Such a device cannot reach the arrays.

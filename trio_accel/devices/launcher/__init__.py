@@ -1,1 +1,1 @@
-"""The launcher process, which starts workers and leaves none behind."""
+"""The launcher process, which starts workers and cleans up all of them."""

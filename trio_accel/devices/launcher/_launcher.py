@@ -48,7 +48,7 @@ __all__ = [
 ]
 
 _END = 2.0
-# D79: a process that has lived for one second after its start counts as working, which resets the back-off.
+# D79: one second after its start, a process counts as working, which resets the back-off.
 _POLICY = Policy(backoff=Backoff(base=0.1, maximum=2.0, reset_after=1.0))
 # The devices that order workers count its failures, so these must not end the system.
 _ALWAYS = Policy(intensity=Intensity(sys.maxsize, 1.0), grace=2 * _POLICY.grace)
@@ -64,7 +64,7 @@ class StartWorker(Request["LauncherActor", "WorkerProcess"]):
     """Start a worker process; the reply follows when its program has begun.
 
     If the caller is cancelled, its cancellation is delivered after the worker's end. With
-    ``abandon_on_cancel`` the worker would have no owner, and live until the launcher ends.
+    ``abandon_on_cancel`` the worker would lack an owner, and live until the launcher ends.
 
     Attributes:
         arguments: Its command line after `sys.executable` and `interpreter_options`.
@@ -263,7 +263,7 @@ class Launcher:
     """The launcher of a system, shared by its devices. Made by `open_launcher`.
 
     Attributes:
-        preloads: Whether it preloads modules; not after a launcher process has died while doing so.
+        preloads: Whether it preloads modules; False after a launcher process has died while preloading.
         ahead: The modules that it imports in advance for programs.
         reasons: The reasons why workers were not forks, each once.
         ref: The reference of its actor, once open.
@@ -311,7 +311,7 @@ class Launcher:
         Args:
             modules: Their names, or `Preload` for trusted modules; they are found by the `sys.path` of this
                 program.
-            preload: Modules that are imported before them, as in `StartWorker`.
+            preload: Modules to import before them, as in `StartWorker`.
         """
         wanted = tuple(Preload(module) if isinstance(module, str) else module for module in modules)
         is_over = self.ahead.want(wanted, tuple(preload))
@@ -450,7 +450,7 @@ async def open_launcher(system: System) -> Launcher:
 
 
 async def describe_workers() -> str:
-    """Return how worker processes start on this machine, and why; starts one that ends at once."""
+    """Return how worker processes start on this machine, and why, by starting a short-lived one."""
     async with open_system("trial") as system:
         try:
             backend, _ = resolve("cpu")
@@ -513,7 +513,7 @@ class WorkerProcess:
         return describe_exit(os.waitstatus_to_exitcode(status))
 
     def processor_time(self) -> int:
-        """Return the nanoseconds for which its threads have run; 0 if the system has no data."""
+        """Return the nanoseconds for which its threads have run; 0 without data from the system."""
         return processor_time(self.pid)
 
     def is_in_disk_wait(self) -> bool:
@@ -564,7 +564,7 @@ class WorkerProcess:
                     await trio.lowlevel.wait_readable(self._descriptor)
 
     async def wait(self) -> str:
-        """Wait until it is dead, and reaped with all its descendants unless its launcher is gone.
+        """Wait until it is dead, and reaped with all its descendants unless its launcher has ended.
 
         Returns:
             A description of its end: ``was killed by SIGKILL``, ``exited with code 3``, ``ended with its

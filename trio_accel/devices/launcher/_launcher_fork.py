@@ -60,7 +60,7 @@ class Forks:
         self._obstacle: str | None = None
 
     def lacks(self, order: Order) -> bool:
-        """Return whether a worker needs modules that are not imported yet."""
+        """Return whether a worker needs modules not imported yet."""
         return not self._imported.issuperset(order["preload"])
 
     def prepare(self, order: Order, directory: int) -> str | None:
@@ -91,7 +91,7 @@ class Forks:
         """Import modules of the application, up to the first obstacle; in a child of the launcher.
 
         Args:
-            order: The modules. Leftovers of trusted modules are no obstacle.
+            order: The modules. Leftovers of trusted modules do not prevent a fork.
             directory: The descriptor of the application's working directory.
 
         Returns:
@@ -118,7 +118,7 @@ class Forks:
 
         Args:
             order: The description of the worker.
-            free: The first descriptor that is not the worker's. It and all later ones are closed.
+            free: The first descriptor after the worker's own. It and all later ones are closed.
 
         Raises:
             Exception: The program has not begun.

@@ -367,7 +367,7 @@ def read_all(descriptor: int) -> bytes:
 
 
 def files() -> dict[int, str]:
-    """Return the path of each open descriptor of this process."""
+    """Return this process's open descriptors, each with its path."""
     found: dict[int, str] = {}
     for place in os.listdir("/proc/self/fd"):
         # The descriptor of the listing itself is closed by now.

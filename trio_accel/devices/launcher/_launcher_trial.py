@@ -170,7 +170,7 @@ class Trials:
         return why or f"the process that had imported {names} has ended"
 
     def _adopt(self, template: int) -> bool:
-        """Continue with the process with one more imported list; return whether it is alive."""
+        """Adopt the process with one more imported list; return whether it is alive."""
         try:
             self._watch(_NO_ORDER, template)
         except OSError:

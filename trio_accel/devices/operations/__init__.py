@@ -1,1 +1,1 @@
-"""Operations: what a message becomes on its way to a launch, and who sees it on the way."""
+"""Operations: the stages of a message on its way to a launch, and their observers."""

@@ -117,7 +117,7 @@ def nothing() -> None:
 
 
 class Hold:
-    """Keeps memory alive that outside code uses, as the memory of one of its own arrays.
+    """Keeps memory alive for outside code, as the memory of one of its own arrays.
 
     Its finaliser runs on the thread that drops the last reference. `Block.release` holds a reference while it
     sets the flag, so the memory is freed exactly once.
@@ -189,11 +189,11 @@ class Block:
         id: Its number.
         nbytes: Its size.
         generation: The generation of the device in which it was made.
-        damaged_by: The name of the operation that was to write it and did not finish.
+        damaged_by: The name of the unfinished operation that should have written it.
         failure: The error of that operation.
         damages: All damage; empty for most blocks.
-        is_unmade: Whether the operation that was to make it failed. Writing cannot heal such a block, because
-            it has no memory.
+        is_unmade: Whether the operation that should have made it failed. Writing cannot heal such a block,
+            because it lacks memory.
         frozen_by: The names of open programs that use it: it must not be written or released (D113).
         is_released: Whether its memory was freed.
         spec: The array for which it was made, if known.
@@ -217,7 +217,7 @@ class Block:
         self.spec: ArraySpec | None = spec
         self.table: BlockTable = table
 
-    # Returns the last `Hold` of the block; few blocks have one.
+    # Returns the last `Hold` of the block; few blocks need it.
     _held: Callable[[], Hold | None] = staticmethod(nothing)
 
     def release(self) -> None:
@@ -537,7 +537,7 @@ class BlockTable:
         return taken
 
     def take_some(self) -> list[int]:
-        """Return the ids of dropped blocks, except some that are freed soon in any case.
+        """Return the ids of dropped blocks, except some freed soon in any case.
 
         For the launch of an operation, because a later one may need other blocks than this one. Trio thread
         only.

@@ -97,7 +97,7 @@ class Operators(OnDevice, Generic[T_co]):
             name = OF_UFUNCS.get(ufunc.__name__, ufunc.__name__)
             is_operator = method == "__call__" and name in OF_TWO.values() and not named
             if is_operator and not isinstance(inputs[0], OnDevice):
-                # NumPy also comes here for ``array + self``.
+                # NumPy also calls this for ``array + self``.
                 return getattr(NAMESPACE[0], name)(*inputs)
             path = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
             return self.refuse_numpy("", path)

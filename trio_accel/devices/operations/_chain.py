@@ -21,8 +21,8 @@ Layouts: TypeAlias = "ArraySpec | Sequence[Layouts]"
 
 # A chain is planned in one turn of the loop. A program that builds a longer one forgot to await.
 _MAX_CALLS = 4096
-# Values of these types are compared as they are in the key of a chain. Values of other types have no key, and
-# such a chain runs step by step.
+# Values of these types are compared as they are in the key of a chain. Values of other types do not have a
+# key, and such a chain runs step by step.
 _PLAIN = frozenset({type(None), bool, int, str, bytes, type(...), object})
 _SEVERAL = frozenset({list, tuple})
 # Brackets around the members of a sequence, and before names, by which a key distinguishes lists from tuples.
@@ -232,7 +232,7 @@ class Chain:
     def _read(
         self, places: Mapping[int, int], handed: list[tuple[int, float]] | None = None
     ) -> tuple[object, ...] | None:
-        """Collect the arguments, and return the key. It omits the numbers that are added to `handed`."""
+        """Collect the arguments, and return the key. It omits the numbers added to `handed`."""
         key: list[object] = []
         refs, hosts, blocks, numbers = self.refs, self.hosts, dict[Any, int](), dict[int, int]()
         is_keyed = True
@@ -302,7 +302,7 @@ class Chain:
 
 
 def refuse_results(name: str, args: Iterable[object]) -> None:
-    """Refuse another call's result that has no operators: several arrays, or elements on the host."""
+    """Refuse another call's result without operators: several arrays, or elements on the host."""
     for each in args:
         kind = type(each)
         if issubclass(kind, (tuple, np.ndarray)):

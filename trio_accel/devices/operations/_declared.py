@@ -76,7 +76,7 @@ Failure: TypeAlias = "str | Callable[[DeclaredSpec, str, int, tuple[int, ...]], 
 
 # The number of shape combinations for which an operation caches the results.
 _MAX_CACHED_SHAPES = 1024
-# The status word of a matrix that was passed to no routine.
+# The status word of a matrix that skipped all routines.
 _NOT_FINITE = -1
 
 
@@ -158,7 +158,7 @@ class DeclaredSpec(OperationSpec):
     operand of several arrays becomes its shape, followed by these arrays: ``matrix``, ``matrix_data``. Last
     is `info` if there are status words: one for each matrix of the stack of the first array, in C order. The
     kernel writes all of them: 0 for success, and -1 for a matrix with a NaN or an infinity, which was passed
-    to no routine. A result of another line of shapes is None.
+    to no routine. A result from another line of shapes is None.
     """
 
     __slots__ = ()

@@ -154,7 +154,7 @@ class FaultHit:
             self._plan.hit += 1
 
     def give_back(self) -> None:
-        """End with the request. A fault that has not happened hits the next request."""
+        """End with the request. A pending fault hits the next request."""
         if not self.is_struck:
             self.is_struck = True
             self._faults.put_back(self._plan)
@@ -196,7 +196,7 @@ class Faults:
         return None
 
     def put_back(self, plan: FaultPlan) -> None:
-        """Return the hit of a request that was never launched."""
+        """Return the hit of an unlaunched request."""
         plan.remaining += 1
         if not plan.is_removed and plan not in self.waiting:
             self.waiting.insert(0, plan)

@@ -49,7 +49,7 @@ def gather(*calls: Any) -> Call[Any]:
 
     The calls run as one request. A call that several of them use runs once, even if its own result is
     gathered too. Calls on several devices run as one request per device, at the same time. Cancellation,
-    `retry` and errors are those of a chain: the first call that fails ends the request with its own error.
+    `retry` and errors work as for a chain: the first call that fails ends the request with its own error.
 
     Args:
         calls: The calls, each of which may be given more than once. An array on a device is returned as it
@@ -82,7 +82,7 @@ def _refuse(number: int, calls: Sequence[Any]) -> NoReturn:
 
 
 def _told(value: object) -> str:
-    """Return the rest of the refusal of an argument."""
+    """Return the rest of an argument's refusal."""
     kind: type[Any] = type(value)
     if isinstance(value, (list, tuple, set, Iterator)):
         return f", got a {kind.__name__}; pass its members one by one: ta.gather(*calls)"

@@ -179,14 +179,14 @@ class Launch(Request[Any, None]):
     Attributes:
         name: The name of the operation.
         spec: The specification for the backend.
-        reads: The blocks that it reads, including those of staged operands.
+        reads: The blocks that it reads, including staged operands.
         writes: The blocks that it changes.
         allocations: The ids and sizes of the blocks to make first.
         staged: Copies and conversions of operands, which are enqueued before `spec`.
         behind: Copies of results to views, which are enqueued after `spec`.
         outputs: The written blocks; they are damaged if it does not finish.
         uses: The existing arguments and their blocks, which are checked again at the launch.
-        keep: Other objects that must live until it has completed: new blocks, and host arrays of the program.
+        keep: Other objects that must live until its completion: new blocks, and host arrays of the program.
         library: The import path of the library actor.
         fault: An injected fault.
         number: Its position among the requests of the device; 0 if these are not counted.
@@ -289,7 +289,7 @@ class Launch(Request[Any, None]):
         Arrays that it only overwrites may be damaged.
 
         Raises:
-            InputFailedError: The operation that was to write an argument failed.
+            InputFailedError: The operation that should have written an argument failed.
             StaleRefError: An argument was released or lost.
         """
         for argument, used in self.uses:
@@ -579,7 +579,7 @@ class Planner:
             outputs: The written blocks.
             uses: The existing arguments and their blocks.
             staged: Copies of operands, which are enqueued first.
-            views: The views to write to, each with the contiguous memory that is written instead.
+            views: The views to write to, each with the contiguous memory to write instead.
             keep: The host arrays that must live until completion.
         """
         self._staged += staged
@@ -752,7 +752,7 @@ class Planner:
             raise ValueError(f"{self.name}: shape must have at most {_MAX_AXES} axes, got {len(shape)}")
         strides, nbytes = _layout(shape, dtype.itemsize)
         if not nbytes and math.prod(extent or 1 for extent in shape) * dtype.itemsize > sys.maxsize:
-            # Memory with elements is refused later; here there are no elements.
+            # Memory with elements is refused later; this memory is empty.
             raise ValueError(f"{self.name}: shape {shape} of {dtype} is larger than any memory")
         table = self._table
         number, spec = table.next(nbytes)

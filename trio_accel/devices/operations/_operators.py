@@ -33,7 +33,7 @@ OF_TWO = _ORDER | {
     "lshift": "bitwise_left_shift",
     "rshift": "bitwise_right_shift",
 }
-# Types that have elements, or are one. A reference is unequal to all else, as any object is.
+# Types of arrays and of elements. A reference is unequal to all else, as any object is.
 _EQUALITY = ("equal", "not_equal")
 _COMPARED = (OnDevice, np.ndarray, np.generic, Number, list, tuple)
 OF_UFUNCS = {"power": "pow", "left_shift": "bitwise_left_shift", "right_shift": "bitwise_right_shift"}

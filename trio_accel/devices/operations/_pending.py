@@ -98,8 +98,8 @@ class Pending(NotAwaited, Generic[ReplyT]):
         await self._done.wait()
         if self._error is not None:
             # If two tasks raised one object, they would both write to its traceback. So the next waiting task
-            # gets a copy, which has no frames, because they would keep the arrays in the first task's
-            # variables alive.
+            # gets a copy without frames, because they would keep the arrays in the first task's variables
+            # alive.
             error, self._error = self._error, bare(self._error)
             raise error
         return self._planned.result()

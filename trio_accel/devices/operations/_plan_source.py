@@ -14,7 +14,7 @@ from ._ref import AccelRef
 
 
 class Structured(Protocol):
-    """A class of operands that consist of several arrays, such as sparse matrices.
+    """A class for operands with several arrays, such as sparse matrices.
 
     In a line of shapes, a parameter with this annotation has its shape, followed by its arrays:
     ``"matrix(m, n), matrix.data(e)"``. Objects have `shape`, `dtype` and `device`, and the arrays by name.
@@ -30,7 +30,7 @@ class Structured(Protocol):
 
 
 class PlanSource:
-    """The plan of one line of shapes: ``plan(self, planner)``, as an author would write it.
+    """The plan for one line of shapes: ``plan(self, planner)``, as an author would write it.
 
     Args:
         kinds: The kind of each parameter; see `Declaration.parameters`.
@@ -275,7 +275,7 @@ def written(
     alias: str | None = None,
     **others: ArraySpec,
 ) -> tuple[AccelRef, ArraySpec]:
-    """Use an array that is changed: a new one, or the caller's, which may be the operand `alias`."""
+    """Use an array to change: a new one, or the caller's, which may be the operand `alias`."""
     if ref is None:
         ref = planner.output(*like)
         return ref, ref.spec

@@ -53,7 +53,7 @@ class AccelRef(Operators["AccelRef"]):
 
     The operators of the array API make calls, which you await: ``y = await (x @ w + b)``. So ``==`` also
     compares element by element. Compare references with ``is``; in sets and as keys of dictionaries they are
-    compared by identity. An array has no truth value, and ``x += 1`` binds the name to a call.
+    compared by identity. An array does not have a truth value, and ``x += 1`` binds the name to a call.
 
     Attributes:
         block: The memory block, for use by the package itself.
@@ -125,7 +125,7 @@ class AccelRef(Operators["AccelRef"]):
 
     @property
     def mT(self) -> AccelRef:  # noqa: N802  # NumPy's name
-        """A view of a stack of matrices, each transposed."""
+        """A view of the stack with each matrix transposed."""
         return AccelRef(self.block, seen(self.spec, lambda array: array.mT))
 
     def transpose(self, axes: int | Sequence[int], *more: int) -> AccelRef:
@@ -390,7 +390,7 @@ class Device(abc.ABC):
                 stream that they name, or the legacy default stream if they cannot name one.
             pinned: Whether you put `host` often. It must be a read-only NumPy array, and not a view of a
                 writable one, on every backend, because a copy of changing data would be out of date. For an
-                array that changes use `host_empty`, whose arrays are already pinned.
+                array that changes use `host_empty`, because its arrays are already pinned.
 
         Raises:
             TypeError: The dtype is not an element type of a device; or, with `pinned`, `host` is not a NumPy
@@ -423,7 +423,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def host_empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> HostArray:
-        """Make an uninitialised host array that is transferred without an intermediate copy.
+        """Make an uninitialised host array for transfers without an intermediate copy.
 
         `put` and ``to_host(out=)`` copy it once: the device itself does, or it is copied directly to the
         device's memory. The same holds for its contiguous parts. On the CPU backend that is true of any host
@@ -475,7 +475,7 @@ class Device(abc.ABC):
         """End the actor of a library, once it has served all requests.
 
         It frees its memory, and is not opened in advance in the next context. The next operation with this
-        library starts another actor. On a device that is closed, or rebuilds its context, nothing happens.
+        library starts another actor. On a closed device, or while it rebuilds its context, nothing happens.
 
         Args:
             path: The import path of the actor, with its argument if any.
@@ -503,11 +503,11 @@ class Device(abc.ABC):
 
 
 def check_device(where: str, device: object) -> None:
-    """Refuse an object that is not an open device.
+    """Refuse an object other than an open device.
 
     Raises:
         TypeError: It is not.
-        NotSupportedError: The object has no device in this process, such as an entity of a cluster.
+        NotSupportedError: The object does not have a device in this process, such as an entity of a cluster.
     """
     if not isinstance(device, Device):
         if without := getattr(device, "without_device", None):
@@ -538,7 +538,7 @@ def owned(where: str, ref: AccelRef) -> AccelRef:
 
 
 def device_of(operation: str, *operands: Any) -> Device:
-    """Return the device of an operation: that of its first operand on a device.
+    """Return the device of an operation: the device of its first operand with one.
 
     Raises:
         TypeError: No operand is on a device.

@@ -193,7 +193,7 @@ def started() -> None:
 
 @_answer
 def prepared() -> None:
-    """All libraries are open that were to be opened in advance."""
+    """All libraries to open in advance are open."""
 
 
 @_answer
@@ -206,13 +206,13 @@ def progress(number: Count, text: Annotated[str, _report]) -> None:
     """The last value that a method has reported. The next one follows after `heard`, or before `done`."""
 
 
-# The two are handwritten, because each timed operation has one.
+# The two are handwritten, because each timed operation needs one.
 @KINDS.declare(_TIMES, write=_write_times, read=_read_times)
 def times(number: Count, begun: Count, completed: Count) -> None:
     """The times when a launch began and was complete, in nanoseconds; sent before `done`."""
 
 
-# These are handwritten, because each operation has one, and a plain success consists only of the head.
+# These are handwritten, because each operation needs one, and a plain success consists only of the head.
 @KINDS.declare(_DONE, _RESULTS, write=_write_done, read=_read_done)
 def done(
     number: Count, addresses: tuple[_Place, ...], results: tuple[bytes, ...], trouble: _Trouble | None
@@ -291,7 +291,7 @@ def _encode(message: Message) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """Encode a value for which JSON has no form."""
+    """Encode a value that JSON cannot represent."""
     if isinstance(value, bytes):
         return {_BYTES: value.decode("latin-1")}
     if isinstance(value, complex):

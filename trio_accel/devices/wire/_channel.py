@@ -35,7 +35,7 @@ class EndOfChannel(Exception):  # noqa: N818 - an end, as Trio names it; only so
 
 
 class Channel:
-    """One end of a connected pair of Unix stream sockets: complete messages, in order, with descriptors.
+    """One end of a connected Unix stream socket pair: complete messages, in order, with descriptors.
 
     `send` never blocks: data that the socket does not accept waits in an outbox, which `run` sends. One task
     receives. Reading and writing do not wait for each other, so that two ends with much data cannot block one
@@ -120,8 +120,8 @@ class Channel:
             All arrived messages, at least one.
 
         Raises:
-            EndOfChannel: There will be no more messages: the peer is gone or sent an invalid message (see the
-                cause), or this end is closed.
+            EndOfChannel: There will be no more messages: the peer has ended or sent an invalid message (see
+                the cause), or this end is closed.
         """
         spin_wait = self.spin_wait
         # Tasks that waited for the received messages run first, and may ask again. Sleeping would take as
@@ -145,7 +145,7 @@ class Channel:
                     await self._sleep(pause)
                 except trio.ClosedResourceError:
                     continue
-            # There are no further checkpoints, so a cancellation cannot lose already read messages.
+            # Checkpoints are over here, so a cancellation cannot lose already read messages.
             if not self._is_spinning and not self._left:
                 received = self._take(0.0 if pause else _POLL)
                 if received:

@@ -339,7 +339,7 @@ class Inbox:
             return []
 
     def read(self, sock: socket.socket) -> list[Received]:
-        """Read once; return the messages that are now complete."""
+        """Read once; return the completed messages."""
         received: list[Received] = []
         self.is_refused = False
         try:
@@ -412,7 +412,7 @@ class Inbox:
             self._make_room(needed)
 
     def _claim(self, count: int) -> Ints:
-        """Take the descriptors of the next message that has any; `LOST` if one of them was lost."""
+        """Take the descriptors of the next message with any; `LOST` if one of them was lost."""
         claimed: list[int] = []
         while len(claimed) < count:
             descriptor = self._descriptors.popleft() if self._descriptors else None

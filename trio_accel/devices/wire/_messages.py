@@ -103,7 +103,7 @@ def _each(reader: Reader) -> Reader:
 
 
 def _fields(readers: Sequence[Reader]) -> Reader:
-    """Make a reader of fields, each of which has its own reader."""
+    """Make a reader of fields, each with its own reader."""
 
     def read(values: Any) -> tuple[Any, ...]:
         if len(_sequence(values)) != len(readers):

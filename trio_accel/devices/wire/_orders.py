@@ -4,8 +4,8 @@ A launch contains its name, the import path of its library, the specification, i
 make, staged copies, later copies, ids of the written blocks, existing arguments and their blocks, and the
 fault that hits it.
 
-A specification consists of the import path of its class and the values of its fields. A value that is not
-plain is encoded as a tuple that begins with one of the tags.
+A specification consists of the import path of its class and the values of its fields. Values of other than
+plain types are encoded as tuples, which begin with one of the tags.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def tell_chunk(number: int) -> None:
 
 @_order
 def unchunk(number: int) -> None:
-    """Unmap memory that is freed, or was borrowed and is no longer needed."""
+    """Unmap freed memory, or borrowed memory after its use."""
 
 
 @_order
 def prepare(library: str, blocks: tuple[Address, ...]) -> None:
-    """Open a library in advance that is in use.
+    """Open a used library in advance.
 
     It contains the places of the blocks that the library has from its start. Their chunks are sent before.
     """
@@ -65,7 +65,7 @@ def start(generation: int, blocks: tuple[Address, ...]) -> None:
 
 @_order
 def template(number: int, launch: Message) -> None:
-    """A launch with positions of blocks in place of their ids; sent before its first replay."""
+    """A launch with block positions in place of the ids; sent before its first replay."""
 
 
 @_order
@@ -104,7 +104,7 @@ def borrow(number: int, released: Ints, place: Address, size: int, stays: bool, 
     """Make memory of another device readable until `unlease`.
 
     The size is the chunk's, and `stays` is whether it stays mapped until `unchunk`. Its descriptor is
-    attached if the worker does not have it mapped.
+    attached unless the worker has mapped it.
     """
 
 

@@ -27,7 +27,7 @@ Message: TypeAlias = tuple[object, ...]
 
 
 class NonsenseError(ValueError):
-    """The peer sent data that is not a message, or a message that cannot be meant."""
+    """The peer sent invalid data, or a meaningless message."""
 
 
 @attrs.frozen
@@ -92,7 +92,7 @@ class WorkerConfig:
 SIZE = 1024
 """The memory of a shared frame, in bytes."""
 
-# The words of the sender, and those of the receiver in another cache line; the payload follows.
+# The words of the sender, and the receiver's words in another cache line; the payload follows.
 _NUMBER, _LENGTH = 0, 1
 _IS_AWAKE, _TAKEN = 8, 9
 _HEADER_BYTES = 128

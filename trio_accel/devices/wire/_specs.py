@@ -164,7 +164,7 @@ def encode_array(array: HostArray) -> Message:
 
 
 def result_of(host: HostArray) -> Message:
-    """Encode a host array that is filled from a worker's reply."""
+    """Encode a host array to fill from a worker's reply."""
     return "result", DType.of(host.dtype).value, host.shape
 
 

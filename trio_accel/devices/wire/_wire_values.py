@@ -34,7 +34,8 @@ WireError: TypeAlias = tuple[object, ...]
 # Limits of depth and total number for causes and members of groups, because causes may form a circle.
 _MAX_DEPTH = 8
 _MAX_ERRORS = 64
-# The innermost frames show the place of the error; those of an endless recursion repeat it a thousand times.
+# The innermost frames show the place of the error; the frames of an endless recursion repeat it a thousand
+# times.
 _MAX_FRAMES = 40
 # The maximum characters of a text.
 _MAX_TEXT = 1 << 16
@@ -53,7 +54,7 @@ def encode_error(error: BaseException) -> WireError:
 
 
 def decode_error(data: WireError) -> Exception:
-    """Decode an error from the result of `encode_error`. It was never raised, so it has no traceback."""
+    """Decode an error from the result of `encode_error`. It was never raised, so it lacks a traceback."""
     name, fields, text, notes, frames, cause = cast(
         "tuple[str, Fields, str, tuple[str, ...], str, WireError | None]", data
     )

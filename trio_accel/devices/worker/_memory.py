@@ -33,7 +33,7 @@ from ..operations._blocks import Block, BlockTable
 from ..wire import _answers
 from ..wire._channel import Channel
 
-# At this number of arrays of a slab, all are forgotten. Making them again takes little time.
+# When a slab reaches this number of arrays, all are forgotten. Making them again takes little time.
 _MOST_ARRAYS = 256
 _Copy: TypeAlias = CopyFromHostSpec | CopyToHostSpec
 
@@ -47,7 +47,7 @@ class WorkerBlocks(dict[int, Block]):
         blocks: Makes the blocks.
 
     Attributes:
-        changes: The number of changes. Blocks that were found stay valid until it changes.
+        changes: The number of changes. Found blocks stay valid until it changes.
     """
 
     __slots__ = ("_blocks", "changes")
@@ -204,8 +204,7 @@ class WorkerMemory:
         self._channel = channel
         # The size and descriptor of chunks that the application has not acknowledged.
         self._told: dict[int, tuple[int, int]] = {}
-        # The number of blocks that are read in each foreign chunk, and the chunks that stay mapped without
-        # one.
+        # The number of read blocks in each foreign chunk, and the chunks that stay mapped without one.
         self._borrowed: Counter[int] = Counter()
         self._staying: set[int] = set()
 
@@ -216,7 +215,7 @@ class WorkerMemory:
             MemoryError: There are too many open files.
         """
         try:
-            # D74: the application may have no free descriptor now, and asks again later.
+            # D74: the application may lack a free descriptor now, and asks again later.
             self._told[chunk] = nbytes, os.dup(descriptor)
             self._tell(chunk)
         except OSError as error:
@@ -235,7 +234,7 @@ class WorkerMemory:
             self._channel.send(_answers.chunk(chunk, nbytes), (descriptor,))
 
     def on_tell_chunk(self, number: int) -> None:
-        """Send a chunk again that the application had no descriptor for; it asks again if this fails."""
+        """Send a chunk again after the application lacked a descriptor; it asks again if this fails."""
         with suppress(OSError):
             self._tell(number)
 

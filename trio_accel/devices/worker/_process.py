@@ -27,7 +27,7 @@ from ._server import WorkerServer
 _SOCKET, _PAGE = 3, 4
 # The kinds of messages that may soon follow an answer (D43).
 _REQUESTS = frozenset(kind.name for kind in (_orders.request, _orders.replay, _orders.lease, _orders.borrow))
-# Seconds between heartbeats, and the maximum number of characters of a log record.
+# Seconds between heartbeats, and the maximum length of a log record in characters.
 _INTERVAL, _LONGEST = 0.1, 1 << 16
 # Seconds after which a thread requests the interpreter's lock. With Python's default of 5 ms, replies to
 # completed operations wait while others are launched: 64 callers of 64×64 products got 7000 of them a second,
@@ -36,7 +36,7 @@ _SWITCH = 0.0005
 
 
 def main() -> None:
-    """Serve one device until the application ends the worker, or is gone."""
+    """Serve one device until the application ends the worker, or ends itself."""
     if os.environ.get("PYTHONFAULTHANDLER"):
         # D77: an isolated interpreter does not read this variable.
         faulthandler.enable()

@@ -282,7 +282,7 @@ class WorkerRequests:
         self._end(launch.number, "withdrawn", False, False, None, ())
 
     def on_lease(self, number: int, block: int, write: bool, released: Ints) -> None:
-        """Hold a block, and send its place when its turn comes."""
+        """Hold a block, and send its place at its turn."""
         if released:
             self.on_release(released)
         session = self.session
@@ -368,7 +368,7 @@ class _Serving(DirectReply):
     Attributes:
         launch: The launch.
         word: The shared word of its library.
-        results: The host arrays that are sent with the reply.
+        results: The host arrays to send with the reply.
         invalidates: Whether its outputs become invalid even if it was never launched, because others use
             them.
         session: The context that serves it.

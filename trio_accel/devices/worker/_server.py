@@ -99,7 +99,7 @@ class WorkerServer:
     def detach(self, error: BaseException | None) -> None:
         """End with the context. The application gets the error of its loss, if it is already known."""
         self._requests.session = None
-        # Arrays that are dropped from now on end with the device.
+        # Arrays dropped from now on end with the device.
         self.blocks.lose()
         if isinstance(error, Exception) and not self._requests.is_closing:
             self._lose(error)
@@ -289,7 +289,7 @@ class WorkerServer:
             await session.engine.wait_idle()
 
     def _on_close(self) -> None:
-        # This comes first: from here on the end of the context is not reported as a loss.
+        # Do this first, so that the end of the context is not reported as a loss.
         self._requests.is_closing = True
         self._requests.end_leases()
         self._nursery.start_soon(self._close)
@@ -473,7 +473,7 @@ class PreparedLibraries:
             self._prepared.pop(path, None)
 
     def begin(self, session: Session, blocks: Iterable[PlacedBlock]) -> None:
-        """Take over: drop libraries opened with blocks that have moved.
+        """Take over: drop libraries opened with since moved blocks.
 
         Args:
             session: The context.
