@@ -50,7 +50,6 @@ def replay(spec: AnyChain, works: Works, read: Callable[[], int], count: Callabl
         works: Its operations.
         read: Reads the present value of the condition.
         count: Gets the number of turns of a loop.
-        count: Notes how many turns a loop had.
 
     Raises:
         AccelError: An operation failed; see `run_works`.

@@ -67,8 +67,8 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         believed: See `AccelDevice.believed`.
         read_only: Blocks that libraries refuse to write to; see `BlockMemory.read_only`.
         kept: See `AccelDevice.kept`.
-            allocate: See `AccelDevice.allocate`. An attribute, to save a call.
-            placement: See `AccelDevice.placement`. An attribute, to save a call.
+        allocate: See `AccelDevice.allocate`. An attribute, to save a call.
+        placement: See `AccelDevice.placement`. An attribute, to save a call.
     """
 
     def __init__(self, info: DeviceInfo, blocks: BlockMemory[ChunkT, BlockT]) -> None:

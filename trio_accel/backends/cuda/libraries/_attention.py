@@ -480,7 +480,7 @@ _EIGHT = 8
 # The code of minus infinity.
 _INFINITE = {DType.float16: 0xFC00, DType.bfloat16: 0xFF80}
 
-# The order is that of the arrays in dnn.cu.
+# The order matches the arrays in dnn.cu.
 _ARRAYS = "query", "key", "value", "grad", "out", "mask", "grad_query", "grad_key", "grad_value"
 
 _Spec: TypeAlias = AttentionSpec | AttentionGradSpec

@@ -46,12 +46,12 @@ from ._sparse_makers import (
     vector,
 )
 
-# The layout is that of the structure in sparse.cu.
+# The layout matches the structure in sparse.cu.
 _GUARD = struct.Struct("<5Q3qii")
 _ARGUMENTS = struct.Struct("<6Q3qiii4x")
 _SCALE = struct.Struct("<Qqddi4x")
 _LANES = 32
-# The layout is that of the structure in residuals.cu.
+# The layout matches the structure in residuals.cu.
 _LEAST = struct.Struct("<7Qdqi4x")
 _MOST_STRUCTURES = 256
 _ALGORITHM = cusparse.SpMVAlg.DEFAULT
@@ -326,7 +326,7 @@ class SparseLibrary(CudaLibrary):
         values = *addresses, words, *spec.matrix, _stored(spec), *types
         self._unchecked.run(call.handle, max(spec.matrix[0], 1) * _LANES, _ARGUMENTS, *values)
 
-    # ---- structures that are checked
+    # ---- checks of structures
 
     def _harmless(self, structure: Structure, call: KernelCall) -> tuple[int, int]:
         """Return addresses of row pointers and columns that lead nowhere outside.
@@ -411,7 +411,7 @@ class SparseLibrary(CudaLibrary):
         if product is not None:
             product.destroy()
 
-    # ---- matrices that are made
+    # ---- matrices made from others
 
     def _loaded(self) -> MakerKernels:
         """Compile the kernels that make matrices; blocks. The context is current."""
