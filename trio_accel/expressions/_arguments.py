@@ -241,7 +241,7 @@ def find_types(
         plain: The arguments of the computation, if they differ.
 
     Raises:
-        TypeError, ValueError, NotSupportedError: There are no such types.
+        TypeError, ValueError, NotSupportedError: The types are not supported.
     """
     try:
         return find(tuple(given.values() if plain is None else plain))

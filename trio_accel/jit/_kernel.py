@@ -293,7 +293,7 @@ class Kernel:
         Raises:
             TypeError, ValueError: An argument is wrong: arity, dtype, axes, gaps, device; or a grid or a
                 block exceeds the limits. Nothing was launched.
-            CompilationError: The code does not compile, or has no such kernel.
+            CompilationError: The code does not compile, or lacks the kernel.
             LibraryError: The block or the grid does not fit on the device.
             NotSupportedError: The backend cannot run it.
             ContextLostError: The context was lost while it ran; it may be this kernel's fault.
@@ -311,7 +311,7 @@ class Kernel:
             shared: Bytes of dynamic shared memory of a block.
 
         Raises:
-            CompilationError: The code does not compile, or has no such kernel.
+            CompilationError: The code does not compile, or lacks the kernel.
             NotSupportedError: The backend has no occupancy.
         """
         constant = self._block.constant

@@ -262,7 +262,7 @@ async def fused_matmul(
         The result, of shape (..., m, n). float8 and int8 are saturated, int32 wraps around.
 
     Raises:
-        TypeError: There are no products of these dtypes; or `precision` or a scale is for other dtypes.
+        TypeError: Products of these dtypes are not supported; or `precision` or a scale is for other dtypes.
         ValueError: `dtype` cannot hold a factor.
         NotSupportedError: The library or the card does not support the product, dtype or precision.
     """

@@ -173,7 +173,7 @@ async def linear(
         The result, of shape (..., n) and the dtype of `x`; bfloat16 of float8, int32 of int8.
 
     Raises:
-        TypeError: There are no products of these dtypes.
+        TypeError: Products of these dtypes are not supported.
         ValueError: The shapes do not fit, or the activation is unknown.
         NotSupportedError: The library or the card does not support the product.
     """

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Rate: TypeAlias = "float | AccelRef"
-"""A number, or an array without axes."""
+"""A number, or a 0-d array."""
 StepNumber: TypeAlias = "int | AccelRef"
 """The same, of integers."""
 

@@ -122,7 +122,7 @@ class Generator(Distributions):
             A new array, of int64 for a number.
 
         Raises:
-            ValueError: A negative number, or an array without axes.
+            ValueError: A negative number, or a 0-d array.
             NotSupportedError: The device has no sorting; on CUDA it comes from the package ``cuda-cccl``.
         """
         count, rows = self._source("permutation", x)

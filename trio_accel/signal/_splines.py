@@ -148,7 +148,7 @@ async def evaluate_spline(spline: CubicSpline, x: Operand, nu: int = 0) -> Accel
 
     Raises:
         TypeError: `x` is not an array of real numbers.
-        ValueError: There is no such derivative.
+        ValueError: The derivative does not exist.
     """
     order = whole("evaluate_spline", "nu", nu)
     if not 0 <= order < len(_PIECES):

@@ -69,7 +69,7 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
             name: One of `libraries`, or the import path of a module of kernels; a program has an argument.
 
         Raises:
-            NotSupportedError: There is no such library.
+            NotSupportedError: The library does not exist.
         """
         self.check_open()
         return open_library(name, self)

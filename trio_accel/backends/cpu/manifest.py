@@ -32,7 +32,7 @@ def open_library(name: str, device: ComputingDevice) -> CpuLibrary:
         device: The device.
 
     Raises:
-        NotSupportedError: There is no such library.
+        NotSupportedError: The library does not exist.
     """
     key, separator, argument = name.partition("?")
     if key not in LIBRARIES:

@@ -439,7 +439,7 @@ class AccelDevice(Protocol):
         """Forget a mapped chunk that the device has not adopted yet.
 
         Raises:
-            KeyError: There is no such chunk.
+            KeyError: The chunk does not exist.
         """
 
     def expect(self, blocks: Iterable[PlacedBlock]) -> None:

@@ -223,7 +223,7 @@ class PrimitivesLibrary(CompiledLibrary):
         """Make a sorter for keys of a dtype, with numbers of another dtype for each key. May block.
 
         Raises:
-            NotSupportedError: There is no such sorter.
+            NotSupportedError: The backend cannot sort these dtypes.
         """
         raise NotSupportedError(f"{self.name}: the {self.backend.upper()} backend does not sort")
 

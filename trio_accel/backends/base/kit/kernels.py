@@ -386,7 +386,7 @@ def load_module_kernels(
         device: Name of the device, for the error.
 
     Raises:
-        NotSupportedError: There is no such module, or it lacks kernels for this backend.
+        NotSupportedError: The module does not exist, or it lacks kernels for this backend.
         ImportError: An import in the module failed.
     """
     try:

@@ -590,7 +590,7 @@ def load_target(path: str, where: str) -> Any:
         where: The program's name in errors.
 
     Raises:
-        ImportError: There is no such module here, or it lacks the name.
+        ImportError: The module does not exist here, or it lacks the name.
         Exception: The error of the module.
     """
     module, _, qualname = path.partition(":")

@@ -102,7 +102,7 @@ class ProgramRank(ABC):
         """Return this rank within a group of `World.call`.
 
         Raises:
-            KeyError: There is no such group.
+            KeyError: The group does not exist.
         """
         if name not in self._groups:
             self._groups[name] = type(self)(self._meeting, self._by, name)

@@ -102,7 +102,7 @@ def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> FusedDtype
         out: Dtype of the result; None for the usual one.
 
     Raises:
-        TypeError: There is no such product.
+        TypeError: The dtypes have no product.
     """
     # The key holds identities: a member's hash takes longer than all the rest.
     key = id(a), id(b), id(out)
