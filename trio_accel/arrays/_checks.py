@@ -1,4 +1,4 @@
-"""Checks of the arguments of functions, under the names that errors use."""
+"""Checks of arguments, under the names that errors use."""
 
 from __future__ import annotations
 

@@ -514,7 +514,7 @@ async def histogram(
 
 
 async def _edges(name: str, device: Device, first: float, last: float, count: int, dtype: DType) -> AccelRef:
-    """Make the edges of bins of equal width, which must be different numbers in the dtype."""
+    """Make edges for bins with equal width, which must be different numbers in the dtype."""
     # The distance of numbers is least at the end nearer to 0, so too many bins are refused before they are
     # made.
     least = min(abs(first), abs(last)) if first * last > 0 else 0.0

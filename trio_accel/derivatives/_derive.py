@@ -57,7 +57,7 @@ class Addition:
 
     Attributes:
         program: Its results are the value, followed by the indices.
-        counts: For each loop around the load, the program of its number of iterations.
+        counts: For each loop around the load, the program that counts its iterations.
     """
 
     program: Program
@@ -321,7 +321,7 @@ class _Gradient(Builder):
                 self._contribute(adjoints, one, self._where_not_zero(g, make))
 
     def _bound(self, number: int, at: Mapping[int, int]) -> tuple[int, int] | None:
-        """Return the array and the bound of an extremum of an array and a number."""
+        """Return array and bound, given the extremum of an array and a number."""
         step = self._old[number]
         pairs = [step.steps, step.steps[::-1]] if step.function in BOUNDS else []
         return next(((array, at[bound]) for array, bound in pairs if self._is_number(at[bound])), None)

@@ -179,7 +179,7 @@ class Reduction(Expression[AccelRef]):
             made, _ = written(planner, "out", out, (shape, known.dtypes[0]))
         if out is not None:
             arrays = zip(taken.array_names, taken.lying, strict=True)
-            # Elements of a result of whole rows are written after the elements of their row were read.
+            # With whole rows as the result, elements are written after the elements of their row were read.
             others = {name: array for name, array in arrays if not known.is_whole or array != made.spec}
             planner.distinct("out", made.spec, **others)
         if not count and not self.parsed.takes_nothing and 0 not in shape:

@@ -1,4 +1,4 @@
-"""Gradients of functions of matrices."""
+"""Gradients of matrix functions."""
 
 # Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false

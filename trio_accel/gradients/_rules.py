@@ -1,4 +1,4 @@
-"""Gradients of functions of arrays other than element-wise expressions."""
+"""Gradients of array functions other than element-wise expressions."""
 
 # Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false

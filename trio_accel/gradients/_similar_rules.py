@@ -36,7 +36,7 @@ _MAX_COLUMNS = 256
 
 
 def _of_turns(form: Any, z: Any, of_form: Any, of_z: Any) -> Any:
-    """Return the gradient of W, given the gradients of the form and of Z."""
+    """Return W's gradient, given the gradients of the form and Z."""
     made = None if of_z is None else adjoint(z) @ of_z
     if of_form is not None:
         back = adjoint(form)

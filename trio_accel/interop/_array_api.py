@@ -160,7 +160,7 @@ def isdtype(dtype: DTypeLike, kind: DTypeLike | Sequence[DTypeLike]) -> bool:
 
 
 def result_type(*arrays_and_dtypes: Typed | complex) -> DType:
-    """Return the dtype of the result of arrays, dtypes and Python numbers together.
+    """Return the result dtype for arrays, dtypes and Python numbers together.
 
     Raises:
         TypeError: The standard has no promotion for them, or there is neither an array nor a dtype.

@@ -1,4 +1,4 @@
-"""Functions of matrices composed of products, solutions and singular values."""
+"""Matrix functions composed of products, solutions and singular values."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _plan_grad(message: Any, planner: Planner) -> Planned[Any]:
 
 
 def _plan_sums(message: Any, planner: Planner) -> Planned[Any]:
-    """Plan a product with sums of one of its operands."""
+    """Plan a product with one operand's sums."""
     return _plan(message, planner, "sum_a" if message.of == "a" else "sum_b", "sums", FusedSumsResult)
 
 

@@ -68,7 +68,7 @@ class EigResult(NamedTuple):
 
 
 def _eigh_failure(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
-    """Return the error for a status word; words above n are n plus the order of a leading minor of b."""
+    """Return the error for a status word; words above n are n plus the order of b's leading minor."""
     trouble, order = _DIVERGED.format(code), code - spec.inputs()[0].shape[-1]
     if code < 0:
         trouble = _NOT_FINITE

@@ -117,7 +117,7 @@ async def correlate(
 
     Args:
         input: The image, of any number of axes.
-        weights: An array with an axis for each of `axes`: of the host, or a real one of the device. Complex
+        weights: An array with an axis for each of `axes`: on the host, or a real one on the device. Complex
             weights are conjugated.
         output: See `Output`.
         mode: See `Mode`.

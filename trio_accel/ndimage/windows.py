@@ -1,4 +1,4 @@
-"""Helpers of all functions of images: arguments, values outside of the edges, and windows as views.
+"""Helpers of all image functions: arguments, values outside of the edges, and windows as views.
 
 An array is padded once (D190), by index arithmetic in an expression. Each element of a window is a view of
 that then. An expression over views has neither indices nor edges, and runs as fast as any other.

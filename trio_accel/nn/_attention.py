@@ -222,7 +222,7 @@ async def scaled_dot_product_attention(
 ) -> AccelRef | AttentionResult:
     """Compute ``softmax(query @ key^T * scale) @ value`` as `torch.nn.functional` does.
 
-    The scores of some rows of one head are in memory at a time. A query without keys gets zeros, and minus
+    Scores are in memory for some rows of one head at a time. A query without keys gets zeros, and minus
     infinity as its logarithm. Masks, bands and lengths may be combined: a key counts if all of them allow it.
     A key with weight zero adds nothing, even if it or its value is infinite or NaN.
 

@@ -584,7 +584,7 @@ async def nll_loss(
     ignore_index: int = -100,
     reduction: LossReduction = "mean",
 ) -> AccelRef:
-    """Take the negative logarithms of the probabilities of labels, as `torch.nn.functional.nll_loss`.
+    """Take the negative logarithms of the labels' probabilities, as `torch.nn.functional.nll_loss`.
 
     It is two launches. `cross_entropy` computes it from logits, with fewer.
 

@@ -183,7 +183,7 @@ def means(name: str, message: Any, spatial: Ints) -> tuple[Ints, _Means]:
 
 
 def check_images(name: str, shape: Ints, grad: ArraySpec) -> Ints:
-    """Require the same images of gradients and of an input; return the spatial extents of the input.
+    """Require the same images of gradients and an input; return the input's spatial extents.
 
     Without an axis for a batch, the number of spatial axes would be ambiguous.
     """
@@ -508,7 +508,7 @@ _Targets: TypeAlias = int | Sequence[int | None] | None
 async def adaptive_avg_pool2d(
     input: Operand, output_size: _Targets, *, out: AccelRef | None = None
 ) -> AccelRef:
-    """Compute means of a given number of windows, as `torch.nn.functional.adaptive_avg_pool2d`.
+    """Compute the means of `output_size` windows, as `torch.nn.functional.adaptive_avg_pool2d`.
 
     Window i of n takes the elements from ``i * length // n`` to below ``ceil((i + 1) * length / n)``.
 
@@ -548,7 +548,7 @@ def adaptive_max_pool2d(
 async def adaptive_max_pool2d(
     input: Operand, output_size: _Targets, return_indices: bool = False
 ) -> AccelRef | MaxPoolResult:
-    """Find the greatest elements of a given number of windows, as `torch.nn.functional.adaptive_max_pool2d`.
+    """Find the greatest elements of `output_size` windows, as `torch.nn.functional.adaptive_max_pool2d`.
 
     See `adaptive_avg_pool2d` for the windows, and `max_pool2d` for the order of elements.
 

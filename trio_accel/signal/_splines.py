@@ -140,7 +140,7 @@ async def evaluate_spline(spline: CubicSpline, x: Operand, nu: int = 0) -> Accel
 
     Args:
         spline: The spline.
-        x: The points, real: an array of the device or of the host, of any shape.
+        x: The points, real: an array on the device or the host, with any shape.
         nu: The order of the derivative, 0 to 3.
 
     Returns:

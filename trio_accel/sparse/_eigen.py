@@ -63,7 +63,7 @@ class _Lanczos:
     The first `k` vectors of the basis are locked eigenvectors, or zeros. All others are orthogonal to them,
     so that they only see the rest of the matrix. The next ones are Ritz vectors, or an invariant subspace.
     Products with later vectors fill the upper triangle of the projected matrix, because all components along
-    the basis are subtracted and noted. The steps of each part of the basis are recorded once.
+    the basis are subtracted and noted. The steps for each part of the basis are recorded once.
 
     Attributes:
         locked: Eigenvalues of the locked vectors.
@@ -106,8 +106,8 @@ class _Lanczos:
         """Fill the basis.
 
         Returns:
-            Ritz values and vectors of the projected matrix, the length of the rest of the last product, and
-            the number of vectors, without locked ones.
+            Ritz values and vectors of the projected matrix, the length of the last product's rest, and the
+            number of vectors, without locked ones.
         """
         kept, left_of_n = self._kept, len(self._problem.b) - len(self.locked)
         begin, end = self._k, self._k + min(self._steps, left_of_n)

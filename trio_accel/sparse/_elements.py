@@ -1,4 +1,4 @@
-"""Functions of the elements of sparse matrices, as expressions that run on every backend."""
+"""Functions of sparse matrices' elements, as expressions that run on every backend."""
 
 from __future__ import annotations
 

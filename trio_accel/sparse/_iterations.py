@@ -265,7 +265,7 @@ def _check_shapes(where: str, a: Any, b: Operand, x0: Operand | None, dtype: DTy
 
 
 def unit_of(size: float, dtype: DType) -> float:
-    """Return a power of two of this size: 1 if its square is far from the ends of the dtype."""
+    """Return a power of two with this size: 1 if its square is far from the ends of the dtype."""
     facts, exponent = np.finfo(dtype.dtype), math.frexp(size)[1]
     is_kept = not math.isfinite(size) or not size or abs(exponent) < facts.maxexp // 4
     return 1.0 if is_kept else math.ldexp(1.0, min(max(exponent, 2 - facts.maxexp), facts.maxexp - 2))

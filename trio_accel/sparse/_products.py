@@ -1,4 +1,4 @@
-"""Products of sparse matrices of any format with dense arrays, and the actor of sparse matrices."""
+"""Products of dense arrays with sparse matrices in any format, and the actor of sparse matrices."""
 
 from __future__ import annotations
 
