@@ -85,7 +85,7 @@ class Topology:
             b: Name of the second device.
 
         Raises:
-            ValueError: There is no such device, or both names are equal.
+            ValueError: A device does not exist, or both names are equal.
         """
         names = [info.name for info in self.devices]
         for argument, name in (("a", a), ("b", b)):

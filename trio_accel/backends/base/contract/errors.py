@@ -79,7 +79,7 @@ class ContextLostError(AccelError):
 
 
 class ContextPoisonedError(ContextLostError):
-    """The context was lost because a fault of the hardware or of a kernel poisoned it."""
+    """The context was lost because a fault in the hardware or a kernel poisoned it."""
 
 
 @attrs.define(eq=False, slots=False)

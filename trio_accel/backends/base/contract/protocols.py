@@ -68,7 +68,7 @@ class MemoryStatistics:
 
 @attrs.define(eq=False)
 class CacheCounts:
-    """Counts of the entries of a cache; its owner counts, and others read.
+    """Counts of a cache's entries; its owner counts, and others read.
 
     Attributes:
         found: The number of look-ups that found an entry.
@@ -83,7 +83,7 @@ class CacheCounts:
 
 @attrs.define(eq=False)
 class KeptCounts:
-    """Counts of a table of cached plans; its owner counts, and others read.
+    """Counts of cached plans in a table; its owner counts, and others read.
 
     Attributes:
         seen: Requests that were served without a plan, because their key had none yet.
@@ -106,7 +106,7 @@ class KeptCounts:
 
 @attrs.define(eq=False)
 class LibraryUsage:
-    """Plans and workspace of one library of a device; the device counts, and others read.
+    """Plans and workspace of a device's library; the device counts, and others read.
 
     Attributes:
         plans: The plans of its operations: each launch by a plan has found one, or had one made.
@@ -421,7 +421,7 @@ class AccelDevice(Protocol):
         """
 
     def map_peer(self, chunk: int, owner: AccelDevice, number: int) -> None:
-        """Make a chunk of another open device of this process readable; see `reaches`.
+        """Make a chunk of another open device in this process readable; see `reaches`.
 
         Its memory stays until `unmap_chunk`, also if the owner is closed meanwhile.
 
@@ -530,7 +530,7 @@ class AccelDevice(Protocol):
         ...
 
     def reaches(self, other: DeviceInfo) -> bool:
-        """Return whether kernels of this device can read mapped memory of another device of the backend."""
+        """Return whether kernels of this device can read mapped memory of another device."""
         ...
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> Lease:

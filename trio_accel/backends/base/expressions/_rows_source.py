@@ -37,7 +37,7 @@ _SIDES = {"left": "a.value", "right": "b.value"}
 
 @attrs.frozen
 class RowLayouts:
-    """Layouts of the arrays of a reduction, or of an expression of rows. Each layout has its own kernel.
+    """Layouts of the arrays in a reduction, or in an expression of rows. Each layout has its own kernel.
 
     Attributes:
         kept: The number of axes that remain after contiguous axes are joined.
@@ -156,7 +156,7 @@ class _Rows:
         return _statements(self._program, outputs, there, self.taken.texts, kept)
 
     def structure(self, kept: Sequence[int]) -> str:
-        """Return C++ of the values of a row that later passes read."""
+        """Return C++ for a row's values that later passes read."""
         fields = [f" {register_of(self._program.steps[number].dtype)} t{number};" for number in kept]
         return f"struct Row {{{''.join(fields)} }};"
 
@@ -308,7 +308,7 @@ def _identity(program: TypedExpression, number: int) -> str:
 
 
 def _row_offset(kept: int, array: int) -> str:
-    """Return C++ of the offset of an array's row that makes an output."""
+    """Return C++ for the offset of an array's row that makes an output."""
     return (
         f" + offset_of<{kept}>(output, arguments.kept_shape, arguments.kept_strides[{array}])" if kept else ""
     )

@@ -59,7 +59,7 @@ _Address: TypeAlias = Callable[[ArraySpec], int]
 
 @attrs.frozen(eq=False)
 class KernelSource:
-    """The source of the kernels of an expression, for certain types and layouts.
+    """The source of an expression's kernels, for certain types and layouts.
 
     Attributes:
         text: The source.

@@ -107,7 +107,7 @@ class Chain:
 
 
 class ChainLibrary(EnqueuingLibrary[Any, Any]):
-    """Replay of chains by libraries of its own: at first one operation after the other.
+    """Replay of chains by its own libraries: at first one operation after the other.
 
     Base of a GPU's graph library, placed before the base of that backend's libraries. After a chain has run
     several times at the same addresses, a thread captures it, and from then on it is launched as a graph. By
@@ -402,7 +402,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
 
 
 class _Host:
-    """The host arrays of one run of a chain, in one piece of pinned memory.
+    """The host arrays for one run of a chain, in one piece of pinned memory.
 
     Attributes:
         address: The piece; results follow the given arrays. 0 for a chain without host arrays.

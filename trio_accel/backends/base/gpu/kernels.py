@@ -275,8 +275,8 @@ class CompiledExpression(LoadedCode):
 class CompiledLibrary(EnqueuingLibrary[Any, Any]):
     """Enqueues expressions, and kernels of the user's own. A plan is loaded code.
 
-    The plan of an expression is for certain types and layouts, whatever the extents. The plan of a kernel of
-    the user's own is a `UserKernel`.
+    The plan of an expression is for certain types and layouts, whatever the extents. The plan of the user's
+    own kernel is a `UserKernel`.
     """
 
     def _key_of(self, spec: ops.OperationSpec) -> tuple[object, ...]:

@@ -340,7 +340,7 @@ class PrimitivesLibrary(CompiledLibrary):
                 call.convert(source, target)
 
     def _order(self, code: _Code, call: _Call, address: int, x: DeviceArray, wanted: int) -> tuple[int, int]:
-        """Find the order of the first elements of each row.
+        """Find the order of the first elements in each row.
 
         Returns:
             The address of their indices, row after row; and the number of indices in each row.

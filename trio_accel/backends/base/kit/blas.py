@@ -146,7 +146,7 @@ class Plan:
         return found.ravel()
 
     def operand(self, field: str, array: ArraySpec) -> Matrix:
-        """Return the layout of a matrix, or of the first matrix of a stack."""
+        """Return the layout of a matrix, or of the first matrix in a stack."""
         self._shapes[field] = array.shape
         self._step(field, array.strides)
         (rows, columns), (down, along) = array.shape[-2:], array.strides[-2:]

@@ -109,7 +109,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
             os.close(descriptor)
 
     def map_peer(self, chunk: int, owner: Any, number: int) -> None:
-        """Make a chunk of another device of this process addressable; see `AccelDevice.map_peer`."""
+        """Make a chunk of another device in this process addressable; see `AccelDevice.map_peer`."""
         self.check_open()
         self.blocks.map_peer(chunk, owner.blocks, number)
 

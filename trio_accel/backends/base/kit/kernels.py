@@ -30,7 +30,7 @@ else:
     ArrayT_co, PlanT_co = TypeVar("ArrayT_co", covariant=True), TypeVar("PlanT_co", covariant=True)
 
 _KERNELS = "_trio_accel_kernels"
-# The name of the table of declared kernels in a module or a class.
+# The name of the table for declared kernels in a module or a class.
 _TABLE = "__trio_accel_kernels__"
 
 ALLOWED: dict[str, Mapping[str, tuple[DType, ...]]] = {}
@@ -91,7 +91,7 @@ class KernelCall(Protocol[ArrayT_co, PlanT_co]):
         ...
 
     def workspace(self, nbytes: int) -> int:
-        """Return the address of `nbytes` bytes of memory where the kernel runs; 0 for none.
+        """Take `nbytes` bytes of memory where the kernel runs, and return the address; 0 for none.
 
         Raises:
             OutOfMemoryError: There is too little memory.
@@ -136,7 +136,7 @@ class DeviceCall(KernelCall[DeviceArray, PlanT_co], Protocol[PlanT_co]):
         ...
 
     def host_workspace(self, nbytes: int) -> int:
-        """Return the address of `nbytes` bytes of host memory; 0 for none."""
+        """Take `nbytes` bytes of host memory, and return the address; 0 for none."""
         ...
 
     def words(self, count: int, judge: Callable[[StatusArray], None]) -> int:

@@ -143,7 +143,7 @@ class ProgramArrays(Protocol):
         ...
 
     def rank(self, meeting: Mapping[str, Any], asker: ops.Asker) -> ProgramRank:
-        """Make the rank of a call of all ranks, from the application's description of the meeting."""
+        """Make the rank for a call of all ranks, from the application's description of the meeting."""
         ...
 
     def when_done(self, look: Callable[[], None]) -> None:

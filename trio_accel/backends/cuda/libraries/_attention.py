@@ -1,6 +1,6 @@
 """Attention by one kernel of cuDNN, or by matrix products and kernels for their rows if cuDNN has no kernel.
 
-The products take every type and every option. The scores of some rows of all heads are in memory at a time.
+The products take every type and every option. Scores are in memory for some rows of all heads at a time.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Sizes:
 
     @property
     def batches(self) -> int:
-        """The number of products of a kind: one for each head of the keys."""
+        """The number of products of one kind: one for each key head."""
         return self.sequences * self.served
 
     @property
@@ -232,7 +232,7 @@ _Matrices: TypeAlias = tuple[int, int, int]
 
 @attrs.frozen
 class _Piece:
-    """Some rows of each head of the keys.
+    """Some rows of each key head.
 
     Attributes:
         first: The first row.
@@ -323,7 +323,7 @@ class Attention:
         return made
 
     def pieces(self) -> Iterator[_Piece]:
-        """Cut the rows of each head of the keys into pieces."""
+        """Cut the rows of each key head into pieces."""
         lines = self.sizes.lines
         for first in range(0, lines, self._most):
             yield _Piece(first, min(self._most, lines - first), lines, self.wide.itemsize)
@@ -554,7 +554,7 @@ class AttentionLibrary(AttentionKernels):
         return attrs.evolve(plan, graph=graph, numbers=_numbers(spec, sizes, layouts))
 
     def _layouts(self, spec: _Spec, sizes: Sizes, plan: _Plan) -> dict[str, Layout]:
-        """Return the layouts of all arrays of a graph, written arrays last."""
+        """Return the layouts of a graph's arrays, written arrays last."""
         n, heads, rows = sizes.sequences, sizes.heads, sizes.rows
         keys = n, sizes.served, sizes.columns
         made: dict[str, Layout] = {"query": _layout(spec.query, (n, heads, rows, sizes.e))}

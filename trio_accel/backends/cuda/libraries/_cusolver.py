@@ -1,4 +1,4 @@
-"""Solvers of cuSOLVER, and of cuBLAS for stacks of small matrices, in a table; and kernels around them."""
+"""Solvers of cuSOLVER, and of cuBLAS for stacks with small matrices, in a table; and kernels around them."""
 
 from __future__ import annotations
 

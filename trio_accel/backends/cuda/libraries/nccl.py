@@ -1,4 +1,4 @@
-"""Collectives of GPUs in workers of one host, by NCCL."""
+"""Collectives of GPUs in workers on one host, by NCCL."""
 
 from __future__ import annotations
 

@@ -370,7 +370,7 @@ def _pivots(call: KernelCall, shape: Ints) -> DeviceArray:
 
 
 def _part(array: DeviceArray, place: int, dtype: DType) -> DeviceArray:
-    """Return one element of each row of complex numbers, or its real part."""
+    """Return one complex number of each row, or its real part."""
     address = array.address + place * array.dtype.itemsize
     return DeviceArray(address, dtype, array.shape[:-1], array.strides[:-1])
 

@@ -200,7 +200,7 @@ class CudaStream:
         self._next.append(finisher)
 
     def wait(self, event: AccelEvent) -> None:
-        """Hold back later work until an event of any stream of this device is done."""
+        """Hold back later work until an event of any stream on this device is done."""
         if not isinstance(event, CudaEvent):
             raise TypeError(f"event: a stream of the CUDA backend waits for its own kind, not {event!r}")
         if event.is_done or event.stream is self or self._context.is_lost:
@@ -385,7 +385,7 @@ class CudaHold:
 
 @contextmanager
 def scratch(context: CudaContext, *rooms: int) -> Generator[tuple[int, list[int]]]:
-    """Yield a stream, and addresses of zeroed memory of these sizes; at the end, wait for the stream."""
+    """Yield a stream, and addresses of zeroed memory with these sizes; at the end, wait for the stream."""
     check, rooms = context.check, tuple(max(room, _SCRATCH) for room in rooms)
     stream = int(check(driver.cuStreamCreate(_NON_BLOCKING)))
     try:

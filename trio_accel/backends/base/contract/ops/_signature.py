@@ -82,7 +82,7 @@ _DIM = re.compile(
 
 @attrs.frozen
 class Item:
-    """One array of a line of shapes.
+    """One array in a line of shapes.
 
     Attributes:
         name: Its name.

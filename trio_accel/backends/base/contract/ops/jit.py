@@ -147,7 +147,7 @@ def _plain(value: DType | bytes) -> str:
 
 @specification
 class KernelSpec(OperationSpec):
-    """A launch of a kernel of the user's own. A grid with an extent of 0 runs nothing.
+    """A launch of the user's own kernel. A grid with an extent of 0 runs nothing.
 
     Attributes:
         definition: The kernel, encoded by `KernelDefinition.encode`.
@@ -313,7 +313,7 @@ class ProgramResult(OperationSpec):
 
 @specification
 class ProgramFetch(OperationSpec):
-    """Copies of the arrays of a kept result, which is then dropped.
+    """Copies of a kept result's arrays. The result is then dropped.
 
     Attributes:
         slot: Its number.

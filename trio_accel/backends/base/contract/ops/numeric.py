@@ -210,7 +210,7 @@ class ExpressionSpec(OperationSpec):
 
 @specification
 class FusedFftSpec(_Transform):
-    """A transform of the result of a program, and a program of its result.
+    """A program, a transform of its result, and a program of the transform's result.
 
     Attributes:
         kind: See `FftSpec` for this, `direction`, `lengths`, `axes` and `norm`.
