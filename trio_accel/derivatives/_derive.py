@@ -308,8 +308,7 @@ class _Gradient(Builder):
         operand = self._old[step.steps[0]].dtype
         if operand.kind == "complex" and step.function not in NOT_HOLOMORPHIC:
             # The gradient by a complex number z is the gradient by its real part, plus i times the gradient
-            # by its
-            # imaginary part: g times the conjugate of the derivative, which is the derivative at the
+            # by its imaginary part: g times the conjugate of the derivative, which is the derivative at the
             # conjugate.
             given = [self._conjugate(one) for one in given]
             y = self._conjugate(y)

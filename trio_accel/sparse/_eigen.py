@@ -307,8 +307,8 @@ async def eigsh(
     values = lanczos.locked
     if shifted is not None:
         # A residual that is right for the inverse is right for the matrix, except for roundings. These are as
-        # large
-        # as the largest eigenvalue of the inverse makes them, even if it is not among the requested ones.
+        # large as the largest eigenvalue of the inverse makes them, even if it is not among the requested
+        # ones.
         scale *= float(await (await norm(shifted, math.inf)).item()) / float(np.abs(values).min())
         problem.a, values = shifted, 1 / values
     order = np.argsort(values)

@@ -47,8 +47,7 @@ class SparseActor(LibraryActor):
 
 # Row pointers begin at 0, do not decrease, and end at the number of stored elements; for spmv and to_dense
 # they may end before. If they do not, or a column is out of range, the operation fails before memory is read.
-# A
-# backend may check a structure once and rely on it from then on: a program that changes the arrays keeps
+# A backend may check a structure once and rely on it from then on: a program that changes the arrays keeps
 # them right.
 STRUCTURE = "matrix(m, n), matrix.indptr: index(m+1), matrix.indices: index(e)"
 _MATRIX = f"{STRUCTURE}, matrix.data(e)"

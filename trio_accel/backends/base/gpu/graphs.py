@@ -379,8 +379,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             graph = self._make_graph(launching, workspace, enqueue, has_conditions=chain.has_conditions)
         except Exception as error:
             # Query the context even after an error of a vendor's library, because the refusal to capture a
-            # call
-            # does not mean a crash.
+            # call does not mean a crash.
             failure = self._failure()
             if failure is not None:
                 raise failure from error

@@ -38,8 +38,7 @@ _SOURCE = Path(__file__).with_name("primitives.cu")
 _THREADS = 256
 _TILE = 7 * _THREADS
 # One thread scans a line of at most `_SHORT` elements. So it does if the elements of a line have gaps, and
-# there are
-# at least `_MANY` lines.
+# there are at least `_MANY` lines.
 _SHORT, _MANY = 64, 4096
 # To find few of many elements, a block takes this number of elements, or eight times the number to find.
 _LED = 1 << 14

@@ -92,8 +92,7 @@ class NcclLibrary(CudaLibrary):
     def __init__(self, device: Any) -> None:
         super().__init__(device)
         # The bindings are loaded here, because the libraries of a spare worker are opened in advance, and
-        # loading
-        # takes half a second.
+        # loading takes half a second.
         self._nccl = _bindings()
 
     def prepare(self, spec: ops.OperationSpec) -> Callable[[], None] | None:

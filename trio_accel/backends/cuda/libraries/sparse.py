@@ -545,8 +545,7 @@ class SparseLibrary(CudaLibrary):
                 call.stream.copy(out, data, looked.stored * dtype.itemsize)
                 self._factor(spec, call, (indptr, indices, out), "ic" if is_cholesky else "ilu")
             # The vendor only reports that a pivot is zero. All values after it are infinite, or NaN. If the
-            # pivot is
-            # not stored, the routine does nothing.
+            # pivot is not stored, the routine does nothing.
             maker = self._maker_of(spec, call)
             kind, original = (2, data) if is_cholesky else (1, 0)
             words = self._inspect(maker, call, (indptr, indices, out), kind, original=original)

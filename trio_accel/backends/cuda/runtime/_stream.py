@@ -352,8 +352,7 @@ class CudaEvent:
                 finisher()
             except Exception as error:  # noqa: BLE001  # the event's error
                 # Its frames lead back to the frames of the task that looks here, which would live as long as
-                # the
-                # event. So would an error that this task is handling.
+                # the event. So would an error that this task is handling.
                 error.__context__ = None
                 self._error = self._error or error.with_traceback(None)
         self.finishers = ()
@@ -377,8 +376,7 @@ class CudaHold:
     def release(self) -> None:
         """Let the stream go on. From any thread; more than once does nothing."""
         # Once the stream has passed it, the word belongs to another; the number shows whether it is still
-        # this
-        # hold's.
+        # this hold's.
         self._status_words.advance(self._word, self._sequence)
         self._word = None
 
