@@ -241,15 +241,25 @@ def types(session: nox.Session) -> None:
 
 
 @in_env_if_named
-def weekly(session: nox.Session) -> None:
-    """Run the searches that take too long for each change; what follows `--` goes to pytest."""
-    marks = "slow and not (gpu or lint or ray or docs or examples)"
-    arguments = session.posargs or [*TWO_AT_A_TIME, *_files(having=["slow"])]
-    _python(session, "-m", "pytest", "-m", marks, *arguments, env={"TRIO_ACCEL_BACKEND": "cpu"})
+def searches(session: nox.Session) -> None:
+    """Run whole the random searches that `tests` samples, and what takes long; after `--`: pytest."""
+    apart = "gpu or lint or ray or docs or examples or alone"
+    env = {"TRIO_ACCEL_BACKEND": "cpu"}
+    slow = (*TWO_AT_A_TIME, *_files(having=["slow"]))
+    _python(session, "-m", "pytest", "-m", f"slow and not ({apart})", *(session.posargs or slow), env=env)
     if not session.posargs:
+        # All examples of Hypothesis, and all parameter sets.
+        whole = ("-m", f"not (slow or {apart})", *TWO_AT_A_TIME, *_searches())
+        _python(session, "-m", "pytest", *whole, env=env)
         on_stand_in = ("-m", "trio_accel.testing.stand_in", "-m", "pytest", "-m", "slow")
         steps = "tests/devices/test_steps_random.py"
         _python(session, *on_stand_in, steps, env={"TRIO_ACCEL_BACKEND": "cuda"})
+
+
+def _searches() -> list[str]:
+    """List the files whose tests draw examples by Hypothesis, or programs by a seed."""
+    drawn = re.compile(r"@given\b|RuleBasedStateMachine|\bparametrize\(\"seed\"")
+    return [file for file in _files() if drawn.search((ROOT / file).read_text(encoding="utf-8"))]
 
 
 @in_env_if_named

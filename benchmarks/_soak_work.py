@@ -15,7 +15,7 @@ import trio
 
 import trio_accel as ta
 from trio_accel.collectives import World
-from trio_accel.patterns import Batcher, Call, FairCall, FairScheduler, ReplicaPool, stacked
+from trio_accel.patterns import Batcher, FairScheduler, FairSubmit, ReplicaPool, Submit, stacked
 from trio_accel.programs import Array, Program
 
 from ._soak_lives import Bank, Texts
@@ -277,8 +277,8 @@ async def _patterns(service: Service, rng: np.random.Generator) -> None:
     x = _whole(rng, (_WIDTH,))
     wanted = x @ service.kept[0].host
     tenant = f"tenant {rng.integers(5)}"
-    _same("scheduler", await service.scheduler.ask(FairCall(x, tenant=tenant)), wanted)
-    _same("pool", await service.pool.ask(Call(x[None])), wanted[None])
+    _same("scheduler", await service.scheduler.ask(FairSubmit(x, tenant=tenant)), wanted)
+    _same("pool", await service.pool.ask(Submit(x[None])), wanted[None])
 
 
 async def _neighbour(service: Service, rng: np.random.Generator) -> None:

@@ -43,7 +43,7 @@ async def _pair() -> AsyncGenerator[tuple[Ask, Ask], None]:
     async with ta.open_system("benchmark") as system, trio.open_nursery() as nursery:
         batcher = await system.spawn(ta.patterns.Batcher, _echo, max_size=_ASKERS, max_wait=_WAIT)
         nursery.start_soon(channel.serve)  # noqa: ASYNC113  # what is sent before it runs waits in the channel
-        call = ta.patterns.Call(1)
+        call = ta.patterns.Submit(1)
         yield partial(batcher.ask, call), partial(channel.ask, 1)
         nursery.cancel_scope.cancel(reason="measured")
 
@@ -91,7 +91,7 @@ async def batched(stand: Stand) -> tuple[Result, ...]:
     batcher = await stand.device.system.spawn(
         ta.patterns.Batcher, model, max_size=_ASKERS // 2, max_wait=_WAIT, max_in_flight=2
     )
-    call = ta.patterns.Call(row)
+    call = ta.patterns.Submit(row)
 
     async def rate(ask: Ask) -> float:
         return 1 / await _at_once(ask, stand.plan.count(20), _ASKERS)

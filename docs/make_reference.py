@@ -75,20 +75,20 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "candidates describe driver_checks members path_of resolve resolve_for_worker"
     ),
     "trio_accel.actors": _names(
-        "DirectReply Measured Meter NOT_NOW Posted WOKEN Waiter actor_path_of around_each_system "
+        "DirectReply Measured Meter UNAVAILABLE Posted WAKE_VALUE Waiter actor_path_of around_each_system "
         "arguments_of bind_arguments binder check_name describe idle_actor message_target named_arguments "
         "NotAwaited Opening Silenced not_copied opens silence unobserved_actor "
-        "as_plain checked_options copied fits is_number must must_be_count must_be_number must_be_one_of "
-        "must_be_positive must_be_whole leaves named_options nearest "
-        "note_end quick running_beside signed_like single unknown_option warn_untold ActorFigures "
+        "as_plain checked_options copied fits is_number validator must_be_count must_be_number "
+        "must_be_one_of must_be_positive must_be_whole leaves named_options nearest "
+        "note_end fast_path running_beside signed_like single unknown_option warn_untold ActorFigures "
         "ItemRequest Serves Validator"
     ),
     "trio_accel.devices": _names(
         "Around Ask CompletionPort ContextActor DeviceActor DeviceOpening EngineHook Fault FaultHow "
         "FaultKind FaultPlan Key Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded "
-        "Lent Stay look_for_answers PeerCopy PeerCopyActor able alone_on anew by_key by_load check_device "
-        "describe_workers is_traced lend opened overlaps record refuse_recording run_together DECLARED "
-        "operation_like Chain Function arguments_of called composed refuse_value "
+        "Lent Stay poll_answers PeerCopy PeerCopyActor available exclusive copy_error by_key by_load "
+        "check_device describe_workers is_traced lend opened overlaps record refuse_recording run_together "
+        "DECLARED operation_like Chain Function arguments_of called composed refuse_value "
         "clamped integer is_several real refuse_dtypes said shown what_to_do whole wholes"
     ),
     "trio_accel.programs": _names("ProgramActor"),

@@ -54,7 +54,7 @@ class Sum(Operation[SumActor, ta.AccelRef]):
     library: ClassVar[str] = "all_reduce:SumActor"
 
     def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
-        """Runs in the caller's task: what is raised here launches nothing."""
+        """Plan in the caller's task: an error raised here launches nothing."""
         terms = [planner.read("terms", term) for term in self.terms]
         if len({(term.shape, term.dtype) for term in terms}) > 1:
             raise ValueError(f"{planner.name}: terms must have one shape and dtype")

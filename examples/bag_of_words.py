@@ -1,4 +1,4 @@
-"""A sentence encoder as a program: a class of one's own, whose weights are arrays of a device."""
+"""A sentence encoder as a program: a class of your own with device arrays as weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import trio_accel as ta
 
 
 def shape_of_embeddings(words: ta.programs.Array, width: int) -> tuple[tuple[int, int], str]:
-    """What `BagOfWords.encode` returns is known before it is called."""
+    """Return the shape and dtype of `BagOfWords.encode`, which are known before the call."""
     return (words.shape[0], width), "float32"
 
 
 class BagOfWords:
-    """The mean of the words of a sentence, projected.
+    """The mean of a sentence's words, projected.
 
     Args:
         table: A row for each word.
@@ -26,6 +26,6 @@ class BagOfWords:
 
     @ta.programs.method(out=shape_of_embeddings)
     def encode(self, words: ta.programs.Array, width: int) -> ta.programs.Array:
-        """Embeddings of length 1, of so many numbers each; `words` has a row for each sentence."""
+        """Return embeddings of length 1, with `width` numbers each; `words` has a row for each sentence."""
         found = self.table[words].mean(axis=1) @ self.projection[:, :width]
         return found / np.linalg.norm(found, axis=1, keepdims=True)

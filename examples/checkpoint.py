@@ -1,4 +1,4 @@
-"""A program whose state is lost in the middle of a call, and made anew from a copy that is kept."""
+"""A program that loses its state in the middle of a call, and is restored from a copy."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Sums:
 
     @method(updates=["self.totals"], out=lambda numbers: None)
     def add(self, numbers: Array) -> None:
-        """A call that is cut in the middle leaves totals that nobody may use."""
+        """Add numbers; a call that is cut in the middle leaves unusable totals."""
         self.totals += numbers
 
 
 async def run(steps: int, every: int, faults: int) -> bool:
-    """Returns whether the sums are those of a run without a device."""
+    """Return whether the sums equal the sums of a run without a device."""
     rows, options = np.random.default_rng(0).integers(0, 9, (steps, 4)), ta.DeviceOptions(isolation="process")
     async with ta.open_system("lab") as system, system.open_device("cpu", options=options) as device:
         totals = await device.zeros(4, "int64")

@@ -23,7 +23,7 @@ class Pages(ta.Actor):
 
     @ta.handles(Read)
     async def read(self, request: Read) -> str:
-        """The sleep stands for a slow disk."""
+        """Read a page; the sleep simulates a slow disk."""
         await trio.sleep(0.01)
         if request.number < 0:
             raise RuntimeError(f"no page {request.number}")
@@ -31,7 +31,7 @@ class Pages(ta.Actor):
 
 
 class Index(ta.Actor):
-    """Is made from the pages, so it must be made anew when they are."""
+    """It is made from the pages, so it must be made again with them."""
 
     def __init__(self, pages: ta.Ref[Pages]) -> None:
         self.pages = pages
@@ -52,13 +52,13 @@ async def run(requests: int) -> int:
     fates = Counter[str]()
     options = ta.SystemOptions(strategy=ta.Strategy.REST_FOR_ONE)
     async with ta.open_system("library", options=options) as system:
-        await system.spawn(Pages, name="archive")  # started before, so it goes on
+        await system.spawn(Pages, name="archive")  # started earlier, so it is not restarted
         pages = await system.spawn(Pages, name="pages")
         await system.spawn(Index, pages, name="index")
         print(f"before\n{system.tree()}")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(client, -1, pages, fates)
-            await trio.sleep(0.001)  # now that one is being served, and the others queue up behind it
+            await trio.sleep(0.001)  # now that one is being served, and the others queue up after it
             for number in range(1, requests):
                 nursery.start_soon(client, number, pages, fates)
         print(f"after\n{system.tree()}\n{dict(fates)}")

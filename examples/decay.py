@@ -13,7 +13,7 @@ from own_operation import expm
 
 import trio_accel as ta
 
-# Half-lives of Ra-223, Pb-211 and Bi-211 in minutes; what comes after is stable here.
+# Half-lives of Ra-223, Pb-211 and Bi-211 in minutes; the following nuclides count as stable here.
 HALF_LIVES = np.array([11.43 * 24 * 60, 36.1, 2.14])
 
 

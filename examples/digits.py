@@ -1,4 +1,4 @@
-"""Handwritten digits, each told by the images nearest to it; the distances never leave the device."""
+"""Handwritten digits, each recognized by its nearest images; the distances never leave the device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def tell(
 ) -> np.ndarray:
     """The digit that most of the k nearest known images have: the smallest one of several."""
     points = await device.put(known)
-    # Squares of distances, but for what all known images have in common.
+    # Squared distances, without the term that all known images share.
     distances = ta.linalg.vecdot(points, points) - 2 * (images @ points.T)
     nearest = await ta.arrays.top_k(distances, k, largest=False)
     found = ta.arrays.take(await device.put(labels), nearest.indices)
@@ -29,7 +29,7 @@ async def tell(
 
 
 def expected(known: np.ndarray, labels: np.ndarray, images: np.ndarray, k: int) -> np.ndarray:
-    """The same by NumPy: all differences, in whole numbers."""
+    """Compute the same by NumPy: all differences, in integers."""
     told: list[int] = []
     for image in images.astype(np.int64):
         squares = ((known.astype(np.int64) - image) ** 2).sum(1)
@@ -39,7 +39,7 @@ def expected(known: np.ndarray, labels: np.ndarray, images: np.ndarray, k: int) 
 
 
 async def run(count: int, k: int, backend: str | None) -> bool:
-    """Returns whether the digits are those of NumPy."""
+    """Return whether the digits equal NumPy's."""
     data = np.loadtxt(DATA, np.float32, delimiter=",")
     pixels, labels = data[:, :-1], data[:, -1].astype(np.int64)
     known, images = pixels[:-count], pixels[-count:]
@@ -51,7 +51,7 @@ async def run(count: int, k: int, backend: str | None) -> bool:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if each digit is that of NumPy."""
+    """Return the exit code: 0 if each digit equals NumPy's."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=597, help="how many are told by the others")
     parser.add_argument("--neighbours", type=int, default=5)

@@ -17,7 +17,7 @@ OPTIONS = ta.DeviceOptions(isolation="process", retry=2)
 
 
 async def scores(weights: list[ta.AccelRef], x: ta.AccelRef) -> tuple[ta.AccelRef, ...]:
-    """Scores of the digits, and what the gradients need."""
+    """Return scores of the digits, and the arrays that the gradients need."""
     made = await nn.conv2d(x, weights[0], weights[1], padding=1)
     pooled = await nn.max_pool2d(nn.relu(made), 2, return_indices=True)
     flat = pooled.output.reshape((len(x), -1))
@@ -60,7 +60,7 @@ async def train(rounds: int, is_killed: bool, backend: str | None) -> list[np.nd
 
 
 def main() -> int:
-    """Returns the exit code: 0 if the weights are those of a worker that lives."""
+    """Return the exit code: 0 if the weights equal the weights of an undisturbed worker."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=6, help="how often all images are seen")
     parser.add_argument("--backend", help="device to use, such as cpu")

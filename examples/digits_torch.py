@@ -12,7 +12,7 @@ import numpy as np
 
 from trio_accel import train
 
-torch: Any = import_module("torch")  # without types, as PyTorch is no dependency
+torch: Any = import_module("torch")  # without types, because PyTorch is not a dependency
 functional: Any = import_module("torch.nn.functional")
 
 

@@ -41,7 +41,7 @@ async def main(sentences: int) -> int:
             pid = (await device.statistics()).pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            # Another process has the weights and makes the program anew; nothing was loaded again.
+            # Another process has the weights and makes the program again; nothing was loaded a second time.
             async with aclosing(device.watch_generation()) as generations:
                 while await anext(generations) < 2:
                     pass

@@ -1,4 +1,4 @@
-"""A GPT of the shape of GPT-2 (Radford et al., 2019), in PyTorch: the model of `train_gpt.py`."""
+"""A GPT with the shape of GPT-2 (Radford et al., 2019), in PyTorch: the model of `train_gpt.py`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 
 from trio_accel import train
 
-torch: Any = import_module("torch")  # without types, as PyTorch is no dependency
+torch: Any = import_module("torch")  # without types, because PyTorch is not a dependency
 nn: Any = import_module("torch.nn")
 functional: Any = import_module("torch.nn.functional")
 
 
 class Block(nn.Module):  # type: ignore[misc]  # without types, as above
-    """Attention and two layers, each beside what goes through."""
+    """Attention and two layers, each with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         nn.Module.__init__(self)
@@ -34,7 +34,7 @@ class Block(nn.Module):  # type: ignore[misc]  # without types, as above
 
 
 class Gpt(nn.Module):  # type: ignore[misc]
-    """Scores of the next token at each place; the embedding of tokens is the last layer, too."""
+    """Scores of the next token at each position; the token embedding is also the last layer."""
 
     def __init__(self, *, layers: int, width: int, heads: int, length: int, vocabulary: int) -> None:
         nn.Module.__init__(self)
@@ -55,7 +55,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
 
 
 def cross_entropy(model: Any, ids: Any) -> Any:
-    """Return the mean loss of each next token; ids have one token more in a row than the model sees."""
+    """Return the mean loss of each next token; rows of ids have an additional token for the last position."""
     scores = model(ids[:, :-1])
     return functional.cross_entropy(scores.reshape(-1, scores.shape[-1]).float(), ids[:, 1:].reshape(-1))
 

@@ -1,7 +1,7 @@
 """A hash join: orders find the region of their customer in a map on the device, while workers are killed.
 
 The map is filled and changed in batches. With --faults, workers die in the middle of these; each batch takes
-place as a whole, and the sums are those that NumPy finds by sorting.
+place as a whole, and the sums equal NumPy's, found by sorting.
 
 Run it with: python hash_join.py --orders 100000 --faults
 """

@@ -19,7 +19,7 @@ import trio_accel as ta
 
 
 def laplacian(points: int) -> sparse.csr_array:
-    """The five-point Laplacian of a square whose edges are cold."""
+    """Return the five-point Laplacian of a square with cold edges."""
     line = sparse.diags_array([-1.0, 2.0, -1.0], offsets=[-1, 0, 1], shape=(points, points))
     eye = sparse.eye_array(points)
     return sparse.csr_array(sparse.kron(line, eye) + sparse.kron(eye, line))

@@ -24,7 +24,7 @@ extern "C" __global__ void saxpy(long long n, float a, const float* x, float* y)
 
 
 def saxpy_cpu(n: int, a: np.float32, x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> None:
-    """What the kernel computes, on the CPU backend: called with NumPy arrays, in a thread of the device."""
+    """Compute the kernel on the CPU backend: called with NumPy arrays, in a thread of the device."""
     y[:n] += a * x[:n]
 
 

@@ -16,7 +16,7 @@ curvature = ta.jit.elementwise("x / (4 * square(cosh(z / 2)))")
 
 
 def samples(count: int, features: int) -> tuple[np.ndarray, np.ndarray]:
-    """Points, and labels that are drawn by the logistic of a linear function of them."""
+    """Return points, and labels drawn by the logistic function of their linear combination."""
     random = np.random.default_rng(0)
     x = random.standard_normal((count, features))
     chances = 1 / (1 + np.exp(-x @ np.linspace(-1, 1, features)))
@@ -60,7 +60,7 @@ async def run(count: int, penalty: float, backend: str | None) -> float:
 
 
 def main() -> int:
-    """Returns the exit code: 0 if the weights are those of SciPy."""
+    """Return the exit code: 0 if the weights equal SciPy's."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=5000)
     parser.add_argument("--penalty", type=float, default=1.0, help="weight of the squares of the weights")

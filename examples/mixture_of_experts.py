@@ -1,37 +1,37 @@
 """A mixture of experts: a gate chooses experts for each token, and a `MoeRouter` does all the rest.
 
-The result of a token is the sum of what its experts return, weighted by the gate. Experts are models: async
-callables, or addresses of servants. Each may be on a device of its own: an expert is where its matrix is.
-Here all share one device, and the gate runs on the host. Tokens pass through the host on their way to the
+The result of a token is the sum of its experts' results, weighted by the gate. Experts are models: async
+callables, or addresses of actors for `Call`. Each may be on a separate device: an expert is where its matrix
+is. Here all share one device, and the gate runs on the host. Tokens pass through the host on their way to the
 experts.
 
-The item is an array of shape (tokens, width), of NumPy or of a device. The gate gets it as an array of NumPy,
-and returns logits of shape (tokens, experts); where one is -inf, the token never goes to that expert. Each
-expert gets the rows of its tokens, and returns as many rows. All experts return rows of one width.
+The item is an array of shape (tokens, width), of NumPy or of a device. The gate gets it as a NumPy array, and
+returns logits of shape (tokens, experts); a logit of -inf forbids the expert. Each expert gets the rows of
+its tokens, and returns as many rows. All experts return rows of one width.
 
 Options of the router:
 
-* ``top_k``: how many experts a token chooses; 2 by default.
+* ``top_k``: the number of experts that a token chooses; 2 by default.
 * ``normalise``: True, the default, makes the weights of a token sum to 1, as in GShard and Mixtral. With
   False they are the gate's probabilities, as in Switch Transformers.
-* ``capacity_factor``: an expert takes so many times its even share of the choices at once, rounded up. None,
-  the default, is no limit. First choices go before second ones, and earlier tokens before later ones.
-* ``overflow``: what happens to a choice whose expert is full. ``"drop"``, the default: its share is missing
-  in the sum. ``"wait"``: the expert is called again when it is done.
-* ``on_failure``: what happens if an expert raises, or returns something else than a row for each token.
+* ``capacity_factor``: an expert takes its even share of the choices times this factor at once, rounded up.
+  None, the default, means no limit. First choices precede second ones, and earlier tokens precede later ones.
+* ``overflow``: the fate of a choice if the expert is full. ``"drop"``, the default: its share is missing in
+  the sum. ``"wait"``: the expert is called again when it is done.
+* ``on_failure``: the reaction if an expert raises, or does not return a row for each token.
   ``"renormalise"``, the default, raises the weights of the token's other experts, so that their sum stays. A
   token without any other has a row of zeros, and is marked in ``is_lost``. ``errors`` has the errors by the
-  number of the expert. If all fail, so does the call, with `ExpertsFailedError`. With ``"raise"`` the first
-  error is the asker's, and the other experts of the call are cancelled.
+  number of the expert. If all fail, so does the call, with `ExpertsFailedError`. With ``"raise"`` the caller
+  gets the first error, and the other experts of the call are cancelled.
 
-An expert that hangs holds up its call: a limit of time is a scope in the expert, ``with
-trio.fail_after(0.1):``. A gate has no substitute: its error is the asker's. Logits of another shape, with NaN
-or infinity, or with fewer than ``top_k`` experts that are allowed, are a `ModelOutputError`.
+An expert that hangs holds up its call: for a timeout, use a scope in the expert, ``with
+trio.fail_after(0.1):``. A gate cannot be replaced, so the caller gets its error. Logits of another shape,
+with NaN or infinity, or with fewer than ``top_k`` allowed experts, raise a `ModelOutputError`.
 
-Each reply has the `RoutingStatistics` of its call, and ``GetStatistics()`` the sum since the router was last
-started. ``auxiliary_loss`` is the load-balancing loss of Switch Transformers without its factor: 1 is an even
-load. ``importance_loss`` is the squared coefficient of variation of each expert's weights (Shazeer et al.
-2017). Failures are counted over calls of experts, all else over tokens.
+Each reply has the `RoutingStatistics` of its call, and ``GetStatistics()`` returns the sum since the router's
+last start. ``auxiliary_loss`` is the load-balancing loss of Switch Transformers without its factor: 1 is an
+even load. ``importance_loss`` is the squared coefficient of variation of each expert's weights (Shazeer et
+al. 2017). Failures are counted over calls of experts, everything else over tokens.
 
 Run it with: python mixture_of_experts.py --tokens 64 --experts 4
 """
@@ -47,7 +47,7 @@ import numpy.typing as npt
 import trio
 
 import trio_accel as ta
-from trio_accel.patterns import Call, GetStatistics, MoeRouter, MoeStatistics, Routed
+from trio_accel.patterns import GetStatistics, MoeRouter, MoeStatistics, Routed, Submit
 
 Array = npt.NDArray[Any]
 WIDTH = 8
@@ -82,7 +82,7 @@ def dense(tokens: Array, gate: Array, matrices: Array) -> Array:
 
 
 async def run(tokens: int, experts: int, backend: str | None) -> bool:
-    """Returns whether the output is that of the dense computation."""
+    """Return whether the output equals the dense computation."""
     rng = np.random.default_rng(1)
     rows, weights = rng.standard_normal((tokens, WIDTH)), rng.standard_normal((WIDTH, experts))
     matrices = rng.standard_normal((experts, WIDTH, WIDTH))
@@ -95,17 +95,17 @@ async def run(tokens: int, experts: int, backend: str | None) -> bool:
     async with ta.open_system("demo") as system, system.open_device(backend) as device:
         models = [Expert(await device.put(matrix)) for matrix in matrices]
         router = await system.spawn(MoeRouter, gate, models, name="moe")
-        routed: Routed = await router.ask(Call(rows))
+        routed: Routed = await router.ask(Submit(rows))
         is_right = np.allclose(routed.output, dense(rows, weights, matrices), rtol=1e-12)
         print(f"like the dense computation: {'right' if is_right else 'WRONG'}")
 
         full = await system.spawn(MoeRouter, gate, models, capacity_factor=1.0, name="full")
-        told = (await full.ask(Call(rows))).statistics
+        told = (await full.ask(Submit(rows))).statistics
         print("chosen", told.counts, "served", told.served)
         print("dropped", told.dropped)
 
         hurt = await system.spawn(MoeRouter, gate, [*models[:-1], Broken(models[-1].matrix)], name="hurt")
-        routed = await hurt.ask(Call(rows))
+        routed = await hurt.ask(Submit(rows))
         print(routed.errors[experts - 1], "- lost tokens:", routed.is_lost.sum())
         total: MoeStatistics = await hurt.ask(GetStatistics())
         print(f"auxiliary loss {total.routing.auxiliary_loss:.3f}")

@@ -12,7 +12,7 @@ import trio_accel as ta
 
 
 async def run(library: str, backend: str, count: int) -> bool:
-    """Returns whether the result is that of NumPy in float64."""
+    """Return whether the result equals NumPy's in float64."""
     nearest = import_module(f"nearest_{library}").nearest
     random = np.random.default_rng(0)
     centres = random.standard_normal((5, 3))

@@ -1,4 +1,4 @@
-"""The function of `nearest_numpy` by the array API standard, for any library that has it."""
+"""The function of `nearest_numpy` by the array API standard, for any library that implements it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from trio_accel.programs import Array
 
-compat: Any = import_module("array_api_compat")  # without types, as it is no dependency
+compat: Any = import_module("array_api_compat")  # without types, because it is not a dependency
 
 
 def nearest(points: Array, centres: Array) -> tuple[Array, Array]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from trio_accel.programs import Array
 
-torch: Any = import_module("torch")  # without types, as PyTorch is no dependency
+torch: Any = import_module("torch")  # without types, because PyTorch is not a dependency
 
 
 def nearest(points: Array, centres: Array) -> tuple[Array, Array]:

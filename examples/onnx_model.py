@@ -39,7 +39,7 @@ class OnnxModel:
         from cuda.core import Stream
 
         binding, (at, to) = self.session.io_binding(), (each.__cuda_array_interface__ for each in (x, out))
-        if x.dtype != np.float32 or x.shape[1:] != (4,) or at["strides"]:  # a binding has no error of its own
+        if x.dtype != np.float32 or x.shape[1:] != (4,) or at["strides"]:  # a binding does not check this
             raise ValueError("x must be float32 of shape (rows, 4), without gaps")
         Stream.from_handle(at["stream"]).sync()  # the session has another stream
         binding.bind_input("x", "cuda", self.gpu, np.float32, x.shape, at["data"][0])
@@ -48,7 +48,7 @@ class OnnxModel:
 
 
 def network() -> bytes:
-    """What is in a file of ONNX."""
+    """Return the contents of an ONNX file."""
     head = '<ir_version: 10, opset_import: ["": 21]> layer (float[rows, 4] x) => (float[rows, 3] y)'
     model = onnx.parser.parse_model(head + "{ product = MatMul(x, weights) y = Tanh(product) }")
     model.graph.initializer.append(onnx.numpy_helper.from_array(WEIGHTS, "weights"))
@@ -56,7 +56,7 @@ def network() -> bytes:
 
 
 async def main(backend: str) -> bool:
-    """Returns whether any answer was not that of NumPy in float64."""
+    """Return whether any answer differs from NumPy's in float64."""
     options, error = ta.DeviceOptions(isolation="process", retry=1), 0.0
     async with ta.open_system("onnx") as system, system.open_device(backend, options=options) as device:
         gpu = None if device.info.backend == "cpu" else device.info.index

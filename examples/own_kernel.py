@@ -1,4 +1,4 @@
-"""A library of one's own, kernels included: a weighted sum that is clipped, on the CPU and on CUDA devices.
+"""A library of your own with kernels: a clipped weighted sum, on the CPU and on CUDA devices.
 
 The device finds kernels and actor by the name of this module; `blend.py` is a program that uses it.
 """
@@ -29,7 +29,7 @@ class BlendSpec(ops.OperationSpec):
     counts: ops.StatusArray = ops.status()  # how many elements were clipped, and how many are NaN
 
     def check_status(self) -> None:
-        """Refuse results that are no numbers."""
+        """Refuse results with NaN."""
         if self.counts[1]:
             raise ta.LibraryError(f"{self.counts[1]} elements are NaN", library="blend", code="nan")
 
@@ -57,7 +57,7 @@ class Blend(Operation[BlendActor, Blended]):
     library: ClassVar[str] = "own_kernel:BlendActor"
 
     def plan(self, planner: Planner) -> Planned[Blended]:
-        """Runs in the caller's task: what is raised here launches nothing."""
+        """Plan in the caller's task: an error raised here launches nothing."""
         terms = tuple(planner.read(f"terms[{i}]", term) for i, term in enumerate(self.terms))
         bias = None if self.bias is None else planner.read("bias", self.bias)
         arrays = {(array.shape, array.dtype) for array in (*terms, *filter(None, [bias]))}
@@ -103,7 +103,7 @@ def compiled(spec: BlendSpec, device: KernelDevice) -> ObjectCode:
 
 @kernel(BlendSpec, backend="cuda", plan=compiled)
 def blend_cuda(spec: BlendSpec, call: DeviceCall[ObjectCode]) -> None:
-    """Enqueue on the call's stream; its memory is kept until that is done."""
+    """Enqueue on the call's stream; its memory is kept until the work is done."""
     from cuda.core import LaunchConfig, Stream, launch
 
     n, out = spec.out.size, call.result(spec.out)

@@ -1,4 +1,4 @@
-"""An operation and a library actor of one's own: the Gram matrix of what was measured, real or complex.
+"""An operation and a library actor of your own: the Gram matrix of measurements, real or complex.
 
 Run it with: python own_library.py --rows 1000 --columns 8 --isolation process
 """
@@ -20,9 +20,9 @@ from trio_accel.devices import LibraryActor, Operand, Operation, Planned, Planne
 
 
 class StatisticsActor(LibraryActor):
-    """Serves the operations of this module, on a stream of its own beside those of the other libraries."""
+    """Serves the operations of this module, on a separate stream next to the other libraries' streams."""
 
-    library = "blas"  # what of the backend it launches with
+    library = "blas"  # the backend's library for its launches
 
 
 @attrs.frozen(eq=False)
@@ -33,7 +33,7 @@ class Gram(Operation[StatisticsActor, ta.AccelRef]):
     library: ClassVar[str] = "own_library:StatisticsActor"
 
     def plan(self, planner: Planner) -> Planned[ta.AccelRef]:
-        """Runs in the caller's task: what is raised here launches nothing."""
+        """Plan in the caller's task: an error raised here launches nothing."""
         a = planner.read("a", self.a)
         if a.ndim != 2:
             raise ValueError(f"{planner.name}: a must have two axes, got shape {a.shape}")

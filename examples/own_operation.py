@@ -36,7 +36,7 @@ async def expm(a: Operand) -> ta.AccelRef:
         The exponentials, of the shape and dtype of `a`.
 
     Raises:
-        LinAlgError: A matrix holds a NaN or an infinity; `LinAlgError.index` says which one.
+        LinAlgError: A matrix contains NaN or infinity; `LinAlgError.index` is its index.
     """
     ...
 

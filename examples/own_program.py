@@ -1,4 +1,4 @@
-"""A class of one's own on a device: a classifier whose weights outlive the process that it runs in."""
+"""A class of your own on a device: a classifier with weights that outlive its process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trio_accel.programs import Array
 
 
 class Classifier:
-    """Softmax regression. With NumPy arrays it works without a device, too."""
+    """Softmax regression. With NumPy arrays it also works without a device."""
 
     def __init__(self, weights: Array, *, rate: float = 0.2) -> None:
         self.weights, self.rate = weights, rate
@@ -45,7 +45,7 @@ def samples(count: int) -> tuple[Array, Array]:
 
 
 async def run(steps: int, faults: int) -> bool:
-    """Returns whether the weights are those of a run without a device."""
+    """Return whether the weights equal the weights of a run without a device."""
     (x, labels), options = samples(600), ta.DeviceOptions(isolation="process", retry=1)
     async with ta.open_system("own") as system, system.open_device("cpu", options=options) as device:
         weights = await device.zeros((3, 3))

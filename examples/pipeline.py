@@ -22,7 +22,7 @@ TONES = 3
 
 
 def write_recordings(folder: Path, count: int, samples: int) -> tuple[list[Path], np.ndarray]:
-    """Write recordings of three tones, and a file that is none; return the paths and the tones' bins."""
+    """Write recordings of three tones, and an invalid file; return the paths and the tones' bins."""
     rng = np.random.default_rng(5)
     bins = np.sort([20 + 16 * rng.choice(samples // 64, TONES, replace=False) for _ in range(count)])
     paths = [folder / f"{number:04}.wav" for number in range(count)]

@@ -1,6 +1,6 @@
-"""The five strongest tones of each of 64 recordings: spectra stay on the device, one small answer comes back.
+"""The five strongest tones of each of 64 recordings: spectra stay on the device, a small answer is fetched.
 
-NumPy finds the same in spectra that are copied out: for the numbers, and for the time.
+For comparison of the numbers and the time, NumPy finds the same tones in copied spectra.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import trio_accel as ta
 RECORDINGS, TONES = 64, 5
 WEIGHTS = np.array([0.25, 0.5, 0.25], np.float32)
 
-# 0 where a bin is no peak, so that the largest values are peaks.
+# 0 where a bin is not a peak, so that the largest values are peaks.
 PEAKS = ta.jit.elementwise(
     "h = s[i(0), i(1)]; out = where(h > s[i(0), maximum(i(1) - 1, 0)] and h >= s[i(0), i(1) + 1], h, 0)"
 )
@@ -34,7 +34,7 @@ def make_recordings(samples: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 async def find_on_device(sounds: ta.AccelRef) -> np.ndarray:
-    """Return the bins of the strongest peaks of each recording, in order."""
+    """Return the bins of each recording's strongest peaks, in order."""
     magnitudes = await abs(ta.fft.rfft(sounds))
     windows = ta.arrays.sliding_window_view(magnitudes, WEIGHTS.size, axis=1)  # a view, no copy
     smooth = await ta.linalg.vecdot(windows, WEIGHTS)

@@ -36,7 +36,7 @@ async def run(requests: int, faults: int, backend: str | None) -> list[str]:
             for _ in range(requests):
                 left = generator.standard_normal((64, 64), np.float32)
                 nursery.start_soon(ask, device, left, right, fates)
-        # The others were served without it: a product alone waits for its restart.
+        # The others were served without it, but a product has to wait for its restart.
         await ta.linalg.matmul(right, right)
         print(system.tree())
     return fates

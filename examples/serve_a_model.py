@@ -10,11 +10,11 @@ from pydantic import FiniteFloat
 
 import trio_accel as ta
 from trio_accel.http import Limits, errors, on_host, run, serve
-from trio_accel.patterns import Batcher, Call
+from trio_accel.patterns import Batcher, Submit
 from trio_accel.programs import Array, method
 
 CENTRES = np.array([[0.0, 0.0], [4.0, 0.0], [0.0, 4.0]])
-OPTIONS = ta.DeviceOptions(isolation="process", stuck_after=10.0, retry=1, spares=1, when_given_up="reopen")
+OPTIONS = ta.DeviceOptions(isolation="process", stuck_after=10.0, retry=1, spares=1, on_failure="reopen")
 LIMITS = Limits(body=500, answer=5.0)
 Point = tuple[FiniteFloat, FiniteFloat]
 Predictions = Batcher[Point, Array]
@@ -28,7 +28,7 @@ class Distances:
 
     @method(refuses=(ValueError,))
     def predict(self, rows: list[list[float]]) -> Array:
-        """How far each point is from each centre. A row that is no point raises a ValueError."""
+        """Return the distance of each point from each centre. Rows other than points raise a ValueError."""
         return ((np.reshape(rows, (len(rows), 1, 2)) - self.centres) ** 2).sum(axis=2) ** 0.5
 
 
@@ -41,7 +41,7 @@ async def main(port: int) -> None:
 
         @app.post("/predict")
         async def predict(point: Point) -> dict[str, list[float]]:
-            return {"distances": (await batcher.ask(Call(point))).tolist()}
+            return {"distances": (await batcher.ask(Submit(point))).tolist()}
 
         async with trio.open_nursery() as nursery:
             bound = await nursery.start(partial(serve, app, port=port, system=system, limits=LIMITS))

@@ -2,30 +2,31 @@
 
 A large language model takes about as long for one token as for a few, because it reads all its weights once
 in either case. A `SpeculativeStep` makes use of that. The draft proposes tokens. The verifier returns its
-distributions at all of these places in one call. Tokens are accepted by a rule that keeps the verifier's
-distribution exactly (Leviathan et al. 2023, Chen et al. 2023). So a poor draft costs time, and nothing else.
-The step belongs into a `ContinuousBatcher`, which goes on with many texts at once.
+distributions at all of these positions in one call. Tokens are accepted by a rule that keeps the verifier's
+distribution exactly (Leviathan et al. 2023, Chen et al. 2023). So a poor draft costs only time. Use the step
+in a `ContinuousBatcher`, which continues many texts at once.
 
-Here the draft knows which letter follows a letter, and the verifier which one follows two letters. Its table
-is an array of a device, and a call is one product there.
+Here the draft knows which letter follows a letter, and the verifier which letter follows two letters. Its
+table is an array of a device, and a call is one product there.
 
-Models: Both take a list of `Score`, one for each text: async callables, or addresses of servants.
-``score.tokens`` is the text so far, and ``score.count`` how many distributions are wanted. The result has an
-array of shape (count, vocabulary) for each, of NumPy or of a device. Its last row is the distribution of the
-token that follows all of ``tokens``, the row before that of the last of ``tokens``, given those before it,
-and so on. The draft is asked for one row at a time, the verifier for one more than there are proposals. A
-model with a cache of attention finds the text in it by ``tokens``: proposals that were refused are not in the
-next request. Rows are probabilities; a sum that is off by 0.01 at most is made 1. With ``logits=True`` the
-step applies the softmax, and -inf is a token that must not come.
+Models: Both take a list of `Score`, one for each text: async callables, or addresses of actors for `Call`.
+    ``score.tokens`` is the text so far, and ``score.count`` the number of wanted distributions. The result
+    has an array of shape (count, vocabulary) for each, of NumPy or of a device. Its last row is the
+    distribution of the token after all of ``tokens``, the row before it the distribution of the last token
+    given the earlier ones, and so on. The draft is asked for one row at a time, the verifier for one more
+    than there are proposals. A model with a cache of attention finds the text in it by ``tokens``, because
+    rejected proposals are not in the next request. Rows are probabilities; if a sum deviates by at most 0.01,
+    it is normalised to 1. With ``logits=True`` the step applies the softmax, and -inf forbids a token.
 
 Requests: ``Generate(prompt, ...)`` takes ``max_tokens`` (128), tokens that end the text (``stop``), a
-``temperature`` (1; 0 is greedy: the verifier's own text, token by token) and a ``seed``. The same seed gives
-the same text, whatever runs beside it. The reply is a tuple of tokens. ``statistics`` of the step counts.
+    ``temperature`` (1; 0 is greedy: the verifier's own text, token by token) and a ``seed``. The same seed
+    gives the same text, whatever other texts are in the batch. The reply is a tuple of tokens. ``statistics``
+    of the step counts.
 
-Tokens as they come: `open_parts` is an async context manager around an async iterator. A reader that is slow
-holds up its own text alone. When the block ends early, the text leaves the batch. An error of a model is
-raised by the iterator, after the tokens before it. Do not send one streamed request to two batchers, as a
-hedged pool does: the second one refuses it.
+Streaming: `open_parts` is an async context manager around an async iterator. A slow reader holds up only its
+    own text. When the block ends early, the text leaves the batch. The iterator raises an error of a model
+    after the tokens before it. Do not send one streamed request to two batchers, as a hedged pool does: the
+    second one refuses it.
 
 How many proposals: If one is accepted with the probability a, a round of k gives (1 - a**(k + 1)) / (1 - a)
 tokens on average, for k calls of the draft and one of the verifier. Choose ``lookahead`` by
@@ -34,10 +35,10 @@ AMD EPYC with 2 busy cores, a round with 4 proposals took 0.3 ms for a vocabular
 took 2 ms, 4 ms at a temperature of 0.8, and 0.2 ms more for the softmax of each distribution. So let a
 model with a large vocabulary apply the softmax on its device.
 
-What is refused: A row with NaN, infinity or a negative number, or whose sum is not 1, another number of rows,
-and vocabularies of several sizes are a `ModelOutputError`, which says whose result it was. A prompt with a
-token outside the vocabulary is a ValueError. An error of the verifier is the asker's, and so is one of the
-draft: with ``draft_may_fail=True`` the round goes on without it, and ``draft_failures`` counts it.
+What is refused: Rows with NaN, infinity, negative numbers or a sum other than 1, another number of rows, and
+vocabularies of different sizes raise a `ModelOutputError`, which names the model. A prompt with a token
+outside the vocabulary raises a ValueError. The caller gets an error of the verifier, and an error of the
+draft: with ``draft_may_fail=True`` the round continues without it, and ``draft_failures`` counts it.
 
 Run it with: python speculative_decoding.py --tokens 60 --lookahead 4
 """
@@ -53,7 +54,7 @@ import numpy.typing as npt
 import trio
 
 import trio_accel as ta
-from trio_accel.patterns import Call, ContinuousBatcher, Generate, Score, SpeculativeStep, open_parts
+from trio_accel.patterns import ContinuousBatcher, Generate, Score, SpeculativeStep, Submit, open_parts
 
 TEXT = (
     "an actor has a mailbox and takes one message at a time. a device is an actor too, and a message is "
@@ -66,7 +67,7 @@ Array = npt.NDArray[Any]
 
 
 def tables() -> tuple[Array, Array]:
-    """Probabilities of the letter behind one letter, and behind two."""
+    """Return the probabilities of the letter after one letter, and after two."""
     pairs, triples = np.full((V, V), 0.01), np.full((V * V, V), 0.01)
     numbers = [NUMBERS[letter] for letter in TEXT + TEXT[:2]]
     for one, two, three in zip(numbers, numbers[1:], numbers[2:], strict=False):
@@ -83,12 +84,12 @@ class Verifier:
         self.calls = 0
 
     async def __call__(self, scores: list[Score]) -> list[ta.AccelRef]:
-        """One distribution for each of the last places of each text."""
+        """Return a distribution for each of a text's last positions."""
         self.calls += 1
         return [await (np.eye(V * V)[self.rows(score)] @ self.table) for score in scores]
 
     def rows(self, score: Score) -> list[int]:
-        """The numbers of the pairs of letters before these places."""
+        """Return the numbers of the letter pairs before these positions."""
         ends = range(len(score.tokens) - score.count + 1, len(score.tokens) + 1)
         return [score.tokens[end - 2] * V + score.tokens[end - 1] for end in ends]
 
@@ -107,7 +108,7 @@ async def run(tokens: int, lookahead: int, backend: str | None) -> None:
         batcher = await system.spawn(ContinuousBatcher[Generate, int], step, name="texts")
         prompt = [NUMBERS[letter] for letter in "an"]
         request = Generate(prompt, max_tokens=tokens, seed=3, temperature=0.7)
-        print("".join(LETTERS[token] for token in await batcher.ask(Call(request))))
+        print("".join(LETTERS[token] for token in await batcher.ask(Submit(request))))
         print(step.statistics.tokens, "tokens,", verifier.calls, "calls of the verifier")
         print(f"{step.statistics.acceptance_rate:.0%} of the proposals were accepted")
 

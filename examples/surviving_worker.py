@@ -42,12 +42,12 @@ async def kill(device: ta.Device, kills: int) -> None:
 
 
 async def digest(array: ta.AccelRef) -> str:
-    """What is in an array, in short."""
+    """Return a digest of an array's contents."""
     return hashlib.sha256((await array.to_host()).data).hexdigest()
 
 
 async def run(kills: int, clients: int, mebibytes: int, backend: str | None) -> bool:
-    """Returns whether the arrays are what they were, every answer was right, and every kill was survived."""
+    """Return whether the arrays are unchanged, every answer was right, and every kill was survived."""
     options = ta.DeviceOptions(isolation="process")
     fates = Counter[str]()
     async with ta.open_system("survive") as system, system.open_device(backend, options=options) as device:

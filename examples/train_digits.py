@@ -1,6 +1,6 @@
-"""Train a network on images of digits, on several devices whose workers are killed and stopped.
+"""Train a network on images of digits, on several devices while their workers are killed and stopped.
 
-The losses must be those of one device that nobody disturbs.
+The losses must equal the losses of a single undisturbed device.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def batches(rows: int, first: int) -> Iterator[train.Batch]:
 
 
 def main() -> int:
-    """Train as the command line says; returns 0 if the losses are those of one device."""
+    """Train by the command line; return 0 if the losses equal the losses of one device."""
     parser = arguments(__doc__, devices=2, steps=200)
     parser.add_argument("--model", choices=["mlp", "transformer"], default="mlp")
     parser.add_argument(

@@ -33,7 +33,7 @@ def batches(text: npt.NDArray[np.uint8], rows: int, length: int, first: int) -> 
 
 
 def main() -> int:
-    """Train as the command line says; returns the exit code."""
+    """Train by the command line; return the exit code."""
     parser = arguments(__doc__, devices=2, steps=50)
     parser.add_argument("--size", choices=SIZES, default="tiny")
     parser.add_argument("--rows", type=int, default=16, help="pieces of text in a batch")

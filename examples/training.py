@@ -15,7 +15,7 @@ import trio
 import trio_accel as ta
 from trio_accel import train
 
-# A worker that is stopped counts as lost after two seconds.
+# A stopped worker counts as lost after two seconds.
 OPTIONS = ta.DeviceOptions(isolation="process", spares=1, stuck_after=2.0)
 KINDS = "kill", "poison", "stop"
 
@@ -34,13 +34,13 @@ async def disturb(devices: Sequence[ta.Device], every: float) -> None:
 
 
 def names(backend: str, count: int) -> list[str]:
-    """Return so many devices of a backend; one is taken several times if there are fewer."""
+    """Return `count` devices of a backend; if there are fewer, some are repeated."""
     found = [info.name for info in ta.list_devices() if info.name.startswith(backend)]
     return list(itertools.islice(itertools.cycle(found), count))
 
 
 def arguments(description: str | None, **defaults: int) -> argparse.ArgumentParser:
-    """Make a command line with what all trainings have."""
+    """Make a command line with the options of all trainings."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--devices", type=int, default=defaults["devices"], help="how many ranks")
     parser.add_argument("--backend", default="cpu", help="their kind, such as cpu or cuda")
@@ -60,7 +60,7 @@ def arguments(description: str | None, **defaults: int) -> argparse.ArgumentPars
 async def trained(
     given: argparse.Namespace, module: type, config: train.Config, batches: train.Batches, **options: object
 ) -> tuple[list[float], dict[str, object]]:
-    """Train, print what came out, and return the losses and the parameters."""
+    """Train, print the results, and return the losses and the parameters."""
     async with (
         ta.open_system("train") as system,
         system.open_devices(names(given.backend, given.devices), options=OPTIONS) as devices,

@@ -31,7 +31,7 @@ class Worker(ta.Actor):
 
     @ta.handles(Square)
     async def square(self, request: Square) -> int:
-        """The sleep stands for a disk, a network, a device."""
+        """Square a number; the sleep simulates a disk, a network, or a device."""
         await trio.sleep(0.002)
         return request.number**2
 
@@ -44,7 +44,7 @@ class Pool(ta.Actor):
 
     @ta.handles(Job, group="jobs", limit=WORKERS)
     async def job(self, message: Job) -> None:
-        """Runs beside the others of its group."""
+        """Runs concurrently with the others of its group."""
         self.begun.append(message.number)
         worker = self.idle.pop()
         self.squares[message.number] = await worker.ask(Square(message.number))

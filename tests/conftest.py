@@ -47,7 +47,7 @@ from trio_accel.devices.launcher._launcher import Launcher, WorkerProcess
 
 # Trio keeps the threads of `to_thread.run_sync` for a while, to use them again.
 _CACHED = "Trio thread "
-_JOIN = 2.0
+_JOIN = 30.0
 _SELF = Path("/proc/self")
 _TESTS = Path(__file__).parent
 # Where every test is a case of its own, and none has parameters for their number's sake.
@@ -65,6 +65,10 @@ IS_FROM_OUTSIDE = BACKEND not in ("cpu", "cuda")
 
 # A sample has one of so many functions of numbers; that of the CPU has all (D96).
 SHARE = {"cpu": 1, "cuda": 4 if IS_STAND_IN else 1}.get(BACKEND, 2)
+
+# `--brief` runs a test function of this many, and none that takes long or needs a machine that is idle.
+BRIEF_SHARE = 5
+NOT_BRIEF = ("alone", "docs", "examples", "gpu", "lint", "ray", "slow")
 
 # Markers of tests that have launcher processes of their own.
 OWN_LAUNCHER = ("own_launcher", "alone", "gpu")
@@ -99,6 +103,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run at most N parameter sets of each test of these folders, chosen by hash; 0 runs all",
     )
     parser.addoption(
+        "--brief",
+        action="store_true",
+        help=f"run one parameter set of every {BRIEF_SHARE}th test function, without those that take long",
+    )
+    parser.addoption(
         "--record-operations",
         type=Path,
         metavar="FILE",
@@ -112,6 +121,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--brief"):
+        config.option.sample = config.getoption("--sample") or 1
     if config.getoption("--slow-paths"):
         use_fast_paths(FastPaths.none())
     file: Path | None = config.getoption("--record-operations")
@@ -142,6 +153,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     size: int = config.getoption("--sample")
     if not size:
         return
+    if config.getoption("--brief"):
+        brief = [item for item in items if _is_brief(item)]
+        kept = set(brief)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = brief
     # The same ones in each run and in each process, and others on another backend.
     functions: dict[str, list[pytest.Item]] = {}
     chosen: set[pytest.Item] = set()
@@ -175,6 +191,12 @@ def _draw_fewer_examples(function: Any) -> None:
     name = "_hypothesis_internal_use_settings"
     if chosen := getattr(function, name, None):
         setattr(function, name, hypothesis.settings(chosen, max_examples=chosen.max_examples // 3 + 1))
+
+
+def _is_brief(item: pytest.Item) -> bool:
+    """Return whether `--brief` runs a test: the same ones each time, from all folders."""
+    name = item.nodeid.partition("[")[0]
+    return not (any(map(item.get_closest_marker, NOT_BRIEF)) or zlib.crc32(name.encode()) % BRIEF_SHARE)
 
 
 def _is_elsewhere(name: str, path: Path) -> bool:

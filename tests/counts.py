@@ -31,7 +31,7 @@ from traced_worker import Doubler, entered
 
 import trio_accel as ta
 from trio_accel.devices import opened
-from trio_accel.patterns import Call, ContinuousBatcher, Last, RunningSequence
+from trio_accel.patterns import ContinuousBatcher, Last, RunningSequence, Submit
 
 __all__ = [
     "PACKAGE",
@@ -258,7 +258,7 @@ async def executed_files(isolation: ta.Isolation) -> dict[str, Executed]:
                 "random draw": lambda: generator.normal((64, 64)),
                 "sparse product": lambda: ta.sparse.spmv(sparse, x),
                 "program call": lambda: program.ask(Doubler.double, x),
-                "decode step": lambda: batcher.ask(Call(x)),
+                "decode step": lambda: batcher.ask(Submit(x)),
                 "collective": lambda: world.all_reduce(ranks),
                 "train step": steps.__anext__,
             }
@@ -272,6 +272,7 @@ async def _traced(
 ) -> Executed:
     for _ in range(30):
         await ask()
+        # clock: a longer pause only makes it surer
         await trio.sleep(0.002)
     application: list[Trace] = []
     worker: list[Trace] = []
@@ -284,11 +285,13 @@ async def _traced(
         finally:
             sys.setprofile(None)
         application.append(trace)
+        # clock: a longer pause only makes it surer
         await trio.sleep(0.002)  # what the worker does behind its answer is the operation's, too
         if in_worker is not None:
             worker.append(trace := Trace())
             for name in json.loads(await ta.run(entered, in_worker, begun, time.perf_counter_ns())):
                 trace.add(name)
+            # clock: a longer pause only makes it surer
             await trio.sleep(0.002)
     requests = 0
 

@@ -132,7 +132,7 @@ async def completing(at: Place, completion: Any) -> None:
 async def asked(at: Place, pattern: Any, item: Any, *args: Any, **given: Any) -> Any:
     ref = await at.system.spawn(pattern, *args, **given)
     try:
-        return await ref.ask(patterns.Call(item))
+        return await ref.ask(patterns.Submit(item))
     finally:
         await ref.stop()  # noqa: ASYNC102  # the system ends it too
 
@@ -375,7 +375,7 @@ async def stepped(at: Place, given: Given) -> Any:
 async def asked_fair(at: Place, given: Given) -> Any:
     ref = await at.system.spawn(P.FairScheduler, model)
     try:
-        return await ref.ask(P.FairCall(1, tenant="a", **given))
+        return await ref.ask(P.FairSubmit(1, tenant="a", **given))
     finally:
         await ref.stop()  # noqa: ASYNC102  # the system ends it too
 
@@ -490,8 +490,8 @@ CALLS: dict[str, Use] = {
     "telemetry.open_dashboard": lambda at, given: entered(ta.open_dashboard(at.system, **given)),
     "collectives.open_world": world_opened,
     "devices.stream": lambda at, given: streamed(at, **given),
-    "actors.Spread": lambda at, given: actors.Spread([given["bounds"]]),
-    "Spread.add": lambda at, given: actors.Spread([1.0]).add(**given),
+    "actors.Buckets": lambda at, given: actors.Buckets([given["bounds"]]),
+    "Buckets.add": lambda at, given: actors.Buckets([1.0]).add(**given),
     **each(
         lambda name, at, given: getattr(at.world, name)([at.vector], **given), "World", "gather", "reduce"
     ),
@@ -573,7 +573,7 @@ CALLS: dict[str, Use] = {
     ),
     "Deadline.after": lambda at, given: tried(at, P.Deadline.after(**given)),
     "Deadline.from_header": lambda at, given: tried(at, P.Deadline.from_header("5", **given)),
-    "patterns.FairCall": asked_fair,
+    "patterns.FairSubmit": asked_fair,
     "patterns.FairScheduler": lambda at, given: asked(
         at,
         P.FairScheduler,
@@ -696,11 +696,11 @@ CALLS: dict[str, Use] = {
     "spatial.neighbours": lambda at, given: ta.spatial.neighbours(
         at.plane[:, :2], **over({"radius": 1.0}, given)
     ),
-    "OwnCounter.add": lambda at, given: recorded(
+    "CustomCounter.add": lambda at, given: recorded(
         at, lambda recorder: recorder.counter("a", "b").add(**given)
     ),
-    "OwnGauge.set": lambda at, given: recorded(at, lambda recorder: recorder.gauge("a", "b").set(**given)),
-    "OwnHistogram.observe": lambda at, given: recorded(
+    "CustomGauge.set": lambda at, given: recorded(at, lambda recorder: recorder.gauge("a", "b").set(**given)),
+    "CustomHistogram.observe": lambda at, given: recorded(
         at, lambda recorder: recorder.histogram("a", "b").observe(**given)
     ),
     "Recorder.histogram": lambda at, given: recorded(
@@ -789,7 +789,7 @@ _REASONS: dict[str, str] = {
         "tensor.ContractionPath telemetry.ActorMemoryRow telemetry.ActorRow "
         "telemetry.DeviceRow telemetry.FailureRow telemetry.Histogram telemetry.KeptRow telemetry.LibraryRow "
         "telemetry.OperationRow telemetry.ProcessRow ProcessRow.of "
-        "telemetry.OwnHistogram telemetry.Recorder telemetry.SystemSnapshot "
+        "telemetry.CustomHistogram telemetry.Recorder telemetry.SystemSnapshot "
         "weights.TensorInfo"
     ),
     "plans of operations call it, with shapes of arrays": (

@@ -22,6 +22,7 @@ class Sleeper:
     """A model that takes its time."""
 
     def sleep(self, seconds: float) -> float:
+        # clock: the time that this work takes decides nothing
         time.sleep(seconds)
         return seconds
 

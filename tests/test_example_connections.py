@@ -226,7 +226,7 @@ async def test_strange_requests_are_answered_or_closed_and_fill_no_log(
     async with served(Application()) as port:
         caplog.clear()
         response = b""
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
                 with suppress(trio.BrokenResourceError):
                     await stream.send_all(data)

@@ -15,7 +15,7 @@ import pytest
 import trio_accel as ta
 from trio_accel import jit, linalg
 from trio_accel.backends.base.contract import foreign_names
-from trio_accel.patterns import Batcher, Call
+from trio_accel.patterns import Batcher, Submit
 
 SCALE = jit.Kernel(
     "scale",
@@ -64,7 +64,7 @@ async def _async_with(manager: Any) -> None:
 
 async def _ask_blocking(at: Surroundings) -> None:
     ref = await at.system.spawn(Batcher[int, int], blocking)  # type: ignore[arg-type]
-    await ref.ask(Call(3))
+    await ref.ask(Submit(3))
 
 
 async def _forget_await(at: Surroundings) -> None:
@@ -266,7 +266,7 @@ MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
     ),
     "a timeout of to_host": (lambda at: at.x.to_host(timeout=1), TypeError, "with trio.fail_after(seconds):"),
     "a timeout of an actor": (
-        lambda at: at.batcher.ask(Call(3), timeout=1.0),
+        lambda at: at.batcher.ask(Submit(3), timeout=1.0),
         TypeError,
         "with trio.fail_after(seconds):",
     ),
@@ -321,10 +321,10 @@ MISTAKES: dict[str, tuple[Mistake, type[Exception], str]] = {
         TypeError,
         "a must be a number, got <AccelRef",
     ),
-    "an item in place of Call": (lambda at: at.batcher.ask(3), TypeError, "ask(Call(...))"),
+    "an item in place of Submit": (lambda at: at.batcher.ask(3), TypeError, "ask(Submit(...))"),
     "a model that is not async": (_ask_blocking, TypeError, "write `async def blocking(...)`"),
     "an actor that is not spawned": (
-        lambda _: untyped.patterns.Batcher(double).ask(Call(3)),
+        lambda _: untyped.patterns.Batcher(double).ask(Submit(3)),
         AttributeError,
         "ref = await system.spawn(Batcher, ...), then await ref.ask(...)",
     ),

@@ -96,7 +96,7 @@ async def place(system: ta.System, isolation: ta.Isolation, tmp_path: Path) -> A
 async def test_numbers_are_refused_in_the_task_that_gives_them(place: Place, name: str) -> None:
     for argument in UNSAID.get(name) or _numbers_of(PUBLIC[name]):
         for number in NUMBERS:
-            with trio.fail_after(10), suppress(*REFUSALS):
+            with trio.fail_after(60), suppress(*REFUSALS):
                 called = CALLS[name](place, {argument: number})
                 if inspect.isawaitable(called):
                     await called

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 # Seconds that fixtures have to close devices and launchers.
-_GRACE = float(os.environ.get("TRIO_ACCEL_TEST_GRACE", "20"))
+_GRACE = float(os.environ.get("TRIO_ACCEL_TEST_GRACE", "60"))
 _IS_XDIST = "PYTEST_XDIST_WORKER" in os.environ
 
 

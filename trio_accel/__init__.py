@@ -187,11 +187,11 @@ _NAMES_OF_LATER = {
 }
 
 
-if not _typing.TYPE_CHECKING:  # checkers would take every name for one that is there
+if not _typing.TYPE_CHECKING:  # otherwise, checkers would assume that every name exists
 
     @_enable_ki_protection
     def __getattr__(name: str) -> object:
-        """Import what is imported at its first use; tell where a name is that is not here."""
+        """Import a lazy name at its first use; for an unknown name, suggest where it is."""
         if name in _LATER:
             return _import_module(f"{__name__}.{name}")
         if name in _NAMES_OF_LATER:
@@ -200,7 +200,7 @@ if not _typing.TYPE_CHECKING:  # checkers would take every name for one that is 
         if not name.startswith("_"):
             told = _elsewhere(name)
             if not told:
-                # The later part wins a name that two parts have: `elementwise` is that of `jit`.
+                # If two parts share a name, the later part takes precedence: `elementwise` is `jit`'s.
                 for part in ("tensor", *sorted(_LATER - {"tensor"})):
                     if name in _import_module(f"{__name__}.{part}").__all__:
                         told = f"; write ta.{part}.{name}"

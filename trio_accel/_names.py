@@ -1,4 +1,4 @@
-"""The public names of packages: each stands once, where it is imported."""
+"""The public names of packages: each is written once, where it is imported."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import ModuleType
 
 
 def export(package: str, *more: str) -> None:
-    """Let the public names of a package be those that it imports by now, but for modules.
+    """Make all names that a package has imported so far its public names, except modules.
 
     Type checkers know them as they are: imported by ``*``, or by ``as`` the same name.
 

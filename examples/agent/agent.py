@@ -35,11 +35,12 @@ from questions import QUESTIONS
 from text import SMOLLM2, InputError, load_file, load_random
 
 OPTIONS = ta.DeviceOptions(
-    isolation="process", retry=1, retry_suspects=True, spares=1, close_grace=1.0, when_given_up="reopen"
+    isolation="process", retry=1, retry_suspects=True, spares=1, close_grace=1.0, on_failure="reopen"
 )
 # An answer may take minutes.
 LIMITS = Limits(body=4096, answer=math.inf)
-# Products of so many rows, so that no company and no restart changes a token; the most answers at once.
+# Products have `EXACT` rows, so that neither other sequences nor a restart change a token; the most answers
+# at once.
 EXACT, AT_ONCE, CACHE_PAGES = 8, 4, 512
 
 

@@ -23,7 +23,7 @@ LONGEST = 1000
 
 
 def application(flow: Workflow, store: SqliteStore) -> Starlette:
-    """Make the application. If a question has the key of an earlier one, its answer goes on."""
+    """Make the application. A question with the key of an earlier one continues its answer."""
 
     async def ask(request: Request) -> Response:
         try:
@@ -42,10 +42,10 @@ def application(flow: Workflow, store: SqliteStore) -> Starlette:
 
 
 def _read(body: bytes) -> tuple[str, str]:
-    """Return the question and the key in a body; an error says that it is another."""
+    """Return the question and the key in a body; raise an error for anything else."""
     given = json.loads(body)
     question, key = given["question"], given.get("key", uuid.uuid4().hex)
-    # Halves of surrogate pairs are a ValueError, and values other than texts an AttributeError.
+    # Halves of surrogate pairs raise a ValueError, and values other than texts an AttributeError.
     if not (0 < len(question.encode()) <= LONGEST and 0 < len(key.encode()) <= LONGEST):
         raise ValueError(f"texts must have 1 to {LONGEST} bytes")
     return question, key

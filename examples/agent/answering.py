@@ -75,7 +75,7 @@ def workflow(agent: Agent) -> Workflow:
 
             async def next_token() -> int | None:
                 if not streams:
-                    # After a restart of the program, the tokens that were kept are the end of the prompt.
+                    # After a restart of the program, the stored tokens are the end of the prompt.
                     rest = agent.most - len(tokens)
                     asked = Prompt(tokens=[*prompt, *tokens], most=rest, sampling=GREEDY)
                     opening = open_parts(agent.generation.batcher, asked)

@@ -17,13 +17,13 @@ from encoder import Encoder
 
 import trio_accel as ta
 from trio_accel.agents import VectorIndex
-from trio_accel.patterns import FairCall
+from trio_accel.patterns import FairSubmit
 
 __all__ = ["DOCS", "Passage", "Passages", "embedding", "open_index", "passages_of"]
 
 DOCS = Path(__file__).parents[2] / "docs"
 WORDS, AT_ONCE = 110, 16
-# Weight of the words that a question and a passage share, beside the cosine of their embeddings.
+# The weight of the words shared by a question and a passage, relative to the cosine of their embeddings.
 SHARED = 0.5
 _CODE = re.compile(r"```.*?```|<!--.*?-->", re.DOTALL)
 _LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
@@ -32,7 +32,7 @@ _WORD = re.compile(r"[a-z0-9]+")
 
 @attrs.frozen
 class Passage:
-    """Some paragraphs of a section of a page."""
+    """Some paragraphs of a page's section."""
 
     page: str
     title: str
@@ -85,7 +85,7 @@ class Passages:
         return {word: math.log(len(self.all) / count) for word, count in counts.items()}
 
     def ranked(self, question: str, found: Sequence[tuple[int, float]], count: int) -> list[Passage]:
-        """Return the best passages, of so many pages at most, the best page first."""
+        """Return the best passages, from at most `count` pages, the best page first."""
         weights = {word: self.rarity.get(word, 0.0) for word in words_of(question)}
         total = sum(weights.values()) or 1.0
 
@@ -100,10 +100,10 @@ class Passages:
 
 
 async def embedding(encoder: Encoder, text: str) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-    """Return the embedding of a text, of whose tokens the encoder takes the first."""
+    """Return the embedding of a text; the encoder uses only its first tokens."""
     (tokens,) = await trio.to_thread.run_sync(encoder.tokenize, [text])
     row: np.ndarray[tuple[int], np.dtype[np.float32]] = await encoder.turns.ask(
-        FairCall(np.array(tokens[: encoder.most] or [0], np.int64), tenant="")
+        FairSubmit(np.array(tokens[: encoder.most] or [0], np.int64), tenant="")
     )
     return row
 

@@ -24,7 +24,7 @@ from trio_accel import cluster
 
 
 async def run(nodes: int, seconds: float, *, has_faults: bool, folder: Path) -> bool:
-    """Run clients and faults for a while; returns whether the totals are what was acknowledged."""
+    """Run clients and faults for a while; return whether the totals equal the acknowledged ones."""
     local = cluster.LocalNodes(nodes)
     store = cluster.SqliteStore(folder / "bank.db")
     options = cluster.ClusterOptions(devices=("cpu",), device=ta.DeviceOptions(isolation="inline"))

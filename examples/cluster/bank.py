@@ -1,4 +1,4 @@
-"""Entities of the cluster example. They stand in a module of their own: each node imports it."""
+"""Entities of the cluster example, in a separate module because each node imports it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Account(cluster.DurableEntity):
     save_every = 20
 
     async def load(self, saved: cluster.Saved | None) -> None:
-        """Begin with the balances that were saved."""
+        """Begin with the saved balances."""
         days = np.zeros(128) if saved is None else saved["days"]
         self.days = await self.home.device.put(days)
 
@@ -59,7 +59,7 @@ class Search(ta.Request["Shard", Found]):
 
 
 class Shard(cluster.Entity):
-    """A part of an index of vectors, one on each node."""
+    """A part of a vector index, one on each node."""
 
     vectors: ta.AccelRef | None = None
     seed: int = 0

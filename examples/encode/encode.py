@@ -31,17 +31,17 @@ QUERIES = (
 )
 BATCH = 32
 NEAREST = 3
-# Sentences that are computed in float64, too, the queries among them.
+# The number of sentences also computed in float64, including the queries.
 COMPARED = 6
 # Of float32 sums of 384 and 1536 terms in six layers; measured are 2e-7.
 TOLERANCE = 1e-5
-# Of a sentence so much is shown.
+# The number of letters shown of a sentence.
 SHOWN = 70
 
 
 @attrs.frozen(kw_only=True)
 class Nearest:
-    """A sentence of the text that is near to a query.
+    """A sentence of the text near a query.
 
     Attributes:
         sentence: The sentence.
@@ -54,11 +54,11 @@ class Nearest:
 
 @attrs.frozen(kw_only=True)
 class Query:
-    """A query with the sentences that are nearest to it.
+    """A query with its nearest sentences.
 
     Attributes:
-        query: What was looked for.
-        nearest: The nearest sentences, the first is the nearest.
+        query: The query.
+        nearest: The nearest sentences, the nearest first.
     """
 
     query: str
@@ -67,22 +67,22 @@ class Query:
 
 @attrs.frozen(kw_only=True)
 class EncodeData:
-    """What was encoded, and what is near to what.
+    """The encoded text, and the nearest sentences.
 
     Attributes:
         model: The model.
-        layers: Its layers.
-        width: Numbers of an embedding.
+        layers: The number of its layers.
+        width: The numbers of an embedding.
         program: The program's class.
-        arrays: Arrays of weights on the device.
-        nbytes: Bytes of these.
-        loading_seconds: How long it took to load them.
+        arrays: The number of weight arrays on the device.
+        nbytes: The bytes of these.
+        loading_seconds: The time to load them.
         text: The text.
-        sentences: Sentences of the text.
-        tokens: Tokens of these.
-        encoding_seconds: How long it took to encode all sentences, in batches.
-        queries: Queries and what is nearest.
-        load: What came of the faults; None without.
+        sentences: The number of sentences.
+        tokens: The number of their tokens.
+        encoding_seconds: The time to encode all sentences, in batches.
+        queries: The queries with their nearest sentences.
+        load: The results of the faults; None without.
     """
 
     model: str
@@ -102,7 +102,7 @@ class EncodeData:
 
 @attrs.frozen
 class Work:
-    """A program that is open, and its model."""
+    """An open program, and its model."""
 
     device: ta.Device
     model: Model
@@ -166,7 +166,7 @@ async def encode(
     given: argparse.Namespace,
     tell: Callable[[str], object],
 ) -> tuple[EncodeData, list[Check]]:
-    """Load, open the program, encode, compare; then break it, if that is wanted."""
+    """Load, open the program, encode, compare; then break it, if requested."""
     cls, shape, (text_name, sentences) = program_for(device), model.shape, text
     queries = given.query or QUERIES
     start = trio.current_time()
@@ -236,7 +236,7 @@ async def on_host(weights: ta.weights.Weights) -> dict[str, Any]:
 def worst(
     model: Model, weights: dict[str, Any], sentences: Sequence[str], embeddings: npt.NDArray[np.float32]
 ) -> float:
-    """The largest difference from embeddings in float64, each computed alone. Blocking."""
+    """Return the largest difference from embeddings in float64, computed one by one. Blocking."""
     wide = {
         name: array if name == "embeddings.word_embeddings.weight" else array.astype(np.float64)
         for name, array in weights.items()
@@ -255,7 +255,7 @@ def printable(text: str) -> str:
 
 
 def lines_of(data: EncodeData, checks: Sequence[Check]) -> Iterator[str]:
-    """Say what was found."""
+    """Yield the lines of the results."""
     yield f"{data.model}: {data.layers} layers, {data.width} numbers for each sentence"
     yield f"{data.nbytes / 1e6:.1f} MB in {data.arrays} arrays, loaded in {data.loading_seconds:.2f} s"
     yield f"{data.text}: {data.sentences} sentences, {data.tokens} tokens"
@@ -282,7 +282,7 @@ async def main(given: argparse.Namespace) -> int:
     isolation: Literal["inline", "process"] | None = given.isolation or ("process" if given.faults else None)
     options = ta.DeviceOptions(
         isolation=isolation,
-        # The faults come by themselves, so a request that meets one runs again, too.
+        # A request does not cause the faults, so it also runs again after one.
         retry=1 if given.faults else 0,
         retry_suspects=True,
         # Faults come every second and on purpose: no supervisor is to wait.
@@ -340,11 +340,11 @@ def run(given: Sequence[str] | None = None) -> int:
 def run_program(
     name: str, program: Callable[[argparse.Namespace], Awaitable[int]], given: argparse.Namespace
 ) -> int:
-    """Run a program; what ends it becomes one line and an exit code."""
+    """Run a program; an error becomes one line and an exit code."""
     try:
         return trio.run(program, given)
     except (Exception, KeyboardInterrupt, BaseExceptionGroup) as raised:
-        # Around what went wrong are the groups of nurseries; Ctrl-C may have come beside an error.
+        # The groups of nurseries surround the error; Ctrl-C may have been pressed at the same time.
         errors = tuple(leaves(raised))
         code, text = 1, str(errors[0])
         if any(isinstance(error, KeyboardInterrupt) for error in errors):
@@ -358,7 +358,7 @@ def run_program(
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield the errors of a group that are no groups themselves."""
+    """Yield the errors of a group, without nested groups."""
     if isinstance(error, BaseExceptionGroup):
         for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
             yield from leaves(inner)

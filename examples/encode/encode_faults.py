@@ -45,9 +45,9 @@ class Check:
     """A number that must not exceed a limit; NaN exceeds every limit.
 
     Attributes:
-        name: What was measured.
+        name: The name of the quantity.
         value: The measured number.
-        limit: The largest number that is right.
+        limit: The largest right number.
     """
 
     name: str
@@ -62,16 +62,16 @@ class Check:
 
 @attrs.frozen(kw_only=True)
 class EncodeFate:
-    """What became of a request.
+    """The fate of a request.
 
     Attributes:
-        client: The client that asked, from 1.
+        client: The number of the client, from 1.
         request: The number of its request, from 1.
-        begun: Generation of the device when it was asked.
-        ended: Generation of the device when its fate was known.
+        begun: The generation of the device at the request.
+        ended: The generation of the device when its fate was known.
         outcome: ``"answered"``, ``"answered after a loss"`` if a context was lost meanwhile: the request ran
             again or had waited; or the class of the error that the client got.
-        is_same: Whether the embedding is that from before the faults, bit for bit; None without one.
+        is_same: Whether the embedding equals the one before the faults, bit for bit; None without one.
     """
 
     client: int
@@ -84,12 +84,13 @@ class EncodeFate:
 
 @attrs.frozen(kw_only=True)
 class EncodeFault:
-    """What a fault came to.
+    """The effect of a fault.
 
     Attributes:
-        generation_before: Generation of the device before it.
-        generation_after: And when somebody was answered again.
-        recovery_ms: From its injection to the first answer of the next context; None if there was none.
+        generation_before: The generation of the device before it.
+        generation_after: The generation that answered again.
+        recovery_ms: The time from its injection to the first answer of the next context; None if there was
+            none.
     """
 
     generation_before: int
@@ -99,15 +100,15 @@ class EncodeFault:
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What came of all faults.
+    """The results of all faults.
 
     Attributes:
-        fault: What was made to fail.
-        clients: Clients that asked at once.
-        requests: Requests of all clients.
-        outcomes: How many had which fate.
-        faults: What each fault came to.
-        weights_lost: Arrays of weights that were lost or changed, by their hashes.
+        fault: The part that was made to fail.
+        clients: The number of concurrent clients.
+        requests: The requests of all clients.
+        outcomes: The number of requests by fate.
+        faults: The effect of each fault.
+        weights_lost: The number of weight arrays that were lost or changed, by their hashes.
         fates: Every request, in the order of their ends.
     """
 
@@ -171,7 +172,7 @@ class EncodeLoad:
     _changed: trio.Event = attrs.field(factory=trio.Event, init=False)
 
     async def expect(self) -> None:
-        """Have the embeddings of some sentences, each alone, before anything fails."""
+        """Compute the embeddings of some sentences one by one, before anything fails."""
         for batch in self.batches[:_BEFORE]:
             self._expected.append((await self._embed(batch)).tobytes())
 
@@ -185,7 +186,7 @@ class EncodeLoad:
         self._is_over = True
 
     async def wait_settled(self, seconds: float) -> None:
-        """Wait so long, and until all that is under way now is over: nothing is to be hit twice."""
+        """Wait for `seconds` and for all current requests, so that nothing is hit twice."""
         under_way = dict(self._asking)
         await trio.sleep(seconds)
         while any(self._asking.get(client) == request for client, request in under_way.items()):
@@ -243,7 +244,7 @@ async def break_under_load(
     faults: int,
     tell: Callable[[str], object],
 ) -> Outcome:
-    """Poison the context every second, so often, and see what becomes of all requests."""
+    """Poison the context every second, `faults` times, and record the fates of all requests."""
     reports: list[EncodeFault] = []
     await load.expect()
     before = await hashes_of(weights)
@@ -293,11 +294,11 @@ async def strike(load: EncodeLoad) -> None:
     """Poison the context: on CUDA by an index out of range in the program's own code."""
     look_up = getattr(load.cls, "look_up", None)
     if look_up is None:
-        # There are no kernels that could fault: the next request finds a context that is lost.
+        # There are no kernels that could fault: the next request finds a lost context.
         ta.testing.inject_fault(load.device, load.program.operation(load.cls.encode), poison=True)
         return
     ids = await load.device.put(np.array([1 << 40], np.int64))
-    # It has its fate, too: an error. Whether the context is lost, its generation tells.
+    # Its fate is an error. The generation shows whether the context is lost.
     with suppress(ta.AccelError, ta.ActorError):
         await load.program.ask(look_up, ids)
 
@@ -310,7 +311,7 @@ def _told(number: int, report: EncodeFault) -> str:
 
 
 async def hashes_of(weights: Mapping[str, ta.AccelRef]) -> dict[str, str]:
-    """Take the hash of each array of weights."""
+    """Return the hash of each weight array."""
     found: dict[str, str] = {}
     for name, array in weights.items():
         host = await array.to_host()
@@ -323,7 +324,7 @@ def _hash(host: Any) -> str:
 
 
 async def changed_since(weights: Mapping[str, ta.AccelRef], before: Mapping[str, str]) -> int:
-    """Count the arrays that are lost, or have another hash than before."""
+    """Count the arrays that are lost or have changed."""
     try:
         after = await hashes_of(weights)
     except ta.StaleRefError:

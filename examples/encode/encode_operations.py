@@ -26,7 +26,7 @@ from minilm_float64 import embed_one
 from minilm_operations import OperationsEncoder, load_encoder
 
 import trio_accel as ta
-from trio_accel.patterns import Batcher, Call
+from trio_accel.patterns import Batcher, Submit
 
 __all__ = ["OPTIONS", "Served", "serve", "write_random"]
 
@@ -36,7 +36,7 @@ Embeddings: TypeAlias = npt.NDArray[np.float32]
 RANDOM = Shape(layers=1, heads=4, width=64, inner=256, words=1000, places=64, types=2, epsilon=1e-12)
 OPTIONS = ta.DeviceOptions(
     isolation="process",
-    # The faults come by themselves, so the batch that meets one runs again, too.
+    # The batch does not cause the faults, so it also runs again after one.
     retry=1,
     retry_suspects=True,
     # And they come on purpose: no supervisor is to wait.
@@ -44,7 +44,7 @@ OPTIONS = ta.DeviceOptions(
 )
 # Of a fault, until somebody is answered again.
 PATIENCE = 60.0
-# Sentences that are computed in float64, too, and the largest difference that is right.
+# The number of sentences also computed in float64, and the largest allowed difference.
 COMPARED, TOLERANCE = 6, 1e-5
 # Of an embedding before the faults from one later, which may have been computed in a batch of another size.
 CHANGE = 1e-6
@@ -52,16 +52,16 @@ CHANGE = 1e-6
 
 @attrs.frozen(kw_only=True)
 class Served:
-    """What came of a time under faults.
+    """The results of a time under faults.
 
     Attributes:
         requests: Requests of all clients.
-        answered: Those that got an embedding.
-        errors: What the others got.
-        change: The largest difference of an embedding from that before the faults.
-        same: Embeddings that are the same bit for bit.
-        seconds: How long it was.
-        losses: Contexts that were lost.
+        answered: Requests that got an embedding.
+        errors: The errors of the others.
+        change: The largest difference between an embedding and the one before the faults.
+        same: The number of embeddings that are equal bit for bit.
+        seconds: The duration.
+        losses: The number of lost contexts.
         recoveries: For each, seconds from the fault to the next answer.
     """
 
@@ -114,7 +114,7 @@ class _Clients:
             number = (number + 1) % len(self.sentences)
             self.requests += 1
             try:
-                found = await self.batcher.ask(Call(self.sentences[number]))
+                found = await self.batcher.ask(Submit(self.sentences[number]))
             except ta.DeviceLostError:
                 raise
             except (ta.AccelError, ta.ActorError) as error:
@@ -153,13 +153,13 @@ async def serve(
     Args:
         system: The system of the device.
         encoder: The encoder; its device computes in a worker process, with `OPTIONS`.
-        sentences: What is asked for, again and again.
+        sentences: The requested sentences, again and again.
         clients: Tasks that ask at once.
         faults: How often the context is poisoned.
         every: Seconds between two faults.
 
     Returns:
-        The embeddings before the faults, and what became of the requests.
+        The embeddings before the faults, and the fates of the requests.
     """
     batcher = await system.spawn(
         Batcher, encoder.embed, max_size=encoder.batch, max_in_flight=1, bucket=encoder.check
@@ -191,7 +191,7 @@ def random_sentences(count: int, words: int) -> list[Tokens]:
 
 
 async def write_random(device: ta.Device, path: Path, shape: Shape) -> None:
-    """Write random weights to a file, under the names of a model: they look like those of a new one."""
+    """Write random weights to a file, with the names and the distribution of a new model."""
     random = np.random.default_rng(0)
     arrays: dict[str, ta.AccelRef] = {}
     for name, sizes in weights_of(shape).items():

@@ -20,17 +20,17 @@ __all__ = ["Encoder", "Shape", "embeddings_of", "weights_of"]
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """What an encoder is like.
+    """The shape of an encoder.
 
     Attributes:
-        layers: Layers.
-        heads: Heads of the attention.
-        width: Numbers of an embedding.
-        inner: Width between the two products behind the attention.
-        words: Tokens that there are.
-        places: The most tokens of a sentence.
-        types: Kinds of sentences.
-        epsilon: What is added to variances.
+        layers: The number of layers.
+        heads: The number of attention heads.
+        width: The numbers of an embedding.
+        inner: The width between the two products after the attention.
+        words: The number of tokens in the vocabulary.
+        places: The maximum number of tokens in a sentence.
+        types: The number of sentence kinds.
+        epsilon: Added to variances.
     """
 
     layers: int
@@ -47,7 +47,7 @@ _TABLES = ("word", "position", "token_type")
 
 
 def weights_of(shape: Shape) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the weights of an encoder, as in its file."""
+    """Return names and shapes of an encoder's weights, as in its file."""
     width, inner = shape.width, shape.inner
     dense = {
         "attention.self.query": (width, width),
@@ -83,7 +83,7 @@ class Encoder:
         weights: Arrays by the names of `weights_of`, float32.
         layers: Layers.
         heads: Heads of the attention.
-        epsilon: What is added to variances.
+        epsilon: Added to variances.
     """
 
     def __init__(self, weights: Mapping[str, Any], *, layers: int, heads: int, epsilon: float) -> None:
@@ -101,7 +101,7 @@ class Encoder:
             mask: Which of these are tokens: float32, 1 or 0.
             width: Numbers of an embedding.
         """
-        # What is left out has no share: the exponential is 0.
+        # Masked tokens have no share: the exponential is 0.
         hidden = np.where(mask > 0, np.float32(0), np.float32(-np.inf))[:, None, None, :]
         x = self._layered(ids, hidden)
         mean = np.einsum("btw,bt->bw", x, mask) / np.sum(mask, axis=1, keepdims=True)

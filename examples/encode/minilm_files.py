@@ -1,4 +1,4 @@
-"""The files that are read: a model in the layout of its publisher, and a text."""
+"""The input files: a model in its publisher's layout, and a text."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _TEXT = "sense_and_sensibility.txt"
 _MOST_CONFIG = 1 << 20
 _MOST_TEXT = 1 << 20
 _MOST_SENTENCES = 5000
-# What the publisher has trained it with (sentence_bert_config.json).
+# The maximum of the publisher's training (sentence_bert_config.json).
 _MOST_TOKENS = 256
-# An end of a sentence: not behind a title, and with what closes it.
+# The end of a sentence: not after a title, and including closing quotes.
 _END = re.compile(r"(?<!\bMr)(?<!\bMrs)(?<!\bDr)[.!?][\"”)]*(?:--)?\s(?=[\"“(]?[A-Z])")
 
 
 class InputError(Exception):
-    """Something that the user gave cannot be used; the text says why."""
+    """Input of the user cannot be used; the text gives the reason."""
 
 
 def describe_os_error(error: OSError) -> str:
-    """Say what went wrong, without the path."""
+    """Return the reason of an error, without the path."""
     return (error.strerror or str(error)).lower()
 
 
@@ -45,7 +45,7 @@ class Batch:
 
     Attributes:
         ids: Numbers of tokens, a row for each sentence; int64.
-        mask: 1 where there is a token, 0 behind the end of a sentence; float32.
+        mask: 1 for a token, 0 after the end of a sentence; float32.
     """
 
     ids: npt.NDArray[np.int64]
@@ -57,9 +57,9 @@ class Model:
     """A sentence encoder on disk.
 
     Attributes:
-        name: What to call it.
+        name: The name of the model.
         weights: Its file of weights.
-        shape: What it is like.
+        shape: The shape of the model.
     """
 
     name: str
@@ -96,10 +96,10 @@ def find_model(folder: Path | None) -> Model:
 
 
 def read_sentences(path: Path | None) -> tuple[str, list[str]]:
-    """The name of the user's text, or of the carried one, and its sentences. Blocking.
+    """Return the name of the user's text, or of the included one, and its sentences. Blocking.
 
     Raises:
-        InputError: It cannot be read, is no text, or is too long.
+        InputError: It cannot be read, is not text, or is too long.
     """
     source = Path(__file__).with_name(_TEXT) if path is None else path
     try:
@@ -135,7 +135,7 @@ def _split(paragraph: str) -> Iterator[str]:
 
 
 def _installed() -> Path:
-    """Where the package with the model is; it is not imported, since it would import PyTorch."""
+    """Return the folder of the model's package without importing it, which would import PyTorch."""
     found = find_spec(_PACKAGE)
     places = (
         [] if found is None else [Path(place) / "model" for place in found.submodule_search_locations or ()]

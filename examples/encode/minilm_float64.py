@@ -18,12 +18,12 @@ __all__ = ["embed_one"]
 
 
 def embed_one(weights: Mapping[str, Any], shape: Shape, ids: npt.NDArray[np.int64]) -> Doubles:
-    """What `Encoder.encode` computes, written anew to compare with.
+    """Compute `Encoder.encode` by independent code, for comparison.
 
     Args:
         weights: In float64; only the table of words, of which few rows are taken, may be in float32.
-        shape: What the encoder is like.
-        ids: Tokens of the sentence alone.
+        shape: The shape of the encoder.
+        ids: Tokens of the sentence only.
     """
     tables = {
         name: weights[f"embeddings.{name}_embeddings.weight"] for name in ("word", "position", "token_type")

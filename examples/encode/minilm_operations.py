@@ -1,4 +1,4 @@
-"""The sentence encoder by operations of the package alone: the same code for every backend, no other library.
+"""The sentence encoder with only the package's operations: one code for all backends, no other library.
 
 A pass is recorded as a graph for each length of a batch. So a batch is one request of the device, which a
 loss cuts off and `retry` repeats as a whole.
@@ -27,7 +27,7 @@ NOTHING = -1
 
 _SHORTEST = 16
 
-# A row for each token: where there is none, that of word 0, which nobody looks at.
+# A row for each token; if there is none, the row of word 0, which is ignored.
 _embed = jit.elementwise(
     "words[maximum(tokens, 0), i(2)] + places[i(1), i(2)] + types[0, i(2)]",
     inputs=("tokens", "words", "places", "types"),
@@ -41,7 +41,7 @@ _pool = jit.reduction(
 
 @functools.cache
 def _rounded(name: str, dtype: str) -> jit.Elementwise[ta.AccelRef]:
-    """Make an expression that is computed in float32, and rounded once to the dtype of the weights."""
+    """Make an expression in float32, rounded once to the dtype of the weights."""
     text = {
         "bias": "float32(x) + float32(bias)",
         "bias_residual": "float32(x) + float32(bias) + float32(residual)",
@@ -61,7 +61,7 @@ async def attention(
         query: Array of shape (sentences, heads, tokens, numbers).
         key: The same for keys.
         value: The same for values.
-        lengths: How many tokens each sentence has; the keys behind them have no share.
+        lengths: The number of tokens in each sentence; later keys are ignored.
     """
     scores = query @ key.transpose(0, 1, 3, 2)
     hidden = _rounded("hide", str(query.dtype))(scores, lengths[:, None, None, None], query.shape[3] ** -0.5)
@@ -71,7 +71,7 @@ async def attention(
 async def fused_attention(
     query: ta.AccelRef, key: ta.AccelRef, value: ta.AccelRef, lengths: ta.AccelRef
 ) -> ta.AccelRef:
-    """The same as one operation, where the backend has it: see `attention`."""
+    """The same as one operation, if the backend supports it: see `attention`."""
     return await nn.scaled_dot_product_attention(query, key, value, key_lengths=lengths)
 
 
@@ -80,7 +80,7 @@ class OperationsEncoder:
 
     Args:
         weights: Arrays on a device, by the names of `weights_of` and as `load_encoder` joins them.
-        shape: What the encoder is like.
+        shape: The shape of the encoder.
         batch: Sentences of a batch. Smaller ones are filled up, so that there is one graph for each length.
         attention: The attention: `attention` or `fused_attention`.
     """
@@ -101,15 +101,15 @@ class OperationsEncoder:
 
     @property
     def device(self) -> ta.Device:
-        """Where it computes."""
+        """The device of the encoder."""
         return self._tables[0].device
 
     async def forward(self, tokens: ta.AccelRef) -> ta.AccelRef:
         """Compute embeddings of length 1 in float32, one operation after the other.
 
         Args:
-            tokens: Numbers of tokens, a row for each sentence, and `NOTHING` behind its end. They are not
-                checked: one that there is not counts as the last one.
+            tokens: Numbers of tokens, a row for each sentence, padded with `NOTHING`. They are not checked:
+                an invalid number counts as the last token.
         """
         size = (*tokens.shape, self._shape.width)
         lengths = await _count(tokens, axis=1)
@@ -117,12 +117,12 @@ class OperationsEncoder:
         x = await self._normalised("embeddings.LayerNorm", embedded).reshape((-1, size[2]))
         for layer in range(self._shape.layers):
             x = await self._layer(f"encoder.layer.{layer}.", x, lengths)
-        # Of length 1, the sum of the tokens is what their mean is.
+        # After the normalisation to length 1, the sum of the tokens equals their mean.
         total = _pool(tokens[..., None], x.reshape(size), axis=1)
         return await ta.arrays.rms_norm(total, size[2] ** -0.5, eps=0.0)
 
     async def graph(self, length: int) -> ta.graphs.Graph[ta.AccelRef]:
-        """Give the recorded pass of batches whose longest sentence has so many tokens."""
+        """Return the recorded pass of batches with this length of the longest sentence."""
         found = self._graphs.get(length)
         if found is None:
             like = await self.device.full((self.batch, length), NOTHING, "int64")
@@ -138,7 +138,7 @@ class OperationsEncoder:
         tokens = np.full((self.batch, max(map(self.check, sentences))), NOTHING)
         for row, sentence in zip(tokens, sentences, strict=False):
             row[: len(sentence)] = sentence
-        # What fills the batch up has a token, too: the softmax of nothing is NaN.
+        # The padding also has a token, because the softmax of nothing is NaN.
         tokens[len(sentences) :, 0] = 0
         graph = await self.graph(tokens.shape[1])
         found: npt.NDArray[np.float32] = await (await graph(tokens)).to_host()
@@ -150,7 +150,7 @@ class OperationsEncoder:
         It is a power of two, so that there are few.
 
         Raises:
-            ValueError: It has no token, too many, or one that there is not.
+            ValueError: It has zero tokens, too many, or an invalid token.
         """
         length, words, places = len(sentence), self._shape.words, self._shape.places
         if not 1 <= length <= places:
@@ -201,12 +201,12 @@ async def load_encoder(
     batch: int = 8,
     attention: Attention = attention,
 ) -> OperationsEncoder:
-    """Load weights into arrays of a device, and join those of queries, keys and values to one product.
+    """Load weights into arrays of a device, and join queries, keys and values to one product.
 
     Args:
         device: The device.
         path: A safetensors file with the names and shapes of `weights_of`.
-        shape: What the encoder is like.
+        shape: The shape of the encoder.
         dtype: float32, float16 or bfloat16.
         batch: Sentences of a batch.
         attention: The attention: `attention` or `fused_attention`.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchEncoder"]
 
-torch: Any = import_module("torch")  # without types, as PyTorch is no dependency
+torch: Any = import_module("torch")  # without types, because PyTorch is not a dependency
 functional: Any = import_module("torch.nn.functional")
 
 # Read when cuBLAS is first used: a stream has a workspace of its own, and sums have one order.

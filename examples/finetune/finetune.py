@@ -34,7 +34,7 @@ TEXT = HERE.parent / "encode" / "sense_and_sensibility.txt"
 SMALL = Config(
     layers=2, heads=4, groups=2, width=16, inner=128, words=320, context=512, base=10_000.0, epsilon=1e-5
 )
-# A step of the model may take seconds on a few cores, so a worker that is stopped counts as lost after 30.
+# A step of the model may take seconds on a few cores, so a stopped worker counts as lost after 30.
 OPTIONS = ta.DeviceOptions(isolation="process", spares=1, stuck_after=30.0, intensity=ta.Intensity(99, 1.0))
 
 
@@ -126,7 +126,7 @@ def rates(given: Namespace) -> train.Schedule:
 
 
 def main() -> int:
-    """Fine-tune as the command line says; returns 0, or 1 if a check fails."""
+    """Fine-tune by the command line; return 0, or 1 if a check fails."""
     given = arguments().parse_args()
     try:
         loaded = load_random(SMALL) if given.random_weights else load_file()
@@ -164,7 +164,7 @@ def check(
     rows: npt.NDArray[np.int64],
     held_out: list[train.Batch],
 ) -> int:
-    """Compare with a loop of PyTorch alone; returns the exit code."""
+    """Compare with a loop of only PyTorch; return the exit code."""
     import plain
 
     rate = rates(given)

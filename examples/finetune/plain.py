@@ -1,4 +1,4 @@
-"""The same fine-tuning by PyTorch alone: no trainer, one process, and adapters that are written out here."""
+"""The same fine-tuning with only PyTorch: no trainer, one process, and hand-written adapters."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def trained(
     """Train for as many steps as there are rates.
 
     Args:
-        options: What `Finetuned.configure` gets.
+        options: The arguments of `Finetuned.configure`.
         beginning: The adapters before the first step, by name.
         batches: Batches of tokens.
         validation: The batches of the validation.

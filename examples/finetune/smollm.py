@@ -8,7 +8,7 @@ from typing import Any
 
 from trio_accel import train
 
-torch: Any = import_module("torch")  # without types, as PyTorch is no dependency
+torch: Any = import_module("torch")  # without types, because PyTorch is not a dependency
 nn: Any = import_module("torch.nn")
 functional: Any = import_module("torch.nn.functional")
 load_file: Any = import_module("safetensors.torch").load_file
@@ -48,7 +48,7 @@ class Layer(nn.Module):  # type: ignore[misc]  # without types, as above
 
 
 class SmolLM(nn.Module):  # type: ignore[misc]
-    """Scores of the next token at each place; the embedding of tokens is the last layer, too."""
+    """Scores of the next token at each position; the token embedding is also the last layer."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         nn.Module.__init__(self)
@@ -87,7 +87,7 @@ def model_of(config: Mapping[str, Any], weights: str) -> Any:
 
 
 def cross_entropy(model: Any, ids: Any) -> Any:
-    """Return the mean loss of each next token; ids have one token more in a row than the model sees."""
+    """Return the mean loss of each next token; rows of ids have an additional token for the last position."""
     scores = model(ids[:, :-1])
     return functional.cross_entropy(scores.reshape(-1, scores.shape[-1]).float(), ids[:, 1:].reshape(-1))
 
@@ -102,5 +102,5 @@ class Finetuned(train.Module):
         return train.Lora(targets, rank=rank, alpha=alpha).add(model_of(shape, weights))
 
     def loss(self, batch: Mapping[str, Any]) -> Any:
-        """Return the mean loss of a batch, whose ``"ids"`` have the shape (rows, length + 1)."""
+        """Return the mean loss of a batch, with ``"ids"`` of shape (rows, length + 1)."""
         return cross_entropy(self.model, batch["ids"])

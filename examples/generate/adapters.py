@@ -1,7 +1,7 @@
 """Adapters (LoRA) of the model: their files, and their swap into a service that runs.
 
-A swap makes a second set of weights on the device, and changes no weight that a sequence has. So sequences
-that have begun end with the weights of their first step. The set goes when the last of them has ended.
+A swap makes a second set of weights on the device, and changes no weight in use. So sequences that have begun
+end with the weights of their first step. The set is released when the last of them has ended.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Adapter:
     arrays: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 
     def added(self, name: str, weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return a weight with what the adapter adds to it, which may be infinite."""
+        """Return a weight with the change of the adapter, which may be infinite."""
         if name not in self.arrays:
             return weight
         layer = f"{_PREFIX}{name}"
@@ -77,17 +77,18 @@ class Adapter:
 async def read_adapter(
     device: ta.Device, path: Path, config: Config, weights: Mapping[str, npt.NDArray[np.float32]]
 ) -> Adapter:
-    """Read an adapter that `train.Lora.save` has written.
+    """Read an adapter from a file of `train.Lora.save`.
 
     Args:
-        device: Where its arrays go through.
+        device: The device for reading its arrays.
         path: The file.
         config: The model that it must fit.
         weights: Its weights, by the names of `weights_of`.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        AdapterError: It is damaged, no adapter, or one of another model; the text does not name the folder.
+        FileNotFoundError: The file does not exist.
+        AdapterError: It is damaged, not an adapter, or belongs to another model; the text does not name the
+            folder.
     """
     try:
         return await _read(device, path, weights_of(config), weights)
@@ -104,7 +105,7 @@ async def _read(
     shapes: Mapping[str, tuple[int, ...]],
     weights: Mapping[str, npt.NDArray[np.float32]],
 ) -> Adapter:
-    # It comes from anywhere, and is looked at before memory is taken.
+    # The file may be untrusted, so inspect it before memory is allocated.
     contents = await ta.weights.inspect(path)
     if contents.nbytes > sum(array.nbytes for array in weights.values()):
         raise train.AdapterError("it is larger than the model")
@@ -134,7 +135,7 @@ def _settings(metadata: Mapping[str, str]) -> tuple[train.Lora, int]:
 def _pairs(
     found: Mapping[str, tuple[int, ...]], rank: int, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, tuple[str, str]]:
-    """Return the names of A and B for each weight that is adapted."""
+    """Return the names of A and B for each adapted weight."""
     pairs = dict[str, tuple[str, str]]()
     for name in found:
         layer = next((name.removesuffix(part) for part in _PARTS if name.endswith(part)), "")
@@ -154,7 +155,7 @@ def _pairs(
 
 
 def _is_base(base: int, weights: Mapping[str, npt.NDArray[np.float32]]) -> bool:
-    """Return whether these weights have the checksum of the model that was trained. Blocking."""
+    """Return whether these weights have the checksum of the trained model. Blocking."""
 
     def named(dtype: str) -> dict[str, npt.NDArray[Any]]:
         return {
@@ -174,7 +175,7 @@ async def open_adapted(
 
     Raises:
         AdapterError: Numbers overflow in the element type of the weights.
-        OutOfMemoryError: The device has no memory for them.
+        OutOfMemoryError: The device lacks memory for them.
     """
     first = next(iter(model.weights.values()))
     placed = dict[str, ta.AccelRef]()
@@ -186,7 +187,7 @@ async def open_adapted(
         return made
 
     try:
-        # One after the other: the host has no second set.
+        # One after the other, so that the host does not need memory for a second set.
         for name in adapter.arrays:
             placed[name] = await first.device.put(await trio.to_thread.run_sync(changed, name))
         async with model.with_weights(placed) as adapted:
@@ -201,9 +202,9 @@ class Adapters:
     """The adapter of a service, and its swap. `open_adapters` opens it.
 
     Attributes:
-        generation: What goes on with prompts.
+        generation: The generation of answers.
         key: The key of the administration; None if the paths are off.
-        folder: Where adapters are; None if the paths are off.
+        folder: The folder of the adapters; None if the paths are off.
         has_faults: Whether streams are compared with an undisturbed run, so that nothing is swapped.
         is_ending: Whether the service is ending, so that nothing is swapped.
     """
@@ -219,7 +220,7 @@ class Adapters:
     _is_swapping: bool = attrs.field(default=False, init=False)
 
     def check(self, request: Request) -> None:
-        """Refuse a request that is not the administration's."""
+        """Refuse a request without the administration's key."""
         if self.key is None or self.folder is None:
             raise ApiError(f"{request.url.path} {OFF}", None, "admin_disabled", 403)
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
@@ -236,7 +237,7 @@ class Adapters:
         """
         if self.folder is None or not isinstance(name, str) or not name.isprintable():
             raise ApiError(f"adapter must be the name of a file, got {shown(name)}", "adapter")
-        # Nothing outside of the folder is looked at, so errors tell nothing about other files.
+        # Nothing outside of the folder is accessed, so errors reveal nothing about other files.
         if name in {"", ".", ".."} or "/" in name or "\\" in name or len(name.encode()) > 255:
             what = "adapter must be the name of a file in the folder of adapters, without a path"
             raise ApiError(f"{what}, got {shown(name)}", "adapter")
@@ -305,7 +306,7 @@ class Adapters:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return what the paths answer: the adapter, and the streams that have begun with each."""
+        """Return the answer of the paths: the adapter, and the number of begun streams with each."""
         names = {self._base: None, **{model: one.name for model, one in self._adapters.items()}}
         streams = [
             {"adapter": name, "streams": self.generation.count(model)}
@@ -316,7 +317,7 @@ class Adapters:
 
 
 def admin_route(adapters: Adapters, fields_of: Callable[[bytes], dict[str, Any]]) -> Route:
-    """Make the path of the administration: it swaps to an adapter, or to none, and tells which there is."""
+    """Make the path of the administration: it swaps to an adapter, or to none, and returns the state."""
 
     async def answer(request: Request) -> Response:
         adapters.check(request)
@@ -341,7 +342,7 @@ async def open_adapters(
     """Open the swap of adapters.
 
     Args:
-        generation: What goes on with prompts.
+        generation: The generation of answers.
         key: See `Adapters.key`.
         folder: See `Adapters.folder`.
         path: The adapter to begin with; None for none.

@@ -26,7 +26,7 @@ import trio_accel as ta
 
 __all__ = ["Answer"]
 
-# Texts of one tenant that are made, or wait.
+# The maximum number of a tenant's texts that are made, or wait.
 MOST_OPEN = 1024
 
 _Fields: TypeAlias = dict[str, Any]
@@ -38,10 +38,10 @@ class Piece:
     """A part of one text.
 
     Attributes:
-        index: Which of the texts.
-        text: What can be shown by now.
-        tokens: The tokens since the part before.
-        reason: Why the text has ended; None if it goes on.
+        index: The index of the text.
+        text: The text that can be shown by now.
+        tokens: The tokens since the previous part.
+        reason: Why the text has ended; None if it continues.
     """
 
     index: int
@@ -74,7 +74,7 @@ class Answer:
 
     @contextmanager
     def _counted(self) -> Generator[None]:
-        """Count the texts of a tenant while they are made, so that none of them fills the queue alone."""
+        """Count the texts of a tenant while they are made, so that no tenant fills the whole queue."""
         open_, tenant = self.generation.open, self.prompts[0].tenant
         if open_[tenant] + len(self.prompts) > MOST_OPEN:
             raise TOLD[ta.MailboxFullError]
@@ -86,7 +86,7 @@ class Answer:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self.pieces() as pieces:
-            first = await anext(pieces)  # an error before it is no event, but an answer of its own
+            first = await anext(pieces)  # an earlier error is a response of its own, not an event
             if self.asked.stream:
                 async with aclosing(self.events(first, pieces)) as events:
                     headers = {"Cache-Control": "no-store"}
@@ -165,7 +165,7 @@ class Answer:
         return _event({**self.head, "choices": [{"index": index, **fields}]})
 
     def usage(self) -> dict[str, int]:
-        """Tokens that were read and made."""
+        """Return the numbers of tokens read and made."""
         prompt = sum(one.length() for one in self.prompts)
         return {"prompt_tokens": prompt, "completion_tokens": self.made, "total_tokens": prompt + self.made}
 

@@ -20,10 +20,10 @@ LONGEST_BODY = 1 << 20
 MOST_LISTED, MOST_PROMPTS, MOST_CALLS = 8192, 128, 128
 LONGEST_STOP = 1000
 MOST_LIKELY, MOST_LIKELY_IN_TEXTS = 20, 5
-# Pydantic reads a text that has a bound: a lone surrogate is refused.
+# Pydantic reads only texts with a bound, so it refuses a lone surrogate.
 Written: TypeAlias = Annotated[str, Field(max_length=LONGEST_BODY)]
 Stop: TypeAlias = Annotated[str, Field(max_length=LONGEST_STOP)]
-# A list with `fail_fast` has one error, where others have one for each of their elements.
+# A list with `fail_fast` reports one error, but others report one for each element.
 Stops: TypeAlias = Annotated[list[Stop], Field(max_length=4, fail_fast=True)]
 Tokens: TypeAlias = Annotated[list[int], Field(min_length=1, fail_fast=True)]
 ManyTexts: TypeAlias = Annotated[list[Written], Field(min_length=1, max_length=MOST_PROMPTS, fail_fast=True)]
@@ -54,7 +54,7 @@ class Part(BaseModel, strict=True):
 
 
 class Called(BaseModel, strict=True):
-    """A function that was called."""
+    """A called function."""
 
     name: Name
     arguments: Written
@@ -143,7 +143,7 @@ class Format(BaseModel, strict=True):
 
 
 class Asked(BaseModel, extra="forbid", strict=True):
-    """A request. The description of a field says what its value must be."""
+    """A request. The description of a field states its valid values."""
 
     model: str
     stream: bool = Field(False, description="true or false")
@@ -194,15 +194,15 @@ class AskedChat(Asked):
     tool_choice: Choice = Field(
         "auto", description="none, auto, required, or the type function and a function with a name"
     )
-    # A call comes alone, whether several are allowed or not.
+    # A single call is returned, whether several are allowed or not.
     parallel_tool_calls: bool = Field(True, description="true or false")
 
     def most(self) -> int | None:
-        """The most tokens that are made."""
+        """Return the maximum number of tokens to make."""
         return self.max_completion_tokens or self.max_tokens
 
     def likely(self) -> int | None:
-        """The alternatives to a token whose logarithms are wanted; None for nothing."""
+        """Return the number of alternatives with logarithms for each token; None for no logarithms."""
         if self.top_logprobs and not self.logprobs:
             raise ApiError("top_logprobs must come with logprobs, true", "top_logprobs")
         return self.top_logprobs if self.logprobs else None
@@ -261,7 +261,7 @@ def _instructed(messages: list[dict[str, Any]], said: str) -> list[dict[str, Any
 
 
 class AskedText(Asked):
-    """A request for what comes behind a text."""
+    """A request for the continuation of a text."""
 
     kind: ClassVar = ("cmpl-", "text_completion", "text_completion")
     source: ClassVar = "prompt"
@@ -272,11 +272,11 @@ class AskedText(Asked):
     logprobs: int | None = number(0, MOST_LIKELY_IN_TEXTS, None, "an integer")
 
     def most(self) -> int | None:
-        """The most tokens that are made."""
+        """Return the maximum number of tokens to make."""
         return self.max_tokens
 
     def likely(self) -> int | None:
-        """The alternatives to a token whose logarithms are wanted; None for nothing."""
+        """Return the number of alternatives with logarithms for each token; None for no logarithms."""
         return self.logprobs
 
     def prompts(self, text: Text, most: int) -> list[list[int]]:
@@ -306,8 +306,8 @@ class AskedEmbeddings(BaseModel, extra="forbid", strict=True):
 
 
 def checked(kind: type[_AskedT], fields: dict[str, Any]) -> _AskedT:
-    """Check the fields of a request, and name the first that is wrong, what it must be, and what has come."""
-    # A field that is not here comes first: it may say that another interface was meant.
+    """Check the fields of a request, and name the first wrong one, its valid values, and its value."""
+    # An unknown field is reported first, because the client may want another interface.
     unknown = next((name for name in fields if name not in kind.model_fields), None)
     if unknown is not None:
         raise unsupported(unknown, "unsupported_parameter")

@@ -27,9 +27,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from text import TooLongError
 
-# Fields of an object. A body has room for 100 000 of them, which are not looked at.
+# The maximum fields of an object. A body has room for 100 000, but they are not read.
 MOST_FIELDS = 1024
-# Threads that read requests. A thread goes on when its client has left, so strangers can hold these alone.
+# Threads that read requests. A thread continues when its client has left, so strangers can only block these.
 READERS = 2
 # Fields that mean nothing here.
 IGNORED = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -43,12 +43,12 @@ class Service:
     """The parts of the service that requests use.
 
     Attributes:
-        generation: What goes on with prompts.
-        grammars: What compiles the forms of answers.
-        adapters: What swaps adapters.
-        encoder: What makes embeddings; None for nothing.
-        keys: Names of tenants by the keys of clients; without any, every client is served. Metrics show the
-            names, and not the keys.
+        generation: The generation of answers.
+        grammars: Compiles the forms of answers.
+        adapters: Swaps adapters.
+        encoder: Makes embeddings; None without embeddings.
+        keys: Tenant names by client keys; if empty, every client is served. Metrics show the names, and not
+            the keys.
     """
 
     generation: Generation
@@ -109,7 +109,7 @@ def application(service: Service) -> Starlette:
 
 
 def model_object(name: str) -> dict[str, Any]:
-    """A model as the interface has it."""
+    """Return a model in the form of the interface."""
     return {"id": name, "object": "model", "created": 0, "owned_by": "local"}
 
 
@@ -138,7 +138,7 @@ def fields_of(body: bytes) -> dict[str, Any]:
         raise ApiError("the body is not JSON") from None
     if not isinstance(found, dict):
         raise ApiError("the body is no JSON object")
-    # A field that is null counts as absent.
+    # A null field counts as absent.
     return {name: value for name, value in cast("dict[str, Any]", found).items() if value is not None}
 
 
@@ -150,10 +150,10 @@ def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parameters_of(query: QueryParams, name: str) -> dict[str, Any]:
-    """The parameters behind a path, as `EventSource` asks."""
+    """Return the parameters after a path, as `EventSource` sends them."""
     found: dict[str, Any] = {"model": name, **object_of(query.multi_items())}
     for field in found.keys() - TEXTS:
-        with suppress(ValueError, RecursionError):  # The check of the field tells of what is no JSON.
+        with suppress(ValueError, RecursionError):  # The check of the field reports invalid JSON.
             found[field] = json.loads(found[field], object_pairs_hook=object_of)
     return found
 
@@ -205,7 +205,7 @@ def check_tokens(tokens: list[int], words: int, param: str) -> None:
 
 
 def too_long(asked: AskedChat | AskedText, generation: Generation, got: str, most: int) -> ApiError:
-    """Make the error of a prompt that does not fit with what is made."""
+    """Make the error of a prompt that does not fit together with its answer."""
     what = f"tokens of a prompt and of its answer must be at most {generation.most}, got {got} and {most}"
     return ApiError(what, asked.source, "context_length_exceeded")
 

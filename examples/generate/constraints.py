@@ -1,6 +1,6 @@
 """Texts of a required form, such as JSON by a schema: the tokens that may come next.
 
-`llguidance` decides that (Microsoft, 2025). A schema comes from a stranger, so `schemas.py` bounds its cost,
+`llguidance` decides that (Microsoft, 2025). A schema is sent by a stranger, so `schemas.py` bounds its cost,
 and so do the limits of `llguidance` here.
 """
 
@@ -33,7 +33,8 @@ LIMITS: Any = {
 }
 """The work of a grammar and of a token, as `llguidance` counts it; a state of the lexer has 2 kB."""
 _MAX_KEPT = 64
-# Tokens that are tried before a grammar is accepted: some are too large only behind their first letters.
+# The number of tokens tried before a grammar is accepted: some become too large only after their first
+# letters.
 _TRIED = 4
 
 
@@ -52,7 +53,7 @@ class Constraint:
         """Return a bit for each token, 32 in a number: 1 if it may come next.
 
         Args:
-            tokens: The text so far: what the last call had, and perhaps more.
+            tokens: The text so far: the tokens of the last call, and perhaps more.
 
         Raises:
             ConstraintError: The grammar has become too large.
@@ -107,7 +108,7 @@ class Grammars:
         """Return the grammar of JSON by a schema, without spaces between its tokens. Blocking.
 
         Raises:
-            ConstraintError: The schema is wrong, too large, has no end, or has something unknown.
+            ConstraintError: The schema is wrong, too large, endless, or has something unknown.
         """
         source = checked_schema(schema)
         try:
@@ -148,5 +149,5 @@ class Grammars:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """Return why a matcher cannot go on, without the grammar that it shows behind that."""
+    """Return why a matcher cannot continue, without the grammar that follows in its message."""
     return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:200]

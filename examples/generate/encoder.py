@@ -20,7 +20,7 @@ from errors import ApiError
 from text import InputError, Text
 
 import trio_accel as ta
-from trio_accel.patterns import Batcher, FairCall, FairScheduler
+from trio_accel.patterns import Batcher, FairScheduler, FairSubmit
 
 sys.path.append(str(Path(__file__).parents[1] / "encode"))
 import minilm_files
@@ -41,7 +41,7 @@ class Tokenize(Protocol):
     """Makes tokens of texts. Blocking."""
 
     def __call__(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of each text; none for a text that has none of its own."""
+        """Return the tokens of each text; empty for a text without any."""
         ...
 
 
@@ -66,7 +66,7 @@ class Encoder:
     turns: ta.Ref[FairScheduler[_Tokens, _Embedding]]
 
     def tokens(self, given: Given) -> list[list[int]]:
-        """Return the tokens of each text, and refuse those that have none, or too many. Blocking."""
+        """Return the tokens of each text, and refuse texts with none or too many. Blocking."""
         texts = listed(given)
         rows = [one if isinstance(one, list) else None for one in texts]
         made = iter(self.tokenize([one for one in texts if isinstance(one, str)]))
@@ -81,11 +81,11 @@ class Encoder:
         return found
 
     async def answer(self, rows: Sequence[Sequence[int]], form: str, tenant: str = "") -> dict[str, Any]:
-        """Return the embeddings of texts of a tenant as the interface has them."""
+        """Return the embeddings of a tenant's texts in the form of the interface."""
         found: list[Any] = [None] * len(rows)
 
         async def embed(number: int) -> None:
-            call = FairCall(np.array(rows[number], np.int64), tenant=tenant, cost=len(rows[number]))
+            call = FairSubmit(np.array(rows[number], np.int64), tenant=tenant, cost=len(rows[number]))
             ask = partial(self.turns.ask, call)
             found[number] = await outcome.acapture(ask)
 
@@ -119,17 +119,17 @@ async def open_encoder(
     """Copy an encoder to a device, and open its batcher.
 
     Args:
-        system: Where the batcher runs.
+        system: The system of the batcher.
         device: The device.
         folder: The model: see `minilm_files.find_model`. None for the installed one.
-        random: Makes the tokens of a small encoder of random weights; None for a model.
+        random: Makes the tokens of a small encoder with random weights; None for a model.
         weights: Shares of the tenants; None for any tenant, with equal shares.
 
     Returns:
         The encoder; None if no folder is given, and none is installed.
 
     Raises:
-        InputError: The folder has no such model.
+        InputError: The folder does not contain such a model.
     """
     if random is not None:
         with tempfile.TemporaryDirectory() as made:

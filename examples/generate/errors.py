@@ -26,7 +26,7 @@ WAYS = {
     "input": "use messages in /v1/chat/completions, or prompt in /v1/completions",
     "dimensions": "cut the embedding yourself",
 }
-# The way behind the beginning of a path.
+# The alternatives, by the prefix of a path.
 OTHERS = {
     "/v1/responses": "use /v1/chat/completions",
     "/v1/assistants": "use /v1/chat/completions",
@@ -41,7 +41,7 @@ PATHS = "there are /v1/chat/completions, /v1/completions, /v1/embeddings and /v1
 
 @attrs.frozen
 class ApiError(Exception):
-    """An error that a client is told."""
+    """An error for a client."""
 
     message: str
     param: str | None = None
@@ -49,18 +49,18 @@ class ApiError(Exception):
     status: int = 400
 
     def form(self) -> dict[str, Any]:
-        """The error as the interface has it."""
+        """Return the error in the form of the interface."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
-    """Return the form of an error that `serve` answers itself, such as a body that is too large."""
+    """Return the form of an error that `serve` answers itself, such as a body above the limit."""
     return ApiError(message, status=status).form()
 
 
 LOST = ApiError("the model was lost, and is made again: try again", status=503)
-# Clients are told the text of the first class that fits an error.
+# Clients get the text of the first class that fits an error.
 TOLD: dict[type[Exception], ApiError] = {
     ta.MailboxFullError: ApiError("too many requests wait: try again later", None, "overloaded", 503),
     ta.AccelError: LOST,
@@ -70,14 +70,14 @@ TOLD: dict[type[Exception], ApiError] = {
 
 
 async def refuse(request: Request, error: Exception) -> Response:
-    """Tell a client why there is no answer."""
+    """Answer a client with the reason of a failure."""
     told = told_of(error, request.url.path)
     headers = {"Retry-After": "1"} if told.status == 503 else dict(getattr(error, "headers", None) or {})
     return JSONResponse(told.form(), told.status, headers)
 
 
 def told_of(error: Exception, path: str = "") -> ApiError:
-    """Return the error that a client is told of another one."""
+    """Return the client's error for another error."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ConstraintError):
@@ -98,7 +98,7 @@ def unusable_schema(error: ConstraintError, param: str = "response_format") -> A
 
 
 def unsupported(name: str, code: str) -> ApiError:
-    """Make the error of a field that is not supported, which names the way."""
+    """Make the error of an unsupported field, which names the alternative."""
     name = name[:80] if name.isprintable() else repr(name[:80])
     return ApiError(f"{name} is not supported here: {WAYS.get(name, 'leave it out')}", name, code)
 

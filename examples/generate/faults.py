@@ -1,9 +1,9 @@
 """Streams under faults: the context is lost again and again, and no token may be wrong.
 
-An exact model makes the tokens of the undisturbed run. Another one may round a row of a product otherwise
-beside other rows, so two tokens may change places where they are as likely up to that. Clients decide the
-batches. So a stream that is unlike the undisturbed run is compared with a reference on the host: each token
-must be one that rounding allows after the tokens before it.
+An exact model makes the tokens of the undisturbed run. Another model may round a row of a product differently
+next to other rows, so two tokens may swap if their likelihoods are equal up to rounding. Clients decide the
+batches. So a stream that differs from the undisturbed run is compared with a reference on the host: rounding
+must allow each token after the tokens before it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ ROUNDING = {"float32": 5e-4, "float16": 0.1, "bfloat16": 0.5}
 
 @attrs.define(eq=False)
 class Faults:
-    """Runs streams of its own beside those of clients.
+    """Runs its own streams concurrently with the streams of clients.
 
     Attributes:
-        generation: What makes the streams.
+        generation: The source of the streams.
         weights: Returns its weights on the host, for the reference. Blocking.
         seconds: Time between two faults: a kill of the worker, and a poisoned context, in turns.
-        dtype: Of weights and cache.
-        is_exact: Whether a stream that is unlike the undisturbed run is wrong, whatever the reason.
-        wrong: Streams that broke, or had a token that rounding cannot explain.
+        dtype: The dtype of weights and cache.
+        is_exact: Whether a stream that differs from the undisturbed run is wrong, whatever the reason.
+        wrong: The number of streams that broke, or had a token that rounding cannot explain.
         gap: The longest time between two tokens of a stream, in seconds.
     """
 
@@ -53,7 +53,7 @@ class Faults:
     gap: float = 0.0
 
     async def run(self) -> None:
-        """Run rounds until it is cancelled, and print what came of each."""
+        """Run rounds until it is cancelled, and print the results of each."""
         loaded, device = self.generation.loaded, self.generation.model.caches[0].device
         expected = await self._round()
         weights = await trio.to_thread.run_sync(self.weights)
@@ -121,9 +121,9 @@ class Reference:
     """The model on the host, in float32, with one sequence at a time.
 
     Args:
-        config: What the model is like.
+        config: The configuration of the model.
         weights: Its weights, by the names of `weights_of`.
-        dtype: Of weights and cache of the model that is checked.
+        dtype: The dtype of weights and cache in the checked model.
     """
 
     def __init__(
@@ -134,11 +134,11 @@ class Reference:
         self._rounding = ROUNDING[dtype]
 
     def allows(self, prompt: Prompt, made: Sequence[int], ends: frozenset[int]) -> bool:
-        """Return whether a stream may be one of a prompt: each of its tokens, and its end. Blocking.
+        """Return whether a stream may be the answer to a prompt: each of its tokens, and its end. Blocking.
 
         Args:
             prompt: The prompt.
-            made: The tokens of the stream, without the one that has ended it.
+            made: The tokens of the stream, without the token that ended it.
             ends: The tokens that end an answer.
         """
         allowed = [{token} for token in made] + [set(ends)] * (len(made) < prompt.most)
@@ -163,12 +163,12 @@ class Reference:
 def is_possible(
     logits: npt.NDArray[np.float32], token: int, sampling: Sampling, position: int, rounding: float
 ) -> bool:
-    """Return whether a token may be chosen if each logit is moved by so much at most."""
+    """Return whether a token may be chosen if each logit may move by at most `rounding`."""
     near, rows = 2 * rounding, logits.astype(np.float64)
     if sampling.temperature == 0:
         return bool(rows[token] >= rows.max() - near)
     shares: npt.NDArray[np.float64] = np.exp((rows - rows.max()) / sampling.temperature)
-    # The quotient of two sums of shares changes by this factor at most.
+    # The ratio of two sums changes by at most this factor.
     loose = np.exp(2 * near / sampling.temperature) * (1 + 1e-6)
     first = shares[rows > rows[token] + near].sum()
     last = shares[rows >= rows[token] - near].sum()

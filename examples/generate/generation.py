@@ -42,14 +42,14 @@ _NOTHING_WRONG: Mapping[_Sequence, outcome.Error] = {}
 
 @attrs.frozen(kw_only=True, eq=False)
 class Prompt:
-    """A text that the model is to continue.
+    """A text to continue by the model.
 
     Attributes:
         tokens: The prompt, at least one token.
-        most: The most tokens that are made.
+        most: The maximum number of tokens to make.
         sampling: How they are chosen.
-        tenant: Whose share it counts for, and who shares pages with it.
-        grammar: What the text must be; None for any.
+        tenant: The tenant, for fair shares and for sharing pages.
+        grammar: The required form of the text; None for any.
         is_asked: Whether its tokens are of `Token`.
     """
 
@@ -81,9 +81,9 @@ def _has_grammar(sequences: Iterable[_Sequence]) -> bool:
     return any(one.item.grammar is not None and one.gives_part for one in sequences)
 
 
-# Pages are reserved so many at a time, while there are many; and random numbers made.
+# The number of pages reserved at a time, while there are many; and of random numbers made.
 _MORE_PAGES, _MORE_DRAWS = 4, 64
-# One page of so many is left to short prompts which begin.
+# One page in this number is left to short prompts that begin.
 _SPARE = 64
 
 
@@ -92,16 +92,16 @@ class WrongTokensError(ta.NotExecutedError):
 
 
 class _Company:
-    """Sequences that have one token each in a step. Most steps have those of the step before.
+    """Sequences with one token each in a step. Most steps have the same sequences as the previous step.
 
-    So what belongs to them is in arrays, and changes only where a sequence gets a page.
+    So their data is in arrays, and changes only when a sequence gets a page.
 
     Attributes:
         sequences: The sequences.
         tables: The pages of each.
-        rooms: Up to which position each has pages.
+        rooms: The position up to which each has pages.
         lasts: The last position at which each gets a token.
-        asked: The lines of those whose tokens are of `Token`; None if there are none.
+        asked: The lines of the sequences with tokens of `Token`; None if there are none.
         is_constrained: Whether some have a grammar.
     """
 
@@ -120,7 +120,7 @@ class _Company:
         self.is_constrained = any(one.item.grammar is not None for one in sequences)
         self._hows: list[Sampling] | None = hows if any(how.temperature > 0 for how in hows) else None
         self._draws = np.zeros((len(sequences), _MORE_DRAWS), np.float32)
-        # Position of the first of these; none has any yet.
+        # The position of the first draw; initially, none has any.
         self._drawn: _Ints = np.full(len(sequences), -_MORE_DRAWS)
 
     def _look_at(self, line: int) -> None:
@@ -130,10 +130,10 @@ class _Company:
         self.rooms[line] = table.room
 
     async def reserve(self, starts: _Ints, pages: Pages, spare: int) -> None:
-        """Have pages for these positions, and leave some free unless a sequence runs alone.
+        """Reserve pages for these positions, and leave some free unless a sequence is the only one.
 
         Raises:
-            PagesFullError: There are not so many.
+            PagesFullError: There are not enough pages.
         """
         lines = np.flatnonzero(starts >= self.rooms).tolist()
         free = pages.free - spare * (len(self.sequences) > 1)
@@ -151,11 +151,11 @@ class _Company:
         return pages * self._size + starts % self._size
 
     def sampling(self, starts: _Ints) -> npt.NDArray[np.float32] | None:
-        """How each chooses the token behind a position; see `Llama.step`."""
+        """Return how each chooses the token after a position; see `Llama.step`."""
         if self._hows is None:
             return None
         places = starts + 1 - self._drawn
-        # A step that is repeated may come before the first that this company has made.
+        # A repeated step may precede the first step of this company.
         for line in np.flatnonzero((places < 0) | (places >= _MORE_DRAWS)).tolist():
             self._drawn[line] = starts[line] + 1
             self._draws[line] = self._hows[line].draws(int(starts[line]) + 1, _MORE_DRAWS)
@@ -170,8 +170,8 @@ class _Made:
 
     Attributes:
         sequences: Its sequences.
-        place: Where the device keeps the token of the first of them.
-        tokens: Theirs, once they are there.
+        place: The device's slot for the first sequence's token.
+        tokens: The tokens, once they are known.
         ended: Set when the step has ended.
     """
 
@@ -181,7 +181,7 @@ class _Made:
     ended: trio.Event = attrs.field(factory=trio.Event)
 
     def places(self, sequences: list[_Sequence]) -> _Ints:
-        """Where the device keeps the tokens of some of its sequences; -1 for others."""
+        """Return the device's slots for the tokens of these sequences; -1 for other sequences."""
         if sequences == self.sequences:
             return self.place + np.arange(len(sequences))
         found = {one: self.place + line for line, one in enumerate(self.sequences)}
@@ -190,13 +190,13 @@ class _Made:
 
 @attrs.define(eq=False)
 class _Lane:
-    """The sequences of one model, which has steps of its own.
+    """The sequences of one model, which has separate steps.
 
     Attributes:
         model: The model.
-        count: How many sequences there are.
-        company: Those of its step before, if each had one token.
-        last: The tokens of its step before.
+        count: The number of sequences.
+        company: The sequences of its previous step, if each had one token.
+        last: The tokens of its previous step.
     """
 
     model: Model
@@ -207,20 +207,21 @@ class _Lane:
 
 @attrs.define(eq=False)
 class Generation:
-    """A model that goes on with many prompts at once.
+    """A model that continues many prompts at once.
 
-    A sequence stays with the model that had its first step, also when it is set aside or the context is lost.
+    A sequence stays with the model of its first step, even if it is set aside or the context is lost.
 
     Attributes:
         loaded: The model's text, name and shape.
-        model: What computes the sequences that begin from now on. `use` replaces it.
+        model: The model for sequences that begin from now on. `use` replaces it.
         pages: Its cache.
-        size: Tokens of a page.
-        recompute: Whether a sequence that is set aside is computed again where the host has no room for a
-            copy. Its tokens may differ then, unless the model is exact.
-        shares: Whether tenants share pages of equal beginnings: see `Pages.open` for what that shows them.
-        open: Texts that are made or wait, by their tenants: who asks the batcher counts and bounds them.
-        batcher: What is asked: `ta.patterns.open_parts` of it has the tokens of a `Prompt`.
+        size: The number of tokens in a page.
+        recompute: Whether a set-aside sequence is computed again if the host lacks room for a copy. Its
+            tokens may differ then, unless the model is exact.
+        shares: Whether tenants share pages of common prefixes: see `Pages.open` for the information that this
+            reveals.
+        open: Texts that are made or wait, by tenant: callers of the batcher count and bound them.
+        batcher: The batcher: `ta.patterns.open_parts` of it has the tokens of a `Prompt`.
     """
 
     loaded: Loaded
@@ -240,7 +241,7 @@ class Generation:
 
     @property
     def most(self) -> int:
-        """Tokens that a sequence can have: those of its prompt, and those that are made."""
+        """The maximum number of a sequence's tokens: its prompt, and its answer."""
         return min(self.loaded.config.context, self.pages.count * self.size)
 
     async def step(self, batch: list[_Sequence]) -> list[StepResult[int]]:
@@ -276,7 +277,7 @@ class Generation:
         going = starts <= company.lasts
         if going.all():
             return await self._decode(lane, company, starts)
-        # Steps ahead do not know yet that these have their last tokens.
+        # Steps called in advance do not know yet that these have their last tokens.
         rest = [one for one, is_going in zip(batch, going, strict=True) if is_going]
         results = dict(zip(rest, await self._step_of(lane, rest) if rest else [], strict=True))
         return [results.get(one, []) for one in batch]
@@ -284,7 +285,7 @@ class Generation:
     async def _decode(self, lane: _Lane, company: _Company, starts: _Ints) -> list[StepResult[int]]:
         """Put one token of each sequence through the model."""
         batch, width = company.sequences, lane.model.width
-        # Where the step before runs, the token is on the device, and not known here.
+        # If the previous step is running, the token is on the device, and not known here.
         tokens = np.array([0 if one.ahead else one.parts[-1] for one in batch])
         is_ahead = np.array([one.ahead > 0 for one in batch])
         masks, wrong = None, _NOTHING_WRONG
@@ -299,7 +300,7 @@ class Generation:
         sources = np.where(is_ahead, before.places(batch), -1) if is_ahead.any() else np.full(len(batch), -1)
         made = lane.last = _Made(batch, (before.place + width) % (SLOTS * width) if width else 0)
         rows = [tokens, starts, company.places(starts)]
-        # The device has places for the tokens of a step ahead, which more sequences cannot be in.
+        # The device has slots for the tokens of a step called in advance, which limit its sequences.
         if len(batch) <= width:
             rows += [sources, made.place + company.lines]
         tables = company.tables[:, : int(starts.max()) // self.size + 1]
@@ -322,7 +323,7 @@ class Generation:
         ]
 
     def _check(self, before: _Made, tokens: _Ints, sources: _Ints, found: int) -> None:
-        """Refuse a step that has not had the tokens of the step before it, as that had failed or was late."""
+        """Refuse a step that ran without the previous step's tokens, because that step failed or was late."""
         if before.tokens is not None:
             taken = np.where(sources < 0, tokens, before.tokens[np.maximum(sources - before.place, 0)])
             if checksum(taken) == found:
@@ -352,9 +353,9 @@ class Generation:
         ]
 
     def _masks(self, sequences: Iterable[_Sequence]) -> tuple[dict[_Sequence, _Mask], _Errors]:
-        """Return the tokens that may come next, and errors of grammars that cannot go on. Blocking.
+        """Return the tokens that may come next, and errors of grammars that cannot continue. Blocking.
 
-        They are made of the parts of a sequence alone, so a step that is repeated has the same ones.
+        They depend only on the parts of a sequence, so a repeated step has the same ones.
         """
         masks, wrong = dict[_Sequence, _Mask](), _Errors()
         for one in sequences:
@@ -393,16 +394,16 @@ class Generation:
         )
 
     def _result(self, token: int, is_last: bool) -> StepResult[int]:
-        """Return the tokens that a sequence gets: not the one that ends it."""
+        """Return the tokens for a sequence, without the end token."""
         if token in self.loaded.text.ends:
             return Last()
         return Last([token]) if is_last else [token]
 
     def _tell(self, sequence: _Sequence) -> None:
-        """Tell the pages of a sequence what they hold by now.
+        """Record the tokens of a sequence in its pages.
 
-        They may be exchanged for equal ones, so no step may run that has them. Then no page that a step reads
-        is another sequence's when the step is repeated.
+        The pages may be exchanged for equal ones, so no step with them may be running. Otherwise, a page that
+        a step reads could belong to another sequence when the step is repeated.
         """
         table = sequence.state
         if table.length < sequence.done:
@@ -413,7 +414,7 @@ class Generation:
         return [*prompt[begin:end], *sequence.parts[max(begin - length, 0) : max(end - length, 0)]]
 
     def _tenant(self, sequence: _Sequence) -> Hashable:
-        """Return who shares pages with a sequence: nobody whose model has other weights."""
+        """Return who shares pages with a sequence; models with other weights never share."""
         lane = self._bound.get(sequence)
         number = (self.model if lane is None else lane.model).number
         tenant = None if self.shares else sequence.item.tenant
@@ -427,7 +428,7 @@ class Generation:
         self._ended.unpark_all()
 
     def count(self, model: Model) -> int:
-        """Count the sequences of a model that have begun."""
+        """Return the number of begun sequences of a model."""
         return self._lanes[model].count if model in self._lanes else 0
 
     async def wait_unused(self, model: Model) -> None:
@@ -452,7 +453,7 @@ class Generation:
             self._ended.unpark_all()
 
     def _look_for_parts(self) -> None:
-        # A mask is made of all tokens before it. D232: with several models, no step is called ahead.
+        # A mask depends on all tokens before it. D232: with several models, no step is called in advance.
         for one in self._bound:
             one.needs_parts = one.item.grammar is not None or len(self._lanes) > 1
 
@@ -497,9 +498,9 @@ class Generation:
         return self.pages.wanted(self._tokens(sequence), tenant=self._tenant(sequence))
 
     async def set_aside(self, sequence: _Sequence) -> None:
-        """Copy the pages of a sequence to the host, or have it computed again later."""
+        """Copy the pages of a sequence to the host, or compute it again later."""
         table: PageTable | None = sequence.state
-        # No step takes its tables for those that they were.
+        # Steps must not use outdated tables.
         self._forget_companies()
         if table is None:
             return
@@ -545,17 +546,18 @@ async def open_generation(
     """Open the batcher of a model.
 
     Args:
-        system: Where it runs.
+        system: The system that it runs in.
         model: The model.
         loaded: Its text, name and shape.
         weights: Shares of the tenants; None for any tenant, with equal shares.
-        sequences: The most sequences in a step.
-        positions: The most tokens in a step; None for 512, or one for each sequence if these are more.
-        ahead: Whether a step is asked for while the one before it runs; None if it is a GPU that computes. On
-            a processor this would take cores from the model.
-        host: The most pages in host memory, of sequences that are set aside where the cache is full.
-        recompute: See `Generation.recompute`. Without it, give `host` many pages: if it has no room, either,
-            the last sequence ends with an error.
+        sequences: The maximum number of sequences in a step.
+        positions: The maximum number of tokens in a step; None for 512, or one for each sequence if these are
+            more.
+        ahead: Whether a step is called while the previous one runs; None for True on GPUs. On a processor
+            this would take cores from the model.
+        host: The maximum number of pages in host memory, of sequences set aside because the cache is full.
+        recompute: See `Generation.recompute`. Without it, give `host` many pages, because the last sequence
+            ends with an error if both are full.
         shares: See `Generation.shares`.
     """
     size = model.caches[0].shape[1]

@@ -48,15 +48,15 @@ class Config:
     """The shape of a model.
 
     Attributes:
-        layers: Layers.
-        heads: Heads of queries.
-        groups: Heads of keys, and of values; each serves ``heads / groups`` heads of queries.
-        width: Numbers of a head, an even one. A token has ``heads * width`` numbers.
-        inner: Width between the products behind the attention.
-        words: Tokens that there are.
-        context: The most tokens of a sequence.
-        base: Base of the frequencies of rotary embeddings.
-        epsilon: What is added to mean squares.
+        layers: The number of layers.
+        heads: The number of query heads.
+        groups: The number of key heads, and of value heads; each serves ``heads / groups`` query heads.
+        width: The numbers of a head, even. A token has ``heads * width`` numbers.
+        inner: The width between the products after the attention.
+        words: The number of tokens in the vocabulary.
+        context: The maximum number of tokens in a sequence.
+        base: The base of the frequencies of rotary embeddings.
+        epsilon: Added to mean squares.
     """
 
     layers: int
@@ -70,7 +70,7 @@ class Config:
     epsilon: float
 
     def cache_shape(self, pages: int, size: int) -> tuple[int, int, int, int]:
-        """Shape of the cache of one layer: keys and values of `pages` pages with `size` tokens each."""
+        """Return the shape of a layer's cache: keys and values of `pages` pages with `size` tokens each."""
         return (pages, size, 2 * self.groups, self.width)
 
 
@@ -131,26 +131,26 @@ def checksum(tokens: npt.NDArray[np.int64]) -> int:
 
 
 def packed(made: npt.NDArray[np.int64]) -> bytes:
-    """The result of a step: its tokens and, last, the checksum of those that went in."""
+    """Return the result of a step: its tokens and, last, the checksum of the input tokens."""
     return made[:-1].astype(np.int32).tobytes() + made[-1:].tobytes()
 
 
 def allowed_of(masks: npt.NDArray[np.int32], words: int) -> npt.NDArray[np.bool_]:
-    """Return which tokens masks allow, as `Llama.step` has them: an array of shape (masks, words)."""
+    """Return which tokens masks allow, for masks of `Llama.step`: an array of shape (masks, words)."""
     bits = np.ascontiguousarray(masks[:, 1:]).view(np.uint8)
     return np.unpackbits(bits, axis=1, count=words, bitorder="little").view(np.bool_)
 
 
 def likely_of(logits: Any, chosen: Any) -> npt.NDArray[np.float64]:
-    """Return how likely tokens are before anything forbids or sharpens them.
+    """Return the likelihoods of tokens before anything forbids or sharpens them.
 
     Args:
         logits: Array of shape (rows, words).
-        chosen: The token that was chosen in each row.
+        chosen: The chosen token in each row.
 
     Returns:
-        For each row the logarithm of the probability of its token; the `LIKELIEST` tokens, the likeliest
-        first; and theirs.
+        For each row the logarithm of its token's probability; the `LIKELIEST` tokens, the likeliest first;
+        and their logarithms.
     """
     rows = logits.astype(np.float64)
     rows -= rows.max(axis=1, keepdims=True)
@@ -161,29 +161,29 @@ def likely_of(logits: Any, chosen: Any) -> npt.NDArray[np.float64]:
     return np.concatenate([own, best.astype(np.float64), others], axis=1)
 
 
-_Group: TypeAlias = tuple[int, int, Any, Any]  # first row, the one behind the last, pages, mask
+_Group: TypeAlias = tuple[int, int, Any, Any]  # first row, end, pages, mask
 
 
 class Llama:
     """Computes next tokens. All of it is float32.
 
     A library chooses how it sums a product by the number of its rows, and the next token may depend on the
-    last bit of a sum. So the company of a sequence in a batch could decide its text. An exact model (D223)
-    has the same bits in any company: each product has equally many rows, whatever is in them, and each
-    attention goes through parts of `KEYS` keys in their order. A prompt goes through in the same way as a
-    token that was made, so its chunks and shared beginnings change no bit either.
+    last bit of a sum. So the other sequences in a batch could decide the text of a sequence. An exact model
+    (D223) has the same bits next to any others: each product has an equal number of rows, whatever they
+    contain, and each attention processes blocks of `KEYS` keys in their order. A prompt is processed in the
+    same way as generated tokens, so its chunks and shared prefixes do not change a bit either.
 
     Args:
         weights: Arrays by the names of `weights_of`.
         caches: For each layer an array of the shape `Config.cache_shape`.
-        made: The tokens that the last steps have chosen: `SLOTS` times as many as sequences in a step. None
-            if no step takes tokens from there.
-        config: What the model is like, by `attrs.asdict`.
-        exact: Rows of each product of an exact model; 0 for another one.
+        made: The tokens chosen by the last steps: `SLOTS` times the number of sequences in a step. None if no
+            step takes tokens from there.
+        config: The configuration, by `attrs.asdict`.
+        exact: The number of rows in each product of an exact model; 0 for another one.
     """
 
     xp: Any = np
-    """The library that computes."""
+    """The library for the computation."""
 
     def __init__(
         self,
@@ -217,23 +217,24 @@ class Llama:
 
         Args:
             rows: Array of shape (3, n), int64: for each token its number, its position in its sequence, and
-                the place that its key and value get: ``page * size + offset``. The tokens of a sequence are
-                neighbours, and their positions follow one another. Where each sequence has one token, there
-                may be two rows more: the place in `made` that has the token, or -1; and the place there that
-                the next token goes to. So a step can be asked for while the one before it runs.
-            tables: Array of shape (sequences, most), int64: the pages of each, filled up with any page.
-            ends: Array of shape (sequences,), int64: the place of the last token of each in `rows`; None if
-                each has one token.
+                the slot of its key and value: ``page * size + offset``. The tokens of a sequence are
+                adjacent, and their positions follow one another. If each sequence has one token, there may be
+                two rows more: the slot in `made` with the token, or -1; and the slot there for the next
+                token. So a step can be requested while the one before it runs.
+            tables: Array of shape (sequences, most), int64: the pages of each, padded with any page.
+            ends: Array of shape (sequences,), int64: the index of each sequence's last token in `rows`; None
+                if each sequence has a single token.
             sampling: Array of shape (3, sequences), float32: temperature, top-p, and a draw from 0 to 1; or
                 None, if all take the likeliest token.
-            counts: For each sequence how many tokens it has in `rows`, and how many in all, with these. It is
-                empty if each has one: such requests differ by arrays alone, and go to a worker as a template.
+            counts: For each sequence the number of its tokens in `rows`, and their total number, including
+                these. It is empty if each sequence has a single token: such requests differ only in their
+                arrays, and are sent to a worker as a template.
             masks: Array of shape (constrained, 1 + words / 32), int32: the number of a sequence, and then a
                 bit for each token, 1 if it may come next. None if all may.
-            asked: Array of int64: numbers of sequences whose `likely_of` is returned.
+            asked: Array of int64: numbers of sequences with a wanted `likely_of`.
 
         Returns:
-            The next token of each sequence: see `packed`. Behind that are the numbers of `likely_of`.
+            The next token of each sequence: see `packed`. The numbers of `likely_of` follow.
         """
         tokens = self.taken(rows)
         logits = self.forward([tokens, *rows[1:3]], tables, ends, counts)
@@ -304,10 +305,10 @@ class Llama:
             inner = self._silu(both[:, : config.inner]) * both[:, config.inner :]
             x = x + self._dense(f"{layer}.down", inner)
         last = x if ends is None else x[ends]
-        return self._dense("words", self._norm("norm", last))  # The embeddings are the last matrix, too.
+        return self._dense("words", self._norm("norm", last))  # the embeddings are also the last matrix
 
     def taken(self, rows: Any) -> Any:
-        """The tokens that go in."""
+        """Return the input tokens."""
         if len(rows) == 3:
             return rows[0]
         return cast("Any", np.where(rows[3] < 0, rows[0], self.made[rows[3]]))
@@ -332,7 +333,7 @@ class Llama:
         heads, width, kinds = self.config.heads, self.config.width, self.config.groups
         made = self._empty_like(query).reshape(len(query), -1)
         for row, stop, pages, mask in groups:
-            # The heads of queries that share one of keys are queries of it: nothing is repeated.
+            # Query heads that share a key head are its queries: nothing is repeated.
             asked = query[row:stop].reshape(len(pages), -1, kinds, heads // kinds * width).swapaxes(1, 2)
             kept = cache[pages].reshape(len(pages), -1, 2 * kinds, width).swapaxes(1, 2)
             asked = asked.reshape(len(pages), kinds, -1, width)
@@ -386,7 +387,7 @@ class Llama:
         return x.astype(other.dtype)
 
     def _masked(self, logits: Any, masks: Any) -> Any:
-        """Return logits in which those of forbidden tokens are minus infinity."""
+        """Return logits with minus infinity for forbidden tokens."""
         if masks is None:
             return logits
         found, rows = logits.copy(), masks[:, 0]

@@ -15,7 +15,7 @@ from trio_accel.programs import Array
 
 __all__ = ["TorchLlama"]
 
-torch: Any = import_module("torch")  # without types, as PyTorch is no dependency
+torch: Any = import_module("torch")  # without types, because PyTorch is not a dependency
 functional: Any = import_module("torch.nn.functional")
 
 
@@ -80,13 +80,13 @@ class TorchLlama(Llama):
         )
 
     def warm_up(self) -> None:
-        """Load kernels before a request waits; a worker that stands ready must not write to the cache."""
+        """Load kernels before a request waits; a spare worker must not write to the cache."""
         size, other, on = self.caches[0].shape[1], copy(self), self._neighbours.device
         # Graphs write to the cache that they were captured with.
         other.graphs = {}
         other.caches = [torch.zeros_like(cache[:1]) for cache in self.caches]
         with torch.inference_mode():
-            # A prompt, and steps of few and of many sequences, whose products are other kernels.
+            # A prompt, and steps of few and many sequences, because their products use other kernels.
             shapes = ((self.exact, 1),) if self.exact else ((1, size), (1, 1), (64, 1))
             for sequences, tokens in shapes:
                 runs = [Run(tokens=[0] * tokens, start=0, pages=[0])] * sequences
@@ -161,7 +161,7 @@ class TorchLlama(Llama):
     def _logits(
         self, rows: Any, tables: Any, ends: Any, counts: Sequence[Sequence[int]]
     ) -> tuple[Any, Any, Any]:
-        """Return the rows as a tensor, the logits, and the tokens that went in, perhaps with more behind."""
+        """Return the rows as a tensor, the logits, and the input tokens, possibly with padding."""
         rows, tables = torch.from_dlpack(rows), torch.from_dlpack(tables)
         if rows.is_cuda and not counts and not self.exact:
             return rows, *self._replayed(rows, tables)
@@ -170,10 +170,10 @@ class TorchLlama(Llama):
         return rows, self.forward([tokens, *rows[1:3]], tables, ends, counts).float(), tokens
 
     def _replayed(self, rows: Any, tables: Any) -> tuple[Any, Any]:
-        """A step in which each sequence has one token, as a CUDA graph: a launch in place of a thousand.
+        """Run a step with one token per sequence as a CUDA graph: a launch instead of a thousand.
 
-        Sizes are rounded up, so that a few graphs do for all. What is added repeats the last sequence, and
-        writes what is written anyway.
+        Sizes are rounded up, so that a few graphs serve all. The padding repeats the last sequence, and
+        writes the same values again.
         """
         sequences, pages = tables.shape
         logits, tokens = self._graph_of(rounded(sequences), rounded(pages))(rows, tables)
@@ -199,7 +199,7 @@ class TorchLlama(Llama):
     def _choose(self, logits: Any, sampling: Any) -> Any:
         if sampling is None or not self.exact:
             return self._choose_at_once(logits, sampling)
-        # Sums over the words are products of fixed sizes, too.
+        # Sums over the words are also products of fixed sizes.
         count, found = len(logits), list[Any]()
         for first in range(0, count, self.exact):
             place = torch.arange(first, first + self.exact, device=logits.device).clamp(max=count - 1)

@@ -25,12 +25,12 @@ __all__ = ["GREEDY", "Batch", "Chosen", "Likely", "Model", "Run", "Sampling", "T
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """How a token is chosen.
+    """The way of choosing a token.
 
     Attributes:
-        temperature: What logits are divided by; 0 for the likeliest token.
-        top_p: Only the likeliest tokens that make this share together are drawn from; more than 0, up to 1.
-        seed: A draw depends on it and on the position alone, so a sequence is the same in any batch.
+        temperature: The divisor of logits; 0 for the likeliest token.
+        top_p: The share of the likeliest tokens that are drawn from, above 0 and up to 1.
+        seed: A draw depends only on it and on the position, so a sequence is the same in any batch.
     """
 
     temperature: float = 0.0
@@ -38,10 +38,10 @@ class Sampling:
     seed: int = 0
 
     def draws(self, position: int, count: int) -> npt.NDArray[np.float32]:
-        """Numbers from 0 to 1 for a position and those that follow it.
+        """Return numbers from 0 to 1 for a position and the following ones.
 
-        They are made by Philox (Salmon et al., "Parallel random numbers", SC 2011), whose counter is the
-        position. Of the four words that it makes of a number, the first counts.
+        They are made by Philox (Salmon et al., "Parallel random numbers", SC 2011), with the position as its
+        counter. Of the four words that it makes of a number, the first counts.
         """
         key = np.array([self.seed % (1 << 64), 0], np.uint64)
         words = np.random.Philox(counter=position, key=key).random_raw(4 * count)[::4]
@@ -57,11 +57,11 @@ GREEDY = Sampling()
 
 @attrs.frozen
 class Likely:
-    """How likely a token was, by the model alone: before temperature, top-p and masks.
+    """The likelihood of a token by the bare model: before temperature, top-p and masks.
 
     Attributes:
-        own: Logarithm of the token's probability.
-        others: The likeliest tokens, and theirs; the likeliest first.
+        own: The logarithm of the token's probability.
+        others: The likeliest tokens with their logarithms, the likeliest first.
     """
 
     own: float
@@ -90,8 +90,8 @@ class Run:
     """The tokens of one sequence in a step.
 
     Attributes:
-        tokens: The tokens that go into the cache now: a part of its prompt, or the one that was made last.
-        start: Position of the first of them.
+        tokens: The tokens to put into the cache now: a part of its prompt, or the last token made.
+        start: The position of the first token.
         pages: The pages of the sequence in order; they have room for these tokens.
         sampling: How the next token is chosen.
         mask: The tokens that may come next, a bit for each, in int32; None if all may.
@@ -107,7 +107,7 @@ class Run:
 
     @property
     def length(self) -> int:
-        """Tokens of the sequence that are in the cache after the step."""
+        """The number of the sequence's tokens in the cache after the step."""
         return self.start + len(self.tokens)
 
 
@@ -125,17 +125,17 @@ class Batch:
 
     @classmethod
     def of(cls, runs: Sequence[Run], config: Config, pages: int, size: int) -> Batch:
-        """Put the runs of a step together.
+        """Combine the runs of a step.
 
         Args:
-            runs: What each sequence does.
-            config: What the model is like.
-            pages: Pages of the cache.
-            size: Tokens of a page.
+            runs: The run of each sequence.
+            config: The configuration of the model.
+            pages: The number of pages in the cache.
+            size: The number of tokens in a page.
 
         Raises:
-            ValueError: A run has no token, more than its pages or the model have room for, or a token or a
-                page that there is not: the device would write to a place of another sequence.
+            ValueError: A run has zero tokens, more than its pages or the model have room for, or an invalid
+                token or page: the device would write into another sequence.
         """
         for run in runs:
             _check(run, config, size)
@@ -181,7 +181,7 @@ def _check(run: Run, config: Config, size: int) -> None:
 
 
 def check_numbers(what: str, numbers: npt.NDArray[np.int64], count: int) -> None:
-    """Refuse numbers that are not from 0 to below `count`: the device would read or write elsewhere."""
+    """Refuse numbers outside of 0 to `count` - 1: the device would read or write elsewhere."""
     if numbers.min() < 0 or numbers.max() >= count:
         raise ValueError(f"{what} must be 0 to {count - 1}, got {numbers.min()} to {numbers.max()}")
 
@@ -192,8 +192,8 @@ class Chosen:
 
     Attributes:
         tokens: The next token of each sequence.
-        sum: The `checksum` of the tokens that went in, where some were taken from the device.
-        likely: The `likely_of` of the sequences that were asked.
+        sum: The `checksum` of the input tokens, if some were taken from the device.
+        likely: The `likely_of` of the sequences with `is_asked`.
     """
 
     tokens: npt.NDArray[np.int32]
@@ -201,7 +201,7 @@ class Chosen:
     likely: npt.NDArray[np.float64] | None = None
 
     def listed(self, asked: npt.NDArray[np.int64] | None) -> list[int]:
-        """Return the tokens; those of the sequences that were asked are of `Token`."""
+        """Return the tokens; tokens of the sequences in `asked` are of `Token`."""
         tokens: list[int] = self.tokens.tolist()
         if asked is not None and self.likely is not None:
             for row, numbers in zip(map(int, asked), self.likely, strict=True):
@@ -223,14 +223,14 @@ class Model:
     """A model on a device, with its cache. `open_model` makes it.
 
     Attributes:
-        config: What it is like.
-        caches: Its cache, one array for each layer, pages along the first axis: what `Pages` takes.
-        forward: What computes.
-        operation: The operation that a step is, as `ta.testing.inject_fault` takes it.
-        width: How many sequences may be in a step that takes its tokens from the step before, on the device;
-            0 if none does.
+        config: The configuration.
+        caches: Its cache, one array for each layer, pages along the first axis: the arrays of `Pages`.
+        forward: The computation of a batch.
+        operation: The operation of a step, for `ta.testing.inject_fault`.
+        width: The maximum number of sequences in a step that takes its tokens from the previous step, on the
+            device; 0 if that is not supported.
         weights: Its weights on the device.
-        number: 0, or its own number if it has other weights over the cache of a model that was open before.
+        number: 0, or a unique number if it has other weights over the cache of an open model.
     """
 
     config: Config
@@ -243,26 +243,26 @@ class Model:
     _opening: _Opening | None = None
 
     def with_weights(self, weights: Mapping[str, ta.AccelRef]) -> AbstractAsyncContextManager[Model]:
-        """Open what computes with other weights in place of some of these, over the same cache."""
+        """Open the model with some of its weights replaced, over the same cache."""
         assert self._opening is not None
         return self._opening({**self.weights, **weights}, next(_numbers))
 
     async def step(self, runs: Sequence[Run]) -> list[int]:
         """Put tokens of several sequences into the cache, and choose the next token of each: one request.
 
-        A sequence whose prompt is not all in the cache yet gets a token, too, which nobody needs.
+        Even a sequence with an unfinished prompt gets a token, which nobody needs.
 
         Args:
-            runs: What each sequence does; no two of them write to one page.
+            runs: The run of each sequence; no two of them write to one page.
 
         Raises:
-            ValueError: There is no run, or one that cannot be; see `Batch.of`.
+            ValueError: `runs` is empty, or a run is invalid; see `Batch.of`.
             ContextLostError: The context was lost more often than `DeviceOptions.retry` allows.
         """
         if not runs:
             raise ValueError("a step must have a sequence")
         pages, size = self.caches[0].shape[:2]
-        # Those with equally many tokens stand together, and are attended together.
+        # Runs with the same number of tokens are adjacent, and are attended together.
         order = sorted(range(len(runs)), key=lambda number: len(runs[number].tokens))
         batch = Batch.of([runs[number] for number in order], self.config, pages, size)
         chosen = await self.forward(batch)
@@ -306,7 +306,7 @@ def _program(name: str) -> type[Llama]:
 async def _has_same_bits(
     program: ta.programs.Program[Llama], cls: type[Llama], config: Config, pages: int, size: int
 ) -> bool:
-    """Try whether a sequence has the same bits alone, among others, and among them in reverse."""
+    """Return whether a sequence has the same bits on its own, among others, and in reverse order."""
     random, count = np.random.default_rng(0), min(pages, 64)
     length = min(size, 5)
     runs = [
@@ -337,23 +337,26 @@ async def open_model(
     width: int = 64,
     exact: int = 0,
 ) -> AsyncGenerator[Model]:
-    """Copy a model to a device, and open what computes it.
+    """Copy a model to a device, and open its computation.
 
     Args:
         device: The device.
-        config: What the model is like.
+        config: The configuration of the model.
         weights: Its weights, by the names of `weights_of`.
-        pages: Pages of its cache.
-        size: Tokens of a page.
-        dtype: Of weights and cache: float32; with ``"torch"`` and ``"operations"`` also bfloat16 or float16.
-        forward: What computes: ``"numpy"``, ``"torch"``, or ``"operations"`` for the functions of the
-            package; None for PyTorch where it is installed, else NumPy.
+        pages: The number of pages in its cache.
+        size: The number of tokens in a page.
+        dtype: The dtype of weights and cache: float32; with ``"torch"`` and ``"operations"`` also bfloat16 or
+            float16.
+        forward: The implementation: ``"numpy"``, ``"torch"``, or ``"operations"`` for the functions of the
+            package; None for PyTorch if it is installed, otherwise NumPy.
         width: See `Model.width`; with ``"operations"`` it is 0.
-        exact: Rows of each product, so that a sequence has the same bits in any company, and however often
-            the context is lost; see `Llama`. 0 for products of any shape. Not with ``"operations"``.
+        exact: The number of rows in each product, so that a sequence has the same bits next to any others,
+            and however often the context is lost; see `Llama`. 0 for products of any shape. Not with
+            ``"operations"``.
 
     Raises:
-        NotSupportedError: It cannot be exact, because rows of products have other bits at other places.
+        NotSupportedError: It cannot be exact, because rows of products have different bits at different
+            positions.
     """
     chosen = forward or ("torch" if find_spec("torch") else "numpy")
     if exact and chosen == "operations":
@@ -397,7 +400,7 @@ async def _open_program(
 ) -> AsyncGenerator[Model]:
     given: Any = weights, caches, await device.zeros((SLOTS * width,), "int64")
     async with ta.open_program(device, cls, *given, config=attrs.asdict(config), exact=exact) as program:
-        # The trial writes to the cache, so it comes before all sequences.
+        # The trial writes to the cache, so it runs before all sequences.
         if exact and number == 0:
             pages, size = caches[0].shape[:2]
             if not await _has_same_bits(program, cls, config, pages, size):

@@ -1,8 +1,8 @@
-"""The Llama of `llama.py` by operations of the package: one code for every backend, no other library.
+"""The Llama of `llama.py` by the package's operations: one code for every backend, no other library.
 
 A step is recorded as a graph for each number of tokens, sequences and pages, rounded up. So it is one
-request. Each token is a query of its own, whether it is of a prompt or was made last: it sees the keys up to
-its position.
+request. Each token is a separate query, whether it belongs to a prompt or was made last: it sees the keys up
+to its position.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Operations:
     Args:
         weights: Arrays of a device by the names of `weights_of`.
         caches: For each layer an array of the shape `Config.cache_shape`.
-        config: What the model is like.
+        config: The configuration of the model.
     """
 
     def __init__(
@@ -74,9 +74,9 @@ class Operations:
             self._graphs.popitem()[1].close()
 
     def _filled(self, batch: Batch) -> list[npt.NDArray[np.int64]]:
-        """Fill a batch up to a size that there is a graph for.
+        """Pad a batch to a size with a graph.
 
-        What is added repeats the last token, and the last sequence: it writes what is written anyway.
+        The padding repeats the last token, and the last sequence: it writes the same values again.
         """
         tokens, (sequences, pages) = batch.rows.shape[1], batch.tables.shape
         pages = np.minimum(np.arange(rounded(pages)), pages - 1)
@@ -98,7 +98,7 @@ class Operations:
             graph = await ta.graphs.capture(device, self.forward, *like, idempotent=True)
             while len(self._graphs) >= _MOST:
                 self._graphs.pop(next(iter(self._graphs))).close()
-        self._graphs[key] = graph  # The one that was used last is the last.
+        self._graphs[key] = graph  # the last used graph is the last one
         return graph
 
     async def forward(
@@ -141,7 +141,7 @@ class Operations:
 async def _choose(
     logits: ta.AccelRef, likeliest: ta.AccelRef, sampling: npt.NDArray[np.float32]
 ) -> ta.AccelRef:
-    """Draw where a temperature says so: what `Llama` does, with one row for each sequence."""
+    """Draw a token if there is a temperature: as `Llama` does, with one row for each sequence."""
     temperature, top_p, draw = sampling[:, :, None].astype(np.float64)
     shares = await arrays.softmax(logits.cast("float64") / np.maximum(temperature, 1e-6), axis=1)
     order = await arrays.argsort(shares, axis=1, descending=True)

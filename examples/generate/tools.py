@@ -1,4 +1,4 @@
-"""Tools that a model may call: what a client offers, the form of a call, and a call read from a text."""
+"""Tools that a model may call: a client's tools, the form of a call, and a call read from a text."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def grammar_of(tools: Sequence[Tool], is_free: bool) -> str:
 
     Args:
         tools: The tools that may be called.
-        is_free: Whether a text may come in place of a call, which then stands between the texts `CALL`.
+        is_free: Whether a text may replace a call, which is then enclosed by the texts `CALL`.
 
     Raises:
         ConstraintError: The schema of a function cannot be used.
@@ -81,7 +81,7 @@ def grammar_of(tools: Sequence[Tool], is_free: bool) -> str:
 
 
 def instruction(tools: Sequence[Tool]) -> str:
-    """Return what a model is told of tools if its template has none."""
+    """Return the instruction about tools for a model with a template without tools."""
     functions = [tool.function.model_dump(exclude_none=True, exclude={"strict"}) for tool in tools]
     said = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
     return f"Answer with a call of one of these functions, as JSON with its name and arguments:\n{said}"
@@ -95,7 +95,7 @@ def calls_as_text(calls: Sequence[dict[str, Any]]) -> str:
 
 
 class CallReader:
-    """Reads a call of a tool from a text that comes in parts.
+    """Reads a tool call from a text that arrives in parts.
 
     Args:
         is_free: Whether the text may be none: see `grammar_of`.

@@ -1,7 +1,7 @@
-"""What is in an image of drops that move: a histogram, a threshold, connected parts, and their areas.
+"""Analysis of an image of moving drops: a histogram, a threshold, connected parts, and their areas.
 
-The passes are operations one after another, as what they find decides how many there are. Each returns new
-arrays, so each survives by itself. Its tests compare every pass with NumPy and SciPy.
+The passes are operations one after another, because their results determine their number. Each returns new
+arrays, so each survives on its own. Its tests compare every pass with NumPy and SciPy.
 Source of the threshold: N. Otsu, A Threshold Selection Method from Gray-Level Histograms, 1979.
 
 Run it with: python analysis.py --size 256 --steps 100 --out drops.apng
@@ -62,7 +62,7 @@ async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
 
 
 def picture(_: np.ndarray, image: np.ndarray, labels: np.ndarray, *__: np.ndarray) -> np.ndarray:
-    """The image, and what is connected in one colour."""
+    """Return the image, with each connected part in one colour."""
     grey = np.clip(image / 1.5, 0, 1)[..., None]
     colours = coloured(labels * 0.618 % 1, "hsv")
     return np.where(labels[..., None] > 0, (0.3 + 0.7 * grey) * colours, 255 * grey).astype(np.uint8)

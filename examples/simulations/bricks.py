@@ -1,4 +1,4 @@
-"""Rays through sparse voxels: a grid of bricks, of which only those that are not empty have voxels.
+"""Rays through sparse voxels: a grid of bricks, in which only bricks with contents have voxels.
 
 Each ray is a bounded loop in one expression, which ends early where it hits: it crosses an empty brick in one
 step, and another one voxel by voxel. Its tests compare it with rays that cross a dense grid, in plain Python
@@ -16,7 +16,7 @@ from simulation import Simulation, State, Step, program
 
 import trio_accel as ta
 
-EDGE, TURN = 8, 0.03  # voxels of a brick along an edge; what the camera turns in a step
+EDGE, TURN = 8, 0.03  # voxels along a brick's edge; rotation of the camera per step
 # Nothing, water, sand, meadow, snow.
 PAINT = np.array([(0, 0, 0), (0.2, 0.45, 0.7), (0.9, 0.8, 0.55), (0.35, 0.6, 0.3), (0.95, 0.95, 1)])
 MARCH = """
@@ -54,7 +54,7 @@ blue = uint8(255 * where(seen, lit*paint[colour, 2], 0.9))
 
 
 async def step_of(grid: ta.AccelRef, voxels: ta.AccelRef, height: int) -> Step:
-    """The step of a camera that goes around: images of shape (height, height * 3 / 2).
+    """Return the step of a camera that moves around: images of shape (height, height * 3 / 2).
 
     The grid has the number of each brick, -1 where it is empty: int32 of shape (n, n, n). Voxels have their
     colours, 0 where they are empty: uint8 of shape (bricks, 8, 8, 8).
@@ -94,7 +94,7 @@ def island(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
-    """An island in a grid of so many bricks along each edge, and no image yet."""
+    """Make an island in a grid of `size` bricks along each edge, and its first image."""
     grid, voxels = island(size, seed)
     step = await step_of(await device.put(grid), await device.put(voxels), 8 * size)
     angle = await device.put(np.asarray(0.3))
@@ -102,7 +102,7 @@ async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
 
 
 def picture(_: np.ndarray, __: np.ndarray, *channels: np.ndarray) -> np.ndarray:
-    """What the camera sees."""
+    """Return the image of the camera."""
     return np.stack(channels, axis=-1)
 
 

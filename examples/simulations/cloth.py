@@ -1,7 +1,7 @@
 """Cloth that hangs by two corners and falls onto a ball, by Verlet's method or by XPBD.
 
-Each particle has 12 springs: along the threads, across them, and to the next but one. XPBD has one iteration
-for each small step, in which all springs correct their particles at once. Its tests compare both with free
+Each particle has 12 springs: along the threads, across them, and to the next but one. XPBD runs one iteration
+in each small step, in which all springs correct their particles at once. Its tests compare both with free
 fall and with NumPy step for step, and Verlet's with the energy, which it keeps.
 Sources: L. Verlet, 1967; M. Macklin et al., XPBD, 2016, and Small Steps in Physics Simulation, 2019.
 
@@ -23,7 +23,8 @@ import trio_accel as ta
 NEIGHBOURS = [(a, b) for a, b in product(range(-2, 3), repeat=2) if 0 < a * a + b * b <= 4]
 SMALL_STEPS = 16
 BALL, RADIUS = (0.0, 0.5, -0.6), 0.25
-# In units of a small step: pull of a spring, part of a correction, compliance, speed that is kept, fall.
+# In units of a small step: pull of a spring, part of a correction, compliance, share of the speed to keep,
+# fall.
 STIFFNESS, SHARE, COMPLIANCE, KEPT, FALL = 0.1, 0.125, 1e-3, 0.9995, 0.01
 
 
@@ -35,7 +36,7 @@ def make(*lines: str) -> ta.jit.Elementwise[tuple[ta.AccelRef, ...]]:
 
 
 def pulls(n: int, strength: str) -> str:
-    """Text that adds up what the springs of a particle of n x n ones pull."""
+    """Return source that sums the pulls of a particle's springs, in an n x n cloth."""
     lines = ["pull = vector(0.0, 0.0, 0.0)"]
     for k, (a, b) in enumerate(NEIGHBOURS):
         there = f"[clip(i(0) + ({a}), 0, {n - 1}), clip(i(1) + ({b}), 0, {n - 1})]"
@@ -47,7 +48,7 @@ def pulls(n: int, strength: str) -> str:
 
 
 def step_of(free: ta.AccelRef, solver: str, *, kept: float = KEPT, radius: float = RADIUS) -> Step:
-    """The step of particles that are free (1) or held (0): float64 of shape (n, n)."""
+    """Return the step of free (1) and held (0) particles: float64 of shape (n, n)."""
     n = free.shape[0]
     fly = f"speed = (at - vector(px, py, pz))*{kept} - vector(0, 0, {FALL / n / n})"
     # The ball pushes out what is in it.
@@ -71,7 +72,7 @@ def step_of(free: ta.AccelRef, solver: str, *, kept: float = KEPT, radius: float
 
 
 async def start(device: ta.Device, size: int, seed: int, *, solver: str = "verlet") -> tuple[State, Step]:
-    """A sheet of 1 x 1 that lies flat but for a little noise, and hangs by two of its corners."""
+    """Make a flat sheet of 1 x 1 with a little noise, which hangs by two of its corners."""
     y, x = np.indices((size, size)) / (size - 1)
     noise = np.random.default_rng(seed).normal(scale=1e-4, size=(size, size))
     free = np.ones(x.shape)

@@ -29,7 +29,7 @@ def coloured(values: np.ndarray, colours: str) -> np.ndarray:
 
 
 def lit(surfaces: Sequence[np.ndarray], colours: Sequence[tuple[int, int, int]]) -> np.ndarray:
-    """A picture of surfaces in space, of shape (3, h, w), lit from above: what is far away is drawn first."""
+    """Draw surfaces in space lit from above, of shape (3, h, w); distant parts are drawn first."""
     polygons, faces = list[np.ndarray](), list[np.ndarray]()
     for surface, colour in zip(surfaces, colours, strict=True):
         corners = [surface[:, :-1, :-1], surface[:, 1:, :-1], surface[:, 1:, 1:], surface[:, :-1, 1:]]

@@ -17,13 +17,13 @@ from simulation import Simulation, State, Step, program
 
 import trio_accel as ta
 
-REACH, FAR, UNLIKE = 2, 2.0, 0.1  # of the bilateral filter: pixels, deviations of distance and of colour
+REACH, FAR, UNLIKE = 2, 2.0, 0.1  # bilateral filter: pixels, deviations by distance and by colour
 
 
 def bilateral(height: int, width: int) -> ta.jit.Elementwise[ta.AccelRef]:
-    """A mean of the pixels around, of which those of another colour count little; for (3, h, w).
+    """Return a mean of the surrounding pixels, weighted by similar colour; for (3, h, w).
 
-    `ta.ndimage.bilateral_filter` is of one plane; this one takes all three in one launch.
+    `ta.ndimage.bilateral_filter` takes one plane; this one takes all three in one launch.
     """
     lines, around = ["c = x[i(0), i(1), i(2)]"], list(product(range(-REACH, REACH + 1), repeat=2))
     for k, (a, b) in enumerate(around):
@@ -49,7 +49,7 @@ TONE = ta.jit.elementwise(
 
 
 def step_of(height: int, width: int) -> Step:
-    """The step of images of shape (3, h, w), float32 from 0 to 1."""
+    """Return the step for images of shape (3, h, w), float32 from 0 to 1."""
     pan = ta.jit.elementwise(f"x[i(0), i(1), (i(2) + 2) % {width}]", name="pan")
     smooth = bilateral(height, width)
 
@@ -78,7 +78,7 @@ def scene(height: int, width: int, seed: int) -> np.ndarray:
 
 
 async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
-    """An image whose height is the size, and as wide as a screen; it has no drawing yet."""
+    """Make an image with this height and a screen's aspect ratio, and an empty drawing."""
     image = scene(size, size * 16 // 9, seed)
     return (await device.put(image), await device.put(np.zeros(image.shape, np.uint8))), step_of(
         *image.shape[1:]

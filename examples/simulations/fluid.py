@@ -1,8 +1,9 @@
 """Smoke that rises in a box, by stable fluids: any step of time is stable, however fast it flows.
 
-A stream function tells the velocity of what cannot be compressed; sine transforms find it from the vorticity,
-which flows along (J. Stam, Stable Fluids, 1999, in the form with vorticity). Viscosity is exact. Its tests
-compare it with the Taylor-Green vortex, which decays as exp(-2 nu pi^2 t), and with SciPy step for step.
+A stream function gives the velocity of an incompressible fluid; sine transforms find it from the vorticity,
+which moves with the flow (J. Stam, Stable Fluids, 1999, in the form with vorticity). Viscosity is exact. Its
+tests compare it with the Taylor-Green vortex, which decays as exp(-2 nu pi^2 t), and with SciPy step for
+step.
 
 Run it with: python fluid.py --size 256 --steps 600 --out smoke.apng
 """
@@ -29,7 +30,7 @@ CUBIC = {
 
 
 def sample(names: str, row: str, column: str, weights: dict[int, str], n: int) -> str:
-    """Text that puts what arrays of n x n have at a place into names with _ behind."""
+    """Return source that samples n x n arrays at a position, into their names with the suffix _."""
     lines = [f"y = clip({row}, 0, {n - 1}); x = clip({column}, 0, {n - 1})"]
     for axis, place in enumerate("yx"):
         lines += [f"at{axis} = int64(floor({place})); t{axis} = {place} - at{axis}"]
@@ -45,7 +46,7 @@ def sample(names: str, row: str, column: str, weights: dict[int, str], n: int) -
 
 
 async def step_of(source: ta.AccelRef, viscosity: float = VISCOSITY) -> Step:
-    """The step of a box of 1 x 1 with so many points inside, and smoke that comes from where this says."""
+    """Return the step of a 1 x 1 box with n x n inner points, and smoke from `source`."""
     n, device = source.shape[0], source.device
     time = 1 / n
     last, scale, rise = n - 1, time * (n + 1) ** 2 / 2, BUOYANCY * time * (n + 1) / 2

@@ -1,7 +1,8 @@
-"""The flow behind a cylinder by a lattice Boltzmann method: D2Q9, one time of relaxation (BGK), pulled.
+"""The flow around a cylinder by a lattice Boltzmann method: D2Q9, one relaxation time (BGK), pulled.
 
-Its tests compare it with the Taylor-Green vortex, whose speed decays as exp(-2 nu k^2 t), and with the sums
-of mass and momentum, which collisions keep. Source: T. Krueger et al., The Lattice Boltzmann Method, 2017.
+Its tests compare it with the Taylor-Green vortex, with a speed that decays as exp(-2 nu k^2 t), and with the
+sums of mass and momentum, which collisions keep. Source: T. Krueger et al., The Lattice Boltzmann Method,
+2017.
 
 Run it with: python lattice_boltzmann.py --size 96 --steps 8000 --out street.png
 """
@@ -25,7 +26,7 @@ SPEED, REYNOLDS = 0.1, 150
 
 
 def update_of(height: int, width: int) -> ta.jit.Elementwise[State]:
-    """The expression of a step, of the kinds of nodes, the rate of relaxation, and what flows."""
+    """Return the expression of a step, from node kinds, the relaxation rate, and the flows."""
     lines = [
         f"g{k} = f{k}[(i(0) - ({down})) % {height}, (i(1) - ({right})) % {width}]"
         for k, (down, right) in enumerate(DIRECTIONS)
@@ -38,7 +39,7 @@ def update_of(height: int, width: int) -> ta.jit.Elementwise[State]:
     for k, (down, right) in enumerate(DIRECTIONS):
         lines += [f"c{k} = ({right})*u + ({down})*v"]
         lines += [f"fluid{k} = g{k} + omega*({WEIGHTS[k]}*rho*(rest + 3*c{k} + 4.5*c{k}*c{k}) - g{k})"]
-        # A wall sends back what comes; the inlet has what flows in.
+        # A wall reflects the incoming flow; the inlet has the inflow.
         new = WEIGHTS[k] * (1 - 1.5 * SPEED**2 + 3 * right * SPEED + 4.5 * (right * SPEED) ** 2)
         lines += [f"o{k} = where(kind == {FLUID}, fluid{k}, where(kind == {SOLID}, g{OPPOSITE[k]}, {new}))"]
     return ta.jit.elementwise(
@@ -50,7 +51,7 @@ def update_of(height: int, width: int) -> ta.jit.Elementwise[State]:
 
 
 def step_of(kind: ta.AccelRef, omega: float) -> Step:
-    """The step of a grid whose nodes are of these kinds, uint8 of shape (h, w)."""
+    """Return the step of a grid with nodes of these kinds, uint8 of shape (h, w)."""
     update = update_of(*kind.shape)
 
     async def step(*flows: ta.AccelRef) -> State:
@@ -60,7 +61,7 @@ def step_of(kind: ta.AccelRef, omega: float) -> Step:
 
 
 def equilibrium(rho: np.ndarray, v: np.ndarray, u: np.ndarray) -> list[np.ndarray]:
-    """What flows in each direction at rest with this density and these velocities down and right."""
+    """Return the flows in all directions at rest with this density and these velocities down and right."""
     along = [down * v + right * u for down, right in DIRECTIONS]
     rest = 1 - 1.5 * (u * u + v * v)
     return [w * rho * (rest + 3 * c + 4.5 * c * c) for w, c in zip(WEIGHTS, along, strict=True)]
@@ -74,7 +75,7 @@ def moments(*flows: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def cylinder(size: int) -> tuple[np.ndarray, float]:
-    """Kinds of the nodes of a channel with a cylinder in it, (size, 3 size), and the rate of relaxation."""
+    """Return node kinds of a channel with a cylinder, (size, 3 size), and the relaxation rate."""
     down, right = np.indices((size, 3 * size))
     diameter = size / 6
     kind = np.where(np.hypot(down - size / 2, right - size / 2) < diameter / 2, SOLID, FLUID)

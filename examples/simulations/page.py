@@ -1,4 +1,4 @@
-"""A page of HTTP with the newest picture of a simulation, which goes on until Ctrl-C."""
+"""An HTTP page with the newest picture of a simulation, which continues until Ctrl-C."""
 
 from __future__ import annotations
 

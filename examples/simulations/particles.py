@@ -1,6 +1,6 @@
 """Grains that fall, pile up and push one another apart, found by cells: a step is a sort and two expressions.
 
-Only grains of the nine cells around can touch. Three of these lie one behind another in a list by cells, so
+Only grains of the nine cells around can touch. Three of these are adjacent in a list sorted by cells, so
 forces are sums over three ranges. Its tests compare it with plain Python, bit for bit, and with the momentum.
 Source: P. Cundall, O. Strack, A Discrete Numerical Model for Granular Assemblies, 1979.
 
@@ -17,7 +17,7 @@ from simulation import Simulation, State, Step, program
 
 import trio_accel as ta
 
-# The unit is the distance at which grains touch, which is the extent of a cell, too.
+# The unit is the distance at which grains touch, which is also the extent of a cell.
 STIFFNESS, DAMPING, BOUNCE = 0.1, 0.05, 0.3
 NAMES = ("y", "x", "v", "u", "tag")  # places and speeds, down and to the right
 SORT = ta.jit.elementwise(
@@ -54,7 +54,7 @@ ny = held.x; nx = held.y; nv = speed.x; nu = speed.y
 
 
 def step_of(cells: int, fall: float) -> Step:
-    """The step of grains in a square of so many cells along each edge."""
+    """Return the step of grains in a square of `cells` cells along each edge."""
 
     async def step(*grains: ta.AccelRef) -> State:
         places = ta.arrays.stack(list(grains[:2]), axis=1)
@@ -66,7 +66,7 @@ def step_of(cells: int, fall: float) -> Step:
 
 
 async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
-    """So many grains, in the left half of a square that they fill by half."""
+    """Place `size` grains in the left half of a square, which is half full."""
     cells = int(np.sqrt(2 * size)) + 2
     y, x = cells * np.random.default_rng(seed).random((2, size)) * [[1], [0.5]]
     state = y, x, np.zeros(size), np.zeros(size), y / cells

@@ -1,4 +1,4 @@
-"""What the simulations share: their command line, and steps in which a worker is killed."""
+"""The common part of the simulations: their command line, and steps with killed workers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Simulation:
     """A simulation of a size, from a seed.
 
     Attributes:
-        start: Puts the first state on a device, and returns it with the step: a function of the arrays of a
-            state, which returns new ones. So a step that a loss has cut off can run again.
-        picture: Makes a picture of a state that was copied to the host: RGB, uint8, of shape (h, w, 3).
-        operation: What one step is to the device: a graph, into which the step is captured; or, for a step
-            that no graph can have, the name of one of its operations.
+        start: Puts the first state on a device, and returns it with the step: a function that takes the
+            state's arrays and returns new ones. So an interrupted step can run again.
+        picture: Makes a picture of a state on the host: RGB, uint8, of shape (h, w, 3).
+        operation: The operation of a step: a graph, into which the step is captured; or, for a step that
+            graphs do not support, the name of one of its operations.
     """
 
     start: Callable[[ta.Device, int, int], Awaitable[tuple[State, Step]]]
@@ -38,7 +38,7 @@ class Simulation:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Run:
-    """What a run leaves: the last state, pictures, and the seconds that the steps took."""
+    """The results of a run: the last state, pictures, and the seconds of the steps."""
 
     last: tuple[np.ndarray, ...]
     pictures: list[np.ndarray]
@@ -55,7 +55,7 @@ async def run(
     kills: int = 0,
     pictures: int = 0,
 ) -> Run:
-    """Step a simulation, with so many kills and pictures at equal distances."""
+    """Run the steps of a simulation, with kills and pictures at equal distances."""
     state, step = await simulation.start(device, size, seed)
     if simulation.operation is ta.graphs.Replay:
         step = await ta.graphs.capture(device, step, *state)
@@ -78,7 +78,7 @@ async def to_host(state: State) -> tuple[np.ndarray, ...]:
 
 
 async def simulate(arguments: argparse.Namespace, simulation: Simulation) -> int:
-    """Do what the command line says; returns the exit code: 1 if a kill has changed a bit."""
+    """Run by the command line; return the exit code: 1 if a kill has changed a bit."""
     options = ta.DeviceOptions(isolation="process" if arguments.faults else "inline", retry=1)
     what = (simulation, arguments.size, arguments.steps, arguments.seed)
     pictures = min(arguments.steps, 1 if arguments.out and arguments.out.suffix == ".png" else 100)

@@ -20,7 +20,7 @@ BLUR = (0.06, 0.09, 0.12, 0.15, 0.16, 0.15, 0.12, 0.09, 0.06)
 
 
 def step_of(height: int, width: int) -> Step:
-    """The step of pictures of shape (3, h, w): time, light, and what is on the screen."""
+    """Return the step for pictures of shape (3, h, w): time, light, and the screen's contents."""
     lines = [f"y = (i(1) + 0.5)/{height} - 0.5; x = (i(2) + 0.5 - {width / 2})/{height}"]
     for k in range(LIGHTS):
         lines += [
@@ -67,7 +67,7 @@ async def start(device: ta.Device, size: int, seed: int) -> tuple[State, Step]:
 
 
 def picture(_: np.ndarray, __: np.ndarray, screen: np.ndarray) -> np.ndarray:
-    """What is on the screen."""
+    """Return the contents of the screen."""
     return np.ascontiguousarray(np.moveaxis(screen, 0, -1))
 
 

@@ -15,15 +15,15 @@ from sample_actors import Do, DoGrouped, Echo, Events, Gate, Number, Puppet, Run
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from trio_accel.actors import (
-    NOT_NOW,
+    UNAVAILABLE,
     Actor,
     MessageFailed,
     Ref,
     Request,
     System,
+    fast_path,
     handles,
     open_system,
-    quick,
 )
 
 Seen: TypeAlias = "list[tuple[float, float]]"
@@ -216,10 +216,10 @@ class Quick(Actor):
         await trio.sleep(1)
 
     def _attempt(self, message: Remaining) -> object:
-        return NOT_NOW
+        return UNAVAILABLE
 
     @handles(Remaining)
-    @quick(_attempt)
+    @fast_path(_attempt)
     async def remaining(self, message: Remaining) -> float:
         await trio.lowlevel.checkpoint()
         assert self.context.deadline == trio.current_effective_deadline()

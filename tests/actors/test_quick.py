@@ -17,7 +17,7 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.actors import NOT_NOW, quick
+from trio_accel.actors import UNAVAILABLE, fast_path
 
 Act: TypeAlias = "Callable[[Doer], Awaitable[object]]"
 VARIABLE: ContextVar[str] = ContextVar("VARIABLE", default="none")
@@ -46,7 +46,7 @@ class Doer(ta.Actor):
     def attempt(self, message: Do | Tell) -> Any:
         """Drive what is asked for up to its end, if it does not wait."""
         if message.act in WAITING:
-            return NOT_NOW
+            return UNAVAILABLE
         try:
             message.act(self).__await__().send(None)
         except StopIteration as returned:
@@ -54,12 +54,12 @@ class Doer(ta.Actor):
         raise AssertionError("it waits")
 
     @ta.handles(Do)
-    @quick(attempt)
+    @fast_path(attempt)
     async def do(self, message: Do) -> Any:
         return await message.act(self)
 
     @ta.handles(Tell)
-    @quick(attempt)
+    @fast_path(attempt)
     async def tell(self, message: Tell) -> None:
         await message.act(self)
 

@@ -37,8 +37,8 @@ from trio_accel.actors import (
     Ref,
     Request,
     System,
+    fast_path,
     handles,
-    quick,
 )
 
 TINY = MailboxOptions(capacity=1)
@@ -59,7 +59,7 @@ def _defer_now(actor: Deferring, message: Quick) -> object:
 
 class Deferring(Actor):
     @handles(Quick)
-    @quick(_defer_now)
+    @fast_path(_defer_now)
     async def quick(self, message: Quick) -> int:
         raise NotImplementedError
 

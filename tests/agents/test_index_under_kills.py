@@ -80,7 +80,7 @@ class Work:
             generation, pid = self.device.generation, (await self.device.statistics()).pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 while self.device.generation == generation:
                     with suppress(ta.ContextLostError):
                         await self.device.synchronize()

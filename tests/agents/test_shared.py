@@ -130,6 +130,7 @@ async def test_a_block_that_holds_the_loop_beyond_its_lease_is_refused() -> None
     shared = Shared(0)
 
     async def hold_the_loop() -> None:
+        # clock: a longer pause only makes it surer
         time.sleep(0.002)  # noqa: ASYNC251  # the fault under test
 
     with pytest.raises(LeaseExpiredError):

@@ -28,6 +28,7 @@ def note(text: str) -> None:
 async def work(name: str, result: str) -> str:
     """Be at work for some milliseconds."""
     note(f"begin {name} {current_step().key}")
+    # clock: the time that this work takes decides nothing
     await trio.sleep(0.015)
     note(f"end {name}")
     return result

@@ -77,7 +77,7 @@ async def test_pieces_of_a_scan_have_the_bits_of_the_whole(
 async def test_numbers_are_counted_in_pieces(
     system: ta.System, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "_COUNTED", 1 << 6)
+    monkeypatch.setattr(kernels, "_COUNT_CHUNK", 1 << 6)
     x = np.random.default_rng(4).integers(0, 10, 1000).astype(dtype)
     weights = np.random.default_rng(5).normal(size=1000)
     async with system.open_device("cpu", options=INLINE) as device:

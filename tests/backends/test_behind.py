@@ -10,7 +10,7 @@ import pytest
 
 from trio_accel import linalg
 from trio_accel.backends.base.contract.ops import (
-    PLACE,
+    PHILOX_START,
     CopyFromHostSpec,
     MatmulSpec,
     PhiloxSpec,
@@ -44,10 +44,10 @@ OPERATIONS = {
     "scal": ("blas", lambda a: linalg.scal.spec(2.0, a.out)),
     "dot": ("blas", lambda a: linalg.dot.spec(a.row, a.row, a.scalar)),
     "nrm2": ("blas", lambda a: linalg.nrm2.spec(a.spaced, a.scalar)),
-    "uniform": ("random", lambda a: PhiloxSpec("uniform", PLACE.pack(1, 0), 0.0, 2.0, a.out)),
-    "normal": ("random", lambda a: PhiloxSpec("normal", PLACE.pack(1, 0), 0.0, 1.0, a.out)),
-    "odd normal": ("random", lambda a: PhiloxSpec("normal", PLACE.pack(1, 2), 0.0, 1.0, a.odd)),
-    "other type": ("random", lambda a: PhiloxSpec("uniform", PLACE.pack(1, 4), 0.0, 1.0, a.single)),
+    "uniform": ("random", lambda a: PhiloxSpec("uniform", PHILOX_START.pack(1, 0), 0.0, 2.0, a.out)),
+    "normal": ("random", lambda a: PhiloxSpec("normal", PHILOX_START.pack(1, 0), 0.0, 1.0, a.out)),
+    "odd normal": ("random", lambda a: PhiloxSpec("normal", PHILOX_START.pack(1, 2), 0.0, 1.0, a.odd)),
+    "other type": ("random", lambda a: PhiloxSpec("uniform", PHILOX_START.pack(1, 4), 0.0, 1.0, a.single)),
 }
 
 

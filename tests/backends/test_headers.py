@@ -94,9 +94,9 @@ def test_strange_names_and_long_comments_are_no_trouble(folders: list[Path]) -> 
     parts = header_parts(f'#include "{odd}"\n#include "\0.h"\n', folders=folders)
     assert parts is not None
     assert odd in parts
-    begin = time.monotonic()
+    begin = time.process_time()
     assert header_parts("/**/ " * 20_000 + "#\n" + "/*" * 20_000, folders=folders) == ()
-    assert time.monotonic() - begin < 5.0
+    assert time.process_time() - begin < 5.0
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")

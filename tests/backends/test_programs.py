@@ -86,7 +86,7 @@ ROWS: dict[str, Callable[[Numbers, tuple[int, ...]], Any]] = {
 @pytest.mark.parametrize("piece", [1 << 18, 40])
 @pytest.mark.parametrize("text", ROWS)
 def test_rows_are_what_numpy_computes(text: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pieces, "_PIECE", piece)
+    monkeypatch.setattr(_pieces, "_CHUNK_ELEMENTS", piece)
     x = np.random.default_rng(8).standard_normal((4, 7, 9))
     program = rows_of(text, DType.float64)
     for count in (1, 2, 3):
@@ -99,7 +99,7 @@ def test_rows_are_what_numpy_computes(text: str, piece: int, monkeypatch: pytest
 
 
 def test_pieces_of_rows_bound_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pieces, "_PIECE", 1000)
+    monkeypatch.setattr(_pieces, "_CHUNK_ELEMENTS", 1000)
     sizes: list[int] = []
     real = _pieces._in_pieces
 
@@ -147,7 +147,7 @@ LOOP = "y = x\nfor k in range(5):\n    if y > 2: break\n    y = y + k"
 
 @pytest.mark.parametrize("piece", [1 << 18, 40])
 def test_a_loop_is_not_divided_among_passes(piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pieces, "_PIECE", piece)
+    monkeypatch.setattr(_pieces, "_CHUNK_ELEMENTS", piece)
     x = np.random.default_rng(4).standard_normal((3, 100))
     ended = x.copy()
     for k in range(5):
@@ -254,8 +254,8 @@ def test_pieces_are_combined_in_the_order_of_the_whole(text: str, monkeypatch: p
     program = rows_of(text, DType.float64)
     for array in (x, np.asfortranarray(x), x[::-1], np.ascontiguousarray(x.T).T[:, ::-1]):
         for axes in ((0,), (1,), (0, 1)):
-            monkeypatch.setattr(_pieces, "_PIECE", 1 << 18)
+            monkeypatch.setattr(_pieces, "_CHUNK_ELEMENTS", 1 << 18)
             (whole,) = evaluate(program, [array], shape=array.shape, axes=axes)
-            monkeypatch.setattr(_pieces, "_PIECE", 150)
+            monkeypatch.setattr(_pieces, "_CHUNK_ELEMENTS", 150)
             (pieces,) = evaluate(program, [array], shape=array.shape, axes=axes)
             np.testing.assert_array_equal(pieces, whole)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trio_accel.backends.base import DType, NotSupportedError
-from trio_accel.backends.base.contract.ops import PHILOX_ROW, PLACE, PhiloxSpec
+from trio_accel.backends.base.contract.ops import PHILOX_ROW, PHILOX_START, PhiloxSpec
 
 BLOCK = 4 * PHILOX_ROW
 KINDS = [
@@ -32,7 +32,7 @@ def draw(rig, kind, size, *, row=0, skip=0, low=0.0, width=None, seed=7):
     whole = rig.put(np.full(size + 2 * skip + 8, 77, DType(dtype).dtype))
     step = DType(dtype).itemsize
     out = attrs.evolve(whole, offset=whole.offset + skip * step, shape=(size,))
-    rig.enqueue("random", PhiloxSpec(distribution, PLACE.pack(seed, row), low, width, out))
+    rig.enqueue("random", PhiloxSpec(distribution, PHILOX_START.pack(seed, row), low, width, out))
     host = rig.get(whole)
     assert (host[:skip] == 77).all()
     assert (host[skip + size :] == 77).all()
@@ -95,7 +95,7 @@ def test_what_is_not_supported_is_said(rig, backend):
         out = rig.put(np.zeros(8, dtype))
         out = attrs.evolve(out, shape=(4,), strides=strides)
         with pytest.raises(NotSupportedError, match="makes contiguous arrays of float32, float64") as caught:
-            rig.enqueue("random", PhiloxSpec("normal", PLACE.pack(1, 0), 0.0, 1.0, out))
+            rig.enqueue("random", PhiloxSpec("normal", PHILOX_START.pack(1, 0), 0.0, 1.0, out))
         assert caught.value.backend == backend.name
 
 
@@ -104,7 +104,7 @@ def test_draws_on_several_streams_in_turn(rig):
     expected = [draw(rig, KINDS[4], 1001, seed=seed) for seed in range(4)]
     outs = [rig.empty((1001,), "float64") for _ in expected]
     for seed, out in enumerate(outs):
-        spec = PhiloxSpec("normal", PLACE.pack(seed, 0), 0.0, 1.0, out)
+        spec = PhiloxSpec("normal", PHILOX_START.pack(seed, 0), 0.0, 1.0, out)
         rig.enqueue("random", spec, other if seed % 2 else rig.stream)
     rig.finish(other)
     rig.finish(rig.stream)

@@ -48,7 +48,7 @@ def layouts(x: Numbers, y: Numbers) -> dict[str, tuple[Numbers, Numbers]]:
 @pytest.mark.parametrize("piece", [150, 1000])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_order(shape: tuple[int, ...], piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_pieces, "_PIECE", piece)
+    monkeypatch.setattr(_pieces, "_CHUNK_ELEMENTS", piece)
     rng = np.random.default_rng(6)
     x, y = rng.standard_normal((2, *shape))
     subsets = (

@@ -225,6 +225,7 @@ def test_ctrl_c_in_the_middle_of_a_benchmark(start: Start, tmp_path: Path, name:
     process = start(name, env=environment, start_new_session=True)
     assert process.stdout is not None
     assert process.stdout.readline().startswith("trio-accel ")
+    # clock: any moment will do
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     # The benchmark waits for the operation that runs: about a second.

@@ -74,6 +74,7 @@ async def _alternate(
     async def measure(name: str) -> float:
         await trio.lowlevel.checkpoint()
         # A measurement that takes so long: the clock is the real one.
+        # clock: the time that this work takes decides nothing
         await trio.sleep(took)
         processors.calls.append(f"{name} measured")
         return float(processors.calls.count(f"{name} measured"))

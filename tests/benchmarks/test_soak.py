@@ -155,7 +155,7 @@ async def test_losses_are_compared_and_no_step_is_left_out(system: ta.System, tm
             system.open_device("cpu", options=options) as second,
         ):
             it = Training((first, second), tmp_path / str(len(wrong)), given)
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(it.run, 20.0, (ta.AccelError,))
                     while it.steps < 6:  # noqa: ASYNC110  # nobody is told

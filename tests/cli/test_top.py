@@ -292,7 +292,7 @@ def test_what_is_no_dashboard(
 
 
 def test_a_line_without_an_end(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trio_accel.cli._top._MOST", 1000)
+    monkeypatch.setattr("trio_accel.cli._top._MAX_EVENT_BYTES", 1000)
     with serve(HEAD, b"data: " + b"x" * 1000) as url:
         assert cli("top", url).code == 1
 

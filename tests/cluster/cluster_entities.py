@@ -9,6 +9,7 @@ import sys
 import time
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -65,10 +66,15 @@ class Held(ta.Request[Any, int]):
 
 @attrs.frozen
 class Write(ta.Request[Any, None]):
-    """Write down in a file when it is served, and by which process."""
+    """Write down in a file when it is served, and by which process.
+
+    With `until` it is served until that file exists, and another one says that it has begun: `file` with the
+    key behind its name.
+    """
 
     file: str
     seconds: float
+    until: str | None = None
 
 
 @attrs.frozen
@@ -105,7 +111,12 @@ class Pass(ta.Request[Any, Any]):
 async def write_down(key: object, message: Write) -> None:
     began = time.monotonic()
     try:
-        await trio.sleep(message.seconds)
+        if message.until is None:
+            # clock: the time that this work takes decides nothing
+            await trio.sleep(message.seconds)
+        else:
+            Path(f"{message.file} {key}").touch()  # noqa: ASYNC240  # an empty file
+            await until(Path(message.until).exists)
     finally:
         line = f"{key} {began} {time.monotonic()} {os.getpid()}\n"
         number = os.open(message.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -161,6 +172,7 @@ class Counter(cluster.Entity):
 
     @ta.handles(Echo)
     async def echo(self, message: Echo) -> Any:
+        # clock: the time that this work takes decides nothing
         await trio.sleep(message.seconds)
         return message.value
 
@@ -213,6 +225,7 @@ class Account(cluster.DurableEntity):
 
     @ta.handles(Echo)
     async def echo(self, message: Echo) -> Any:
+        # clock: the time that this work takes decides nothing
         await trio.sleep(message.seconds)
         return message.value
 
@@ -322,6 +335,7 @@ class Fragile(cluster.DurableEntity):
 
     @ta.handles(Hold)
     async def hold(self, message: Hold) -> int:
+        # clock: the time that this work takes decides nothing
         await trio.sleep(message.seconds)
         self.count += 1
         return self.count

@@ -279,6 +279,7 @@ async def test_a_request_that_ends_its_process_gets_its_error_alone(how: str, tm
                 for key in totals:
                     clients.start_soon(add, key)
                 clients.start_soon(hold)
+                # clock: any moment will do
                 await trio.sleep(0.3)
                 ref: Any = made.entity(Fragile, "lethal " + how)
                 with pytest.raises(

@@ -37,9 +37,11 @@ async def test_asks_of_a_closed_cluster_are_refused(tmp_path: Path) -> None:
             assert await account.ask(Add(1.0)) == 1.0
             assert (counter.is_available, counter.is_dead) == (True, False)
             nursery.start_soon(ask, counter, 60.0)
-            await trio.sleep(0.3)
+            await trio.testing.wait_all_tasks_blocked()
+            # Behind it on the link, so it has begun.
+            await made.entity(Counter, "behind").ask(Add(1.0))
         assert (counter.is_available, counter.is_dead) == (False, True)
-        with trio.fail_after(1.0):
+        with trio.fail_after(60):
             for ref in (counter, account, made.entity(Counter, "b")):
                 with pytest.raises(ta.ActorStoppedError, match="its cluster is closed"):
                     await ref.ask(Add(1.0))
@@ -64,7 +66,7 @@ async def test_asks_of_closed_entities_are_refused() -> None:
 async def test_a_node_without_the_wanted_device_is_named(device: str, error: type[Exception]) -> None:
     options = cluster.ClusterOptions(devices=(device,), device=INLINE.device)
     found = None
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         try:
             async with (
                 ta.open_system("program") as system,

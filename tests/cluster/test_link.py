@@ -102,7 +102,7 @@ async def raw(address: Any, *data: bytes) -> trio.SocketStream:
 
 async def wait_closed(stream: trio.SocketStream) -> None:
     """Read until the other end has closed."""
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         try:
             while await stream.receive_some(1 << 16):
                 pass
@@ -197,7 +197,7 @@ async def test_a_frame_without_sense_ends_that_link_alone(what: str) -> None:
             await stream.write(SENSELESS[what])
             # The rest of it never comes.
             stream.sock.shutdown(trio.socket.SHUT_WR)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await bad.lost.wait()
         await ask_after(good)
 
@@ -263,18 +263,20 @@ async def test_a_deadline_that_is_moved_is_told_of() -> None:
     """The node has given up by the deadline that the request came with."""
 
     async def serve(request: Any) -> None:
-        await trio.sleep(5.0)
+        begun.set()
+        await trio.sleep(1000.0)
 
-    scope = trio.CancelScope()
+    scope, begun = trio.CancelScope(), trio.Event()
 
     async def move() -> None:
-        await trio.sleep(0.1)
-        scope.deadline += 10.0
+        # The node has the deadline by now.
+        await begun.wait()
+        scope.deadline += 1000.0
 
     async with linked(serve) as link, trio.open_nursery() as nursery:
-        scope.deadline = trio.current_time() + 0.2
+        scope.deadline = trio.current_time() + 2.0
         nursery.start_soon(move)
-        with trio.fail_after(4.0), scope, pytest.raises(trio.TooSlowError, match="with which it was asked"):
+        with trio.fail_after(60), scope, pytest.raises(trio.TooSlowError, match="with which it was asked"):
             await link.ask("anything")
 
 
@@ -343,10 +345,11 @@ async def test_cancelled_asks_hold_no_place() -> None:
                 # Some are cancelled before they were sent, some while they are served.
                 await trio.lowlevel.checkpoint()
                 if served.begun % 2:
+                    # clock: any moment will do
                     await trio.sleep(0.002)
                 nursery.cancel_scope.cancel(reason="nobody waits for these")
         await ask_after(link)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await until(lambda: not served.running)
         assert not link._replies
         assert not link._outcomes
@@ -364,7 +367,7 @@ async def test_who_waits_for_answers_waits_for_no_cancelled_ask() -> None:
             await link.ask(("sleep", 1000))
 
     async with linked(Served()) as link:
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask)
                 await trio.testing.wait_all_tasks_blocked()
@@ -381,7 +384,7 @@ async def test_a_large_ask_that_is_cancelled_is_not_overtaken_by_that() -> None:
             with trio.move_on_after(0.005):
                 await link.ask(("sleep", 1000, BIG))
         await ask_after(link)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             posted = link._streams[1].posted
             await until(lambda: not (posted.statistics().current_buffer_used or served.running))
 
@@ -391,10 +394,10 @@ async def test_a_deadline_goes_with_the_ask() -> None:
     async with linked(served) as link:
         start = trio.current_time()
         with trio.move_on_after(0.3) as scope:
-            await link.ask(("sleep", 30))
+            await link.ask(("sleep", 1000))
         assert scope.cancelled_caught
-        assert 0.29 < trio.current_time() - start < 5
-        with trio.fail_after(5):
+        assert trio.current_time() - start > 0.29
+        with trio.fail_after(60):
             await until(lambda: not served.running)
 
 

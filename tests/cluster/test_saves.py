@@ -48,7 +48,7 @@ IN_SAVES = [">f8", ">i2", "c16", "g", "S5", "U3", "M8[s]", [("a", "i4"), ("b", "
 @asynccontextmanager
 async def alone(store: Any, cls: type[Box] = Box) -> AsyncGenerator[Any, None]:
     """Have an entity in this process; a later one of the same store's file takes it over."""
-    with trio.fail_after(50):
+    with trio.fail_after(60):
         async with (
             ta.open_system("test") as system,
             system.open_devices(["cpu"], options=INLINE) as devices,
@@ -60,7 +60,7 @@ async def alone(store: Any, cls: type[Box] = Box) -> AsyncGenerator[Any, None]:
 @asynccontextmanager
 async def opened(nodes: cluster.LocalNodes, store: Any) -> AsyncGenerator[cluster.Cluster, None]:
     options = cluster.ClusterOptions(device=INLINE, backoff=ta.Backoff(base=0.05))
-    with trio.fail_after(50):
+    with trio.fail_after(60):
         async with (
             ta.open_system("test") as system,
             cluster.open_cluster(system, nodes, store=store, options=options) as made,

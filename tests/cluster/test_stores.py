@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -306,12 +307,13 @@ class TestFailures:
     async def test_a_call_that_has_begun_is_waited_for(self, make_store: MakeStore) -> None:
         async with opened(make_store()) as store:
             await store.take("a", 1)
-            work, begun = store._write, trio.Event()
+            work, begun, cancelled = store._write, trio.Event(), threading.Event()
             written: list[bool] = []
 
             def slow(*arguments: Any) -> None:
                 trio.from_thread.run_sync(begun.set)
-                time.sleep(0.1)
+                # The cancellation comes before this has ended.
+                assert cancelled.wait(60)
                 work(*arguments)
                 written.append(True)
 
@@ -325,6 +327,8 @@ class TestFailures:
                 nursery.start_soon(write, scope)
                 await begun.wait()
                 scope.cancel()
+                await trio.testing.wait_all_tasks_blocked()
+                cancelled.set()
             assert numbers(await store.take("a", 1)) == [1]
             with trio.CancelScope() as scope:
                 scope.cancel()
@@ -335,11 +339,10 @@ class TestFailures:
 
     async def test_a_call_that_takes_too_long_is_given_up(self, make_store: MakeStore) -> None:
         async with opened(make_store(timeout=0.2)) as store:
-            start = time.monotonic()
+            is_over = threading.Event()
             with pytest.raises(StoreError, match=r"has not answered within 0\.2 s"):
-                await store._run(time.sleep, 0.4)
-            assert time.monotonic() - start < 0.39
-            await trio.sleep(0.3)
+                await store._run(is_over.wait)
+            is_over.set()
             assert await repeated(store.take, "a", 1) == Journal(0, None, (), {})
 
     async def test_only_an_open_one_is_asked(self, make_store: MakeStore) -> None:
@@ -399,16 +402,15 @@ class TestOptions:
 class TestSqlite:
     async def test_a_file_that_is_locked_is_waited_for(self, make_sqlite: MakeStore) -> None:
         async with opened(make_sqlite(timeout=0.5)) as store:
-            await store.take("a", 1)
+            await repeated(store.take, "a", 1)
             path = store.path
             with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
                 other.execute("begin immediate")
-                start = time.monotonic()
+                # The lock stays, so the call ends by its time.
                 with pytest.raises(StoreError, match="locked"):
                     await store.write("a", 1, entry(1))
-                assert time.monotonic() - start < 1.5
                 other.execute("rollback")
-            await store.write("a", 1, entry(1))
+            await repeated(store.write, "a", 1, entry(1))
             assert numbers(await store.take("a", 1)) == [1]
 
     async def test_writers_without_a_pause_let_others_write(self, make_sqlite: MakeStore) -> None:
@@ -495,11 +497,10 @@ class TestPostgres:
             await store.write("a", 1, entry(1))
             postgres.stop()
             try:
+                # It stays stopped, so the call ends by its time.
                 for _ in range(2):
-                    start = time.monotonic()
                     with pytest.raises(StoreError):
                         await store.write("a", 1, entry(2))
-                    assert time.monotonic() - start < 3
             finally:
                 postgres.start()
             await store.write("a", 1, entry(2))
@@ -523,12 +524,11 @@ class TestPostgres:
             for process in reversed(stopped):
                 os.kill(process, signal.SIGSTOP)
             try:
-                start = time.monotonic()
+                # It stays stopped, so the call ends by its time.
                 with pytest.raises(StoreError, match="has not answered within 1 s"):
                     await store.write("a", 1, entry(1))
-                assert time.monotonic() - start < 2
                 # Its thread has ended, while the server still hangs.
-                with trio.fail_after(1):
+                with trio.fail_after(60):
                     async with store._one:
                         pass
             finally:
@@ -541,14 +541,14 @@ class TestPostgres:
     async def test_an_owner_that_was_stopped_in_the_middle_holds_up_no_one(
         self, make_postgres: MakeStore
     ) -> None:
-        async with opened(make_postgres(timeout=2)) as older, opened(make_postgres(timeout=2)) as newer:
+        async with opened(make_postgres(timeout=6)) as older, opened(make_postgres(timeout=6)) as newer:
             await older.take("a", 1)
-            begun = trio.Event()
+            begun, is_over = trio.Event(), threading.Event()
 
             def stop_in_the_middle(*arguments: Any) -> None:
                 older._write(*arguments)
                 trio.from_thread.run_sync(begun.set)
-                time.sleep(1.7)
+                assert is_over.wait(60)
 
             async def write() -> None:
                 with pytest.raises(StoreError):
@@ -558,5 +558,6 @@ class TestPostgres:
                 nursery.start_soon(write)
                 await begun.wait()
                 assert await newer.take("a", 2) == Journal(0, None, (), {})
+                is_over.set()
             with pytest.raises(FencedError):
                 await older.write("a", 1, entry(1))

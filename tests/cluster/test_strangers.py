@@ -20,7 +20,7 @@ OPTIONS = cluster.ClusterOptions(device=ta.DeviceOptions(isolation="inline"))
 
 async def test_strangers_beyond_the_descriptors_of_an_agent_end_nothing() -> None:
     nodes, total = cluster.LocalNodes(1), 0.0
-    with trio.fail_after(30), ExitStack() as stack:
+    with trio.fail_after(60), ExitStack() as stack:
         async with (
             ta.open_system("test") as system,
             cluster.open_cluster(system, nodes, options=OPTIONS) as made,
@@ -63,7 +63,7 @@ async def test_halves_of_a_link_whose_others_never_come_are_closed(monkeypatch: 
 
     async with trio.open_nursery() as nursery:
         address = await links.listen("127.0.0.1", bytes(32), serve, nursery)
-        with trio.socket.socket() as sock, trio.fail_after(5):
+        with trio.socket.socket() as sock, trio.fail_after(60):
             await sock.connect((address.host, address.port))
             half = links._Stream(sock, links.allocate_any)
             await links._prove(half, bytes(32), is_asked=False, token=bytes(32))

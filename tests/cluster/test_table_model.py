@@ -250,6 +250,7 @@ def with_the_end_after_the_table(patch: pytest.MonkeyPatch) -> None:
 
     async def early(self: FakeNodes, node: str) -> None:
         async def late(process: Process | None) -> None:
+            # clock: a mock clock of the caller, or work whose time decides nothing
             await trio.sleep(3.0)
             if process is not None:
                 process.kill()

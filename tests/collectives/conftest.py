@@ -34,4 +34,4 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Gene
 @pytest.fixture(autouse=True)
 def _three_ranks_reduce_in_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrays of the tests are small: two ranks reduce in one step, and three in two, as with large ones."""
-    monkeypatch.setattr("trio_accel.collectives._world._SMALL", 0)
+    monkeypatch.setattr("trio_accel.collectives._world._LOCAL_REDUCTION_BYTES", 0)

@@ -69,6 +69,7 @@ class Meets:
     @method(updates=["x"])
     def late(self, x: Array, pause: float) -> None:
         """Come to the others after some time; on any device."""
+        # clock: the time that this work takes decides nothing
         time.sleep(pause)
         current_rank().all_reduce(x)
 

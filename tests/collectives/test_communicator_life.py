@@ -152,16 +152,16 @@ def _no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two functions of `devices` need open devices; the fake's ranks answer without being looked for."""
 
     @asynccontextmanager
-    async def alone_on(devices: object) -> AsyncGenerator[None, None]:
+    async def exclusive(devices: object) -> AsyncGenerator[None, None]:
         await trio.lowlevel.checkpoint()
         yield
 
-    async def look_for_answers(devices: object, goes_on: object) -> None:
+    async def poll_answers(devices: object, goes_on: object) -> None:
         await trio.lowlevel.checkpoint()
 
     place = "trio_accel.collectives._communicators"
-    monkeypatch.setattr(f"{place}.alone_on", alone_on)
-    monkeypatch.setattr(f"{place}.look_for_answers", look_for_answers)
+    monkeypatch.setattr(f"{place}.exclusive", exclusive)
+    monkeypatch.setattr(f"{place}.poll_answers", poll_answers)
 
 
 @attrs.define(eq=False)

@@ -55,12 +55,12 @@ async def test_a_rank_is_lost_in_the_middle(system: ta.System, way: str, fault: 
         await world.all_reduce(arrays)
         lost = SIZE - 1
         ta.testing.inject_fault(world.devices[lost], "collectives.sum", **{fault: True})
-        with trio.fail_after(10), pytest.raises(RankFailedError) as caught:
+        with trio.fail_after(60), pytest.raises(RankFailedError) as caught:
             await world.all_reduce(arrays)
         assert caught.value.rank == lost
         assert world.devices[lost].path in str(caught.value)
         assert isinstance(caught.value.__cause__, (ta.ContextLostError, ta.CompletionTimeoutError))
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await check_whole(world, arrays)
         # The others have kept their contexts.
         assert [device.generation for device in world.devices] == [1] * lost + [2]
@@ -112,7 +112,7 @@ async def test_every_rank_gets_one_error(world: World) -> None:
         except RankFailedError as error:
             errors.append(error)
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             for rank in world.ranks:
                 nursery.start_soon(task, rank)
@@ -142,7 +142,7 @@ async def test_a_device_that_is_given_up(system: ta.System, way: str) -> None:
         while not world.devices[1].is_ended:  # noqa: ASYNC110  # seen by the device's own tasks
             await trio.sleep(0.01)
         for _ in range(2):
-            with trio.fail_after(10), pytest.raises(RankFailedError) as caught:
+            with trio.fail_after(60), pytest.raises(RankFailedError) as caught:
                 await world.all_reduce(arrays)
             assert caught.value.rank == 1
         assert isinstance(caught.value.__cause__, ta.DeviceLostError)
@@ -189,11 +189,12 @@ async def test_losses_again_and_again_under_load(system: ta.System, way: str, ho
                         np.testing.assert_array_equal(await read(one), TOTAL)
                     right += 1
 
-        with trio.fail_after(50):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask)
                 nursery.start_soon(ask)
                 for round_ in range(rounds):
+                    # clock: any moment will do
                     await trio.sleep(rng.uniform(0.05, 0.2))
                     device = world.devices[round_ % SIZE]
                     generation = device.generation

@@ -203,7 +203,7 @@ async def test_a_rank_that_waits_for_one_that_is_stuck_is_not_lost_too(system: t
             return [(await x.to_host()).tolist() for x in xs]
 
         assert await come(0.0) == [[2.0] * 3] * 2
-        with trio.fail_after(20), pytest.raises(RankFailedError, match="within stuck_after") as caught:
+        with trio.fail_after(60), pytest.raises(RankFailedError, match="within stuck_after") as caught:
             await come(60.0)
         assert caught.value.rank == 1
         assert await come(0.0) == [[2.0] * 3] * 2
@@ -211,6 +211,7 @@ async def test_a_rank_that_waits_for_one_that_is_stuck_is_not_lost_too(system: t
 
 
 async def kill_soon(device: ta.Device) -> None:
+    # clock: any moment will do
     await trio.sleep(0.1)
     pid = (await device.statistics()).pid
     assert pid is not None

@@ -46,7 +46,7 @@ async def run(world: World, task: Callable[[Rank, ta.AccelRef], Awaitable[Any]])
         except Exception as error:  # noqa: BLE001  # it is the result
             made[rank.number] = error
 
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             for rank in world.ranks:
                 nursery.start_soon(one, rank)
@@ -262,7 +262,7 @@ async def test_ranks_that_wait_when_all_begin_again(world: World) -> None:
 
 async def test_a_task_that_is_cancelled_while_it_runs(world: World) -> None:
     arrays = await put(world, HOSTS)
-    ta.testing.inject_fault(world.devices[1], "collectives.sum", delay=0.5)
+    ta.testing.inject_fault(world.devices[1], "collectives.sum", delay=3.0)
     errors: list[Exception] = []
     scopes = [trio.CancelScope() for _ in range(SIZE)]
 
@@ -273,11 +273,11 @@ async def test_a_task_that_is_cancelled_while_it_runs(world: World) -> None:
             except RankFailedError as error:
                 errors.append(error)
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             for rank in world.ranks:
                 nursery.start_soon(one, rank)
-            await trio.sleep(0.15)
+            await wait_all_tasks_blocked(0.1)
             scopes[0].cancel()
     assert scopes[0].cancelled_caught
     assert [str(error).startswith("the task of rank 0 was cancelled") for error in errors] == [True, True]
@@ -318,11 +318,11 @@ async def test_a_closed_world_refuses_what_any_rank_asks(system: ta.System) -> N
             "barrier": rank.barrier,
         }
         for name, ask in asked.items():
-            with trio.fail_after(5.0), pytest.raises(WorldBrokenError, match=f"{name}: the world is closed"):
+            with trio.fail_after(60), pytest.raises(WorldBrokenError, match=f"{name}: the world is closed"):
                 await ask()
-        with trio.fail_after(5.0), pytest.raises(WorldBrokenError, match="the world is closed"):
+        with trio.fail_after(60), pytest.raises(WorldBrokenError, match="the world is closed"):
             await rank.recv(0)
-        with trio.fail_after(5.0), pytest.raises(WorldBrokenError, match="the world is closed"):
+        with trio.fail_after(60), pytest.raises(WorldBrokenError, match="the world is closed"):
             async with world.group() as group:
                 group.add(rank.barrier)
 

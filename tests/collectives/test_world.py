@@ -240,7 +240,7 @@ async def test_small_arrays_are_reduced_in_one_step(
         arrays = await put(world, hosts)
         seen, launched = set[bytes](), list[int]()
         for small in (0, hosts[0].nbytes, hosts[0].nbytes - 1):
-            monkeypatch.setattr("trio_accel.collectives._world._SMALL", small)
+            monkeypatch.setattr("trio_accel.collectives._world._LOCAL_REDUCTION_BYTES", small)
             before = [(await device.statistics()).launched for device in world.devices]
             made = await world.all_reduce(arrays)
             after = [(await device.statistics()).launched for device in world.devices]
@@ -273,7 +273,7 @@ async def test_collectives_at_the_same_time(world: World) -> None:
     async def grow() -> None:
         await world.all_reduce(arrays, out=arrays)
 
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             for _ in range(3):
                 nursery.start_soon(grow)
@@ -298,7 +298,7 @@ async def test_two_worlds_with_the_same_devices_do_not_wait_for_each_other(world
                 await other.all_gather(others[::-1])
                 await other.all_reduce(others[::-1], "max", out=arrays[::-1])
 
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(forth)
                 nursery.start_soon(back)

@@ -298,7 +298,7 @@ def members(group: int) -> list[str]:
 
 
 def wait_for(condition: Any) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -236,6 +236,7 @@ class Enqueues:
     @ta.programs.method(enqueues=True)
     def slow(self, takes_its_time: bool) -> bool:
         if takes_its_time:
+            # clock: the time that this work takes decides nothing
             time.sleep(0.25)
         return _is_loop()
 

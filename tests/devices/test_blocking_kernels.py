@@ -89,7 +89,8 @@ async def test_a_device_closes_and_leaves_what_it_uses(system: ta.System) -> Non
         await trio.to_thread.run_sync(HAS_BEGUN.wait)
         opened = device.dispatch.session.engine.device  # type: ignore[union-attr]
         started = trio.current_time()
-    assert 0.2 <= trio.current_time() - started < 3.0
+    # The kernel ends only after this, so the close has not waited for it.
+    assert trio.current_time() - started >= 0.2
     with pytest.raises(ta.DeviceLostError):
         await pending.wait()
     MAY_GO_ON.set()

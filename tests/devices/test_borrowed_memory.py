@@ -67,7 +67,7 @@ async def kill(device: ta.Device) -> None:
     generation, pid = device.generation, (await device.statistics()).pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while device.generation == generation:
             with suppress(ta.ContextLostError):
                 await device.zeros((1,))

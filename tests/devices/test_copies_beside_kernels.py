@@ -24,7 +24,7 @@ async def test_copies_end_while_a_kernel_does_not(system: ta.System, isolation: 
         ta.testing.inject_fault(device, ta.linalg.Nrm2, hang=True, how="kernel")
         async with trio.open_nursery() as nursery:
             nursery.start_soon(device.ask, ta.linalg.Nrm2(np.ones(4)))
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 while not (await device.statistics()).in_flight:  # noqa: ASYNC110  # nobody tells of a launch
                     await trio.sleep(0.001)
                 await (await device.put(source)).to_host(out=target)

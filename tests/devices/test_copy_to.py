@@ -31,7 +31,7 @@ async def pair(
     request: pytest.FixtureRequest, system: ta.System, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncGenerator[Pair, None]:
     """Two devices, with pieces so small that arrays of a test have many."""
-    monkeypatch.setattr(_memory, "_PIECE", 4096)
+    monkeypatch.setattr(_memory, "_CHUNK_BYTES", 4096)
     source, target = (ta.DeviceOptions(isolation=isolation) for isolation in request.param)
     async with (
         system.open_device(BACKEND, options=source) as a,
@@ -188,7 +188,7 @@ async def test_a_released_array_is_refused(pair: Pair) -> None:
 async def test_the_loss_of_the_other_device(
     system: ta.System, monkeypatch: pytest.MonkeyPatch, retry: int
 ) -> None:
-    monkeypatch.setattr(_memory, "_PIECE", 4096)
+    monkeypatch.setattr(_memory, "_CHUNK_BYTES", 4096)
     source = ta.DeviceOptions(isolation="inline")
     target = ta.DeviceOptions(isolation="process", retry=retry)
     host = noise((100_000,), np.uint8)

@@ -342,7 +342,7 @@ async def test_a_method_that_only_enqueues_is_called_in_the_loop(
     device: ta.Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # So that a busy machine does not make a call long.
-    monkeypatch.setattr("trio_accel.backends.cuda.libraries.program._SHORT", 0.2)
+    monkeypatch.setattr("trio_accel.backends.cuda.libraries.program._MAX_INLINE_SECONDS", 0.2)
     async with await ta.open_program(device, Enqueues) as program:
         threads = [await program.ask(Enqueues.thread) for _ in range(4)]
         # The first call, which may compile kernels, is made in the thread.

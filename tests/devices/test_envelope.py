@@ -203,7 +203,7 @@ async def test_a_hook_that_fails_hinders_neither_the_operation_nor_other_hooks(
     logger = logging.getLogger("trio_accel.devices")
     monkeypatch.setattr(logger, "exception", lambda text, *args: logged.append(text % args))
     manual.state.hooks.insert(0, broken)
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         x = await manual.put(np.eye(3))
     assert recorder.phases("devices.Put") == WHOLE
     assert logged == [

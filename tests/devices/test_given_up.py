@@ -122,7 +122,7 @@ async def reopened(device: Any) -> float:
 async def test_a_device_that_is_to_be_opened_again_refuses_until_then_and_serves(
     system: ta.System, backend: ManualBackend, autojump_clock: MockClock
 ) -> None:
-    options = ta.DeviceOptions(when_given_up="reopen")
+    options = ta.DeviceOptions(on_failure="reopen")
     async with system.open_device(options=options) as device:
         error = await give_up(device)
         assert error.retry_after == pytest.approx(1.0, rel=0.11)
@@ -143,7 +143,7 @@ async def test_a_device_that_is_to_be_opened_again_refuses_until_then_and_serves
 async def test_pauses_grow_to_a_minute_until_a_context_makes_progress(
     system: ta.System, backend: ManualBackend, autojump_clock: MockClock
 ) -> None:
-    async with system.open_device(options=ta.DeviceOptions(when_given_up="reopen")) as device:
+    async with system.open_device(options=ta.DeviceOptions(on_failure="reopen")) as device:
         pauses: list[float] = []
         for _ in range(8):
             await give_up(device)
@@ -161,7 +161,7 @@ async def test_the_pause_may_be_chosen(
     system: ta.System, backend: ManualBackend, autojump_clock: MockClock
 ) -> None:
     intensity = ta.Intensity(0, pause=ta.Backoff(initial=7.0, base=9.0, jitter=0.0))
-    options = ta.DeviceOptions(when_given_up="reopen", intensity=intensity)
+    options = ta.DeviceOptions(on_failure="reopen", intensity=intensity)
     async with system.open_device(options=options) as device:
         waits: list[float] = []
         for _ in range(2):
@@ -186,7 +186,7 @@ async def test_it_is_seen_while_it_is_given_up(
             restarts.append(event)
 
     system.subscribe(take, messages=False)
-    options = ta.DeviceOptions(when_given_up="reopen")
+    options = ta.DeviceOptions(on_failure="reopen")
     with ta.telemetry.record(system) as recorder:
         device = await system.open_device(options=options)
         await give_up(device)
@@ -205,7 +205,7 @@ async def test_it_is_seen_while_it_is_given_up(
 async def test_closing_it_meanwhile_waits_for_nothing(
     system: ta.System, backend: ManualBackend, autojump_clock: MockClock
 ) -> None:
-    async with system.open_device(options=ta.DeviceOptions(when_given_up="reopen")) as device:
+    async with system.open_device(options=ta.DeviceOptions(on_failure="reopen")) as device:
         await give_up(device)
         began = trio.current_time()
     assert trio.current_time() == began
@@ -220,7 +220,7 @@ async def test_arrays_of_workers_outlive_the_pause_and_what_waits_is_refused(
     system: ta.System, mock_clock: MockClock
 ) -> None:
     options = ta.DeviceOptions(
-        isolation="process", backoff=AT_ONCE, when_given_up="reopen", intensity=ta.Intensity(0)
+        isolation="process", backoff=AT_ONCE, on_failure="reopen", intensity=ta.Intensity(0)
     )
     async with system.open_device("cpu", options=options) as device:
         kept = await device.put(np.arange(4.0))
@@ -250,7 +250,7 @@ async def test_arrays_of_workers_outlive_the_pause_and_what_waits_is_refused(
 @needs_worker
 async def test_groups_and_worlds_tell_and_go_on_with_it(system: ta.System, mock_clock: MockClock) -> None:
     options = ta.DeviceOptions(
-        isolation="process", backoff=AT_ONCE, when_given_up="reopen", intensity=ta.Intensity(0)
+        isolation="process", backoff=AT_ONCE, on_failure="reopen", intensity=ta.Intensity(0)
     )
     async with system.open_devices(["cpu", "cpu"], options=options) as group, ta.open_world(group) as world:
         arrays = [await device.put(np.full(3, 1.0 + n)) for n, device in enumerate(group)]
@@ -267,7 +267,7 @@ async def test_groups_and_worlds_tell_and_go_on_with_it(system: ta.System, mock_
 
 
 def test_what_follows_is_a_choice_of_two() -> None:
-    with pytest.raises(ValueError, match="when_given_up must be 'end' or 'reopen'"):
-        ta.DeviceOptions(when_given_up="never")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="on_failure must be 'end' or 'reopen'"):
+        ta.DeviceOptions(on_failure="never")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="pause must be a Backoff"):
         ta.Intensity(pause=1.0)  # type: ignore[arg-type]

@@ -38,7 +38,7 @@ def numbers(group: ta.DeviceGroup, devices: Sequence[ta.Device]) -> list[int]:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110  # nobody tells of it
             await trio.sleep(0.005)
 
@@ -57,7 +57,7 @@ async def busy(device: ta.Device, count: int) -> AsyncGenerator[None, None]:
 async def lose(device: ta.Device) -> None:
     """Have the context of a device lost."""
     ta.testing.poison(device)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while device.is_ready:
             # One that has not begun would wait for the next context.
             with trio.move_on_after(0.2), suppress(ta.AccelError):

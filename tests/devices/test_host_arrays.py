@@ -128,7 +128,7 @@ class Registered:
 
     async def wait(self, count: int) -> None:
         """Wait for so many calls."""
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while len(self.told) < count:  # noqa: ASYNC110  # threads tell
                 await trio.sleep(0.001)
 

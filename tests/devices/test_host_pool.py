@@ -329,7 +329,7 @@ class Slow:
         self.told.append("unregister")
 
     async def wait(self, *expected: str) -> None:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while self.told != list(expected):  # noqa: ASYNC110  # a thread tells
                 await trio.sleep(0.001)
 
@@ -374,7 +374,7 @@ async def test_arrays_in_a_slab_are_made_once_and_gone_with_it(monkeypatch: pyte
         nursery.start_soon(slabs.run)
         slabs.add(device, 1, MIB, descriptor)  # type: ignore[arg-type]
         # The thread is over, and whoever has waited for it holds the slab no more.
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not slabs._slabs[1].registered.is_over:  # noqa: ASYNC110  # as in `Slow.wait`
                 await trio.sleep(0.001)
 

@@ -62,7 +62,7 @@ async def test_a_poisoned_context_hangs_no_wait(
     async with system.open_device("cpu", options=options) as device:
         refs = [await device.put(np.ones(3)) for _ in range(4)]
         bystander = await device.put(np.ones(3))
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 for ref in refs:
                     nursery.start_soon(ask, device, ref)
@@ -141,7 +141,7 @@ async def test_what_is_stuck_is_given_up_and_the_device_comes_back(
 
     async with system.open_device("cpu", options=options) as device:
         first, second = await device.put(np.ones(3)), await device.put(np.ones(3))
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(ask, "stuck", first)
                 await wait_all_tasks_blocked()

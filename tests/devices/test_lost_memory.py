@@ -45,7 +45,7 @@ async def device(system: ta.System, options: ta.DeviceOptions) -> AsyncGenerator
 
 
 async def until(is_so: Callable[[], bool]) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while not is_so():  # noqa: ASYNC110  # nothing tells of it
             await trio.sleep(0.005)
 
@@ -127,7 +127,7 @@ async def test_what_was_handed_over_is_made_by_the_next_worker(system: ta.System
         of_lost = device.submit(Copy(x))
         await kill(device)
         third = device.submit(Copy(second.value))
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             for one in (third, second, first):
                 np.testing.assert_array_equal(await (await one.wait()).to_host(), HOST)
             # Whether it had begun is the worker's affair.

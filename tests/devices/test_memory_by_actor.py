@@ -110,7 +110,7 @@ async def test_arrays_that_are_lost_count_no_more(system: ta.System, isolation: 
     async with system.open_device(BACKEND, options=options) as device:
         x = await device.put(np.ones(100))
         ta.testing.poison(device, "for the test")
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while device.generation == 1:
                 with suppress(ta.AccelError):
                     await device.zeros(3)

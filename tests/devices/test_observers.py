@@ -143,7 +143,7 @@ async def test_the_tree_shows_what_waits_and_what_is_in_flight(
             for _ in range(5):
                 nursery.start_soon(ta.linalg.scal, 1.0, x)
             # To open NVIDIA's library takes seconds.
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 while True:
                     queue = (await device.statistics()).queues.get(BLAS, NONE)
                     if (queue.in_flight, queue.waiting) == (2, 3):
@@ -163,7 +163,7 @@ async def test_who_comes_late_hears_the_next_worker_too(system: ta.System, devic
     with system.subscribe(heard):
         ta.testing.poison(device)
         # The next operation fails by it, unless the loss is found before one is asked for.
-        with trio.fail_after(10), suppress(ta.ContextPoisonedError):
+        with trio.fail_after(60), suppress(ta.ContextPoisonedError):
             while device.generation == 1:
                 await ta.linalg.scal(2.0, x)
         heard.events.clear()

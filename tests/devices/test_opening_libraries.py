@@ -251,7 +251,7 @@ async def until_opened(noted: NotedLibraries, context: int, names: list[str]) ->
         contexts = noted.by_context()
         return len(contexts) >= context and contexts[context - 1][: len(names)] == names
 
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while not is_opened():  # noqa: ASYNC110  # a thread opens them and tells nobody
             await trio.sleep(0.001)
 
@@ -264,7 +264,7 @@ async def test_what_is_submitted_while_a_library_opens_goes_before_what_is_asked
     for _ in range(10):
         async with system.open_device(BACKEND, options=ta.DeviceOptions(isolation=isolation)) as device:
             x = await device.put(np.ones(4))
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 async with trio.open_nursery() as nursery:
                     # Has the library opened, and is handed to it when it is open.
                     nursery.start_soon(device.ask, Double(x))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from trio_accel.devices import DeviceLoad, able, by_key, by_load
+from trio_accel.devices import DeviceLoad, available, by_key, by_load
 
 
 @attrs.frozen
@@ -60,7 +60,7 @@ def test_who_is_able(states: list[tuple[bool, bool]], skips: bool) -> None:
     candidates = [Member(str(n), is_available, is_dead) for n, (is_available, is_dead) in enumerate(states)]
     alive = {one.name for one in candidates if not one.is_dead}
     working = {one.name for one in candidates if one.is_available and not one.is_dead}
-    found = [one.name for one in able(candidates, skips=skips)]
+    found = [one.name for one in available(candidates, skips=skips)]
     assert set(found) == (working if skips and working else alive)
     assert found == sorted(found)
 

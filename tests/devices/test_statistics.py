@@ -46,7 +46,7 @@ async def test_counts_are_true_at_every_moment(system: ta.System, isolation: Iso
             for _ in range(2):
                 # All are asked by then.
                 await trio.lowlevel.checkpoint()
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 while completed < 12:
                     now = await device.statistics()
                     blas, fft = now.queues.get(BLAS, NONE), now.queues.get(FFT, NONE)
@@ -91,7 +91,7 @@ async def test_plans_and_templates_are_counted(system: ta.System, isolation: Iso
         assert counted.plans == plans
         assert kept(statistics, "application") == (0, 0, 0, 0)
         ta.testing.poison(device, "for the test")
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while device.generation == 1:
                 with suppress(ta.AccelError):
                     await device.zeros(3)
@@ -138,7 +138,7 @@ async def test_senders_wait_for_room_and_are_not_refused(system: ta.System, isol
         async with trio.open_nursery() as nursery:
             for _ in range(200):
                 nursery.start_soon(ta.linalg.scal, -1.0, x)
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 while (await device.statistics()).queues.get(BLAS, NONE).waiting < 199:
                     pass
             # A library that is full holds up no other.
@@ -192,7 +192,7 @@ async def test_synchronize_waits_for_all_that_was_launched(device: ta.Device) ->
     await ta.fft.fft(x)
     ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.3)
     pending = [device.submit(ta.linalg.Scal(2.0, x)), device.submit(ta.fft.Fft(x))]
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         while (await device.statistics()).in_flight < 2:
             pass
         await device.synchronize()

@@ -351,7 +351,7 @@ async def test_an_error_belongs_to_the_device_that_computed(
             made = error
         ends[is_good].append(made)
 
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         for _ in range(TURNS):
             meeting.begin()
             async with trio.open_nursery() as nursery:

@@ -109,7 +109,7 @@ async def test_no_stream_has_more_than_256_operations_however_many_share_it(
             submitted = [device.submit(ta.linalg.Scal(1.0, x)) for _ in range(200)]
             submitted += [device.submit(ta.fft.Fft(y)) for _ in range(200)]
             most = 0
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 while not all(pending.is_done for pending in submitted):
                     most = max(most, (await device.statistics()).in_flight)
                 for pending in submitted:

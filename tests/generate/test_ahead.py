@@ -17,7 +17,7 @@ from running import TINY, generate
 from text import load_random
 
 import trio_accel as ta
-from trio_accel.patterns import Call, GetStatistics, RunningSequence, open_parts
+from trio_accel.patterns import GetStatistics, RunningSequence, Submit, open_parts
 
 pytestmark = pytest.mark.examples
 pytest.importorskip("tokenizers", reason="pip install '.[generate]'")
@@ -48,6 +48,7 @@ async def together(made: Generation, pause: float = 0.0) -> list[tuple[int, ...]
             async for token in stream:
                 found[number].append(token)
                 if number % 2:
+                    # clock: any moment will do
                     await trio.sleep(pause)
 
     async with trio.open_nursery() as nursery:
@@ -95,7 +96,7 @@ async def test_a_step_is_asked_for_before_the_tokens_of_the_last_are_there(
         watched = attrs.evolve(model, forward=forward)
         async with open_generation(system, watched, LOADED, positions=70, ahead=True) as made:
             prompt = Prompt(tokens=[5], most=30, sampling=GREEDY)
-            assert len(await made.batcher.ask(Call(prompt))) == 30
+            assert len(await made.batcher.ask(Submit(prompt))) == 30
             # The prompt, the first step, and others on its heels, unless the one before is over by then.
             assert len(sources) == 30
             assert sources[:2] == [False, False]
@@ -180,7 +181,7 @@ async def test_a_step_ahead_has_no_more_sequences_than_the_device_keeps_tokens_o
             prompts = [Prompt(tokens=[token], most=5, sampling=GREEDY) for token in (5, 6, 7)]
             async with trio.open_nursery() as nursery:
                 for prompt in prompts:
-                    nursery.start_soon(made.batcher.ask, Call(prompt))
+                    nursery.start_soon(made.batcher.ask, Submit(prompt))
 
 
 def test_a_checksum_tells_tokens_apart() -> None:

@@ -90,11 +90,13 @@ def leaves(service: Serving, chance: random.Random) -> None:
 
 def reads_nothing(service: Serving, chance: random.Random) -> None:
     with service.send(STREAM % 110):
+        # clock: any moment will do
         time.sleep(chance.uniform(0.1, 2.0))
 
 
 def sends_half(service: Serving, chance: random.Random) -> None:
     with service.send(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"):
+        # clock: any moment will do
         time.sleep(chance.uniform(0.0, 0.5))
 
 

@@ -25,7 +25,7 @@ from text import Text, load_random
 from tools import CallReader, Tool, grammar_of
 
 import trio_accel as ta
-from trio_accel.patterns import Call, open_parts
+from trio_accel.patterns import Submit, open_parts
 
 pytestmark = pytest.mark.examples
 for name in ("tokenizers", "jinja2", "llguidance"):
@@ -74,7 +74,7 @@ async def texts(made: Generation, prompts: Sequence[Prompt]) -> list[str]:
     found = [""] * len(prompts)
 
     async def ask(number: int) -> None:
-        tokens = await made.batcher.ask(Call(prompts[number]))
+        tokens = await made.batcher.ask(Submit(prompts[number]))
         assert len(tokens) < prompts[number].most
         found[number] = LOADED.text.tokenizer.decode(list(tokens))
 
@@ -120,7 +120,7 @@ async def test_masks_hold_in_a_mixed_batch(system: ta.System, device: ta.Device,
     if forward == "torch":
         pytest.importorskip("torch")
     async with opened(system, device, forward) as made:
-        free = await made.batcher.ask(Call(prompt(None, most=30)))
+        free = await made.batcher.ask(Submit(prompt(None, most=30)))
         answers: list[str] = []
 
         async def ask(seed: int) -> None:
@@ -129,7 +129,7 @@ async def test_masks_hold_in_a_mixed_batch(system: ta.System, device: ta.Device,
         async with trio.open_nursery() as nursery:
             for seed in range(4):
                 nursery.start_soon(ask, seed)
-            assert await made.batcher.ask(Call(prompt(None, most=30))) == free
+            assert await made.batcher.ask(Submit(prompt(None, most=30))) == free
         for answer in answers:
             check_answer(answer, FIXED)
 
@@ -188,7 +188,7 @@ async def test_kills_of_steps_ahead_change_no_token(system: ta.System) -> None:
         found: dict[int, tuple[int, ...]] = {}
 
         async def ask(number: int) -> None:
-            found[number] = await made.batcher.ask(Call(prompts[number]))
+            found[number] = await made.batcher.ask(Submit(prompts[number]))
 
         async with trio.open_nursery() as nursery:
             for number in range(len(prompts)):
@@ -222,7 +222,7 @@ async def test_a_grammar_that_cannot_go_on_ends_its_own_sequence(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(texts, made, [prompt(FIXED, 1), prompt(FIXED, 2)])
             with pytest.raises(ConstraintError):
-                await made.batcher.ask(Call(bad))
+                await made.batcher.ask(Submit(bad))
 
 
 def nested(depth: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from running import TINY
 from text import load_random
 
 import trio_accel as ta
-from trio_accel.patterns import Call, GetStatistics
+from trio_accel.patterns import GetStatistics, Submit
 
 pytestmark = pytest.mark.examples
 for package in ("tokenizers", "jinja2", "llguidance"):
@@ -144,7 +144,7 @@ async def answers(made: Generation) -> dict[int, tuple[int, ...]]:
     found: dict[int, tuple[int, ...]] = {}
 
     async def ask(number: int) -> None:
-        found[number] = await made.batcher.ask(Call(PROMPTS[number]))
+        found[number] = await made.batcher.ask(Submit(PROMPTS[number]))
 
     async with trio.open_nursery() as nursery:
         for number in range(len(PROMPTS)):

@@ -11,7 +11,7 @@ from running import TINY, generate
 from text import load_random
 
 import trio_accel as ta
-from trio_accel.patterns import Call, open_parts
+from trio_accel.patterns import Submit, open_parts
 
 pytestmark = pytest.mark.examples
 pytest.importorskip("tokenizers", reason="pip install '.[generate]'")
@@ -30,7 +30,7 @@ async def test_equal_beginnings_share_pages(system: ta.System, device: ta.Device
     async with open_model(device, TINY, LOADED.weights, pages=40, size=4, forward="operations") as model:
         expected = [tuple(tokens) for tokens in await generate(model, prompts, 6)]
         async with open_generation(system, model, LOADED, positions=70) as made:
-            found = [await made.batcher.ask(Call(prompt(tokens))) for tokens in prompts]
+            found = [await made.batcher.ask(Submit(prompt(tokens))) for tokens in prompts]
             assert found == expected
             # Three pages of the message of the system, three times.
             assert made.pages.statistics().shared_tokens >= 3 * 12
@@ -38,7 +38,7 @@ async def test_equal_beginnings_share_pages(system: ta.System, device: ta.Device
             together: dict[int, tuple[int, ...]] = {}
 
             async def ask(number: int) -> None:
-                together[number] = await made.batcher.ask(Call(prompt(prompts[number])))
+                together[number] = await made.batcher.ask(Submit(prompt(prompts[number])))
 
             async with trio.open_nursery() as nursery:
                 for number in range(len(prompts)):
@@ -54,7 +54,7 @@ async def test_a_token_that_ends_an_answer_is_no_part_of_it(system: ta.System, d
         loaded = attrs.evolve(LOADED, text=load_random(TINY, 3).text)
         loaded.text.ends = frozenset({end})
         async with open_generation(system, model, loaded, positions=70) as made:
-            found = await made.batcher.ask(Call(prompt(SYSTEM)))
+            found = await made.batcher.ask(Submit(prompt(SYSTEM)))
             assert found == tuple(tokens[: tokens.index(end)])
             await made.batcher.stop(drain=True)
 
@@ -98,10 +98,10 @@ async def test_a_prompt_that_needs_more_pages_than_there_are(system: ta.System, 
     ):
         assert made.most == 32
         with pytest.raises(ValueError, match="wants 26 to begin, and there are 8 in all"):
-            await made.batcher.ask(Call(prompt([1] * 100, 30)))
+            await made.batcher.ask(Submit(prompt([1] * 100, 30)))
         # Three that need five pages each have to wait for one another.
         async with trio.open_nursery() as nursery:
             for number in range(3):
-                nursery.start_soon(made.batcher.ask, Call(prompt([number] * 14)))
+                nursery.start_soon(made.batcher.ask, Submit(prompt([number] * 14)))
         assert made.pages.used == 0
         await made.batcher.stop(drain=True)

@@ -16,7 +16,7 @@ from running import TINY, generate
 from text import load_random
 
 import trio_accel as ta
-from trio_accel.patterns import Call, ContinuousStatistics, GetStatistics, open_parts
+from trio_accel.patterns import ContinuousStatistics, GetStatistics, Submit, open_parts
 
 pytestmark = pytest.mark.examples
 pytest.importorskip("tokenizers", reason="pip install '.[generate]'")
@@ -137,7 +137,7 @@ async def test_a_client_that_leaves_while_it_is_set_aside(system: ta.System, dev
 
         async def ask(number: int) -> None:
             prompt = Prompt(tokens=PROMPTS[4][number:], most=60, sampling=GREEDY)
-            texts.append(await made.batcher.ask(Call(prompt)))
+            texts.append(await made.batcher.ask(Submit(prompt)))
 
         async with trio.open_nursery() as nursery, trio.open_nursery() as leaving:
             nursery.start_soon(ask, 0)
@@ -164,12 +164,13 @@ async def test_the_short_text_beside_two_of_the_longest(system: ta.System, devic
         firsts: list[int] = []
 
         async def write(number: int) -> None:
-            await made.batcher.ask(Call(Prompt(tokens=[number], most=110, sampling=GREEDY)))
+            await made.batcher.ask(Submit(Prompt(tokens=[number], most=110, sampling=GREEDY)))
 
         async with trio.open_nursery() as nursery:
             for number in (5, 6):
                 nursery.start_soon(write, number)
             for number in range(12):
+                # clock: any moment will do
                 await trio.sleep(0.02)
                 before = steps
                 short = Prompt(tokens=[7, number], most=5, sampling=GREEDY)
@@ -186,7 +187,7 @@ async def test_tenants_share_no_pages_unless_they_are_told_to(system: ta.System,
         async with ta.open_system(f"{shares}") as other, opened(device, other, shares=shares) as made:
             for tenant in ("one", "two"):
                 prompt = Prompt(tokens=PROMPTS[4], most=3, sampling=GREEDY, tenant=tenant)
-                await made.batcher.ask(Call(prompt))
+                await made.batcher.ask(Submit(prompt))
             assert made.pages.statistics().shared_tokens == (36 if shares else 0)
 
 
@@ -201,6 +202,6 @@ async def test_a_text_that_needs_more_than_all_pages_ends_with_an_error(
                 tokens += [token async for token in stream]
         assert made.pages.used == 0
         with pytest.raises(ValueError, match="wants 9 to begin, and there are 8 in all"):
-            await made.batcher.ask(Call(Prompt(tokens=[5] * 32, most=1, sampling=GREEDY)))
+            await made.batcher.ask(Submit(Prompt(tokens=[5] * 32, most=1, sampling=GREEDY)))
         prompt = Prompt(tokens=[5] * 31, most=1, sampling=GREEDY)
-        assert len(await made.batcher.ask(Call(prompt))) == 1
+        assert len(await made.batcher.ask(Submit(prompt))) == 1

@@ -221,7 +221,7 @@ async def _strike(load: EncodeLoad, strike: Strike, report: Report) -> None:
         await trio.testing.wait_all_tasks_blocked(0.0)
         start = time.perf_counter()
         nursery.start_soon(strike, load)
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while not any(
                 fate.ended > generation and fate.is_same is not None for fate in load.fates[known:]
             ):

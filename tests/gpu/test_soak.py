@@ -76,14 +76,14 @@ async def test_minutes_of_everything(system: ta.System, monkeypatch: pytest.Monk
                         nursery.start_soon(client.run)
                     nursery.start_soon(strike, device, source, hits)
             del nursery
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 await settled(device)
                 await wait_idle(device)
             await _check_arrays(clients)
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 await _everything(device)
             await until(lambda: len(workers(launcher())) == 2 and device.dispatch.spares == 1, 30)
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 # What a killed worker may write to is kept until it is dead.
                 while (await device.statistics()).memory.blocks:
                     gc.collect()

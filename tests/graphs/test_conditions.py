@@ -503,6 +503,7 @@ async def test_a_device_is_closed_while_a_loop_runs(system: ta.System, isolation
         pending = device.submit(
             graphs.While(go, await graphs.capture(device, lambda: positive(go, out=go)), limit=None)
         )
+        # clock: any moment will do
         await trio.sleep(0.05)
     with pytest.raises(ta.AccelError):
         await pending.wait()

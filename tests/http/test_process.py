@@ -66,6 +66,7 @@ BUSY = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("kind", ["starlette", "fastapi"])
 @pytest.mark.parametrize("busy", BUSY)
 async def test_the_process_ends_within_the_grace(kind: str, busy: str) -> None:
@@ -94,12 +95,14 @@ async def reset(stream: trio.SocketStream) -> None:
 async def half_close(stream: trio.SocketStream) -> None:
     """Shut the sending side, and leave later."""
     await stream.send_eof()
+    # clock: any moment will do
     await trio.sleep(0.002)
     await stream.aclose()
 
 
 async def leave_later(stream: trio.SocketStream) -> None:
     """Leave without a read."""
+    # clock: any moment will do
     await trio.sleep(0.005)
     await stream.aclose()
 
@@ -141,7 +144,7 @@ async def state(port: int, most_files: float = inf) -> dict[str, int]:
     A refused client may linger for a second, so this waits until there are few descriptors.
     """
     async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client:
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while True:
                 found: dict[str, int] = (await client.get("/state")).json()
                 if not found["running"] and found["files"] <= most_files:
@@ -191,12 +194,14 @@ async def drip(port: int, begin: bytes, part: bytes, count: int) -> None:
             for stream in streams:
                 with suppress(trio.BrokenResourceError):
                     await stream.send_all(part)
+            # clock: any moment will do
             await trio.sleep(0.2)
 
 
 async def hold(port: int, paths: list[str]) -> None:
     """Have clients ask, read nothing, and leave after three seconds."""
     async with connections(port, *map(get, paths)):
+        # clock: any moment will do
         await trio.sleep(3)
 
 

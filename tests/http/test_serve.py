@@ -32,7 +32,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.http import Limits, errors, on_host, run, serve
-from trio_accel.patterns import Batcher, Call
+from trio_accel.patterns import Batcher, Submit
 
 ROOT = Path(__file__).parents[2]
 STOP = (signal.SIGUSR1,)
@@ -54,16 +54,15 @@ async def test_services_of_one_program_register_one_function_for_its_end(app: An
 
 
 async def test_a_signal_lets_open_requests_end_and_cuts_the_rest(
-    app: Any, seen: Seen, caplog: pytest.LogCaptureFixture
+    app: Any, seen: Seen, caplog: pytest.LogCaptureFixture, mock_clock: MockClock
 ) -> None:
     caplog.set_level(logging.INFO, "trio_accel.http")
-    async with serving(app, limits=Limits(grace=0.8), signals=STOP) as port:
+    async with serving(app, limits=Limits(grace=8.0), signals=STOP) as port:
         idle = await connect(port, get("/ping"))
         assert b" 200 " in await idle.receive_some()
         held, late = await connect(port, get("/hold")), await connect(port, get("/sse?n=1000&s=60"))
         assert b" 200 " in await late.receive_some()
         await seen.until(lambda them: them.running == 2)
-        began = trio.current_time()
         for _ in range(2):  # the second one changes nothing
             signal.raise_signal(STOP[0])
         assert await read_all(idle) == b""
@@ -73,11 +72,13 @@ async def test_a_signal_lets_open_requests_end_and_cuts_the_rest(
         answer = await read_all(held)
         assert b"connection: close" in answer
         assert answer.endswith(b"released")
+        await wait_all_tasks_blocked(0.02)
+        assert (seen.cancelled, seen.running) == (0, 1)
+        mock_clock.jump(8.0)
         # The stream is cut in a way that its client notices.
         assert not (await read_all(late)).endswith(b"0\r\n\r\n")
-        assert 0.5 < trio.current_time() - began < 1.5
         await seen.until(lambda them: (them.served, them.cancelled, them.running) == (1, 1, 0))
-    assert caplog.messages[1:] == ["ending: 2 requests are open, and have 0.6 s"]
+    assert caplog.messages[1:] == ["ending: 2 requests are open, and have 7.0 s"]
 
 
 async def test_a_request_and_a_lifespan_that_do_not_end_share_the_grace(
@@ -116,7 +117,7 @@ async def test_it_ends_as_soon_as_the_last_request_has_ended(app: Any, seen: See
         signal.raise_signal(STOP[0])
         seen.release.set()
         assert (await read_all(stream)).endswith(b"released")
-        with trio.fail_after(3):
+        with trio.fail_after(60):
             while nursery.child_tasks:  # noqa: ASYNC110  # the nursery has no event
                 await trio.sleep(0.01)
 
@@ -256,7 +257,7 @@ async def test_a_signal_cancels_a_start_that_does_not_end(seen: Seen) -> None:
         signal.raise_signal(STOP[0])
 
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    with trio.fail_after(5.0):
+    with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stop)
             # The program goes on as if the signal had come after the start.
@@ -371,15 +372,16 @@ async def test_a_handler_that_holds_the_loop_is_warned_of_once(
             async with serving(app, system=system, recorder=recorder) as port:
                 for _ in range(3):
                     assert await status(port, get("/blocked?s=0.35")) == 200
-                with trio.fail_after(5):
-                    while system.loop_holds.count < 3:  # noqa: ASYNC110  # nobody is told
+                with trio.fail_after(60):
+                    while system.loop_holds.seconds < 0.7:  # noqa: ASYNC110  # nobody is told
                         await trio.sleep(0.01)
                 metrics = (await ask(port, get("/metrics", "Connection: close"))).decode()
-    [record] = [each for each in caplog.records if each.name == "trio_accel.actors"]
+    # On a machine that is busy other lines may hold the loop, too.
+    [record] = [each for each in caplog.records if "in blocked:" in each.message]
     assert record.levelno == logging.WARNING
     assert f"attacked.py:{line}, in blocked: no other task ran; move such work to a thread" in record.message
     [held] = re.findall(r"^trio_accel_loop_held_seconds_total{.*} (.+)$", metrics, re.MULTILINE)
-    assert 0.6 < float(held) < 5
+    assert float(held) > 0.6
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -457,7 +459,7 @@ def test_errors_are_classes() -> None:
 async def test_a_method_on_the_host_is_a_model(system: ta.System, device: ta.Device) -> None:
     async with ta.open_program(device, Doubler, 3.0) as program:
         batcher = await system.spawn(Batcher, on_host(program, Doubler.double), capacity=10)
-        assert (await batcher.ask(Call(2.0))).tolist() == 6.0
+        assert (await batcher.ask(Submit(2.0))).tolist() == 6.0
         with pytest.raises(ValueError, match="negative"):
             await on_host(program, Doubler.double)([-1.0])
         assert await on_host(program, Doubler.count)([1.0, 2.0]) == 2

@@ -294,7 +294,7 @@ def test_ctrl_c_during_a_transfer(b: BlockingDevice) -> None:
 def test_ctrl_c_in_the_middle_of_a_large_transfer(
     b: BlockingDevice, monkeypatch: pytest.MonkeyPatch, is_to_host: bool
 ) -> None:
-    monkeypatch.setattr("trio_accel.devices.front._memory._PIECE", 4096)
+    monkeypatch.setattr("trio_accel.devices.front._memory._CHUNK_BYTES", 4096)
     host = RNG.normal(size=1 << 17)
     x = b.wait(b.device.put(host))
     seen: list[ta.ProgressEvent] = []

@@ -148,7 +148,7 @@ async def test_pieces_make_the_same(system: ta.System, monkeypatch: pytest.Monke
         gradients: list[list[Array]] = []
         for piece in (1, 50, 1 << 20):
             module = "cuda.libraries._attention" if BACKEND == "cuda" else "cpu.libraries.dnn"
-            monkeypatch.setattr(f"trio_accel.backends.{module}._PIECE", piece)
+            monkeypatch.setattr(f"trio_accel.backends.{module}._CHUNK_SCORES", piece)
             ref = await device.put(query)
             made = await attention(ref, key, value, **options, return_lse=True)
             check(await made.output.to_host(), expected, terms=11)

@@ -11,12 +11,12 @@ from trio.testing import wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel.actors._ref import cell_behind
 from trio_accel.patterns import (
-    Call,
     ContinuousBatcher,
     ContinuousStatistics,
     GetStatistics,
     Last,
     RunningSequence,
+    Submit,
     open_parts,
 )
 
@@ -90,7 +90,7 @@ async def spawn(system: ta.System, step: object, **options: Any) -> Batcher:
 
 async def ask(batcher: Batcher, item: Item, results: dict[str, object]) -> None:
     try:
-        results[item[0]] = await batcher.ask(Call(item))
+        results[item[0]] = await batcher.ask(Submit(item))
     except Exception as error:  # noqa: BLE001  # whatever it is, it is the outcome
         results[item[0]] = error
 

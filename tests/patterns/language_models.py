@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.patterns import Call, ContinuousBatcher, Generate, Score, SpeculativeStep
+from trio_accel.patterns import ContinuousBatcher, Generate, Score, SpeculativeStep, Submit
 
 Rows = NDArray[np.float64]
 Model = Callable[[Score], Awaitable[Any]]
@@ -101,7 +101,7 @@ async def tokens_of(batcher: Batcher, requests: list[Generate]) -> list[tuple[in
     found: dict[int, tuple[int, ...]] = {}
 
     async def ask(number: int, request: Generate) -> None:
-        found[number] = await batcher.ask(Call(request))
+        found[number] = await batcher.ask(Submit(request))
 
     async with trio.open_nursery() as nursery:
         for number, request in enumerate(requests):

@@ -16,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.actors._ref import cell_behind
-from trio_accel.patterns import Call, GetStatistics
+from trio_accel.patterns import GetStatistics, Submit
 
 Spawn: TypeAlias = Callable[[ta.System, Model], Awaitable[Spawned]]
 CROWD = 1000
@@ -54,7 +54,7 @@ class Crowd:
             nursery.start_soon(self._ask, ref, item_of(number % 20))
 
     async def _ask(self, ref: ta.Ref[Any], item: object) -> None:
-        result = await outcome.acapture(ref.ask, Call(item))
+        result = await outcome.acapture(ref.ask, Submit(item))
         if isinstance(result, outcome.Error):
             self.errors.append(result.error)
             self.outcomes[type(result.error).__name__] += 1
@@ -114,7 +114,7 @@ async def test_a_restart_in_the_middle(spawn: Spawn, system: ta.System, autojump
         assert crowd.outcomes["ActorFailedError"] > 0
         assert crowd.outcomes["answered"] == 0
         model.may_go.set()
-        await ref.ask(Call(item_of(1)))
+        await ref.ask(Submit(item_of(1)))
         statistics = await ref.ask(GetStatistics())
     assert (statistics.answered, statistics.in_flight, statistics.failed) == (1, 0, 0)
     # Those that no model has seen are told so.
@@ -135,7 +135,7 @@ async def test_a_clock_that_jumps(spawn: Spawn, system: ta.System, mock_clock: M
         model.may_go.set()
     assert set(crowd.outcomes) <= {"answered", "MailboxFullError"}
     assert crowd.outcomes["answered"] >= 3
-    assert await spawned[0].ask(Call(spawned[1](1))) is not None
+    assert await spawned[0].ask(Submit(spawned[1](1))) is not None
     assert model.begun == model.ended
 
 
@@ -160,7 +160,7 @@ async def test_an_asker_that_is_cancelled_at_each_step(
     step = 0
 
     async def ask() -> None:
-        await ref.ask(Call(item_of(1)))
+        await ref.ask(Submit(item_of(1)))
         seen["answered"] += 1
 
     async with aclosing(cancelled_at_each_step(ask)) as attempts:
@@ -174,4 +174,4 @@ async def test_an_asker_that_is_cancelled_at_each_step(
     assert statistics.answered >= seen["answered"]
     assert statistics.answered + statistics.cancelled <= step
     assert system.tree().find(ref.path).restarts == 0
-    await ref.ask(Call(item_of(2)))
+    await ref.ask(Submit(item_of(2)))

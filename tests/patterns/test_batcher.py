@@ -19,11 +19,11 @@ import trio_accel as ta
 from trio_accel.patterns import (
     Batcher,
     BatcherStatistics,
-    Call,
     GetStatistics,
     ModelOutputError,
-    Servant,
-    may_be_one_request,
+    Submit,
+    SubmitActor,
+    is_request_error,
 )
 
 BatchModel = Callable[[list[int]], Awaitable[object]]
@@ -39,6 +39,7 @@ class Doubler:
 
     async def __call__(self, items: list[int]) -> list[int]:
         self.calls.append(items)
+        # clock: a mock clock of the caller, or work whose time decides nothing
         await trio.sleep(self.seconds)
         error = self.fails(items)
         if error is not None:
@@ -51,7 +52,7 @@ async def ask_all(batcher: ta.Ref[Batcher[int, object]], items: list[int]) -> li
     results: dict[int, object] = {}
 
     async def ask(item: int) -> None:
-        result = await outcome.acapture(batcher.ask, Call(item))
+        result = await outcome.acapture(batcher.ask, Submit(item))
         results[item] = result.error if isinstance(result, outcome.Error) else result.value
 
     async with trio.open_nursery() as nursery:
@@ -103,7 +104,7 @@ async def test_a_batch_waits_for_as_many_as_came_before(system: ta.System, autoj
     other = await spawn(system, Doubler(), name="patient")
     for item in range(3):
         start = trio.current_time()
-        await other.ask(Call(item))
+        await other.ask(Submit(item))
         assert trio.current_time() - start == pytest.approx(2.0)
         await trio.sleep(5)
 
@@ -218,7 +219,7 @@ async def test_what_divides_is_said_by_the_program(system: ta.System, autojump_c
     assert [type(error) for error in errors] == [ValueError, ValueError]
     assert isinstance(errors[0], ValueError)
     assert "divides is broken" in errors[0].__notes__[0]
-    assert may_be_one_request(ta.OutOfMemoryError("full", device="cpu:0", requested=2, free=1, total=1))
+    assert is_request_error(ta.OutOfMemoryError("full", device="cpu:0", requested=2, free=1, total=1))
 
 
 @pytest.mark.parametrize(
@@ -301,7 +302,7 @@ async def test_a_model_that_hangs_keeps_its_place_until_its_askers_go(
 
     async def impatient(item: int, seconds: float) -> None:
         with trio.move_on_after(seconds) as scope:
-            await batcher.ask(Call(item))
+            await batcher.ask(Submit(item))
         assert scope.cancelled_caught
         assert trio.current_time() == pytest.approx(start + seconds)
 
@@ -310,7 +311,7 @@ async def test_a_model_that_hangs_keeps_its_place_until_its_askers_go(
         nursery.start_soon(impatient, 2, 20)
         await wait_all_tasks_blocked()
         # The other place is free.
-        assert await batcher.ask(Call(3)) == 3
+        assert await batcher.ask(Submit(3)) == 3
     assert ended == pytest.approx([start + 20])
     statistics = await count(batcher)
     assert (statistics.cancelled, statistics.answered, statistics.batches_running) == (2, 1, 0)
@@ -384,7 +385,7 @@ def test_what_is_no_exception_ends_the_system(autojump_clock: MockClock) -> None
         async with ta.open_system("demo") as system:
             batcher = await spawn(system, model)
             try:
-                await batcher.ask(Call(1))
+                await batcher.ask(Submit(1))
             except BaseException as error:
                 seen.append(error)
                 raise
@@ -490,15 +491,17 @@ async def test_options_that_make_no_sense(
         await spawn(system, **given)
 
 
-class Rows(Servant[list[int], list[int]]):
-    """A servant that serves batches."""
+class Rows(SubmitActor[list[int], list[int]]):
+    """An actor that serves batches."""
 
     async def call(self, item: list[int]) -> list[int]:
         await trio.sleep(1)
         return [3 * one for one in item]
 
 
-async def test_servants_are_models_and_a_batcher_is_one(system: ta.System, autojump_clock: MockClock) -> None:
+async def test_submit_actors_are_models_and_a_batcher_is_one(
+    system: ta.System, autojump_clock: MockClock
+) -> None:
     rows = await system.spawn(Rows, name="rows")
     batcher = await spawn(system, rows)
     ask = ta.patterns.as_callable(batcher)
@@ -579,7 +582,7 @@ async def test_there_is_one_timer_at_most(system: ta.System, autojump_clock: Moc
     assert timers() == 0
     async with trio.open_nursery() as nursery:
         for item in range(20):
-            nursery.start_soon(batcher.ask, Call(item))
+            nursery.start_soon(batcher.ask, Submit(item))
         await wait_all_tasks_blocked()
         assert timers() == 1
         # All places are taken: there is nothing to wait for but the model.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 import trio_accel as ta
-from trio_accel.patterns import Batcher, BatcherStatistics, Call, GetStatistics
+from trio_accel.patterns import Batcher, BatcherStatistics, GetStatistics, Submit
 
 
 class BadError(Exception):
@@ -48,7 +48,7 @@ class Recorder:
         what = "cancelled"
         with trio.CancelScope(deadline=self.start + visit.leaves):
             try:
-                assert await batcher.ask(Call(visit)) == visit.number * 10
+                assert await batcher.ask(Submit(visit)) == visit.number * 10
                 what = "replied"
             except BadError:
                 what = "failed"

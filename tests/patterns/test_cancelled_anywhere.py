@@ -15,11 +15,11 @@ from language_models import Batcher, batcher_of, step_of
 import trio_accel as ta
 from trio_accel import linalg
 from trio_accel.patterns import (
-    Call,
     Generate,
     GetStatistics,
     MoeRouter,
     Score,
+    Submit,
     open_parts,
 )
 
@@ -84,19 +84,19 @@ async def check_nothing_is_left(system: ta.System, ref: ta.Ref[Any], begun: int,
 async def test_a_text(system: ta.System, is_streamed: bool) -> None:
     batcher = await texts_of(system, on_the_host)
     request, other = Generate((0,), max_tokens=9, seed=1), Generate((1,), max_tokens=6, seed=2)
-    text, other_text = [await batcher.ask(Call(each)) for each in (request, other)]
+    text, other_text = [await batcher.ask(Submit(each)) for each in (request, other)]
     tasks = trio.lowlevel.current_statistics().tasks_living
     outcomes: list[tuple[int, ...]] = []
     others: list[tuple[int, ...]] = []
     seen: list[int] = []
 
     async def ask_other() -> None:
-        others.append(await batcher.ask(Call(other)))
+        others.append(await batcher.ask(Submit(other)))
 
     async def ask() -> None:
         seen.clear()
         if not is_streamed:
-            outcomes.append(await batcher.ask(Call(request)))
+            outcomes.append(await batcher.ask(Submit(request)))
             return
         async with open_parts(batcher, request) as stream:
             async for token in stream:
@@ -128,12 +128,12 @@ async def test_a_text(system: ta.System, is_streamed: bool) -> None:
 async def test_tokens_of_experts(system: ta.System) -> None:
     router = await router_of(system, on_the_host)
     items = tokens_of(1), tokens_of(2)
-    expected = [(await router.ask(Call(item))).output for item in items]
+    expected = [(await router.ask(Submit(item))).output for item in items]
     tasks = trio.lowlevel.current_statistics().tasks_living
     outputs: tuple[list[Any], list[Any]] = ([], [])
 
     async def ask(which: int) -> None:
-        outputs[which].append((await router.ask(Call(items[which]))).output)
+        outputs[which].append((await router.ask(Submit(items[which]))).output)
 
     attempts = cancelled = 0
     async with trio.open_nursery() as nursery:
@@ -169,13 +169,13 @@ async def test_arrays_of_a_device_are_given_back(system: ta.System, device: ta.D
         ref, item = await texts_of(system, put), Generate((0,), max_tokens=3, seed=1)
     else:
         ref, item = await router_of(system, put), await device.put(tokens_of(1))
-    await ref.ask(Call(item))
+    await ref.ask(Submit(item))
     blocks = 1 if pattern == "router" else 0
     tasks = trio.lowlevel.current_statistics().tasks_living
     attempts = 0
 
     async def attempt() -> None:
-        await ref.ask(Call(item))
+        await ref.ask(Submit(item))
 
     async with aclosing(cancelled_at_each_step(attempt)) as each:
         async for _ in each:

@@ -16,7 +16,6 @@ from trio.testing import MockClock
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     Cascade,
     CascadeAnswer,
     CascadeStatistics,
@@ -24,6 +23,7 @@ from trio_accel.patterns import (
     ModelOutputError,
     NoAnswerError,
     Stage,
+    Submit,
 )
 
 Scored = tuple[str, float]
@@ -55,14 +55,14 @@ def stage(name: str, confidence: float, threshold: Any = 0.5, **options: Any) ->
 
 async def ask(system: ta.System, *stages: Stage[str, Scored], **options: Any) -> CascadeAnswer[Scored]:
     cascade = await system.spawn(Cascade, stages, **options)
-    return await cascade.ask(Call("x"))
+    return await cascade.ask(Submit("x"))
 
 
 async def test_the_first_stage_that_is_sure_enough_answers(system: ta.System) -> None:
     answer = await ask(system, stage("tiny", 0.3), stage("small", 0.5), stage("large", 0.9))
     assert (answer.result, answer.stage, answer.confidence) == (("small x", 0.5), "small", 0.5)
     assert answer.is_confident
-    assert [(one.stage, one.confidence, one.error) for one in answer.passed] == [("tiny", 0.3, None)]
+    assert [(one.stage, one.confidence, one.error) for one in answer.declined] == [("tiny", 0.3, None)]
 
 
 async def test_a_stage_without_confidence_always_answers(system: ta.System) -> None:
@@ -82,9 +82,9 @@ async def test_a_failing_stage_falls_through_where_it_may(system: ta.System) -> 
     error = trio.TooSlowError()
     bad = Stage("tiny", failing(error), confidence=second, falls_through=(trio.TooSlowError, OSError))
     cascade = await system.spawn(Cascade, [bad, stage("large", 1.0)])
-    answer = await cascade.ask(Call("x"))
+    answer = await cascade.ask(Submit("x"))
     assert answer.stage == "large"
-    assert answer.passed[0].error is error
+    assert answer.declined[0].error is error
     counted: CascadeStatistics = await cascade.ask(GetStatistics())
     shown = [(one.name, one.begun, one.sure, one.unsure, one.failed) for one in counted.stages]
     assert shown == [("tiny", 1, 0, 0, 1), ("large", 1, 1, 0, 0)]
@@ -114,13 +114,13 @@ async def test_where_none_is_sure_enough_one_answers_all_the_same(
     answer = await ask(system, *stages, broken, unsure=unsure)
     assert answer.stage == expected
     assert not answer.is_confident
-    assert sorted([answer.stage, *(one.stage for one in answer.passed)]) == ["a", "b", "c", "d"]
+    assert sorted([answer.stage, *(one.stage for one in answer.declined)]) == ["a", "b", "c", "d"]
 
 
 async def test_or_the_asker_is_told_why_none_has(system: ta.System) -> None:
     with pytest.raises(NoAnswerError, match=r"a: confidence 0\.4; b: confidence 0.1") as caught:
         await ask(system, stage("a", 0.4), stage("b", 0.1), unsure="raise")
-    assert [one.confidence for one in caught.value.passed] == [0.4, 0.1]
+    assert [one.confidence for one in caught.value.declined] == [0.4, 0.1]
 
 
 async def test_if_all_have_failed_the_last_error_is_the_cause(system: ta.System) -> None:
@@ -143,7 +143,7 @@ async def test_a_slow_stage_holds_up_nobody_else(autojump_clock: MockClock, syst
     begun, ends = trio.current_time(), dict[float, float]()
 
     async def one(seconds: float) -> None:
-        await cascade.ask(Call(seconds))
+        await cascade.ask(Submit(seconds))
         ends[seconds] = trio.current_time() - begun
 
     async with trio.open_nursery() as nursery:
@@ -176,7 +176,7 @@ async def test_a_cascade_is_a_stage_of_another(system: ta.System) -> None:
         return answer.confidence or 0.0
 
     outer = await system.spawn(Cascade, [Stage("inner", inner, confidence=confidence, threshold=0.1)])
-    answer = await outer.ask(Call("x"))
+    answer = await outer.ask(Submit("x"))
     assert answer.result.result == ("tiny x", 0.2)
 
 

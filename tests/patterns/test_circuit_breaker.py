@@ -16,13 +16,13 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     CircuitBreaker,
     CircuitOpenError,
     CircuitState,
     FairScheduler,
     ModelOutputError,
     RateLimitError,
+    Submit,
     UnknownTenantError,
     is_failure,
 )
@@ -243,7 +243,7 @@ async def test_a_block_goes_through(autojump_clock: MockClock) -> None:
     assert "1 times" in repr(breaker)
 
 
-async def test_it_stands_before_a_servant_and_behind_one(
+async def test_it_stands_before_a_submit_actor_and_behind_one(
     autojump_clock: MockClock, system: ta.System
 ) -> None:
     inner: ta.Ref[FairScheduler[Any, Any]] = await system.spawn(FairScheduler, act, max_in_flight=1)
@@ -251,12 +251,12 @@ async def test_it_stands_before_a_servant_and_behind_one(
     outer: ta.Ref[FairScheduler[Any, Any]] = await system.spawn(
         FairScheduler, breaker.wrap(inner), max_in_flight=1
     )
-    assert await outer.ask(Call("work")) == "work"
+    assert await outer.ask(Submit("work")) == "work"
     for _ in range(CALLS - 1):
         with pytest.raises(BoomError):
-            await outer.ask(Call("fail"))
+            await outer.ask(Submit("fail"))
     with pytest.raises(CircuitOpenError):
-        await outer.ask(Call("work"))
+        await outer.ask(Submit("work"))
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import trio_accel as ta
 from trio_accel.patterns import (
     Batcher,
     CircuitBreaker,
-    FairCall,
     FairScheduler,
+    FairSubmit,
     GetStatistics,
     RateLimit,
     RateLimitError,
@@ -66,7 +66,7 @@ async def test_each_request_has_one_outcome_and_each_tenant_its_share(
     outcomes: Counter[str] = Counter()
 
     async def fairly(item: Item) -> object:
-        result: object = await fair.ask(FairCall(item, tenant=item[0]))
+        result: object = await fair.ask(FairSubmit(item, tenant=item[0]))
         return result
 
     limited = limit.wrap(fairly, key=lambda item: item[0], wait=False)

@@ -11,7 +11,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
+    Submit,
     open_parts,
 )
 
@@ -95,7 +95,7 @@ async def test_who_leaves_makes_room_while_no_step_runs(system: ta.System, autoj
 
             async def ask_big() -> None:
                 with scope:
-                    await batcher.ask(Call(("big", 6)))
+                    await batcher.ask(Submit(("big", 6)))
 
             nursery.start_soon(ask_big)
             await wait_all_tasks_blocked()
@@ -145,14 +145,14 @@ async def test_a_step_that_nobody_waits_for_is_cancelled(
     batcher = await spawn(system, writer)
     with trio.move_on_after(3) as scope:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(batcher.ask, Call(("a", 1)))
-            nursery.start_soon(batcher.ask, Call(("b", 1)))
+            nursery.start_soon(batcher.ask, Submit(("a", 1)))
+            nursery.start_soon(batcher.ask, Submit(("b", 1)))
     assert scope.cancelled_caught
     await wait_all_tasks_blocked()
     assert len(writer.batches) == 1
     assert sorted(writer.left) == ["a", "b"]
     writer.seconds = 1
-    assert await batcher.ask(Call(("c", 1))) == ("c-0",)
+    assert await batcher.ask(Submit(("c", 1))) == ("c-0",)
 
 
 async def test_a_deadline_takes_a_sequence_out(system: ta.System, autojump_clock: MockClock) -> None:
@@ -282,7 +282,7 @@ async def test_a_step_that_is_lost_again_and_again_fails_its_sequences(
     assert trio.current_time() - start == pytest.approx(0.01 + 0.02 + 0.04)
     assert writer.batches == [["a"]] * 4
     writer.fails = lambda batch: None
-    assert await batcher.ask(Call(("b", 2))) == parts_of("b", 2)
+    assert await batcher.ask(Submit(("b", 2))) == parts_of("b", 2)
     assert (await count(await spawn(system, writer, name="other"))).requests == 0
 
 
@@ -295,7 +295,7 @@ async def test_who_leaves_while_a_step_is_repeated_is_in_no_call_of_it(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask, batcher, ("a", 2), results)
         with trio.move_on_after(8):
-            await batcher.ask(Call(("gone", 2)))
+            await batcher.ask(Submit(("gone", 2)))
         await trio.sleep(3)
         assert writer.left == ["gone"]
         assert writer.batches[-1] == ["a"]

@@ -22,11 +22,11 @@ from trio.testing import MockClock
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     ContinuousBatcher,
     ContinuousStatistics,
     GetStatistics,
     NoRoomError,
+    Submit,
     open_parts,
 )
 
@@ -59,6 +59,7 @@ class Client:
     error: Exception | None = None
 
     async def live(self, batcher: Batcher) -> None:
+        # clock: a mock clock of the caller, or work whose time decides nothing
         await trio.sleep(self.at)
         text, got = self.asked.text, list[int]()
         self.scope.deadline = trio.current_time() + self.leaves
@@ -78,10 +79,11 @@ class Client:
 
     async def read(self, batcher: Batcher, got: list[int]) -> None:
         if self.way == "whole":
-            got += await batcher.ask(Call(self.asked))
+            got += await batcher.ask(Submit(self.asked))
             return
         async with open_parts(batcher, self.asked) as stream:
             if self.way == "never":
+                # clock: a mock clock of the caller, or work whose time decides nothing
                 await trio.sleep(LAST_LEAVES)
                 assert len(stream.unread) <= self.buffer
                 got += stream.unread
@@ -90,6 +92,7 @@ class Client:
             async for part in stream:
                 got.append(part)
                 if self.way == "slowly":
+                    # clock: a mock clock of the caller, or work whose time decides nothing
                     await trio.sleep(1.7)
 
 

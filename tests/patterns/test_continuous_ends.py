@@ -27,7 +27,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     Deployment,
     HotSwap,
     Last,
@@ -35,6 +34,7 @@ from trio_accel.patterns import (
     PartStream,
     ReplicaPool,
     Streamed,
+    Submit,
     Swap,
     SwapFailedError,
 )
@@ -118,10 +118,10 @@ async def test_a_stream_is_of_one_sequence(system: ta.System, autojump_clock: Mo
         await wait_all_tasks_blocked()
         # A refusal leaves the stream as it was.
         with pytest.raises(ta.MailboxFullError):
-            await batcher.ask(Call(Streamed(("c", 1), stream)))
-    assert await batcher.ask(Call(Streamed(("c", 1), stream))) == ("c-0",)
+            await batcher.ask(Submit(Streamed(("c", 1), stream)))
+    assert await batcher.ask(Submit(Streamed(("c", 1), stream))) == ("c-0",)
     with pytest.raises(RuntimeError, match="streamed from one place, once"):
-        await batcher.ask(Call(Streamed(("c", 1), stream)))
+        await batcher.ask(Submit(Streamed(("c", 1), stream)))
 
 
 async def test_a_stream_that_was_not_begun_may_be_asked_for_again(
@@ -137,8 +137,8 @@ async def test_a_stream_that_was_not_begun_may_be_asked_for_again(
 
         async def streamed() -> None:
             with pytest.raises(ta.ActorRestartingError):
-                await batcher.ask(Call(Streamed(("b", 2), stream)))
-            await batcher.ask(Call(Streamed(("b", 2), stream)))
+                await batcher.ask(Submit(Streamed(("b", 2), stream)))
+            await batcher.ask(Submit(Streamed(("b", 2), stream)))
 
         nursery.start_soon(streamed)
         await wait_all_tasks_blocked()
@@ -176,7 +176,7 @@ async def test_a_swap_by_sequence(system: ta.System, autojump_clock: MockClock) 
 
         nursery.start_soon(replace)
         await wait_all_tasks_blocked()
-        assert await swap.ask(Call(("late", 3))) == ("new",)
+        assert await swap.ask(Submit(("late", 3))) == ("new",)
         with pytest.raises(SwapFailedError, match="is not closed yet"):
             await swap.ask(Swap(opening_of(system, Writer(), "third"), "3"))
     assert tuple(parts) == parts_of("old", 9)

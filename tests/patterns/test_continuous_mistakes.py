@@ -13,9 +13,9 @@ from trio.testing import MockClock
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     Last,
     ModelOutputError,
+    Submit,
     open_parts,
 )
 
@@ -105,7 +105,7 @@ async def test_an_item_that_can_never_be_served_is_refused(
     writer = Writer()
     batcher = await spawn(system, writer, **options)
     with pytest.raises(error, match=text):
-        await batcher.ask(Call(("a", 1)))
+        await batcher.ask(Submit(("a", 1)))
     with pytest.raises(error, match=text):
         await read(batcher, ("a", 1), [])
     seen = await count(batcher)

@@ -14,13 +14,13 @@ from trio.testing import MockClock
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     ContinuousBatcher,
     ContinuousStatistics,
     GetStatistics,
     Last,
     RunningSequence,
     StepResult,
+    Submit,
     open_parts,
 )
 
@@ -264,7 +264,7 @@ async def first_steps(
     for asked in rounds:
         async with trio.open_nursery() as nursery:
             for item in asked:
-                nursery.start_soon(batcher.ask, Call(item))
+                nursery.start_soon(batcher.ask, Submit(item))
                 await trio.testing.wait_all_tasks_blocked()
     return order
 

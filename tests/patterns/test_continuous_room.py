@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 import trio_accel as ta
-from trio_accel.patterns import Call, ContinuousBatcher, ContinuousStatistics, GetStatistics
+from trio_accel.patterns import ContinuousBatcher, ContinuousStatistics, GetStatistics, Submit
 
 
 async def test_a_short_request_beside_two_of_the_longest_answers(autojump_clock: MockClock) -> None:
@@ -212,8 +212,8 @@ async def test_a_prompt_that_can_never_fit_is_refused(system: ta.System, autojum
     )
     for length in (16, 1000):
         with pytest.raises(ValueError, match=r"the item wants \d+ to begin, and there are 4 in all"):
-            await batcher.ask(Call(Visit(number=0, length=length)))
-    assert await batcher.ask(Call(Visit(number=0, length=15))) == ((0, 0),)
+            await batcher.ask(Submit(Visit(number=0, length=length)))
+    assert await batcher.ask(Submit(Visit(number=0, length=15))) == ((0, 0),)
     assert cache.calls == 1
 
 
@@ -255,7 +255,7 @@ async def test_an_end_in_the_middle_gives_back_what_is_set_aside(
 
     async def ask(number: int) -> None:
         try:
-            await batcher.ask(Call(Visit(number=number, length=8, parts=20)))
+            await batcher.ask(Submit(Visit(number=number, length=8, parts=20)))
         except ta.ActorError as error:
             ends.append(type(error))
 
@@ -297,7 +297,7 @@ async def test_one_that_cannot_be_moved_fails_alone(system: ta.System, autojump_
 
     async def ask(number: int) -> None:
         try:
-            ends[number] = await batcher.ask(Call(Visit(number=number, length=8, parts=20)))
+            ends[number] = await batcher.ask(Submit(Visit(number=number, length=8, parts=20)))
         except (OSError, LookupError) as error:
             ends[number] = type(error)
 

@@ -15,13 +15,13 @@ from trio.testing import MockClock
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     ContinuousBatcher,
     ContinuousStatistics,
     GetStatistics,
     Last,
     RunningSequence,
     StepResult,
+    Submit,
     open_parts,
 )
 
@@ -137,7 +137,7 @@ class World:
         with trio.CancelScope(deadline=trio.current_time() + visit.leaves):
             try:
                 if visit.pause is None:
-                    parts += await batcher.ask(Call(visit))
+                    parts += await batcher.ask(Submit(visit))
                 else:
                     await self._read(batcher, visit, visit.pause, parts)
                 end = "answered"

@@ -17,7 +17,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.actors import MailboxFullError
-from trio_accel.patterns import Call, GetStatistics
+from trio_accel.patterns import GetStatistics, Submit
 
 OF_A_CALL = ("in_flight", "answered", "failed", "cancelled")
 
@@ -55,7 +55,7 @@ class World:
         await trio.sleep(visit.comes)
         with trio.move_on_after(visit.leaves):
             try:
-                await ref.ask(Call(item))
+                await ref.ask(Submit(item))
                 self.outcomes.append("answered")
             except trio.Cancelled:
                 self.outcomes.append("cancelled")

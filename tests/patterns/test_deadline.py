@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 import trio_accel as ta
-from trio_accel.patterns import Deadline, FairCall, FairScheduler, RetryBudget, retry
+from trio_accel.patterns import Deadline, FairScheduler, FairSubmit, RetryBudget, retry
 
 
 async def test_its_scope_gives_up_when_it_says(autojump_clock: MockClock) -> None:
@@ -90,7 +90,7 @@ class Front(ta.Actor):
     @ta.handles(Remaining)
     async def remaining(self, message: Remaining) -> tuple[float, float]:
         await trio.sleep(1.0)
-        behind: float = await self.model.ask(FairCall(None, tenant="a"))
+        behind: float = await self.model.ask(FairSubmit(None, tenant="a"))
         return Deadline.current().remaining, behind
 
 

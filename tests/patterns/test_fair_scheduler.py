@@ -18,7 +18,7 @@ from sfq_model import Arrival, order_of
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.patterns import Call, FairCall, FairScheduler, GetStatistics, UnknownTenantError, Weights
+from trio_accel.patterns import FairScheduler, FairSubmit, GetStatistics, Submit, UnknownTenantError, Weights
 
 Scheduler = ta.Ref[FairScheduler[Any, Any]]
 who: ContextVar[str] = ContextVar("who")
@@ -53,10 +53,10 @@ def model() -> Model:
 
 
 async def ask(scheduler: Scheduler, name: object, tenant: object = "a", cost: float = 1.0) -> Any:
-    return await scheduler.ask(FairCall((name, cost), tenant=tenant, cost=cost))
+    return await scheduler.ask(FairSubmit((name, cost), tenant=tenant, cost=cost))
 
 
-async def refused(scheduler: Scheduler, call: FairCall[Any] | Call[Any]) -> Exception:
+async def refused(scheduler: Scheduler, call: FairSubmit[Any] | Submit[Any]) -> Exception:
     try:
         await scheduler.ask(call)
     except Exception as error:  # noqa: BLE001  # whatever it is, it is looked at
@@ -191,7 +191,7 @@ async def test_the_queue_of_a_tenant_is_bounded(
         for name in ("runs", "waits", "waits too"):
             nursery.start_soon(ask, scheduler, name)
             await wait_all_tasks_blocked()
-        error = await refused(scheduler, FairCall(("one more", 1.0), tenant="a"))
+        error = await refused(scheduler, FairSubmit(("one more", 1.0), tenant="a"))
         assert isinstance(error, ta.MailboxFullError)
         assert "2 requests of tenant 'a'" in str(error)
         nursery.start_soon(ask, scheduler, "of another", "b")
@@ -207,7 +207,7 @@ async def test_each_request_of_a_flood_is_taken_or_refused_when_it_is_asked(
 
     async def one_of_many() -> None:
         with trio.move_on_after(0.02):
-            ends.append(type(await refused(scheduler, FairCall(("a", 1.0), tenant="a"))))
+            ends.append(type(await refused(scheduler, FairSubmit(("a", 1.0), tenant="a"))))
 
     async with trio.open_nursery() as nursery:
         for _ in range(2000):
@@ -276,7 +276,7 @@ async def test_refusals_that_wait_are_those_of_their_tenant(
             await trio.sleep(0.3)
         begun = trio.current_time()
         for _ in range(10):
-            error = await refused(scheduler, FairCall(("b", 1.0), tenant="b"))
+            error = await refused(scheduler, FairSubmit(("b", 1.0), tenant="b"))
             assert isinstance(error, ta.MailboxFullError)
         # In its turn each time, and not behind those of the other, which take seconds.
         assert trio.current_time() - begun <= 10 * 0.02 + 1e-6
@@ -319,7 +319,7 @@ async def leave_together(scheduler: Scheduler, left: Counter[str], nursery: trio
                 await trio.sleep_forever()
         left[tenant] += 1
 
-    nursery.start_soon(refused, scheduler, FairCall(("runs", 100.0), tenant="c"))
+    nursery.start_soon(refused, scheduler, FairSubmit(("runs", 100.0), tenant="c"))
     await wait_all_tasks_blocked()
     for _ in range(3000):
         nursery.start_soon(one_of_many, "a")
@@ -388,7 +388,7 @@ async def test_refusals_that_wait_are_given_when_it_stops(
     ends: list[type[Exception]] = []
 
     async def one_of_many() -> None:
-        ends.append(type(await refused(scheduler, FairCall(("a", 1.0), tenant="a"))))
+        ends.append(type(await refused(scheduler, FairSubmit(("a", 1.0), tenant="a"))))
 
     async with trio.open_nursery() as nursery:
         for _ in range(5000):
@@ -409,7 +409,7 @@ async def test_unknown_tenants_have_the_default_weight_or_are_refused(
     strict = await system.spawn(
         FairScheduler, model, max_in_flight=1, weights=Weights({"a": 1.0}, default=None), name="strict"
     )
-    error = await refused(strict, FairCall(("x", 1.0), tenant="who?"))
+    error = await refused(strict, FairSubmit(("x", 1.0), tenant="who?"))
     assert isinstance(error, UnknownTenantError)
     assert isinstance(error, LookupError)
     assert "'who?' is missing in the weights" in str(error)
@@ -451,7 +451,7 @@ async def test_the_models_error_is_the_askers(system: ta.System, autojump_clock:
 
     scheduler = await system.spawn(FairScheduler, fails, max_in_flight=1, name="fair")
     for _ in range(3):
-        assert await refused(scheduler, FairCall(1, tenant="a")) is error
+        assert await refused(scheduler, FairSubmit(1, tenant="a")) is error
     assert system.tree().find("test/fair").restarts == 0
     assert (await scheduler.ask(GetStatistics())).failed == 3
 
@@ -469,7 +469,7 @@ async def test_the_model_has_deadline_and_context_variables_of_its_asker(
     async def asker(name: str, deadline: float) -> None:
         who.set(name)
         with trio.CancelScope(deadline=deadline):
-            found[name] = await scheduler.ask(FairCall(name, tenant=name))
+            found[name] = await scheduler.ask(FairSubmit(name, tenant=name))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(asker, "ann", 50.0)
@@ -496,18 +496,18 @@ async def test_a_plain_call_is_served_with_what_its_item_says(
         tenant_of=first_letter,
         cost_of=seconds,
     )
-    assert await scheduler.ask(Call(("a1", 2.5))) == "a1"
+    assert await scheduler.ask(Submit(("a1", 2.5))) == "a1"
     assert (await scheduler.ask(GetStatistics())).cost_of == {"a": 2.5}
-    assert isinstance(await refused(scheduler, Call(("b1", 1.0))), UnknownTenantError)
-    assert isinstance(await refused(scheduler, Call(("a1", math.nan))), ValueError)
-    assert isinstance(await refused(scheduler, Call((5, 1.0))), TypeError)
+    assert isinstance(await refused(scheduler, Submit(("b1", 1.0))), UnknownTenantError)
+    assert isinstance(await refused(scheduler, Submit(("a1", math.nan))), ValueError)
+    assert isinstance(await refused(scheduler, Submit((5, 1.0))), TypeError)
 
 
 async def test_a_plain_call_without_more_is_of_the_tenant_none(
     autojump_clock: MockClock, system: ta.System, model: Model
 ) -> None:
     scheduler = await system.spawn(FairScheduler, model, max_in_flight=1, weights={None: 2.0})
-    assert await scheduler.ask(Call(("x", 7.0))) == "x"
+    assert await scheduler.ask(Submit(("x", 7.0))) == "x"
     assert (await scheduler.ask(GetStatistics())).cost_of == {None: 1.0}
 
 
@@ -545,7 +545,7 @@ async def ends(scheduler: Scheduler, end: Callable[[], Awaitable[None]]) -> dict
     got: dict[str, Exception] = {}
 
     async def asker(name: str) -> None:
-        got[name] = await refused(scheduler, FairCall((name, 100.0), tenant="a"))
+        got[name] = await refused(scheduler, FairSubmit((name, 100.0), tenant="a"))
 
     async with trio.open_nursery() as nursery:
         for name in ("runs", *WAITING):
@@ -627,14 +627,14 @@ async def test_statistics_name_those_that_wait(
 @pytest.mark.parametrize("cost", [0, -1.0, math.nan, math.inf, -math.inf, 1e10])
 def test_bad_costs_are_refused_when_the_request_is_made(cost: float) -> None:
     with pytest.raises(ValueError, match="the cost of a request"):
-        FairCall(1, tenant="a", cost=cost)
+        FairSubmit(1, tenant="a", cost=cost)
 
 
 def test_what_is_no_cost_and_no_tenant_is_refused_when_the_request_is_made() -> None:
     with pytest.raises(TypeError, match="the cost of a request"):
-        FairCall(1, tenant="a", cost="3")  # type: ignore[arg-type]  # what it is about
+        FairSubmit(1, tenant="a", cost="3")  # type: ignore[arg-type]  # what it is about
     with pytest.raises(TypeError, match="unhashable"):
-        FairCall(1, tenant=[])  # type: ignore[arg-type]  # what it is about
+        FairSubmit(1, tenant=[])  # type: ignore[arg-type]  # what it is about
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock
 
 import trio_accel as ta
-from trio_accel.patterns import FairCall, FairScheduler
+from trio_accel.patterns import FairScheduler, FairSubmit
 
 simpy: Any = pytest.importorskip("simpy")
 wfq: Any = pytest.importorskip("ns.scheduler.wfq")
@@ -71,7 +71,9 @@ def served_by_us(arrivals: Sequence[Arrival]) -> list[tuple[int, float]]:
             )
             for arrival in arrivals:
                 await trio.sleep_until(begun + arrival.time)
-                nursery.start_soon(scheduler.ask, FairCall(arrival, tenant=arrival.tenant, cost=arrival.cost))
+                nursery.start_soon(
+                    scheduler.ask, FairSubmit(arrival, tenant=arrival.tenant, cost=arrival.cost)
+                )
 
     trio.run(main, clock=MockClock(autojump_threshold=0))
     return served

@@ -12,7 +12,7 @@ from replica_models import Model, named, statistics_of
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.patterns import Call, Hedge, ReplicaPool, ReplicaPoolStatistics, Servant
+from trio_accel.patterns import Hedge, ReplicaPool, ReplicaPoolStatistics, Submit, SubmitActor
 
 
 async def busy(pool: ta.Ref[Any]) -> int:
@@ -31,7 +31,7 @@ def test_a_hedged_request_takes_the_shorter_of_both(first: float, second: float,
             models = [named("first", first), named("second", second)]
             pool = await system.spawn(ReplicaPool, models, hedge=Hedge(after=after), name="pool")
             begin = trio.current_time()
-            result = await pool.ask(Call(None))
+            result = await pool.ask(Submit(None))
             took = trio.current_time() - begin
             late = min(first, after + second)
             assert took == pytest.approx(first if first <= after else late)
@@ -66,10 +66,10 @@ async def test_an_error_counts_only_if_nothing_better_comes(
     pool = await system.spawn(ReplicaPool, models, hedge=Hedge(after=after))
     begin = trio.current_time()
     if isinstance(expected, str):
-        assert await pool.ask(Call("item")) == expected
+        assert await pool.ask(Submit("item")) == expected
     else:
         with pytest.raises(expected):
-            await pool.ask(Call("item"))
+            await pool.ask(Submit("item"))
     assert trio.current_time() - begin == pytest.approx(seconds)
     await wait_all_tasks_blocked()
     assert await busy(pool) == 0
@@ -80,7 +80,7 @@ async def test_hedges_are_a_share_of_the_requests(system: ta.System, autojump_cl
         ReplicaPool, [named("a", 2.0), named("b", 2.0)], hedge=Hedge(after=1.0, share=0.1)
     )
     for _ in range(100):
-        await pool.ask(Call(None))
+        await pool.ask(Submit(None))
     statistics: ReplicaPoolStatistics = await statistics_of(pool)
     # One in ten, and the one that it begins with.
     assert statistics.hedged == 11
@@ -88,10 +88,10 @@ async def test_hedges_are_a_share_of_the_requests(system: ta.System, autojump_cl
 
 
 async def test_nothing_is_hedged_where_no_other_works(system: ta.System, autojump_clock: MockClock) -> None:
-    ended = await system.spawn(Servant[Any, Any])
+    ended = await system.spawn(SubmitActor[Any, Any])
     pool = await system.spawn(ReplicaPool, [named("a", 2.0), ended], hedge=Hedge(after=1.0))
     await ended.stop()
-    assert await pool.ask(Call(None)) == "a"
+    assert await pool.ask(Submit(None)) == "a"
     statistics: ReplicaPoolStatistics = await statistics_of(pool)
     assert statistics.hedged == 0
     assert [replica.begun for replica in statistics.replicas] == [1, 0]
@@ -105,7 +105,7 @@ async def test_the_loser_does_not_hold_up_the_reply(system: ta.System, autojump_
 
     pool = await system.spawn(ReplicaPool, [stubborn, named("b", 1.0)], hedge=Hedge(after=1.0))
     begin = trio.current_time()
-    assert await pool.ask(Call(None)) == "b"
+    assert await pool.ask(Submit(None)) == "b"
     assert trio.current_time() - begin == pytest.approx(2.0)
     statistics: ReplicaPoolStatistics = await statistics_of(pool)
     assert [replica.in_flight for replica in statistics.replicas] == [1, 0]
@@ -128,7 +128,7 @@ async def test_cancelled_while_hedged(system: ta.System, autojump_clock: MockClo
 
     pool = await system.spawn(ReplicaPool, [slow("a"), slow("b")], hedge=Hedge(after=1.0))
     with trio.move_on_after(when) as scope:
-        await pool.ask(Call(None))
+        await pool.ask(Submit(None))
     assert scope.cancelled_caught
     await wait_all_tasks_blocked()
     assert sorted(cancelled) == (["a"] if when < 1 else ["a", "b"])
@@ -148,7 +148,7 @@ async def test_tries_have_the_deadline_and_the_context_of_the_asker(
 
     pool = await system.spawn(ReplicaPool, [model, model], hedge=Hedge(after=1.0))
     with trio.fail_after(10) as scope:
-        await pool.ask(Call(None))
+        await pool.ask(Submit(None))
     assert seen == [pytest.approx(scope.deadline)] * 2
 
 
@@ -167,11 +167,11 @@ async def test_a_try_that_fails_while_it_is_cancelled_ends_nothing(
 
     hedge = Hedge(after=1.0, share=1.0)
     pool = await system.spawn(ReplicaPool, [torn, named("b", 1.0)], hedge=hedge, name="pool")
-    assert await pool.ask(Call(None)) == "b"
+    assert await pool.ask(Submit(None)) == "b"
     await wait_all_tasks_blocked()
     assert system.tree().find("test/pool").restarts == 0
     assert await busy(pool) == 0
-    assert await pool.ask(Call(None)) == "b"
+    assert await pool.ask(Submit(None)) == "b"
 
 
 async def test_a_drain_waits_for_hedged_requests(system: ta.System, autojump_clock: MockClock) -> None:
@@ -179,7 +179,7 @@ async def test_a_drain_waits_for_hedged_requests(system: ta.System, autojump_clo
     replies: list[str] = []
 
     async def ask() -> None:
-        replies.append(await pool.ask(Call(None)))
+        replies.append(await pool.ask(Submit(None)))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)

@@ -18,12 +18,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel.actors import Strategy
 from trio_accel.patterns import (
-    Call,
     Deployment,
     GetStatistics,
     HotSwap,
     HotSwapStatistics,
     ModelRetiredError,
+    Submit,
     Swap,
     SwapFailedError,
     Swapped,
@@ -50,10 +50,12 @@ class Shelf:
             self.loaded.append(version)
             self.most = max(self.most, len(self.loaded))
             try:
+                # clock: a mock clock of the caller, or work whose time decides nothing
                 await trio.sleep(loading)
                 if bad is not None:
                     raise bad
                 yield model
+                # clock: a mock clock of the caller, or work whose time decides nothing
                 await trio.sleep(closing)
             finally:
                 self.loaded.remove(version)
@@ -61,6 +63,7 @@ class Shelf:
 
         async def model(item: float) -> Answer:
             self.begun.append((version, item))
+            # clock: a mock clock of the caller, or work whose time decides nothing
             await trio.sleep(item)
             return version, item
 
@@ -106,7 +109,7 @@ async def test_fifty_swaps_under_a_stream_of_requests(
     async def client(number: int) -> None:
         for turn in range(200):
             item = 0.01 + number / 1000 + turn / 1e6
-            answers.append((number, await models.ask(Call(item))))
+            answers.append((number, await models.ask(Submit(item))))
             assert answers[-1][1][1] == item
 
     async with trio.open_nursery() as nursery:
@@ -144,7 +147,7 @@ def test_each_call_is_served_by_the_model_of_its_moment(
 
     async def call(models: Models, number: int, at: int, lasts: int) -> None:
         await trio.sleep(at / 10)
-        version, _ = await models.ask(Call(lasts / 10))
+        version, _ = await models.ask(Submit(lasts / 10))
         served[number] = version
 
     async def swap(models: Models, number: int, at: int, loading: int, is_bad: bool) -> None:
@@ -200,7 +203,7 @@ async def test_a_model_whose_probe_fails_is_not_taken(
     with pytest.raises(SwapFailedError, match=r"v1 was not taken, and v0 serves on.*wrong") as caught:
         await models.ask(Swap(shelf.opening("v1"), "v1"))
     assert isinstance(caught.value.__cause__, ArithmeticError)
-    assert await models.ask(Call(0.0)) == ("v0", 0.0)
+    assert await models.ask(Submit(0.0)) == ("v0", 0.0)
     assert (shelf.loaded, shelf.closed) == (["v0"], ["v1"])
     found = await statistics(models)
     assert (found.failed_swaps, found.swaps, found.next, found.previous) == (1, 0, None, None)
@@ -212,7 +215,7 @@ async def test_a_model_that_cannot_be_loaded(
     models = await spawn(system, shelf)
     with pytest.raises(SwapFailedError, match="no such file"):
         await models.ask(Swap(shelf.opening("v1", bad=FileNotFoundError("no such file")), "v1"))
-    assert await models.ask(Call(0.0)) == ("v0", 0.0)
+    assert await models.ask(Submit(0.0)) == ("v0", 0.0)
     assert shelf.loaded == ["v0"]
 
 
@@ -225,7 +228,7 @@ async def test_a_probe_that_hangs_ends_with_the_deadline_of_the_swap(
     assert scope.cancelled_caught
     await wait_all_tasks_blocked()
     assert shelf.loaded == ["v0"]
-    assert await models.ask(Call(1.0)) == ("v0", 1.0)
+    assert await models.ask(Submit(1.0)) == ("v0", 1.0)
     assert (await statistics(models)).failed_swaps == 1
 
 
@@ -236,12 +239,12 @@ async def test_a_swap_that_is_cancelled(
     """Before the switch nothing has changed; afterwards, the new model serves."""
     models = await spawn(system, shelf)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(models.ask, Call(9.0))
+        nursery.start_soon(models.ask, Submit(9.0))
         await wait_all_tasks_blocked()
         with trio.move_on_after(seconds):
             await models.ask(Swap(shelf.opening("v1", loading=1.0), "v1"))
         expected = "v0" if seconds < 1 else "v1"
-        assert (await models.ask(Call(0.0)))[0] == expected
+        assert (await models.ask(Submit(0.0)))[0] == expected
     await trio.sleep(20)
     assert shelf.loaded == [expected]
 
@@ -256,7 +259,7 @@ async def test_a_second_swap_is_refused_while_one_is_under_way(
         done.append(await models.ask(Swap(shelf.opening("v1", loading=1.0), "v1")))
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(models.ask, Call(3.0))
+        nursery.start_soon(models.ask, Submit(3.0))
         nursery.start_soon(swap)
         await trio.sleep(0.5)
         with pytest.raises(SwapFailedError, match="v2 was not loaded: v1 is being loaded"):
@@ -277,7 +280,7 @@ async def test_an_old_model_that_hangs_makes_room_in_time(
 
     async def ask() -> None:
         try:
-            await models.ask(Call(1e6))
+            await models.ask(Submit(1e6))
         except ModelRetiredError as error:
             errors.append(error)
 
@@ -297,7 +300,7 @@ async def test_after_a_restart_the_model_of_the_last_swap_serves(system: ta.Syst
     await models.tell(Crash())
     while system.tree().find("test/models").restarts == 0:  # noqa: ASYNC110  # nobody is told
         await trio.sleep(0.001)
-    assert await models.ask(Call(0.0)) == ("v1", 0.0)
+    assert await models.ask(Submit(0.0)) == ("v1", 0.0)
     assert shelf.loaded == ["v1"]
 
 
@@ -319,7 +322,7 @@ async def test_a_call_that_had_not_begun_at_a_restart_does_not_reach_the_closed_
 
         async def ask() -> None:
             with suppress(ta.ActorFailedError, ta.ActorRestartingError):
-                await models.ask(Call(0.0))
+                await models.ask(Submit(0.0))
 
         # The order in which Trio runs tasks is random.
         for _ in range(50):
@@ -344,7 +347,7 @@ async def test_a_model_whose_context_ends_by_itself_is_loaded_again(
 
     models: Models = await system.spawn(HotSwap, Deployment(short, "v0"), name="models")
     await trio.sleep(7)
-    assert await models.ask(Call(0.0)) == ("v0", 0.0)
+    assert await models.ask(Submit(0.0)) == ("v0", 0.0)
     assert shelf.loaded == ["v0"]
     assert system.tree().find("test/models").restarts >= 1
 
@@ -356,7 +359,7 @@ async def test_a_drain_answers_what_was_accepted(
     answers: list[Answer] = []
 
     async def ask() -> None:
-        answers.append(await models.ask(Call(2.0)))
+        answers.append(await models.ask(Submit(2.0)))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
@@ -435,7 +438,7 @@ async def test_weights_are_replaced_on_a_device_whose_worker_is_lost(system: ta.
                 nursery.start_soon(models.ask, Swap(opening(factor), str(factor)))
                 with pytest.raises(ta.AccelError):
                     await ta.linalg.scal(2.0, await device.put(np.ones(3)))
-            np.testing.assert_array_equal(await models.ask(Call(x)), factor * x)
+            np.testing.assert_array_equal(await models.ask(Submit(x)), factor * x)
         assert device.generation == 3
         await models.stop()
         # The weights of all models are given back.

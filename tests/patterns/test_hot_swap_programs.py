@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import trio_accel as ta
-from trio_accel.patterns import Call, Deployment, HotSwap, Swap, SwapFailedError
+from trio_accel.patterns import Deployment, HotSwap, Submit, Swap, SwapFailedError
 from trio_accel.programs import Array
 
 Opening = Callable[[], AbstractAsyncContextManager[Any]]
@@ -51,10 +51,10 @@ async def test_a_program_on_a_worker_device(system: ta.System) -> None:
 
     ref = await system.spawn(HotSwap, Deployment(scaled(2.0), "2"), probe=check)
     x = np.arange(3.0)
-    np.testing.assert_array_equal(await ref.ask(Call(x)), 2 * x)
+    np.testing.assert_array_equal(await ref.ask(Submit(x)), 2 * x)
     await ref.ask(Swap(scaled(3.0), "3"))
-    np.testing.assert_array_equal(await ref.ask(Call(x)), 3 * x)
+    np.testing.assert_array_equal(await ref.ask(Submit(x)), 3 * x)
     with pytest.raises(SwapFailedError, match="gives no numbers"):
         await ref.ask(Swap(scaled(float("nan")), "nan"))
-    np.testing.assert_array_equal(await ref.ask(Call(x)), 3 * x)
+    np.testing.assert_array_equal(await ref.ask(Submit(x)), 3 * x)
     await ref.stop(drain=True)

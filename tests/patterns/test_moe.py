@@ -16,7 +16,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     ExpertsFailedError,
     GetStatistics,
     ModelOutputError,
@@ -24,6 +23,7 @@ from trio_accel.patterns import (
     MoeStatistics,
     Routed,
     RoutingStatistics,
+    Submit,
 )
 
 Model = Callable[[Rows], Awaitable[Any]]
@@ -72,7 +72,7 @@ async def route(
     system: ta.System, tokens: Any, logits: Any, experts: Sequence[Model], **options: Any
 ) -> Routed:
     router = await system.spawn(MoeRouter, gate_of(logits), experts, **options)
-    routed: Routed = await router.ask(Call(tokens))
+    routed: Routed = await router.ask(Submit(tokens))
     return routed
 
 
@@ -143,7 +143,7 @@ def test_it_is_the_dense_computation(
 async def test_the_load_is_counted_as_the_papers_define_it(system: ta.System) -> None:
     x, logits = case(3, 40, 4)
     router = await system.spawn(MoeRouter, gate_of(logits), [expert_of(one) for one in matrices(4)], top_k=2)
-    routed: Routed = await router.ask(Call(x))
+    routed: Routed = await router.ask(Submit(x))
     statistics = routed.statistics
     p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
     order = np.argsort(-p, axis=1, kind="stable")
@@ -158,7 +158,7 @@ async def test_the_load_is_counted_as_the_papers_define_it(system: ta.System) ->
     assert statistics.importance_loss == pytest.approx((importance.std() / importance.mean()) ** 2)
     assert list(statistics.counts) == [int((order[:, :2] == expert).sum()) for expert in range(4)]
     # Twice the same has twice the counts, and the same losses.
-    await router.ask(Call(x))
+    await router.ask(Submit(x))
     counted: MoeStatistics = await router.ask(GetStatistics())
     both = counted.routing
     assert (both.tokens, sum(both.served)) == (80, 160)
@@ -247,7 +247,7 @@ async def test_a_failure_can_be_the_askers_and_ends_the_others(system: ta.System
         MoeRouter, gate_of(logits), [hangs, failing(error), hangs], top_k=3, on_failure="raise"
     )
     with pytest.raises(OSError, match="gone") as caught:
-        await router.ask(Call(x))
+        await router.ask(Submit(x))
     assert caught.value is error
     assert ended == [20, 20]
     assert (await router.ask(GetStatistics())).routing.failures == (0, 1, 0)
@@ -299,7 +299,7 @@ async def test_a_cancelled_asker_ends_all_experts(system: ta.System) -> None:
 
     router = await system.spawn(MoeRouter, gate_of([[0.0, 0.0]] * 3), [hangs] * 2, name="moe")
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(router.ask, Call(np.ones((3, WIDTH))))
+        nursery.start_soon(router.ask, Submit(np.ones((3, WIDTH))))
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     assert ended == [3, 3]
@@ -342,7 +342,7 @@ async def test_a_gate_of_the_wrong_form_is_refused(system: ta.System, logits: An
         MoeRouter, gate_of(logits), [expert_of(one) for one in matrices(3)], name="moe"
     )
     with pytest.raises(ModelOutputError, match=f"the gate .*{text}"):
-        await router.ask(Call(np.ones((3, WIDTH))))
+        await router.ask(Submit(np.ones((3, WIDTH))))
     assert system.tree().find("test/moe").restarts == 0
 
 
@@ -361,7 +361,7 @@ async def test_a_failing_gate_is_the_askers_error(system: ta.System) -> None:
     error = OSError("gone")
     router = await system.spawn(MoeRouter, failing(error), [expert_of(one) for one in matrices(2)])
     with pytest.raises(OSError, match="gone") as caught:
-        await router.ask(Call(np.ones((3, WIDTH))))
+        await router.ask(Submit(np.ones((3, WIDTH))))
     assert caught.value is error
 
 
@@ -425,7 +425,7 @@ async def test_tokens_gate_and_experts_may_be_of_a_device(system: ta.System, dev
     gate = on_device(await device.put(weights))
     experts = [on_device(await device.put(matrix)) for matrix in all_matrices]
     router = await system.spawn(MoeRouter, gate, experts, top_k=2, capacity_factor=1.0)
-    routed: Routed = await router.ask(Call(await device.put(x)))
+    routed: Routed = await router.ask(Submit(await device.put(x)))
     output, _ = dense(
         x,
         x @ weights,

@@ -13,7 +13,6 @@ from trio.testing import MockClock
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     CircuitOpenError,
     ExpertsFailedError,
     ModelOutputError,
@@ -26,8 +25,9 @@ from trio_accel.patterns import (
     RetryBudget,
     Router,
     StaleGradientsError,
+    Submit,
     SwapFailedError,
-    TaskServant,
+    TaskSubmitActor,
     UnknownTenantError,
     is_failure,
     retry,
@@ -110,7 +110,7 @@ def make(kind: type[Exception]) -> Exception:
     return kind("it said so", **needed)
 
 
-class Once(TaskServant[int, str]):
+class Once(TaskSubmitActor[int, str]):
     """Fails with an error the first time."""
 
     def __init__(self, says: str, errors: list[Exception]) -> None:
@@ -162,7 +162,7 @@ async def test_all_who_decide_by_it_agree(
     none: list[Exception] = []
     router = await system.spawn(Router, [first, await system.spawn(Once, "second", none)])
     goes_on = said == "elsewhere" and isinstance(error, ta.ActorError)
-    assert await told(lambda: router.ask(Call(1))) == ("second" if goes_on else kind.__name__)
+    assert await told(lambda: router.ask(Submit(1))) == ("second" if goes_on else kind.__name__)
 
 
 async def told(ask: Callable[[], Awaitable[object]]) -> object:

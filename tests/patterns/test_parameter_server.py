@@ -25,7 +25,6 @@ from hypothesis.stateful import (
 import trio_accel as ta
 from trio_accel import nn
 from trio_accel.patterns import (
-    Call,
     GetStatistics,
     Parameters,
     ParameterServer,
@@ -33,6 +32,7 @@ from trio_accel.patterns import (
     Pull,
     Push,
     StaleGradientsError,
+    Submit,
 )
 from trio_accel.testing import inject_fault
 
@@ -97,9 +97,9 @@ async def test_a_hundred_steps_in_order_are_those_of_the_formulas(
             sent = {one: await device.put(array) for one, array in gradients.items()}
         elif number % 3 == 2:
             sent["b"] = await device.put(gradients["b"])
-        made = await server.ask(Call(Push(sent, number - 1)))
+        made = await server.ask(Submit(Push(sent, number - 1)))
         assert made.version == number
-    pulled = await server.ask(Call(Pull()))
+    pulled = await server.ask(Submit(Pull()))
     assert {one: array.shape for one, array in pulled.arrays.items()} == SHAPES
     np.testing.assert_allclose(await on_host(pulled), want, rtol=1e-12, atol=1e-14)
 
@@ -107,8 +107,8 @@ async def test_a_hundred_steps_in_order_are_those_of_the_formulas(
 async def test_what_was_pulled_stays_as_it_is(system: ta.System, device: ta.Device) -> None:
     state = await ParameterState.put(device, arrays(0))
     server = await system.spawn(ParameterServer, state, RULES["sgd"][1])
-    before = await server.ask(Call(Pull()))
-    after = await server.ask(Call(Push(arrays(1), 0)))
+    before = await server.ask(Submit(Pull()))
+    after = await server.ask(Submit(Push(arrays(1), 0)))
     np.testing.assert_array_equal(await on_host(before), flat(arrays(0)))
     np.testing.assert_allclose(await on_host(after), flat(arrays(0)) - 0.1 * flat(arrays(1)), rtol=1e-14)
     assert (before.version, after.version) == (0, 1)
@@ -118,14 +118,14 @@ async def test_gradients_that_are_too_old_are_refused(system: ta.System, device:
     state = await ParameterState.put(device, arrays(0))
     server = await system.spawn(ParameterServer, state, RULES["sgd"][1], max_staleness=2)
     for version in (0, 0, 0, 1, 3):
-        await server.ask(Call(Push(arrays(1), version)))
+        await server.ask(Submit(Push(arrays(1), version)))
     with pytest.raises(StaleGradientsError, match="version 2 are too old for version 5; pull them") as caught:
-        await server.ask(Call(Push(arrays(1), 2)))
+        await server.ask(Submit(Push(arrays(1), 2)))
     assert (caught.value.version, caught.value.current) == (2, 5)
     counts = await server.ask(GetStatistics())
     assert (counts.version, counts.stale, counts.answered, counts.failed) == (5, 1, 5, 1)
     np.testing.assert_allclose(
-        await on_host(await server.ask(Call(Pull()))), flat(arrays(0)) - 0.5 * flat(arrays(1)), rtol=1e-12
+        await on_host(await server.ask(Submit(Pull()))), flat(arrays(0)) - 0.5 * flat(arrays(1)), rtol=1e-12
     )
 
 
@@ -143,7 +143,7 @@ async def test_the_age_is_that_of_the_moment_of_the_step(system: ta.System, devi
 
     async def push() -> None:
         try:
-            await server.ask(Call(Push(arrays(1), 0)))
+            await server.ask(Submit(Push(arrays(1), 0)))
             outcomes.append("taken")
         except StaleGradientsError:
             outcomes.append("stale")
@@ -153,7 +153,7 @@ async def test_the_age_is_that_of_the_moment_of_the_step(system: ta.System, devi
             nursery.start_soon(push)
         await begun.wait()
         # The parameters can be had while a step is taken.
-        assert (await server.ask(Call(Pull()))).version == 0
+        assert (await server.ask(Submit(Pull()))).version == 0
         go.set()
     assert sorted(outcomes) == ["stale", "taken"]
 
@@ -179,16 +179,16 @@ async def test_what_is_refused_changes_nothing(system: ta.System, device: ta.Dev
     ]
     for item, error, match in wrong:
         with pytest.raises(error, match=match):
-            await server.ask(Call(item))
-    pulled = await server.ask(Call(Pull()))
+            await server.ask(Submit(item))
+    pulled = await server.ask(Submit(Pull()))
     assert pulled.version == 0
     np.testing.assert_array_equal(await on_host(pulled), flat(arrays(0)))
 
 
 async def test_nan_is_taken_where_that_was_chosen(system: ta.System, device: ta.Device) -> None:
     state = await ParameterState.put(device, arrays(0))
-    server = await system.spawn(ParameterServer, state, RULES["sgd"][1], on_nan="take")
-    made = await server.ask(Call(Push(arrays(1) | {"scale": np.array(math.nan)}, 0)))
+    server = await system.spawn(ParameterServer, state, RULES["sgd"][1], on_nan="allow")
+    made = await server.ask(Submit(Push(arrays(1) | {"scale": np.array(math.nan)}, 0)))
     found = await on_host(made)
     assert math.isnan(found[-1])
     np.testing.assert_allclose(found[:-1], (flat(arrays(0)) - 0.1 * flat(arrays(1)))[:-1], rtol=1e-14)
@@ -229,15 +229,15 @@ async def test_a_step_that_fails_and_a_restart_lose_nothing(system: ta.System, d
     state = await ParameterState.put(device, arrays(0), slots=1)
     server = await system.spawn(ParameterServer, state, step)
     with pytest.raises(LookupError):
-        await server.ask(Call(Push(arrays(1), 0)))
+        await server.ask(Submit(Push(arrays(1), 0)))
     fails = False
     for _ in range(2):
         # A server that is made again goes on.
         await server.stop()
         server = await system.spawn(ParameterServer, state, step)
-        await server.ask(Call(Push(arrays(1), state.version)))
+        await server.ask(Submit(Push(arrays(1), state.version)))
     want = flat(arrays(0)) - 0.1 * (1 + 1.9) * flat(arrays(1))
-    np.testing.assert_allclose(await on_host(await server.ask(Call(Pull()))), want, rtol=1e-13)
+    np.testing.assert_allclose(await on_host(await server.ask(Submit(Pull()))), want, rtol=1e-13)
 
 
 # A least-squares problem whose gradient workers compute on devices of their own.
@@ -267,7 +267,7 @@ async def test_a_killed_worker_loses_its_push_and_nothing_else(system: ta.System
         device, share = places[who], slice(32 * who, 32 * who + 32)
         done = 0
         while done < 20:
-            pulled = await server.ask(Call(Pull()))
+            pulled = await server.ask(Submit(Pull()))
             w = await pulled.arrays["w"].to_host()
             if who and done in (3, 7, 11, 15) and lost[1] < (done + 1) // 4:
                 inject_fault(device, ta.linalg.Matmul, kill=True)
@@ -275,7 +275,7 @@ async def test_a_killed_worker_loses_its_push_and_nothing_else(system: ta.System
                 x = await device.put(POINTS[share])
                 rest = await (x @ w - TARGETS[share])
                 gradient = await (rest @ x / 16)
-                made = await server.ask(Call(Push({"w": gradient}, pulled.version)))
+                made = await server.ask(Submit(Push({"w": gradient}, pulled.version)))
             except (ta.ContextLostError, ta.StaleRefError, ta.InputFailedError):
                 lost[who] += 1
                 continue
@@ -290,7 +290,7 @@ async def test_a_killed_worker_loses_its_push_and_nothing_else(system: ta.System
     # Each push that had a reply is one step, and there is no other.
     assert sorted(version for version, _, _ in taken) == list(range(1, 41))
     want = -0.05 * sum(gradient for _, _, gradient in taken)
-    found = await server.ask(Call(Pull()))
+    found = await server.ask(Submit(Pull()))
     np.testing.assert_allclose(await found.arrays["w"].to_host(), want, rtol=1e-10)
     assert (await server.ask(GetStatistics())).repeated == 0
     for device in (home, *places):
@@ -308,7 +308,7 @@ async def test_a_kill_of_its_own_device_loses_nothing(system: ta.System) -> None
         if number % 3 == 0:
             inject_fault(home, "nn.adamw" if number % 2 else "devices.Copy", kill=True)
         want = formula(want, flat(arrays(number)), slots, number)
-        made = await server.ask(Call(Push(arrays(number), number - 1)))
+        made = await server.ask(Submit(Push(arrays(number), number - 1)))
         assert made.version == number
     np.testing.assert_allclose(await on_host(made), want, rtol=1e-12, atol=1e-14)
     assert home.generation == 5
@@ -346,7 +346,7 @@ class Life(RuleBasedStateMachine):
     @rule(age=st.integers(0, 6), seed=st.integers(1, 9))
     def push(self, age: int, seed: int) -> None:
         version, gradients = max(self.version - age, 0), arrays(seed)
-        asked = partial(self.server.ask, Call(Push(gradients, version)))
+        asked = partial(self.server.ask, Submit(Push(gradients, version)))
         if self.most is not None and self.version - version > self.most:
             with pytest.raises(StaleGradientsError):
                 trio.from_thread.run(asked)
@@ -368,11 +368,11 @@ class Life(RuleBasedStateMachine):
         else:
             version += 1
         with pytest.raises((ValueError, TypeError)):
-            trio.from_thread.run(partial(self.server.ask, Call(Push(gradients, version))))
+            trio.from_thread.run(partial(self.server.ask, Submit(Push(gradients, version))))
 
     @rule()
     def pull(self) -> None:
-        pulled = trio.from_thread.run(partial(self.server.ask, Call(Pull())))
+        pulled = trio.from_thread.run(partial(self.server.ask, Submit(Pull())))
         assert pulled.version == self.version
         self.kept.append(pulled)
 
@@ -385,10 +385,10 @@ class Life(RuleBasedStateMachine):
                 instrument = CancelAt(scope, step)
                 trio.lowlevel.add_instrument(instrument)
                 try:
-                    await self.server.ask(Call(Push(arrays(seed), self.version)))
+                    await self.server.ask(Submit(Push(arrays(seed), self.version)))
                 finally:
                     trio.lowlevel.remove_instrument(instrument)
-            return (await self.server.ask(Call(Pull()))).version
+            return (await self.server.ask(Submit(Pull()))).version
 
         found = trio.from_thread.run(ask)
         assert found in (self.version, self.version + 1)

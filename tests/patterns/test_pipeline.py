@@ -24,7 +24,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     GetStatistics,
     Pipeline,
     PipelineStage,
@@ -33,6 +32,7 @@ from trio_accel.patterns import (
     ReplicaPool,
     RetryBudget,
     RetryPolicy,
+    Submit,
     open_results,
 )
 
@@ -129,7 +129,7 @@ class World:
         await trio.sleep_until(visit.comes)
         with trio.CancelScope(deadline=visit.leaves):
             try:
-                assert await pipeline.ask(Call(number)) == number
+                assert await pipeline.ask(Submit(number)) == number
                 end = "answered"
             except LookupError:
                 end = "failed"
@@ -198,6 +198,7 @@ def test_times_are_those_of_a_tandem_queue(world: World) -> None:
 
 
 async def sleep_for(seconds: float, item: Any) -> Any:
+    # clock: a mock clock of the caller, or work whose time decides nothing
     await trio.sleep(seconds)
     return item
 
@@ -297,7 +298,7 @@ async def test_a_cancelled_asker_takes_its_item_out(system: ta.System, autojump_
     results: list[int] = []
 
     async def ask(item: int) -> None:
-        results.append(await pipeline.ask(Call(item)))
+        results.append(await pipeline.ask(Submit(item)))
 
     async with trio.open_nursery() as nursery, trio.open_nursery() as first:
         first.start_soon(ask, 0)
@@ -313,11 +314,11 @@ async def test_a_cancelled_asker_takes_its_item_out(system: ta.System, autojump_
 async def test_a_stage_that_has_ended_fails_items_as_other_patterns_do(system: ta.System) -> None:
     inner = await system.spawn(Pipeline, partial(sleep_for, 0), name="inner")
     pipeline = await system.spawn(Pipeline, partial(sleep_for, 0), inner, name="outer")
-    assert await pipeline.ask(Call(1)) == 1
+    assert await pipeline.ask(Submit(1)) == 1
     await inner.stop()
     for _ in range(2):
         with pytest.raises(ta.ActorStoppedError) as caught:
-            await pipeline.ask(Call(1))
+            await pipeline.ask(Submit(1))
         assert caught.value.path == "test/inner"
     assert system.tree().find("test/outer").restarts == 0
 
@@ -333,7 +334,7 @@ async def test_items_that_no_stage_has_seen_are_said_to_be_unexecuted(system: ta
     outcomes: dict[int, BaseException] = {}
 
     async def ask(item: int) -> None:
-        result = await outcome.acapture(pipeline.ask, Call(item))
+        result = await outcome.acapture(pipeline.ask, Submit(item))
         assert isinstance(result, outcome.Error)
         outcomes[item] = result.error
 
@@ -353,7 +354,7 @@ async def test_a_drain_takes_all_items_through(system: ta.System, autojump_clock
     results: list[int] = []
 
     async def ask(item: int) -> None:
-        results.append(await pipeline.ask(Call(item)))
+        results.append(await pipeline.ask(Submit(item)))
 
     async with trio.open_nursery() as nursery:
         for item in range(6):
@@ -414,14 +415,14 @@ async def test_spans_and_metrics_of_stages(system: ta.System, device: ta.Device)
 
     pipeline = await system.spawn(Pipeline, put, check, name="pipe")
     with ta.telemetry.record(system) as recorder, ta.telemetry.trace(system, provider):
-        assert await pipeline.ask(Call(1.0)) == 1.0
+        assert await pipeline.ask(Submit(1.0)) == 1.0
         with pytest.raises(ValueError, match="negative"):
-            await pipeline.ask(Call(-1.0))
+            await pipeline.ask(Submit(-1.0))
         snapshot = recorder.snapshot()
     spans = exporter.get_finished_spans()
     below = {span.context.span_id: span.name for span in spans if span.context is not None}
     children = Counter((below[span.parent.span_id] if span.parent else "", span.name) for span in spans)
-    for name, count in {("", "Call"): 2, ("Call", "put"): 2, ("Call", "check"): 2}.items():
+    for name, count in {("", "Submit"): 2, ("Submit", "put"): 2, ("Submit", "check"): 2}.items():
         assert children[name] == count
     # What a stage asks of the device belongs to it, and not to the stage before.
     assert children["put", "devices.Put"] == 2
@@ -450,7 +451,7 @@ async def test_what_observers_set_for_a_stage_ends_with_it(system: ta.System) ->
 
     pipeline = await system.spawn(Pipeline, wait, PipelineStage(wait, name="then"), partial(sleep_for, 0))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(pipeline.ask, Call(1))
+        nursery.start_soon(pipeline.ask, Submit(1))
         await wait_all_tasks_blocked()
         # The item began before anybody traced, so there is no span of it.
         with ta.telemetry.trace(system, provider):
@@ -550,7 +551,7 @@ def test_bad_arguments(make: Callable[[], object], error: type[Exception], text:
 async def test_a_model_that_is_not_async_says_so(system: ta.System) -> None:
     pipeline = await system.spawn(untyped, abs)
     with pytest.raises(TypeError, match="the model abs returned int, and must be async"):
-        await pipeline.ask(Call(-1))
+        await pipeline.ask(Submit(-1))
 
 
 async def test_names_of_stages(system: ta.System) -> None:
@@ -566,7 +567,7 @@ async def test_names_of_stages(system: ta.System) -> None:
     anonymous.__name__ = "<lambda>"
     named = PipelineStage(nothing, name="pool")
     pipeline = await system.spawn(untyped, nothing, partial(nothing), pool, named, anonymous, Nothing())
-    assert await pipeline.ask(Call(1)) == 1
+    assert await pipeline.ask(Submit(1)) == 1
     statistics: PipelineStatistics = await pipeline.ask(GetStatistics())
     assert [stage.name for stage in statistics.stages] == [
         *("nothing", "nothing-1", "pool-2", "pool", "function", "Nothing")

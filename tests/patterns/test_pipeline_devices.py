@@ -16,13 +16,13 @@ import trio
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     GetStatistics,
     Pipeline,
     PipelineStage,
     PipelineStatistics,
     RetryBudget,
     RetryPolicy,
+    Submit,
     open_results,
 )
 from trio_accel.testing import inject_fault
@@ -76,7 +76,7 @@ async def test_arrays_are_copied_to_the_device_of_a_stage(system: ta.System, how
         Pipeline, PipelineStage(take, device=devices[0]), PipelineStage(take, device=devices[1])
     )
     given = wrap(await devices[0].put(np.arange(4.0)))
-    result = await pipeline.ask(Call(given))
+    result = await pipeline.ask(Submit(given))
     first, second = got
     assert first is given
     assert result is second
@@ -100,7 +100,7 @@ async def test_a_sparse_matrix_is_copied_too(system: ta.System) -> None:
 
     pipeline = await system.spawn(Pipeline, PipelineStage(multiply, device=devices[1]))
     matrix = await ta.sparse.csr(devices[0], scipy.sparse.csr_array(dense))
-    np.testing.assert_array_equal(await pipeline.ask(Call(matrix)), [1.0, 2.0, 3.0])
+    np.testing.assert_array_equal(await pipeline.ask(Submit(matrix)), [1.0, 2.0, 3.0])
 
 
 async def lose_context(device: ta.Device) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.patterns import Call, FairScheduler, RateLimit, RateLimitError
+from trio_accel.patterns import FairScheduler, RateLimit, RateLimitError, Submit
 
 # Quarters and powers of two: times on the clock are exact.
 rates = st.sampled_from([0.5, 1.0, 4.0, 8.0])
@@ -211,11 +211,13 @@ async def test_a_model_that_refuses_says_when_to_ask_again(autojump_clock: MockC
     assert await model(3.0) == 6.0
 
 
-async def test_a_servant_may_be_the_model_and_have_it(autojump_clock: MockClock, system: ta.System) -> None:
+async def test_a_submit_actor_may_be_the_model_and_have_it(
+    autojump_clock: MockClock, system: ta.System
+) -> None:
     inner: ta.Ref[FairScheduler[Any, Any]] = await system.spawn(FairScheduler, double, max_in_flight=1)
     model = RateLimit(1.0).wrap(inner)
     outer: ta.Ref[FairScheduler[Any, Any]] = await system.spawn(FairScheduler, model, max_in_flight=1)
-    assert [await outer.ask(Call(n)) for n in range(3)] == [0, 2, 4]
+    assert [await outer.ask(Submit(n)) for n in range(3)] == [0, 2, 4]
     assert trio.current_time() == 2.0
 
 

@@ -13,12 +13,12 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel.actors import Backoff, Intensity, Message, Policy, SystemOptions, handles
 from trio_accel.patterns import (
-    Call,
     GetStatistics,
     NoReplicaError,
     ReplicaPool,
     ReplicaPoolStatistics,
-    TaskServant,
+    Submit,
+    TaskSubmitActor,
 )
 
 SIZE = 3
@@ -46,7 +46,7 @@ class World:
     errors: dict[int, Exception] = attrs.Factory(dict[int, Exception])
 
 
-class Parking(TaskServant[int, str]):
+class Parking(TaskSubmitActor[int, str]):
     """A replica that holds each item until the test lets it go."""
 
     def __init__(self, world: World, number: str) -> None:
@@ -126,7 +126,7 @@ class Asker:
     async def _run(self, ref: ta.Ref[Any], item: int) -> None:
         with self.scope:
             try:
-                self.outcomes.append(await ref.ask(Call(item)))
+                self.outcomes.append(await ref.ask(Submit(item)))
             except trio.Cancelled:
                 self.outcomes.append(trio.Cancelled)
                 raise

@@ -14,12 +14,12 @@ import trio
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     GetStatistics,
     NoReplicaError,
     Replica,
     ReplicaPool,
     ReplicaPoolStatistics,
+    Submit,
 )
 from trio_accel.testing import inject_fault
 
@@ -43,14 +43,14 @@ async def test_one_whose_device_has_ended_gets_nothing(system: ta.System) -> Non
     devices = [await system.open_device("cpu") for _ in range(2)]
     replicas = {name: Replica(named(name), device=device) for name, device in zip("ab", devices, strict=True)}
     pool = await system.spawn(ReplicaPool, replicas)
-    assert {await pool.ask(Call(None)) for _ in range(4)} == {"a", "b"}
+    assert {await pool.ask(Submit(None)) for _ in range(4)} == {"a", "b"}
     await devices[0].close()
     assert devices[0].is_ended
     assert not devices[0].is_ready
-    assert {await pool.ask(Call(None)) for _ in range(4)} == {"b"}
+    assert {await pool.ask(Submit(None)) for _ in range(4)} == {"b"}
     await devices[1].close()
     with pytest.raises(NoReplicaError, match="all 2 replicas"):
-        await pool.ask(Call(None))
+        await pool.ask(Submit(None))
 
 
 @attrs.define(eq=False)
@@ -93,8 +93,8 @@ async def test_a_worker_killed_under_load(system: ta.System) -> None:
             mine: list[object] = []
             outcomes[item] = mine
             try:
-                with trio.fail_after(30):
-                    mine.append(await pool.ask(Call(item)))
+                with trio.fail_after(60):
+                    mine.append(await pool.ask(Submit(item)))
             except LOST as error:
                 mine.append(error)
 
@@ -105,7 +105,7 @@ async def test_a_worker_killed_under_load(system: ta.System) -> None:
             await lose_context(devices[0])
             before = models[0].asked
             # It takes part again.
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 while models[0].asked < before + 5:  # noqa: ASYNC110  # nobody tells of a call
                     await trio.sleep(0.005)
         is_over = True

@@ -13,11 +13,12 @@ import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.patterns import Call, Servant, open_results
+from trio_accel.patterns import Submit, SubmitActor, open_results
 
 
 async def later(item: int) -> int:
     """Items end in another order than they begin."""
+    # clock: a mock clock of the caller, or work whose time decides nothing
     await trio.sleep(random.Random(item).random())
     if item % 7 == 3:
         raise LookupError(item)
@@ -137,7 +138,7 @@ async def test_items_that_come_later_and_an_iteration_that_fails(autojump_clock:
                     await anext(results)
 
 
-class InOrder(Servant[int, int]):
+class InOrder(SubmitActor[int, int]):
     """Notes the items as they come."""
 
     def __init__(self, seen: list[int]) -> None:
@@ -149,13 +150,13 @@ class InOrder(Servant[int, int]):
         return item
 
 
-async def test_a_servant_gets_the_items_in_their_order(system: ta.System) -> None:
+async def test_a_submit_actor_gets_the_items_in_their_order(system: ta.System) -> None:
     seen: list[int] = []
     ref = await system.spawn(InOrder, seen)
     async with open_results(ref, range(300), limit=50) as results:
         assert [result async for result in results] == list(range(300))
     assert seen == list(range(300))
-    assert await ref.ask(Call(1)) == 1
+    assert await ref.ask(Submit(1)) == 1
 
 
 untyped: Any = open_results

@@ -16,8 +16,8 @@ from trio.testing import MockClock
 import trio_accel as ta
 from trio_accel.patterns import (
     CircuitOpenError,
-    FairCall,
     FairScheduler,
+    FairSubmit,
     RateLimitError,
     RetryBudget,
     UnknownTenantError,
@@ -227,7 +227,7 @@ async def test_layers_with_one_budget_count_a_request_once(
     fair: ta.Ref[FairScheduler[Any, Any]] = await system.spawn(FairScheduler, inner, max_in_flight=5)
 
     async def through_the_actor(item: object) -> object:
-        result: object = await fair.ask(FairCall(item, tenant=1))
+        result: object = await fair.ask(FairSubmit(item, tenant=1))
         return result
 
     middle = retry(through_the_actor, budget=budget, backoff=AT_ONCE)

@@ -23,7 +23,6 @@ from trio_accel.actors import Backoff, MailboxOptions, Overflow, Policy, handles
 from trio_accel.patterns import (
     ByKey,
     ByLoad,
-    Call,
     GetStatistics,
     Hedge,
     NoReplicaError,
@@ -31,8 +30,9 @@ from trio_accel.patterns import (
     ReplicaPool,
     Router,
     RouterStatistics,
-    Servant,
-    TaskServant,
+    Submit,
+    SubmitActor,
+    TaskSubmitActor,
 )
 
 NAMES = ["alpha", "beta", "gamma", "delta"]
@@ -119,7 +119,7 @@ def test_the_power_of_two_choices() -> None:
 
 async def test_each_gets_its_share(system: ta.System) -> None:
     router = await system.spawn(Router, [named(name) for name in NAMES])
-    assert [await router.ask(Call(number)) for number in range(8)] == NAMES * 2
+    assert [await router.ask(Submit(number)) for number in range(8)] == NAMES * 2
     statistics: RouterStatistics = await statistics_of(router)
     assert [(each.name, each.begun, each.in_flight) for each in statistics.replicas] == [
         (str(number), 2, 0) for number in range(4)
@@ -133,7 +133,7 @@ async def test_by_load_a_slow_one_gets_less(system: ta.System, autojump_clock: M
 
     async def ask_all() -> None:
         while trio.current_time() < begin + 400:
-            results[await router.ask(Call(None))] += 1
+            results[await router.ask(Submit(None))] += 1
 
     begin = trio.current_time()
     async with trio.open_nursery() as nursery:
@@ -143,7 +143,7 @@ async def test_by_load_a_slow_one_gets_less(system: ta.System, autojump_clock: M
     assert results["slow"] == pytest.approx(100, abs=2)
 
 
-class Logging(Servant[tuple[str, int], str]):
+class Logging(SubmitActor[tuple[str, int], str]):
     """Notes what it gets, in order."""
 
     def __init__(self, log: list[tuple[str, str, int]]) -> None:
@@ -169,7 +169,7 @@ async def test_requests_of_a_key_keep_their_order_at_one_member(
     pool = await system.spawn(Pool, Logging, 4, log, by=BY_FIRST, name="pool")
     async with trio.open_nursery() as nursery:
         for number in range(200):
-            nursery.start_soon(pool.ask, Call((f"key {number % 7}", number)))
+            nursery.start_soon(pool.ask, Submit((f"key {number % 7}", number)))
             await trio.lowlevel.checkpoint()
     for key in {key for _, key, _ in log}:
         assert {path for path, each, _ in log if each == key} == {f"test/pool/{place_of(key, list('0123'))}"}
@@ -178,20 +178,20 @@ async def test_requests_of_a_key_keep_their_order_at_one_member(
     assert len(log) == 200
 
 
-@pytest.mark.parametrize("fails_over", [False, True])
+@pytest.mark.parametrize("failover", [False, True])
 async def test_keys_of_one_that_restarts(
-    system: ta.System, autojump_clock: MockClock, fails_over: bool
+    system: ta.System, autojump_clock: MockClock, failover: bool
 ) -> None:
     slow = Policy(backoff=Backoff(initial=100.0, base=100.0, maximum=100.0, jitter=0.0))
-    by = ByKey(lambda item: item[0], fails_over=fails_over)
+    by = ByKey(lambda item: item[0], failover=failover)
     pool = await system.spawn(Pool, Logging, 2, EMPTY, by=by, member_policy=slow, name="pool")
     home = f"test/pool/{place_of('Ann', ['0', '1'])}"
-    assert await pool.ask(Call(("Ann", 1))) == home
+    assert await pool.ask(Submit(("Ann", 1))) == home
     with pytest.raises(ta.ActorFailedError):
-        await pool.ask(Call(("Ann", -1)))
+        await pool.ask(Submit(("Ann", -1)))
     begin = trio.current_time()
-    path = await pool.ask(Call(("Ann", 2)))
-    if fails_over:
+    path = await pool.ask(Submit(("Ann", 2)))
+    if failover:
         assert path != home
         assert trio.current_time() - begin < 1
     else:
@@ -216,22 +216,22 @@ class Adder(ta.Actor):
 
 async def test_a_pool_of_any_actors_takes_their_requests(system: ta.System) -> None:
     pool = await system.spawn(Pool, Adder, 2, 100, step=2, name="pool")
-    assert [await pool.ask(Call(Add(5))) for _ in range(4)] == [110, 110, 120, 120]
+    assert [await pool.ask(Submit(Add(5))) for _ in range(4)] == [110, 110, 120, 120]
     children = [child.path for child in system.tree().find("test/pool").children]
     assert children == ["test/pool/0", "test/pool/1"]
     with pytest.raises(TypeError, match="'text' is not a message"):
-        await pool.ask(Call("text"))
+        await pool.ask(Submit("text"))
 
 
 async def test_methods_of_addresses_are_models_of_actors_that_die(system: ta.System) -> None:
     adders = [await system.spawn(Adder, 0, name=name) for name in ("a", "b")]
     router = await system.spawn(Router, [adder.ask for adder in adders])
-    assert await router.ask(Call(Add(1))) == 1
+    assert await router.ask(Submit(Add(1))) == 1
     await adders[0].stop()
-    assert [await router.ask(Call(Add(1))) for _ in range(3)] == [1, 2, 3]
+    assert [await router.ask(Submit(Add(1))) for _ in range(3)] == [1, 2, 3]
     await adders[1].stop()
     with pytest.raises(NoReplicaError, match=r"^all 2 replicas of test/.* have ended$"):
-        await router.ask(Call(Add(1)))
+        await router.ask(Submit(Add(1)))
 
 
 async def test_a_pool_drains_before_its_members_stop(system: ta.System, autojump_clock: MockClock) -> None:
@@ -240,7 +240,7 @@ async def test_a_pool_drains_before_its_members_stop(system: ta.System, autojump
     async with trio.open_nursery() as nursery:
 
         async def ask(number: int) -> None:
-            replies.append(await pool.ask(Call((str(number), number))))
+            replies.append(await pool.ask(Submit((str(number), number))))
 
         for number in range(20):
             nursery.start_soon(ask, number)
@@ -252,14 +252,14 @@ async def test_a_pool_drains_before_its_members_stop(system: ta.System, autojump
 
 async def test_a_pool_that_restarts_has_new_members(system: ta.System) -> None:
     pool = await system.spawn(Pool, Adder, 1, 0, policy=Policy(backoff=Backoff(base=0.0)), name="pool")
-    assert await pool.ask(Call(Add(1))) == 1
+    assert await pool.ask(Submit(Add(1))) == 1
 
     # More crashes than its supervisor, the pool, allows.
     for _ in range(4):
         with pytest.raises(ta.ActorFailedError):
-            await pool.ask(Call(Add("x")))  # type: ignore[arg-type]
+            await pool.ask(Submit(Add("x")))  # type: ignore[arg-type]
     await wait_all_tasks_blocked()
-    assert await pool.ask(Call(Add(1))) == 1
+    assert await pool.ask(Submit(Add(1))) == 1
     assert system.tree().find("test/pool").restarts == 1
 
 
@@ -268,12 +268,12 @@ async def test_what_is_refused_unexecuted_goes_on_to_the_next(
 ) -> None:
     mailbox = MailboxOptions(capacity=1, overflow=Overflow.REJECT)
     refs = [await system.spawn(Logging, EMPTY, name=name, mailbox=mailbox) for name in ("a", "b")]
-    router = await system.spawn(Router, refs, by=ByKey(lambda item: item[0], fails_over=True))
+    router = await system.spawn(Router, refs, by=ByKey(lambda item: item[0], failover=True))
     outcomes: list[object] = []
 
     async def ask(number: int) -> None:
         try:
-            outcomes.append(await router.ask(Call(("Ann", number))))
+            outcomes.append(await router.ask(Submit(("Ann", number))))
         except ta.MailboxFullError as error:
             outcomes.append(error.path)
 
@@ -301,7 +301,7 @@ async def test_a_key_that_does_not_fail_over_stays_where_it_is_refused(
 
     async def ask(number: int) -> None:
         try:
-            outcomes.append(await router.ask(Call(("Ann", number))))
+            outcomes.append(await router.ask(Submit(("Ann", number))))
         except ta.MailboxFullError as error:
             outcomes.append(f"{error.path} is full")
 
@@ -311,7 +311,7 @@ async def test_a_key_that_does_not_fail_over_stays_where_it_is_refused(
     assert Counter(outcomes) == {f"test/{home}": 2, f"test/{home} is full": 3}
     await refs[home].stop()
     names.remove(home)
-    assert await router.ask(Call(("Ann", 5))) == f"test/{names[0]}"
+    assert await router.ask(Submit(("Ann", 5))) == f"test/{names[0]}"
 
 
 async def test_a_refusal_inside_a_model_is_the_askers(system: ta.System) -> None:
@@ -326,7 +326,7 @@ async def test_a_refusal_inside_a_model_is_the_askers(system: ta.System) -> None
 
     router = await system.spawn(Router, [model, model])
     with pytest.raises(ta.ActorStoppedError):
-        await router.ask(Call(1))
+        await router.ask(Submit(1))
     assert calls == [1]
 
 
@@ -336,7 +336,7 @@ async def test_a_pool_of_pools_passes_by_one_without_replicas(system: ta.System)
     empty = await system.spawn(Router, [ended.ask])
     full = await system.spawn(Router, [named("full")])
     router = await system.spawn(Router, [empty, full])
-    assert [await router.ask(Call(Add(1))) for _ in range(4)] == ["full"] * 4
+    assert [await router.ask(Submit(Add(1))) for _ in range(4)] == ["full"] * 4
 
 
 # Bad input
@@ -387,13 +387,13 @@ async def test_members_that_cannot_be_made_fail_the_spawn(system: ta.System) -> 
 async def test_a_key_that_is_none_fails_its_request_alone(system: ta.System) -> None:
     router = await system.spawn(Router, [named("a"), named("b")], by=ByKey(lambda item: item))
     with pytest.raises(TypeError, match=r"a key must be a str, bytes or an int, got 1\.5"):
-        await router.ask(Call(1.5))
-    assert await router.ask(Call("x")) in {"a", "b"}
+        await router.ask(Submit(1.5))
+    assert await router.ask(Submit("x")) in {"a", "b"}
     statistics: RouterStatistics = await statistics_of(router)
     assert sum(replica.begun for replica in statistics.replicas) == 1
 
 
-class Waiting(TaskServant[None, None]):
+class Waiting(TaskSubmitActor[None, None]):
     async def answer(self, item: None) -> None:
         await trio.sleep_forever()
 
@@ -405,7 +405,7 @@ async def test_a_stop_without_a_drain_ends_all_requests(system: ta.System, autoj
 
         async def ask() -> None:
             with pytest.raises(ta.ActorFailedError):
-                await pool.ask(Call(None))
+                await pool.ask(Submit(None))
 
         nursery.start_soon(ask)
         await wait_all_tasks_blocked()

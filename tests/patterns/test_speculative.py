@@ -18,7 +18,7 @@ from language_models import Chain, Model, Remembering, Rows, batcher_of, random_
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.patterns import Call, DecodingStatistics, Generate, ModelOutputError, Score, _checks
+from trio_accel.patterns import DecodingStatistics, Generate, ModelOutputError, Score, Submit, _checks
 
 
 def likelihood(tables: Chain, texts: Sequence[tuple[int, ...]], length: int) -> float:
@@ -133,7 +133,7 @@ async def test_a_draft_that_is_right_saves_calls_of_the_verifier(system: ta.Syst
     draft, verifier = random_chain(2, 6), random_chain(2, 6)
     step = step_of(draft, verifier, lookahead=4)
     batcher = await batcher_of(system, step)
-    await batcher.ask(Call(Generate((0,), max_tokens=12, temperature=0)))
+    await batcher.ask(Submit(Generate((0,), max_tokens=12, temperature=0)))
     # Five tokens a round, and no proposal that could not be used.
     assert [score.count for score in verifier.calls] == [5, 5, 2]
     assert [len(score.tokens) for score in verifier.calls] == [5, 10, 12]
@@ -141,7 +141,7 @@ async def test_a_draft_that_is_right_saves_calls_of_the_verifier(system: ta.Syst
     assert step.statistics == first
     assert step.statistics.acceptance_rate == 1
     assert step.statistics.tokens_per_round == 4
-    await batcher.ask(Call(Generate((0,), max_tokens=2, temperature=0)))
+    await batcher.ask(Submit(Generate((0,), max_tokens=2, temperature=0)))
     assert step.statistics == first + DecodingStatistics(tokens=2, rounds=1, proposed=1, accepted=1)
 
 
@@ -153,7 +153,7 @@ def test_without_rounds_there_are_no_rates() -> None:
 async def test_a_seed_determines_the_text_whatever_runs_beside_it(system: ta.System) -> None:
     batcher = await batcher_of(system, step_of(random_chain(1, 8), random_chain(2, 8)))
     five, six = (Generate((0,), seed=seed, max_tokens=30) for seed in (5, 6))
-    alone = [await batcher.ask(Call(request)) for request in (five, six)]
+    alone = [await batcher.ask(Submit(request)) for request in (five, six)]
     assert alone[0] != alone[1]
     assert await tokens_of(batcher, [five, six, five, six]) == alone * 2
     without = await tokens_of(batcher, [Generate((0,), max_tokens=30)] * 2)
@@ -226,7 +226,7 @@ async def test_what_is_no_distribution_is_refused(
     step = step_of(model(who != "draft"), model(who != "verifier"))
     batcher = await batcher_of(system, step, name="batcher")
     with pytest.raises(ModelOutputError, match=f"the {blamed} .*{text}"):
-        await batcher.ask(Call(Generate((0,), seed=0)))
+        await batcher.ask(Submit(Generate((0,), seed=0)))
     assert system.tree().find("test/batcher").restarts == 0
 
 
@@ -242,7 +242,7 @@ async def test_too_few_or_too_many_distributions_are_refused(
 
     batcher = await batcher_of(system, step_of(draft, verifier, lookahead=1))
     with pytest.raises(ModelOutputError, match=r"the verifier must return an array of shape \(2, size of"):
-        await batcher.ask(Call(Generate((0,))))
+        await batcher.ask(Submit(Generate((0,))))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -252,7 +252,7 @@ async def test_bad_logits_are_refused(system: ta.System, bad: float) -> None:
 
     batcher = await batcher_of(system, step_of(model, model, logits=True))
     with pytest.raises(ModelOutputError, match="the draft returned NaN, infinity"):
-        await batcher.ask(Call(Generate((0,))))
+        await batcher.ask(Submit(Generate((0,))))
 
 
 async def test_logits_and_temperatures_at_the_ends_of_floats(system: ta.System) -> None:
@@ -262,7 +262,7 @@ async def test_logits_and_temperatures_at_the_ends_of_floats(system: ta.System) 
     batcher = await batcher_of(system, step_of(model, model, logits=True))
     for temperature in (1.0, 1e-300):
         request = Generate((0,), max_tokens=3, temperature=temperature, seed=0)
-        assert await batcher.ask(Call(request)) == (1, 1, 1)
+        assert await batcher.ask(Submit(request)) == (1, 1, 1)
 
 
 async def test_a_prompt_beyond_the_vocabulary_is_refused(system: ta.System) -> None:
@@ -271,7 +271,7 @@ async def test_a_prompt_beyond_the_vocabulary_is_refused(system: ta.System) -> N
 
     batcher = await batcher_of(system, step_of(model, model))
     with pytest.raises(ValueError, match="the prompt has the token 3, and the vocabulary ends at 2"):
-        await batcher.ask(Call(Generate((0, 3))))
+        await batcher.ask(Submit(Generate((0, 3))))
 
 
 async def test_a_failing_draft_is_an_error_or_costs_rounds_alone(system: ta.System) -> None:
@@ -285,11 +285,11 @@ async def test_a_failing_draft_is_an_error_or_costs_rounds_alone(system: ta.Syst
     right, verifier = random_chain(2, 6), random_chain(2, 6)
     strict = await batcher_of(system, step_of(draft, verifier))
     with pytest.raises(OSError, match="gone"):
-        await strict.ask(Call(Generate((0,))))
+        await strict.ask(Submit(Generate((0,))))
     step = step_of(draft, verifier, draft_may_fail=True)
     lenient = await batcher_of(system, step)
     wanted = Generate((0,), max_tokens=30, temperature=0)
-    assert await lenient.ask(Call(wanted)) == await tokens_by(system, right, verifier, wanted)
+    assert await lenient.ask(Submit(wanted)) == await tokens_by(system, right, verifier, wanted)
     assert step.statistics.draft_failures == step.statistics.rounds - 1
     assert step.statistics.tokens_per_round > 2
 
@@ -302,7 +302,7 @@ async def test_a_failing_verifier_is_the_askers_error(system: ta.System) -> None
 
     batcher = await batcher_of(system, step_of(random_chain(1, 6), verifier, draft_may_fail=True))
     with pytest.raises(OSError, match="gone") as caught:
-        await batcher.ask(Call(Generate((0,))))
+        await batcher.ask(Submit(Generate((0,))))
     assert caught.value is error
 
 
@@ -318,7 +318,7 @@ async def test_a_cancelled_asker_ends_the_call_of_the_model(system: ta.System) -
 
     batcher = await batcher_of(system, step_of(random_chain(1, 6), hangs))
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(batcher.ask, Call(Generate((0,))))
+        nursery.start_soon(batcher.ask, Submit(Generate((0,))))
         await wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     await wait_all_tasks_blocked()

@@ -15,13 +15,13 @@ from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     DecodingStatistics,
     Generate,
     ModelOutputError,
     PromptLookup,
     Score,
     SpeculativeStep,
+    Submit,
     open_parts,
 )
 
@@ -56,7 +56,7 @@ def test_a_text_is_the_same_alone_and_beside_others_and_after_losses(
         async with ta.open_system("test") as system:
             lone = step_of(draft, verifier, lookahead=lookahead)
             alone_in = await batcher_of(system, lone)
-            alone = [await alone_in.ask(Call(request)) for request in requests]
+            alone = [await alone_in.ask(Submit(request)) for request in requests]
             step = SpeculativeStep(Many(verifier, losses), Many(draft, losses), lookahead=lookahead)
             # Prompts go through in chunks.
             batcher = await batcher_of(system, step, max_sequences=3, max_positions=4, patience=60.0)
@@ -97,7 +97,7 @@ async def test_tokens_are_streamed_and_no_more_are_computed_than_are_read(system
     verifier = random_chain(2, 8)
     batcher = await batcher_of(system, step_of(random_chain(1, 8), verifier, lookahead=3), buffer=1)
     request = Generate((0,), max_tokens=100, seed=3)
-    whole = await batcher.ask(Call(request))
+    whole = await batcher.ask(Submit(request))
     calls = len(verifier.calls)
     async with open_parts(batcher, request) as stream:
         tokens: list[int] = []
@@ -155,8 +155,8 @@ async def test_what_a_step_gave_that_was_lost_behind_it_is_given_again(system: t
         return results
 
     request = Generate((0,), max_tokens=6, seed=1)
-    tokens = await (await batcher_of(system, step)).ask(Call(request))
-    assert await (await batcher_of(system, lossy)).ask(Call(request)) == tokens
+    tokens = await (await batcher_of(system, step)).ask(Submit(request))
+    assert await (await batcher_of(system, lossy)).ask(Submit(request)) == tokens
 
 
 def repeating(tokens: list[int]) -> Model:
@@ -252,7 +252,7 @@ async def test_bad_texts_fail_alone(system: ta.System) -> None:
 
     async def ask(number: int) -> None:
         try:
-            found[number] = await batcher.ask(Call(requests[number]))
+            found[number] = await batcher.ask(Submit(requests[number]))
         except ValueError as error:
             found[number] = error
 
@@ -260,7 +260,7 @@ async def test_bad_texts_fail_alone(system: ta.System) -> None:
         for number in range(3):
             nursery.start_soon(ask, number)
     alone = await batcher_of(system, step_of(chain, chain))
-    assert found[0] == await alone.ask(Call(requests[0]))
+    assert found[0] == await alone.ask(Submit(requests[0]))
     assert isinstance(found[1], ModelOutputError)
     assert "the verifier returned NaN" in str(found[1])
     assert "the prompt has the token 6, and the vocabulary ends at 5" in str(found[2])
@@ -300,7 +300,7 @@ async def test_a_draft_of_another_vocabulary(system: ta.System) -> None:
     step = SpeculativeStep(Many(random_chain(2, 7)), Many(random_chain(1, 6)))
     batcher = await batcher_of(system, step)
     with pytest.raises(ModelOutputError, match="one vocabulary"):
-        await batcher.ask(Call(Generate((0,), max_tokens=4)))
+        await batcher.ask(Submit(Generate((0,), max_tokens=4)))
 
 
 def test_options_that_are_wrong() -> None:

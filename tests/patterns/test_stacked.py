@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import trio_accel as ta
 from trio_accel.devices import Operand, Stack
-from trio_accel.patterns import Batcher, Call, by_length, by_shape, padded, stacked
+from trio_accel.patterns import Batcher, Submit, by_length, by_shape, padded, stacked
 
 Array = npt.NDArray[Any]
 SHAPES = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), min_size=1, max_size=5)
@@ -118,7 +118,7 @@ async def test_rows_come_back_to_those_who_asked(device: ta.Device, to_host: boo
 
     async def ask(index: int, item: object) -> None:
         try:
-            reply = await batcher.ask(Call(item))
+            reply = await batcher.ask(Submit(item))
         except (ValueError, TypeError) as error:
             errors.append(error)
             return
@@ -183,7 +183,7 @@ async def test_a_lost_worker_fails_its_batch_and_the_next_one_works(system: ta.S
 
         async def ask(number: int) -> None:
             try:
-                outcomes.append((await batcher.ask(Call(np.full(4, float(number))))).tolist())
+                outcomes.append((await batcher.ask(Submit(np.full(4, float(number))))).tolist())
             except ta.ContextLostError as error:
                 outcomes.append(type(error))
 

@@ -1,4 +1,4 @@
-"""A servant whose calls run in tasks of their own."""
+"""An actor whose calls run in tasks of their own."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 import trio_accel as ta
 from trio_accel.actors import ActorFailedError, ActorStoppedError, Message, Policy, handles
-from trio_accel.patterns import Call, CallStatistics, GetStatistics, Servant, TaskServant
+from trio_accel.patterns import CallStatistics, GetStatistics, Submit, SubmitActor, TaskSubmitActor
 
 Act = Callable[[], Awaitable[object]]
 
@@ -24,7 +24,7 @@ class Crash(Message["Runner"]):
     """Crash the actor."""
 
 
-class Runner(TaskServant[Act, object]):
+class Runner(TaskSubmitActor[Act, object]):
     """Runs what it is asked to."""
 
     async def answer(self, item: Act) -> object:
@@ -45,7 +45,7 @@ class Asker:
 
     async def _run(self, ref: ta.Ref[Runner], act: Act) -> None:
         with self.scope:
-            result = await outcome.acapture(ref.ask, Call(act))
+            result = await outcome.acapture(ref.ask, Submit(act))
             self.outcome = result.error if isinstance(result, outcome.Error) else result.value
 
 
@@ -75,7 +75,7 @@ async def test_an_error_is_the_askers_as_it_is(system: ta.System, runner: ta.Ref
         raise error
 
     with pytest.raises(KeyError) as caught:
-        await runner.ask(Call(fails))
+        await runner.ask(Submit(fails))
     assert caught.value is error
     assert system.tree().find("test/runner").restarts == 0
 
@@ -167,29 +167,29 @@ async def test_a_crash_fails_what_runs_and_the_next_incarnation_serves(
 
 
 async def test_it_counts_its_calls(runner: ta.Ref[Runner]) -> None:
-    await runner.ask(Call(trio.lowlevel.checkpoint))
+    await runner.ask(Submit(trio.lowlevel.checkpoint))
     counted = await runner.ask(GetStatistics())
     assert counted == CallStatistics(answered=1)
 
 
 async def test_who_counts_nothing_has_no_statistics(system: ta.System) -> None:
-    ref: ta.Ref[Servant[object, object]] = await system.spawn(Servant[object, object])
+    ref: ta.Ref[SubmitActor[object, object]] = await system.spawn(SubmitActor[object, object])
     assert await ref.ask(GetStatistics()) is None
 
 
-class NoTask(TaskServant[int, int]):
+class NoTask(TaskSubmitActor[int, int]):
     """Does not say how it serves a call."""
 
 
-class NoCall(Servant[int, int]):
+class NoCall(SubmitActor[int, int]):
     """The same, without tasks."""
 
 
-async def test_a_servant_that_serves_nothing_says_so(system: ta.System) -> None:
+async def test_a_submit_actor_that_serves_nothing_says_so(system: ta.System) -> None:
     with pytest.raises(NotImplementedError, match="NoTask"):
-        await (await system.spawn(NoTask)).ask(Call(1))
+        await (await system.spawn(NoTask)).ask(Submit(1))
     with pytest.raises(ActorFailedError, match="NoCall"):
-        await (await system.spawn(NoCall)).ask(Call(1))
+        await (await system.spawn(NoCall)).ask(Submit(1))
 
 
 async def test_a_task_has_its_askers_deadline(autojump_clock: MockClock, runner: ta.Ref[Runner]) -> None:
@@ -197,10 +197,10 @@ async def test_a_task_has_its_askers_deadline(autojump_clock: MockClock, runner:
         return trio.current_effective_deadline()
 
     now = trio.current_time()
-    assert await runner.ask(Call(deadline)) == math.inf
+    assert await runner.ask(Submit(deadline)) == math.inf
     with trio.move_on_after(5) as scope:
-        assert await runner.ask(Call(deadline)) == now + 5
-        await runner.ask(Call(trio.sleep_forever))
+        assert await runner.ask(Submit(deadline)) == now + 5
+        await runner.ask(Submit(trio.sleep_forever))
     assert scope.cancelled_caught
     assert trio.current_time() == now + 5
 

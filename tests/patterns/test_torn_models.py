@@ -15,11 +15,11 @@ from trio.testing import MockClock
 
 import trio_accel as ta
 from trio_accel.patterns import (
-    Call,
     Deployment,
     ExpertsFailedError,
     HotSwap,
     MoeRouter,
+    Submit,
     Swap,
     SwapFailedError,
     open_parts,
@@ -49,7 +49,7 @@ async def test_a_cancelled_asker_gets_no_group_in_a_group(
     ref, item_of = await spawn(system, in_tasks)
     results: list[outcome.Outcome[object]] = []
     with trio.move_on_after(1) as scope:
-        results.append(await outcome.acapture(ref.ask, Call(item_of(1))))
+        results.append(await outcome.acapture(ref.ask, Submit(item_of(1))))
     assert scope.cancel_called
     (result,) = results
     assert isinstance(result, outcome.Error)
@@ -64,7 +64,7 @@ async def test_a_cancelled_asker_of_experts_gets_its_cancellation(
 ) -> None:
     router = await system.spawn(MoeRouter, _even, [in_tasks, in_tasks, hangs], top_k=3, on_failure=on_failure)
     with trio.move_on_after(1) as scope:
-        await router.ask(Call(np.ones((2, 2))))
+        await router.ask(Submit(np.ones((2, 2))))
     assert scope.cancelled_caught
 
 
@@ -89,7 +89,7 @@ async def test_experts_that_are_torn_by_the_failure_of_another_hide_nothing(
     experts = [in_tasks, gone, hangs]
     router = await system.spawn(MoeRouter, _even, experts, top_k=3, on_failure="raise")
     with pytest.raises(LookupError, match="gone"):
-        await router.ask(Call(np.ones((2, 2))))
+        await router.ask(Submit(np.ones((2, 2))))
 
 
 async def test_experts_that_tear_themselves_have_failed(system: ta.System, autojump_clock: MockClock) -> None:
@@ -100,7 +100,7 @@ async def test_experts_that_tear_themselves_have_failed(system: ta.System, autoj
 
     router = await system.spawn(MoeRouter, _even, [limited] * 3, top_k=3)
     with pytest.raises(ExpertsFailedError, match="0: ExceptionGroup") as caught:
-        await router.ask(Call(np.ones((2, 2))))
+        await router.ask(Submit(np.ones((2, 2))))
     assert {depth(error) for error in caught.value.errors.values()} == {1}
 
 
@@ -121,7 +121,7 @@ async def test_a_swap_that_is_cancelled_and_cannot_be_tidied_up_has_failed(
         await models.ask(Swap(bad, "2"))
     assert pytest.RaisesGroup(OSError).matches(caught.value.__cause__)
     with pytest.raises(LookupError, match="gone"):
-        await models.ask(Call(None))
+        await models.ask(Submit(None))
     assert system.tree().find("test/models").restarts == 0
 
 

@@ -289,6 +289,7 @@ class Book:
     async def pause(self) -> None:
         """Wait somewhere, where the device may be lost."""
         if self.random.random() < 0.5:
+            # clock: any moment will do
             await trio.sleep(self.random.choice([0, 0, 0.01, 0.3]))
         else:
             await trio.lowlevel.checkpoint()

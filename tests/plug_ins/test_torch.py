@@ -51,7 +51,7 @@ async def test_arrays_survive_twelve_kills(system: ta.System) -> None:
         want = host[:1000].reshape(10, 100) @ host[:1000].reshape(100, 10)
         for _ in range(KILLS):
             os.kill((await device.statistics()).pid, signal.SIGKILL)
-            with trio.fail_after(30):
+            with trio.fail_after(60):
                 while True:
                     try:
                         again = await (await add(made)).to_host()

@@ -52,12 +52,14 @@ class Neighbour:
     @method(out=lambda x: (x.shape, "float64"))
     def half(self, x: Array) -> Array:
         """Takes a while, so that it is in flight when the other fails."""
+        # clock: the time that this work takes decides nothing
         time.sleep(1.0)
         return x / 2
 
 
 def _fail(how: str) -> None:
     # Long enough for others to be in flight.
+    # clock: the time that this work takes decides nothing
     time.sleep(SECONDS.get(how, 0.1))
     if how in RAISED:
         raise RAISED[how]

@@ -72,6 +72,7 @@ def raises_late(x: Array) -> Array:
 
 
 def slow(x: Array) -> Array:
+    # clock: the time that this work takes decides nothing
     time.sleep(0.05)
     return x
 

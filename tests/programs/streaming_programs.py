@@ -106,7 +106,8 @@ class Streams:
     def slow(self) -> Iterator[int]:
         try:
             yield 1
-            time.sleep(0.3)
+            # clock: the time that this work takes decides nothing
+            time.sleep(1.5)
             yield 2
         finally:
             self.ended.append("slow")

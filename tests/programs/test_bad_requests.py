@@ -10,7 +10,7 @@ import trio
 from bad_requests import Picky
 
 import trio_accel as ta
-from trio_accel.patterns import Batcher, Call
+from trio_accel.patterns import Batcher, Submit
 
 MANY = ta.Intensity(100, 60.0)
 AT_ONCE = ta.Backoff(base=0.0)
@@ -54,7 +54,7 @@ async def test_a_request_that_is_bad_only_in_company(system: ta.System, device: 
         found: dict[int, float] = {}
 
         async def ask(number: int) -> None:
-            found[number] = float(await batcher.ask(Call(np.full(3, float(number)))))
+            found[number] = float(await batcher.ask(Submit(np.full(3, float(number)))))
 
         async with trio.open_nursery() as nursery:
             for number in range(8):

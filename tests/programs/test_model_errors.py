@@ -16,7 +16,7 @@ from failing_program import Fails, Neighbour
 from pages import blocks
 
 import trio_accel as ta
-from trio_accel.patterns import Batcher, Call, RateLimit, RateLimitError
+from trio_accel.patterns import Batcher, RateLimit, RateLimitError, Submit
 
 PAGE = ROOT / "docs" / "guide" / "failures.md"
 OPTIONS = ta.DeviceOptions(isolation="process", retry=1, stuck_after=4.0)
@@ -293,11 +293,11 @@ async def test_errors_before_a_method_is_called(system: ta.System) -> None:
     assert limit.try_acquire()
     calls.append((lambda: limit.wrap(model, wait=False)([1.0]), RateLimitError, limited))
     batcher = await system.spawn(Batcher[float, float], model, capacity=1)
-    calls.append((lambda: batcher.ask(Call(1.0)), ta.MailboxFullError, full))
+    calls.append((lambda: batcher.ask(Submit(1.0)), ta.MailboxFullError, full))
     async with trio.open_nursery() as nursery:
         # One is with the model, and one waits.
         for _ in range(2):
-            nursery.start_soon(batcher.ask, Call(1.0))
+            nursery.start_soon(batcher.ask, Submit(1.0))
             await trio.testing.wait_all_tasks_blocked()
         for call, error, cells in calls:
             with pytest.raises(error) as caught:

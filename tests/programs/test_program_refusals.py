@@ -11,7 +11,7 @@ import trio
 from refusing_programs import BadRowError, Careful, RefusesConstruction, TwoTextsError, invert
 
 import trio_accel as ta
-from trio_accel.patterns import Batcher, Call
+from trio_accel.patterns import Batcher, Submit
 from trio_accel.programs import Refused, method
 
 X = np.ones((2, 4))
@@ -163,7 +163,7 @@ async def test_a_batcher_finds_the_bad_ones(system: ta.System, device: ta.Device
         async def ask(number: int) -> None:
             row = np.full(3, np.nan if number in bad else float(number))
             try:
-                results[number] = await batcher.ask(Call(row))
+                results[number] = await batcher.ask(Submit(row))
             except ValueError as error:
                 results[number] = error
 

@@ -17,7 +17,7 @@ from sample_programs import Counter, scaled
 from trio.testing import wait_all_tasks_blocked
 
 import trio_accel as ta
-from trio_accel.patterns import Batcher, Call
+from trio_accel.patterns import Batcher, Submit
 from trio_accel.programs import Program, _program
 from trio_accel.testing import inject_fault, poison
 
@@ -371,7 +371,7 @@ async def test_a_batcher_in_front_waits(system: ta.System, device: ta.Device) ->
 
         batcher = await system.spawn(Batcher[Any, Any], model, max_size=4, max_wait=0.0, name="batcher")
         for _ in range(64):
-            nursery.start_soon(batcher.ask, Call(np.ones(1)))
+            nursery.start_soon(batcher.ask, Submit(np.ones(1)))
         for _ in range(5):
             await program.reset()
     assert await counts.to_host() == [64]

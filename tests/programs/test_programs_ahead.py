@@ -74,7 +74,7 @@ async def device(system: ta.System, changes: dict[str, Any]) -> AsyncGenerator[t
 
 async def until(condition: Callable[[], object]) -> None:
     """Wait for what other processes bring about and tell nobody."""
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110  # there is nothing to wait for
             await trio.sleep(0.001)
 

@@ -56,7 +56,7 @@ def hearing(heard: list[Any], pipe: Path) -> Callable[[Any], None]:
 
 async def test_each_value_arrives_that_the_method_waits_for(any_device: ta.Device, pipe: Path) -> None:
     program, heard = await opening(any_device), list[Any]()
-    with on_progress(hearing(heard, pipe)), trio.fail_after(10):
+    with on_progress(hearing(heard, pipe)), trio.fail_after(60):
         assert await program.ask(Watches.reports, VALUES, str(pipe)) == len(VALUES)
     assert repr(heard) == repr(VALUES)
 
@@ -128,7 +128,7 @@ async def test_an_error_of_the_callback_ends_the_ask(any_device: ta.Device, pipe
     def fails(value: object) -> None:
         raise ZeroDivisionError(f"at {value}")
 
-    with on_progress(fails), trio.fail_after(10):
+    with on_progress(fails), trio.fail_after(60):
         async with trio.open_nursery() as nursery:
             # The method writes to the pipe, so somebody must read.
             nursery.start_soon(partial(trio.to_thread.run_sync, pipe.read_text))
@@ -158,7 +158,7 @@ async def test_a_call_that_runs_again_reports_from_its_beginning(
             if value == "first":
                 os.close(os.open(pipe, os.O_WRONLY))
 
-        with on_progress(hear), trio.fail_after(30):
+        with on_progress(hear), trio.fail_after(60):
             assert await program.ask(Watches.dies_once, str(pipe), str(tmp_path / "note")) == "done"
     assert heard == ["first", "first", "last"]
 

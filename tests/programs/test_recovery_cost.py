@@ -48,7 +48,7 @@ def obstruct():
 
 
 async def until(condition: Callable[[], object]) -> None:
-    with trio.fail_after(30):
+    with trio.fail_after(60):
         while not condition():  # noqa: ASYNC110  # other processes bring it about, and tell nobody
             await trio.sleep(0.01)
 
@@ -111,6 +111,7 @@ async def test_an_import_in_each_worker_is_told_with_its_seconds(
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.own_launcher
 async def test_what_is_imported_ahead_costs_no_recovery_its_import(
     system: ta.System, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

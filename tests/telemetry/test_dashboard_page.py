@@ -243,6 +243,7 @@ async def test_charts_show_the_time_before_the_first_look(system: ta.System) -> 
 
     async with open_dashboard(system, interval=60.0) as dashboard:
         await worker.tell(Fail("it broke"))
+        # clock: a longer pause only makes it surer
         await trio.sleep(4.5)
         recent, whole = await trio.to_thread.run_sync(browse, dashboard.url, visit)
     assert recent == whole >= 1
@@ -296,7 +297,7 @@ async def test_counts_say_since_when(system: ta.System) -> None:
     parent = await system.spawn(Parent, name="parent")
 
     async def wait_for(failed: int) -> None:
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             # There is no worker while the parent restarts.
             while ("test/parent/worker", failed) not in [  # noqa: ASYNC110  # nobody tells of a restart
                 (one.path, one.failed) for one in system.tree().walk()

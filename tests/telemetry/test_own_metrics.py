@@ -16,14 +16,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 import trio_accel as ta
 from trio_accel.patterns import (
     Batcher,
-    Call,
     ContinuousBatcher,
     Deployment,
-    FairCall,
     FairScheduler,
+    FairSubmit,
     HotSwap,
     Last,
     RunningSequence,
+    Submit,
     Swap,
 )
 from trio_accel.telemetry import Recorder, exposition, record
@@ -82,7 +82,7 @@ async def test_actors_of_different_kinds_share_metrics(system: ta.System, autoju
 
         async def ask() -> None:
             with contextlib.suppress(ta.MailboxFullError):
-                await fair.ask(FairCall(2, tenant="gold"))
+                await fair.ask(FairSubmit(2, tenant="gold"))
 
         async with trio.open_nursery() as nursery:
             for _ in range(4):
@@ -143,7 +143,7 @@ async def test_a_batcher_shows_sizes_waits_and_outcomes(system: ta.System, autoj
 
     async def ask(number: int) -> None:
         with contextlib.suppress(ta.MailboxFullError):
-            await batcher.ask(Call(number))
+            await batcher.ask(Submit(number))
 
     with record(system) as recorder:
         async with trio.open_nursery() as nursery:
@@ -182,7 +182,7 @@ async def test_a_continuous_batcher_shows_its_sequences_in_metrics(
     with record(system) as recorder:
         async with trio.open_nursery() as nursery:
             for item in (2, 3, 4):
-                nursery.start_soon(batcher.ask, Call(item))
+                nursery.start_soon(batcher.ask, Submit(item))
                 await wait_all_tasks_blocked()
             await trio.sleep(1.5)
             found = samples(recorder)
@@ -206,7 +206,7 @@ async def test_a_fair_scheduler_shows_refusals_by_tenant(
 
     async def ask(tenant: str) -> None:
         with contextlib.suppress(ta.MailboxFullError):
-            await fair.ask(FairCall(0, tenant=tenant))
+            await fair.ask(FairSubmit(0, tenant=tenant))
 
     with record(system) as recorder:
         async with trio.open_nursery() as nursery:

@@ -16,15 +16,15 @@ from telemetry.promlint import problems
 import trio_accel as ta
 from trio_accel.patterns import (
     Batcher,
-    Call,
     ContinuousBatcher,
     Deployment,
-    FairCall,
     FairScheduler,
+    FairSubmit,
     HotSwap,
     Last,
     Pages,
     RunningSequence,
+    Submit,
     Swap,
 )
 from trio_accel.telemetry import Recorder, exposition, record
@@ -70,16 +70,16 @@ async def step(batch: list[RunningSequence[int, int]]) -> list[Last[int]]:
 async def use(system: ta.System, device: ta.Device) -> None:
     """Have each pattern that shows figures answer, refuse and fail."""
     batcher = await system.spawn(Batcher, same, max_size=2, name="batches")
-    await batcher.ask(Call(1))
+    await batcher.ask(Submit(1))
     failing = await system.spawn(Batcher, fail, max_size=2, name="fails")
     with suppress(ta.ActorError, ValueError):
-        await failing.ask(Call(1))
+        await failing.ask(Submit(1))
     fair = await system.spawn(FairScheduler, batcher, weights={"gold": 2.0}, max_in_flight=2, name="fair")
-    await fair.ask(FairCall(2, tenant="gold"))
+    await fair.ask(FairSubmit(2, tenant="gold"))
     sequences = await system.spawn(ContinuousBatcher[int, int], step, name="sequences")
-    await sequences.ask(Call(1))
+    await sequences.ask(Submit(1))
     swap: ta.Ref[HotSwap[Any, Any]] = await system.spawn(HotSwap, Deployment(Opening, "v1"), name="model")
-    await swap.ask(Call(1))
+    await swap.ask(Submit(1))
     await swap.ask(Swap(Opening, "v2"))
     pages = Pages(await device.put(np.zeros((8, 4, 2))), size=4)
     await system.spawn(Shown, pages, name="pages")

@@ -70,6 +70,7 @@ class Adder(ta.Actor):
 
     @ta.handles(Sleep)
     async def sleep(self, message: Sleep) -> None:
+        # clock: a mock clock of the caller, or work whose time decides nothing
         await trio.sleep(message.seconds)
 
     @ta.handles(Fail)

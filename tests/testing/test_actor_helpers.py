@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 import trio_accel as ta
-from trio_accel.testing import FixedRandom, open_probe, wait_until_quiet
+from trio_accel.testing import FixedRandom, open_probe, wait_until_idle
 
 pytest_plugins = ["pytester"]
 
@@ -87,6 +87,7 @@ class Worker(ta.Actor):
 
     @ta.handles(Work)
     async def work(self, message: Work) -> None:
+        # clock: a mock clock of the caller, or work whose time decides nothing
         await trio.sleep(message.seconds)
         type(self).done += 1
 
@@ -99,7 +100,7 @@ async def test_quiet_means_no_message_is_queued_or_served(
         worker = await system.spawn(Worker)
         for _ in range(3):
             await worker.tell(Work(0.1))
-        await wait_until_quiet(system)
+        await wait_until_idle(system)
         assert Worker.done == 3
         assert trio.current_time() >= 0.3
 

@@ -128,5 +128,5 @@ async def test_a_rank_that_dies_again_and_again_ends_the_training(tmp_path: Path
             await anext(steps)
         assert trainer.progress.step == 0
         assert trainer.workers_lost == 3
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             assert (await trainer.parameters())["w1"].shape == (64, 16)

@@ -122,6 +122,7 @@ class Blocking(train.Hook):
     """It holds the loop."""
 
     def after_step(self, trainer: Any, step: Any) -> None:
+        # clock: the time that this work takes decides nothing
         time.sleep(0.4)
 
 
@@ -134,9 +135,11 @@ async def test_a_hook_that_blocks_the_loop_is_named(caplog: pytest.LogCaptureFix
             train.open_trainer(devices, CallMlp, config(hooks=[Blocking()])) as trainer,
         ):
             found = [step.loss async for step in trainer.steps(batches(64), until=2)]
-            await trio.sleep(0.2)
+            with trio.fail_after(60):
+                while "in after_step" not in caplog.text:  # noqa: ASYNC110  # a thread tells it
+                    await trio.sleep(0.01)
     assert found == pytest.approx(reference(2, 64)[0], abs=1e-12)
-    says = r"the Trio loop was held for 0\.\d s by test_observers.py:\d+, in after_step: .* to a thread"
+    says = r"the Trio loop was held for \d+\.\d s by test_observers.py:\d+, in after_step: .* to a thread"
     assert re.search(says, caplog.text)
 
 

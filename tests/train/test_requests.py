@@ -162,6 +162,7 @@ async def test_workers_die_at_any_time() -> None:
     numbers: list[int] = []
 
     async def kill(pid: int, delay: float) -> None:
+        # clock: any moment will do
         await trio.sleep(delay)
         os.kill(pid, signal.SIGKILL)
 

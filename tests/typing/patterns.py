@@ -11,7 +11,6 @@ from typing import Any, TypeVar, assert_type
 import trio_accel as ta
 from trio_accel.patterns import (
     Batcher,
-    Call,
     Cascade,
     CascadeAnswer,
     ContinuousBatcher,
@@ -24,9 +23,10 @@ from trio_accel.patterns import (
     Router,
     RunningSequence,
     Score,
-    Servant,
     SpeculativeStep,
     Streamed,
+    Submit,
+    SubmitActor,
     as_callable,
     open_parts,
 )
@@ -45,11 +45,11 @@ async def length(text: str) -> int:
 
 async def spawned(system: ta.System) -> None:
     batcher = await system.spawn(Batcher, lengths, max_size=4)
-    assert_type(await batcher.ask(Call("x")), int)
-    await batcher.ask(Call(3))  # type: ignore[arg-type]
+    assert_type(await batcher.ask(Submit("x")), int)
+    await batcher.ask(Submit(3))  # type: ignore[arg-type]
     pool: ta.Ref[ReplicaPool[str, int]] = await system.spawn(ReplicaPool, [length, length])
-    assert_type(await pool.ask(Call("x"), abandon_on_cancel=True), int)
-    await pool.ask(Call(b"x"))  # type: ignore[arg-type]
+    assert_type(await pool.ask(Submit("x"), abandon_on_cancel=True), int)
+    await pool.ask(Submit(b"x"))  # type: ignore[arg-type]
 
 
 async def given(
@@ -57,21 +57,21 @@ async def given(
     cascade: ta.Ref[Cascade[str, float]],
     swap: ta.Ref[HotSwap[str, list[int]]],
     router: ta.Ref[Router[object, int]],
-    any_servant: ta.Ref[Servant[Any, Any]],
+    any_actor: ta.Ref[SubmitActor[Any, Any]],
 ) -> None:
-    call = Call("x")
-    assert_type(call, Call[str])
+    call = Submit("x")
+    assert_type(call, Submit[str])
     assert_type(await batcher.ask(call), int)
     assert_type(await cascade.ask(call), CascadeAnswer[float])
     assert_type(await swap.ask(call), list[int])
-    # A servant of more takes less.
+    # An actor of more takes less.
     assert_type(await router.ask(call), int)
-    assert_type(await any_servant.ask(call), Any)
-    await cascade.ask(Call(1.0))  # type: ignore[arg-type]
+    assert_type(await any_actor.ask(call), Any)
+    await cascade.ask(Submit(1.0))  # type: ignore[arg-type]
 
 
-async def relay(servant: ta.Ref[Servant[ItemT, ResultT]], item: ItemT) -> ResultT:
-    return await servant.ask(Call(item))
+async def relay(actor: ta.Ref[SubmitActor[ItemT, ResultT]], item: ItemT) -> ResultT:
+    return await actor.ask(Submit(item))
 
 
 async def relayed(batcher: ta.Ref[Batcher[str, int]], model: Model[str, int]) -> None:
@@ -90,14 +90,14 @@ async def rows(scores: list[Score]) -> list[list[list[float]]]:
 
 async def in_steps(system: ta.System) -> None:
     batcher = await system.spawn(ContinuousBatcher[str, int], letters, length=len)
-    assert_type(await batcher.ask(Call("x")), tuple[int, ...])
-    await batcher.ask(Call(3))  # type: ignore[arg-type]
+    assert_type(await batcher.ask(Submit("x")), tuple[int, ...])
+    await batcher.ask(Submit(3))  # type: ignore[arg-type]
     async with open_parts(batcher, "x") as stream:
         assert_type(stream, PartStream[int])
         assert_type(await anext(stream), int)
         assert_type(stream.parts, tuple[int, ...])
     text = await system.spawn(ContinuousBatcher[Generate, int], SpeculativeStep(rows))
-    assert_type(await text.ask(Call(Generate((1,)))), tuple[int, ...])
+    assert_type(await text.ask(Submit(Generate((1,)))), tuple[int, ...])
 
 
 async def in_steps_behind(swap: ta.Ref[HotSwap[str | Streamed[str, int], tuple[int, ...]]]) -> None:
@@ -109,5 +109,5 @@ class Plain(ta.Actor):
     pass
 
 
-async def no_servant(plain: ta.Ref[Plain]) -> None:
-    await plain.ask(Call("x"))  # type: ignore[arg-type]
+async def no_submit_actor(plain: ta.Ref[Plain]) -> None:
+    await plain.ask(Submit("x"))  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ async def device(request: pytest.FixtureRequest, system: ta.System) -> AsyncGene
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr(_transfers, "_PIECE", 4096)
+    monkeypatch.setattr(_transfers, "_CHUNK_BYTES", 4096)
     return 4096
 
 
@@ -198,7 +198,7 @@ async def test_what_is_no_file(device: ta.Device, tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError):
         await ta.weights.load(device, tmp_path)
     for name in ("pipe", "pipe.json"):
-        with trio.fail_after(5), pytest.raises(ta.weights.WeightsError, match="not a regular file"):
+        with trio.fail_after(60), pytest.raises(ta.weights.WeightsError, match="not a regular file"):
             await ta.weights.load(device, tmp_path / name)
     with pytest.raises(ta.weights.WeightsError, match="not a regular file"):
         await ta.weights.load(device, "/dev/zero")

@@ -26,7 +26,7 @@ NUMPYS = [name for name in WORDS if not hasattr(ml_dtypes, name)]
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_transfers, "_PIECE", 4096)
+    monkeypatch.setattr(_transfers, "_CHUNK_BYTES", 4096)
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -1,4 +1,4 @@
-"""Typed, supervised actors on Trio tasks. Usable alone: nothing here knows of devices."""
+"""Typed, supervised actors on Trio tasks. Usable on their own, because nothing here depends on devices."""
 
 from .._names import export as _export
 from ._actor import *

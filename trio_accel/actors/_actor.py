@@ -1,4 +1,4 @@
-"""The base class of actors, what one sees of its surroundings, and its timers."""
+"""The base class of actors, an actor's context, and its timers."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ __all__ = ["Actor", "ActorContext", "RestartInfo", "Timer"]
 
 
 class Timer:
-    """A message that an actor tells itself later. Made by `ActorContext.after` and `ActorContext.every`.
+    """A message that an actor sends to itself later. Made by `ActorContext.after` and `ActorContext.every`.
 
-    It ends with the incarnation that made it: no later one is told its message.
+    It ends with the incarnation that made it, so later incarnations do not get its message.
     """
 
-    # Invariant: it is among the timers of its incarnation while a message of it may still be served.
+    # Invariant: the timer is in its incarnation's `timers` while a message from it may still be served.
     __slots__ = ("__weakref__", "_cell", "_due", "_incarnation", "_message", "_period", "_scope", "_sent")
 
     def __init__(
@@ -48,7 +48,7 @@ class Timer:
         self._due = trio.current_time() + seconds
         self._period = seconds if repeats else None
         self._scope = trio.CancelScope()
-        # The last message, until it was served.
+        # The last message, until the actor has served it.
         self._sent: Envelope | None = None
         incarnation.timers.add(self)
         incarnation.nursery.start_soon(self._run, name=f"timer of {cell.path}")
@@ -59,14 +59,14 @@ class Timer:
 
     @enable_ki_protection
     def cancel(self) -> bool:
-        """Tell nothing any more: a message that waits in the mailbox is taken out of it.
+        """Stop the timer, and withdraw its message if one waits in the mailbox.
 
         Returns:
-            Whether it was not over. It is over when it was cancelled before, when its incarnation has ended,
-            or when its only message is being served or was.
+            Whether the timer was active. It is inactive after an earlier `cancel`, after the end of its
+            incarnation, and from the moment when the actor begins to serve its only message.
 
         Raises:
-            RuntimeError: Called from another thread or Trio run.
+            RuntimeError: You call this from another thread or Trio run.
         """
         self._cell.check_run("cancel")
         if self not in self._incarnation.timers:
@@ -88,7 +88,7 @@ class Timer:
             await trio.sleep_until(self._due)
             self._send()
             while self._period is not None:
-                # The times of the ticks do not drift; those that have passed meanwhile are left out.
+                # Ticks do not drift, and missed ticks are skipped.
                 late = trio.current_time() - self._due
                 self._due += late - late % self._period + self._period
                 await trio.sleep_until(self._due)
@@ -100,25 +100,25 @@ class Timer:
         envelope.on_done = self._served
         self._sent = envelope
         try:
-            # It may have to wait for room in the mailbox, without a task.
+            # If the mailbox is full, the envelope waits for room, without a task.
             self._cell.mailbox.put(envelope, is_own=True)
         except MailboxFullError:
-            # A dead letter, which was counted and told to the observers.
+            # The mailbox has counted it as a dead letter and reported it to the observers.
             self._served()
 
     def _served(self, _: outcome.Outcome[object] | None = None) -> None:
-        """Note that the message was served, or dropped by the mailbox."""
+        """Record that the actor served the message, or that the mailbox dropped it."""
         self._sent = None
         if self._period is None:
             self._incarnation.timers.discard(self)
 
 
 def check_seconds(verb: str, seconds: float, *, is_period: bool) -> None:
-    """Refuse what is no length of time.
+    """Check a length of time.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is negative, infinite or not a number; or a period of 0.
+        TypeError: `seconds` is not a number.
+        ValueError: `seconds` is negative, infinite or NaN; or it is 0 for a period.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise TypeError(f"{verb}: seconds must be a number, got {safe_repr(seconds)}")
@@ -133,13 +133,13 @@ _RESERVED = frozenset({"name", "restart", "policy", "mailbox"})
 class Actor(ActorBase):
     """State and handlers of an actor; one instance is one incarnation.
 
-    ``__init__`` is run again at each restart with the same arguments, so it must be cheap and
-    must not keep anything that has to be given back: that belongs into `lifespan`.
+    Each restart calls ``__init__`` again with the same arguments. So make it cheap, and acquire
+    resources in `lifespan` instead, because it can release them.
 
     Attributes:
         context: The actor's view of its surroundings; set before `lifespan` is entered.
-        ends_together: Whether actors of this class that were started one after the other end at the same
-            time, as none of them needs another. Otherwise actors end in reverse start order.
+        ends_together: Whether consecutively started actors of this class end at the same time, because they
+            do not need each other. Otherwise actors end in reverse start order.
     """
 
     context: ActorContext
@@ -152,12 +152,12 @@ class Actor(ActorBase):
                 cls = type(self).__name__
                 spawn = f"ref = await system.spawn({cls}, ...), then await ref.ask(...)"
                 raise AttributeError(f"{cls} gets {name!r} when it is spawned: {spawn}")
-            # The look-up is repeated for its error, which may be one of a property.
+            # Repeat the look-up for its error, which a property may have raised.
             return object.__getattribute__(self, name)
 
     def __init_subclass__(cls, **kwargs: object) -> None:
         super().__init_subclass__(**kwargs)
-        # The signature of `object.__init__` is left out, because reading it takes 3 % of `import trio_accel`.
+        # Skip the signature of `object.__init__`, because reading it takes 3 % of `import trio_accel`.
         own = None if cls.__init__ is object.__init__ else inspect.signature(cls.__init__)
         if own is not None and (taken := _RESERVED.intersection(own.parameters)):
             what = "the parameter another name" if len(taken) == 1 else "the parameters other names"
@@ -173,20 +173,20 @@ class Actor(ActorBase):
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
         """Hold the resources of one incarnation: override as an async context manager.
 
-        Code before ``yield`` runs before the first message, code behind it after the
-        last one, when the actor's children have ended. A failure on either side is a crash.
+        Code before ``yield`` runs before the first message. Code after it runs after the last message, when
+        the actor's children have ended. A failure on either side is a crash.
         """
         yield
 
 
 @attrs.frozen(kw_only=True)
 class RestartInfo:
-    """Reason of this incarnation.
+    """The reason for an incarnation.
 
     Attributes:
         number: 0 for the first incarnation, then counting up.
-        error: The error that ended the previous incarnation; None for the first, if it ended by itself, and
-            once this one has ended.
+        error: The error that ended the previous incarnation. None for the first incarnation, after one that
+            ended without an error, and once this one has ended.
     """
 
     number: int
@@ -197,10 +197,10 @@ class RestartInfo:
 class ActorContext(Spawner):
     """The surroundings of one incarnation.
 
-    Its methods are for the Trio thread of its system; in another thread or run they raise `RuntimeError`.
+    Call its methods on the Trio thread of its system; in another thread or run they raise `RuntimeError`.
 
     Attributes:
-        restart: Why this incarnation exists.
+        restart: The reason for this incarnation.
     """
 
     _cell: Cell
@@ -215,22 +215,22 @@ class ActorContext(Spawner):
 
     @property
     def ref(self) -> Ref[Any]:
-        """The actor's own address, to hand out to others."""
+        """The actor's own address, to pass to others."""
         return Ref(self._cell)
 
     @property
     def deadline(self) -> float:
-        """When the asker being served gives up, on Trio's clock; infinity without a deadline.
+        """The time on Trio's clock when the current request's caller gives up; infinity without a deadline.
 
-        The handler's own cancel scope has it, so what the handler asks of others ends then, too. A task that
-        the handler starts elsewhere has to be given it: ``trio.CancelScope(deadline=...)``. It is infinite
-        for a request that its asker leaves to itself (`abandon_on_cancel`).
+        The handler's own cancel scope has this deadline, so the handler's requests to other actors end then
+        too. If the handler starts a task elsewhere, pass the deadline on: ``trio.CancelScope(deadline=...)``.
+        The deadline is infinite for a request that runs on without its caller (`abandon_on_cancel`).
         """
         current = self._cell.current
         if current is None:
             return float("inf")
         if current.last_look is not None and not current.is_abandonable:
-            # It is served in the task that asks, whose scopes were not looked at before.
+            # The request runs in the caller's task, which has not computed its deadline from its scopes yet.
             return trio.current_effective_deadline()
         return current.ends_at
 
@@ -242,18 +242,18 @@ class ActorContext(Spawner):
 
     @enable_ki_protection
     def defer(self, *, on_cancel: Callable[[], None] | None = None) -> DeferredReply[Any]:
-        """Keep the request being served open: its reply is given later, the next message comes at once.
+        """Keep the current request open: reply later, and serve the next message now.
 
-        The handler returns the `DeferredReply`; if it returns anything else, that is an error of the handler,
-        unless the reply was given by then. It survives a restart of the actor, and is failed
-        when the actor ends for good.
+        Return the `DeferredReply` from the handler. Any other return value is an error of the handler, unless
+        you have already given the reply. The reply survives a restart of the actor, and fails when the actor
+        ends for good.
 
         Args:
-            on_cancel: Called on the Trio thread, once, when the asker is cancelled. An error of it is
-                logged and crashes the actor, if this incarnation still lives; the reply stays open.
+            on_cancel: Called on the Trio thread, once, when the caller is cancelled. If it raises, the error
+                is logged and crashes the actor, unless this incarnation has ended; the reply stays open.
 
         Raises:
-            RuntimeError: No request is being served, or it is deferred already.
+            RuntimeError: The actor is not serving a request, or the request is already deferred.
         """
         envelope = self._cell.current
         if envelope is None or envelope.is_told or envelope.state != EnvelopeState.RUNNING:
@@ -269,14 +269,14 @@ class ActorContext(Spawner):
 
     @enable_ki_protection
     def stash(self, message: AnyMessage) -> None:
-        """Set the message being served aside; its asker goes on waiting. The handler returns then.
+        """Set the current message aside, and let the handler return; the caller continues to wait.
 
-        `unstash_all` and a restart put messages that were set aside back in front of the mailbox. The
-        handler's result is no reply then; if it raises, the message is not set aside.
+        `unstash_all` and a restart put stashed messages back at the front of the mailbox. The handler's
+        result is then not a reply. If the handler raises, the message is not stashed.
 
         Raises:
-            RuntimeError: It is not the message being served.
-            MailboxFullError: So many are set aside already (`MailboxOptions.stash`).
+            RuntimeError: The actor is not serving this message.
+            MailboxFullError: The stash is full (`MailboxOptions.stash`).
         """
         cell = self._cell
         envelope = cell.current
@@ -292,29 +292,29 @@ class ActorContext(Spawner):
                 "call unstash_all(), or raise MailboxOptions.stash",
                 path=self.path,
             )
-        # Set aside only when the handler has returned: until then the message is its own.
+        # Stash it only when the handler has returned, because until then the handler may still fail.
         envelope.state = EnvelopeState.STASHING
 
     @enable_ki_protection
     def unstash_all(self) -> None:
-        """Put the messages that were set aside back in front of the mailbox, in their order."""
+        """Put the stashed messages back at the front of the mailbox, in their order."""
         self._cell.check_run("unstash_all")
         self._cell.mailbox.unstash_all()
 
     @enable_ki_protection
     def watch(self, ref: Ref[Any], *, to: Message[Any] | Callable[[Terminated], Message[Any]]) -> None:
-        """Be told when another actor has ended for good; at once if it has already.
+        """Get a message when another actor has ended for good, or now if it already has.
 
-        The message comes before all others, whatever the mailbox holds. The watch ends with this
-        incarnation: put it into `lifespan` to have it in each.
+        The message overtakes all others, even in a full mailbox. The watch ends with this incarnation, so
+        call this in `lifespan` to repeat it after each restart.
 
         Args:
-            ref: Whom to watch; a second watch of the same actor takes the place of the first.
-            to: The message to this actor, or a function that makes it from how the other ended.
+            ref: The actor to watch; a second watch of the same actor replaces the first.
+            to: The message to this actor, or a function that makes it from a `Terminated`.
 
         Raises:
-            TypeError: This actor does not handle the message. If that is known only at the other's
-                end, or if the function raises, this actor crashes.
+            TypeError: This actor does not handle the message. If this turns out only at the end of the
+                watched actor, or if the function raises, this actor crashes.
         """
         self._cell.check_run("watch")
         cell_behind(ref).check_run("watch")
@@ -325,48 +325,49 @@ class ActorContext(Spawner):
 
     @enable_ki_protection
     def unwatch(self, ref: Ref[Any]) -> None:
-        """Watch an actor no more."""
+        """Stop watching an actor."""
         self._cell.check_run("unwatch")
         cell_behind(ref).remove_watcher(self._incarnation)
 
     @enable_ki_protection
     def after(self, seconds: float, message: Message[Any], /) -> Timer:
-        """Tell this actor a message in some seconds, on Trio's clock.
+        """Send a message to this actor after some seconds, on Trio's clock.
 
-        It comes last in the mailbox, as if another task had told it. If that is full, its overflow policy
-        holds: by default the message waits for room, otherwise one is dropped and is a dead letter. While
-        the actor is stopped with ``drain=True``, its timers go on as long as requests are open.
+        The message enters the mailbox last, as if another task had sent it. If the mailbox is full, its
+        overflow policy applies: by default the message waits for room; otherwise the mailbox drops a message
+        as a dead letter. While you stop the actor with ``drain=True``, its timers continue as long as
+        requests are open.
 
-        The timer ends with this incarnation: a message that was not served by then is withdrawn. Put it into
-        `lifespan` to have it in each. The message is served with the context variables of the caller. Timers
-        of the same moment have no order.
+        The timer ends with this incarnation, which withdraws an unserved message. Call this in `lifespan` to
+        repeat it after each restart. The message carries the caller's context variables. Timers for the same
+        moment have no defined order.
 
         Args:
-            seconds: From now; 0 is the next turn of the loop.
+            seconds: The delay; 0 means the next turn of the loop.
             message: The message.
 
         Raises:
             TypeError: This actor does not handle the message, or `seconds` is not a number.
-            ValueError: `seconds` is negative, infinite or not a number.
-            RuntimeError: This incarnation serves no messages any more; or this is called from another thread
-                or Trio run.
+            ValueError: `seconds` is negative, infinite or NaN.
+            RuntimeError: This incarnation no longer serves messages, or you call this from another thread or
+                Trio run.
         """
         return self._start_timer("after", seconds, message, repeats=False)
 
     @enable_ki_protection
     def every(self, seconds: float, message: Message[Any], /) -> Timer:
-        """Tell this actor a message again and again, first in so many seconds; otherwise as `after`.
+        """Send a message to this actor periodically, first after one period; otherwise as `after`.
 
-        Each time is a multiple of the period from now, whatever the actor does. When the last message was
-        not served by then, this time is left out: there is never more than one of them.
+        The ticks are multiples of the period from now, however long the actor takes. A tick is skipped while
+        the previous message is unserved, so at most one message waits.
 
         Args:
             seconds: The period, above 0.
-            message: The message of each time.
+            message: The message to repeat.
 
         Raises:
             TypeError, RuntimeError: As for `after`.
-            ValueError: `seconds` is not above 0, infinite or not a number.
+            ValueError: `seconds` is 0, negative, infinite or NaN.
         """
         return self._start_timer("every", seconds, message, repeats=True)
 
@@ -386,7 +387,7 @@ class ActorContext(Spawner):
         context: Context,
         terminated: Terminated,
     ) -> None:
-        """Tell this actor of another's end; called by the other, which must not suffer from a failure."""
+        """Notify this actor of another's end; a failure must not affect the other actor, which calls this."""
         watched.remove_watcher(self._incarnation)
         try:
             message = to(terminated) if callable(to) else to
@@ -397,21 +398,21 @@ class ActorContext(Spawner):
         self._cell.mailbox.put_control(Envelope(self._cell, message, context, is_told=True))
 
     def part(self, name: str, *, queue_time: float = 0.0) -> AbstractContextManager[None]:
-        """Show a block, run in the current task, as a part of what this actor does.
+        """Present a block of the current task as a part of this actor's work.
 
-        Observers and meters are told of it as of a message to an actor `name` below this one, of a type of
-        the same name. So it has a row in timelines, a span in traces, and its times in metrics. It fails or
-        is cancelled as the block does. Costs nothing while no one looks.
+        Observers and meters see the block as a message to an actor `name` below this actor, with `name` as
+        its message type too. So it has a row in timelines, a span in traces, and its times in metrics. It
+        fails or is cancelled as the block does. It costs nothing without observers and meters.
 
         Args:
-            name: Name of the part; there must be few of them.
-            queue_time: Seconds that it has waited before.
+            name: The name of the part; use only a few different names.
+            queue_time: The time in seconds that the part has waited before.
         """
         return self._cell.outcomes.part(name, queue_time)
 
     @enable_ki_protection
     def show(self, actors: Callable[[], tuple[ActorSnapshot, ...]]) -> None:
-        """Show actors in the tree as children of this incarnation that live elsewhere, in another process.
+        """Show actors of another process in the tree, as children of this incarnation.
 
         Args:
             actors: Called for every snapshot, on the Trio thread; it must be quick and must not raise.
@@ -438,20 +439,20 @@ class ActorContext(Spawner):
 
     @enable_ki_protection
     def show_process(self, pid: int) -> None:
-        """Show in the tree and in events that this incarnation does its work in another process.
+        """Show in the tree and in events that this incarnation works in another process.
 
         Args:
-            pid: Number of the process.
+            pid: The process number.
         """
         self._cell.pid = pid
 
     @enable_ki_protection
     def report_progress(self) -> None:
-        """Tell the supervisor that this incarnation has done some of its work.
+        """Report to the supervisor that this incarnation has done some of its work.
 
-        An actor that fails after progress is in no crash loop. `Intensity.counts_progress` and
-        `Policy.backoff_after_progress` say how its supervisor takes that; by default it makes no difference
-        (D75). Does nothing when the incarnation has ended already, or has reported before.
+        An actor that fails after progress is not in a crash loop. `Intensity.counts_progress` and
+        `Policy.backoff_after_progress` define its supervisor's reaction; by default progress makes no
+        difference (D75). A second report does nothing, nor does a report after the incarnation has ended.
         """
         cell = self._cell
         if cell.incarnation is self._incarnation and cell.progressed_at is None:
@@ -459,33 +460,33 @@ class ActorContext(Spawner):
 
     @enable_ki_protection
     def observe_restarts(self, observer: Callable[[ActorRestarted], None]) -> None:
-        """Be told of each restart of a child of this incarnation, before the child waits for it.
+        """Observe restarts of this incarnation's children; the observer runs before the child's backoff.
 
         Args:
-            observer: Called on the Trio thread; it must be quick and must not raise. A second one takes
-                the place of the first.
+            observer: Called on the Trio thread; it must be quick and must not raise. A second observer
+                replaces the first.
         """
         if self._cell.incarnation is self._incarnation:
             self._supervisor_of_children().on_restart = observer
 
     @property
     def is_stopping(self) -> bool:
-        """Whether this actor was asked to end, and is not started again."""
+        """Whether this actor was asked to end, and will not restart."""
         return self._cell.stop_reason is not None
 
     @enable_ki_protection
     def stop(self) -> None:
-        """End this actor after the message being served. A permanent actor is not restarted either."""
+        """End this actor after the current message; even a permanent actor does not restart."""
         self._cell.check_run("stop")
         self._cell.request_stop("it stopped itself")
 
     @enable_ki_protection
     def finish(self) -> None:
-        """End this incarnation after the message being served: its work is done.
+        """End this incarnation after the current message, because its work is done.
 
-        The restart type decides what follows: a permanent actor is started anew and keeps its
-        mailbox; a transient or temporary one ends for good. Does nothing when the incarnation has
-        ended already, or is stopped with ``drain=True``, which serves what is queued.
+        The restart type decides what follows: a permanent actor restarts and keeps its mailbox; a transient
+        or temporary actor ends for good. Does nothing after the incarnation has ended, or while you stop it
+        with ``drain=True``, because it then serves the queued messages.
         """
         self._cell.check_run("finish")
         if self._cell.incarnation is self._incarnation:
@@ -495,7 +496,7 @@ class ActorContext(Spawner):
     def crash(self, error: Exception) -> None:
         """Crash this incarnation before its next message, as if a handler had raised the error.
 
-        Does nothing when the incarnation has ended already.
+        Does nothing after the incarnation has ended.
         """
         self._cell.check_run("crash")
         if self._cell.incarnation is self._incarnation:

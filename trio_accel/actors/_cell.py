@@ -1,4 +1,4 @@
-"""The permanent part of an actor, over all its incarnations."""
+"""The permanent part of an actor, across all its incarnations."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ __all__ = ["Terminated"]
 _logger = logging.getLogger("trio_accel.actors")
 
 _MIN_UNWIND = 0.1
-"""Seconds that a cancelled actor gets to unwind even if its grace is shorter."""
+"""Minimum time in seconds for a cancelled actor to unwind, even if its grace is shorter."""
 
 
 class CellState(enum.StrEnum):
-    """State of an actor, as the tree shows it."""
+    """State of an actor, as shown in the tree."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -50,9 +50,9 @@ class Terminated:
 
     Attributes:
         path: Path of the actor.
-        reason: Why it ended, in words.
-        error: Error of its last incarnation, also if it was stopped before the next could
-            start; None if that was stopped or ended by itself.
+        reason: The reason, in words.
+        error: Error of the last incarnation, even if the actor was stopped before the next incarnation could
+            start; None if the last incarnation was stopped or ended on its own.
     """
 
     path: str
@@ -62,7 +62,7 @@ class Terminated:
 
 @attrs.define(eq=False, repr=False)
 class Cell:
-    """One actor as others hold it, from spawn to its permanent end: to send to it and to end it."""
+    """One actor from spawn to its permanent end, as others refer to it: to send messages and to end it."""
 
     system: SystemState
     path: str
@@ -78,10 +78,10 @@ class Cell:
     # Children of the incarnation.
     children: Mapping[str, Cell] = _NO_CHILDREN
     number: int = -1
-    # The process in which the last incarnation does its work, if that is another one.
+    # The process that does the last incarnation's work, if not this one.
     pid: int | None = None
     last_error: BaseException | None = None
-    # The time when the incarnation, or the one that has ended, first made progress.
+    # The time when the current or last incarnation first made progress.
     progressed_at: float | None = None
     gate: StartGate = attrs.field(factory=StartGate)
     stop_reason: str | None = None
@@ -100,20 +100,20 @@ class Cell:
 
     @property
     def current(self) -> Envelope | None:
-        """The message that the running task is serving; None in a task that is not the actor's own."""
+        """The message that the current task is serving; None in tasks that do not belong to the actor."""
         incarnation, task = self.incarnation, trio.lowlevel.current_task()
         if incarnation is None or cells.get(task) is not self:
             return None
-        # Messages of groups are served by tasks of their own.
+        # Group messages have their own tasks.
         return incarnation.grouped.get(task, incarnation.current)
 
     @property
     def awaited(self) -> Envelope | AwaitedStart | None:
-        """The work of the running task that another actor may wait for: a message, or the actor's start."""
+        """The current task's work that another actor may wait for: a message, or the actor's start."""
         return self.current or self.gate.awaited_start
 
     def check(self, message: AnyMessage, base: type, verb: str) -> Handler:
-        """Find the handler of a message; refuse one without a handler, or that is sent the wrong way."""
+        """Return the handler of a message; raise if there is none, or if the message needs another verb."""
         if thread_ident() != self.system.thread:
             self.check_run(verb)
         handler = self.handlers.get(type(message))
@@ -122,7 +122,7 @@ class Cell:
         return handler
 
     def check_run(self, verb: str) -> None:
-        """Refuse another thread or Trio run."""
+        """Raise `RuntimeError` in another thread or Trio run."""
         check_run(self.system.thread, verb, f"actor {self.path}")
 
     def _what_is_wrong(self, message: object, base: type, verb: str) -> str:
@@ -143,15 +143,15 @@ class Cell:
         )
 
     def serve_at_once(self, envelope: Envelope, attempt: Callable[..., object]) -> bool:
-        """Serve a message in the task that sends it, in place of the actor's, which waits for one.
+        """Serve a message in the sender's task, on behalf of the actor's task, which waits for a message.
 
-        Only while the mailbox is idle.
+        Call it only while the mailbox is idle.
 
         Returns:
-            Whether it was served; if not, nothing has happened.
+            Whether it was served; if not, nothing has changed.
         """
         assert self.incarnation is not None  # it is who waits
-        # The actor's own task must not be woken meanwhile: two tasks would serve at once.
+        # The actor's own task must not wake meanwhile, or two tasks would serve at once.
         self.mailbox.replace_receiver()
         task = trio.lowlevel.current_task()
         before = lend(task, self)
@@ -162,7 +162,7 @@ class Cell:
             self.mailbox.restore_receiver()
 
     def request_stop(self, reason: str, *, drain: bool = False) -> None:
-        """End after the message being served, or after all that are queued; take no new ones."""
+        """End after the current message, or after all queued messages; refuse new messages."""
         if self.stop_reason is None:
             self.stop_reason = reason
             self.is_draining = drain
@@ -171,12 +171,12 @@ class Cell:
         if self.state is CellState.RUNNING:
             self.state = CellState.STOPPING
         self.mailbox.refuse(f"actor {self.path} is stopping: {reason}")
-        # An idle actor sleeps in its mailbox, and has to see the stop.
+        # An idle actor sleeps in its mailbox, so wake it to make it notice the stop.
         self.mailbox.wake()
         self.gate.shut(reason)
 
     def cancel(self, reason: str) -> None:
-        """End now; the messages being served are cancelled."""
+        """End now, and cancel the current messages."""
         if self._cancel_reason is None:
             self._cancel_reason = reason
         self.request_stop(reason)
@@ -185,16 +185,16 @@ class Cell:
 
     @property
     def is_running(self) -> bool:
-        """Whether its incarnation takes messages."""
+        """Whether the actor's incarnation accepts messages."""
         return self.state is CellState.RUNNING
 
     @property
     def is_quarantined(self) -> bool:
-        """Whether it was given up: cancelled, and it did not end."""
+        """Whether the actor was abandoned, because it was cancelled but did not end."""
         return self.state is CellState.QUARANTINED
 
     def quarantine(self) -> None:
-        """Give it up: it was cancelled and does not end. Its replies are waited for no more."""
+        """Abandon the actor because it was cancelled but did not end; fail its open requests."""
         if self.is_quarantined:
             return
         self.state = CellState.QUARANTINED
@@ -207,15 +207,15 @@ class Cell:
             self.outcomes.fail(envelope, ActorStoppedError(why, path=self.path))
 
     def cancel_if_asked(self, scope: trio.CancelScope) -> None:
-        """Cancel an incarnation that begins although its end was asked for."""
+        """Cancel a starting incarnation if its end was already requested."""
         if self._cancel_reason is not None:
             scope.cancel(reason=self._cancel_reason)
 
     async def stop(self, reason: str, *, drain: bool = False) -> None:
-        """Stop gracefully, then by cancellation; then give it up.
+        """Stop gracefully, then by cancellation; otherwise abandon the actor.
 
-        Returns when it has ended, or when it was cancelled and did not end within its grace
-        again: it is in quarantine then, and only the end of the system waits for it.
+        Returns when the actor has ended, or when it was cancelled and did not end within its grace again. It
+        is then in quarantine, and only the end of the system waits for it.
         """
         self.request_stop(reason, drain=drain)
         with trio.move_on_after(self.policy.grace):
@@ -229,7 +229,7 @@ class Cell:
 
     @property
     def unwind_grace(self) -> float:
-        """Seconds that it gets to unwind once it is cancelled."""
+        """The time in seconds for a cancelled actor to unwind."""
         return max(self.policy.grace, _MIN_UNWIND)
 
     async def wait_terminated(self) -> Terminated:
@@ -242,7 +242,7 @@ class Cell:
         return self.terminated
 
     def add_watcher(self, watcher: Incarnation, notify: Callable[[Terminated], None]) -> None:
-        """Call back at the permanent end, at once if it has come, unless the watcher ends before."""
+        """Call `notify` at the permanent end, or now if it has passed, unless the watcher ends before."""
         if self.terminated is not None:
             notify(self.terminated)
             return
@@ -250,12 +250,12 @@ class Cell:
         watcher.watched.add(self)
 
     def remove_watcher(self, watcher: Incarnation) -> None:
-        """Do not call back."""
+        """Cancel the callback of a watcher."""
         watcher.watched.discard(self)
         self._watchers.pop(watcher, None)
 
     def snapshot(self, children: tuple[ActorSnapshot, ...]) -> ActorSnapshot:
-        """Take a snapshot of this actor, above those of its children."""
+        """Take a snapshot of this actor, with its children's snapshots."""
         error, incarnation = self.last_error, self.incarnation
         shown = incarnation.shown() if incarnation is not None and incarnation.shown is not None else ()
         return ActorSnapshot(
@@ -283,7 +283,7 @@ class Cell:
         )
 
     def begin_incarnation(self) -> Incarnation:
-        """Make the incarnation that runs from now on."""
+        """Create the next incarnation, which is current from now on."""
         self.number += 1
         self.pid = None
         self.progressed_at = None
@@ -291,24 +291,24 @@ class Cell:
         return self.incarnation
 
     def end_incarnation(self) -> None:
-        """Note that the incarnation has ended, and its children with it."""
+        """Record that the incarnation has ended, and its children with it."""
         self.incarnation = None
         self.children = _NO_CHILDREN
 
     def resume(self) -> None:
-        """Note that the incarnation takes messages."""
+        """Record that the incarnation accepts messages."""
         if not self.is_quarantined:
             self.state = CellState.RUNNING if self.stop_reason is None else CellState.STOPPING
         self.mailbox.resume()
 
     def suspend(self) -> None:
-        """Let messages wait for the next incarnation, unless the end was asked for."""
+        """Let messages wait for the next incarnation, unless the end was requested."""
         if self.stop_reason is None:
             self.state = CellState.RESTARTING
             self.mailbox.suspend()
 
     def close(self, error: BaseException | None) -> None:
-        """End for good: queued messages are refused."""
+        """End for good, and refuse queued messages."""
         self.state = CellState.TERMINATED
         reason = self.stop_reason or (
             f"it failed: {describe(error)}" if error is not None else "it ended by itself"
@@ -320,7 +320,7 @@ class Cell:
             self.outcomes.fail(request, self.cause_of(cause))
 
     def announce_end(self) -> None:
-        """Tell all that wait for the permanent end."""
+        """Notify everyone who waits for the permanent end."""
         terminated = self.terminated
         assert terminated is not None  # it is closed
         self.gate.end()
@@ -337,7 +337,7 @@ class Cell:
             )
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """Return the cause that an asker is told: of a cancellation, the reason of it."""
+        """Return the cause to report to a caller: for a cancellation, its reason."""
         if not any(isinstance(leaf, trio.Cancelled) for leaf in leaves(error)):
             return error
         if self._cancel_reason is not None:
@@ -351,7 +351,7 @@ class Cell:
                 f"actor {self.path} restarts: a sibling failed, and its strategy restarts both",
                 path=self.path,
             )
-        # The supervisor has not decided yet whether it is restarted.
+        # The supervisor has not yet decided whether the actor restarts.
         return ActorStoppedError(
             f"actor {self.path} ended: another of its messages or a child failed", path=self.path
         )

@@ -1,4 +1,4 @@
-"""Serving a message in place of an actor that waits for one, without its mailbox."""
+"""Serving a message on behalf of an idle actor, without its mailbox."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trio
 from ._actor import ActorContext
 from ._errors import drop_frames
 from ._events import note_end
-from ._messages import WOKEN, AnyMessage, Waiter
+from ._messages import WAKE_VALUE, AnyMessage, Waiter
 from ._outcomes import Outcomes, crash_error
 from ._ref import Ref
 
@@ -25,18 +25,18 @@ ActorT = TypeVar("ActorT")
 
 @attrs.define(eq=False, repr=False)
 class DirectReply(Waiter):
-    """A reply that is given once, on the Trio thread, to a message that had no envelope.
+    """A one-time reply, given on the Trio thread, to a message without an envelope.
 
-    The actor that serves it may treat it as a `DeferredReply`. The asker waits for it by `wait`.
+    The serving actor may treat it as a `DeferredReply`. The caller waits for it with `wait`.
 
     Args:
         message: The message.
 
     Attributes:
-        outcomes: The outcomes of the actor that has served it; None before that.
-        is_done: Whether it was given.
-        began: When it was begun, if messages are measured.
-        on_cancel: Called with the context variables of the waiting task when that is cancelled.
+        outcomes: The outcomes of the actor that served the message; None before.
+        is_done: Whether the reply was given.
+        began: The start time, if messages are measured.
+        on_cancel: Called with the waiting task's context variables when the task is cancelled.
     """
 
     message: AnyMessage
@@ -47,11 +47,11 @@ class DirectReply(Waiter):
     _poll: Callable[[], Awaitable[None]] | None = attrs.field(default=None, init=False)
 
     def served(self, context: ActorContext, error: Exception | None = None) -> None:
-        """Count the message as served, in place of an actor that was idle.
+        """Count the message as served, on behalf of the idle actor.
 
         Args:
-            context: The actor's, to which this belongs from now on, as a reply that is deferred does.
-            error: The error that the actor crashes with over it; the asker is told so.
+            context: The actor's context. From now on the reply belongs to it, as a deferred reply does.
+            error: The error that crashes the actor, and that the caller gets.
         """
         cell = context._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as in `idle_actor`
         outcomes = self.outcomes = cell.outcomes
@@ -66,10 +66,10 @@ class DirectReply(Waiter):
             outcomes.deferred.add(self)
 
     def wait(self) -> Awaitable[object]:
-        """Wait for the outcome, at once; a cancelled task waits on, until `set` or `cancelled` is called."""
+        """Wait for the outcome; await it at once. A cancelled task still waits for `set` or `cancelled`."""
         if self.is_done or self._poll is not None:
             return self._poll_and_wait()
-        # Most replies only wake the task: a coroutine of this class would take as long again.
+        # Most replies only wake the task, and a coroutine here would double that time.
         self.task = trio.lowlevel.current_task()
         return trio.lowlevel.wait_task_rescheduled(self.abort)  # noqa: ASYNC105  # by the caller
 
@@ -78,8 +78,7 @@ class DirectReply(Waiter):
         if poll is None:
             await trio.lowlevel.cancel_shielded_checkpoint()
         else:
-            # The poll is made also if the operation has failed by now: a lost one may be in flight all the
-            # same.
+            # Poll even if the operation has already failed, because a lost operation may still be in flight.
             await poll()
         if self.is_done:
             self.take()
@@ -87,7 +86,7 @@ class DirectReply(Waiter):
             await self.wait()
 
     def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-        """Tell that the parked task is cancelled; it waits on."""
+        """Record that the parked task is cancelled but continues to wait."""
         assert self.task is not None  # it is parked
         waits_on = super().abort(raise_cancel)
         if self.on_cancel is not None:
@@ -95,25 +94,25 @@ class DirectReply(Waiter):
         return waits_on
 
     def deliver(self, error: BaseException | None) -> None:
-        """Hand the outcome over; called once."""
+        """Deliver the outcome; called once."""
         task = self.task
         if task is not None and error is None:
-            # This line does what `settle` does, in a third of the time.
+            # These lines do the same as `settle`, in a third of the time.
             self.task = None
-            trio.lowlevel.reschedule(task, WOKEN)
+            trio.lowlevel.reschedule(task, WAKE_VALUE)
             return
-        self.settle(WOKEN if error is None else outcome.Error(error))
+        self.settle(WAKE_VALUE if error is None else outcome.Error(error))
 
     def fail(self, error: BaseException) -> bool:
-        """Fail; returns whether that is news."""
+        """Fail, and return whether this was the first outcome."""
         return self.set(None, error)
 
     def set(self, _: None = None, error: BaseException | None = None) -> bool:
-        """Give the outcome: it is served, or failed if there is an error; returns whether that is news."""
+        """Give the outcome: None or an error; return whether this was the first outcome."""
         if self.is_done:
             return False
         self.is_done = True
-        # Breaks a reference cycle: the hook refers to the operation, and that to this reply.
+        # Break a reference cycle, because the hook refers to the operation, and the operation to this reply.
         self.on_cancel = None
         outcomes = self.outcomes
         if outcomes is not None:
@@ -127,12 +126,12 @@ class DirectReply(Waiter):
         return True
 
     def fail_as_crash(self, error: Exception) -> bool:
-        """Say that the actor crashed over it; see `DeferredReply.fail_as_crash`."""
+        """Fail because the actor crashed while serving the message; see `DeferredReply.fail_as_crash`."""
         assert self.outcomes is not None  # it was served
         return self.fail(crash_error(self.outcomes.path, self.message, error))
 
     def cancelled(self) -> bool:
-        """Give the waiting task its cancellation; returns whether that is news."""
+        """Deliver the waiting task's own cancellation; return whether this was the first outcome."""
         if self.is_done:
             return False
         self.is_done = True
@@ -146,19 +145,19 @@ class DirectReply(Waiter):
         return True
 
     def poll_first(self, poll: Callable[[], Awaitable[None]]) -> bool:
-        """Have the task that waits look for the end of what was launched, before it parks.
+        """Have the waiting task check for the end of the launched work, before it parks.
 
         Args:
-            poll: Looks, and gives the reply if it sees the end.
+            poll: Checks, and gives the reply if the work has ended.
 
         Returns:
-            Whether it will.
+            Whether the task will poll.
         """
         self._poll = poll
         return True
 
     def look_last(self, look: Callable[[], None]) -> bool:
-        """Have the task that waits look once for the end, behind a turn of the loop; see `DeferredReply`."""
+        """Have the waiting task check once for the end, after a turn of the loop; see `DeferredReply`."""
         return self.poll_first(partial(_look_once, look))
 
     def _measure(
@@ -176,14 +175,15 @@ async def _look_once(look: Callable[[], None]) -> None:
 
 
 def idle_actor(ref: Ref[ActorT], reply: DirectReply) -> ActorT | None:
-    """Find the actor itself while it waits for a message, and no observer wants every one; else None.
+    """Return the actor itself if it waits for a message, and no observer wants every message; else None.
 
-    Then its owner may call it as its own task would, on the Trio thread and without waiting, and counts that
-    with `DirectReply.served`. There is no envelope: no stash, no deadline and no event.
+    The actor's owner may then call it as the actor's own task would, on the Trio thread and without waiting,
+    and record that with `DirectReply.served`. Without an envelope, there is no stash, deadline or event.
 
     Args:
         ref: The actor.
-        reply: Where the message is replied to, if the actor is called. It is measured if messages are.
+        reply: The reply to the message if the actor is called. If messages are measured, this starts its
+            clock.
     """
     cell = ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # as `cell_behind`, without the call
     mailbox, observers = cell.mailbox, cell.outcomes.observers
@@ -196,9 +196,9 @@ def idle_actor(ref: Ref[ActorT], reply: DirectReply) -> ActorT | None:
 
 
 def unobserved_actor(ref: Ref[ActorT]) -> tuple[ActorT, Outcomes] | None:
-    """Find the actor itself while it waits for a message, and no observer wants or measures any; else None.
+    """Return the actor if it waits for a message, and nothing observes or measures every message; else None.
 
-    Then its owner may do its work in its place, without a message, and adds to what it has handled.
+    The actor's owner may then work on its behalf without a message, and increase its `Outcomes.handled`.
 
     Args:
         ref: The actor.

@@ -1,4 +1,4 @@
-"""Errors of the actor runtime: their classes, looking into them, and printing those that reach no asker."""
+"""Errors of the actor runtime: classes, helpers to examine them, and output of errors without a caller."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ __all__ = [
 
 
 class NotExecutedError(Exception):
-    """The request was not even begun: base of all errors that say so, of actors, devices and patterns.
+    """The request was not even started: the base of all such errors, from actors, devices and patterns.
 
-    It speaks of that one request. Earlier requests of its caller may have been executed.
+    This applies only to the one request. Earlier requests of the same caller may have been executed.
 
     Attributes:
-        may_go_elsewhere: Whether to ask again, a moment later or somewhere else, is the answer to it. Not so
-            for mistakes, and for limits, which are there to be kept.
+        may_go_elsewhere: Whether the request may succeed later or on another actor. False for mistakes, and
+            for limits that exist on purpose.
     """
 
     may_go_elsewhere: ClassVar[bool] = True
 
 
 class ActorError(Exception):
-    """Base of the errors that the actor runtime raises.
+    """Base class of the errors raised by the actor runtime.
 
     Attributes:
-        path: Path of the actor that it is about.
+        path: Path of the actor in question.
     """
 
     def __init__(self, message: str, *, path: str) -> None:
@@ -59,34 +59,34 @@ class ActorError(Exception):
 class ActorFailedError(ActorError):
     """The actor crashed while it served the request; the original error is the `__cause__`.
 
-    The request may have been executed, in part or in full.
+    The request may have been executed, partly or completely.
     """
 
 
 class ActorStoppedError(ActorError, NotExecutedError):
-    """The actor is stopped, or stopped before it came to the request; it was never executed."""
+    """The actor is stopped, or stopped before it started the request; the request was never executed."""
 
 
 class ActorRestartingError(ActorError, NotExecutedError):
     """The actor is between two incarnations.
 
-    Raised for requests it has not begun, where its mailbox is to reject them; the cause of the
-    `ActorFailedError` of one that was running when its siblings' restart ended it.
+    Raised for unstarted requests if the mailbox rejects messages during a restart. It is also the cause of
+    an `ActorFailedError` if a sibling's failure ended the running request.
     """
 
 
 class AskCycleError(ActorError, NotExecutedError):
-    """The ask would wait for an actor that is itself waiting for the asker."""
+    """The request would wait for an actor, but that actor already waits for the caller."""
 
     may_go_elsewhere = False
 
 
 class MailboxFullError(ActorError, NotExecutedError):
-    """The mailbox is full and its policy rejects or drops; the request was never executed."""
+    """The mailbox is full and its policy rejects or drops messages; the request was never executed."""
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exceptions that a group holds, however deeply; the exception itself if it is no group."""
+    """Yield the exceptions in a group at any depth, or the exception itself if it is not a group."""
     left = [error]
     while left:
         one = left.pop()
@@ -98,22 +98,22 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_fatal(error: BaseException) -> bool:
-    """Tell whether an exception, or any member of a group, must travel on: cancellation, Ctrl-C, exit.
+    """Return whether an exception, or any member of a group, must propagate: cancellation, Ctrl-C, exit.
 
-    A group that holds a failure beside one of these must not be swallowed either.
+    A group that also holds ordinary failures must propagate too.
     """
     return any(not isinstance(leaf, Exception) for leaf in leaves(error))
 
 
 def single(error: BaseException) -> BaseException:
-    """Take the groups of one member around an exception away."""
+    """Unwrap an exception from groups with only one member."""
     while len(members := _members(error)) == 1:
         [error] = members
     return error
 
 
 def describe(error: BaseException) -> str:
-    """Say what an exception is, or all that a group holds, in one line; also if its ``__str__`` raises."""
+    """Describe an exception, or all members of a group, in one line, even if its ``__str__`` raises."""
     return "; ".join(_describe(leaf) for leaf in leaves(error))
 
 
@@ -121,13 +121,13 @@ def _describe(error: BaseException) -> str:
     try:
         text = " ".join(str(error).split())
     except Exception:  # noqa: BLE001
-        # The runtime describes errors where nothing may fail, such as while it resolves an ask.
+        # The runtime describes errors in places that must not fail, such as while it resolves a request.
         text = "(it cannot be printed)"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def safe_repr(value: object) -> str:
-    """Show a value in a log or an error: like `repr`, also if its ``__repr__`` raises."""
+    """Format a value for a log or an error, like `repr`, even if its ``__repr__`` raises."""
     try:
         return repr(value)
     except Exception:  # noqa: BLE001  # a stranger's class
@@ -135,14 +135,14 @@ def safe_repr(value: object) -> str:
 
 
 class _Unprintable(BaseExceptionGroup[BaseException]):  # noqa: ASYNC126  # it does, below
-    """Around an error whose ``repr`` fails.
+    """A wrapper for an error with a failing ``repr``.
 
-    A Trio nursery prints the exception that it is left with. If that fails, the state of the whole run is
-    broken (Trio 0.31 and later).
+    A Trio nursery prints its remaining exception. If that fails, Trio's entire run is left in a broken state
+    (Trio 0.31 and later).
     """
 
     if not TYPE_CHECKING:
-        # Its type in the standard library's stubs cannot be narrowed.
+        # The attribute's type in the standard library's stubs cannot be narrowed.
         def derive(self, errors: Sequence[BaseException]) -> BaseExceptionGroup:
             return _unprintable(self.message, errors)
 
@@ -151,7 +151,7 @@ class _Unprintable(BaseExceptionGroup[BaseException]):  # noqa: ASYNC126  # it d
 
 
 class _UnprintableFailure(_Unprintable, ExceptionGroup[Exception]):  # noqa: ASYNC126  # inherited
-    """The same, around failures alone: an `Exception` itself."""
+    """The same wrapper for groups of only `Exception` failures, so that it is an `Exception` itself."""
 
 
 def _unprintable(text: str, errors: Sequence[BaseException]) -> _Unprintable:
@@ -160,10 +160,10 @@ def _unprintable(text: str, errors: Sequence[BaseException]) -> _Unprintable:
 
 
 def check_printable(error: BaseException) -> None:
-    """Call it where an error is about to reach a nursery.
+    """Check that an error is printable before it reaches a nursery.
 
     Raises:
-        BaseExceptionGroup: One around it, if its ``repr`` fails; `single` takes that away again.
+        BaseExceptionGroup: A group around the error, because its ``repr`` fails; `single` unwraps it.
     """
     try:
         repr(error)
@@ -172,17 +172,17 @@ def check_printable(error: BaseException) -> None:
 
 
 def _members(error: BaseException) -> tuple[BaseException, ...]:
-    """Return the exceptions directly in a group; of another exception, none."""
+    """Return the direct members of a group; empty for other exceptions."""
     if not isinstance(error, BaseExceptionGroup):
         return ()
     return cast("tuple[BaseException, ...]", error.exceptions)  # pyright: ignore[reportUnknownMemberType]
 
 
 def drop_frames(error: BaseException) -> None:
-    """Keep where an error was raised as a note alone.
+    """Replace an error's traceback by a note.
 
-    An actor's last error stays in the tree. Frames refer to those that called them, here to those of
-    the program that sent the message, and would keep all their variables alive.
+    An actor's last error stays in the tree. A traceback's frames refer to their callers, here to the frames
+    of the code that sent the message, and would keep all their variables alive.
     """
     error.add_note("Raised in the task that sent the message:\n" + "".join(format_tb(error.__traceback__)))
     seen: set[int] = set()
@@ -200,31 +200,31 @@ def drop_frames(error: BaseException) -> None:
 def warn_untold(
     logger: str, text: str, *values: object, level: int = logging.WARNING, **extra: object
 ) -> None:
-    """Log a warning that no error tells of, so that it is printed where no logging is configured.
+    """Log a warning that accompanies no error, so that it is printed even without logging handlers.
 
     Args:
         logger: Name of the logger.
         text: The message.
-        *values: Its values.
+        *values: The message's values.
         level: The level.
-        **extra: More attributes of the record.
+        **extra: Further attributes of the record.
     """
     logging.getLogger(logger).log(level, text, *values, extra={"is_untold": True, **extra}, stacklevel=2)
 
 
 class StderrUnlessConfigured(logging.Handler):
-    """Prints a record in one line, unless another handler gets it.
+    """Prints a record in one line, unless another handler receives it.
 
-    `logging` has the same for programs without any handler, but prints warnings too. Those of this package
-    are told to somebody already, such as the asker whose request crashed an actor. `warn_untold` marks the
-    others, which are printed.
+    `logging` has the same for programs without any handler, but it also prints warnings. This package's
+    warnings usually have another recipient, such as the caller of the request that crashed an actor.
+    `warn_untold` marks the exceptions, which are printed.
     """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one record, if no other handler of its logger or of those above does anything with it."""
+        """Print a record, unless its logger or one of the parents has another handler."""
         if record.levelno < logging.ERROR and not getattr(record, "is_untold", False):
             return
         if self._is_alone(record.name) and sys.stderr is not None:
@@ -243,7 +243,7 @@ class StderrUnlessConfigured(logging.Handler):
 
 
 def _in_one_line(record: logging.LogRecord) -> str:
-    """Return the message, with the exception and the place where it was raised; no traceback."""
+    """Return the message with the exception and the line that raised it, but without a traceback."""
     text = " ".join(record.getMessage().split("\n", 1)[0].split())
     error = record.exc_info[1] if record.exc_info else None
     if error is None:
@@ -258,7 +258,7 @@ def _in_one_line(record: logging.LogRecord) -> str:
 
 
 def copied(error: Exception) -> Exception:
-    """Return a copy of an exception for another task, or itself where it cannot be copied."""
+    """Return a copy of an exception for another task, or the exception itself if it cannot be copied."""
     try:
         copied = copy.copy(error)
     except Exception:  # noqa: BLE001  # a stranger's class

@@ -1,4 +1,4 @@
-"""Events for the observers of a system, and numbers for its meter."""
+"""Events for a system's observers, and numbers for its meter."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ActorEvent:
 
     Attributes:
         path: Path of the actor.
-        pid: Number of the process in which it does its work, or did; None where that is this one.
+        pid: Number of the process that does or did its work; None for this process.
     """
 
     path: str
@@ -54,10 +54,10 @@ class ActorEvent:
 
 @attrs.frozen(kw_only=True)
 class ActorStarted(ActorEvent):
-    """An incarnation takes messages.
+    """An incarnation has started to accept messages.
 
     Attributes:
-        incarnation: Its number, from 0.
+        incarnation: The incarnation's number, from 0.
     """
 
     incarnation: int
@@ -68,11 +68,11 @@ class ActorRestarted(ActorEvent):
     """An incarnation ended, and another will follow.
 
     Attributes:
-        error: Its error; None if it ended by itself or with its siblings.
-        incarnation: Number of the one that follows.
-        delay: Seconds until it is started.
-        has_progressed: Whether the one that ended had made progress (`ActorContext.report_progress`).
-        is_paused: Whether there were more restarts than the intensity allows: the delay is a pause
+        error: The ended incarnation's error; None if it ended on its own or with its siblings.
+        incarnation: Number of the next incarnation.
+        delay: Time until its start, in seconds.
+        has_progressed: Whether the ended incarnation had made progress (`ActorContext.report_progress`).
+        is_paused: Whether the number of restarts exceeds the intensity, so that the delay is a pause
             (`Intensity.pause`).
     """
 
@@ -85,11 +85,11 @@ class ActorRestarted(ActorEvent):
 
 @attrs.frozen(kw_only=True)
 class ActorTerminated(ActorEvent):
-    """The actor ended for good.
+    """An actor ended for good.
 
     Attributes:
-        reason: Why, in words.
-        error: Its error; None if it was stopped or ended by itself.
+        reason: The reason, in words.
+        error: The actor's error; None if it was stopped or ended on its own.
     """
 
     reason: str
@@ -98,10 +98,10 @@ class ActorTerminated(ActorEvent):
 
 @attrs.frozen(kw_only=True)
 class SupervisorFailed(ActorEvent):
-    """A supervisor gives up: its children failed too often, or one of them escalated.
+    """A supervisor failed, because its children failed too often or one of them escalated.
 
     Attributes:
-        error: Its error; the child's error is the cause.
+        error: The supervisor's error; the child's error is its cause.
     """
 
     error: BaseException
@@ -112,11 +112,11 @@ class MessageEvent:
     """Something that happened to a message.
 
     Attributes:
-        path: Path of the actor it was sent to. For a part of its work (`ActorContext.part`), the path
-            of the actor and the name of the part.
-        message_type: Name of its class, of the operation it carries, or of the part.
-        number: Tells it from other messages of the same actor: all events of one message have the same.
-        context: Context variables that it is served with: those of its sender at the time. None where the
+        path: Path of the receiving actor. For a part of its work (`ActorContext.part`), the actor's path
+            followed by the part's name.
+        message_type: Name of the message class, of the operation that it carries, or of the part.
+        number: Identifies the message among those to the same actor: all its events have the same number.
+        context: The context variables of the handler: the sender's, as of the call. None if the
             actor lives in another process.
     """
 
@@ -128,10 +128,10 @@ class MessageEvent:
 
 @attrs.frozen(kw_only=True)
 class MessageStarted(MessageEvent):
-    """A handler begins.
+    """A handler has started.
 
     Attributes:
-        queue_time: Seconds from sending to now; 0 for one sent before anyone observed.
+        queue_time: Seconds since the message was sent; 0 if it was sent before the first subscription.
     """
 
     queue_time: float
@@ -139,11 +139,11 @@ class MessageStarted(MessageEvent):
 
 @attrs.frozen(kw_only=True)
 class MessageCompleted(MessageEvent):
-    """The reply was given, or a told message served.
+    """A reply was given, or a one-way message served.
 
     Attributes:
         queue_time: Seconds from sending to the handler's start.
-        run_time: Seconds from there to the reply, deferred ones included.
+        run_time: Seconds from the handler's start to the reply, even if deferred.
     """
 
     queue_time: float
@@ -152,12 +152,12 @@ class MessageCompleted(MessageEvent):
 
 @attrs.frozen(kw_only=True)
 class MessageFailed(MessageEvent):
-    """The handler raised, or the deferred reply is an error.
+    """A handler raised, or the deferred reply is an error.
 
     Attributes:
         queue_time: Seconds from sending to the handler's start.
-        run_time: Seconds from there to the failure.
-        error: Error of the handler, or the reply.
+        run_time: Seconds from the handler's start to the failure.
+        error: The error of the handler, or the reply.
     """
 
     queue_time: float
@@ -167,7 +167,7 @@ class MessageFailed(MessageEvent):
 
 @attrs.frozen(kw_only=True)
 class MessageCancelled(MessageEvent):
-    """The asker was cancelled, and the request unwound."""
+    """A caller was cancelled, and its request has unwound."""
 
     queue_time: float
     run_time: float
@@ -175,10 +175,10 @@ class MessageCancelled(MessageEvent):
 
 @attrs.frozen(kw_only=True)
 class MessageWithdrawn(MessageEvent):
-    """Its asker was cancelled while it was queued: it never runs.
+    """A caller was cancelled while its request was queued, so the request never runs.
 
     Attributes:
-        queue_time: Seconds from sending to now; 0 for one sent before anyone observed.
+        queue_time: Seconds since the message was sent; 0 if it was sent before the first subscription.
     """
 
     queue_time: float
@@ -189,7 +189,7 @@ class MessageDropped(MessageEvent):
     """A dead letter: a message that will not be served.
 
     Attributes:
-        reason: Why, in words.
+        reason: The reason, in words.
         message: The message itself.
     """
 
@@ -213,9 +213,9 @@ Observer: TypeAlias = Callable[[Event], None]
 
 
 def _quick_clock() -> Callable[[], float]:
-    """Trio's clock, but for where it begins: only differences count."""
+    """Return Trio's clock with an arbitrary origin, because only differences matter."""
     clock = trio.lowlevel.current_clock()
-    # Trio's own is this one with an offset. By way of Trio it takes four times as long.
+    # Trio's own clock is `perf_counter` plus an offset, but takes four times as long to call.
     return perf_counter if type(clock).__name__ == "SystemClock" else clock.current_time
 
 
@@ -224,13 +224,13 @@ class Observers:
     """The observers and the meter of a system.
 
     Attributes:
-        of_messages: Observers that want events of messages; without any, these cost nothing.
-        of_every_message: The ones that want events of all messages: without any, an actor may be
-            served past its mailbox, and other processes tell nothing of theirs.
+        of_messages: Observers of message events; without observers, these events cost nothing.
+        of_every_message: Observers of all message events. Without them, actors may serve messages
+            outside their mailboxes, and other processes do not send events of their messages.
         numbers: Counts messages.
-        meter: Measures messages, if there is one.
-        sees_messages: Whether messages are observed or measured; if not, this costs nothing.
-        now: Trio's clock, but for where it begins.
+        meter: Measures messages, if set.
+        sees_messages: Whether messages are observed or measured; otherwise both cost nothing.
+        now: Trio's clock with an arbitrary origin.
     """
 
     meter: Meter | None = None
@@ -239,17 +239,17 @@ class Observers:
     of_messages: tuple[Observer, ...] = ()
     of_every_message: tuple[Observer, ...] = ()
     numbers: Iterator[int] = attrs.field(factory=lambda: itertools.count(1))
-    # Observers of any events.
+    # Observers of both actor and message events.
     _for_life: tuple[Observer, ...] = ()
     _on_change: dict[object, Callable[[], None]] = attrs.field(factory=dict[object, Callable[[], None]])
 
     @property
     def is_anyone(self) -> bool:
-        """Whether anyone listens at all."""
+        """Whether there are any observers."""
         return bool(self._for_life)
 
     def add(self, observer: Observer, *, messages: bool = True, every: bool = True) -> Subscription:
-        """Call an observer from now on; see `System.subscribe`."""
+        """Subscribe an observer; see `System.subscribe`."""
         subscription = Subscription(self, observer)
         self._for_life = (*self._for_life, subscription.deliver)
         if messages:
@@ -260,17 +260,17 @@ class Observers:
         return subscription
 
     def remove(self, observer: Observer) -> None:
-        """Stop calling it."""
+        """Unsubscribe an observer."""
         self.of_messages = _without(observer, self.of_messages)
         self.of_every_message = _without(observer, self.of_every_message)
         self._for_life = _without(observer, self._for_life)
         self._changed()
 
     def measure(self, meter: Meter) -> ExitStack:
-        """Have all messages measured from now on.
+        """Install a meter for all messages from now on.
 
         Raises:
-            RuntimeError: Another does so already.
+            RuntimeError: A meter is already installed.
         """
         if self.meter is not None:
             raise RuntimeError("measure: the messages of this system are measured already")
@@ -285,19 +285,19 @@ class Observers:
         self._changed()
 
     def on_change(self, key: object, callback: Callable[[], None]) -> None:
-        """Call back when others listen than before; for actors that live elsewhere."""
+        """Register a callback for changes of observers or meter; for actors in other processes."""
         self._on_change[key] = callback
 
     def off_change(self, key: object) -> None:
-        """Do not call back."""
+        """Unregister a callback."""
         self._on_change.pop(key, None)
 
     def emit(self, event: Event) -> None:
-        """Tell everyone of a message. An observer that raises is logged and goes on listening."""
+        """Deliver a message event to the observers. An observer's error is logged; it stays subscribed."""
         self._tell(self.of_messages, event)
 
     def emit_life(self, event: Event) -> None:
-        """Tell everyone of an actor."""
+        """Deliver an actor event to the observers."""
         self._tell(self._for_life, event)
 
     def _tell(self, observers: tuple[Observer, ...], event: Event) -> None:
@@ -305,7 +305,7 @@ class Observers:
             try:
                 observer(event)
             except Exception:
-                # It is called from the middle of the runtime: nothing there is prepared for it.
+                # The runtime calls observers in places that cannot handle an exception.
                 _logger.exception("an observer failed on %s", safe_repr(event))
 
     def _changed(self) -> None:
@@ -335,47 +335,47 @@ class Subscription:
         self.close()
 
     def deliver(self, event: Event) -> None:
-        """Pass an event on."""
+        """Pass an event to the observer."""
         if not self._is_closed:
             self._observer(event)
 
     def close(self) -> None:
-        """Listen no more, from now on: also not to an event that is being delivered."""
+        """Unsubscribe now, even from an event in delivery."""
         self._is_closed = True
         self._observers.remove(self.deliver)
 
 
 class Measured(Protocol):
-    """Takes what became of the messages of one type to one actor.
+    """Receives the measurements of one message type to one actor.
 
-    It is used on the Trio thread, from inside the runtime, for every message: it must be quick and must not
-    raise. For most messages it is only a list that grows.
+    The runtime uses it on the Trio thread for every message, so its methods must be quick and must not raise.
+    For most messages the runtime only extends a list.
     """
 
     @property
     def times(self) -> list[float]:
-        """Takes two numbers for each message that has ended: seconds in the queue, and thereafter."""
+        """The list to extend by two numbers per ended message: its queue time and its run time in seconds."""
         ...
 
     @property
     def most(self) -> int:
-        """The most numbers in `times` before `count` is called."""
+        """The maximum length of `times`; the runtime calls `count` when it is reached."""
         ...
 
     def count(self) -> None:
-        """Empty `times`."""
+        """Process and clear `times`."""
         ...
 
     def failed(self, error: BaseException) -> None:
-        """Count a failure of the message whose times were added last."""
+        """Count a failure of the last message in `times`."""
         ...
 
     def cancelled(self) -> None:
-        """Count a cancellation of the message whose times were added last, which has unwound."""
+        """Count a cancellation of the last message in `times`, which has unwound."""
         ...
 
     def dropped(self) -> None:
-        """Count a dead letter; it has no times."""
+        """Count a dead letter, which does not appear in `times`."""
         ...
 
 
@@ -383,7 +383,7 @@ class Meter(Protocol):
     """Measures the messages of a system; see `System.measure`."""
 
     def measured(self, path: str, message_type: str) -> Measured:
-        """Takes the ends of the messages of one type to one actor; the runtime keeps it."""
+        """Return the receiver for one message type to one actor; the runtime keeps it."""
         ...
 
 
@@ -395,14 +395,14 @@ def note_end(
     *,
     cancelled: bool = False,
 ) -> None:
-    """Tell of a message that has ended.
+    """Record the end of a message.
 
     Args:
-        measured: Takes it.
-        queue_time: Seconds from sending to the start.
-        run_time: Seconds from there to the end.
-        error: Its error.
-        cancelled: Whether its asker was cancelled.
+        measured: The receiver.
+        queue_time: Seconds from sending to the handler's start.
+        run_time: Seconds from the handler's start to the end.
+        error: The message's error.
+        cancelled: Whether its caller was cancelled.
     """
     times = measured.times
     times += (queue_time, run_time)

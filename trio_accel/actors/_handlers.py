@@ -1,4 +1,4 @@
-"""The methods of an actor class that serve its messages, by message class."""
+"""The methods that serve an actor class's messages, by message class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trio.lowlevel import disable_ki_protection, enable_ki_protection
 from ._messages import AnyMessage, Message, MessageClass, Request, RequestClass
 from ._outcomes import DeferredReply
 
-__all__ = ["NOT_NOW", "handles", "message_target", "quick"]
+__all__ = ["UNAVAILABLE", "fast_path", "handles", "message_target"]
 
 ActorT = TypeVar("ActorT")
 MessageT = TypeVar("MessageT")
@@ -27,12 +27,12 @@ _QUICK = "__trio_accel_quick__"
 _BASES = (Request, Message)
 
 
-class _NotNow(enum.Enum):
-    NOT_NOW = "not now"
+class _Unavailable(enum.Enum):
+    UNAVAILABLE = "unavailable"
 
 
-NOT_NOW: Final = _NotNow.NOT_NOW
-"""Result of an attempt that would have to wait."""
+UNAVAILABLE: Final = _Unavailable.UNAVAILABLE
+"""The result of an attempt that would have to wait."""
 
 RequestHandler = Callable[[ActorT, MessageT], Awaitable[ReplyT | DeferredReply[ReplyT]]]
 MessageHandler = Callable[[ActorT, MessageT], Awaitable[None]]
@@ -43,8 +43,8 @@ class Group:
     """Handlers that run concurrently.
 
     Attributes:
-        name: Its name within the actor class.
-        limit: The most that run at once.
+        name: The group's name within the actor class.
+        limit: The maximum number of handlers that run at once.
     """
 
     name: str
@@ -63,9 +63,9 @@ class Handler:
     """The method that serves a message class.
 
     Attributes:
-        function: The method, unbound.
-        group: Its group; None if it runs alone.
-        attempt: Serves the message without waiting, if it can; None without a `quick` method.
+        function: The unbound method.
+        group: The handler's group, if any.
+        attempt: Serves the message without waiting, if possible; None without a `fast_path` method.
     """
 
     function: Callable[..., Coroutine[object, object, object]]
@@ -73,24 +73,24 @@ class Handler:
     attempt: Callable[..., object] | None
 
 
-# Names of classes in a declaration: "Counter", "counters.Counter", "Box[int]", "Counter | Timer".
+# Matches class names in a declaration: "Counter", "counters.Counter", "Box[int]", "Counter | Timer".
 _TARGET = re.compile(r"(?:^|(?<=[\s|.]))\w+(?=\s*(?:[|\[]|$))")
 
 HandlerTable = dict[type[AnyMessage], Handler]
 
 
 class ActorBase:
-    """Interface of an actor's class to the runtime; see `Actor`."""
+    """The interface of an actor's class to the runtime; see `Actor`."""
 
     __handlers__: ClassVar[HandlerTable] = {}
-    # Errors of which a crash is logged without a traceback: what follows from them is logged elsewhere.
+    # Errors that crash an actor without a logged traceback, because their cause is logged elsewhere.
     expected_crashes: ClassVar[tuple[type[Exception], ...]] = ()
-    # Whether those that were started one after the other end at the same time: none of them needs another.
+    # Whether consecutively started actors end at the same time, because they do not need each other.
     ends_together: ClassVar[bool] = False
 
 
 class _Running(TypedDict, total=False):
-    """The options of a handler, of requests and of other messages."""
+    """The options of a handler, for requests and one-way messages."""
 
     group: str | None
     limit: int | None
@@ -123,26 +123,26 @@ def handles(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Declare an async method of an `Actor` as the handler of a message class.
 
-    The handler's return type is checked against the reply type of the request. It may return a
-    `DeferredReply` from ``self.context.defer()`` instead of the reply.
+    Type checkers compare the handler's return type with the reply type of the request. The handler may return
+    a `DeferredReply` from ``self.context.defer()`` instead of the reply.
 
-    Handlers run one at a time, in the order of the messages. Those with a `group` run beside the
-    others and each other, at most `limit` of the group at once; when so many run, the next
-    message of the group, and those behind it, wait.
+    Handlers run one at a time, in message order. Handlers with a `group` run concurrently with all others,
+    but at most `limit` of the group at once. At the limit, the group's next message waits, and so do the
+    messages after it.
 
     Args:
         message: Class of the messages that the method serves.
-        group: Name of a group of handlers; without one the handler runs alone.
-        limit: The most of the group that run at once; the same for all of its handlers.
-        ki_protected: Whether Ctrl-C is held off while the method runs, or its `quick` attempt, as by
-            `trio.lowlevel.enable_ki_protection`: for one that must not be left between two lines. The main
-            task hears of it then. Otherwise `KeyboardInterrupt` may be raised at any line, as everywhere in
-            a Trio program.
+        group: Name of a group of handlers; without a group, handlers run one at a time.
+        limit: The maximum number of the group's handlers that run at once; the same for all of them.
+        ki_protected: Whether to defer Ctrl-C while the method or its `fast_path` attempt runs, as
+            `trio.lowlevel.enable_ki_protection` does. Use it for code that must not be interrupted between
+            two lines. The main task gets the interrupt instead. Otherwise any line may raise
+            `KeyboardInterrupt`, as everywhere in a Trio program.
 
     Raises:
-        TypeError: `message` is no `Request` or `Message` class, or the method is not ``async def`` or
-            does not take the message.
-        ValueError: Not both of `group` and `limit`, or a limit below 1.
+        TypeError: `message` is not a `Request` or `Message` class, or the method is not ``async def`` or
+            does not accept the message.
+        ValueError: Only one of `group` and `limit` was given, or the limit is below 1.
     """
     if inspect.isfunction(message):
         raise TypeError(
@@ -160,16 +160,16 @@ def handles(
     return decorate
 
 
-def quick(attempt: Callable[[Any, Any], object], /) -> Callable[[HandlerT], HandlerT]:
-    """Say how a handler that seldom waits does its work when it need not, which costs a third less.
+def fast_path(attempt: Callable[[Any, Any], object], /) -> Callable[[HandlerT], HandlerT]:
+    """Serve messages without waiting when possible, for a handler that seldom waits; costs a third less.
 
-    It stands below `handles`, without a group. The attempt is tried first, in the context of the message. If
-    the actor has nothing else to do, that happens in the task that asks, as soon as it asks; what it raises
-    or defers is the same there. It must be quick, since it gives no other task the loop.
+    Use this decorator below `handles`, without a group. The runtime first calls the attempt in the message's
+    context. If the actor is idle, this happens at once in the caller's task; exceptions and deferred replies
+    work the same there. The attempt must be quick, because other tasks cannot run meanwhile.
 
     Args:
-        attempt: A function of the actor and the message. It returns what the handler would; or
-            `NOT_NOW`, before it has changed anything: then the handler runs.
+        attempt: A function of the actor and the message. It returns the handler's result, or
+            `UNAVAILABLE` before it has changed anything, so that the handler runs.
     """
     if inspect.iscoroutinefunction(attempt):
         raise TypeError(f"quick: {attempt.__qualname__} must not be async: it is not to wait")
@@ -206,12 +206,12 @@ def _group(message: str, name: str | None, limit: int | None) -> Group | None:
 
 
 def collect_handlers(cls: type) -> HandlerTable:
-    """Find the handlers of an actor class, inherited ones included.
+    """Find the handlers of an actor class, including inherited handlers.
 
     Raises:
-        TypeError: Two handlers of one class take the same message class; a message class that is
-            for another actor; an override that is no handler, or one of another message class; a
-            group with two limits.
+        TypeError: Two handlers in one class serve the same message class; a message class belongs to another
+            actor class; an override is not a handler, or handles another message class; or a group
+            has two limits.
     """
     table: HandlerTable = {}
     for base in reversed(cls.__mro__):
@@ -227,11 +227,11 @@ def collect_handlers(cls: type) -> HandlerTable:
                 )
             own[mark.message] = name
             _check_target(base, mark.message)
-            # A look-up by name finds an override without the decorator: that is the one to run.
+            # The look-up by name also finds an override without the decorator, which is the method to run.
             function = getattr(cls, name)
             _check_override(cls, name, function, mark.message)
-            # The runtime holds Ctrl-C off while it works; user code is interrupted as everywhere in Trio,
-            # unless it says otherwise.
+            # The runtime defers Ctrl-C during its own work. It may interrupt user code, as everywhere in
+            # Trio, unless the handler asks otherwise.
             hold = enable_ki_protection if mark.ki_protected else disable_ki_protection
             attempt = cast("Callable[..., object] | None", getattr(function, _QUICK, None))
             table[mark.message] = Handler(
@@ -242,7 +242,7 @@ def collect_handlers(cls: type) -> HandlerTable:
 
 
 def _check_override(cls: type, name: str, function: Callable[..., Any], message: type[AnyMessage]) -> None:
-    """Refuse a handler that is overridden by something else."""
+    """Check that the override of a handler handles the same message class."""
     mark = cast("_Mark | None", getattr(function, _MARK, None))
     if mark is None:
         _check_function(function, message)
@@ -254,7 +254,7 @@ def _check_override(cls: type, name: str, function: Callable[..., Any], message:
 
 
 def _check_target(cls: type, message: type[AnyMessage]) -> None:
-    """Refuse a handler for a message that is declared for another actor class."""
+    """Check that a handler's message is not declared for another actor class."""
     target = message_target(message)
     names = {base.__name__ for base in cls.__mro__}
     if target is not None and not names.intersection(_TARGET.findall(target)):
@@ -270,7 +270,7 @@ def _check_target(cls: type, message: type[AnyMessage]) -> None:
 
 
 def message_target(message: type[AnyMessage]) -> str | None:
-    """Name of the actor class that a message class is declared for; None if it is generic."""
+    """Return the name of the actor class that a message class is declared for; None if it is generic."""
     for base in message.__mro__:
         for declared in getattr(base, "__orig_bases__", ()):
             arguments = getattr(declared, "__args__", ())

@@ -1,7 +1,7 @@
-"""Checks of values by the annotations of their fields.
+"""Checks of values against the annotations of their fields.
 
-An options class says in its annotations which types its fields have. Type checkers read them, and these
-functions do at run time, so that a wrong value is refused where it is given and not where it is used.
+The annotations of an options class give the types of its fields. Type checkers use them statically, and these
+functions at run time, so that a wrong value is refused where it is passed and not where it is used.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _NAMES: Mapping[object, str] = {
 
 
 def as_plain(value: Any) -> Any:
-    """Return a scalar of NumPy as the number of Python, and any other value as it is."""
+    """Return a NumPy scalar as a Python number, and any other value unchanged."""
     is_scalar = type(value).__module__ == "numpy" and getattr(value, "shape", None) == ()
     return value.item() if is_scalar and hasattr(value, "item") else value
 
 
 def fits(hint: Any, value: object) -> bool:
-    """Return whether a value has the type of an annotation, its elements included.
+    """Return whether a value, including its elements, has an annotation's type.
 
-    A truth value is not a number, an integer is a float, and a string is not a sequence.
+    A boolean is not a number, an integer is a float, and a string is not a sequence.
     """
     inner = get_args(hint)
     origin: Any = get_origin(hint) or hint
@@ -69,9 +69,9 @@ def _elements_fit(origin: Any, inner: tuple[Any, ...], value: Any) -> bool:
 
 
 def is_kind_of(hint: Any, value: object) -> bool:
-    """Return whether a value has the class of an annotation, whatever its elements are.
+    """Return whether a value has an annotation's class, regardless of its elements.
 
-    Numbers and words pass, because their ranges are checked with their types.
+    Numbers and words pass, because their ranges are checked together with their types.
     """
     is_union = get_origin(hint) in (Union, types.UnionType)
     kinds = [get_origin(one) or one for one in (get_args(hint) if is_union else (hint,))]

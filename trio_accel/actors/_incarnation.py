@@ -1,4 +1,4 @@
-"""One life of an actor: the serving of its messages."""
+"""One incarnation of an actor: how it serves messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trio
 from trio.lowlevel import enable_ki_protection
 
 from ._errors import check_printable, drop_frames, is_fatal
-from ._handlers import NOT_NOW, ActorBase, Group, Handler, HandlerTable
+from ._handlers import UNAVAILABLE, ActorBase, Group, Handler, HandlerTable
 from ._mailbox import Mailbox
 from ._messages import EXPIRED, Envelope, EnvelopeState, Party, running
 from ._outcomes import DeferredReply, Outcomes
@@ -22,7 +22,7 @@ _NEVER = float("inf")
 
 
 class Host(Party, Protocol):
-    """Interface of a cell to its incarnation."""
+    """The interface of a cell to its incarnation."""
 
     handlers: HandlerTable
     outcomes: Outcomes
@@ -31,11 +31,11 @@ class Host(Party, Protocol):
 
     @property
     def mailbox(self) -> Mailbox:
-        """The queue in which its messages wait."""
+        """The queue of waiting messages."""
         ...
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """Return the cause that an asker is told of its request's end."""
+        """Return the cause of a request's end to report to its caller."""
         ...
 
 
@@ -49,7 +49,7 @@ class _Timer(Protocol):
 
 @attrs.define(eq=False, repr=False)
 class Incarnation:
-    """Serves the messages of an actor until it crashes, finishes, or is to end."""
+    """One incarnation: serves the messages of an actor until it crashes, finishes, or is asked to end."""
 
     cell: Host
     number: int
@@ -59,20 +59,20 @@ class Incarnation:
     current: Envelope | None = None
     pending_crash: BaseException | None = None
     is_finished: bool = False
-    # Name of the told message that it crashed over: no asker gets the error, so a log has to name it.
+    # The name of a one-way message that crashed it, for the log, because no caller gets the error.
     told: str | None = None
     watched: set[_Watched] = attrs.field(factory=set[_Watched])
-    # Timers that may still send a message: they are cancelled when this ends (D121).
+    # Timers that may still send a message; cancelled when this incarnation ends (D121).
     timers: set[_Timer] = attrs.field(factory=set[_Timer])
-    # Whether it serves no message any more.
+    # Whether it has stopped serving messages.
     has_served: bool = False
-    # Actors below this one in other processes, for the tree.
+    # Returns the actors below this one in other processes, for the tree.
     shown: Callable[[], tuple[ActorSnapshot, ...]] | None = None
-    # A text about this one, for the tree.
+    # Returns a text about this incarnation, for the tree.
     note: Callable[[], str] | None = None
-    # Figures of this one, for the tree.
+    # Returns figures about this incarnation, for the tree.
     readings: Callable[[], Iterable[Reading]] | None = None
-    # Messages of groups, by the tasks that serve them.
+    # Messages of handler groups, by the tasks that serve them.
     grouped: dict[trio.lowlevel.Task, Envelope] = attrs.field(
         factory=dict[trio.lowlevel.Task, Envelope], init=False
     )
@@ -92,34 +92,34 @@ class Incarnation:
         """Crash before the next message."""
         if self.pending_crash is None:
             self.pending_crash = error
-            # The actor's own task raises the error, and may sleep in the mailbox.
+            # The actor's own task raises the error, and may be asleep in the mailbox.
             self.cell.mailbox.wake()
 
     def finish(self) -> None:
-        """End before the next message, without an error; a crash that was asked for first goes first."""
+        """End before the next message, without an error, unless a crash was requested first."""
         if self.pending_crash is None:
             self.is_finished = True
             self.cell.mailbox.wake()
 
     def unwatch_all(self) -> None:
-        """Hear no more of the ends of others."""
+        """Stop watching all other actors."""
         for watched in tuple(self.watched):
             watched.remove_watcher(self)
 
     def end_serving(self) -> None:
-        """Cancel the timers: no message is served any more."""
+        """Cancel the timers, because this incarnation no longer serves messages."""
         self.has_served = True
         for timer in tuple(self.timers):
             timer.cancel()
 
     async def serve(self, own: Context) -> None:  # noqa: ASYNC910  # the mailbox checkpoints
-        """Serve messages until it ends.
+        """Serve messages until the incarnation ends.
 
         Args:
-            own: Context in which it waits for them.
+            own: The context to wait in.
 
         Raises:
-            BaseException: The error that it crashed with.
+            BaseException: The error that crashed the incarnation.
         """
         cell, mailbox, handlers = self.cell, self.cell.mailbox, self.cell.handlers
         task = trio.lowlevel.current_task()
@@ -148,22 +148,22 @@ class Incarnation:
                     await self._dispatch(handlers[type(envelope.message)], envelope, task, was_tried=True)
             finally:
                 self.current = None
-        # Handlers of groups go on after the last message: their requests have begun.
+        # Wait for group handlers after the last message, because they have already started.
         while any(self._running.values()):
             await self._wait_group()
 
     def _drains_on(self) -> bool:
-        """Tell whether it has messages to serve, or its open requests may send it more, while it drains."""
+        """Return whether a draining incarnation still has messages, or open requests that may send more."""
         cell = self.cell
         if not cell.is_draining:
             return False
         if self.outcomes.deferred:
-            # A drain waits for deferred replies, too, and sleeps in the mailbox meanwhile.
+            # A drain also waits for deferred replies, asleep in the mailbox.
             self.outcomes.on_settled = cell.mailbox.wake
         return bool(self.outcomes.deferred) or any(self._running.values()) or not cell.mailbox.is_empty
 
     def _serve_row(self, task: trio.lowlevel.Task) -> Envelope | None:
-        """Serve the current message without waiting, and those behind it; returns one that has to wait."""
+        """Serve the current message and its successors without waiting; return the first that has to wait."""
         mailbox, handlers = self.cell.mailbox, self.cell.handlers
         while (envelope := self.current) is not None:
             attempt = handlers[type(envelope.message)].attempt
@@ -175,14 +175,14 @@ class Incarnation:
     def _serve_now(
         self, attempt: Callable[..., object], envelope: Envelope, task: trio.lowlevel.Task
     ) -> bool:
-        """Serve one message without waiting, as `_dispatch` does; False if it has begun and has to wait."""
+        """Serve one message without waiting, as `_dispatch` does; False if it has started but has to wait."""
         if (envelope.raise_cancel is not None or envelope.deadline != _NEVER) and self._is_over(envelope):
             return True
         if self.outcomes.observers.sees_messages:
             self.outcomes.observe_start(envelope)
         try:
             reply = self._try(attempt, envelope, task)
-            if reply is NOT_NOW:
+            if reply is UNAVAILABLE:
                 return False
             self._returned(envelope, reply)
         except BaseException as error:  # noqa: ASYNC103  # what is fatal is raised
@@ -196,10 +196,10 @@ class Incarnation:
         """Serve one message; its envelope is resolved, deferred or stashed when this returns or raises.
 
         Args:
-            handler: Its handler.
+            handler: The message's handler.
             envelope: The message.
             task: The calling task.
-            was_tried: Whether it has begun with an attempt that would have to wait, if there is one.
+            was_tried: Whether the handler's `attempt` was already called, and has to wait.
         """
         outcomes = self.outcomes
         if handler.attempt is None:
@@ -215,19 +215,20 @@ class Incarnation:
                 await _take_context(task, envelope.context)
             running = handler.function(self.actor, envelope.message)
             if envelope.is_told or envelope.on_done is not None:
-                # It has no asker that could cancel it.
+                # It does not have a caller that could cancel it.
                 reply = await running
             else:
                 with trio.CancelScope() as scope:
                     envelope.run_in(scope)
                     if envelope.deadline != _NEVER:
-                        # D132: Trio hands the deadline down, so the handler's own asks end then, too.
+                        # D132: Trio passes the deadline to inner scopes, so the handler's own requests end
+                        # then too.
                         scope.deadline = envelope.ends_at
                     reply = await running
                 if scope.cancelled_caught:
                     outcomes.end_cancelled(envelope)
                     return
-                # The handler has returned: a cancellation of the asker has nothing to cancel any more.
+                # The handler has returned, so a later cancellation of the caller must not cancel the scope.
                 envelope.scope = None
             self._returned(envelope, reply)
         except BaseException as error:  # noqa: ASYNC103  # what is fatal is raised
@@ -238,7 +239,7 @@ class Incarnation:
     def serve_at_once(
         self, envelope: Envelope, attempt: Callable[..., object], task: trio.lowlevel.Task
     ) -> bool:
-        """Serve a message without waiting, in another task than the actor's; see `Cell.serve_at_once`."""
+        """Serve a message without waiting, in a task other than the actor's; see `Cell.serve_at_once`."""
         if self.outcomes.observers.sees_messages:
             envelope.queued_at = self.outcomes.observers.now()
             self.outcomes.observe_start(envelope)
@@ -246,7 +247,7 @@ class Incarnation:
         self.current = envelope
         try:
             reply = self._try(attempt, envelope, task)
-            if reply is not NOT_NOW:
+            if reply is not UNAVAILABLE:
                 self._returned(envelope, reply)
                 return True
         except BaseException as error:  # noqa: ASYNC103, BLE001  # the actor's task crashes with it
@@ -256,18 +257,18 @@ class Incarnation:
             return True  # noqa: ASYNC104  # and what is fatal raised by it
         finally:
             self.current = None
-        # The attempt would have to wait, and has done nothing: the actor's own task serves it.
+        # The attempt would have to wait and did nothing, so the actor's own task serves the message.
         envelope.state = EnvelopeState.QUEUED
         return False
 
     def _try(self, attempt: Callable[..., object], envelope: Envelope, task: trio.lowlevel.Task) -> object:
-        """Serve a message without waiting, in its context; the task is the current one."""
+        """Serve a message without waiting, in its context; the task must be the current one."""
         if task.context is envelope.context:
             return attempt(self.actor, envelope.message)
         return envelope.context.run(attempt, self.actor, envelope.message)
 
     def _fail(self, envelope: Envelope, error: BaseException) -> bool:
-        """Settle a message whose handler raised; returns whether the actor lives on."""
+        """Settle a message after its handler raised; return whether the actor continues."""
         self.outcomes.failed += 1
         if self.outcomes.reply_with(envelope, error):
             return True
@@ -277,10 +278,10 @@ class Incarnation:
         return False
 
     def _returned(self, envelope: Envelope, reply: object) -> None:
-        """Settle a message whose handler returned, unless it is deferred.
+        """Settle a message after its handler returned, unless it is deferred.
 
         Raises:
-            RuntimeError: It is deferred, and the handler has returned something else than its reply.
+            RuntimeError: The request is deferred, and the handler returned something other than its reply.
         """
         outcomes, state = self.outcomes, envelope.state
         if state == EnvelopeState.RUNNING:
@@ -296,8 +297,8 @@ class Incarnation:
                 self.cell.mailbox.stash(envelope)
             return
         if state == EnvelopeState.DEFERRED and not _is_reply_to(reply, envelope):
-            # D87: a handler that returns something else may have forgotten the reply, and its asker would
-            # wait for ever.
+            # D87: a handler that returns something else may have forgotten the reply, and its caller would
+            # wait forever.
             raise RuntimeError(
                 f"the handler of {envelope.message.operation} in {envelope.cell.path} deferred its reply and "
                 f"returned {type(reply).__name__}; return what self.context.defer() returned, or do not defer"
@@ -305,7 +306,7 @@ class Incarnation:
         outcomes.handled += 1
 
     def _is_over(self, envelope: Envelope) -> bool:
-        """Tell whether the asker has gone meanwhile: the request is not served."""
+        """Return whether a request must not run: its caller was cancelled or its deadline has passed."""
         outcomes = self.outcomes
         if envelope.is_cancelled:
             outcomes.unwind(envelope)
@@ -318,7 +319,7 @@ class Incarnation:
         return False
 
     async def _start_grouped(self, handler: Handler, group: Group, envelope: Envelope) -> None:  # noqa: ASYNC910  # the mailbox checkpoints
-        """Serve a message beside the others, as soon as its group has room."""
+        """Serve a message concurrently with others, as soon as its group has a free slot."""
         counts = self._running
         try:
             with trio.CancelScope() as scope:  # noqa: ASYNC912  # there may be nothing to wait for
@@ -327,7 +328,7 @@ class Incarnation:
                     await self._wait_group()
                     await trio.lowlevel.checkpoint_if_cancelled()
         except BaseException:
-            # The message has not begun: the next incarnation serves it, or it is refused with the queue.
+            # The message has not started: the next incarnation serves it, or it is refused with the queue.
             if envelope.is_cancelled:
                 self.outcomes.unwind(envelope)
             else:
@@ -354,12 +355,12 @@ class Incarnation:
                 self._running[group] -= 1
                 if self._group_left is not None:
                     self._group_left.set()
-                # A drain waits for handlers of groups, too, and sleeps in the mailbox meanwhile.
+                # A drain also waits for group handlers, asleep in the mailbox.
                 if self.cell.is_draining:
                     self.cell.mailbox.wake()
 
     async def _wait_group(self) -> None:
-        """Wait until a handler of some group has ended."""
+        """Wait until a handler of any group has ended."""
         self._group_left = trio.Event()
         await self._group_left.wait()
         self._group_left = None
@@ -368,7 +369,7 @@ class Incarnation:
 async def _take_context(task: trio.lowlevel.Task, context: Context) -> None:  # noqa: ASYNC910  # it is the task's already
     """Run the current task in a context from now on."""
     if task.context is not context:
-        # Takes effect with the checkpoint.
+        # Takes effect at the checkpoint.
         task.context = context
         await trio.lowlevel.cancel_shielded_checkpoint()
 

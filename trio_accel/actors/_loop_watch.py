@@ -1,15 +1,15 @@
-"""A watch over the Trio loop: which code holds it, and for how long.
+"""A watch over the Trio loop, which finds the code that holds the loop, and for how long.
 
-A task that computes or waits without a checkpoint holds the loop: no other task runs, nor does a timeout. A
-task cannot see that while it lasts, and an instrument of Trio would cost each turn of the loop. So a thread
-looks ten times a second. While it sees the loop wait for events, that is all it does, and after some seconds
-it looks less often, because a wake-up takes up to 0.1 ms. Otherwise it asks the loop to call back, and notes
-which line the loop is in at each look until it does.
+A task that computes or blocks without a checkpoint holds the loop: other tasks cannot run, and timeouts
+cannot fire. The task cannot detect that itself, and a Trio instrument would slow down each turn of the loop.
+So a thread samples the loop ten times a second. While it sees the loop wait for events, it does nothing else,
+and after some seconds it samples less often, because each wake-up takes up to 0.1 ms. Otherwise it asks the
+loop to call back, and records the loop's current line at each sample until the callback runs.
 
-A thread needs the interpreter's lock to look. If it comes late itself, a function has kept that lock, and
-with it the loop. The thread gets the lock as soon as the function returns, so the line that it sees is that
-of the call. Where it sees no line, the processor time of the process tells whether it ran at all: on a busy
-machine it may wait for a second, which is no fault of its code and no warning.
+The thread needs the interpreter's lock for a sample. If the sample itself is late, a function has kept the
+lock, and so the loop. The thread gets the lock as soon as the function returns, so the sampled line is the
+line of the call. Without any sampled line, the processor time of the process shows whether it ran at all: on
+a busy machine it may wait for a second, which is not the fault of its code and not worth a warning.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from ._errors import warn_untold
 __all__ = ["LoopHolds"]
 
 
-# Seconds between two looks: the shortest hold that counts. They are rarer after so many looks at a loop that
-# waits.
+# Seconds between two samples, which is also the shortest hold that counts. After `_QUIET_LOOKS` samples of a
+# waiting loop, `_QUIET_INTERVAL` applies.
 _INTERVAL, _QUIET_INTERVAL, _QUIET_LOOKS = 0.1, 0.5, 50
-# Seconds after which a hold is reported while it lasts, and between two warnings of the same line.
-_PATIENCE = 10.0
+# Seconds until a hold is reported while it lasts, and between two warnings about the same line.
+_REPORT_INTERVAL = 10.0
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _LIBRARIES = (_PACKAGE, "<", *[sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")])
 _Line: TypeAlias = tuple[CodeType, int]
@@ -46,16 +46,16 @@ _Line: TypeAlias = tuple[CodeType, int]
 
 @attrs.frozen(kw_only=True)
 class LoopHolds:
-    """The times in which one task held the Trio loop for 0.1 s or longer, so that no other task ran.
+    """The times when one task held the Trio loop for 0.1 s or longer, so that other tasks could not run.
 
-    A thread looks ten times a second, so a hold counts up to 0.1 s less than it took. After five seconds in
-    which the loop did nothing, it looks every 0.5 s.
+    A thread samples the loop ten times a second, so the measured time is up to 0.1 s below the real time.
+    After five idle seconds it samples every 0.5 s.
 
     Attributes:
-        count: How many there were.
-        seconds: Their sum.
-        longest: Seconds of the longest.
-        longest_at: The file, line and function in which the loop was then; None if that was not seen.
+        count: The number of holds.
+        seconds: Their total duration.
+        longest: The longest duration in seconds.
+        longest_at: The file, line and function that held the loop for that time; None if unknown.
     """
 
     count: int = 0
@@ -66,14 +66,14 @@ class LoopHolds:
 
 @attrs.define(eq=False)
 class _Look:
-    """A time from which on the loop is asked to call back, until it does.
+    """A suspected hold: from the first busy sample until the loop calls back.
 
     Attributes:
-        began: When the loop was first seen busy.
-        used: Seconds of processor time that the process had used before.
-        lines: The lines in which it was seen, by how often.
-        is_over: Whether it has called back.
-        is_logged: Whether it was reported while it lasts.
+        began: The time when the loop was first seen busy.
+        used: The process's processor time in seconds before that.
+        lines: The sampled lines, with their frequency.
+        is_over: Whether the loop has called back.
+        is_logged: Whether the hold was reported while it lasted.
     """
 
     began: float
@@ -83,28 +83,28 @@ class _Look:
     is_logged: bool = False
 
     def where(self) -> str | None:
-        """Return the line in which the loop was seen most often, as text."""
+        """Return the most frequent line as text."""
         if not self.lines:
             return None
         [[(code, line), _]] = self.lines.most_common(1)
         return f"{os.path.basename(code.co_filename)}:{line}, in {code.co_name}"
 
     def level(self, seconds: float) -> int:
-        """Return the level at which a hold of so many seconds is logged."""
+        """Return the logging level for a hold of this duration."""
         has_run = process_time() - self.used >= seconds / 2
-        # A process that is stopped uses no time, and one whose code keeps the interpreter's lock does.
+        # A stopped process uses no processor time, but code that keeps the interpreter's lock does.
         return logging.INFO if self.is_logged or not (self.lines or has_run) else logging.WARNING
 
 
 class LoopWatch:
-    """The watch over the loop of this Trio run, which all its systems share.
+    """The watch over this Trio run's loop, shared by all its systems.
 
     Args:
         warn_after: Seconds after which a hold is logged.
 
     Attributes:
-        holds: What was seen.
-        users: How many systems share it.
+        holds: The holds seen so far.
+        users: The number of systems that share the watch.
     """
 
     def __init__(self, warn_after: float) -> None:
@@ -146,7 +146,7 @@ class LoopWatch:
                     return
             if line is not None:
                 look.lines[line] += 1
-            if now - look.began >= _PATIENCE and not look.is_logged:
+            if now - look.began >= _REPORT_INTERVAL and not look.is_logged:
                 _log(look.level(now - look.began), "is held", now - look.began, look.where(), "")
                 look.is_logged = True
 
@@ -166,7 +166,7 @@ class LoopWatch:
         )
         if seconds < self._warn_after:
             return
-        if where == self._logged and now < self._logged_at + _PATIENCE:
+        if where == self._logged and now < self._logged_at + _REPORT_INTERVAL:
             self._unlogged += 1
             return
         others = f" ({self._unlogged} more since the last warning)" if self._unlogged else ""
@@ -175,9 +175,9 @@ class LoopWatch:
 
 
 def _seen(thread: int) -> tuple[_Line | None, bool]:
-    """Return the line that a loop executes, or None while it waits; and whether its thread runs.
+    """Return the line that a loop executes, or None while it waits; and whether its thread is running.
 
-    No frame outlives this call, because a frame keeps the arrays in its variables alive.
+    All frames are released on return, because a frame keeps the arrays in its variables alive.
     """
     frame = sys._current_frames().get(thread)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     if frame is None:
@@ -186,15 +186,15 @@ def _seen(thread: int) -> tuple[_Line | None, bool]:
 
 
 def _is_idle(frame: FrameType) -> bool:
-    """Return whether a loop waits for events."""
+    """Return whether the loop is waiting for events."""
     code = frame.f_code
     return code.co_name == "get_events" and "_io_" in code.co_filename
 
 
 def _line(frame: FrameType) -> _Line:
-    """Find the innermost line of the task that is not a library's, or of any library if there is none."""
+    """Find the task's innermost line outside all libraries, or the innermost line at all if there is none."""
     inner: FrameType | None = frame
-    # Outer frames call `trio.run`, and hold nothing.
+    # Frames further out call `trio.run`, and do not hold the loop.
     while inner is not None and inner.f_code.co_name != "unrolled_run":
         if not inner.f_code.co_filename.startswith(_LIBRARIES):
             return inner.f_code, inner.f_lineno
@@ -212,17 +212,17 @@ def _log(level: int, verb: str, seconds: float, where: str | None, others: str) 
     warn_untold("trio_accel.actors", text, *values, level=level, seconds=seconds, where=where)
 
 
-# The watch of each Trio run that has a system.
+# The watch of each Trio run with a system.
 _watches: dict[trio.lowlevel.TrioToken, LoopWatch] = {}
 
 
 @contextmanager
 def watch_loop(warn_after: float | None) -> Generator[LoopWatch | None, None, None]:
-    """Watch the loop of this run for the body of the ``with``.
+    """Watch this run's loop for the body of the ``with``.
 
     Args:
-        warn_after: Seconds after which a hold is logged, unless another system of the run has begun to watch;
-            None not to watch.
+        warn_after: Seconds after which a hold is logged, unless another system of the run already has a
+            watch; None disables the watch.
     """
     if warn_after is None:
         yield None

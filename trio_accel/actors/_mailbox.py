@@ -1,4 +1,4 @@
-"""The bounded queue of an actor, owned by its cell, with a control queue that goes first."""
+"""An actor's bounded queue, owned by its cell, with a priority queue for control messages."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import trio
 
 from ._errors import ActorError, ActorRestartingError, ActorStoppedError, MailboxFullError
 from ._handlers import HandlerTable
-from ._messages import WOKEN, Envelope, EnvelopeState
+from ._messages import WAKE_VALUE, Envelope, EnvelopeState
 from ._options import MailboxOptions, Overflow
 from ._outcomes import Outcomes
 
-# Messages in a row without a checkpoint, which costs as much as a small operation; other tasks wait for so
-# many at most.
+# The maximum number of messages served without a checkpoint, because a checkpoint costs as much as a small
+# operation. Other tasks wait for at most this many messages.
 _IN_A_ROW = 8
 
 _Messages: TypeAlias = OrderedDict[Envelope, None]
 
 
 def _none() -> _Messages:
-    # An alias with type arguments, called, would store them in a dictionary of each instance.
+    # Calling an alias with type arguments would store the arguments in a dictionary of each instance.
     return OrderedDict()
 
 
@@ -32,15 +32,15 @@ def _none() -> _Messages:
 class Mailbox:
     """Messages in arrival order.
 
-    Invariants: `_waiting` is empty unless `_queue` is full; `receiver` is parked only while there is
-    nothing to receive, so a message that meets a parked receiver is handed to it directly, or served in its
-    place: then it is `_replaced` meanwhile. An ask that waits for room parks only once, for its reply; a
-    tell is woken on admission. A queued envelope is in exactly one of `_queue`, `_waiting`, `_stash`,
-    `_control`.
+    Invariants: `_waiting` is empty unless `_queue` is full. `receiver` is parked only while both queues are
+    empty, so a message that meets a parked receiver is either handed to it directly, or served by another
+    task. In the second case the receiver is in `_replaced` meanwhile. An `ask` that waits for room parks only
+    once, for its reply; a `tell` wakes on admission. A queued envelope is in exactly one of `_queue`,
+    `_waiting`, `_stash`, `_control`.
 
-    All but the last are ordered dictionaries, of which any message is taken out in constant time: thousands
-    of askers may be cancelled in one turn of the loop. A plain dictionary would look for its first key behind
-    all that were taken before.
+    All but the last are ordered dictionaries, which remove any message in constant time, because thousands of
+    callers may be cancelled in one turn of the loop. A plain dictionary would search for its first key past
+    all the removed ones.
     """
 
     _outcomes: Outcomes
@@ -49,7 +49,7 @@ class Mailbox:
     _queue: _Messages = attrs.field(factory=_none)
     _waiting: _Messages = attrs.field(factory=_none)
     _stash: _Messages = attrs.field(factory=_none)
-    # Most actors never use it: an empty deque takes 700 bytes.
+    # Created on first use, because most actors never need it and an empty deque takes 700 bytes.
     _control: deque[Envelope] | None = None
     receiver: trio.lowlevel.Task | None = None
     _replaced: trio.lowlevel.Task | None = None
@@ -61,22 +61,22 @@ class Mailbox:
 
     @property
     def depth(self) -> int:
-        """Messages in the queue."""
+        """The number of messages in the queue."""
         return len(self._queue)
 
     @property
     def waiting(self) -> int:
-        """Senders that wait for room."""
+        """The number of senders that wait for room."""
         return len(self._waiting)
 
     @property
     def stashed(self) -> int:
-        """Messages that the actor has set aside."""
+        """The number of stashed messages."""
         return len(self._stash)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no message to receive."""
+        """Whether both queues are empty."""
         return not (self._queue or self._control)
 
     @property
@@ -89,19 +89,19 @@ class Mailbox:
         )
 
     def put(self, envelope: Envelope, *, is_own: bool = False) -> bool:
-        """Take a message in, or apply the overflow policy to it.
+        """Accept a message, or apply the overflow policy to it.
 
         Args:
             envelope: The message.
-            is_own: Whether the incarnation that serves the mailbox sends it to itself: it is not refused.
+            is_own: Whether the current incarnation sends the message to itself, so that it is not refused.
 
         Returns:
-            False if it waits for room: an asker parks for its reply, a teller for its admission.
+            False if the message waits for room: `ask` then parks for its reply, `tell` for its admission.
 
         Raises:
             ActorStoppedError: The actor has ended or is stopping.
-            ActorRestartingError: It is restarting, and its mailbox is to reject meanwhile.
-            MailboxFullError: The queue is full and the policy rejects, or drops what is newest.
+            ActorRestartingError: The actor is restarting, and its mailbox options reject messages meanwhile.
+            MailboxFullError: The queue is full, and the policy is `REJECT` or `DROP_NEWEST`.
         """
         if self.refusal is not None and not is_own:
             self._drop(envelope, self.refusal[1])
@@ -118,14 +118,14 @@ class Mailbox:
         if depth >= self._options.capacity:
             overflow = self._options.overflow
             if overflow is Overflow.WAIT:
-                # D87: a sender that waits here may be one that the actor itself waits for; `refuse_waiting`
-                # ends that.
+                # D87: the actor itself may wait for this sender, directly or not. `refuse_waiting` ends that
+                # deadlock.
                 self._waiting[envelope] = None
                 return False
             if overflow is not Overflow.DROP_OLDEST:
                 raise self._full(envelope, "was rejected" if overflow is Overflow.REJECT else "was dropped")
             oldest = _first(queue)
-            # First of all: an observer that hears of the loss may send to this very mailbox.
+            # Append before `fail`, because an observer of the loss may send to this very mailbox.
             queue[envelope] = None
             oldest.fail(self._full(oldest, "was dropped in favour of a newer message"))
             return True
@@ -140,14 +140,14 @@ class Mailbox:
         return self.receiver is not None and self.refusal is None
 
     def replace_receiver(self) -> None:
-        """Let another task serve a message in place of the one that waits; only while `is_idle`."""
+        """Let the current task serve a message instead of the parked receiver; only while `is_idle`."""
         self._replaced, self.receiver = self.receiver, None
 
     def restore_receiver(self) -> None:
-        """Give the mailbox back to the actor's own task, which takes messages that have come meanwhile."""
+        """Return the mailbox to the actor's own task, which then takes the messages received meanwhile."""
         task, self._replaced = self._replaced, None
         if task is None:
-            # The actor's task was cancelled meanwhile.
+            # The actor's task was cancelled in the meantime.
             return
         self.receiver = task
         if self._woken:
@@ -160,7 +160,7 @@ class Mailbox:
             self._admit()
 
     def refuse_waiting(self, envelope: Envelope) -> MailboxFullError:
-        """Take a told message out that waits for room which only its own sender could make."""
+        """Remove a waiting one-way message, because only its own sender could make room for it."""
         self.withdraw(envelope)
         path = self._outcomes.path
         what = f"{envelope.message.operation} was not sent: the mailbox of {path} is full"
@@ -172,7 +172,7 @@ class Mailbox:
         )
 
     def put_control(self, envelope: Envelope) -> None:
-        """Take a message of the runtime itself in: before all others, whatever the capacity."""
+        """Accept a message from the runtime itself, before all others, regardless of the capacity."""
         if self.refusal is not None and self.refusal[0] is ActorStoppedError:
             self._drop(envelope, self.refusal[1])
             return
@@ -184,7 +184,7 @@ class Mailbox:
         self._control.append(envelope)
 
     def put_back(self, envelope: Envelope) -> None:
-        """Take a message that was received, and has not begun, in again: first, and whatever the capacity."""
+        """Return a received but unstarted message to the front, regardless of the capacity."""
         envelope.scope = None
         envelope.state = EnvelopeState.QUEUED
         self._put_in_front(envelope)
@@ -194,29 +194,29 @@ class Mailbox:
         self._queue.move_to_end(envelope, last=False)
 
     def withdraw(self, envelope: Envelope) -> None:
-        """Take a queued message out again; it never runs."""
+        """Remove a queued message, so that it never runs."""
         envelope.state = EnvelopeState.DONE
         envelope.task = None
         for queue in (self._waiting, self._stash, self._queue):
             queue.pop(envelope, None)
-        # A stashed message has begun.
+        # A stashed message has already started.
         if envelope.started_at is not None:
             self._outcomes.observe_end(envelope, cancelled=True)
         elif self._outcomes.observers.of_messages:
             self._outcomes.observe_withdrawal(envelope)
-        # Its room goes to a sender that waits.
+        # Admit a waiting sender to the free slot.
         self._admit()
 
     async def receive(self, task: trio.lowlevel.Task, base: Context) -> Envelope | None:
-        """Take the next message; None if the incarnation has to look at its own state first.
+        """Take the next message; None if the incarnation has to check its own state first.
 
-        It runs in the message's context afterwards, and one checkpoint is taken for every message, but
-        for a few in a row that share one context, or that can be served without waiting: for these, the
-        caller sees to the context. An envelope is returned in state RUNNING and must be resolved.
+        Afterwards the task runs in the message's context. Each message costs one checkpoint, except for a few
+        in a row that share a context or that need no waiting; for the latter, the caller handles the context.
+        An envelope is returned in state RUNNING and must be resolved.
 
         Args:
             task: The calling task.
-            base: Context in which it waits.
+            base: The context to wait in.
         """
         if self._woken:
             self._woken = False
@@ -235,7 +235,7 @@ class Mailbox:
                 self._in_a_row += 1
                 return envelope
             self._in_a_row = 0
-            # Trio switches the context with the checkpoint, so it is assigned before.
+            # Assign the context first, because Trio switches it at the checkpoint.
             task.context = envelope.context
             await trio.lowlevel.cancel_shielded_checkpoint()
             return envelope
@@ -243,7 +243,7 @@ class Mailbox:
         task.context = base
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            # Another task may serve in place of this one, and must not give the mailbox back to it.
+            # Another task may be serving instead of this one, and must not return the mailbox to it.
             self.receiver = self._replaced = None
             return trio.lowlevel.Abort.SUCCEEDED
 
@@ -251,10 +251,10 @@ class Mailbox:
         return received
 
     def receive_next(self) -> Envelope | None:
-        """Take the message behind one that was served without waiting, if it may be served so, too.
+        """Take the next message after one served without waiting, if it can be served without waiting too.
 
-        As `receive` does, but for the look whether the task is cancelled: no other task has run since the
-        last one, and a message that ends the actor wakes the mailbox.
+        Unlike `receive`, it does not check for cancellation: other tasks have not run since the last check,
+        and a message that ends the actor wakes the mailbox.
         """
         queue = self._queue
         if not queue or self._in_a_row >= _IN_A_ROW or self._woken or self._control:
@@ -275,26 +275,26 @@ class Mailbox:
         if task is None:
             self._woken = True
         else:
-            trio.lowlevel.reschedule(task, WOKEN)
+            trio.lowlevel.reschedule(task, WAKE_VALUE)
 
     def stash(self, envelope: Envelope) -> None:
-        """Set a message that was being served aside."""
+        """Set the message being served aside."""
         envelope.state = EnvelopeState.QUEUED
         self._stash[envelope] = None
 
     def unstash_all(self) -> None:
-        """Put messages that were set aside back in front of the queue, in order, whatever the capacity."""
+        """Return stashed messages to the front of the queue, in order, regardless of the capacity."""
         if self._stash:
             for envelope in reversed(self._stash):
                 self._put_in_front(envelope)
             self._stash.clear()
             self.peak = max(self.peak, len(self._queue))
             if self.receiver is not None:
-                # Called from another task, while the actor's own sleeps at an empty queue.
+                # Called from another task, while the actor's own task sleeps because the queue is empty.
                 self._hand_over(self.receiver, _first(self._queue))
 
     def suspend(self) -> None:
-        """Begin a restart: reject queued and new messages, if the options say so."""
+        """Begin a restart: if configured, reject queued and new messages."""
         self._drop_control("the watch ended with its incarnation")
         self.unstash_all()
         if self._options.on_restart == "reject" and self.refusal is None:
@@ -303,19 +303,19 @@ class Mailbox:
             self._refuse_all(self.refusal)
 
     def resume(self) -> None:
-        """End a restart: the next incarnation has started."""
+        """End a restart, because the next incarnation has started."""
         if self.refusal is not None and self.refusal[0] is ActorRestartingError:
             self.refusal = None
 
     def refuse(self, reason: str) -> None:
-        """Take no new messages any more: the actor stops."""
+        """Refuse new messages, because the actor is stopping."""
         if self.refusal is None or self.refusal[0] is not ActorStoppedError:
             self.refusal = (ActorStoppedError, reason)
 
     def close(self, reason: str, cause: BaseException | None) -> None:
-        """Refuse queued and new messages: the actor has ended."""
+        """Refuse queued and new messages, because the actor has ended."""
         self.refusal = (ActorStoppedError, reason)
-        # Stashed messages go to the queue first, so that they are refused with it.
+        # Move stashed messages to the queue first, so that they are refused with it.
         self.unstash_all()
         self._drop_control(reason)
         self._refuse_all(self.refusal, cause)
@@ -323,7 +323,7 @@ class Mailbox:
     def _hand_over(self, task: trio.lowlevel.Task, envelope: Envelope) -> None:
         self.receiver = None
         envelope.state = EnvelopeState.RUNNING
-        # Trio switches the context with this wake-up; assigned later it would need one more checkpoint.
+        # Trio switches the context at this wake-up; assigning it later would cost one more checkpoint.
         task.context = envelope.context
         trio.lowlevel.reschedule(task, outcome.Value(envelope))
 
@@ -331,10 +331,10 @@ class Mailbox:
         if self._waiting and len(self._queue) < self._options.capacity:
             envelope = _first(self._waiting)
             self._queue[envelope] = None
-            # A teller waits for its admission alone; an asker stays parked for its reply.
+            # `tell` waits only for the admission; `ask` stays parked for its reply.
             if envelope.is_told and envelope.task is not None:
                 task, envelope.task = envelope.task, None
-                trio.lowlevel.reschedule(task, WOKEN)
+                trio.lowlevel.reschedule(task, WAKE_VALUE)
 
     def _drop_control(self, reason: str) -> None:
         control, self._control = self._control, None
@@ -342,7 +342,8 @@ class Mailbox:
             self._drop(envelope, reason)
 
     def _refuse_all(self, refusal: tuple[type[ActorError], str], cause: BaseException | None = None) -> None:
-        # Cleared before any error is told: an observer may send again, or withdraw a message.
+        # Clear the queues before any error is delivered, because an observer may send again or withdraw a
+        # message.
         left = [*self._queue, *self._waiting]
         self._queue.clear()
         self._waiting.clear()
@@ -367,5 +368,5 @@ class Mailbox:
 
 
 def _first(messages: _Messages) -> Envelope:
-    """Take the oldest message out."""
+    """Remove and return the oldest message."""
     return messages.popitem(last=False)[0]

@@ -1,4 +1,4 @@
-"""Messages: their bases, one on its way, the slot in which its outcome arrives, and the tasks of actors."""
+"""Messages: base classes, envelopes, the slot for an outcome, and the tasks of actors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import trio
 
 from ._system_state import SystemState
 
-__all__ = ["WOKEN", "ItemRequest", "Message", "Request", "Serves", "Waiter", "actor_path_of"]
+__all__ = ["WAKE_VALUE", "ItemRequest", "Message", "Request", "Serves", "Waiter", "actor_path_of"]
 
 ActorT_contra = TypeVar("ActorT_contra", contravariant=True)
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 ItemT_co = TypeVar("ItemT_co", covariant=True)
 ItemT_contra = TypeVar("ItemT_contra", contravariant=True)
 MessageT_co = TypeVar("MessageT_co", covariant=True)
-# Seen from the class object, the actor is something that comes out.
+# From the class object's point of view, the actor is an output: hence covariant.
 TargetT_co = TypeVar("TargetT_co", covariant=True)
 
 
@@ -36,7 +36,7 @@ class _Named:
 
 
 class Request(_Named, Generic[ActorT_contra, ReplyT_co]):
-    """Base of messages that are asked: a frozen attrs class for one actor class and one reply type.
+    """Base class of requests: a frozen attrs class for one actor class and one reply type. Use it with `ask`.
 
     >>> import attrs
     >>> @attrs.frozen
@@ -48,36 +48,36 @@ class Request(_Named, Generic[ActorT_contra, ReplyT_co]):
 
     @classmethod
     def __types__(cls) -> tuple[ActorT_contra, ReplyT_co]:
-        """Carries the type parameters to type checkers."""
+        """Carry the type parameters for type checkers."""
         raise TypeError("a message class carries only the types of its messages")
 
 
 class Serves(Generic[ItemT_contra, ReplyT_co]):
-    """Base of generic actors: what an `ItemRequest` is answered with follows from the actor's own types."""
+    """Base class of generic actors: the actor's own types determine the reply type of an `ItemRequest`."""
 
     def __serves__(self, item: ItemT_contra, /) -> ReplyT_co:
-        """Carries the type parameters to type checkers."""
+        """Carry the type parameters for type checkers."""
         raise TypeError("an actor carries only the types of its items")
 
 
 class ItemRequest(Generic[ItemT_co]):
-    """Beside `Request`, the base of messages that bring one item to an actor that `Serves` such items."""
+    """Second base class, next to `Request`, for messages that carry one item to an actor that `Serves` it."""
 
     __slots__ = ()
 
     def __item__(self) -> ItemT_co:
-        """Carries the type parameter to type checkers."""
+        """Carry the type parameter for type checkers."""
         raise TypeError("a message carries only the type of its item")
 
 
 class Message(_Named, Generic[ActorT_contra]):
-    """Base of messages that are told: a frozen attrs class for one actor class, without a reply."""
+    """Base class of one-way messages: a frozen attrs class for one actor class. Use it with `tell`."""
 
     __slots__ = ()
 
     @classmethod
     def __actor__(cls) -> ActorT_contra:  # type: ignore[misc]  # never called: only carries the type
-        """Carries the type parameter to type checkers."""
+        """Carry the type parameter for type checkers."""
         raise TypeError("a message class carries only the types of its messages")
 
 
@@ -85,7 +85,7 @@ AnyMessage = Request[Any, Any] | Message[Any]
 
 
 class RequestClass(Protocol[MessageT_co, TargetT_co, ReplyT_co]):
-    """The class object of a request, as type checkers see it."""
+    """The class object of a request, as seen by type checkers."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> MessageT_co: ...
 
@@ -93,7 +93,7 @@ class RequestClass(Protocol[MessageT_co, TargetT_co, ReplyT_co]):
 
 
 class MessageClass(Protocol[MessageT_co, TargetT_co]):
-    """The class object of a told message, as type checkers see it."""
+    """The class object of a one-way message, as seen by type checkers."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> MessageT_co: ...
 
@@ -103,19 +103,19 @@ class MessageClass(Protocol[MessageT_co, TargetT_co]):
 _logger = logging.getLogger("trio_accel.actors")
 
 EXPIRED: Final = object()
-"""Outcome of a request that was dropped because its deadline had passed."""
+"""The outcome of a request dropped because its deadline had passed."""
 
 _NEVER = float("inf")
 _ASKER_CANCELLED = "the asker was cancelled"
 
 
 class EnvelopeState(enum.IntEnum):
-    """The place of an envelope on its way; it only moves down this list, or back to QUEUED."""
+    """The progress of an envelope: it only moves down this list, or back to QUEUED."""
 
     QUEUED = 0
     RUNNING = 1
     STASHING = 2
-    """Still running, to be set aside when its handler returns."""
+    """Still running, and will be stashed when its handler returns."""
     DEFERRED = 3
     DONE = 4
 
@@ -125,7 +125,7 @@ class _Queue(Protocol):
 
 
 class Party(Protocol):
-    """An actor as messages see it: they go to one, and may come from one."""
+    """An actor as messages see it: their receiver and maybe their sender."""
 
     path: str
     system: SystemState
@@ -137,26 +137,26 @@ class Party(Protocol):
 
     @property
     def mailbox(self) -> _Queue:
-        """The queue in which its messages wait."""
+        """The queue of waiting messages."""
         ...
 
     @property
     def awaited(self) -> Envelope | AwaitedStart | None:
-        """The work of the running task that another actor may wait for."""
+        """The current task's work for this actor, if another actor may wait for it."""
         ...
 
     def check_run(self, verb: str) -> None:
-        """Refuse another thread or Trio run."""
+        """Raise `RuntimeError` in another thread or Trio run."""
         ...
 
 
 @attrs.frozen(eq=False)
 class AwaitedStart:
-    """The start of an actor that another waits for: a link of the chain of callers, as a request is.
+    """An actor's wait for another actor to start: a link in the chain of callers, as a request is.
 
     Attributes:
-        sender: The actor that waits.
-        caller: The work of that actor meanwhile.
+        sender: The waiting actor.
+        caller: The waiting actor's own work.
     """
 
     sender: Party
@@ -165,18 +165,20 @@ class AwaitedStart:
 
 @attrs.define(eq=False, repr=False)
 class Waiter:
-    """The slot for the one outcome of a request: a task that waits for it, or a function that takes it.
+    """The slot for the one outcome of a request: either a task waits for it, or a function receives it.
 
-    Envelopes, direct replies, and the requests to a worker are all waited for in this way.
+    It serves envelopes, direct replies and the requests to a worker.
 
-    Invariant: `task` is parked exactly while it is not None. The code that reschedules it, or lets it go in
-    the abort function, forgets it in the same step. So no stale wake-up reaches a later wait of that task.
+    Invariant: `task` is parked exactly while it is not None. Code that reschedules the task, or releases it
+        in
+    the abort function, clears `task` in the same step. So a stale wake-up cannot reach a later wait of the
+    task.
 
     Attributes:
-        task: The task that waits, while it is parked.
-        on_done: Called with the outcome in place of a task.
-        result: The outcome, if it came before a task waited for it.
-        raise_cancel: Raises the cancellation of the task, once it is cancelled and waits on all the same.
+        task: The waiting task, while it is parked.
+        on_done: Receives the outcome instead of a task.
+        result: The outcome, if it arrived before a task waited for it.
+        raise_cancel: Raises the task's cancellation; set once the task is cancelled but continues to wait.
     """
 
     task: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
@@ -186,26 +188,26 @@ class Waiter:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the waiting task was cancelled, and waits on."""
+        """Whether the waiting task was cancelled but continues to wait."""
         return self.raise_cancel is not None
 
     def park(self) -> Awaitable[Any]:
-        """Park the current task until the outcome is there, which the await returns; await it at once."""
+        """Park the current task until the outcome arrives, which the await returns; await it at once."""
         self.task = trio.lowlevel.current_task()
         return trio.lowlevel.wait_task_rescheduled(self.abort)  # noqa: ASYNC105  # by the caller
 
     def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-        """Take note that the parked task is cancelled: Trio's abort function.
+        """Record that the parked task is cancelled: Trio's abort function.
 
-        By default the task waits on, and `end_wait` or the outcome lets it go.
+        By default the task continues to wait until it gets an outcome, such as its own `cancellation`.
         """
         self.raise_cancel = raise_cancel
         return trio.lowlevel.Abort.FAILED
 
     def settle(self, result: outcome.Outcome[Any]) -> None:
-        """Give the outcome to the task or the function, or keep it for the task to come."""
-        # Both are taken out first: frames of an error that lives on refer to the waiter, which must keep no
-        # task alive.
+        """Deliver the outcome to the task or the function, or keep it for a later task."""
+        # Clear both first: the frames of a surviving error refer to the waiter, which must not keep a task
+        # alive.
         task, self.task = self.task, None
         on_done, self.on_done = self.on_done, None
         if task is not None:
@@ -216,9 +218,10 @@ class Waiter:
             self.result = result
 
     def take(self) -> Any:
-        """Return the outcome that was kept, or raise it.
+        """Return the kept outcome, or raise it.
 
-        Nothing here holds an error then, not even a variable of this frame: the frame is in its traceback.
+        After this, no variable here refers to an error, not even in this frame, because the traceback keeps
+        the frame.
         """
         return self._taken().unwrap()
 
@@ -228,56 +231,57 @@ class Waiter:
         return result
 
     def cancellation(self) -> outcome.Outcome[Any]:
-        """Make the outcome of a cancelled task: its own cancellation."""
+        """Return the outcome of a cancelled task: its own cancellation."""
         assert self.raise_cancel is not None  # it was cancelled
         return outcome.capture(self.raise_cancel)
 
 
 @attrs.define(eq=False, repr=False)
 class Envelope(Waiter):
-    """A message with what travels beside it, and the slot for its one outcome.
+    """A message with its metadata, and the slot for its one outcome.
 
-    Invariants: those of `Waiter`. `resolve` acts once; later calls are no-ops.
+    Invariants: as for `Waiter`. In addition, `resolve` acts once; later calls do nothing.
     """
 
-    # The actor that it goes to.
+    # The receiving actor.
     cell: Party
     message: AnyMessage
     context: Context
     sender: Party | None = None
-    # The sender's own work: these links are the chain of callers, in which a cycle is found.
+    # The sender's own work. These links form the chain of callers, which reveals cycles.
     caller: Envelope | AwaitedStart | None = None
     is_told: bool = attrs.field(default=False, kw_only=True)
-    # Whether its asker goes at once when cancelled, also if it runs.
+    # Whether a cancelled caller returns at once, even while the request runs.
     is_abandonable: bool = attrs.field(default=False, kw_only=True)
     deadline: float = _NEVER
     state: EnvelopeState = EnvelopeState.QUEUED
     scope: trio.CancelScope | None = None
     on_cancel: Callable[[], None] | None = None
     on_failed_hook: Callable[[Exception], None] | None = None
-    # Called by its asker before it parks; `no_look` for nothing, None where no asker will call it.
+    # The caller calls it before its task parks. `no_look` does nothing; None means that the caller will not
+    # call it.
     last_look: Callable[[], None] | None = None
-    # Set while messages are observed; the number is set with the start.
+    # Set while observers are installed; the number is set at the start.
     number: int = attrs.field(init=False)
     queued_at: float | None = None
     started_at: float | None = None
 
     @property
     def ends_at(self) -> float:
-        """The time when its handler gives up: never, if the asker leaves it to itself."""
+        """The time when the handler gives up: infinity if the request outlives its caller."""
         return _NEVER if self.is_abandonable else self.deadline
 
     def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-        """Cancel the task that is parked for it, or let it wait on: Trio's abort function."""
+        """Cancel the parked task, or let it continue to wait: Trio's abort function."""
         if self.state == EnvelopeState.QUEUED:
-            # The message has not begun, so its asker can go at once.
+            # The message has not started, so its caller can return at once.
             self.cell.mailbox.withdraw(self)
             return trio.lowlevel.Abort.SUCCEEDED
         if self.is_abandonable:
-            # The task waits no more: not for a reply, and not as a link of the chain of callers.
+            # The task waits neither for a reply nor as a link in the chain of callers from now on.
             self.task = self.sender = self.caller = None
             return trio.lowlevel.Abort.SUCCEEDED
-        # The asker goes on waiting until the request has unwound.
+        # The caller continues to wait until the request has unwound.
         waits_on = super().abort(raise_cancel)
         if self.scope is not None:
             self.scope.cancel(reason=_ASKER_CANCELLED)
@@ -285,13 +289,13 @@ class Envelope(Waiter):
         return waits_on
 
     def call_hook(self) -> None:
-        """Tell the actor that has deferred the reply that its asker is cancelled."""
+        """Notify the actor that the caller of its deferred reply is cancelled."""
         if self.on_cancel is None:
             return
         try:
             self.on_cancel()
         except Exception as error:
-            # It is called while Trio delivers the cancellation: an exception there ends the whole run.
+            # Trio calls this while it delivers the cancellation, so an exception would end the entire run.
             path, operation = self.cell.path, self.message.operation
             extra = {"path": path, "message_type": operation}
             _logger.exception("actor %s: the on_cancel hook of %s failed", path, operation, extra=extra)
@@ -299,69 +303,69 @@ class Envelope(Waiter):
                 self.on_failed_hook(error)
 
     def run_in(self, scope: trio.CancelScope) -> None:
-        """Let the asker's cancellation cancel a scope, at once if it has come already."""
+        """Let the caller's cancellation cancel a scope, at once if the caller is already cancelled."""
         self.scope = scope
         if self.raise_cancel is not None:
             scope.cancel(reason=_ASKER_CANCELLED)
 
     def resolve(self, result: outcome.Outcome[object]) -> bool:
-        """Deliver the outcome, unless there was one already."""
+        """Deliver the outcome, unless there already was one; return whether this one was delivered."""
         if self.state == EnvelopeState.DONE:
             return False
         self.state = EnvelopeState.DONE
         self.scope = self.on_cancel = self.on_failed_hook = None
-        # An envelope without either was told, or its asker has left it: its outcome is not kept.
+        # Without either, nobody needs the outcome: the message was one-way, or its caller has returned.
         if self.task is not None or self.on_done is not None:
             self.settle(result)
         return True
 
     def fail(self, error: BaseException) -> bool:
-        """Deliver an error, unless there was an outcome already."""
+        """Deliver an error, unless there already was an outcome."""
         return self.resolve(outcome.Error(error))
 
     def unwind(self) -> bool:
-        """Deliver the asker's own cancellation: the request has unwound."""
+        """Deliver the caller's own cancellation, because the request has unwound."""
         if self.raise_cancel is None:
             raise RuntimeError("the caller is not cancelled")
         return self.resolve(self.cancellation())
 
 
 def no_look() -> None:
-    """Do nothing: the `last_look` of an asker that would call one."""
+    """Do nothing: the `last_look` of a caller that would call one."""
 
 
 cells: dict[trio.lowlevel.Task, Party] = {}
-"""The actors that tasks are running for, of all systems: an actor of one may ask an actor of another.
+"""The actors that run in each task, across all systems, because actors may ask actors of another system.
 
-Each task takes its own entry away.
+Each task removes its own entry.
 """
 
 
 @final
 class _Woken(outcome.Outcome[None]):
-    """None, for any number of tasks. Trio makes a `Value` each time: three tenths of a wake-up."""
+    """None, for any number of tasks. Trio makes a new `Value` each time, which is 30 % of a wake-up."""
 
     __slots__ = ()
 
     def unwrap(self) -> None:
-        """Tell nothing."""
+        """Return None."""
 
     def send(self, gen: Generator[Any, None, Any]) -> Any:
-        """Go on with a generator."""
+        """Resume a generator."""
         return gen.send(None)
 
     async def asend(self, agen: AsyncGenerator[Any]) -> Any:
-        """Go on with an async generator."""
+        """Resume an async generator."""
         return await agen.asend(None)
 
 
-WOKEN: Final[outcome.Outcome[None]] = _Woken()
-"""The outcome None for `trio.lowlevel.reschedule`, shared by all tasks that are told nothing."""
+WAKE_VALUE: Final[outcome.Outcome[None]] = _Woken()
+"""The outcome None for `trio.lowlevel.reschedule`, shared by all tasks that need only to wake."""
 
 
 @contextmanager
 def running(cell: Party) -> Generator[trio.lowlevel.Task, None, None]:
-    """Run the current task for an actor."""
+    """Run the current task on behalf of an actor."""
     task = trio.lowlevel.current_task()
     cells[task] = cell
     try:
@@ -371,7 +375,7 @@ def running(cell: Party) -> Generator[trio.lowlevel.Task, None, None]:
 
 
 def lend(task: trio.lowlevel.Task, cell: Party | None) -> Party | None:
-    """Let a task run for an actor, or for none; returns for which it did before."""
+    """Let a task run on behalf of an actor, or of none; return the previous actor."""
     before = cells.pop(task, None)
     if cell is not None:
         cells[task] = cell
@@ -379,16 +383,16 @@ def lend(task: trio.lowlevel.Task, cell: Party | None) -> Party | None:
 
 
 def cell_of_task() -> Party | None:
-    """Find the actor that the current task is running for; None for a task that a handler has started."""
+    """Return the actor of the current task, or None in a task that a handler has started."""
     return cells.get(trio.lowlevel.current_task())
 
 
 def running_cells() -> list[Party]:
-    """List all actors that have tasks."""
+    """List all actors with tasks."""
     return list(dict.fromkeys(cells.values()))
 
 
 def actor_path_of(task: trio.lowlevel.Task) -> str | None:
-    """Find the path of the actor whose task this is; None if it is no actor's."""
+    """Return the path of the actor of a task, or None if the task does not belong to an actor."""
     cell = cells.get(task)
     return None if cell is None else cell.path

@@ -1,4 +1,4 @@
-"""Checks of numbers and words: of arguments by their names, and of the fields of options."""
+"""Checks of numbers and words, for named arguments and for the fields of options."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ._hints import as_plain
 __all__ = [
     "Validator",
     "is_number",
-    "must",
     "must_be_count",
     "must_be_number",
     "must_be_one_of",
     "must_be_positive",
     "must_be_whole",
+    "validator",
 ]
 
 Validator: TypeAlias = Callable[[object, "attrs.Attribute[Any]", Any], None]
 
 
 def is_number(value: object, minimum: float = -math.inf, maximum: float = math.inf) -> TypeGuard[float]:
-    """Tell whether a value is a number in a range: no truth value, and no whole number beyond all floats.
+    """Return whether a value is a number in a range, excluding booleans and integers too large for a float.
 
-    Such a one passes every comparison, and the first sum with a float raises `OverflowError`.
+    Such an integer would pass all comparisons, but adding it to a float raises `OverflowError`.
     """
     value = as_plain(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not minimum <= value <= maximum:
@@ -37,8 +37,8 @@ def is_number(value: object, minimum: float = -math.inf, maximum: float = math.i
     return isinstance(value, float) or abs(value) <= sys.float_info.max
 
 
-def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = ValueError) -> Validator:
-    """Make the validator of a field.
+def validator(said: str, is_right: Callable[[Any], bool], error: type[Exception] = ValueError) -> Validator:
+    """Make a field validator.
 
     Args:
         said: The requirement, such as ``"be True or False"``.
@@ -50,7 +50,7 @@ def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = Va
         try:
             is_met = is_right(value)
         except ValueError:
-            # The comparison of an array with a word has no truth value.
+            # Comparing an array with a word gives an array without a truth value.
             is_met = False
         if not is_met:
             raise error(f"{type(instance).__name__}: {attribute.name} must {said}, got {value!r}")
@@ -59,8 +59,8 @@ def must(said: str, is_right: Callable[[Any], bool], error: type[Exception] = Va
 
 
 def must_be_whole(least: int) -> Validator:
-    """Require a whole number, which a truth value is not."""
-    return must(
+    """Require an integer, excluding booleans."""
+    return validator(
         f"be an integer of at least {least}",
         lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least,
     )
@@ -74,18 +74,18 @@ def must_be_positive(
     maximum: float = math.inf,
     allows_zero: bool = False,
 ) -> float:
-    """Return a finite number above 0; 0 itself only where that is allowed.
+    """Return a finite number above 0, or 0 if `allows_zero`.
 
     Args:
-        what: Its name in the error.
+        what: The number's name in the error.
         value: The number.
-        minimum: The least that is allowed, where that is above 0.
-        maximum: The most that is allowed.
-        allows_zero: Whether 0 is allowed, where there is no `minimum`.
+        minimum: The minimum, if above 0.
+        maximum: The maximum.
+        allows_zero: Whether to allow 0 if `minimum` is 0.
 
     Raises:
-        ValueError: It is zero, negative, NaN, infinite or out of range.
-        TypeError: It is no number.
+        ValueError: The number is zero, negative, NaN, infinite or out of range.
+        TypeError: The value is not a number.
     """
     number = must_be_number(what, value)
     is_above = number > 0 or (allows_zero and number == 0)
@@ -97,11 +97,11 @@ def must_be_positive(
 
 
 def must_be_count(what: str, value: object, *, least: int = 1, most: float = math.inf) -> int:
-    """Return a whole number of at least `least`, and at most `most`.
+    """Return an integer from `least` to `most`.
 
     Raises:
-        ValueError: It is out of range.
-        TypeError: It is no whole number.
+        ValueError: The integer is out of range.
+        TypeError: The value is not an integer.
     """
     value = as_plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -113,11 +113,11 @@ def must_be_count(what: str, value: object, *, least: int = 1, most: float = mat
 
 
 def must_be_number(what: str, value: object) -> float:
-    """Return a number as a float, NaN and infinity included.
+    """Return a number as a float, including NaN and infinity.
 
     Raises:
-        TypeError: It is no number.
-        ValueError: It is a whole number that no float can hold.
+        TypeError: The value is not a number.
+        ValueError: The integer is too large for a float.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{what} must be a number, got {value!r}")
@@ -128,10 +128,10 @@ def must_be_number(what: str, value: object) -> float:
 
 
 def must_be_one_of(what: str, value: object, words: tuple[object, ...]) -> None:
-    """Refuse all but some words.
+    """Check that a value is one of several words.
 
     Raises:
-        ValueError: It is another.
+        ValueError: The value is a different word.
     """
     if value not in words:
         raise ValueError(f"{what} must be one of {words}, got {value!r}")

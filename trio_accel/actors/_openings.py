@@ -1,4 +1,4 @@
-"""Context managers and later results whose wrong use says what to write."""
+"""Context managers and deferred results with errors that explain their correct use."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _Opens: TypeAlias = Callable[P, AbstractAsyncContextManager[T, bool | None]]
 
 
 class Silenced:
-    """Base of objects that warn at their end if nobody has awaited them."""
+    """Base class of objects that warn on deletion if nobody has awaited them."""
 
     __slots__ = ()
 
     def silence(self) -> None:
-        """Let it end without a warning."""
+        """Suppress the warning."""
 
 
 def silence(*values: Any) -> None:
-    """Let awaitables end without the warning that nobody awaited them, because an error has refused them.
+    """Suppress the warnings of unawaited objects, because an error has refused them.
 
     Args:
-        values: The awaitables, and lists and tuples of them. Other objects stay as they are.
+        values: The awaitables, or lists and tuples of them. Other objects are ignored.
     """
     for value in values:
         for each in cast("Sequence[Any]", value) if isinstance(value, (list, tuple)) else (value,):
@@ -42,7 +42,7 @@ def silence(*values: Any) -> None:
 
 
 class NotAwaited:
-    """Base of objects that stand for a later result. Errors of their wrong use tell the right one.
+    """Base class of placeholders for a later result. Errors about wrong use explain the right use.
 
     Attributes:
         what_to_do: The right use.
@@ -61,7 +61,7 @@ class NotAwaited:
         def __enter__(self) -> NoReturn:
             raise TypeError(f"a plain `with` does not do; {self.what_to_do}")
 
-        # Python looks for it before it enters.
+        # Python looks this up before it enters the block.
         __exit__ = __enter__
 
         def __aiter__(self) -> NoReturn:
@@ -69,14 +69,14 @@ class NotAwaited:
 
 
 class Opening(NotAwaited):
-    """A context manager that is there for ``async with`` alone."""
+    """A context manager that works only in ``async with``."""
 
     def __init__(self, manager: AbstractAsyncContextManager[Any, bool | None], what_to_do: str) -> None:
         self._manager = manager
         self.what_to_do = what_to_do
 
-    # A Ctrl-C between the body and the manager's own exit would end the task with what was opened still
-    # open, and Trio's run with an internal error.
+    # Ctrl-C between the body and the manager's own exit would end the task without closing the resource, and
+    # end Trio's run with an internal error.
     @enable_ki_protection
     async def __aenter__(self) -> Any:
         return await self._manager.__aenter__()
@@ -92,12 +92,12 @@ class Opening(NotAwaited):
 
 
 def not_copied(noun: str, advice: str) -> TypeError:
-    """Make the error of what was to be pickled, or copied by the copy module."""
+    """Make the error for an attempt to pickle an object, or to copy it with the copy module."""
     return TypeError(f"{noun} belongs to its process and can be neither pickled nor copied; {advice}")
 
 
 def opens(text: str) -> Callable[[Callable[P, AsyncGenerator[T]]], _Opens[P, T]]:
-    """Make a context manager of an async generator, as `asynccontextmanager` does; wrong use says what to do.
+    """Make a context manager from an async generator, like `asynccontextmanager`, but explain wrong use.
 
     Args:
         text: The right use.

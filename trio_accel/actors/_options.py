@@ -1,4 +1,4 @@
-"""Policies and options of actors: frozen values, checked when they are made."""
+"""Policies and options of actors: frozen values, checked at construction."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import attrs
 
 from ._errors import leaves
 from ._hints import as_plain, described, fits, is_kind_of, types_of
-from ._numbers import Validator, is_number, must, must_be_whole
+from ._numbers import Validator, is_number, must_be_whole, validator
 from ._openings import silence
 
 __all__ = [
@@ -48,10 +48,10 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 
 def named_options(cls: type[T]) -> type[T]:
-    """Have an attrs class refuse a wrong option by name, when it is made.
+    """Make an attrs class name the wrong option when its construction fails.
 
-    An unknown option is answered with the nearest known one. A scalar of NumPy becomes a number of Python. A
-    field without a validator or a converter of its own must have the type of its annotation.
+    The error for an unknown option suggests the nearest known one. A NumPy scalar becomes a Python number. A
+    field without its own validator or converter must have the type of its annotation.
     """
     make: Callable[..., None] = cls.__init__
     fields = [field for field in attrs.fields(cls) if field.init]  # type: ignore[arg-type]  # it is one
@@ -61,7 +61,7 @@ def named_options(cls: type[T]) -> type[T]:
 
     @functools.cache
     def hints() -> Mapping[str, Any]:
-        # The first use resolves them, because an annotation may name a class that its module defines later.
+        # Resolve them on first use, because an annotation may name a class that its module defines later.
         return types_of(cls)
 
     @functools.wraps(make)
@@ -79,9 +79,9 @@ def named_options(cls: type[T]) -> type[T]:
 
 
 def checked_options(make: FunctionT) -> FunctionT:
-    """Have a constructor refuse switches, functions and mappings of a wrong type by their names.
+    """Make a constructor check switches, functions and mappings against their annotations, by name.
 
-    Its numbers and words have checks in its body. A scalar of NumPy becomes a number of Python.
+    The constructor's body checks its numbers and words. A NumPy scalar becomes a Python number.
     """
     hints = functools.cache(functools.partial(types_of, make))
 
@@ -98,7 +98,7 @@ def checked_options(make: FunctionT) -> FunctionT:
 
 
 def named_arguments(function: FunctionT) -> FunctionT:
-    """Have a function answer an option that it does not have with the nearest that it has."""
+    """Make a function's error for an unknown option suggest the nearest known one."""
     parameters = inspect.signature(function).parameters.values()
     names = [one.name for one in parameters if one.kind is not one.POSITIONAL_ONLY and one.name != "self"]
     by_name = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY]
@@ -136,7 +136,7 @@ def named_arguments(function: FunctionT) -> FunctionT:
 
 
 def _check_names(where: str, options: Mapping[str, object], names: Collection[str]) -> None:
-    """Refuse the first option that there is not."""
+    """Raise the error of the first unknown option, if any."""
     for name in options:
         if name not in names:
             raise unknown_option(where, name, names)
@@ -145,14 +145,14 @@ def _check_names(where: str, options: Mapping[str, object], names: Collection[st
 def arguments_of(
     other: FunctionT, run: Callable[..., Any], *first: object
 ) -> Callable[[Callable[[], None]], FunctionT]:
-    """Make an async function that has the arguments of another one.
+    """Make an async function with the arguments of another function.
 
-    The name and the docstring are those of a function without parameters. Its body is empty.
+    The decorated function provides the name and the docstring. It has no parameters and an empty body.
 
     Args:
-        other: The other one.
-        run: Is called with `first`, and then all arguments by their names.
-        first: What distinguishes the function from the other one.
+        other: The other function.
+        run: Called with `first`, followed by all arguments by name.
+        first: Distinguishes the new function from the other.
     """
 
     def make(own: Callable[[], None]) -> FunctionT:
@@ -169,11 +169,11 @@ def arguments_of(
 
 
 def signed_like(other: Callable[..., Any], own: Callable[..., None]) -> FunctionType:
-    """Make a function with the signature and the body of another one, and its own name and docstring.
+    """Make a function with another function's signature and body, and its own name and docstring.
 
     Args:
-        other: The other one, which may have decorators.
-        own: Has no parameters, but for ``self`` in a class, and an empty body.
+        other: The other function, which may have decorators.
+        own: Provides name and docstring. It has an empty body, and no parameters except ``self`` in a class.
     """
     signature = cast("FunctionType", inspect.unwrap(other))
     name, code = own.__name__, own.__code__
@@ -190,13 +190,13 @@ def signed_like(other: Callable[..., Any], own: Callable[..., None]) -> Function
 
 
 def nearest(name: str, names: Collection[str]) -> str:
-    """Find the name that was meant, in words; all there are, where none is near."""
+    """Return a hint at the nearest known name, or the list of all names if none is near."""
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(names))}"
 
 
 def unknown_option(where: str, name: str, names: Collection[str]) -> TypeError:
-    """Make the error of an option that there is not, which says what to write."""
+    """Make the error for an unknown option, with a suggestion."""
     if name == "timeout":
         return TypeError(f"{where}: no call takes a timeout: write `with trio.fail_after(seconds):`")
     told = nearest(name, names) if names else "it takes none"
@@ -206,17 +206,17 @@ def unknown_option(where: str, name: str, names: Collection[str]) -> TypeError:
 def bind_arguments(
     where: str, signature: inspect.Signature, args: Any, kwargs: Mapping[str, object], *own: str
 ) -> inspect.BoundArguments:
-    """Find out which argument of a call is which.
+    """Match the arguments of a call to the parameters.
 
     Args:
         where: Name of the call, for the error.
-        signature: The signature of what is called.
-        args: Arguments by their places.
-        kwargs: Arguments by their names.
-        own: Options that the caller has besides.
+        signature: The signature of the called function.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        own: Further options that the caller itself accepts.
 
     Raises:
-        TypeError: They do not fit.
+        TypeError: The arguments do not match the signature.
     """
     try:
         return signature.bind(*args, **kwargs)
@@ -228,23 +228,23 @@ def bind_arguments(
             if name not in names and not takes_any:
                 raise unknown_option(where, name, {*names, *own}) from None
         plain = [one.replace(annotation=one.empty) for one in parameters]
-        # The reason comes first: a signature may be long.
+        # Put the reason first, because a signature may be long.
         raise TypeError(f"{where}: {error}; it takes {inspect.Signature(plain)}") from None
 
 
 def binder(
     operation: str, function: Callable[..., Any]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
-    """Make a function that returns the arguments of a call by their names, with defaults.
+    """Make a function that returns a call's arguments by name, including defaults.
 
     Args:
         operation: Name of the operation, for the error.
-        function: Has the signature; it takes no ``*args`` and no ``**kwargs``.
+        function: Provides the signature, which must not have ``*args`` or ``**kwargs``.
     """
 
     @functools.cache
     def read() -> tuple[inspect.Signature, list[str], dict[str, Any]]:
-        # At the first call, because a package that is imported has many such functions and few are called.
+        # Read it at the first call, because an imported package has many such functions and few are called.
         signature = inspect.signature(function)
         parameters = signature.parameters.values()
         places = [one.name for one in parameters if one.kind is not one.KEYWORD_ONLY]
@@ -252,7 +252,7 @@ def binder(
         return signature, places, defaults
 
     def bound(arguments: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-        # `Signature.bind` takes four times as long: it is left to find out what is wrong.
+        # `Signature.bind` takes four times as long, so use it only to explain an error.
         signature, places, defaults = read()
         given = {**defaults, **dict(zip(places, arguments, strict=False)), **named}
         is_twice = not named.keys().isdisjoint(places[: len(arguments)])
@@ -264,80 +264,80 @@ def binder(
 
 
 class Restart(enum.Enum):
-    """The ends after which a child is started again (OTP's restart types)."""
+    """The ends after which a child restarts (OTP's restart types)."""
 
     PERMANENT = "permanent"
-    """Always, also after it ended by itself (`ActorContext.finish`)."""
+    """Always, even after it ended on its own (`ActorContext.finish`)."""
     TRANSIENT = "transient"
-    """Only after a failure, not after it ended by itself (`ActorContext.finish`)."""
+    """Only after a failure, not after it ended on its own (`ActorContext.finish`)."""
     TEMPORARY = "temporary"
     """Never."""
 
 
 class Directive(enum.Enum):
-    """Reaction of a supervisor to an exception of a handler."""
+    """A supervisor's reaction to an exception in a handler."""
 
     RESUME = "resume"
-    """It is a reply: the asker gets the exception itself, the actor lives on with its state."""
+    """The exception is the reply: the caller gets it, and the actor continues with its state."""
     RESTART = "restart"
-    """The actor crashed: the asker gets `ActorFailedError`, a new incarnation takes over."""
+    """The actor has crashed: the caller gets `ActorFailedError`, and a new incarnation takes over."""
     STOP = "stop"
-    """The actor crashed and is not started again."""
+    """The actor has crashed and does not restart."""
     ESCALATE = "escalate"
-    """The actor crashed and its supervisor fails with it."""
+    """The actor has crashed and its supervisor fails with it."""
 
 
 class Overflow(enum.Enum):
-    """Fate of a message that meets a full mailbox."""
+    """The treatment of a message that arrives at a full mailbox."""
 
     WAIT = "wait"
     """The sender waits for room."""
     REJECT = "reject"
     """The sender gets `MailboxFullError`."""
     DROP_OLDEST = "drop_oldest"
-    """The oldest queued message goes; its asker gets `MailboxFullError`."""
+    """The oldest queued message is dropped; its caller gets `MailboxFullError`."""
     DROP_NEWEST = "drop_newest"
-    """The new message goes; its asker gets `MailboxFullError`, a tell ends silently."""
+    """The new message is dropped: `ask` raises `MailboxFullError`, `tell` returns silently."""
 
 
 class Strategy(enum.Enum):
-    """The children that are restarted when one fails (OTP's strategies)."""
+    """The children that restart when one fails (OTP's strategies)."""
 
     ONE_FOR_ONE = "one_for_one"
-    """That child alone."""
+    """Only the failed child."""
     ONE_FOR_ALL = "one_for_all"
-    """All children: the others are ended in reverse start order, then all start in start order."""
+    """All children: the others end in reverse start order, then all start in start order."""
     REST_FOR_ONE = "rest_for_one"
-    """That child and those started after it, ended and started in the same orders."""
+    """The failed child and all later ones, which end and start in the same orders."""
 
 
 def _number(minimum: float = 0.0, maximum: float = math.inf) -> Validator:
     allowed = f"of at least {minimum:g}" if maximum == math.inf else f"from {minimum:g} to {maximum:g}"
-    return must(f"be a number {allowed}", lambda value: is_number(value, minimum, maximum))
+    return validator(f"be a number {allowed}", lambda value: is_number(value, minimum, maximum))
 
 
 def named(cls: type) -> str:
-    """Name a class, with its article."""
+    """Return a class name with its article."""
     return f"{'an' if cls.__name__[0] in 'AEIOU' else 'a'} {cls.__name__}"
 
 
 @named_options
 @attrs.frozen(kw_only=True)
 class Backoff:
-    """The pauses before restarts.
+    """The delays before restarts.
 
-    The first restart waits for `initial` seconds, the second for `base`, each later one `factor`
-    times longer up to `maximum`; after `reset_after` seconds without a crash it begins anew.
-    Every delay is varied by up to `jitter` times itself, so that actors that failed together
-    do not return together; none is above `maximum`.
+    The first restart waits for `initial` seconds and the second for `base`. Each later delay is `factor`
+    times longer, up to `maximum`. After `reset_after` seconds without a crash, a new series begins. Each
+    delay varies randomly by up to `jitter` times its length, so that actors that failed together do not
+    return together; none exceeds `maximum`.
 
     Attributes:
-        initial: Seconds before the first restart of a series.
-        base: Seconds before the second.
-        factor: How many times longer each later one is, at least 1.
-        maximum: The most seconds.
-        jitter: Part of a delay by which it may be longer or shorter, from 0 to 1.
-        reset_after: Seconds without a crash after a restart, after which a new series begins.
+        initial: The delay in seconds before the first restart of a series.
+        base: The delay in seconds before the second restart.
+        factor: The ratio of each later delay to the previous delay, at least 1.
+        maximum: The maximum delay in seconds.
+        jitter: The maximum relative deviation of a delay, from 0 to 1.
+        reset_after: Seconds without a crash after a restart, before a new series begins.
     """
 
     initial: float = attrs.field(default=0.0, validator=_number())
@@ -354,7 +354,7 @@ class Backoff:
                 raise ValueError(f"Backoff: {name} must not be above maximum, got {given}")
 
     def delay(self, attempt: int, source: random.Random) -> float:
-        """Return the seconds to wait before restart number `attempt` (from 0) of a series."""
+        """Return the delay in seconds before restart number `attempt` (from 0) of a series."""
         if attempt == 0:
             plain = self.initial
         else:
@@ -362,7 +362,7 @@ class Backoff:
                 plain = self.base and self.base * math.pow(self.factor, attempt - 1)
             except OverflowError:
                 plain = self.maximum
-        # Bounded before it is varied too: those that wait for the maximum are to be spread as well.
+        # Apply the maximum before the jitter too, so that delays at the maximum also vary.
         plain = min(plain, self.maximum)
         varied = plain * (1.0 + source.uniform(-self.jitter, self.jitter)) if self.jitter else plain
         return min(varied, self.maximum)
@@ -371,17 +371,17 @@ class Backoff:
 @named_options
 @attrs.frozen
 class Intensity:
-    """The restarts that a supervisor allows, before it fails itself or lets the child pause.
+    """The number of restarts that a supervisor allows before it fails or makes the child pause.
 
     Attributes:
-        restarts: The most restarts within the window; one more, and `pause` says what follows.
+        restarts: The maximum number of restarts within the window; `pause` controls what happens beyond it.
         within: Length of the window in seconds, above 0.
-        counts_progress: Whether the restart of a child counts that had made progress
-            (`ActorContext.report_progress`). If not, such a child is in no crash loop: its restart is not
-            counted, and its earlier restarts are forgotten.
-        pause: What follows one restart more. None: the supervisor fails. Otherwise the child is started again
-            after this pause, and its first failure without progress begins the next, longer one. Progress, or
-            a window without a failure, ends the series.
+        counts_progress: Whether the restart of a child counts if the child had made progress
+            (`ActorContext.report_progress`). If not, such a child is not in a crash loop: its restart does
+            not count, and its earlier restarts are forgotten.
+        pause: The reaction to one restart too many. None: the supervisor fails. Otherwise the child restarts
+            after this pause, and its first failure without progress begins the next, longer pause. Progress,
+            or a window without a failure, ends the series.
     """
 
     restarts: int = attrs.field(default=3, validator=must_be_whole(0))
@@ -397,21 +397,21 @@ class Intensity:
 @named_options
 @attrs.frozen(kw_only=True)
 class MailboxOptions:
-    """Size of a mailbox, and its rules when it is full or its actor restarts.
+    """Size of a mailbox, and its behaviour when it is full or its actor restarts.
 
     Attributes:
-        capacity: The most messages that are queued.
-        overflow: Fate of a message that meets a full mailbox.
-        stash: The most messages that the actor may set aside.
+        capacity: The maximum number of queued messages.
+        overflow: The treatment of a message that arrives at a full mailbox.
+        stash: The maximum number of stashed messages.
         on_restart: ``"keep"``: messages wait for the next incarnation; ``"reject"``: queued and new
-            ones get `ActorRestartingError` until it has started.
+            messages fail with `ActorRestartingError` until it has started.
     """
 
     capacity: int = attrs.field(default=64, validator=must_be_whole(1))
     overflow: Overflow = Overflow.WAIT
     stash: int = attrs.field(default=64, validator=must_be_whole(0))
     on_restart: Literal["keep", "reject"] = attrs.field(
-        default="keep", validator=must("be 'keep' or 'reject'", ("keep", "reject").__contains__)
+        default="keep", validator=validator("be 'keep' or 'reject'", ("keep", "reject").__contains__)
     )
 
 
@@ -431,20 +431,20 @@ def _directives(value: Mapping[type[Exception], Directive]) -> Mapping[type[Exce
 @named_options
 @attrs.frozen(kw_only=True)
 class Policy:
-    """The rules by which an actor is supervised, and supervises its own children.
+    """The rules for supervising an actor, and for the actor's supervision of its own children.
 
     Attributes:
-        directives: Reaction to an exception, by class; the most specific class wins, in a
-            group the most severe directive of its members. Anything else restarts the actor.
-        backoff: Waiting before a restart.
-        backoff_after_progress: Waiting before a restart if the incarnation had made progress
-            (`ActorContext.report_progress`). Those restarts are a series of their own; it begins anew with
-            an incarnation that lived for `reset_after` seconds after its progress. The series of `backoff`
-            begins anew with any progress. None: progress makes no difference.
-        grace: Seconds that the actor may take to stop before it is cancelled, and then again before
-            it is given up (see `Ref.stop`).
-        strategy: Which of the actor's own children are restarted when one fails.
-        intensity: Restarts that the actor allows its own children.
+        directives: Reaction to an exception, by class. The most specific class applies; for a group,
+            the most severe directive of its members. All other exceptions restart the actor.
+        backoff: Delays before restarts.
+        backoff_after_progress: Delays before restarts of an incarnation that had made progress
+            (`ActorContext.report_progress`). These restarts form their own series, which starts over after an
+            incarnation that lived for `reset_after` seconds after its progress. Any progress starts the
+            series of `backoff` over. None: progress makes no difference.
+        grace: Seconds for the actor to stop before it is cancelled, and then again before it is abandoned
+            (see `Ref.stop`).
+        strategy: Which of the actor's own children restart when one fails.
+        intensity: The number of restarts that the actor allows its own children.
     """
 
     directives: Mapping[type[Exception], Directive] = attrs.field(
@@ -457,7 +457,7 @@ class Policy:
     intensity: Intensity = Intensity()
 
     def directive_for(self, error: BaseException) -> Directive:
-        """Find the directive for an exception; groups are looked into."""
+        """Return the directive for an exception; a group gets the most severe directive of its members."""
         return max((self._directive_of(type(leaf)) for leaf in leaves(error)), key=_SEVERITY.index)
 
     def _directive_of(self, cls: type[BaseException]) -> Directive:
@@ -477,12 +477,12 @@ class SystemOptions:
     """Options of a system.
 
     Attributes:
-        strategy: Which of the actors spawned in the system directly are restarted when one fails.
-        intensity: Restarts that the system allows them.
-        random: Source of the jitter of back-offs; seed it to make them repeatable.
+        strategy: Which of the system's top-level actors restart when one fails.
+        intensity: The number of restarts that the system allows them.
+        random: Random source for the jitter of back-offs; seed it to make them repeatable.
         held_after: Seconds after which a warning names the code that holds the Trio loop, because it computes
-            or waits without a checkpoint. None switches the watch off, with its thread and
-            `System.loop_holds`. Systems of the same Trio run share the watch and the value of the first.
+            or blocks without a checkpoint. None disables the watch, including its thread and
+            `System.loop_holds`. Systems of the same Trio run share the watch, and the first system's value.
     """
 
     strategy: Strategy = Strategy.ONE_FOR_ONE
@@ -490,7 +490,7 @@ class SystemOptions:
     random: random.Random = attrs.field(factory=random.Random)
     held_after: float | None = attrs.field(
         default=1.0,
-        validator=must(
+        validator=validator(
             "be a number of at least 0.1, or None", lambda value: value is None or is_number(value, 0.1)
         ),
     )

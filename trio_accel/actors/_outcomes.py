@@ -1,4 +1,4 @@
-"""Outcomes of an actor's messages, over all its incarnations; and replies that are given later."""
+"""Outcomes of an actor's messages, across all its incarnations; and deferred replies."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ _logger = logging.getLogger("trio_accel.actors")
 
 
 class OpenRequest(Protocol):
-    """A request whose reply is given later."""
+    """A request with a deferred reply."""
 
     @property
     def message(self) -> AnyMessage:
-        """The message that is replied to."""
+        """The message to reply to."""
         ...
 
     def fail(self, error: BaseException) -> bool:
-        """Reply with an error; returns whether it had no reply before."""
+        """Reply with an error, and return whether this was the first reply."""
         ...
 
 
 @attrs.define(eq=False, repr=False)
 class Outcomes:
-    """The outcomes of an actor's messages: given to their askers, counted, and told to the observers.
+    """The outcomes of an actor's messages: delivered to callers, counted, and reported to observers.
 
     Attributes:
-        handled: Messages whose handler returned.
-        failed: Messages whose handler raised.
-        expired: Requests dropped because their deadline had passed.
-        deferred: Requests whose reply is given later.
+        handled: Number of messages with a handler that returned.
+        failed: Number of messages with a handler that raised.
+        expired: Number of requests dropped because their deadline had passed.
+        deferred: Open requests with a deferred reply.
     """
 
     path: str
@@ -69,9 +69,9 @@ class Outcomes:
     failed: int = 0
     expired: int = 0
     deferred: set[OpenRequest] = attrs.field(factory=set[OpenRequest])
-    # Called once when no deferred request is left.
+    # Called once, when the last deferred request is settled.
     on_settled: Callable[[], None] | None = None
-    # Counters of the meter, by the class or name of the message.
+    # The meter's counters, by message class or name.
     _meter: Meter | None = None
     _measured: dict[type | str, Measured] = attrs.field(factory=dict[type | str, Measured])
 
@@ -79,19 +79,19 @@ class Outcomes:
         self.observers = self.system.observers
 
     def settle(self, request: OpenRequest) -> None:
-        """Forget a deferred request, which has its reply or waits for none any more."""
+        """Forget a deferred request, because it has its reply or needs none."""
         self.deferred.discard(request)
         if not self.deferred:
             self.all_settled()
 
     def all_settled(self) -> None:
-        """Call back, as no deferred request is left."""
+        """Call `on_settled`, because all deferred requests are settled."""
         callback, self.on_settled = self.on_settled, None
         if callback is not None:
             callback()
 
     def unwind(self, envelope: Envelope) -> bool:
-        """Give a cancelled asker its cancellation, unless it has an outcome: the request has unwound."""
+        """Deliver the cancellation to a caller after its request has unwound, unless it has an outcome."""
         is_unwound = envelope.unwind()
         self.settle(envelope)
         if is_unwound and self.observers.sees_messages:
@@ -99,12 +99,13 @@ class Outcomes:
         return is_unwound
 
     def end_cancelled(self, envelope: Envelope) -> None:
-        """Settle a request whose handler was cancelled, by its asker or by its deadline."""
+        """Settle a request after its caller or its deadline has cancelled the handler."""
         if envelope.is_cancelled:
             self.unwind(envelope)
             return
-        # D132: asker and handler had one deadline, so the asker would be cancelled, too. It has moved its own
-        # since, and to ask again would execute the request twice.
+        # D132: caller and handler had the same deadline, so Trio would normally cancel the caller too. Here
+        # the caller has moved its own deadline since. The error must reach it, because a retry would execute
+        # the request twice.
         error = trio.TooSlowError("the deadline with which it was asked has passed")
         self.failed += 1
         self.settle(envelope)
@@ -112,7 +113,7 @@ class Outcomes:
             self.observe_end(envelope, error)
 
     def reply_with(self, envelope: Envelope, error: BaseException) -> bool:
-        """Reply with an exception, if the policy lets the actor live on after it."""
+        """Reply with an exception if the policy lets the actor continue after it; return whether it does."""
         if is_fatal(error) or self._policy.directive_for(error) is not Directive.RESUME:
             return False
         self.settle(envelope)
@@ -127,7 +128,7 @@ class Outcomes:
         return True
 
     def fail(self, request: OpenRequest, cause: BaseException) -> None:
-        """Tell the asker that the actor crashed over its request, or was ended while serving it."""
+        """Fail a request because the actor crashed or ended while serving it."""
         self.settle(request)
         if not request.fail(crash_error(self.path, request.message, cause)):
             return
@@ -135,7 +136,7 @@ class Outcomes:
             self.observe_end(request, cause)
 
     def observe_start(self, envelope: Envelope) -> None:
-        """Tell the observers that a handler begins; of a message that was stashed they know."""
+        """Report the start of a handler to the observers, once per message even if it was stashed."""
         if envelope.started_at is not None:
             return
         observers = self.observers
@@ -149,7 +150,7 @@ class Outcomes:
     def observe_end(
         self, envelope: Envelope, error: BaseException | None = None, *, cancelled: bool = False
     ) -> None:
-        """Tell the observers the end of a message that they saw beginning."""
+        """Report the end of a message to the observers, if they saw its start."""
         started = envelope.started_at
         if started is None:
             return
@@ -162,14 +163,14 @@ class Outcomes:
             if measured is None or self._meter is not observers.meter:
                 measured = self.measured(observers.meter, envelope.message)
             note_end(measured, queue_time, run_time, error, cancelled=cancelled)
-        # A message that began while it was only measured has no number.
+        # If only a meter was installed when the message started, the message has no number.
         if observers.of_messages and hasattr(envelope, "number"):
             make = _end_event(error, is_cancelled=cancelled)
             self._emit(make, envelope, envelope.number, queue_time=queue_time, run_time=run_time)
 
     @contextmanager
     def part(self, name: str, queue_time: float) -> Generator[None]:
-        """Tell the observers of the block; see `ActorContext.part`."""
+        """Report the block to the observers; see `ActorContext.part`."""
         observers = self.observers
         if not observers.sees_messages:
             yield
@@ -185,8 +186,8 @@ class Outcomes:
         is_told = bool(observers.of_messages)
         if is_told:
             observers.emit(MessageStarted(**told))
-        # Context variables that observers have set for the block, such as its span, hold in this task until
-        # its end.
+        # Observers may set context variables for the block, such as its span. Set them in this task until the
+        # block ends.
         tokens: list[tuple[ContextVar[Any], Token[Any]]] = [
             (variable, variable.set(value))
             for variable, value in context.items()
@@ -210,19 +211,19 @@ class Outcomes:
                 observers.emit(_end_event(error, is_cancelled=cancelled)(**told, run_time=run_time))
 
     def _emit(self, make: Callable[..., Event], envelope: Envelope, number: int = 0, **told: object) -> None:
-        """Tell the observers of a message: what all events of one say, and what this one says."""
+        """Emit an event about a message, with the fields that all such events share."""
         message_type = envelope.message.operation
         self.observers.emit(
             make(path=self.path, message_type=message_type, number=number, context=envelope.context, **told)
         )
 
     def measured(self, meter: Meter, message: AnyMessage) -> Measured:
-        """Return the meter of such messages for this actor."""
+        """Return this actor's counters for this kind of message."""
         if meter is not self._meter:
             self._meter = meter
             self._measured = {}
         message_type = message.operation
-        # Some classes have instances with names of their own: these are looked up by name.
+        # Instances of some classes have their own `operation` names, so look these up by name.
         key = message.__class__ if message_type == message.__class__.__name__ else message_type
         measured = self._measured.get(key)
         if measured is None:
@@ -230,13 +231,13 @@ class Outcomes:
         return measured
 
     def observe_withdrawal(self, envelope: Envelope) -> None:
-        """Tell the observers that an asker has taken its request back, which was queued."""
+        """Report to the observers that a caller has withdrawn its queued request."""
         queued_at = envelope.queued_at
         queue_time = 0.0 if queued_at is None else self.observers.now() - queued_at
         self._emit(MessageWithdrawn, envelope, queue_time=queue_time)
 
     def observe_drop(self, envelope: Envelope, reason: str) -> None:
-        """Count a dead letter and tell the observers."""
+        """Count a dead letter and report it to the observers."""
         self.system.dead_letters += 1
         observers = self.observers
         if observers.meter is not None:
@@ -249,14 +250,14 @@ class Outcomes:
 def _end_event(
     error: BaseException | None, *, is_cancelled: bool
 ) -> Callable[..., MessageCancelled | MessageFailed | MessageCompleted]:
-    """Return what makes the event of a message's end."""
+    """Return the factory for the event that ends a message."""
     if is_cancelled:
         return MessageCancelled
     return MessageCompleted if error is None else partial(MessageFailed, error=error)
 
 
 def crash_error(path: str, message: AnyMessage, error: BaseException) -> ActorFailedError:
-    """Make the error of an asker whose request crashed the actor."""
+    """Make the error for a caller whose request crashed the actor."""
     failed = ActorFailedError(
         f"actor {path} crashed while serving {message.operation} "
         f"(it may have been executed): {describe(error)}",
@@ -270,14 +271,14 @@ ReplyT_contra = TypeVar("ReplyT_contra", contravariant=True)
 
 
 class DeferredReply(Generic[ReplyT_contra]):
-    """A reply that the holder of this object gives later, on the Trio thread.
+    """A reply that you give later, on the Trio thread.
 
-    It is given once: a second `set` or `fail`, or one after the actor has ended, does nothing
-    and returns False. From another thread or Trio run these raise `RuntimeError`, and the reply stays open:
-    use ``trio.from_thread.run_sync(reply.set, value)`` there, or ``token.run_sync_soon``.
+    You can give it once: a second `set` or `fail`, or a first one after the actor has ended, does nothing
+    and returns False. From another thread or Trio run these methods raise `RuntimeError`, and the reply stays
+    open: use ``trio.from_thread.run_sync(reply.set, value)`` there, or ``token.run_sync_soon``.
 
-    When the asker is cancelled, the `on_cancel` hook is called and the asker goes on waiting for the reply
-    (without a hook too).
+    When the caller is cancelled, Trio calls the `on_cancel` hook. With or without a hook, the caller
+    continues to wait for the reply.
     """
 
     __slots__ = ("_envelope", "_outcomes")
@@ -293,29 +294,30 @@ class DeferredReply(Generic[ReplyT_contra]):
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the asker was cancelled and waits for the request to unwind."""
+        """Whether the caller was cancelled and now waits for the request to unwind."""
         return self._envelope.is_cancelled
 
     def is_of(self, envelope: Envelope) -> bool:
-        """Tell whether it is the reply to that request."""
+        """Return whether this object is the reply to a request."""
         return self._envelope is envelope
 
     @property
     def context(self) -> Context:
-        """Context variables of the asker, as they were when it asked."""
+        """The caller's context variables, as of the call."""
         return self._envelope.context
 
     def look_last(self, look: Callable[[], None]) -> bool:
-        """Have the asker itself look for the reply, once: after a turn of the loop, before it parks.
+        """Have the caller check for the reply once: after one turn of the loop, before its task parks.
 
-        A reply that takes no longer than such a turn then costs no other. Only an asker does so whose request
-        is being served in its own task, because the actor had nothing else to do.
+        This saves a further turn of the loop if the reply takes at most one turn. Only some callers do it:
+        those with a request that an idle actor serves in the caller's own task.
 
         Args:
-            look: Called on the Trio thread, also if the reply is there by then; may give it, must not raise.
+            look: Called on the Trio thread, even if the reply has arrived. It may give the reply, and must
+                not raise.
 
         Returns:
-            Whether it will be called.
+            Whether the caller will call `look`.
         """
         envelope = self._envelope
         if envelope.last_look is None:
@@ -328,16 +330,16 @@ class DeferredReply(Generic[ReplyT_contra]):
         """Reply with a value.
 
         Returns:
-            Whether this was the reply: False if there was one already.
+            Whether this was the first reply.
 
         Raises:
-            RuntimeError: Called from another thread or Trio run; the reply is still open.
+            RuntimeError: You call this from another thread or Trio run; the reply stays open.
         """
         return self._give("set", outcome.Value(value))
 
     @enable_ki_protection
     def fail(self, error: Exception) -> bool:
-        """Reply with an error, which is raised in the asker as it is; see `set`."""
+        """Reply with an error, which the caller raises unchanged; see `set`."""
         return self._give("fail", outcome.Error(error), error)
 
     def _give(self, verb: str, result: outcome.Outcome[Any], error: Exception | None = None) -> bool:
@@ -352,15 +354,15 @@ class DeferredReply(Generic[ReplyT_contra]):
 
     @enable_ki_protection
     def fail_as_crash(self, error: Exception) -> bool:
-        """Reply as if the actor had crashed with an error: `ActorFailedError` caused by it."""
+        """Reply as if the actor had crashed with this error: with an `ActorFailedError` that it caused."""
         return self.fail(crash_error(self._outcomes.path, self._envelope.message, error))
 
     @enable_ki_protection
     def cancelled(self) -> bool:
-        """End the ask of a cancelled asker with its cancellation.
+        """End the wait of a cancelled caller with its cancellation.
 
         Raises:
-            RuntimeError: The asker is not cancelled; or this is called from another thread or Trio run.
+            RuntimeError: The caller is not cancelled, or you call this from another thread or Trio run.
         """
         if thread_ident() != self._outcomes.system.thread:
             raise self._foreign("cancelled")

@@ -1,4 +1,4 @@
-"""References to actors: their address, and the ways to send to them."""
+"""References: the addresses of actors, and the ways to send messages to them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ItemT = TypeVar("ItemT")
 
 
 class Ref(Generic[ActorT_co]):
-    """The address of an actor; it stays the same over restarts."""
+    """The address of an actor; it stays the same across restarts."""
 
     __slots__ = ("__weakref__", "_cell")
 
@@ -49,7 +49,7 @@ class Ref(Generic[ActorT_co]):
 
     @property
     def path(self) -> str:
-        """Path of the actor in the tree of its system."""
+        """Path of the actor in its system's tree."""
         return self._cell.path
 
     @property
@@ -64,10 +64,10 @@ class Ref(Generic[ActorT_co]):
 
     @property
     def is_running(self) -> bool:
-        """Whether the actor takes messages: it has started, and neither restarts nor is to end."""
+        """Whether the actor accepts messages: it has started, is not restarting and was not asked to end."""
         return self._cell.is_running
 
-    # Type checkers take the first that fits: the reply to an item follows from the types of its actor.
+    # Type checkers take the first match, so the actor's own types determine the reply to an item.
     @overload
     async def ask(
         self: Ref[Serves[ItemT, ReplyT]],
@@ -85,28 +85,30 @@ class Ref(Generic[ActorT_co]):
     async def ask(self, request: Any, /, *, abandon_on_cancel: bool = False, **_unknown: Never) -> Any:
         """Send a request and wait for its reply.
 
-        When cancelled, a request that is still queued is withdrawn and never runs. For one that
-        runs, its handler is cancelled and the asker waits until it has unwound.
+        If you are cancelled while the request is queued, it is withdrawn and never runs. If it is running,
+        its handler is cancelled, and you wait until the handler has unwound.
 
-        The deadline of the asker's cancel scopes travels with the request. The handler runs within it, and so
-        do the asks of the handler.
+        The deadline of your cancel scopes travels with the request. The handler runs within this deadline,
+        and so do the handler's own requests.
 
         Args:
             request: The request.
-            abandon_on_cancel: When cancelled, return at once and leave a running request to itself. Its
-                handler has no deadline.
+            abandon_on_cancel: When cancelled, return at once and let a running request continue. Its handler
+                runs without a deadline.
 
         Raises:
-            ActorFailedError: The actor crashed or was ended while serving it; it may have been executed.
-            ActorStoppedError: The actor has ended or stops; it was never executed.
-            ActorRestartingError: The actor restarts, and its mailbox is to reject meanwhile; it was
-                never executed.
-            AskCycleError: The actor waits, directly or not, for the asker.
-            MailboxFullError: Refused by the overflow policy; it was never executed.
-            TypeError: The actor does not handle it.
-            trio.TooSlowError: The deadline with which it was asked has passed, and the asker's was moved
-                meanwhile, so that it is not cancelled.
-            Exception: The error of the handler, where the actor's policy says that it is a reply.
+            ActorFailedError: The actor crashed or ended while serving the request, which may have been
+                executed.
+            ActorStoppedError: The actor has ended or is stopping; the request was never executed.
+            ActorRestartingError: The actor is restarting, and its mailbox rejects messages meanwhile; the
+                request was never executed.
+            AskCycleError: The actor waits for you, directly or through other actors.
+            MailboxFullError: The overflow policy refused the request; it was never executed.
+            TypeError: The actor does not handle the request.
+            trio.TooSlowError: The request's deadline has passed, but you have moved your own since, so that
+            you
+                are not cancelled.
+            Exception: The handler's error, if the actor's policy turns it into a reply.
         """
         if _unknown:
             raise unknown_option("ask", next(iter(_unknown)), ("abandon_on_cancel",))
@@ -125,7 +127,7 @@ class Ref(Generic[ActorT_co]):
             )
             is_served = False
             if attempt is not None and cell.mailbox.is_idle:
-                # It has nothing else to do, so its task need not be woken.
+                # The actor is idle, so serve the request here and let its task sleep.
                 await trio.lowlevel.checkpoint_if_cancelled()
                 results: list[outcome.Outcome[object]] = []
                 envelope.on_done, envelope.last_look = results.append, no_look
@@ -135,14 +137,16 @@ class Ref(Generic[ActorT_co]):
                     envelope.last_look()
                 envelope.on_done = envelope.last_look = None
                 if results:
-                    # Held by nothing here: an error would hold this frame, and this frame the error.
+                    # Keep no reference to an error here: the error would refer to this frame, and the frame
+                    # to it.
                     return results.pop().unwrap()
             if not is_served:
                 envelope.deadline = trio.current_effective_deadline()
                 cell.mailbox.put(envelope)
             reply = await envelope.park()
             if reply is EXPIRED:
-                # The deadline has passed, so this raises Cancelled; if it was moved meanwhile, ask again.
+                # The deadline has passed, so this raises Cancelled. If the deadline was moved since, ask
+                # again.
                 await trio.lowlevel.checkpoint()
         return reply
 
@@ -155,22 +159,22 @@ class Ref(Generic[ActorT_co]):
         context: Context | None = None,
         at_once: bool = False,
     ) -> Posted:
-        """Send a request without waiting; its outcome comes to a callback.
+        """Send a request without waiting, and get its outcome in a callback.
 
-        It waits its turn in the mailbox like that of an asker, whatever the capacity: the poster limits the
-        number.
+        The request waits its turn in the mailbox as with `ask`, even beyond the capacity, so limit the number
+        of open requests yourself.
 
         Args:
             request: The request.
-            on_done: Called once, on the Trio thread, from the middle of the runtime: it must be quick
-                and must not raise. With `at_once` it may be called before this returns.
-            at_once: Serve it here and now, if the actor has nothing else to do and the handler need not
-                wait. An error that comes of it refers to the caller's frames.
-            context: Context variables that it is served with; by default a copy of the caller's. Many
-                requests with the same one are served faster.
+            on_done: Called once, on the Trio thread, from inside the runtime, so it must be quick and must
+                not raise. With `at_once` it may run before this method returns.
+            at_once: Serve the request here and now if the actor is idle and its handler need not wait. A
+                resulting error then refers to the caller's frames.
+            context: Context variables for the handler; by default a copy of the caller's. Many requests with
+                the same context are faster to serve.
 
         Returns:
-            The request, which can be withdrawn while it is queued.
+            The request, which you can withdraw while it is queued.
 
         Raises:
             ActorStoppedError, ActorRestartingError, MailboxFullError, TypeError: As for `ask`.
@@ -178,7 +182,7 @@ class Ref(Generic[ActorT_co]):
         cell = self._cell
         attempt = cell.check(request, Request, "post").attempt
         if context is not None and cell.outcomes.observers.of_messages:
-            # Observers may set variables of it for this request.
+            # Copy it, because observers may set variables in it for this request.
             context = context.copy()
         envelope = Envelope(cell, request, context or copy_context())
         envelope.on_done = cast("Callable[[outcome.Outcome[object]], None]", on_done)
@@ -195,16 +199,16 @@ class Ref(Generic[ActorT_co]):
 
     @enable_ki_protection
     async def tell(self, message: Message[ActorT_co], /) -> None:
-        """Send a message without a reply; waits for room in the mailbox.
+        """Send a one-way message, and wait for room in the mailbox.
 
-        Only the actor's supervisor hears of an error of it. Cancelled while it
-        waits, the message is not sent.
+        Only the actor's supervisor learns of an error in its handler. If you are cancelled while you wait,
+        the message is not sent.
 
         Raises:
             ActorStoppedError: The actor has ended.
-            MailboxFullError: Refused by the overflow policy ``reject``; or there is no room, and the actor
-                cannot make any while it waits for the sender: it tells itself, or has asked the sender.
-            TypeError: The actor does not handle it.
+            MailboxFullError: The overflow policy is ``reject``, or the mailbox is full while the actor waits
+                for you, because you are the actor itself or it has sent you a request.
+            TypeError: The actor does not handle the message.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         envelope = self._told(message)
@@ -217,10 +221,10 @@ class Ref(Generic[ActorT_co]):
 
     @enable_ki_protection
     def tell_nowait(self, message: Message[ActorT_co], /) -> None:
-        """Send a message without a reply, if there is room.
+        """Send a one-way message if the mailbox has room.
 
         Raises:
-            trio.WouldBlock: The mailbox is full and its policy is to wait.
+            trio.WouldBlock: The mailbox is full, and its policy is to wait.
             ActorStoppedError, MailboxFullError, TypeError: As for `tell`.
         """
         envelope = self._told(message)
@@ -230,19 +234,19 @@ class Ref(Generic[ActorT_co]):
 
     @enable_ki_protection
     async def stop(self, *, drain: bool = False) -> None:
-        """Stop the actor and wait until it has ended. It takes no new messages from now on.
+        """Stop the actor and wait until it has ended. From now on, it refuses new messages.
 
-        The message being served is finished. After the `grace` of its policy the actor is
-        cancelled; if it does not end within that time again, it is given up: logged, counted and
-        shown as quarantined, and only the end of the system waits for it.
+        It finishes the current message. If it takes longer than its policy's `grace`, the actor is cancelled.
+        If it does not end within the same time again, it is abandoned: logged, counted and shown as
+        quarantined, and only the end of the system waits for it.
 
         Args:
-            drain: Serve the messages that are queued first, and wait for deferred replies; otherwise
-                the former are refused, and the latter fail.
+            drain: Serve the queued messages first, and wait for deferred replies. Otherwise the queued
+                messages are refused and the deferred replies fail.
 
         Raises:
-            RuntimeError: Called by the actor itself: use ``self.context.stop()``. Or from another thread or
-                Trio run.
+            RuntimeError: You call this from the actor itself (use ``self.context.stop()``), or from another
+                thread or Trio run.
         """
         cell = self._cell
         cell.check_run("stop")
@@ -254,20 +258,20 @@ class Ref(Generic[ActorT_co]):
 
     @enable_ki_protection
     def cancel(self, reason: str) -> None:
-        """End the actor now: the message being served is cancelled, queued ones are refused, no restart.
+        """End the actor now: cancel the current message, refuse queued ones, and do not restart.
 
         Raises:
-            RuntimeError: Called from another thread or Trio run.
+            RuntimeError: You call this from another thread or Trio run.
         """
         self._cell.check_run("cancel")
         self._cell.cancel(reason)
 
     @enable_ki_protection
     async def wait_terminated(self) -> Terminated:
-        """Wait until the actor has ended for good; at once if it has already.
+        """Wait until the actor has ended for good; return at once if it already has.
 
         Raises:
-            RuntimeError: Called from another thread or Trio run.
+            RuntimeError: You call this from another thread or Trio run.
         """
         self._cell.check_run("wait_terminated")
         return await self._cell.wait_terminated()
@@ -286,7 +290,7 @@ class Ref(Generic[ActorT_co]):
 
 
 class Posted:
-    """A request that was sent without waiting. Made by `Ref.post`."""
+    """A request sent without waiting. Made by `Ref.post`."""
 
     __slots__ = ("_envelope",)
 
@@ -295,13 +299,13 @@ class Posted:
 
     @enable_ki_protection
     def withdraw(self) -> bool:
-        """Take the request back, if it is still queued: its callback is not called then.
+        """Withdraw the request if it is still queued, so that its callback is never called.
 
         Returns:
-            Whether it was; otherwise it runs, or is over.
+            Whether it was withdrawn; otherwise it is running or done.
 
         Raises:
-            RuntimeError: Called from another thread or Trio run.
+            RuntimeError: You call this from another thread or Trio run.
         """
         self._envelope.cell.check_run("withdraw")
         if self._envelope.state != EnvelopeState.QUEUED:
@@ -312,12 +316,12 @@ class Posted:
 
 
 def cell_behind(ref: Ref[Any]) -> Cell:
-    """Return the cell behind a reference, for the runtime's own use."""
+    """Return a reference's cell, for the runtime's own use."""
     return ref._cell  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
 
 
 def _waiting_for(sender: Party) -> Iterator[tuple[Party, Envelope | AwaitedStart | None]]:
-    """Yield the sender and those that wait for it, each with its work meanwhile; the sender first."""
+    """Yield the sender and then each actor that waits for it, together with its current work."""
     cell: Party | None = sender
     busy_with = sender.awaited
     while cell is not None:
@@ -326,20 +330,20 @@ def _waiting_for(sender: Party) -> Iterator[tuple[Party, Envelope | AwaitedStart
 
 
 def _waits_for_this_task(target: Cell) -> bool:
-    """Tell whether an actor takes no message before the running task goes on."""
+    """Return whether an actor cannot take another message until the current task continues."""
     sender = cell_of_task()
     if sender is None:
         return False
     for cell, busy_with in _waiting_for(sender):
         if cell is target:
             incarnation = target.incarnation
-            # A handler of a group runs beside the actor's own task, which goes on meanwhile.
+            # A group handler runs concurrently with the actor's own task, which continues meanwhile.
             return incarnation is None or busy_with not in incarnation.grouped.values()
     return False
 
 
 def _check_cycle(sender: Party, target: Cell) -> None:
-    """Refuse an ask whose target is among those that wait for the sender."""
+    """Raise `AskCycleError` if the target of a request waits for its sender."""
     chain = [cell for cell, _ in _waiting_for(sender)]
     if target in chain:
         callers = chain[: chain.index(target) + 1]

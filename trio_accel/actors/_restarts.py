@@ -1,4 +1,4 @@
-"""Starting an actor again: how often, after how long, and whose turn it is."""
+"""Restarts of actors: how often, after which delay, and in which order."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from ._options import Backoff, Intensity, Policy
 
 @attrs.define(eq=False)
 class _Series:
-    """The state of one child's back-off."""
+    """The back-off state of one child."""
 
     attempt: int = 0
     attempt_after_progress: int = 0
     quiet_since: float = float("-inf")
-    # The number of pauses, and the end of the last.
+    # The number of pauses, and the end of the last pause.
     pauses: int = 0
     resumed_at: float = float("-inf")
 
 
 @attrs.define(eq=False, repr=False)
 class Restarts:
-    """The restarts that one supervisor has made, held against its intensity."""
+    """The restarts made by one supervisor, checked against its intensity."""
 
     _intensity: Intensity
     _random: random.Random
-    # The times of restarts, each with the child's path.
+    # The times of restarts, with the children's paths.
     _counted: deque[tuple[float, str]] = attrs.field(factory=deque[tuple[float, str]], init=False)
     _series: defaultdict[str, _Series] = attrs.field(
         factory=partial(defaultdict[str, _Series], _Series), init=False
     )
 
     def is_one_more_allowed(self, path: str, now: float, *, has_progressed: bool) -> bool:
-        """Count a restart of a child; returns whether that is within the intensity."""
+        """Count a restart of a child, and return whether it is within the intensity."""
         intensity, counted = self._intensity, self._counted
         if has_progressed and not intensity.counts_progress:
             self._counted = deque(restart for restart in counted if restart[1] != path)
@@ -51,11 +51,11 @@ class Restarts:
         series = self._series[path]
         if now - series.resumed_at > intensity.within:
             series.pauses = 0
-        # Behind a pause a child is on trial until it has made progress.
+        # After a pause, a child is on probation until it makes progress.
         return len(counted) <= intensity.restarts and (has_progressed or not series.pauses)
 
     def pause(self, path: str, now: float) -> float | None:
-        """Return the seconds for which a child pauses whose restart is not allowed; None: not at all."""
+        """Return the length in seconds of a child's pause after excess restarts; None without pauses."""
         if self._intensity.pause is None:
             return None
         self._counted.clear()
@@ -66,19 +66,19 @@ class Restarts:
         return delay
 
     def delay(self, path: str, policy: Policy, now: float, progressed_at: float | None) -> float:
-        """Return the seconds that a child waits for its next incarnation.
+        """Return the delay in seconds before a child's next incarnation.
 
         Args:
             path: Path of the child.
-            policy: Its policy.
-            now: When its incarnation ended.
-            progressed_at: When that had made progress; None if it had not.
+            policy: The child's policy.
+            now: The time when its incarnation ended.
+            progressed_at: The time when the incarnation first made progress, or None.
         """
         series = self._series[path]
         gentle = policy.backoff_after_progress
         if gentle is None or progressed_at is None:
             return self._delay(series, policy.backoff, now)
-        # Waiting and starting are no quiet period either: what counts is for how long it worked.
+        # Waiting and starting do not count as quiet either, so measure from the first progress.
         if now - progressed_at > gentle.reset_after:
             series.attempt_after_progress = 0
         delay = gentle.delay(series.attempt_after_progress, self._random)
@@ -90,13 +90,13 @@ class Restarts:
         if now - series.quiet_since > backoff.reset_after:
             series.attempt = 0
         delay = backoff.delay(series.attempt, self._random)
-        # The waiting itself is no quiet period.
+        # The delay itself does not count as quiet.
         series.quiet_since = now + delay
         series.attempt += 1
         return delay
 
     def forget(self, path: str) -> None:
-        """Forget a child that has ended for good: one of the same name begins anew."""
+        """Forget a child that has ended for good; a new child of the same name starts from scratch."""
         self._series.pop(path, None)
 
 
@@ -105,9 +105,9 @@ class StartGate:
     """The gate before each incarnation of an actor: whether it may start, and whether it has.
 
     Attributes:
-        awaited_start: Set while another actor's task waits for the start of this one.
-        swept: While the actor has a part in a restart of several children; set once its incarnation
-            has ended.
+        awaited_start: Set while another actor's task waits for this actor's start.
+        swept: Not None while the actor takes part in a restart of several children; the event is set once its
+            incarnation has ended.
     """
 
     awaited_start: AwaitedStart | None = None
@@ -124,13 +124,13 @@ class StartGate:
         self._has_begun = False
 
     async def wait_begun(self) -> bool:
-        """Wait until the incarnation takes messages; returns False if it failed before."""
+        """Wait until the incarnation accepts messages; return False if it failed before."""
         if self._begun is not None:
             await self._begun.wait()
         return self._has_begun  # noqa: ASYNC910  # its caller checkpoints
 
     def begin(self) -> None:
-        """Note that the incarnation takes messages."""
+        """Record that the incarnation accepts messages."""
         self._has_begun = True
         self._release()
 
@@ -141,7 +141,7 @@ class StartGate:
             begun.set()
 
     async def pause(self, wait: Callable[[], Awaitable[object]]) -> bool:
-        """Wait between two incarnations; returns False if the gate was shut."""
+        """Wait between two incarnations; return False if the gate was shut."""
         with trio.CancelScope() as self._pause:  # noqa: ASYNC912  # there may be nothing to wait for
             if not self._is_shut:
                 await wait()
@@ -149,7 +149,7 @@ class StartGate:
         return not self._is_shut  # noqa: ASYNC910  # its caller checkpoints
 
     async def wait_turn(self) -> bool:
-        """Wait until the restart of several children comes to this one; False if the gate is shut first."""
+        """Wait for this child's turn in a restart of several children; False if the gate is shut first."""
         self._turn = trio.Event()
         self._release()
         assert self.swept is not None
@@ -159,7 +159,7 @@ class StartGate:
         return is_going_on
 
     async def take_turn(self) -> bool:
-        """Start the next incarnation of a child in `wait_turn`; False if it failed to start."""
+        """Start the next incarnation of a child in `wait_turn`; return False if it failed to start."""
         if self._turn is None:
             return False  # noqa: ASYNC910  # its caller checkpoints
         self.expect_begin()
@@ -167,13 +167,13 @@ class StartGate:
         return await self.wait_begun()
 
     def shut(self, reason: str) -> None:
-        """Let no further incarnation start: the actor is to end."""
+        """Prevent further incarnations, because the actor is to end."""
         self._is_shut = True
         if self._pause is not None:
             self._pause.cancel(reason=reason)
 
     def end(self) -> None:
-        """End all waits for the start: the actor has ended."""
+        """Release all waits for the start, because the actor has ended."""
         self._release()
         if self.swept is not None:
             self.swept.set()

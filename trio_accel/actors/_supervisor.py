@@ -1,4 +1,4 @@
-"""The children of one actor or system: starting, deciding on their failures, stopping in order."""
+"""The children of one actor or system: starts them, reacts to their failures, and stops them in order."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class _Life(Protocol):
 class Supervisor:
     """Children in start order, restarted by one strategy, within an intensity.
 
-    Under ``one_for_one`` each child's own task sees to its restart. Under the other strategies a
-    restart concerns several children, so a task per failure ends them and starts them again, one
-    failure after the other (`_turns`).
+    Under ``one_for_one`` each child's own task handles its restart. Under the other strategies a restart
+    affects several children, so each failure gets a task that ends and restarts them. `_turns` serializes
+    these tasks.
     """
 
     system: SystemState
@@ -45,13 +45,13 @@ class Supervisor:
     _nursery: trio.Nursery
     _strategy: Strategy
     _intensity: Intensity
-    # Makes the task of a child, which has supervisors of its own.
+    # Makes a child's task, which has its own supervisor.
     _life: Callable[[Supervisor, Cell, tuple[object, ...], Mapping[str, object]], _Life]
     children: dict[str, Cell] = attrs.field(factory=dict[str, Cell])
     stopping: bool = False
-    # Names that its children must not have, of other actors under its path.
+    # Names of other actors under the same path, which children must not use.
     taken: Mapping[str, object] = attrs.field(default=MappingProxyType({}), init=False)
-    # Told of each restart, besides the observers of the system.
+    # Called for each restart, in addition to the system's observers.
     on_restart: Callable[[ActorRestarted], None] | None = None
     _restarts: Restarts | None = None
     _turns: trio.Lock | None = None
@@ -70,7 +70,7 @@ class Supervisor:
         policy: Policy | None,
         mailbox: MailboxOptions | None,
     ) -> Ref[ActorT]:
-        """Start a child; returns when its first incarnation takes messages."""
+        """Start a child; return when its first incarnation accepts messages."""
         self.system.check_run("spawn")
         checked = _check_class(actor_class, args, kwargs)
         check_options(
@@ -88,21 +88,21 @@ class Supervisor:
             policy=policy or _DEFAULT_POLICY,
             mailbox_options=mailbox or _DEFAULT_MAILBOX,
         )
-        # The name is taken before anything is waited for: another spawn may ask for it meanwhile.
+        # Reserve the name before the first await, because another spawn may request it meanwhile.
         self.children[name] = cell
         cell.gate.expect_begin()
         spawner = cell_of_task()
         if spawner is not None:
             cell.gate.awaited_start = AwaitedStart(spawner, spawner.awaited)
-        # `Nursery.start` would not do. If its starter is cancelled while the task reports its start, Trio
-        # leaves the task in the starter's nursery, and the actor would go on serving there.
+        # `Nursery.start` does not work here. If its caller is cancelled while the task reports its start,
+        # Trio leaves the task in the caller's nursery, and the actor would continue to serve there.
         self._nursery.start_soon(self._life(self, cell, args, kwargs).run)
         try:
             begun = await cell.gate.wait_begun()
         except BaseException:
             cell.cancel("its spawner was cancelled")
             with trio.CancelScope(shield=True):
-                # Bounded by the actor's own start and end; what started must not be left behind.
+                # The actor's own start and end bound this wait. A started actor must not be left running.
                 await cell.wait_terminated()
             raise
         if not begun:
@@ -113,10 +113,10 @@ class Supervisor:
         return Ref(cell)
 
     async def next_incarnation(self, cell: Cell, error: BaseException | None) -> bool:
-        """Wait until a child whose incarnation has ended is to run the next.
+        """Wait for the next incarnation's turn after a child's incarnation has ended.
 
         Returns:
-            False if it ends for good.
+            False if the child ends for good.
 
         Raises:
             ActorFailedError: The supervisor has to fail.
@@ -134,17 +134,17 @@ class Supervisor:
 
     @enable_ki_protection
     async def _restart_several(self, cell: Cell, failure: trio.Event, error: BaseException | None) -> None:
-        """Restart a child that failed, and those that its failure concerns."""
+        """Restart a failed child and the siblings affected by its failure."""
         if self._turns is None:
             self._turns = trio.Lock()
         async with self._turns:
             if self.stopping or cell.terminated is not None or cell.gate.swept is not failure:
-                # An earlier failure's restart has taken this child along. If that one was stopped by a failed
-                # start, the restart of that failure takes this child up.
+                # The restart for an earlier failure has included this child. If a failed start stopped that
+                # restart, the restart for the failed start will include this child.
                 return
             delay = self._count(cell, error)
             concerned = self._concerned(cell)
-            # A stop ends this at any point: it ends the children that wait for their turn too.
+            # A stop cancels this at any point, and also ends the children that wait for their turn.
             # Children end in reverse start order and start in start order, as in Erlang/OTP (D14).
             with trio.CancelScope() as self._restarting:
                 for sibling in reversed(concerned):
@@ -155,7 +155,7 @@ class Supervisor:
                     if sibling is not cell and sibling.terminated is None:
                         self._observe_restart(sibling, None, 0.0)
                     if not await sibling.gate.take_turn() and sibling.terminated is None:
-                        # It failed to start: that failure's own restart takes up those that follow.
+                        # It failed to start, so its own restart will handle the remaining children.
                         break
             self._restarting = None
 
@@ -166,12 +166,13 @@ class Supervisor:
         return children
 
     async def _sweep(self, sibling: Cell) -> None:
-        """End a child's incarnation because of another's failure."""
-        # A child that is being spawned is not torn from its spawner; nor is it waited for without end.
+        """End a child's incarnation because a sibling failed."""
+        # Let a spawning child finish its start, so that its spawner is not disturbed, but do not wait
+        # forever.
         with trio.move_on_after(sibling.unwind_grace):
             await sibling.gate.wait_begun()
         if sibling.terminated is not None:
-            # It ended while others were waited for.
+            # It ended while this task waited for others.
             return
         if sibling.restart is Restart.TEMPORARY:
             sibling.cancel("a sibling failed")
@@ -183,17 +184,17 @@ class Supervisor:
         with trio.move_on_after(sibling.unwind_grace):
             await swept.wait()
             if sibling.terminated is None:
-                # If it failed by itself meanwhile, that failure is dealt with by this restart.
+                # If it failed on its own meanwhile, this restart handles that failure too.
                 sibling.gate.swept = swept = trio.Event()
                 swept.set()
             return
-        # Should it end later, it must not wait for a turn that never comes.
+        # If it ends later after all, it must not wait for a turn, because its turn never arrives.
         sibling.cancel("a sibling failed; it did not end")
         sibling.quarantine()
         raise self._failed(sibling, None, "it does not end although it was cancelled")
 
     def _is_restarted(self, cell: Cell, error: BaseException | None) -> bool:
-        """Tell whether the child's restart type and directive let it start again."""
+        """Return whether the child's restart type and its policy's directive allow a restart."""
         if self.stopping or cell.restart is Restart.TEMPORARY:
             return False
         if error is None:
@@ -204,10 +205,10 @@ class Supervisor:
         return directive is not Directive.STOP
 
     def _count(self, cell: Cell, error: BaseException | None) -> float:
-        """Count a restart; says how long the child waits for its next incarnation.
+        """Count a restart, and return the delay in seconds before the child's next incarnation.
 
         Raises:
-            ActorFailedError: The intensity does not allow it.
+            ActorFailedError: The intensity does not allow the restart.
         """
         if self._restarts is None:
             self._restarts = Restarts(self._intensity, self.system.options.random)
@@ -255,20 +256,20 @@ class Supervisor:
             f"supervisor {self._path} fails: {cell.path} {what}, and {why}", path=cell.path
         )
         failed.__cause__ = error
-        # Failures that were on their way to a decision need none any more.
+        # Failures that still wait for a decision no longer need one.
         self.stopping = True
         if self.system.observers.is_anyone:
             self.system.observers.emit_life(SupervisorFailed(path=self._path, error=failed))
         return failed
 
     async def stop_all(self, reason: str) -> None:  # noqa: ASYNC910  # its caller checkpoints
-        """Stop the children in reverse start order, also in a task that is cancelled."""
-        # No child starts from here on: `check_new` refuses it.
+        """Stop the children in reverse start order, even in a cancelled task."""
+        # From here on, `check_new` refuses new children.
         self.stopping = True
         if self._restarting is not None:
             self._restarting.cancel(reason=reason)
         try:
-            # The graces of the children bound this.
+            # The children's grace periods bound this.
             with trio.CancelScope(shield=True):
                 left = [cell for cell in self.children.values() if not cell.is_quarantined]
                 while left:
@@ -289,9 +290,9 @@ class Supervisor:
             raise
 
     def snapshots(self) -> tuple[ActorSnapshot, ...]:
-        """Take snapshots of the children, and of all below them."""
-        # Parents before children on the way down, so children before parents on the way back: a tree may be
-        # deeper than Python's stack.
+        """Take snapshots of all descendants, as a tree under each child."""
+        # Visit parents before children first, then build the snapshots in the opposite order. Recursion would
+        # not do, because a tree may be deeper than Python's stack.
         below: list[tuple[Cell, tuple[Cell, ...]]] = []
         left = list(self.children.values())
         while left:
@@ -305,14 +306,14 @@ class Supervisor:
         return tuple(done[cell] for cell in self.children.values())
 
     def forget(self, cell: Cell) -> None:
-        """Take a child that has ended for good out of the tree."""
+        """Remove a child from the tree after it has ended for good."""
         name = cell.path.rpartition("/")[2]
         del self.children[name]
         if self._restarts is not None:
             self._restarts.forget(cell.path)
 
     def check_new(self, name: object, verb: str) -> str:
-        """Refuse a new child if its name is malformed or taken, or if this stops."""
+        """Check a new child's name, which must be well-formed and free, and that this is not stopping."""
         name = check_name(name, verb)
         if name in self.children or name in self.taken:
             raise ValueError(f"{verb}: {self._path} has a child named {name!r} already; choose another name")
@@ -329,13 +330,13 @@ class Supervisor:
 
 
 class Spawner:
-    """Starts actors: a system, a supervisor within one, or the context of an actor."""
+    """Starts actors: a system, a supervisor within a system, or an actor's context."""
 
     __slots__ = ()
     _supervisor: Supervisor
 
     def _supervisor_of(self, actor_class: Callable[..., object]) -> Supervisor:
-        """Return the supervisor of an actor that is to be started."""
+        """Return the supervisor for a new actor."""
         return self._supervisor
 
     async def spawn(
@@ -349,27 +350,27 @@ class Spawner:
         mailbox: MailboxOptions | None = None,
         **kwargs: object,
     ) -> Ref[ActorT]:
-        """Start an actor; returns when its first incarnation takes messages.
+        """Start an actor; return when its first incarnation accepts messages.
 
-        When cancelled, the actor is ended again before this returns. Actors that an actor starts by its
-        context are children of its incarnation, and end with it.
+        If you are cancelled meanwhile, this ends the actor before it returns. Actors that you start from an
+        actor's context are children of its incarnation, and end with it.
 
         Args:
             actor_class: Subclass of `Actor`.
-            *args: Arguments of its constructor, used again at each restart.
+            *args: Constructor arguments, used again at each restart.
             name: Name among its siblings; by default made from the class name.
-            restart: When it is started again after it ended.
+            restart: The ends after which the actor restarts.
             policy: Directives, back-off and grace; strategy and intensity for its own children.
             mailbox: Capacity and overflow.
-            **kwargs: Keyword arguments of its constructor.
+            **kwargs: Constructor keyword arguments.
 
         Raises:
-            Exception: The error of the first incarnation's constructor or `lifespan`; there is no
-                actor then.
-            TypeError: The class is no `Actor`, or its constructor does not take the arguments.
+            Exception: The constructor or `lifespan` of the first incarnation raised this error, so the actor
+                was not started.
+            TypeError: The class is not an `Actor`, or its constructor does not accept the arguments.
             ValueError: The name is taken or malformed.
-            RuntimeError: The supervisor is stopping, or the incarnation has ended; or this is another thread
-                or Trio run.
+            RuntimeError: The supervisor is stopping, or the incarnation has ended; or you call this from
+                another thread or Trio run.
         """
         return await self._supervisor_of(actor_class).spawn(
             actor_class, args, kwargs, name=name, restart=restart, policy=policy, mailbox=mailbox
@@ -380,7 +381,7 @@ async def _sleep(delay: float) -> None:
     if delay > 0:
         await trio.sleep(delay)
     else:
-        # A restart loop must let others run, and see a cancellation.
+        # Even in a restart loop, let other tasks run and let a cancellation through.
         await trio.lowlevel.checkpoint()
 
 
@@ -389,10 +390,10 @@ _DEFAULT_MAILBOX = MailboxOptions()
 
 
 def check_name(name: object, verb: str = "open_system") -> str:
-    """Refuse what is no name of a system or an actor.
+    """Check the name of a system or an actor.
 
     Raises:
-        ValueError: It is empty, or has a slash in it.
+        ValueError: The name is empty or contains a slash.
     """
     if not isinstance(name, str) or not name or "/" in name:
         raise ValueError(f"{verb}: name must be a non-empty string without '/', got {name!r}")
@@ -400,7 +401,7 @@ def check_name(name: object, verb: str = "open_system") -> str:
 
 
 def check_options(verb: str, **options: tuple[object, type] | tuple[object, type, None]) -> None:
-    """Refuse an option that is no instance of its class; a third member says that None will do."""
+    """Check that each option is an instance of its class; a third member means that None is allowed."""
     for argument, (value, cls, *default) in options.items():
         if not isinstance(value, cls) and not (value is None and default):
             raise TypeError(f"{verb}: {argument} must be {named(cls)}, got {value!r}")
@@ -409,7 +410,7 @@ def check_options(verb: str, **options: tuple[object, type] | tuple[object, type
 def _check_class(
     actor_class: object, args: tuple[object, ...], kwargs: Mapping[str, object]
 ) -> type[ActorBase]:
-    # `Pool[int, str]` is for type checkers: what is made is a `Pool`.
+    # `Pool[int, str]` is for type checkers; the actor is a plain `Pool`.
     found = get_origin(actor_class) or actor_class
     if not (isinstance(found, type) and issubclass(found, ActorBase)):
         name = type(actor_class).__name__

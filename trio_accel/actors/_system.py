@@ -1,4 +1,4 @@
-"""The root of a tree of actors, and the task of each."""
+"""The root of an actor tree, and the actors' tasks."""
 
 from __future__ import annotations
 
@@ -33,9 +33,8 @@ _logger = logging.getLogger("trio_accel.actors")
 class Life:
     """Runs one actor, from spawn to its permanent end.
 
-    The task shields itself: only its supervisor (or `Ref.cancel`) ends it, so that a
-    cancelled program still stops its actors in order. The supervisor bounds that by the `grace`
-    of each actor's policy.
+    The task shields itself, so that a cancelled program still stops its actors in order: only the supervisor
+    or `Ref.cancel` ends it. The supervisor bounds the duration by the `grace` of each actor's policy.
     """
 
     _supervisor: Supervisor
@@ -51,7 +50,7 @@ class Life:
         """Run incarnations until the actor ends for good.
 
         Raises:
-            ActorFailedError: The supervisor has to fail with this actor.
+            ActorFailedError: This actor's failure makes the supervisor fail.
         """
         cell = self._cell
         error: BaseException | None = None
@@ -65,17 +64,18 @@ class Life:
                     if not await self._supervisor.next_incarnation(cell, error):
                         break
         except BaseException as escalated:
-            # The supervisor's error has this actor's error as its cause.
+            # The actor's error is the cause of the supervisor's error.
             error = error or single(escalated)
             raise
         finally:
             cell.close(error)
-            # Out of the tree before the end is announced: a waiter may start an actor of the same name.
+            # Remove it from the tree before the announcement, because a waiter may start an actor of the same
+            # name.
             self._supervisor.forget(cell)
             cell.announce_end()
 
     def supervisor_of_children(self) -> Supervisor:
-        """Return the supervisor of the incarnation's children, made on first use."""
+        """Return the supervisor of the incarnation's children, which the first use creates."""
         if self._children is None:
             cell, incarnation = self._cell, self._cell.incarnation
             assert incarnation is not None  # its context has looked
@@ -87,7 +87,7 @@ class Life:
         return self._children
 
     async def _live(self) -> BaseException | None:
-        """Run one incarnation to its end; returns its error, if it failed."""
+        """Run one incarnation to its end; return its error if it failed."""
         cell = self._cell
         incarnation = cell.begin_incarnation()
         error: BaseException | None = None
@@ -132,11 +132,11 @@ class Life:
                 raise
             finally:
                 incarnation.end_serving()
-                # A lifespan may have started more children before it failed: they are stopped, too.
+                # A lifespan may have started more children before it failed, so stop them too.
                 await self._stop_children()  # noqa: ASYNC102  # it shields itself
                 incarnation.unwatch_all()
-                # An error's traceback holds the incarnation that it ended, and that would hold the error
-                # before: all there ever were.
+                # The error's traceback refers to the incarnation that it ended. That incarnation must not
+                # refer to its predecessor's error, or the chain would keep all errors alive.
                 actor.context.restart = RestartInfo(number=number, error=None)
 
     async def _serve_and_stop_children(self, incarnation: Incarnation) -> None:
@@ -146,13 +146,13 @@ class Life:
         try:
             await incarnation.serve(own)
         except BaseException as error:
-            # The error reaches the nurseries of the lifespan: in their groups an unprintable one does harm.
+            # The error reaches the nurseries of the lifespan, and must be printable in their groups.
             check_printable(error)
             raise
         finally:
             incarnation.end_serving()
-            # The end of the lifespan must run in the context of its begin, not in the last asker's. Trio
-            # switches it with the checkpoint.
+            # The end of the lifespan must run in the context of its beginning, not in the last caller's. Trio
+            # switches the context at the checkpoint.
             task.context = own
             await trio.lowlevel.cancel_shielded_checkpoint()
             await self._stop_children()  # noqa: ASYNC102  # it shields itself
@@ -165,7 +165,7 @@ class Life:
             cell.system.observers.emit_life(
                 ActorStarted(path=cell.path, pid=cell.pid, incarnation=cell.number)
             )
-        # The spawner goes on last: the actor takes messages by now.
+        # Resume the spawner last, because the actor now accepts messages.
         cell.gate.begin()
 
     async def _stop_children(self) -> None:  # noqa: ASYNC910  # most have no children
@@ -175,7 +175,7 @@ class Life:
     def _log_crash(self, error: BaseException, told: str | None) -> None:
         cell = self._cell
         where = "" if cell.pid is None else f" in process {cell.pid}"
-        # A told message has no asker that gets the error. An actor that fails with a child is given up.
+        # Errors of one-way messages reach no caller. An actor that fails together with a child ends for good.
         over = "" if told is None else f" over {told}"
         is_over = isinstance(error, ActorFailedError) and error.path.startswith(f"{cell.path}/")
         is_over = is_over and cell.restart is Restart.TEMPORARY
@@ -207,7 +207,7 @@ class SupervisorScope(Spawner):
 
 
 class System(SystemState, Spawner):
-    """A tree of actors and the supervisor of those at its top. Made by `open_system`."""
+    """A tree of actors, and the supervisor of its top level. Made by `open_system`."""
 
     def __reduce__(self) -> NoReturn:
         raise not_copied("a System", "open one where it is needed")
@@ -215,7 +215,7 @@ class System(SystemState, Spawner):
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
         super().__init__(name, options)
         self._supervisor = Supervisor(self, name, nursery, options.strategy, options.intensity, Life)
-        # Supervisors share the names of the system's own actors.
+        # Supervisors share a namespace with the system's own actors.
         self._scopes: dict[str, SupervisorScope] = {}
         self._supervisor.taken = self._scopes
         self._watch: LoopWatch | None = None
@@ -229,7 +229,7 @@ class System(SystemState, Spawner):
     async def open(cls, name: str, options: SystemOptions | None = None) -> AsyncGenerator[Self]:
         """Open a system of this class; see `open_system`.
 
-        A system that serves a part of another's tree from another process has a path for a name.
+        A system that serves part of another system's tree from another process uses a path as its name.
         """
         if not trio.lowlevel.in_trio_task():
             raise RuntimeError(
@@ -252,12 +252,13 @@ class System(SystemState, Spawner):
                 with at_end:
                     await system._stop_all()  # noqa: ASYNC102  # it shields itself
         if alive := system.alive():
-            # These actors were given up in a supervisor whose own nursery another task keeps open.
+            # These actors were abandoned in a supervisor, and another task keeps the supervisor's nursery
+            # open.
             paths = ", ".join(sorted(alive))
             raise RuntimeError(f"open_system: {name} closed while actors that were given up live on: {paths}")
 
     async def _stop_all(self) -> None:
-        # Supervisors that other tasks keep open are stopped here as well, and take no new actors.
+        # Also stop supervisors that other tasks keep open, and let them refuse new actors.
         self._supervisor.stopping = True
         for spawner in (*reversed(self._scopes.values()), self):
             await spawner._supervisor.stop_all("the system closes")  # noqa: SLF001
@@ -271,24 +272,24 @@ class System(SystemState, Spawner):
         strategy: Strategy = Strategy.ONE_FOR_ONE,
         intensity: Intensity | None = None,
     ) -> AsyncGenerator[SupervisorScope]:
-        """Open a supervisor with a strategy and an intensity of its own, for the body of the ``async with``.
+        """Open a supervisor with its own strategy and intensity for the body of the ``async with``.
 
-        At the end of the body its actors are stopped in reverse start order. When it fails, because
-        its actors fail too often or escalate, the body is cancelled like that of a nursery.
+        At the end of the body it stops its actors in reverse start order. If the supervisor fails, because
+        its actors fail too often or escalate, it cancels the body as a nursery would.
 
         Args:
             name: Name among the system's actors and supervisors.
-            strategy: Which actors are restarted when one fails.
-            intensity: Restarts that it allows; by default 3 within 5 s.
+            strategy: Which actors restart when one fails.
+            intensity: The allowed number of restarts; by default 3 within 5 s.
 
         Raises:
-            TypeError: The strategy is no `Strategy`, or the intensity no `Intensity`.
+            TypeError: The strategy is not a `Strategy`, or the intensity is not an `Intensity`.
             ValueError: The name is taken or malformed.
-            RuntimeError: The system is stopping; or this is another thread or Trio run.
+            RuntimeError: The system is stopping, or you call this from another thread or Trio run.
             ExceptionGroup: The error of the body, and the `ActorFailedError` of the supervisor.
         """
-        # A scope and no reference: all its children are dynamic, so a supervisor that was restarted would
-        # be empty.
+        # Return a scope instead of a reference, because all its children are dynamic: a restarted supervisor
+        # would be empty.
         self.check_run("open_supervisor")
         name = self._supervisor.check_new(name, "open_supervisor")
         check_options(
@@ -309,7 +310,7 @@ class System(SystemState, Spawner):
 
     @property
     def loop_holds(self) -> LoopHolds:
-        """The times in which a task held the Trio loop; see `SystemOptions.held_after`."""
+        """The times when a task held the Trio loop; see `SystemOptions.held_after`."""
         return LoopHolds() if self._watch is None else self._watch.holds
 
     def tree(self) -> ActorSnapshot:
@@ -325,14 +326,14 @@ class System(SystemState, Spawner):
     def subscribe(self, observer: Observer, *, messages: bool = True, every: bool = True) -> Subscription:
         """Call an observer with every `Event` from now on, on the Trio thread.
 
-        It must be quick and must not raise; an error of it is logged. Events of messages cost nothing
-        while no observer takes them.
+        The observer must be quick and must not raise; its errors are logged. Message events cost nothing
+        without observers of messages.
 
         Args:
             observer: The function to call.
-            messages: Whether it wants those of messages too; otherwise those of actors alone.
-            every: Whether it wants them of all messages. Otherwise operations of devices stay as fast as they
-                are without observers, and some or all of them have no events.
+            messages: Whether to pass message events too, and not only actor events.
+            every: Whether to pass the events of all messages. Otherwise device operations stay as fast as
+                without observers, but some or all of them emit no events.
 
         Returns:
             The subscription: ``close()`` it, or use it in a ``with``.
@@ -340,24 +341,24 @@ class System(SystemState, Spawner):
         return self.observers.add(observer, messages=messages, every=every)
 
     def measure(self, meter: Meter) -> ExitStack:
-        """Have all messages measured from now on: a meter is told the end of each in plain numbers.
+        """Measure all messages from now on: the meter receives the end of each message in plain numbers.
 
-        That takes a fraction of what events take, and messages to libraries of devices keep their fast paths.
-        A system has one meter at a time. `trio_accel.telemetry.record` is the one for programs.
+        This costs a fraction of events, and messages to device libraries keep their fast paths. Only one
+        meter at a time can be installed. In programs, use `trio_accel.telemetry.record`.
 
         Args:
-            meter: The meter, which is called on the Trio thread.
+            meter: The meter, called on the Trio thread.
 
         Returns:
-            The measuring: ``close()`` it, or use it in a ``with``.
+            A stack that ends the measurement: ``close()`` it, or use it in a ``with``.
 
         Raises:
-            RuntimeError: There is another meter.
+            RuntimeError: The system already has a meter.
         """
         return self.observers.measure(meter)
 
     def alive(self) -> list[str]:
-        """List the paths of the actors that have not ended."""
+        """List the paths of all actors still running or starting."""
         return [cell.path for cell in running_cells() if cell.system is self]
 
 
@@ -368,10 +369,11 @@ _around_each: list[Callable[[System], AbstractContextManager[object]]] = []
 def around_each_system(
     enter: Callable[[System], AbstractContextManager[object]],
 ) -> Generator[None]:
-    """Have every system of this process that is opened meanwhile live inside a context manager.
+    """Wrap a context manager around every system that this process opens within the block.
 
     Args:
-        enter: Makes it, before the body of the system runs. It ends when the actors have ended.
+        enter: Returns the context manager. It is entered before the system's body runs, and exited when the
+            actors have ended.
     """
     _around_each.append(enter)
     try:
@@ -383,18 +385,17 @@ def around_each_system(
 @opens("the system is not open yet: async with open_system(...) as system")
 @enable_ki_protection
 async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System]:
-    """Open a system of actors: the body of the ``async with`` runs beside them.
+    """Open a system of actors, which run concurrently with the body of the ``async with``.
 
-    When the body ends, by itself or by an exception, the actors are stopped in reverse start
-    order, each within the grace of its policy; on exit no actor is alive. That holds too when the
-    body is cancelled.
+    When the body ends, with or without an exception, the actors stop in reverse start order, each within its
+    policy's grace. On exit all actors have ended, even if the body was cancelled.
 
     Args:
         name: Name of the system: the first part of every path.
-        options: Strategy and intensity for the actors at the top, and the source of chance.
+        options: Strategy and intensity for the actors at the top level, and the random source.
 
     Raises:
-        ValueError: The name is empty or has a slash in it.
+        ValueError: The name is empty or contains a slash.
         ExceptionGroup: The error of the body, and errors that failed actors escalated to the top.
     """
     check_name(name)
@@ -404,7 +405,7 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
 
 @asynccontextmanager
 async def running_beside(work: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
-    """Run a task beside a block, and cancel it at the end; an error of the block is raised as it is."""
+    """Run a task concurrently with a block, cancel it at the end, and raise the block's error unwrapped."""
     failed: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
@@ -415,7 +416,7 @@ async def running_beside(work: Callable[[], Awaitable[None]]) -> AsyncGenerator[
                 failed = error
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
-        # The block's own error is above the cancellation of the task.
+        # The block's own error takes precedence over the task's cancellation.
         if failed is None or group.split(trio.Cancelled)[1] is not None:
             raise
     if failed is not None:

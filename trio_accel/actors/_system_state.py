@@ -1,4 +1,4 @@
-"""State that all actors of a system share, and its Trio run."""
+"""State shared by all actors of a system, and the system's Trio run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class SystemState:
 
     Attributes:
         name: Name of the system: the first part of every path.
-        options: Options it was opened with.
-        observers: The observers that listen; see `System.subscribe`.
-        token: The Trio run that it lives in.
-        thread: The thread of that run.
-        opened_at: When it was opened, on Trio's clock.
-        dead_letters: Messages that were dropped or refused, in all.
-        quarantined: Actors that were cancelled and did not end, in all.
+        options: Options of the system.
+        observers: The subscribed observers; see `System.subscribe`.
+        token: The system's Trio run.
+        thread: The run's thread.
+        opened_at: The opening time, on Trio's clock.
+        dead_letters: The total number of dropped or refused messages.
+        quarantined: The total number of actors that were cancelled but did not end.
     """
 
     def __init__(self, name: str, options: SystemOptions) -> None:
@@ -37,18 +37,19 @@ class SystemState:
         self.quarantined: int = 0
 
     def check_run(self, verb: str) -> None:
-        """Refuse another thread or Trio run.
+        """Raise an error in another thread or Trio run.
 
         Raises:
-            RuntimeError: The calling thread is not that of the system's run.
+            RuntimeError: The calling thread is not the thread of the system's run.
         """
         check_run(self.thread, verb, f"system {self.name}")
 
 
 def check_run(thread: int, verb: str, what: str) -> None:
-    """Refuse another thread or Trio run, before it harms the runtime's state.
+    """Raise an error in another thread or Trio run, before the call harms the runtime's state.
 
-    A thread has one run at a time, so its number tells as much as the run's token, in a third of the time.
+    A thread has at most one run at a time, so its number identifies the run, in a third of the time that the
+    run's token takes.
 
     Args:
         thread: The run's thread.
@@ -56,7 +57,7 @@ def check_run(thread: int, verb: str, what: str) -> None:
         what: The object of the call.
 
     Raises:
-        RuntimeError: The calling thread is another.
+        RuntimeError: The call comes from another thread.
     """
     if thread_ident() != thread:
         raise RuntimeError(

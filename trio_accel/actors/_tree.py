@@ -1,4 +1,4 @@
-"""Snapshots of the actors of a system, and figures that actors and programs show of themselves."""
+"""Snapshots of a system's actors, and the figures that actors and programs publish."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import attrs
 
 from ._numbers import is_number
 
-__all__ = ["ActorFigures", "ActorSnapshot", "Reading", "Spread"]
+__all__ = ["ActorFigures", "ActorSnapshot", "Buckets", "Reading"]
 
 
 @attrs.frozen(kw_only=True)
 class Reading:
-    """A figure of an actor, or of a program, at one moment.
+    """A figure of an actor or a program at one moment.
 
     Attributes:
-        name: Words with an underscore between, and the unit last if there is one: ``"queue_wait_seconds"``.
-        kind: ``"counter"``, which only rises until its owner begins anew, ``"gauge"`` or ``"histogram"``.
-        help: Its meaning, in a sentence.
-        value: Its value; the sum of all values of a histogram.
-        labels: Names and values of what tells it from others of its name; there must be few of them.
-        bounds: Upper ends of the ranges of a histogram, in rising order.
-        counts: How many values are in each range; one more than there are bounds.
-        path: Path of its actor; ``""`` if it is the program's.
+        name: Words joined by underscores, with the unit last if there is one: ``"queue_wait_seconds"``.
+        kind: ``"counter"``, which only rises until its owner restarts, ``"gauge"`` or ``"histogram"``.
+        help: The meaning, in a sentence.
+        value: The value; for a histogram, the sum of all values.
+        labels: Names and values that distinguish figures of the same name; use only a few different ones.
+        bounds: Upper ends of a histogram's ranges, in rising order.
+        counts: The number of values in each range; one more than there are bounds.
+        path: Path of the actor; ``""`` for a program's own figure.
     """
 
     name: str
@@ -37,16 +37,16 @@ class Reading:
     path: str = ""
 
 
-class Spread:
-    """Counts values by ranges, for a histogram.
+class Buckets:
+    """Counts values by range, for a histogram.
 
     Args:
-        bounds: Upper ends of the ranges, in rising order; a value that equals one counts as below it.
+        bounds: Upper ends of the ranges, in rising order; a value equal to a bound counts as below it.
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
         if not all(map(is_number, bounds)):
-            raise ValueError(f"Spread: bounds must be numbers, got {bounds!r}")
+            raise ValueError(f"Buckets: bounds must be numbers, got {bounds!r}")
         self._bounds = tuple(map(float, bounds))
         self._counts = [0] * (len(self._bounds) + 1)
         self._total = 0.0
@@ -55,16 +55,16 @@ class Spread:
         """Count a value.
 
         Raises:
-            ValueError: A whole number that no float can hold.
+            ValueError: The value is an integer too large for a float.
         """
         try:
             self._total += value
         except OverflowError:
-            raise ValueError("Spread.add: value is too large for a float") from None
+            raise ValueError("Buckets.add: value is too large for a float") from None
         self._counts[bisect_left(self._bounds, value)] += 1
 
     def reading(self, name: str, help: str, labels: tuple[tuple[str, str], ...] = ()) -> Reading:  # noqa: A002  # as in metrics
-        """Return what was counted."""
+        """Return the counts as a figure."""
         return Reading(
             name=name,
             kind="histogram",
@@ -76,13 +76,13 @@ class Spread:
         )
 
 
-# Columns of a printed note or error.
-_LONGEST = 100
+# The maximum width of a printed note or error, in columns.
+_NOTE_COLUMNS = 100
 
 
 @attrs.frozen(kw_only=True)
 class ActorFigures:
-    """Hold the figures of one actor that a snapshot and a recording share."""
+    """The figures of one actor that snapshots and recordings share."""
 
     path: str
     actor_class: str
@@ -114,23 +114,23 @@ class ActorSnapshot(ActorFigures):
         path: Path in the tree.
         actor_class: Name of the class.
         state: ``"starting"``, ``"running"``, ``"restarting"``, ``"stopping"``, ``"quarantined"`` (it
-            was cancelled and does not end) or ``"terminated"``.
-        incarnation: Number of the incarnation that runs, from 0: how often it was restarted.
-        pid: Number of the process in which it does its work; None where that is this one.
-        mailbox_depth: Messages in the mailbox.
-        mailbox_peak: The most that were in it at once.
-        mailbox_waiting: Senders that wait for room.
-        stashed: Messages that the actor has set aside.
-        dropped: Messages that the mailbox dropped or refused.
-        running: Messages being served.
-        handled: Messages whose handler returned, deferred ones included.
-        failed: Messages whose handler raised.
-        expired: Requests dropped because their deadline had passed.
-        deferred: Requests whose reply is given later, and has not been given.
-        note: A text of the actor about itself, or None; a device tells the cost of its next recovery. The
-            printed one is cut off.
-        last_error: Error of the last incarnation that failed, in full, or None. The printed one is cut off.
-        readings: Figures that the actor shows of itself.
+            was cancelled but did not end) or ``"terminated"``.
+        incarnation: Number of the current incarnation, from 0, which equals the number of restarts.
+        pid: Number of the process that does the actor's work; None for this process.
+        mailbox_depth: The number of messages in the mailbox.
+        mailbox_peak: The maximum of `mailbox_depth` so far.
+        mailbox_waiting: The number of senders that wait for room.
+        stashed: The number of stashed messages.
+        dropped: The number of messages that the mailbox dropped or refused.
+        running: The number of messages being served.
+        handled: The number of messages with a handler that returned, including deferred replies.
+        failed: The number of messages with a handler that raised.
+        expired: The number of requests dropped because their deadline had passed.
+        deferred: The number of open requests with a deferred reply.
+        note: The actor's text about itself, or None. A device reports the cost of its next recovery here. The
+            printed text is truncated.
+        last_error: Error of the last failed incarnation, in full, or None. The printed text is truncated.
+        readings: Figures that the actor publishes.
         children: Snapshots of the children in start order.
     """
 
@@ -145,8 +145,8 @@ class ActorSnapshot(ActorFigures):
         return self.incarnation
 
     def walk(self) -> Iterator[ActorSnapshot]:
-        """Yield this snapshot and all below it, parents before children."""
-        # A tree may be deeper than Python's stack.
+        """Yield this snapshot and all its descendants, parents before children."""
+        # Use a list instead of recursion, because a tree may be deeper than Python's stack.
         left: list[ActorSnapshot] = [self]
         while left:
             node = left.pop()
@@ -154,10 +154,10 @@ class ActorSnapshot(ActorFigures):
             left.extend(reversed(node.children))
 
     def find(self, path: str) -> ActorSnapshot:
-        """Find an actor by its whole path.
+        """Find an actor by its full path.
 
         Raises:
-            KeyError: There is no such actor.
+            KeyError: The tree does not contain such an actor.
         """
         for node in self.walk():
             if node.path == path:
@@ -169,7 +169,7 @@ class ActorSnapshot(ActorFigures):
 
     @property
     def summary(self) -> str:
-        """The actor in one line, without its children; a long note or last error is cut off."""
+        """The actor in one line, without its children; a long note or last error is truncated."""
         parts = [f"{self.name} ({self.actor_class}) {self.state}"]
         if self.pid is not None:
             parts.append(f"process {self.pid}")
@@ -191,7 +191,7 @@ class ActorSnapshot(ActorFigures):
 
 
 def _draw(root: ActorSnapshot) -> Iterator[str]:
-    # Each with what stands before it, and before its children.
+    # Each node with the prefix of its own line, and the prefix of its children's lines.
     left = [(root, "", "")]
     while left:
         node, first, rest = left.pop()
@@ -202,6 +202,6 @@ def _draw(root: ActorSnapshot) -> Iterator[str]:
 
 
 def _shortened(text: str) -> str:
-    """Return a text in one line of a width that leaves the tree readable."""
+    """Return a text as one line, short enough to keep the tree readable."""
     line = " ".join(text.split())
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 1].rstrip() + "…"
+    return line if len(line) <= _NOTE_COLUMNS else line[: _NOTE_COLUMNS - 1].rstrip() + "…"

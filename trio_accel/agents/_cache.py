@@ -1,4 +1,4 @@
-"""Results of a model, kept by their keys: equal keys ask once at a time."""
+"""Cached results of a model: calls with equal keys share one computation at a time."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ ResultT = TypeVar("ResultT")
 
 @attrs.frozen(kw_only=True)
 class HitStatistics:
-    """Counts of the calls of a `Cache`, and of its values.
+    """Counts of a `Cache`'s calls, and of its values.
 
     Attributes:
-        hits: Calls that got a kept value.
+        hits: Calls that got a cached value.
         shared: Calls that waited for the computation of another call with an equal key.
-        computed: Calls of the model, also those that failed or were cancelled.
-        evicted: Values that left because there were too many, or too many bytes.
-        kept: Values now, with those whose time is over and that nobody asked for since.
-        nbytes: The cost of the values now.
+        computed: Calls of the model, including failed and cancelled ones.
+        evicted: Values removed because there were too many, or too many bytes.
+        kept: The current number of values, including expired values not requested since.
+        nbytes: The current total cost of the values.
     """
 
     hits: int
@@ -74,32 +74,31 @@ class _Computation:
 class Cache(Generic[ItemT, ResultT]):
     """A model that remembers results, itself an async callable: ``encode = Cache(model, most=10_000)``.
 
-    * **Equal keys ask once at a time.** Calls with the key of a running computation wait for it, and get its
-      value or a copy of its error. If the call that computes is cancelled, the call that has waited longest
+    * **Equal keys share a computation.** Calls with the key of a running computation wait for it, and get its
+      value or a copy of its error. If the computing call is cancelled, the call that has waited longest
       computes, and the others wait on.
     * **The least recently used value leaves first**, when there are more than `most`, or more bytes than
-      `most_bytes`. A value that alone costs more is returned and not kept.
-    * **Errors are not kept.** The next call computes again.
-    * **Arrays of a device are kept by reference**, also in tuples, lists and mappings. If one was released,
-      lost or damaged, or its device was closed (`AccelRef.is_usable`), the next call computes again. An
-      evicted array is not released: its memory is given back with its last reference. A view keeps the whole
-      array.
+      `most_bytes`. A single value with a higher cost is returned and not cached.
+    * **Errors are not cached.** The next call computes again.
+    * **Device arrays are cached by reference**, also in tuples, lists and mappings. If one was released, lost
+      or damaged, or its device was closed (`AccelRef.is_usable`), the next call computes again. An evicted
+      array is not released: its memory is freed with its last reference. A view keeps the whole array.
 
-    All calls get the same object, so do not change a value. The object is used in one Trio run.
+    All calls get the same object, so do not change a value. Use the object in only one Trio run.
 
     Args:
         model: An async callable of one item, or the address of an actor.
-        most: The most values.
-        most_bytes: The highest cost of all values together; by default there is no bound.
-        key: The key of an item, which must be hashable; by default the item. Items with equal keys must have
-            equal results. Note that ``1 == 1.0 == True``.
-        cost: The cost of a result. By default bytes: `nbytes` of arrays, otherwise `sys.getsizeof`, added up
-            in tuples, lists and mappings.
-        ttl: Seconds for which a value is kept, from the end of its computation.
+        most: The maximum number of values.
+        most_bytes: The maximum total cost of the values; by default unlimited.
+        key: Returns the hashable key of an item; by default the item. Items with equal keys must have equal
+            results. Note that ``1 == 1.0 == True``.
+        cost: Returns the cost of a result. By default bytes: `nbytes` of arrays, otherwise `sys.getsizeof`,
+            added up in tuples, lists and mappings.
+        ttl: Seconds for which a value is cached, from the end of its computation.
 
     Raises:
         ValueError: A number is zero, negative or NaN.
-        TypeError: The model is no model, or an option has a wrong type.
+        TypeError: `model` is not a model, or an option has a wrong type.
     """
 
     @checked_options
@@ -129,12 +128,12 @@ class Cache(Generic[ItemT, ResultT]):
         return f"<Cache: {len(self._kept)} of {self._most} values, {self._nbytes:g} bytes>"
 
     async def __call__(self, item: ItemT) -> ResultT:
-        """Return the kept result of an item, or compute it.
+        """Return the cached result of an item, or compute it.
 
         Raises:
-            TypeError: The key cannot be hashed.
-            ModelOutputError: The model returned None, which is most often a forgotten ``return``. Nothing is
-                kept.
+            TypeError: The key is not hashable.
+            ModelOutputError: The model returned None, usually because of a forgotten ``return``. Nothing is
+                cached.
             RuntimeError: The model asks for the key that it computes in the same task, and would wait for
                 itself.
             Exception: The error of the model, of `key` or of `cost`.
@@ -211,7 +210,7 @@ class Cache(Generic[ItemT, ResultT]):
             is_over = running.is_done or not running.waiting
             if is_over and self._running.get(key) is running:
                 del self._running[key]
-            # After a cancelled computation the one that has waited longest computes.
+            # After a cancelled computation, the call that has waited longest computes.
             running.waiting.unpark(count=math.inf if is_over else 1)
 
     def _cost(self, value: ResultT) -> float:
@@ -231,7 +230,7 @@ class Cache(Generic[ItemT, ResultT]):
 
 
 def _leaves(value: object) -> Iterator[Any]:
-    """Yield what tuples, lists and mappings hold, as deep as they are."""
+    """Yield the leaves of nested tuples, lists and mappings."""
     if isinstance(value, Mapping):
         value = tuple(cast("Mapping[object, object]", value).values())
     if isinstance(value, (tuple, list)):

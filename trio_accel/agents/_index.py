@@ -1,13 +1,12 @@
-"""Exact search for the nearest vectors, in segments that nothing writes to.
+"""Exact search for the nearest vectors, in immutable segments.
 
-A segment is a matrix on the device with its ids in ascending order. It is made once and never changed, so
-the loss of a worker cannot damage it, and changes of the index do not disturb a running search. A change
-makes other segments, and replaces the tuple of segments when all of them are there. So a change that fails
-changes nothing.
+A segment is a matrix on the device with ids in ascending order. It never changes after its creation, so the
+loss of a worker cannot damage it, and changes of the index do not disturb a running search. A change makes
+other segments, and replaces the tuple of segments when all of them exist. So a failed change has no effect.
 
 A penalty for each vector is subtracted from the product before `top_k`. It is infinite for removed vectors
-and those that a filter leaves out. For the metric "l2" it is half of the squared length, because the order
-of ``-|q - v|² / 2`` is that of ``q · v - |v|² / 2``.
+and for vectors excluded by a filter. For the metric "l2" it is half of the squared length, because ``-|q -
+v|² / 2`` has the same order as ``q · v - |v|² / 2``.
 """
 
 from __future__ import annotations
@@ -96,7 +95,8 @@ class VectorIndex:
     Each change takes effect as a whole when its call returns, or not at all. Changes wait for each other. A
     search waits for none of them, and sees the index as it was when the queries were checked.
 
-    Vectors stay on the device alone. In a worker process they survive its death. If a device in your process
+    Vectors are stored only on the device. In a worker process they survive its death. If a device in your
+    process
     loses its context, they are lost, and searches raise `StaleRefError`: `load` the index again.
 
     Args:
@@ -148,9 +148,9 @@ class VectorIndex:
             vectors: Of shape (ids, width): a host array, an array of a device, or a call that makes one.
 
         Raises:
-            ValueError: An id is there already or twice; the vectors have another shape, NaN or infinity, also
-                by rounding to the dtype; or, for "cosine", a length of 0.
-            TypeError: The ids are no integers, or the vectors no real numbers.
+            ValueError: An id exists already or is duplicate; the vectors have another shape, NaN or infinity,
+                possibly from rounding to the dtype; or, for "cosine", a length of 0.
+            TypeError: The ids are not integers, or the vectors not real numbers.
         """
         numbers = _check_ids("add", ids)
         rows = await self._rows("add", vectors)
@@ -179,7 +179,7 @@ class VectorIndex:
         Raises:
             KeyError: An id is not there; nothing was removed.
             ValueError: An id is twice.
-            TypeError: The ids are no integers.
+            TypeError: The ids are not integers.
         """
         numbers = np.sort(_check_ids("remove", ids))
         async with self._turn:
@@ -218,13 +218,13 @@ class VectorIndex:
         Raises:
             ValueError: `k` is below 1; the queries have another shape, NaN, infinity or, for "cosine", a
                 length of 0; `where` has another length; or the scores exceed the dtype.
-            TypeError: `k` is no integer, the queries are no real numbers, or `where` is no truth values.
+            TypeError: `k` is not an integer, the queries are not real numbers, or `where` is not boolean.
             StaleRefError, ContextLostError, DeviceLostError: The vectors were lost, or the device was.
         """
         k = must_be_count("search: k", k)
         rows = await self._rows("search", queries)
         several = np.atleast_2d(rows)
-        # Changes make other segments, and leave those of this search as they are.
+        # Changes make other segments, so the segments of this search stay as they are.
         segments, penalties = self._segments, self._filtered(where)
         parts = list[_Part]()
         for segment, chosen in zip(segments, penalties, strict=True):
@@ -250,8 +250,8 @@ class VectorIndex:
     async def save(self, path: str | os.PathLike[str]) -> None:
         """Compact the index, and write it to a safetensors file with the arrays "vectors" and "ids".
 
-        For the metric "cosine" the vectors have the length 1. The errors and the replacement of a file are
-        those of `trio_accel.weights.save`.
+        For the metric "cosine" the vectors have the length 1. For errors, and for replacing a file, see
+        `trio_accel.weights.save`.
         """
         async with self._turn:
             merged = await self._merged(self._segments)
@@ -324,7 +324,7 @@ class VectorIndex:
         return made
 
     async def _made(self, ids: _Ids, vectors: AccelRef) -> _Segment:
-        """Make a segment of vectors that are on the device, none of them removed."""
+        """Make a segment from vectors on the device, none of them removed."""
         is_l2 = self._metric == "l2"
         penalties = await self._halves(vectors) if is_l2 else np.zeros(len(ids), np.float32)
         _refuse(
@@ -338,7 +338,7 @@ class VectorIndex:
         )
 
     async def _halves(self, vectors: AccelRef) -> _Floats:
-        """Return half of the squared length of each vector, in float32 at least."""
+        """Return half of each vector's squared length, at least in float32."""
         wide: Any = vectors if self._dtype is DType.float64 else vectors.cast("float32")
         return await (arrays.sum(wide * wide, axis=1) * 0.5).to_host()
 
@@ -357,7 +357,7 @@ class VectorIndex:
         return [await self._segment(ids[order], taken, penalties[order])]
 
     def _filtered(self, where: _Where) -> list[_Floats]:
-        """Return the penalties of each segment, with those of a filter."""
+        """Return the penalties of each segment, including the filter's."""
         if where is None:
             return [segment.penalties for segment in self._segments]
         ids = self.ids
@@ -373,7 +373,7 @@ class VectorIndex:
         ]
 
     async def _nearest(self, rows: npt.NDArray[Any], k: int, parts: Sequence[_Part]) -> SearchResult:
-        """Ask all segments by one request, and choose the nearest of what they find."""
+        """Search all segments by one request, and select the nearest vectors of the results."""
         calls: list[Call[Any]] = []
         for segment, penalty, count in parts:
             products: Any = linalg.matmul(rows, segment.vectors.T)
@@ -398,7 +398,7 @@ _NO_IDS: Final = np.empty(0, np.int64)
 
 
 def _refuse(what: str, first: int, are_wrong: npt.NDArray[np.bool_], why: str) -> None:
-    """Refuse the first row that has something wrong."""
+    """Refuse the first wrong row."""
     rows = are_wrong.reshape(len(are_wrong), -1).any(axis=1) if are_wrong.size else are_wrong
     if rows.any():
         raise ValueError(f"{what} {first + int(rows.argmax())} {why}")

@@ -61,9 +61,9 @@ class Draft(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The value: that of the current version until it is set.
+        """The value: until it is set, the value of the current version.
 
-        Do not change it in place, because readers have it. Set a new one.
+        Do not change it in place, because readers use it. Set a new one.
         """
         return self._value
 
@@ -138,9 +138,9 @@ class Shared(Generic[T]):
     async def write(self, *, lease: float) -> AsyncGenerator[Draft[T]]:
         """Wait for the turn of this task, and change the value.
 
-        ``async with shared.write(lease=5) as draft: draft.value = changed(draft.value)``. A value that was
-        set is the next version at the end of the block. After an error or a cancellation of the block,
-        nothing has changed.
+        ``async with shared.write(lease=5) as draft: draft.value = changed(draft.value)``. If the value was
+        set, it becomes the next version at the end of the block. After an error or a cancellation of the
+        block, nothing has changed.
 
         Args:
             lease: Seconds that the block may take. Then it is cancelled. Waiting for the turn does not count.
@@ -173,7 +173,7 @@ class Shared(Generic[T]):
     async def replace(self, value: T, *, version: int) -> Version[T]:
         """Make a value the next version, if a version is still the current one: compare and set.
 
-        It waits for its turn behind writers, because they may change the version.
+        It waits for its turn like a writer, because earlier writers may change the version.
 
         Returns:
             The new version.

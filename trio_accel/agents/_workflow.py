@@ -24,15 +24,15 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Awaitable[Any]])
 _RESERVED = {"store", "key", "events"}
 _AT_ONCE = 8
 _BACKOFF = Backoff(initial=0.1, base=0.2, maximum=10.0)
-# The most runs in a tree, and the states of actors that come nearest to those of steps.
+# The maximum number of runs in a tree, and the actor states that are closest to the states of steps.
 _MAX_SHOWN, _SHOWN = 100, {"waiting": "starting", "running": "running"}
 
 
 class Workflow:
-    """Steps that begin when what they need is there.
+    """Steps that begin when their inputs are available.
 
-    A step is an async function. Its parameters are the names of the steps and inputs that it needs, and its
-    name is that of the function. All other names are inputs, which `run` takes::
+    A step is an async function, and has the function's name. Its parameters are the names of the steps and
+    inputs that it needs. All other names are inputs, which `run` takes::
 
         flow = Workflow("answers")
 
@@ -57,7 +57,7 @@ class Workflow:
 
     Attributes:
         name: See above.
-        runs: The runs that go on in this process, by their keys.
+        runs: The current runs in this process, by their keys.
 
     Raises:
         ValueError: The name is empty or has a slash.
@@ -88,18 +88,20 @@ class Workflow:
         """Make a step of an async function. The function stays as it is.
 
         A parameter without a default needs its step or input: if that is skipped or fails, this step is
-        skipped. A parameter with a default waits, too, but does without.
+        skipped. A parameter with a default also waits, but its step may fail or be skipped.
 
         Args:
-            over: Name of a step or input with several items. The function is called for each, as its first
-                parameter, whatever the name of that is. The result is the list of its results, in order.
-            at_once: The most items at work at once, by default 8.
+            over: The name of a step or input with several items. The function is called for each, as its
+                first parameter, whatever its name is. The result is the list of the function's results, in
+                order.
+            at_once: The maximum number of concurrent items, by default 8.
             when: A function of other names, which decides whether this step is run or skipped.
-            attempts: The most calls of the function, for each item; any `Exception` has it called again.
+            attempts: The maximum number of function calls for each item; after any `Exception` it is called
+                again.
             backoff: Pauses between attempts: `initial` before the second, `base` before the third.
-            deadline: The most seconds of the step, or of an item, attempts and pauses included. After that
-                it is cancelled and fails with `trio.TooSlowError`.
-            may_fail: Whether the run goes on without this step if it fails.
+            deadline: The maximum seconds of the step, or of an item, including attempts and pauses. After
+                that it is cancelled and fails with `trio.TooSlowError`.
+            may_fail: Whether the run continues without this step if it fails.
 
         Raises:
             ValueError: A step or input has this name already, the step closes a circle, or an option is out
@@ -153,7 +155,7 @@ class Workflow:
         return declare
 
     def input(self, name: str) -> None:
-        """Declare an input that comes later, by `Run.give`: steps that need it wait.
+        """Declare a later input, given by `Run.give`: steps that need it wait.
 
         Raises:
             ValueError: A step or input has this name already.
@@ -172,9 +174,9 @@ class Workflow:
     ) -> WorkflowResult:
         """Run all steps that no earlier run of this key has finished.
 
-        If a step fails, all others are cancelled, and its error is raised as it is, with a note. If this is
-        cancelled, all steps are. With a store, both can be run again under the same key and inputs. Of a run
-        that has finished, the results are returned as they were.
+        If a step fails, all others are cancelled, and its error is raised unchanged, with a note. If this
+        call is cancelled, all steps are. With a store, both can be run again under the same key and inputs.
+        For a finished run, the stored results are returned.
 
         Args:
             store: Keeps inputs and results, by pickle. It is open. Another program that runs this key takes
@@ -186,8 +188,8 @@ class Workflow:
 
         Raises:
             TypeError: `key` is missing, an input is missing or unknown, or a value cannot be kept.
-            ValueError: An input has the name of a step, the run was begun with other inputs, or a run of
-                this key goes on in this process.
+            ValueError: An input has the name of a step, the run was begun with other inputs, or a run with
+                this key is running in this process.
             FencedError, StoreError: See `Store.write`.
         """
         async with events or nullcontext():
@@ -259,7 +261,7 @@ class Workflow:
 
 
 def _parameters_of(where: str, function: Callable[..., object]) -> dict[str, bool]:
-    """Return the parameters of a function, and whether each has no default."""
+    """Return the parameters of a function, and whether each is required."""
     parameters = inspect.signature(function).parameters.values()
     for one in parameters:
         if one.kind not in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}:

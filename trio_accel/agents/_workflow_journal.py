@@ -1,9 +1,9 @@
 """The journal of a run: finished steps in a `cluster.Store`, found by name.
 
-A run is one entity of the store. Its first entry has the inputs. Each finished step, each item of a
-fan-out, each call by `RunningStep.once` and each input that comes later adds an entry, whose id is its name.
-The order of entries means nothing (D225), so steps may finish in another order after a restart, and steps
-may be added or removed.
+A run is one entity of the store. Its first entry has the inputs. Each finished step, each item of a fan-out,
+each call by `RunningStep.once` and each later input adds an entry, with its name as the id. The order of
+entries has no meaning (D225), so steps may finish in another order after a restart, and steps may be added or
+removed.
 
 The last entry has a number so high that the store drops all entries before it, because `Store` keeps
 replies of its last `ids` numbers only. The results are in the save of this entry. So a finished run is
@@ -32,14 +32,15 @@ _INPUTS = "(inputs)"
 
 @attrs.frozen
 class Kept:
-    """The outcome of a step, of an item, of a call or of an input, as the journal keeps it.
+    """The outcome of a step, an item, a call or an input, as stored in the journal.
 
     Attributes:
         state: ``"finished"``, ``"failed"`` or ``"skipped"``.
         value: The result, or the reason.
-        seconds: Seconds that it took.
-        attempts: How often it was tried.
-        is_list: Whether the result is the list of items that are kept already, so only their number is kept.
+        seconds: The duration in seconds.
+        attempts: The number of attempts.
+        is_list: Whether the result is a list of items that are already stored, so only their number is
+            stored.
     """
 
     state: StepState
@@ -90,7 +91,8 @@ class RunJournal:
             await self.keep(_INPUTS, kept := Kept("finished", dict(inputs)))
         for name in sorted(kept.value.keys() | inputs.keys()):
             before, given = kept.value.get(name, "nothing"), inputs.get(name, "nothing")
-            # Arrays have no single truth value. Bytes of equal values differ until they have been read once.
+            # Arrays do not have a single truth value. Bytes of equal values differ until they have been read
+            # once.
             if (before == given) is not True and pickle.dumps(before) != pickle.dumps(
                 pickle.loads(pickle.dumps(given))  # noqa: S301  # our own bytes
             ):

@@ -1,8 +1,8 @@
-"""One run of a workflow: its steps at work, their results, and what steps may ask of it.
+"""A run of a workflow: its running steps, their results, and the functions for steps.
 
-Each step has a task, which waits for the steps and inputs that it needs, and for no others. A step's outcome
-is in the journal before any step that needs it starts. Errors of steps never leave their tasks, because a
-nursery would wrap them in a group: the first one that counts cancels the run, and `Run.execute` raises it.
+Each step has a task, which waits only for the steps and inputs that it needs. A step's outcome is in the
+journal before any step that needs it starts. Errors of steps never leave their tasks, because a nursery would
+wrap them in a group: the first one that counts cancels the run, and `Run.execute` raises it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _RANDOM = random.Random()  # noqa: S311  # it varies pauses
 
 @attrs.frozen
 class StepEvent:
-    """Something that happens in a run.
+    """An event of a run.
 
     Attributes:
-        step: Name of the step or input; of an item of a fan-out with its index, as in ``"score[3]"``.
+        step: The name of the step or input; for an item of a fan-out with its index, as in ``"score[3]"``.
         kind: ``"started"``, ``"told"`` (by `RunningStep.tell`), ``"failed"`` (an attempt, or the step),
             ``"finished"``, ``"skipped"``, or ``"kept"`` (finished in an earlier run of the key).
-        value: The value that was told, the result, or the text of the error or reason.
+        value: The value of `RunningStep.tell`, the result, or the text of the error or reason.
     """
 
     step: str
@@ -46,13 +46,13 @@ class StepEvent:
 
 @attrs.frozen(kw_only=True)
 class Rule:
-    """A step as it was declared; see `Workflow.step`.
+    """A declared step; see `Workflow.step`.
 
     Attributes:
-        needs: Names that it waits for, and whether it is skipped without them.
-        takes: Those of them that the function takes.
-        asks: Those of them that `when` takes.
-        item: Name of the parameter for an item of `over`.
+        needs: The names that it waits for, and whether it is skipped without them.
+        takes: The needed names that the function takes.
+        asks: The needed names that `when` takes.
+        item: The name of the parameter for an item of `over`.
     """
 
     name: str
@@ -75,13 +75,13 @@ class RunStep:
     """A step or an input of a run.
 
     Attributes:
-        name: Its name.
+        name: The name.
         state: ``"waiting"``, ``"running"``, ``"finished"``, ``"failed"`` or ``"skipped"``.
-        value: The result; of a failed or skipped one, the reason.
-        waited: Seconds from the begin of the run to the start of the step.
-        seconds: Seconds from there to its end, pauses between attempts included; of a kept one, those in the
-            process that made it.
-        attempts: How often it was tried; of a fan-out, the sum of its items.
+        value: The result; for a failed or skipped step, the reason.
+        waited: Seconds from the beginning of the run to the start of the step.
+        seconds: Seconds from there to its end, including pauses between attempts; for a stored result, the
+            seconds in the process that made it.
+        attempts: The number of attempts; for a fan-out, the sum over its items.
         is_kept: Whether it has finished in an earlier run of the key.
     """
 
@@ -95,7 +95,7 @@ class RunStep:
     ready: trio.Event = attrs.field(factory=trio.Event, repr=False, init=False)
 
     def end(self, kept: Kept) -> None:
-        """Let those go on that wait for it."""
+        """Let steps that wait for it continue."""
         self.state, self.value = kept.state, kept.value
         self.seconds, self.attempts = kept.seconds, kept.attempts
         self.ready.set()
@@ -121,7 +121,7 @@ class WorkflowResult:
 
 @attrs.define(eq=False, repr=False)
 class Run:
-    """A run of a `Workflow`, as `Workflow.runs` has it while it lasts.
+    """A run of a `Workflow`, found in `Workflow.runs` while it lasts.
 
     Attributes:
         key: The key of the run.
@@ -147,16 +147,16 @@ class Run:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Names of the inputs that come later and have not come."""
+        """Names of the later inputs that are not given yet."""
         return tuple(name for name, one in self._later.items() if one.state == "waiting")
 
     async def give(self, **inputs: object) -> None:
-        """Give inputs that come later. When this returns, they are in the store.
+        """Give later inputs. When this returns, they are in the store.
 
         Raises:
-            ValueError: The workflow has no such input, it was given already, or the run has ended.
-            TypeError: It cannot be kept.
-            FencedError, StoreError: The run cannot write any more; it ends with the same error.
+            ValueError: The workflow lacks such an input, it was given already, or the run has ended.
+            TypeError: It cannot be stored.
+            FencedError, StoreError: The run can no longer write; it ends with the same error.
         """
         await self._begun.wait()
         for name, value in inputs.items():
@@ -176,7 +176,7 @@ class Run:
             await self.tell(name, "finished", value)
 
     async def execute(self) -> WorkflowResult:
-        """Run the steps that are not kept, and return the results; see `Workflow.run`."""
+        """Run the steps without stored outcomes, and return the results; see `Workflow.run`."""
         begun = trio.current_time()
         try:
             await self.journal.begin(self._inputs)
@@ -324,7 +324,7 @@ class Run:
                 raise
 
     def fail(self, error: Exception) -> None:
-        """End the run with an error, unless it has one already."""
+        """End the run with an error, unless it already failed."""
         self.error = self.error or error
         self._scope.cancel()
 
@@ -334,7 +334,7 @@ class RunningStep:
     """The step that the current task works for.
 
     Attributes:
-        name: Its name; of an item of a fan-out with its index, as in ``"score[3]"``.
+        name: The name; for an item of a fan-out with its index, as in ``"score[3]"``.
         attempt: Number of the attempt, from 0.
     """
 
@@ -345,7 +345,7 @@ class RunningStep:
 
     @property
     def key(self) -> str:
-        """A text that is the same at each attempt and after each restart, and that no other step or item has.
+        """A unique text of this step or item, the same at each attempt and after each restart.
 
         Give it to services that take a key of idempotency.
         """
@@ -370,9 +370,9 @@ class RunningStep:
             args: Its arguments.
 
         Raises:
-            ValueError: This attempt has had a call of that name.
-            TypeError: The result cannot be kept. The run ends with the same error.
-            FencedError, StoreError: The run cannot write any more. It ends with the same error.
+            ValueError: This attempt has already made a call with that name.
+            TypeError: The result cannot be stored. The run ends with the same error.
+            FencedError, StoreError: The run can no longer write. It ends with the same error.
         """
         if name in self._called:
             raise ValueError(f"once: {self.key} has called {name!r} in this attempt already; use other names")

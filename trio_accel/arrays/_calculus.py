@@ -66,7 +66,7 @@ def _rounded(dtype: DType) -> DType:
     return dtype if dtype.is_inexact else DType.float64
 
 
-_ASCENDING, _FOUND = (
+_ASCENDING, _BIN_INDEX = (
     Elementwise[AccelRef](text, inputs=inputs, operation="arrays.digitize")
     for text, inputs in (
         # NaN comes last among ascending edges.
@@ -206,7 +206,7 @@ async def digitize(x: Operand, bins: Operand, *, right: bool = False) -> AccelRe
         return await searchsorted(bins, x, side=side)
     last = bins.size - 1
     found = await searchsorted(await _ASCENDING(bins, last, shape=bins.shape), x, side=side)
-    return await _FOUND(bins, last, found, out=found)
+    return await _BIN_INDEX(bins, last, found, out=found)
 
 
 @composed

@@ -124,7 +124,10 @@ def _grouping(
         values = planner.output(x.shape, x.dtype)
         shapes = {"inverse": given.shape}
         more = {field: planner.output(shapes.get(field, x.shape), DType.int64) for field in wanted}
-        specs = {field: reshaped(more[field].spec, x.shape) if field in more else None for field in _MORE}
+        specs = {
+            field: reshaped(more[field].spec, x.shape) if field in more else None
+            for field in _OPTIONAL_RESULTS
+        }
         count = planner.status(2)
 
         def finish() -> Any:
@@ -138,7 +141,7 @@ def _grouping(
     return plan
 
 
-_MORE = ("counts", "indices", "inverse")
+_OPTIONAL_RESULTS = ("counts", "indices", "inverse")
 
 
 def _same(values: AccelRef) -> AccelRef:
@@ -457,7 +460,7 @@ async def bincount(x: Operand, weights: Operand | None = None, *, minlength: int
         )
     if DType.of(x.dtype).kind not in ("int", "uint"):
         raise TypeError(f"{name}: x must have an integer dtype, got {x.dtype}")
-    most = int(await (await device.ask(_MOST.compute(x))).item()) if x.size else -1
+    most = int(await (await device.ask(_MAX.compute(x))).item()) if x.size else -1
     return await device.ask(Count(name, x, None, weights, max(most + 1, minlength)))
 
 
@@ -537,7 +540,7 @@ async def _range(name: str, x: Operand, given: tuple[float, float] | None) -> tu
             raise TypeError(f"{name}: range must be two numbers, got {given!r}")
         first, last = [check_number(name, "range", number, is_real=True) for number in given]
     elif math.prod(x.shape):
-        first, last = [await one(x).item() for one in (_LEAST, _MOST)]
+        first, last = [await one(x).item() for one in (_MIN, _MAX)]
     else:
         first, last = 0.0, 1.0
     # Integers may be larger than each float64.
@@ -552,4 +555,4 @@ async def _range(name: str, x: Operand, given: tuple[float, float] | None) -> tu
 
 
 _ASCEND: Final = Reduction("after > before", "all", operation="arrays.histogram")
-_LEAST, _MOST = (Reduction("x", name, operation=f"arrays.{name}") for name in ("min", "max"))
+_MIN, _MAX = (Reduction("x", name, operation=f"arrays.{name}") for name in ("min", "max"))

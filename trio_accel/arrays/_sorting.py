@@ -271,18 +271,18 @@ QuantileMethod: TypeAlias = Literal[
 
 # The formulas of each method: the place ``h`` of the share ``q`` among ``n`` elements, from 0 on, and the
 # weight ``g`` of the element after it (Hyndman and Fan, Sample Quantiles in Statistical Packages, 1996).
-_BETWEEN = "g = h - floor(h)"
-_PLACES: dict[str, str] = {
+_FRACTION = "g = h - floor(h)"
+_QUANTILE_FORMULAS: dict[str, str] = {
     "inverted_cdf": "h = ceil(n * q - 1); g = 0 * h",
     "averaged_inverted_cdf": "h = n * q - 1; g = where(h == floor(h), 0.5, 1)",
     "closest_observation": "h = n * q - 1.5; h = floor(h) + where(h == floor(h) and floor(h) % 2 == 1, 0, 1);"
     "g = 0 * h",
-    "interpolated_inverted_cdf": f"h = n * q - 1; {_BETWEEN}",
-    "hazen": f"h = n * q - 0.5; {_BETWEEN}",
-    "weibull": f"h = (n + 1) * q - 1; {_BETWEEN}",
-    "linear": f"h = (n - 1) * q; {_BETWEEN}",
-    "median_unbiased": f"h = n * q + (1 / 3 + q / 3) - 1; {_BETWEEN}",
-    "normal_unbiased": f"h = n * q + (3 / 8 + q / 4) - 1; {_BETWEEN}",
+    "interpolated_inverted_cdf": f"h = n * q - 1; {_FRACTION}",
+    "hazen": f"h = n * q - 0.5; {_FRACTION}",
+    "weibull": f"h = (n + 1) * q - 1; {_FRACTION}",
+    "linear": f"h = (n - 1) * q; {_FRACTION}",
+    "median_unbiased": f"h = n * q + (1 / 3 + q / 3) - 1; {_FRACTION}",
+    "normal_unbiased": f"h = n * q + (3 / 8 + q / 4) - 1; {_FRACTION}",
     "lower": "h = floor((n - 1) * q); g = 0 * h",
     "higher": "h = ceil((n - 1) * q); g = 0 * h",
     "midpoint": "h = (n - 1) * q; g = where(h == floor(h), 0, 0.5)",
@@ -323,7 +323,7 @@ async def _quantiles(
     if not np.all((shares >= 0) & (shares <= most)):
         raise ValueError(f"{name}: q must be from 0 to {most}")
     shares = shares / most
-    if method not in _PLACES:
+    if method not in _QUANTILE_FORMULAS:
         refuse_value(name, "method", get_args(QuantileMethod), method)
     [x] = await placed(name, x=x)
     check_real(name, x=x.spec)
@@ -336,7 +336,7 @@ async def _quantiles(
     last = moveaxis(x, axes, range(x.ndim - len(axes), x.ndim))
     s = await _sort_at(await reshape(last, (math.prod(lines), n)), _needed(name, shares, n))
     count = await _reduction("x == x", "sum", operation=name)(s, axis=1) if ".nan" in name else n
-    text = _TEXT.format(places=_PLACES[method])
+    text = _TEXT.format(places=_QUANTILE_FORMULAS[method])
     made = _expression(text, inputs=("s", "q", "n"), dtypes=dtype.value, operation=name)
     found = await made(s, shares.reshape(-1, 1), count, shape=(shares.size, math.prod(lines)))
     return found.reshape((*shares.shape, *kept))
@@ -446,7 +446,7 @@ def nanpercentile() -> None:
 
 
 # A load after the last element takes the last one, which is another one then.
-_FOUND = Elementwise[AccelRef](
+_IS_MEMBER = Elementwise[AccelRef](
     "(x2[at] == x1) != others",
     inputs=("x2", "at", "x1", "others"),
     operation="arrays.isin",
@@ -538,7 +538,7 @@ async def isin(x1: Operand, x2: Operand, *, invert: bool = False) -> AccelRef:
     if not x2.size:
         return await x1.device.full(x1.shape, invert, "bool")
     ordered = await sort(await reshape(x2, -1))
-    return await _FOUND(ordered, await searchsorted(ordered, x1), x1, invert)
+    return await _IS_MEMBER(ordered, await searchsorted(ordered, x1), x1, invert)
 
 
 @composed

@@ -34,7 +34,7 @@ _BACKENDS = {
     "cpu": "trio_accel.backends.cpu:CpuBackend",
 }
 
-_OWN = tuple(_BACKENDS)
+_BUNDLED_BACKENDS = tuple(_BACKENDS)
 
 # Backends of other distributions by name: the imported ones, and the reasons why others cannot be used.
 _LOADED: dict[str, AccelBackend] = {}
@@ -88,13 +88,13 @@ def describe() -> tuple[BackendReport, ...]:
     A backend of another distribution that cannot be used has a report with the problem.
     """
     reports = [_load(name).describe() for name in _known()]
-    refused = [name for name in _PROBLEMS if name in _OWN or name not in _BACKENDS]
+    refused = [name for name in _PROBLEMS if name in _BUNDLED_BACKENDS or name not in _BACKENDS]
     return (*reports, *[BackendReport(name=name, problem=_PROBLEMS[name]) for name in refused])
 
 
 def driver_checks() -> tuple[str, ...]:
     """Return files that check whether a process has initialised a driver; see `AccelBackend.driver_check`."""
-    backends = [_load(name) for name in _OWN] + list(_LOADED.values())
+    backends = [_load(name) for name in _BUNDLED_BACKENDS] + list(_LOADED.values())
     return tuple([path for backend in backends if (path := backend.driver_check) is not None])
 
 
@@ -118,7 +118,7 @@ def candidates(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
     named = os.environ.get(_VARIABLE)
     if named:
         return (_find(named, f"{named!r} (from the environment variable {_VARIABLE})"),)
-    return tuple([(_load(name), info) for name in _OWN for info in _load(name).list_devices()])
+    return tuple([(_load(name), info) for name in _BUNDLED_BACKENDS for info in _load(name).list_devices()])
 
 
 def members(spec: str | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
@@ -148,7 +148,7 @@ def resolve_for_worker(spec: str, path: str) -> tuple[AccelBackend, DeviceInfo]:
         path: Import path of its backend, as the application has found it.
     """
     name = spec.partition(":")[0]
-    if name not in _OWN:
+    if name not in _BUNDLED_BACKENDS:
         # The application has already queried all of its properties, which may take long.
         _BACKENDS[name] = path
         _LOADED[name] = _plug_ins.imported(path)
@@ -178,7 +178,7 @@ def _find(spec: str, given: str, *, is_worker: bool = False) -> tuple[AccelBacke
 
 def _available(name: str) -> str:
     """Return the device names for the package's own backends and the requested one."""
-    asked = dict.fromkeys((*_OWN, name))
+    asked = dict.fromkeys((*_BUNDLED_BACKENDS, name))
     return ", ".join([info.name for each in asked for info in _load(each).list_devices()])
 
 
@@ -194,7 +194,7 @@ def _known() -> dict[str, str]:
         by = " and ".join([f"{values[path]} ({path})" for path in paths])
         if not _is_name(name):
             _PROBLEMS[name] = f"{by}: {name!r} is not a name of a backend; it has small letters only"
-        elif name in _OWN:
+        elif name in _BUNDLED_BACKENDS:
             _PROBLEMS[name] = f"{by}: the package has a backend {name!r} of its own; uninstall this one"
         elif len(paths) > 1:
             _PROBLEMS[name] = f"two backends have the name {name!r}: {by}; uninstall one of them"
@@ -204,7 +204,7 @@ def _known() -> dict[str, str]:
 
 
 def _load(name: str) -> AccelBackend:
-    if name in _OWN:
+    if name in _BUNDLED_BACKENDS:
         return _load_own(name)
     if name not in _LOADED:
         problem = _PROBLEMS.get(name)

@@ -36,13 +36,14 @@ def main(
     """Run the command line.
 
     Args:
-        arguments: Arguments behind the program's name, ``sys.argv[1:]`` by default.
-        run: Does the work, and may raise what the commands do; ``None`` for the commands of ``trio-accel``.
+        arguments: The arguments after the program's name, ``sys.argv[1:]`` by default.
+        run: Does the work, and may raise the errors of the commands; ``None`` for the commands of
+            ``trio-accel``.
         name: The program's name in front of an error.
 
     Returns:
-        The exit code: 0 if all went well and every check holds, 1 if a check or a step failed, 2 for
-        input that cannot be used, 130 after Ctrl-C, 141 when standard output was closed early.
+        The exit code: 0 on success, if every check holds; 1 if a check or a step failed; 2 for unusable
+        input; 130 after Ctrl-C; 141 when standard output was closed early.
     """
     is_program = arguments is None
     ending = _Ending()
@@ -66,7 +67,7 @@ def main(
 
 
 def _discard_output() -> None:
-    """Python flushes once more at exit: let it, into nothing."""
+    """Replace the output by a null device, because Python flushes once more at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

@@ -47,7 +47,7 @@ app.command(demo)
 def info(*, json: Json = False) -> int:
     """Show devices, their libraries and versions.
 
-    Works without any accelerator; says why there is none.
+    Works without any accelerator, and shows why none is available.
 
     Args:
         json: Print one JSON document and nothing else.
@@ -68,14 +68,14 @@ def trace(
 ) -> int:
     """Run a Python program, and write a timeline of its actors and devices.
 
-    The file is written as the program runs, and is whole also after Ctrl-C and after an error. Open it at
+    The file is written as the program runs, and is complete even after Ctrl-C or an error. Open it at
     https://ui.perfetto.dev.
 
     Args:
         program: Python file to run.
-        arguments: Its arguments; what stands behind PROGRAM is never an option of this command.
+        arguments: Its arguments; options after PROGRAM never belong to this command.
         output: File to write; an existing one is replaced.
-        module: PROGRAM is the name of a module, as behind python -m.
+        module: PROGRAM is the name of a module, as after python -m.
     """
     if not module and not Path(program).is_file():
         raise InputError(f"program {program} does not exist")
@@ -100,8 +100,8 @@ def top(url: str, /, *, once: Flag = False) -> int:
     The program has opened a dashboard, by ta.open_dashboard(system), on this machine. Ctrl-C ends the view.
 
     Args:
-        url: Address of the dashboard, which the program knows as dashboard.url; its port alone will do.
-        once: Print the whole of one snapshot and end. So does a standard output that is no terminal.
+        url: Address of the dashboard, which the program has as dashboard.url; its port is enough.
+        once: Print a complete snapshot and end. This is the default if standard output is not a terminal.
     """
     return show_top(url, is_once=once)
 
@@ -119,15 +119,15 @@ def replay(
     tolerance: Annotated[float | None, Parameter(show_default=False, validator=Number(gte=0))] = None,
     programs: Flag = False,
 ) -> int:
-    """Ask the operations of a journal again, and name the first one that differs.
+    """Run the operations of a journal again, and name the first one that differs.
 
     Args:
         file: Journal that a program has recorded, by ta.replay.record.
-        device: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
-        against: Device to compare with, operation by operation and step by step, in place of the journal.
+        device: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best available.
+        against: Device to compare with, operation by operation and step by step, instead of the journal.
         until: Number of the last operation.
-        tolerance: How far elements may be apart, as a share of them and as it is. Default: the same bits.
-        programs: Run the code that the journal names. It is refused otherwise.
+        tolerance: Maximum difference of elements, both relative and absolute. Default: equal bits.
+        programs: Run the code that the journal names. Otherwise it is refused.
     """
     return run_replay(
         file, device=device, against=against, until=until, tolerance=tolerance, allows_programs=programs
@@ -147,35 +147,35 @@ def journal(file: Path, /) -> int:
 @demo.default
 @demo.command
 def recover(*, rounds: _Count = 1, backend: Backend = None, json: Json = False) -> int:
-    """Crash, poison and kill under load, and show what becomes of requests and arrays.
+    """Crash, poison and kill under load, and show the effects on requests and arrays.
 
-    Clients ask for products of a device in a worker process. Meanwhile the BLAS actor is crashed, the
-    context is poisoned, the worker process is killed, and an operation hangs; on a GPU kernels trap and fail
-    an assertion, too. Prints the tree of actors and the hashes of arrays before and after, and how long each
-    fault was felt; every result is compared with NumPy in float64.
+    Clients request products from a device in a worker process. Meanwhile the BLAS actor is crashed, the
+    context is poisoned, the worker process is killed, and an operation hangs; on a GPU kernels also trap and
+    fail an assertion. Prints the tree of actors, the hashes of arrays before and after, and the duration of
+    each fault; every result is compared with NumPy in float64.
 
     Args:
         rounds: How often each fault is injected.
-        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best there is.
+        backend: Device to use, such as cpu or cuda:1. Default: $TRIO_ACCEL_BACKEND, else the best available.
         json: Print one JSON document and nothing else.
     """
     return run_recover(rounds=rounds, backend=backend, is_json=json)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse ``arguments`` and run the command they name.
+    """Parse ``arguments`` and run the selected command.
 
     Returns:
         The exit code.
 
     Raises:
-        InputError: The arguments are wrong, or what they name cannot be used.
+        InputError: The arguments are wrong, or name something unusable.
     """
     return run_app(app, _end_options(list(arguments)))
 
 
 def run_app(app: App, arguments: Sequence[str]) -> int:
-    """Parse ``arguments`` and run the command of ``app`` that they name; else as `run`."""
+    """Parse ``arguments`` and run the selected command of ``app``; otherwise as `run`."""
     try:
         code = app(arguments, console=make_console(), exit_on_error=False, print_error=False)
     except UnusedCliTokensError as error:
@@ -186,7 +186,7 @@ def run_app(app: App, arguments: Sequence[str]) -> int:
 
 
 def _end_options(arguments: list[str]) -> list[str]:
-    """Arguments behind the program of `trace` are the program's."""
+    """Mark the arguments after the program of `trace` as the program's."""
     if arguments[:1] != ["trace"] or "--" in arguments:
         return arguments
     index = 1
@@ -199,7 +199,7 @@ def _run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> 
     before = sys.argv, sys.path[:]
     sys.argv = [program, *arguments]
     sys.path.insert(0, "" if is_module else str(Path(program).resolve().parent))
-    # Ctrl-C is the program's: Trio makes a KeyboardInterrupt of it only if Python's own handler is there.
+    # Ctrl-C belongs to the program: Trio converts it to a KeyboardInterrupt only with Python's own handler.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if is_module:
@@ -222,7 +222,7 @@ def _run_program(program: str, arguments: Sequence[str], *, is_module: bool) -> 
 
 
 def _is_interrupt(error: BaseException) -> bool:
-    """Tell whether it is a group of nothing but interrupts."""
+    """Return whether it is a group of only interrupts."""
     if not isinstance(error, BaseExceptionGroup):
         return False
     group = cast("BaseExceptionGroup[BaseException]", error)

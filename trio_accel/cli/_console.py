@@ -1,4 +1,4 @@
-"""Commands print with these: the console, lines, two columns of facts, and objects as JSON."""
+"""Output of the commands: the console, lines, two columns of facts, and objects as JSON."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def make_console(*, is_quiet: bool = False) -> Console:
 
 
 def can_redraw(console: Console) -> bool:
-    """Tell whether it is a terminal that can be drawn on; variables may make one of what is none."""
+    """Return whether it is a terminal with redraw; environment variables may pretend that it is one."""
     return console.is_terminal and not console.is_dumb_terminal and sys.stdout.isatty()
 
 
 def cut(lines: str) -> Text:
-    """Lines that end where the terminal does: one that went on below would break a tree."""
+    """Return lines truncated at the terminal's width, because wrapped lines would break a tree."""
     return Text(lines, no_wrap=True, overflow="ellipsis")
 
 
@@ -61,7 +61,7 @@ def count_of(number: int, noun: str) -> str:
 
 
 def as_json(one: attrs.AttrsInstance) -> dict[str, Any]:
-    """Return an attrs object in terms of JSON: numbers that are not finite become null."""
+    """Return an attrs object as JSON types: infinities and NaN become null."""
     return attrs.asdict(one, value_serializer=lambda _, __, value: _finite(value))
 
 

@@ -1,4 +1,4 @@
-"""``trio-accel info``: devices, their libraries, and the versions of what they run on."""
+"""``trio-accel info``: devices, their libraries, and the versions of the software below them."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _print(
 
 
 def _topology_table(topology: ta.Topology) -> Table:
-    """The ways between devices, and behind them the number of each one's island."""
+    """Return a table of the ways between devices, followed by the number of each device's island."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("reaches", *(info.name for info in topology.devices), "island"):
         table.add_column(heading, overflow="fold")
@@ -166,7 +166,7 @@ def _parts_of(backend: BackendReport) -> Iterator[RenderableType]:
 
 
 def _software_table(backend: BackendReport) -> Table:
-    """One row for each; a folder only where it is another than in the row above."""
+    """Return a table with one row each; a folder is shown only if it differs from the previous row."""
     table = Table.grid(padding=(0, 2))
     for is_whole in (True, True, True, False):
         table.add_column(no_wrap=is_whole, overflow="fold")

@@ -1,4 +1,4 @@
-"""``demo recover``: faults under load, live while they happen, and what became of requests and arrays."""
+"""``demo recover``: faults under load, shown live, and their effects on requests and arrays."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ import trio_accel as ta
 from trio_accel.cli._console import as_json, can_redraw, count_of, cut, make_console, print_line
 from trio_accel.cli._run import in_thread, open_device, run_async, run_for_json
 
-# Rows and columns of the operands, how many of them there are, and how many requests are under way at once.
+# The number of rows and columns of the operands, of operands, and of concurrent requests.
 _SIZE, _OPERANDS, _CLIENTS = 64, 25, 16
-# The tolerance of one float32 product and sum, which grows with the root of the number of terms.
+# The tolerance of a float32 product and sum; it grows with the root of the number of terms.
 _LIMIT = 1e-5 * math.sqrt(_SIZE)
 # Requests that end before the first fault, between two, and after the last one.
-_BETWEEN = 25
-# A fault that has not been felt, or not been recovered from, after so many requests never will be.
-_PATIENCE = 500
+_REQUESTS_BETWEEN_FAULTS = 25
+# A fault without an effect, or without a recovery, after this number of requests counts as failed.
+_MAX_REQUESTS = 500
 _OPTIONS = ta.DeviceOptions(
     isolation="process",
     # Seconds that the command waits after Ctrl-C for an operation that still runs.
     close_grace=0.2,
-    # It tells how soon the next one serves, and not how long a supervisor waits after several in a row.
+    # The demo measures how soon the next one serves, not how long a supervisor waits after several failures.
     backoff=ta.Backoff(initial=0.0, base=0.0, jitter=0.0),
-    # One operation hangs, and no other one takes so long.
+    # One operation hangs, and all others are much faster.
     stuck_after=2.0,
 )
 _REFRESH_SECONDS = 0.08
@@ -50,7 +50,8 @@ _REFRESH_SECONDS = 0.08
 _DTYPES, _NBYTES = ("float32", "float64", "complex64", "int8"), 16 << 20
 _DIGITS = 12
 _REASON = "injected"
-# A product may be made twice. Clients try again at once, since the demo tells how soon the next one serves.
+# A product may be computed twice. Clients retry at once, because the demo measures how soon the next one
+# serves.
 _RETRY = partial(
     ta.patterns.RetryPolicy,
     attempts=5,
@@ -89,17 +90,17 @@ _OF_KERNELS = {"trap", "assert"}
 
 @attrs.define(kw_only=True, eq=False)
 class Load:
-    """Clients that ask for products all the time.
+    """Clients that request products continuously.
 
     Attributes:
-        lefts: Left operands on the host, float32.
-        right: Right operand of all, on the device.
+        lefts: The left operands on the host, float32.
+        right: The common right operand, on the device.
         references: The products in float64.
-        asked: Requests so far.
-        errors: Relative errors of the products that came.
-        retried: The errors of attempts, with what caused them; most were tried again.
-        failures: The errors of requests, which no further attempt has helped.
-        is_over: Whether clients ask for nothing new; what is under way ends by itself.
+        asked: The number of requests so far.
+        errors: The relative errors of the received products.
+        retried: The errors of attempts, with their causes; most were retried.
+        failures: The errors of requests that no further attempt has helped.
+        is_over: Whether clients send no new requests; current ones still end.
     """
 
     lefts: NDArray[np.float32]
@@ -131,29 +132,29 @@ class Load:
 
     @property
     def ended(self) -> int:
-        """How many requests got a product or an error."""
+        """The number of requests that got a product or an error."""
         return len(self.errors) + len(self.failures)
 
     async def wait_until(self, holds: Callable[[], bool]) -> None:
-        """Wait for what changes as requests end."""
+        """Wait for a condition that changes when requests end."""
         while not holds():
             await self._changed.park()
 
     async def wait_ended(self, more: int) -> None:
-        """Wait until so many more requests have ended."""
+        """Wait until `more` further requests have ended."""
         wanted = self.ended + more
         await self.wait_until(lambda: self.ended >= wanted)
 
     async def ask_on(self) -> None:
-        """Ask, one request after the other."""
+        """Send one request after the other."""
         while not self.is_over:
             await self.ask()
 
     async def ask(self) -> bool:
-        """Ask for a product, and tell whether it is right.
+        """Request a product, and return whether it is right.
 
         Raises:
-            DeviceLostError: The device was given up; one request says so for all.
+            DeviceLostError: The device was given up; only one request raises this.
         """
         self.asked += 1
         index, is_right = self.asked % len(self.lefts), False
@@ -193,7 +194,7 @@ def _class_of(failure: str) -> str:
 
 
 def _is_strange(failure: str) -> bool:
-    """Tell whether it is another error than the faults cause, or comes from another crash."""
+    """Return whether the faults do not cause this error, or it comes from another crash."""
     is_other_crash = _class_of(failure) == "ActorFailedError" and _REASON not in failure
     return is_other_crash or _class_of(failure) not in _FAILURES
 
@@ -203,14 +204,14 @@ class Effect:
     """The effect of a fault.
 
     Attributes:
-        fault: Its name.
-        text: The part that was made to fail, in words.
-        losses: Contexts that it costs.
-        generation_before: Generation of the device before it.
+        fault: The name of the fault.
+        text: The failing part, in words.
+        losses: The number of contexts that it costs.
+        generation_before: The generation of the device before it.
         generation_after: The generation that served again.
-        retried: Attempts that failed from its injection on, until the device served again.
-        recovery_ms: From its injection to the right product of a request that was begun when it had been
-            felt; infinite if no request felt it or none was served after it.
+        retried: The number of failed attempts from its injection on, until the device served again.
+        recovery_ms: The time from its injection to the right product of a request that was begun after its
+            effect; infinite if no request was affected or none was served after it.
     """
 
     fault: str
@@ -245,7 +246,7 @@ class ArrayReport:
 
 
 def _elements(seed: int, dtype: str) -> NDArray[Any]:
-    """Random bytes, the same each time: any pattern of bits must come through. Blocking."""
+    """Return random bytes, the same each time, because any bit pattern must survive. Blocking."""
     return np.frombuffer(np.random.default_rng(seed).bytes(_NBYTES), dtype)
 
 
@@ -273,7 +274,7 @@ class Check:
 
 @attrs.define(kw_only=True, eq=False)
 class Demo:
-    """One run, drawn while it goes on, on a terminal that can."""
+    """One run, drawn live if the terminal supports it."""
 
     console: Console
     system: ta.System
@@ -300,10 +301,10 @@ class Demo:
                 for _ in range(_CLIENTS):
                     asking.start_soon(self.load.ask_on)
                 for number, fault in enumerate(faults, 1):
-                    await self.load.wait_ended(_BETWEEN)
+                    await self.load.wait_ended(_REQUESTS_BETWEEN_FAULTS)
                     self._tell(f"{number} of {len(faults)}: {fault.text}, {self.load.ended} requests")
                     self.effects.append(await self._break(fault))
-                await self.load.wait_ended(_BETWEEN)
+                await self.load.wait_ended(_REQUESTS_BETWEEN_FAULTS)
                 self.load.is_over = True
             self._tell("comparing the hashes of arrays")
             for dtype, ref, before in zip(_DTYPES, refs, hashes, strict=True):
@@ -315,7 +316,7 @@ class Demo:
     async def _break(self, fault: Fault) -> Effect:
         """Inject a fault under load and wait until the device serves again."""
         load, generation = self.load, self.device.generation
-        retried, last, start = len(load.retried), load.ended + _PATIENCE, trio.current_time()
+        retried, last, start = len(load.retried), load.ended + _MAX_REQUESTS, trio.current_time()
         fault.inject(self.device)
         await load.wait_until(lambda: len(load.retried) > retried or load.ended >= last)
         # Requests from now on are served by the next incarnation, or context.
@@ -355,7 +356,7 @@ class Demo:
         load, effects = self.load, self.effects
         unfelt = sum(one.recovery_ms == math.inf for one in effects)
         wrong = sum(abs(one.generation_after - one.generation_before - one.losses) for one in effects)
-        # NaN, where one is, or where there is no product.
+        # NaN if there is one, or if there are no products.
         worst = float(np.max(load.errors or [math.nan]))
         return (
             Check("requests failed or lost", abs(load.asked - len(load.errors))),
@@ -372,7 +373,7 @@ class Demo:
         self._spinner.update(text=cut(doing))
 
     async def _draw_on(self) -> None:
-        """Draw until it is cancelled; nothing of it stays."""
+        """Draw until it is cancelled; then remove the drawing."""
         with Live(console=self.console, auto_refresh=False, transient=True) as live:
             while True:
                 above: list[RenderableType] = [Text(), _faults(self.effects)] if self.effects else []
@@ -405,7 +406,7 @@ def _mark(is_ok: bool) -> str:
 
 
 def _grid(*headings: str) -> Table:
-    """Make a table with a line below its head; ``>`` in front of a heading puts its column to the right."""
+    """Make a table with a line below its head; ``>`` before a heading right-aligns its column."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for heading in headings:
         table.add_column(heading.removeprefix(">"), justify="right" if heading.startswith(">") else "left")
@@ -413,7 +414,7 @@ def _grid(*headings: str) -> Table:
 
 
 def _faults(effects: list[Effect]) -> Table:
-    """Describe the faults, and how long each was felt: the median of all rounds, and the longest time."""
+    """Describe the faults, and the duration of each: the median of all rounds, and the longest time."""
     table = _grid("fault", ">times", ">retried", ">right again", ">at most")
     for text in dict.fromkeys(one.text for one in effects):
         ours = [one for one in effects if one.text == text]

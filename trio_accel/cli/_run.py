@@ -1,4 +1,4 @@
-"""Base of every command: its errors, its files, its device, a run under Trio that Ctrl-C ends in order."""
+"""Base of every command: its errors, files and device, and a run under Trio that Ctrl-C ends in order."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 class InputError(Exception):
-    """Something that the caller gave (a file, an option, a backend name) cannot be used.
+    """An argument of the caller (a file, an option, a backend name) cannot be used.
 
-    The message is one line that says what was given and what is wrong with it; the command line prints it
-    on stderr and ends with the exit code.
+    The message is a line with the argument and its fault; the command line prints it on stderr and ends with
+    the exit code.
     """
 
     def __init__(self, message: str, code: int = 2) -> None:
@@ -31,7 +31,7 @@ class InputError(Exception):
 
 
 def printable(text: str) -> str:
-    """``text`` with ``?`` for what is no character to look at: names and files may hold any, ESC too."""
+    """Return ``text`` with ``?`` for unprintable characters, such as ESC, because names may have any."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
@@ -58,7 +58,7 @@ def run_async(job: Callable[[], Awaitable[_T]]) -> _T:
         Result of ``job``.
 
     Raises:
-        InterruptError: A signal came; everything that ``job`` had opened is closed.
+        InterruptError: A signal was received; everything that ``job`` had opened is closed.
         BaseException: The error of ``job``; a group that holds one error is unwrapped.
     """
     try:
@@ -69,7 +69,7 @@ def run_async(job: Callable[[], Awaitable[_T]]) -> _T:
 
 
 def run_for_json(job: Callable[[], Awaitable[int]], render: Callable[[int, str | None], str]) -> int:
-    """Run ``job`` under Trio and print the document, also where the job fails.
+    """Run ``job`` under Trio and print the document, even if the job fails.
 
     Args:
         job: The command; returns its exit code.
@@ -88,7 +88,7 @@ def run_for_json(job: Callable[[], Awaitable[int]], render: Callable[[int, str |
 
 
 def exit_code_of(error: Exception) -> int:
-    """Say with which code one of `FAILURES` ends the program: as a shell has it, a signal's is above 128."""
+    """Return the exit code of one of `FAILURES`; as in a shell, a signal's code is above 128."""
     if isinstance(error, InterruptError):
         return 128 + error.signal
     return error.code if isinstance(error, InputError) else 1
@@ -103,7 +103,7 @@ def _only_error(error: BaseException) -> BaseException:
 
 
 async def in_thread(function: Callable[[*_Ts], _T], *args: *_Ts) -> _T:
-    """``function(*args)`` in a worker thread, left to itself when cancelled: Ctrl-C does not wait."""
+    """Run ``function(*args)`` in a thread and abandon it when cancelled, so that Ctrl-C does not wait."""
     return await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True)
 
 
@@ -117,7 +117,7 @@ async def _run(job: Callable[[], Awaitable[_T]]) -> _T:
             with scope:
                 result = await job()
             nursery.cancel_scope.cancel()
-    # A signal that came after the job's last checkpoint has cut nothing short.
+    # A signal after the job's last checkpoint has interrupted nothing.
     if result is not None:
         return result
     raise InterruptError(interrupted[0])
@@ -144,7 +144,7 @@ async def open_device(
     """Open a device by the name of its backend, or the best one.
 
     Raises:
-        InputError: There is no such device, or it does not have the isolation.
+        InputError: The device does not exist, or does not support the isolation.
     """
     try:
         return await system.open_device(backend, options=options, name=name)

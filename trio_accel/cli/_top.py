@@ -13,11 +13,12 @@ from rich.live import Live
 from trio_accel.cli._console import can_redraw, cut, make_console
 from trio_accel.cli._run import InputError, InterruptError, printable, run_async
 
-# Seconds until the first event, and from each to the next: a page has one a minute at least. Bytes of one.
-_FIRST, _NEXT, _MOST = 5.0, 90.0, 1 << 26
-# Raised over a program that has gone, and over what is no snapshot.
+# Seconds until the first event, and between events: a page has at least one a minute. The maximum bytes of an
+# event.
+_FIRST, _NEXT, _MAX_EVENT_BYTES = 5.0, 90.0, 1 << 26
+# Raised after the program has ended, and for anything but a snapshot.
 _ENDS = (OSError, trio.BrokenResourceError, AttributeError, KeyError, RecursionError, TypeError, ValueError)
-# Figures that are shown in milliseconds and MiB.
+# Figures shown in milliseconds and MiB.
 _UNITS = {"p50": 1e3, "p99": 1e3, "used": 2**-20, "limit": 2**-20, "memory": 2**-20}
 # The lists of a snapshot, each with a head and the columns of a row.
 _LISTS = {
@@ -33,12 +34,12 @@ _LISTS = {
 
 
 def show_top(url: str, *, is_once: bool) -> int:
-    """Show a program until it ends or a signal comes, by which a person leaves; or show it once.
+    """Show a program until it ends or a signal is received; or show it once.
 
     Raises:
         InputError: No dashboard has such an address, or none answers, or its program has ended.
     """
-    # A dashboard is served to its own machine alone, and its address has a port.
+    # A dashboard is served only to its own machine, and its address has a port.
     found = re.fullmatch(r"(?:http://)?(?:(?:127\.0\.0\.1|localhost):)?([0-9]{1,5})/?", url)
     if found is None or not 0 < int(found[1]) < 1 << 16:
         raise InputError(f"{url} is not an address of a dashboard, such as http://127.0.0.1:8080/")
@@ -52,13 +53,13 @@ def show_top(url: str, *, is_once: bool) -> int:
 
 
 async def _watch(port: int, live: Live | None) -> str:
-    """Draw each snapshot that comes, or return the first one."""
+    """Draw each received snapshot, or return the first one."""
     why, rest = "nothing listens there", b""
     with suppress(*_ENDS), trio.move_on_after(_FIRST) as limit, live or nullcontext():
         async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
             why = "no dashboard answers there, or it has its 16 readers already"
             await stream.send_all(b"GET /events HTTP/1.0\r\nHost: localhost\r\n\r\n")
-            while len(rest) < _MOST and (part := await stream.receive_some()):
+            while len(rest) < _MAX_EVENT_BYTES and (part := await stream.receive_some()):
                 *lines, rest = (rest + part).split(b"\n")
                 for now in [json.loads(line[6:]) for line in lines if line.startswith(b"data: ")]:
                     if live is None:
@@ -69,7 +70,7 @@ async def _watch(port: int, live: Live | None) -> str:
 
 
 def _draw(now: dict[str, Any], height: int = 1 << 30) -> str:
-    """Draw a snapshot in so many lines. The head of each list counts what is left out."""
+    """Draw a snapshot in `height` lines. The head of each list counts the omitted rows."""
     lines = [f"{now['system']}, process {now['pid']}, up for {now['uptime']:.0f} s"]
     if (loop := now["loop"])["count"]:
         held = "{count} holds of the loop, {seconds:.1f} s in all, the longest {longest:.1f} s".format_map(

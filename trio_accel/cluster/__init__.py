@@ -1,4 +1,4 @@
-"""Entities at home on one of several nodes, by key; durable ones go on where they were."""
+"""Entities with a home on one of several nodes, by key; durable ones continue after the loss of a node."""
 
 from .._names import export as _export
 from ._agent import *

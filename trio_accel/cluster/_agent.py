@@ -13,7 +13,7 @@ import trio
 from ..backends import candidates
 from ..devices import open_system
 from ._entities import Residents
-from ._errors import NotAtHomeError
+from ._errors import EntityMovedError
 from ._link import Address, Allocate, Link, listen
 from ._members import Member
 from ._options import ClusterOptions
@@ -33,12 +33,12 @@ class AgentConfig:
     """The configuration of an agent.
 
     Attributes:
-        node: Name of its node.
-        options: Options of the cluster.
-        store: What keeps durable entities, or None.
-        secret: What all agents and the program prove to have.
+        node: The name of its node.
+        options: The options of the cluster.
+        store: The store of durable entities, or None.
+        secret: The secret that all agents and the program prove to know.
         host: The address to listen at.
-        ports: Ports to listen at, of which it takes the first that is free; 0 for any.
+        ports: The ports to listen at; it takes the first free one. 0 for any.
     """
 
     node: str
@@ -51,12 +51,12 @@ class AgentConfig:
 
 @attrs.frozen
 class Started:
-    """The place of an agent that has started.
+    """The address of a started agent.
 
     Attributes:
-        address: Where it is reached.
-        devices: Names of its devices.
-        pid: Its process.
+        address: The address at which it is reached.
+        devices: The names of its devices.
+        pid: Its process ID.
     """
 
     address: Any
@@ -65,7 +65,7 @@ class Started:
 
 
 class _Peers(Router):
-    """The way to other agents, which are connected to when they are first asked."""
+    """The way to other agents, which connects to each at its first request."""
 
     def __init__(self, window: int, nursery: trio.Nursery, allocate: Allocate) -> None:
         super().__init__()
@@ -85,19 +85,19 @@ class Agent:
     """An agent.
 
     Args:
-        config: What it is told.
+        config: The configuration.
     """
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        # When the program had a reply of this agent at the latest, and when it has asked last.
+        # The latest possible time of a reply that the program got, and the time of its last request.
         self._heard = self._asked = 0.0
 
     async def run(self, started: Callable[[Address, tuple[str, ...]], None]) -> None:
         """Serve until this is cancelled.
 
         Args:
-            started: Is told where the agent listens, and what devices it has.
+            started: Called with the agent's address and the names of its devices.
         """
         config, options = self._config, self._config.options
         names = options.devices
@@ -110,10 +110,10 @@ class Agent:
             trio.open_nursery() as nursery,
         ):
             self._heard = trio.current_time()
-            # Arrays come to where a device can fetch them by itself.
+            # Received arrays are allocated in memory that a device can read directly.
             allocate = partial(next(iter(devices)).host_empty, dtype="uint8")
             self._router = _Peers(options.window, nursery, allocate)
-            # An agent that was stopped while it wrote is ended within that time, and its lock with it.
+            # An agent that stops while it writes is ended within that time, which releases its lock.
             patience = 2 * options.heartbeat_timeout
             self._residents = Residents(config.node, system, devices, self._router, config.store, patience)
             nursery.start_soon(self._listen_for_the_program)
@@ -129,11 +129,11 @@ class Agent:
             epoch, *asked = given
             await self._router.wait_epoch(epoch)
             if self._is_alone():
-                raise NotAtHomeError(f"node {self._config.node} hears nothing of the program")
+                raise EntityMovedError(f"node {self._config.node} hears nothing of the program")
             return await self._residents.ask(*asked)
         if what == "beat":
-            # The program waits for the reply to one before it sends the next: only the time of the one before
-            # is a time that it counts from. What comes late, out of a network that was away, tells nothing.
+            # The program waits for each reply before its next request, so the previous request's time is safe
+            # to count from. Late messages from a network that was away prove nothing.
             self._heard, self._asked = self._asked, trio.current_time()
         if what == "table":
             table, before = given
@@ -151,7 +151,7 @@ class Agent:
         return None
 
     def _is_alone(self) -> bool:
-        """Tell whether the program is silent: it gives the entities of this node to others then."""
+        """Return whether the program is silent, because it then gives this node's entities to others."""
         return trio.current_time() - self._heard > self._config.options.alone_after
 
     async def _listen_for_the_program(self) -> None:

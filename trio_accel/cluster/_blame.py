@@ -1,14 +1,14 @@
-"""Finds the request that ends agent after agent, as devices find what loses their contexts (D136, D205).
+"""Finds the request that ends agent after agent, as devices find operations that lose contexts (D136, D205).
 
-A request with an id is asked again when its agent is lost, because the store knows whether it was executed.
-One that ends its process would take agent after agent. So requests that were in flight when an agent crashed
-are suspects. They run again one after the other, the newest first, because most crashes follow at once, and
-other requests wait meanwhile for a moment. With the next crash in its turn, a suspect is to blame. If others
-were in flight beside it all the same, it takes one crash more.
+A request with an id is sent again when its agent is lost, because the store knows whether it was executed. If
+a request ends its process, it would take agent after agent. So requests in flight when an agent crashed are
+suspects. They run again one after the other, the newest first, because most crashes follow at once, and other
+requests wait briefly meanwhile. With the next crash in its turn, a suspect is to blame. If others were in
+flight at the same time anyway, it takes one more crash.
 
-The end of an agent that was killed says nothing about its requests, but a request that takes all memory looks
-the same. After two such losses a request waits until no agent is lost for some seconds. If one is, somebody
-kills agents, and the losses do not count. Otherwise the request is a suspect, and a third loss blames it.
+A killed agent shows nothing about its requests, but a request that takes all memory looks the same. After two
+such losses a request waits until no agent is lost for some seconds. If an agent is lost, somebody kills
+agents, and the losses do not count. Otherwise the request is a suspect, and a third loss blames it.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ import trio
 from ._errors import LethalRequestError
 from ._members import Member, Target
 
-# Seconds until a suspect runs beside others, because a turn may take long, or may wait for the suspect. Each
-# loss doubles them, so that every suspect runs alone at last.
-_PATIENCE = 5.0
-# Seconds that other requests wait for suspects at most.
+# Seconds until a suspect runs concurrently with others, because a turn may take long, or may wait for the
+# suspect. Each loss doubles them, so that every suspect finally runs on its own.
+_SUSPECT_SECONDS = 5.0
+# The maximum seconds that other requests wait for suspects.
 _HOLD = 0.5
-# Losses of agents that were killed, before somebody is to blame.
+# The number of losses of killed agents before a request is to blame.
 _KILLS = 3
 
 
 @attrs.define(eq=False)
 class Trial:
-    """A request on its way.
+    """A request in flight.
 
     Attributes:
         target: The entity.
         cls: The class of its message.
-        lost: The members that were lost with it.
-        sent: When it was sent to the last of these.
-        beside: How many other requests were lost with that.
+        lost: The members lost with it.
+        sent: The time when it was sent to the last lost member.
+        beside: The number of other requests lost with that member.
         was_alone: Whether it was the only suspect in flight then.
-        is_alone: Whether it is.
-        pardons: How often losses did not count, because others were lost, too.
+        is_alone: Whether it is the only suspect in flight now.
+        pardons: The number of times that losses did not count, because others were also lost.
     """
 
     target: Target
@@ -57,13 +57,13 @@ class Trial:
     pardons: int = 0
 
     def lose(self, member: Member, sent: float, beside: int) -> None:
-        """Remember a loss."""
+        """Record a loss."""
         self.lost.append(member)
         self.sent, self.beside, self.was_alone = sent, beside, self.is_alone
 
 
 class Blame:
-    """Requests of this process that are in flight to agents, and agents that have crashed.
+    """This process's requests in flight to agents, and crashed agents.
 
     Args:
         is_quiet: Returns after some seconds whether no agent was lost meanwhile.
@@ -76,12 +76,12 @@ class Blame:
         self._crashed: deque[Member] = deque(maxlen=256)
 
     def note_crash(self, member: Member) -> None:
-        """Remember that an agent's process has ended by itself."""
+        """Record that an agent's process has ended on its own."""
         self._crashed.append(member)
 
     @property
     def has_suspects(self) -> bool:
-        """Whether suspects run, or wait for their turn."""
+        """Whether suspects run, or wait for their turns."""
         return bool(self._running or self._waiting)
 
     @asynccontextmanager
@@ -105,8 +105,8 @@ class Blame:
             return
         self._waiting.append(trial)
         try:
-            with trio.move_on_after(_PATIENCE * 2 ** min(len(trial.lost), 10)):
-                # All that were lost together are here behind this.
+            with trio.move_on_after(_SUSPECT_SECONDS * 2 ** min(len(trial.lost), 10)):
+                # After this, all requests lost at the same time are here.
                 await trio.lowlevel.checkpoint()
                 while self._running or trial is not max(self._waiting, key=lambda one: one.sent):
                     await self._changed.park()
@@ -124,7 +124,7 @@ class Blame:
             self._changed.unpark_all()
 
     async def _wait_quiet(self, trial: Trial) -> bool:
-        # Longer each time, so that all of several that end agents wait here at last.
+        # Wait longer each time, so that several requests that end agents all wait here at last.
         for _ in range(trial.pardons + 1):
             if await self._is_quiet():
                 return True

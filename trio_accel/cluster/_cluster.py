@@ -1,4 +1,4 @@
-"""Clusters: agents on nodes, as children of the program, and the table of who is a member."""
+"""Clusters: agents on nodes, as children of the program, and the table of members."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..backends.base import NotSupportedError
 from ..devices import DeviceGroup, System, run_together
 from ._agent import AgentConfig
 from ._entities import Residents
-from ._errors import FencedError, NodeLostError, NotAtHomeError, StoreError
+from ._errors import EntityMovedError, FencedError, NodeLostError, StoreError
 from ._link import Link, LinkLostError, allocate_any
 from ._members import Member, Target
 from ._nodes import Nodes
@@ -33,10 +33,10 @@ _logger = logging.getLogger("trio_accel.cluster")
 
 EntityT = TypeVar("EntityT")
 
-# Looks for a heartbeat within the time that an agent may be silent; seconds before a store that is away is
-# asked again for the number of a table.
+# Heartbeats within the time that an agent may be silent; seconds before an unavailable store is called again
+# for a table number.
 _BEATS, _PAUSE = 12, 1.0
-# Errors of an agent that the next one would have, too.
+# Errors of an agent that would also happen to its successor.
 _FATAL: dict[type[Exception], Directive] = dict.fromkeys(
     [FencedError, NotSupportedError, ValueError], Directive.ESCALATE
 )
@@ -50,23 +50,23 @@ async def open_cluster(
     store: Store | None = None,
     options: ClusterOptions | None = None,
 ) -> AsyncGenerator[Cluster]:
-    """Start an agent on each node, for entities that are at home on one of them by their keys.
+    """Start an agent on each node, for entities with a home node determined by their keys.
 
-    Agents come and go with the nodes; all end with the block, or with this program. An agent is a child in
-    the tree of the system: one that fails is started again.
+    Agents appear and leave with the nodes; all end with the block, or with this program. An agent is a child
+    in the supervision tree of the system, so a failed agent is started again.
 
     Args:
         system: The system of the program.
-        nodes: What knows the nodes: `LocalNodes` or `RayNodes`.
-        store: What keeps the messages of each `DurableEntity`; None where there is none.
+        nodes: The source of nodes: `LocalNodes` or `RayNodes`.
+        store: The store for the messages of each `DurableEntity`; None without any.
         options: Options.
 
     Raises:
-        ValueError: A store for one host, and nodes on several.
+        ValueError: The store is for one host, but the nodes are on several.
         StoreError: The store cannot be opened.
-        ExceptionGroup: The error of the body, and that of agents that have failed too often; or an
-            `ActorFailedError` by a `NotSupportedError` or `ValueError`, where a node lacks a device of the
-            options, or nobody knows such a one.
+        ExceptionGroup: The error of the body, and of agents that have failed too often; or an
+            `ActorFailedError` caused by a `NotSupportedError` or `ValueError`, if a node lacks a device of
+            the options, or the name of a device is unknown.
     """
     if store is not None and not (store.is_shared or nodes.is_one_host):
         raise ValueError("open_cluster: this store is for one host, and the nodes are on several")
@@ -103,7 +103,7 @@ class Cluster(Router):
         return f"<Cluster of {', '.join(one.name for one in self.members) or 'no node'}, epoch {self.epoch}>"
 
     def replicas(self, cls: type[EntityT]) -> Mapping[str, EntityRef[EntityT]]:
-        """Return the address of one entity on each node, by the node's name: for `patterns.ReplicaPool`.
+        """Return the address of an entity on each node, by the node's name: for `patterns.ReplicaPool`.
 
         Raises:
             TypeError, ValueError: As `entity` does.
@@ -114,7 +114,7 @@ class Cluster(Router):
         """Give the entities of a node to others, and end its agent; it stays out while the node stays.
 
         Raises:
-            KeyError: There is no such member.
+            KeyError: The node is not a member.
         """
         agent = self._agents.get(node)
         if agent is None or node not in [one.name for one in self.members]:
@@ -126,13 +126,13 @@ class Cluster(Router):
                 await agent.stop()
 
     async def watch(self) -> AsyncGenerator[Table]:
-        """Yield the table, at once and whenever it has changed."""
+        """Yield the table, at once and after each change."""
         while True:
             yield self.table
             await self.wait_changed()
 
     async def follow(self, supervisor: SupervisorScope, first: trio.Event) -> None:
-        """Have an agent on each node; `first` is set when those that were there at first were tried."""
+        """Keep an agent on each node; set `first` after an attempt on each initial node."""
         async with aclosing(self._nodes.watch()) as changes:
             async for names in changes:
                 for name in [one for one in self._agents if one not in names]:
@@ -150,7 +150,7 @@ class Cluster(Router):
                     first.set()
 
     async def live(self, name: str, nursery: trio.Nursery) -> None:
-        """Start an agent, have it as a member, and return when it is gone, or silent for too long.
+        """Start an agent, make it a member, and return when it is lost, or silent for too long.
 
         Raises:
             NodeLostError: Always at the end.
@@ -165,7 +165,7 @@ class Cluster(Router):
                 self._tried[name].set()
             why = await self._silence(link)
             if all(one.name != name for one in self.members):
-                await trio.sleep_forever()  # its entities were handed over, and who did it ends this
+                await trio.sleep_forever()  # whoever handed its entities over cancels this
             raise NodeLostError(f"node {name} {why}", node=name, epoch=self.epoch)
         except LinkLostError as error:
             raise NodeLostError(str(error), node=name, epoch=self.epoch) from error
@@ -177,7 +177,7 @@ class Cluster(Router):
                     await self._replace(name, None, is_lost=True)
 
     async def _silence(self, link: Link) -> str:
-        """Wait until an agent is gone or silent; returns what has happened."""
+        """Wait until an agent is lost or silent; return a description."""
         timeout = self._options.heartbeat_timeout
         while True:
             try:
@@ -193,7 +193,7 @@ class Cluster(Router):
     async def _replace(
         self, name: str, member: Member | None, link: Link | None = None, *, is_lost: bool = False
     ) -> None:
-        """Have a member, or no more: all agents get the new table, and then hear that all have it (D209)."""
+        """Add or remove a member: all agents get the new table, and then hear that all have it (D209)."""
         async with self._change:
             epoch = await self._next_epoch()
             members = {one.name: one for one in self.members if one.name != name}
@@ -216,7 +216,7 @@ class Cluster(Router):
                 await run_together([settle, partial(self.settle, self._options.hand_off)])
 
     async def _give(self, request: tuple[object, ...], members: Iterable[Member]) -> None:
-        """Ask agents, and end those that do not answer: with a table, each ends what is at home elsewhere."""
+        """Send a request to agents (a new table makes them end moved entities), and end silent agents."""
 
         async def give(member: Member) -> None:
             link = self._links[member]
@@ -227,15 +227,15 @@ class Cluster(Router):
             except trio.TooSlowError:
                 _logger.warning("node %s has not ended its hand-off: its agent is ended", member.name)
             except LinkLostError:
-                pass  # its own task tells that
-            # Whatever it still serves has another home from here on.
+                pass  # the agent's own task reports that
+            # Other nodes serve its entities from here on.
             await self._end(member.name)
             link.close()
 
         await run_together([partial(give, one) for one in members])
 
     async def _end(self, name: str) -> None:
-        """End the agent of a node, and remember whether it had ended by itself."""
+        """End the agent of a node, and record whether it had ended on its own."""
         if await self._nodes.end(name):
             for member in self.members:
                 if member.name == name:
@@ -274,7 +274,7 @@ class _NodeAgent(Actor):
 
 
 class _Here(Router):
-    """The way to entities of this process, without a network."""
+    """The way to entities in this process, without a network."""
 
     residents: Residents
 
@@ -282,7 +282,7 @@ class _Here(Router):
         self._check_open(target)
         try:
             return await self.residents.ask(target, message, number, is_told)
-        except NotAtHomeError:
+        except EntityMovedError:
             self._check_open(target)
             raise
 
@@ -291,12 +291,12 @@ class _Here(Router):
 async def open_entities(
     system: System, devices: DeviceGroup, store: Store | None = None
 ) -> AsyncGenerator[Router]:
-    """Host entities in this program alone; a `DurableEntity` goes on after the end of the program.
+    """Host entities only in this program; a `DurableEntity` continues after the end of the program.
 
     Args:
-        system: The system that they are actors of.
+        system: The system of the entities.
         devices: Devices for them.
-        store: What keeps the messages of each `DurableEntity`.
+        store: The store for the messages of each `DurableEntity`.
 
     Raises:
         StoreError: The store cannot be opened.

@@ -22,7 +22,7 @@ __all__ = ["DurableEntity", "Saved"]
 Saved: TypeAlias = Mapping[str, Any]
 """The state of a durable entity: plain values and arrays by name."""
 
-# Replies of so many messages are kept in memory, for those that come again; and so often a message runs whose
+# The number of replies kept in memory for repeated messages; and the number of attempts for a message whose
 # device loses its context.
 _REPLIES, _ATTEMPTS = 10_000, 3
 # Seconds before a store that could not begin is called again.
@@ -33,23 +33,23 @@ T = TypeVar("T")
 
 @attrs.frozen
 class _Save(Request["DurableEntity", "dict[str, Any]"]):
-    """Ask for what is to be saved."""
+    """Request the state to save."""
 
 
 @attrs.frozen
 class _Load(Request["DurableEntity", None]):
-    """Have it begin with what was saved."""
+    """Begin with a saved state."""
 
     saved: Saved | None
 
 
 @attrs.frozen
 class _Idle(Request["DurableEntity", None]):
-    """Wait for the messages before."""
+    """Wait for earlier messages."""
 
 
 class _DurableResident(Resident):
-    """A durable entity that is at home here: one message after the other, each with its transaction."""
+    """A durable entity with its home here: it serves its messages in order, each with a transaction."""
 
     restart: ClassVar[Restart] = Restart.TEMPORARY
     _home: Home
@@ -91,7 +91,7 @@ class _DurableResident(Resident):
             is_whole = True
         finally:
             if not is_whole and self._ref is not None:
-                # Its arrays differ from what the store says: the next message begins from the store.
+                # Its arrays differ from the store, so the next message begins from the store.
                 self._ref.cancel("its state is not that of the store")
                 self._ref = None
 
@@ -103,11 +103,11 @@ class _DurableResident(Resident):
         return store
 
     async def _write(self, ref: Ref[Any], number: str, text: bytes, reply: bytes) -> None:
-        """Write a message down, and with each so many what the entity saves."""
+        """Store a message, and after every `save_every` messages also the state of the entity."""
         at, saved = self._number + 1, None
         if at % self._cls.save_every == 0:
             made = await self._run(ref, _Save(), number)
-            # The files that a save names are on the disk before the transaction begins.
+            # The files of a save are on disk before the transaction begins.
             saved = packed(await trio.to_thread.run_sync(self._files.put, made))
         entry = Entry(at, number, text, reply)
         try:
@@ -122,7 +122,7 @@ class _DurableResident(Resident):
             await self._settle(True)
 
     async def _stored(self, call: Callable[..., Awaitable[T]], *arguments: object) -> T:
-        """Call the store, and again if it could not begin, because another process has it locked."""
+        """Call the store, and again if it could not begin because another process held the lock."""
         end = trio.current_time() + self._residents.patience
         while True:
             try:
@@ -146,11 +146,11 @@ class _DurableResident(Resident):
         except ActorFailedError as error:
             raise error.__cause__ or error from None
         except ActorStoppedError as error:
-            # A told message has no asker: its error is that of the actor's end.
+            # Nobody waits for a told message, so its error is the error with which the actor ended.
             raise (await ref.wait_terminated()).error or error from None
 
     async def _recover(self) -> Ref[Any]:
-        """Start it, and bring it to where the store says that it was."""
+        """Start it, and restore its state from the store."""
         found: dict[type[Exception], Directive] = {Exception: Directive.STOP}
         policy = Policy(directives=found | dict.fromkeys(self._cls.refuses, Directive.RESUME))
         store, name = self._store, self._target.text
@@ -174,17 +174,16 @@ class _DurableResident(Resident):
 
 
 class DurableEntity(Entity):
-    """An entity whose messages a store keeps: it goes on where it was, on whatever node.
+    """An entity whose messages are kept in a store, so that it continues on any node.
 
-    Each message is one transaction, before its reply. At a new home, `load` gets what was saved last, and the
-    messages since then run again; so handlers have no clock and no randomness of their own. A message that
-    comes again with the id of one before gets the reply of that, and is not executed. An error that `refuses`
-    does not name ends the incarnation, and the next one begins from the store: arrays that were half changed
-    are never seen.
+    Each message is one transaction, before its reply. At a new home, `load` gets the last saved state, and
+    later messages run again; so handlers must not use a clock or randomness of their own. A message with a
+    known id gets the stored reply, and is not executed. An error outside of `refuses` ends the incarnation,
+    and the next one begins from the store, so that half-changed arrays are never seen.
 
     Attributes:
-        save_every: Messages between two saves; with 1, no message ever runs again.
-        refuses: Errors by which a handler says that it has changed nothing.
+        save_every: The number of messages between two saves; with 1, no message ever runs again.
+        refuses: Errors of handlers that have not changed anything.
     """
 
     save_every: ClassVar[int] = 20
@@ -193,11 +192,11 @@ class DurableEntity(Entity):
     resident: ClassVar[type[Resident]] = _DurableResident
 
     async def save(self) -> Saved:
-        """Return what it is made of again; nothing may change its arrays before the message is answered."""
+        """Return the state for `load`; nothing may change its arrays before the message is answered."""
         raise NotImplementedError(f"{type(self).__name__} must define save()")
 
     async def load(self, saved: Saved | None) -> None:
-        """Begin with what `save` has returned, arrays as NumPy's; with None at the very beginning."""
+        """Begin with the state from `save`, with NumPy arrays; or with None at the very beginning."""
         raise NotImplementedError(f"{type(self).__name__} must define load()")
 
     @handles(_Save)

@@ -1,4 +1,4 @@
-"""Entities: actors by key, as their homes host them."""
+"""Entities: actors by key, and their hosting at their homes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import trio
 
 from ..actors import Actor, ActorFailedError, ActorStoppedError, Directive, Policy, Ref, Restart, System
 from ..devices import Device, DeviceGroup, Key
-from ._errors import NodeLostError, NotAtHomeError
+from ._errors import EntityMovedError, NodeLostError
 from ._frames import digest_of, find
 from ._link import LinkLostError
 from ._members import Target
@@ -26,18 +26,18 @@ _CUT_OFF = "hears nothing of the program"
 
 @attrs.define(eq=False)
 class Home:
-    """Where an entity is at home; its class gets it when it is made.
+    """The home of an entity, passed to its class.
 
     Attributes:
-        key: Its key.
-        device: The device of the node that the key belongs to.
+        key: The key.
+        device: The device of the node for this key.
         devices: All devices of the node.
         system: The system of the node.
         cluster: The way to other entities: ``home.cluster.entity(cls, key)``.
-        node: Name of the node.
-        epoch: Number of the table by which it is at home here.
-        message_id: The id of the message that is served, for a `DurableEntity`: an effect outside, such as a
-            mail, is told by it when the message runs again.
+        node: The name of the node.
+        epoch: The number of the table that assigned it to this home.
+        message_id: The id of the current message, for a `DurableEntity`. An effect outside, such as a mail,
+            can use it to recognize a message that runs again.
     """
 
     key: Key
@@ -51,17 +51,17 @@ class Home:
 
 
 class Resident:
-    """An entity that is at home here.
+    """An entity with its home here.
 
     Args:
-        residents: All that are.
-        target: What the entity is.
+        residents: All entities here.
+        target: The entity.
         cls: Its class.
 
     Attributes:
-        used: When it was asked last.
-        in_use: How many ask it now.
-        has_left: Whether it ends, or has ended, and takes no message any more.
+        used: The time of the last request.
+        in_use: The number of current requests.
+        has_left: Whether it ends, or has ended, and no longer accepts messages.
     """
 
     restart: ClassVar[Restart] = Restart.PERMANENT
@@ -76,7 +76,7 @@ class Resident:
         self._is_cut_off = False
 
     async def ask(self, message: Any, number: str | None, *, is_told: bool) -> Any:
-        """Have it serve a message; it is started for the first one."""
+        """Have it serve a message; the first one starts it."""
         async with self._lock:
             self._check()
             if self._ref is None or self._ref.is_terminated:
@@ -94,7 +94,7 @@ class Resident:
 
     def _check(self) -> None:
         if self.has_left:
-            raise NotAtHomeError(f"{self._target.text} has left node {self._residents.node}")
+            raise EntityMovedError(f"{self._target.text} has left node {self._residents.node}")
 
     async def _spawn(self, policy: Policy) -> tuple[Ref[Any], Home]:
         here, target = self._residents, self._target
@@ -106,10 +106,10 @@ class Resident:
         return ref, home
 
     async def end(self, *, at_once: bool = False) -> None:
-        """End it; what waits is not at home here any more.
+        """End it; waiting requests are not at home here any longer.
 
         Args:
-            at_once: Whether requests that have begun are cancelled, and do not finish.
+            at_once: Whether to cancel running requests instead of letting them finish.
         """
         self.has_left = True
         self._is_cut_off |= at_once
@@ -118,24 +118,24 @@ class Resident:
         async with self._lock:
             if self._ref is not None:
                 await self._ref.stop()
-                # One that is given up may still write: its node is ended when it does not.
+                # An actor that was given up may still write; in that case its node is ended.
                 await self._ref.wait_terminated()
 
 
 class Entity(Actor):
-    """Base of actors that are at home on one of several nodes, by a key.
+    """Base of actors with a home on one of several nodes, by a key.
 
-    A node that is lost takes the state of its entities with it. They begin anew on other nodes, with the next
-    message.
+    If a node is lost, so is the state of its entities. They start from the beginning on other nodes, with the
+    next message.
 
     Args:
-        home: Where it is.
+        home: The home.
 
     Attributes:
         home: The argument.
-        policy: How it is supervised on its node. By default, the error of a handler is the reply.
-        is_durable: Whether its messages are kept.
-        resident: What hosts it.
+        policy: The supervision policy on its node. By default, the error of a handler is the reply.
+        is_durable: Whether its messages are stored.
+        resident: The class that hosts it.
     """
 
     policy: ClassVar[Policy] = Policy(directives={Exception: Directive.RESUME})
@@ -147,18 +147,18 @@ class Entity(Actor):
 
 
 class Residents:
-    """The entities that are at home in this process.
+    """The entities with their home in this process.
 
     Args:
-        node: Name of the node.
-        system: The system that they are actors of.
+        node: The name of the node.
+        system: The system of the entities.
         devices: The devices of the node.
-        router: The way to other entities; its table tells who is at home here.
-        store: What keeps durable entities.
+        router: The way to other entities; its table determines who is at home here.
+        store: The store of durable entities.
         patience: Seconds for which a store that cannot begin is called again.
 
     Attributes:
-        numbers: Tells actors of one class apart.
+        numbers: Numbers for the names of actors with the same class.
     """
 
     def __init__(
@@ -183,14 +183,14 @@ class Residents:
         """Have an entity serve a message.
 
         Raises:
-            NotAtHomeError: It is at home elsewhere.
+            EntityMovedError: It is at home elsewhere.
             ImportError: Its class is not there.
             Exception: As its handler does.
         """
         if target not in self._all:
             await self._wait_released(target)
         if not self._is_home(target):
-            raise NotAtHomeError(f"{target.text} is not at home on node {self.node}")
+            raise EntityMovedError(f"{target.text} is not at home on node {self.node}")
         resident = self._all.get(target)
         if resident is None:
             cls = find(target.path, self.node)
@@ -209,7 +209,7 @@ class Residents:
         return member is not None and member.name == self.node
 
     async def _wait_released(self, target: Target) -> None:
-        """Wait until an entity of this node has ended at its home by the table before."""
+        """Wait until an entity of this node has ended at its previous home."""
         router = self.router
         while self._is_home(target) and not router.settled.is_set():
             table, settled, member = router.table, router.settled, router.before.home(target)
@@ -225,20 +225,21 @@ class Residents:
                 return
 
     async def release(self, target: Target) -> None:
-        """End an entity that is at home elsewhere; returns when it has ended."""
+        """End an entity with its home elsewhere; return when it has ended."""
         if target in self._all and not self._is_home(target):
             await self._end([target])
 
     async def take(self, table: Table, before: Table | None) -> None:
-        """Take a newer table, as a `Router` does; returns when the entities that it moves have ended."""
+        """Apply a newer table, as a `Router` does; return when the entities that it moves have ended."""
         self.router.update(table, before)
-        # One whose end an earlier table began, and did not live to see, ends by this one.
+        # If an earlier table began to end an entity without seeing the result, this one finishes that.
         await self._end([one for one, it in self._all.items() if it.has_left or not self._is_home(one)])
 
     async def _end(self, targets: list[Target], *, at_once: bool = False) -> None:
         async def end(target: Target, resident: Resident) -> None:
             await resident.end(at_once=at_once)
-            # Before its end, the next one would serve beside it; it may be there already, by another's call.
+            # If removed earlier, its successor would run concurrently. Another call may already have added
+            # that.
             if self._all.get(target) is resident:
                 del self._all[target]
 
@@ -247,15 +248,15 @@ class Residents:
                 nursery.start_soon(end, target, self._all[target])
 
     async def end_all(self, *, at_once: bool = False) -> None:
-        """End all entities; a later message starts one again.
+        """End all entities; a later message starts an entity again.
 
         Args:
-            at_once: Whether requests that have begun are cancelled, and do not finish.
+            at_once: Whether to cancel running requests instead of letting them finish.
         """
         await self._end([*self._all], at_once=at_once)
 
     async def end_idle(self, after: float) -> None:
-        """End entities that nobody has asked for so many seconds, again and again."""
+        """End entities without requests for `after` seconds, forever."""
         while True:
             await trio.sleep(after / 2)
             since = trio.current_time() - after

@@ -8,21 +8,21 @@ from ..actors import NotExecutedError
 from ..backends.base import NotSupportedError
 
 __all__ = [
+    "EntityMovedError",
     "FencedError",
     "LethalRequestError",
     "NodeLostError",
-    "NotAtHomeError",
     "NotRepeatableError",
     "StoreError",
 ]
 
 
 class NodeLostError(Exception):
-    """A node was lost while a request was on its way there; the request may have been executed.
+    """A node was lost with a request in flight; the request may have been executed.
 
     Attributes:
-        node: Name of the node.
-        epoch: Number of the table by which the request went there.
+        node: The name of the node.
+        epoch: The number of the table by which the request was sent.
     """
 
     def __init__(self, message: str, *, node: str, epoch: int) -> None:
@@ -35,7 +35,7 @@ class NodeLostError(Exception):
 
 
 class LethalRequestError(NodeLostError):
-    """Nodes were lost whenever a request to a `DurableEntity` was in flight there, so it is not asked again.
+    """Nodes were lost whenever this request to a `DurableEntity` was in flight, so it is not sent again.
 
     Attributes:
         request: Class of the request, and the entity.
@@ -50,7 +50,7 @@ class LethalRequestError(NodeLostError):
 
 
 def not_started(node: str, error: BaseException) -> Exception:
-    """Return what to raise for an agent that an error has kept from its start."""
+    """Return the error to raise for an agent that could not start."""
     if isinstance(error, NotSupportedError):
         return NotSupportedError(f"node {node}: {error}", backend=error.backend)
     if isinstance(error, (ValueError, TypeError)):
@@ -58,12 +58,12 @@ def not_started(node: str, error: BaseException) -> Exception:
     return NodeLostError(f"the agent of node {node} does not start: {error}", node=node, epoch=0)
 
 
-class NotAtHomeError(NotExecutedError):
-    """The entity has another home by now, and its message was not begun. `EntityRef` asks again by itself."""
+class EntityMovedError(NotExecutedError):
+    """The entity has moved, and its message was not begun. `EntityRef` asks again automatically."""
 
 
 class FencedError(Exception):
-    """Another home has taken the entity over, so this one may not write any more."""
+    """Another home has taken the entity over, so this one may no longer write."""
 
 
 class StoreError(Exception):
@@ -79,4 +79,4 @@ class StoreError(Exception):
 
 
 class NotRepeatableError(Exception):
-    """A message that ran again has given another reply than before: the state is another one, too."""
+    """A repeated message has given another reply than before, so the state also differs."""

@@ -1,4 +1,4 @@
-"""Pickles with the arrays beside them, and errors with their frames: both cross between nodes."""
+"""Pickles with separate arrays, and errors with their frames: both are sent between nodes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pack(value: object, *, is_whole: bool = False) -> Parts:
-    """Make bytes of a value; what arrays hold is not copied, unless it is to be in the pickle.
+    """Convert a value to bytes; array contents are not copied, unless `is_whole` puts them into the pickle.
 
     Raises:
         TypeError: It cannot be pickled: an array of a device, a class of ``__main__``.
@@ -43,7 +43,7 @@ def pack(value: object, *, is_whole: bool = False) -> Parts:
     text, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
 
     def take(buffer: pickle.PickleBuffer) -> bool:
-        # The arrays of a message with very many of them are in its pickle.
+        # If a message has very many arrays, the remaining ones are in its pickle.
         if is_kept := len(buffers) + 1 < MOST_PARTS:
             buffers.append(buffer)
         return not is_kept
@@ -59,21 +59,21 @@ def pack(value: object, *, is_whole: bool = False) -> Parts:
 
 
 def packed(value: object) -> bytes:
-    """Make the bytes of a value that `unpack` takes as its only part; raises as `pack` does."""
+    """Convert a value to bytes that `unpack` takes as its only part; raises as `pack` does."""
     return bytes(pack(value, is_whole=True)[0])
 
 
 def unpack(parts: Sequence[bytes | bytearray | memoryview]) -> Any:
-    """Make a value of what `pack` has made.
+    """Return the value from parts made by `pack`.
 
     Raises:
-        Exception: As unpickling does, where a module is missing here, or another one.
+        Exception: As unpickling does, if a module is missing here, or differs.
     """
     return pickle.loads(parts[0], buffers=parts[1:])  # noqa: S301  # the other end has proved the secret
 
 
 def path_of(cls: type) -> str:
-    """Return where another node finds a class.
+    """Return the path by which another node finds a class.
 
     Raises:
         ValueError: It would not find it.
@@ -86,7 +86,7 @@ def path_of(cls: type) -> str:
 
 @functools.cache
 def digest_of(module: str) -> str:
-    """Return the digest of a module's file as it was first seen; an empty text for a module without one."""
+    """Return the digest of a module's file when first seen; an empty text for a module without one."""
     file = getattr(sys.modules.get(module), "__file__", None)
     try:
         return hashlib.blake2b(Path(file).read_bytes(), digest_size=16).hexdigest() if file else ""
@@ -107,7 +107,7 @@ def find(path: str, node: str) -> Any:
 
 
 def failure(error: BaseException, depth: int = 8) -> list[tuple[bytes, str, str]]:
-    """Return an error and its causes, for `raised`: each as a pickle and a text, with where it was raised."""
+    """Return an error and its causes, for `raised`: each as a pickle and a text, with its traceback."""
     text = describe(error)
     try:
         data = pickle.dumps(error)

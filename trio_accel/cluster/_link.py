@@ -1,4 +1,4 @@
-"""Asks over streams: what goes to a node and comes back, with deadlines, cancellation and back-pressure."""
+"""Requests over streams between nodes, with deadlines, cancellation and back-pressure."""
 
 from __future__ import annotations
 
@@ -33,22 +33,27 @@ Frame: TypeAlias = "tuple[int, int, Parts]"
 _HEAD = struct.Struct("<QBI")
 _LENGTH = struct.Struct("<Q")
 _ASK, _CANCEL, _VALUE, _ERROR = range(4)
-# Frames of more bytes have a stream of their own: a small one does not wait for a large one.
-_LARGE = 1 << 16
+# Larger frames use a separate stream, so that a small one does not wait for a large one.
+_STREAM_FROM_BYTES = 1 << 16
 _NONCE = 32
-# Seconds in which the other end must prove the secret, and the number of connections that have not: a proof
+# Seconds in which the other end must prove the secret, and the number of connections without proof: a proof
 # takes a millisecond. The kernel keeps new connections until they are accepted.
 _PROOF, _MAX_STRANGERS, _BACKLOG = 2.0, 256, 1024
-_GONE = (trio.TooSlowError, trio.EndOfChannel, trio.BrokenResourceError, trio.ClosedResourceError)
+_CONNECTION_ERRORS = (
+    trio.TooSlowError,
+    trio.EndOfChannel,
+    trio.BrokenResourceError,
+    trio.ClosedResourceError,
+)
 VERSION = f"trio_accel {__version__}, Python {'.'.join(platform.python_version_tuple()[:2])}"
 
 
 class LinkLostError(ConnectionError):
-    """The other end is gone.
+    """The other end is lost.
 
     Attributes:
-        is_begun: Whether the request was on its way, so that it may have been executed.
-        beside: The number of other requests on their way.
+        is_begun: Whether the request was in flight, so that it may have been executed.
+        beside: The number of other requests in flight.
     """
 
     def __init__(self, message: str, *, is_begun: bool, beside: int = 0) -> None:
@@ -58,18 +63,18 @@ class LinkLostError(ConnectionError):
 
 
 def allocate_any(size: int) -> npt.NDArray[np.uint8]:
-    """Make memory that no device knows of."""
+    """Allocate plain memory, unknown to any device."""
     return np.empty(size, np.uint8)
 
 
 @attrs.frozen
 class Address:
-    """Where a node listens.
+    """The address at which a node listens.
 
     Attributes:
-        host: Its address.
-        port: Its port.
-        secret: What both ends prove to have.
+        host: The host address.
+        port: The port.
+        secret: The secret that both ends prove to know.
     """
 
     host: str
@@ -82,7 +87,7 @@ class Address:
         """Connect to the node that listens there; the link ends with the nursery.
 
         Raises:
-            LinkLostError: There is nobody, or who is there has not the secret, or is of another version.
+            LinkLostError: Nobody listens, or the other end lacks the secret, or has another version.
         """
         token, streams, is_proved = os.urandom(_NONCE), list[_Stream](), False
         link = Link(streams, name, window=window)
@@ -93,7 +98,7 @@ class Address:
                     await streams[-1].sock.connect((self.host, self.port))
                     await _prove(streams[-1], self.secret, is_asked=False, token=token)
             is_proved = True
-        except (OSError, *_GONE) as error:
+        except (OSError, *_CONNECTION_ERRORS) as error:
             why = str(error) or type(error).__name__
             raise LinkLostError(f"node {name} cannot be reached: {why}", is_begun=False) from error
         finally:
@@ -104,12 +109,12 @@ class Address:
 
 
 class _Stream:
-    """A connection: number, kind and parts of each frame, one after the other."""
+    """A connection: a sequence of frames, each with number, kind and parts."""
 
     def __init__(self, sock: trio.socket.SocketType, allocate: Allocate) -> None:
         self.sock, self._allocate = sock, allocate
         self._written = trio.SocketStream(sock)
-        # One task writes, in the order of posting: a request is never behind its own cancellation.
+        # One task writes, in the order of posting, so that a request always precedes its own cancellation.
         self.posted, self._frames = trio.open_memory_channel[Frame](math.inf)
 
     async def write(self, *views: bytes | bytearray | memoryview) -> None:
@@ -117,7 +122,7 @@ class _Stream:
             await self._written.send_all(view)
 
     async def read(self, size: int) -> memoryview:
-        view = memoryview((self._allocate if size > _LARGE else allocate_any)(size).data)
+        view = memoryview((self._allocate if size > _STREAM_FROM_BYTES else allocate_any)(size).data)
         got = 0
         while got < size:
             count = await self.sock.recv_into(view[got:])
@@ -145,13 +150,14 @@ class Link:
     """One end of two connections: one for small frames, one for large ones.
 
     Attributes:
-        lost: Set when the other end is gone.
+        lost: Set when the other end is lost.
 
     Args:
         streams: The connections.
-        name: Name of the other end, for errors.
-        serve: Serves its requests; None where it asks none.
-        window: The most requests that wait for its replies; who asks more waits in their own task.
+        name: The name of the other end, for errors.
+        serve: Serves its requests; None if it sends none.
+        window: The maximum number of requests that wait for its replies; further ones wait in their own
+            tasks.
     """
 
     def __init__(
@@ -168,7 +174,7 @@ class Link:
         self._nursery: trio.Nursery | None = None
 
     async def run(self) -> None:
-        """Read what comes, until a connection ends; raises nothing for that."""
+        """Read messages until a connection ends, which raises nothing."""
         try:
             async with trio.open_nursery() as self._nursery:
                 for stream in self._streams:
@@ -180,9 +186,9 @@ class Link:
             self.close()
 
     def close(self) -> None:
-        """End it; what waits for a reply hears of that."""
+        """End it, and fail all requests that wait for a reply."""
         self.lost.set()
-        # Before these leave the window, one after the other.
+        # Count the requests before they leave the window one after the other.
         self._beside = max(self._beside, self._window.borrowed_tokens - 1)
         for stream in self._streams:
             stream.sock.close()
@@ -190,10 +196,10 @@ class Link:
             event.set()
 
     async def wait_answered(self) -> None:
-        """Wait until no request waits for its reply, or the other end is gone."""
+        """Wait until no request waits for its reply, or the other end is lost."""
         while self._replies and not self.lost.is_set():
             await next(iter(self._replies.values())).wait()
-            # Who asked takes the reply in its own task.
+            # The caller takes the reply in its own task.
             await trio.lowlevel.checkpoint()
 
     async def ask(self, request: object, *, at_once: bool = False) -> Any:
@@ -201,11 +207,12 @@ class Link:
 
         Args:
             request: The request.
-            at_once: Whether it goes beside the window: what keeps a cluster together waits behind no asks.
+            at_once: Whether to bypass the window, because messages that keep a cluster together must not wait
+                for requests.
 
         Raises:
-            LinkLostError: It is gone.
-            Exception: As it says.
+            LinkLostError: The other end is lost.
+            Exception: The error of the other end.
         """
         parts = pack((request, trio.current_effective_deadline() - trio.current_time()))
         stream = self._stream(parts)
@@ -221,7 +228,7 @@ class Link:
                 stream.posted.send_nowait((number, _CANCEL, []))
                 raise
             finally:
-                # A cancelled ask has no reply to wait for.
+                # A cancelled request does not wait for a reply.
                 self._replies.pop(number).set()
                 found = self._outcomes.pop(number, None)
         if found is None:
@@ -230,7 +237,7 @@ class Link:
         return found.unwrap()
 
     def _stream(self, parts: Parts) -> _Stream:
-        return self._streams[sum(map(len, parts)) > _LARGE]
+        return self._streams[sum(map(len, parts)) > _STREAM_FROM_BYTES]
 
     async def _write(self, stream: _Stream) -> None:
         try:
@@ -279,7 +286,7 @@ class Link:
                 self._scopes.pop(number, None)
             self._stream(reply).posted.send_nowait((number, kind, reply))
         if scope.cancelled_caught:
-            # The asker may have moved its deadline meanwhile.
+            # The caller may have changed its deadline meanwhile.
             late = pack(failure(trio.TooSlowError("the deadline with which it was asked has passed")))
             self._stream(late).posted.send_nowait((number, _ERROR, late))
 
@@ -292,16 +299,16 @@ async def listen(
     allocate: Allocate = allocate_any,
     ports: Iterable[int] = (0,),
 ) -> Address:
-    """Serve each end that connects and proves the secret, until the nursery ends; returns where.
+    """Serve each end that connects and proves the secret, until the nursery ends; return the address.
 
     Raises:
-        OSError: None of the ports is free.
+        OSError: No port is free.
     """
     for port in ports:
-        # Two agents may bind a port at one time, and the one that listens has it: a socket is bound once.
+        # Two agents may bind a port at the same time, but only one can listen. A socket is bound only once.
         sock = trio.socket.socket()
         with suppress(OSError):
-            # The last agent at this port may have ended a moment ago.
+            # The previous agent at this port may have just ended.
             sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
             await sock.bind((host, port))
             sock.listen(_BACKLOG)
@@ -309,7 +316,7 @@ async def listen(
         sock.close()
     else:
         raise OSError(f"{host} has none of these ports free: {ports}")
-    # Streams by their token, each until its other half has come.
+    # Streams by token, until the other half is connected.
     halves: dict[bytes, _Stream] = {}
 
     async def greet(connection: trio.SocketStream, admit: Admit) -> None:
@@ -339,9 +346,9 @@ async def _listen_until_closed(lobby: Lobby, listener: trio.SocketListener) -> N
 
 
 async def _prove(stream: _Stream, secret: bytes, *, is_asked: bool, token: bytes = b"") -> bytes:
-    """Prove the secret to the other end, and have it do so; returns the token of who has connected.
+    """Prove the secret to the other end, and verify its proof; return the token of the connecting end.
 
-    Each end has a number of its own in what the other one signs, so no proof serves twice.
+    Each end signs a random number of the other, so no proof is valid twice.
     """
     version = VERSION.encode().ljust(64)
     own = os.urandom(_NONCE)

@@ -1,4 +1,4 @@
-"""Members and entities, as all nodes name them."""
+"""Members and entities, with the same names on all nodes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["Member"]
 
 @attrs.frozen
 class Member:
-    """A node that has an agent.
+    """A node with an agent.
 
     Attributes:
-        name: Name of the node, which outlives its agents.
-        devices: Names of the devices that the agent has opened.
-        epoch: Number of the table with which this agent came.
-        address: Where its agent listens.
+        name: The name of the node, which outlives its agents.
+        devices: The names of the devices that the agent has opened.
+        epoch: The number of the first table with this agent.
+        address: The address of its agent.
     """
 
     name: str
@@ -30,14 +30,14 @@ class Member:
 
 @attrs.frozen
 class Target:
-    """An entity, as all nodes name it.
+    """An entity, with the same name on all nodes.
 
     Attributes:
-        path: Where its class is found.
-        key: Its key.
-        is_durable: Whether the store has its messages.
-        node: The only node that it may be at home on; None for any.
-        digest: Digest of the file of its class, as the asker has it.
+        path: The import path of its class.
+        key: The key.
+        is_durable: Whether the store keeps its messages.
+        node: The only possible home node; None for any.
+        digest: The digest of its class's file, as the caller has it.
     """
 
     path: str
@@ -48,5 +48,5 @@ class Target:
 
     @property
     def text(self) -> str:
-        """Its name in a store: keys of two types differ."""
+        """The name in a store: keys of two types differ."""
         return f"{self.path}/{type(self.key).__name__}/{self.key!r}"

@@ -24,12 +24,12 @@ from ._link import Address
 
 __all__ = ["LocalNodes", "Nodes"]
 
-# More processes than these are a mistake; seconds to end in order, when the program is gone.
-_MOST, _GRACE = 256, 10.0
+# More processes than these are a mistake; seconds for an orderly end after the program's end.
+_MAX_NODES, _GRACE = 256, 10.0
 
 
 class Nodes(Protocol):
-    """Knows nodes, and starts and ends an agent on each.
+    """A source of nodes, which starts and ends an agent on each.
 
     Attributes:
         is_one_host: Whether all nodes are of one host, so that a `SqliteStore` will do.
@@ -38,11 +38,11 @@ class Nodes(Protocol):
     is_one_host: bool
 
     def watch(self) -> AsyncGenerator[Collection[str]]:
-        """Yield the names of the nodes, at once and whenever they have changed."""
+        """Yield the names of the nodes, at once and after each change."""
         ...
 
     async def start(self, config: AgentConfig) -> Started:
-        """Start the agent of a node; returns when it listens.
+        """Start the agent of a node; return when it listens.
 
         Raises:
             NodeLostError: It does not start.
@@ -51,41 +51,41 @@ class Nodes(Protocol):
         ...
 
     async def end(self, node: str) -> bool | None:
-        """End the agent of a node, if there is one; returns when it is gone, with all that it has started.
+        """End the agent of a node, if any; return when it and everything that it has started are gone.
 
-        Returns whether its process has crashed by itself, and was not killed; None if nobody knows.
+        Returns whether its process has crashed on its own, and was not killed; None if that is unknown.
         """
         ...
 
 
 class LocalNodes:
-    """Nodes that are processes of this host: for tests, and for several agents on a large machine.
+    """Nodes as processes of this host: for tests, and for several agents on a large machine.
 
     Args:
-        names: Their names, or how many.
+        names: Their names, or their number.
 
     Raises:
-        ValueError: A name is there twice, or no node at all.
+        ValueError: A name is duplicate, or there are no nodes.
     """
 
     is_one_host: bool = True
 
     def __init__(self, names: int | Iterable[str]) -> None:
-        count = min(names, _MOST + 1) if isinstance(names, int) else 0
+        count = min(names, _MAX_NODES + 1) if isinstance(names, int) else 0
         given = [f"node-{number}" for number in range(count)] if isinstance(names, int) else list(names)
-        if not given or len({*given}) < len(given) or len(given) > _MOST:
-            raise ValueError(f"LocalNodes: names must be 1 to {_MOST}, each once, got {names!r}")
+        if not given or len({*given}) < len(given) or len(given) > _MAX_NODES:
+            raise ValueError(f"LocalNodes: names must be 1 to {_MAX_NODES}, each once, got {names!r}")
         self._names: dict[str, None] = dict.fromkeys(given)
         self._changed = trio.Event()
         self._processes: dict[str, trio.Process] = {}
 
     def add(self, name: str) -> None:
-        """Have one node more."""
+        """Add a node."""
         self._names[name] = None
         self._tell()
 
     def remove(self, name: str) -> None:
-        """Have one node less: its agent ends without a hand-off, as if its host was lost."""
+        """Remove a node: its agent ends without a hand-off, as if its host was lost."""
         del self._names[name]
         self._tell()
 
@@ -132,15 +132,15 @@ class LocalNodes:
             await process.wait()
             assert process.stdin is not None
             await process.stdin.aclose()
-        # The status of a process that had ended before is its own.
+        # A process that ended earlier has its own status.
         return process.returncode not in {-signal.SIGKILL, -signal.SIGTERM}
 
     def pid(self, node: str) -> int:
-        """Return the process of a node's agent."""
+        """Return the process ID of a node's agent."""
         return self._processes[node].pid
 
 
-# The path comes first: an agent imports what the program has imported, and nothing of the current folder.
+# The path is sent first, so that an agent imports the program's modules, and none of the current folder.
 _AGENT = """
 import pickle, sys
 sys.path[:] = pickle.load(sys.stdin.buffer)
@@ -150,9 +150,9 @@ run_agent()
 
 
 def run_agent() -> None:
-    """Be the agent of a local node: a process of its own, until its standard input ends."""
+    """Run the agent of a local node in this process, until its standard input ends."""
     told = os.fdopen(os.dup(1), "wb")
-    # Prints of the user's code are no messages.
+    # Prints of the user's code must not mix with the messages.
     os.dup2(2, 1)
     given = sys.stdin.buffer
     logging.basicConfig(format=LOG_FORMAT)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import attrs
 
-from ..actors import Backoff, Intensity, is_number, must, must_be_whole, named_options
+from ..actors import Backoff, Intensity, is_number, must_be_whole, named_options, validator
 from ..devices import DeviceOptions
 
 __all__ = ["ClusterOptions"]
 
 
-_seconds = must("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
+_seconds = validator("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
 
 
 @named_options
@@ -19,17 +19,18 @@ class ClusterOptions:
     """Options of a cluster.
 
     Attributes:
-        devices: Names of the devices that each agent opens; by default all GPUs of its node that
+        devices: The names of the devices that each agent opens; by default all GPUs of its node that
             `open_device()` could take, or ``"cpu"``.
-        device: Options of these devices.
-        window: The most asks of one process that wait for replies of one node; further askers wait in their
-            own tasks.
-        heartbeat_timeout: Seconds without a sign of life after which an agent is ended, and its entities have
-            other homes. An agent that hears nothing for two thirds of that ends its entities by itself.
+        device: The options of these devices.
+        window: The maximum number of requests of one process that wait for replies of one node; further
+            callers wait in their own tasks.
+        heartbeat_timeout: Seconds without a sign of life after which an agent is ended, and its entities move
+            to other homes. An agent that hears nothing for two thirds of that time ends its entities on its
+            own.
         hand_off: Seconds that a node may take to end the entities that leave it; then its agent is ended.
         idle_after: Seconds without a message after which an entity ends; None for never.
-        intensity: How many agents may fail within its time, before the cluster fails.
-        backoff: Waiting before an agent is started again.
+        intensity: The number of agents that may fail within its time, before the cluster fails.
+        backoff: The wait before an agent is started again.
     """
 
     devices: tuple[str, ...] | None = None
@@ -43,5 +44,5 @@ class ClusterOptions:
 
     @property
     def alone_after(self) -> float:
-        """Seconds without a word of the program after which an agent ends its entities by itself."""
+        """Seconds without a message from the program after which an agent ends its entities on its own."""
         return self.heartbeat_timeout * 2 / 3

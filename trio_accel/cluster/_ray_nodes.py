@@ -1,4 +1,4 @@
-"""Nodes of Ray: it knows them, and starts, pins and ends agents. Messages go beside it (D198)."""
+"""Nodes of Ray, which starts, pins and ends agents. Messages do not pass through Ray (D198)."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ __all__ = ["RayNodes"]
 
 _logger = logging.getLogger("trio_accel.cluster")
 
-# Seconds between two looks at Ray's nodes, and at a process that is to go; for a connection; and the most
-# that the end of an agent may take: Ray kills a stopped one after five.
-_LOOK, _AGAIN, _REACH, _GONE = 1.0, 0.02, 1.0, 20.0
+# Seconds between two checks of Ray's nodes, and of an ending process; for a connection; and the maximum for
+# the end of an agent: Ray kills a stopped one after five.
+_POLL_INTERVAL, _RETRY_INTERVAL, _REACH_TIMEOUT, _END_TIMEOUT = 1.0, 0.02, 1.0, 20.0
 
 
 class RayAgent:
-    """An agent in an actor of Ray's: Trio in a thread, beside the event loop in which Ray calls this.
+    """An agent in a Ray actor: Trio runs in a thread next to the event loop in which Ray calls this.
 
     Args:
-        config: What the agent is told.
+        config: The configuration.
     """
 
     def __init__(self, config: AgentConfig) -> None:
@@ -64,22 +64,23 @@ class RayAgent:
 
 
 class RayNodes:
-    """The nodes of a Ray cluster, with an agent in an actor of Ray's on each. Needs the extra ``ray``.
+    """The nodes of a Ray cluster, with an agent in a Ray actor on each. Needs the extra ``ray``.
 
-    A node is named as in Ray: by ``ray start --node-name``, or else by its address. Of nodes that share a
-    name, one has an agent, and a warning says so. A node without a CPU for Ray is left out, as a head with
-    ``--num-cpus=0``. An agent takes no CPU of Ray's, and ends with this program.
+    A node has its name in Ray: from ``ray start --node-name``, or else its address. If nodes share a name,
+    only one gets an agent, and a warning is logged. A node without a CPU for Ray is left out, such as a head
+    with ``--num-cpus=0``. An agent does not take a CPU from Ray, and ends with this program.
 
-    Requests go by streams from process to process. Where a network lets few ports through, as those that Ray
-    itself was given for its workers, agents take one of these.
+    Requests are sent by streams from process to process. If a firewall allows only a few ports, such as the
+    ports that Ray got for its workers, pass them as `ports`.
 
     Args:
-        address: Where the cluster is, as for ``ray.init``. The connection stays until the program ends; a
-            program that is connected already keeps its own.
-        num_gpus: GPUs of each agent; by default all that its node has.
-        runtime_env: Environment of the agents, as for any actor of Ray. Agents have the priority of Ray's own
-            processes, and not the low one of its workers. `RAY_worker_niceness` in ``env_vars`` is another.
-        ports: Ports of which each agent takes one that is free; by default any.
+        address: The address of the cluster, as for ``ray.init``. The connection stays until the program ends;
+            an existing connection of the program is kept.
+        num_gpus: The number of GPUs of each agent; by default all GPUs of its node.
+        runtime_env: The environment of the agents, as for any Ray actor. Agents have the priority of Ray's
+            own processes instead of the low priority of its workers. To change that, set
+            `RAY_worker_niceness` in ``env_vars``.
+        ports: Ports from which each agent takes a free one; by default any.
 
     Attributes:
         is_one_host: See `Nodes`.
@@ -102,7 +103,7 @@ class RayNodes:
     ) -> None:
         self._ray: Any = import_extra("ray", "ray")
         self._address, self._num_gpus, self._ports = address, num_gpus, ports
-        # Ray has its workers give way to all other programs. An agent beside these would be silent too long.
+        # Ray's workers give way to all other programs. At that priority an agent would be silent too long.
         variables: dict[str, Any] = {"RAY_worker_niceness": "0"} | ((runtime_env or {}).get("env_vars") or {})
         self._runtime_env: dict[str, Any] = {**(runtime_env or {}), "env_vars": variables}
         self._nodes: dict[str, Any] = {}
@@ -118,7 +119,7 @@ class RayNodes:
             self._nodes = await trio.to_thread.run_sync(self._look, abandon_on_cancel=True)
             if not before or [*self._nodes] != [*before]:
                 yield [*self._nodes]
-            await trio.sleep(_LOOK)
+            await trio.sleep(_POLL_INTERVAL)
 
     def _look(self) -> dict[str, Any]:
         if not self._ray.is_initialized():
@@ -130,7 +131,7 @@ class RayNodes:
             _logger.warning(text, name)
         self._shared = shared
         living = {one["NodeID"] for one in nodes}
-        # A node that is back may be there ahead of the news that it was lost: it waits for its name.
+        # A returning node may appear before the news of its loss, so it waits for its name.
         before = {name: one for name, one in self._nodes.items() if one["NodeID"] in living}
         named = {one["NodeName"]: one for one in nodes} | before
         return dict(sorted(named.items()))
@@ -167,7 +168,7 @@ class RayNodes:
         if actor is None:
             return
         alone = 0.0 if config is None else config.options.alone_after
-        with trio.move_on_after(max(_GONE, alone), shield=True) as scope:
+        with trio.move_on_after(max(_END_TIMEOUT, alone), shield=True) as scope:
             await trio.to_thread.run_sync(self._ray.kill, actor, abandon_on_cancel=True)
             began = trio.current_time()
             # Ray calls it dead at once.
@@ -175,14 +176,16 @@ class RayNodes:
                 is_there = await _is_there(started.address)
                 if is_there is False or (is_there is None and trio.current_time() - began > alone):
                     break
-                await trio.sleep(_AGAIN)
+                await trio.sleep(_RETRY_INTERVAL)
         if scope.cancelled_caught:
-            _logger.warning("node %s: Ray has not ended its agent within %g s", node, max(_GONE, alone))
+            _logger.warning(
+                "node %s: Ray has not ended its agent within %g s", node, max(_END_TIMEOUT, alone)
+            )
 
 
 async def _is_there(address: Address) -> bool | None:
-    """Tell whether an agent listens; None for a host that does not answer."""
-    with trio.move_on_after(_REACH), trio.socket.socket() as sock, suppress(OSError):
+    """Return whether an agent listens; None for a host that does not answer."""
+    with trio.move_on_after(_REACH_TIMEOUT), trio.socket.socket() as sock, suppress(OSError):
         try:
             await sock.connect((address.host, address.port))
             return True

@@ -1,4 +1,4 @@
-"""Large arrays of saves: files by content in a folder of the store, with a save that names them (D199)."""
+"""Large arrays of saves: files by content in a folder of the store, named by a save (D199)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ..weights._files import OpenFile, encode_header
 from ._errors import StoreError
 
 _LEAST_BYTES = 1 << 20
-# Digest of what is in it, and epoch of its writer; until it is complete, its end says that it is a part.
+# The digest of the content, and the epoch of the writer; the suffix marks an incomplete file.
 _NAME = re.compile(r"[0-9a-f]{64}-(\d+)(\.part)?")
 
 
 # Saves in databases have its module and name: neither may change.
 @attrs.frozen
 class SavedArray:
-    """Stands in a save for an array that is in a file.
+    """The placeholder in a save for an array in a file.
 
     Attributes:
         file: The file's name, in the folder of the entity.
@@ -34,31 +34,31 @@ class SavedArray:
 
 
 class ArrayFiles:
-    """Files of an entity, as one owner sees them.
+    """The files of an entity, as one owner sees them.
 
-    An owner may be stopped at any place, and go on when there is a later one. These rules keep the later
-    one's files whole, whatever the earlier one does then:
+    An owner may be stopped anywhere, and continue when a later owner exists. These rules keep the later
+    owner's files complete, whatever the earlier one does then:
 
-    * The later one's first save is what it has found by `Store.take`. From then on the earlier one cannot
-      commit, so that save is also the last one that it knows of. The earlier one removes nothing of it.
-    * New files have the epoch of their owner in their names, and none removes a file of a later epoch. So all
-      files of the later one's own are safe from the earlier one's writes, sweeps and removals.
-    * A file that the earlier one has written too late is named by no save, as the commit behind it is fenced.
+    * The later owner's first save is the one found by `Store.take`. From then on the earlier owner cannot
+      commit, so that save is also the last one that it knows. The earlier owner removes none of its files.
+    * New files have the epoch of their owner in their names, and no owner removes a file with a later epoch.
+      So all new files of the later owner are safe from the earlier one's writes, sweeps and removals.
+    * If the earlier owner writes a file too late, no save names it, because the following commit is fenced.
 
-    Every method blocks. When a commit has failed by another error than that of the fence, the save may have
-    been kept. Then its files stay until the next owner's `load`, which knows.
+    Every method blocks. If a commit fails with another error than a fence, the save may have been kept. Then
+    its files stay until the next owner's `load`, which knows.
 
     Args:
         root: The folder of the store; None for none.
-        entity: What the entity is.
-        epoch: Number of its owner.
+        entity: The name of the entity.
+        epoch: The epoch of its owner.
     """
 
     def __init__(self, root: str | None, entity: str, epoch: int) -> None:
         self._root, self._entity, self._epoch = root, entity, epoch
         digest = hashlib.blake2b(entity.encode(), digest_size=16).hexdigest()
         self._folder = os.path.join(root or "<a store without a folder>", digest)
-        # Files of the save that was committed last, and of the one that is being made.
+        # Files of the last committed save, and of the save in progress.
         self._named, self._next = set[str](), set[str]()
 
     def load(self, saved: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -77,10 +77,10 @@ class ArrayFiles:
         return saved and {**saved, **arrays}
 
     def put(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Have large arrays on the disk; the save that is returned names their files in their place.
+        """Write large arrays to disk; the returned save names their files in their place.
 
         Raises:
-            StoreError: A file cannot be written; no new one stays.
+            StoreError: A file cannot be written; all new files are removed.
         """
         known, made = {name.partition("-")[0]: name for name in self._named}, dict(saved)
         try:
@@ -99,7 +99,7 @@ class ArrayFiles:
         return made
 
     def settle(self, is_kept: bool) -> None:
-        """Remove what no save names, when the save of `put` was committed (`is_kept`) or fenced."""
+        """Remove files that no save names, when the save of `put` was committed (`is_kept`) or fenced."""
         before, self._named = self._named, self._next if is_kept else self._named
         self._remove((before | self._next) - self._named)
         self._next = self._named
@@ -124,7 +124,7 @@ class ArrayFiles:
         return array
 
     def _write(self, path: str, header: bytes, array: npt.NDArray[Any]) -> None:
-        # None above: where a file system is not mounted, its place must not be filled.
+        # Do not create the parent: if a file system is not mounted, its mount point must stay empty.
         root = os.path.dirname(self._folder)
         for folder in (root, self._folder):
             with suppress(FileExistsError):
@@ -134,7 +134,7 @@ class ArrayFiles:
             file.flush()
             os.fsync(file.fileno())
         os.replace(path + ".part", path)
-        # The name of each of them is in the one above.
+        # Each folder's name is an entry of its parent.
         for folder in (self._folder, root, os.path.dirname(root)):
             number = os.open(folder, os.O_RDONLY)
             try:
@@ -144,7 +144,7 @@ class ArrayFiles:
 
 
 def _header(value: object) -> bytes:
-    """Return how the file of an array begins; nothing for all that stays in the save."""
+    """Return the header of an array's file; empty for values that stay in the save."""
     # The format has neither objects and texts nor the other order of bytes, and not all numbers.
     with suppress(TypeError, NotSupportedError):
         if type(value) is np.ndarray and value.nbytes >= _LEAST_BYTES:

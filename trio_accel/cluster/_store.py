@@ -1,4 +1,4 @@
-"""Stores of durable entities: what all databases have in common, SQLite and PostgreSQL."""
+"""Stores of durable entities: the common part, SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import attrs
 import trio
 from attrs.converters import optional
 
-from ..actors import is_number, must, must_be_whole
+from ..actors import is_number, must_be_whole, validator
 from ..backends.base.kit.modules import import_extra
 from ._errors import FencedError, StoreError
 
@@ -23,10 +23,10 @@ __all__ = ["Entry", "Journal", "PostgresStore", "SqliteStore", "Store"]
 
 T = TypeVar("T")
 
-# Two processes cannot make a table at the same time, even with `if not exists`; so one waits for this lock.
+# Two processes cannot create a table at the same time, even with `if not exists`; so they take this lock.
 _TABLES_LOCK = 0x74_72_69_6F
 
-# Columns of fixed size stand first: what is behind long bytes takes long to find.
+# Fixed-size columns come first, because columns after long byte strings are slow to find.
 _TABLES = """
     accel_epoch (id integer primary key, epoch bigint not null, program text not null);
     accel_owners (entity text primary key, epoch bigint not null);
@@ -35,7 +35,7 @@ _TABLES = """
         message BYTES not null, reply BYTES not null, primary key (entity, number), unique (entity, id))"""
 _COUNT = """insert into accel_epoch values (1, 1, ?)
     on conflict (id) do update set epoch = accel_epoch.epoch + 1, program = excluded.program"""
-_OWN = """insert into accel_owners values (?, ?)
+_CLAIM_SQL = """insert into accel_owners values (?, ?)
     on conflict (entity) do update set epoch = excluded.epoch where accel_owners.epoch <= excluded.epoch"""
 _READ = """select number, id, message, reply from accel_messages
     where entity = ? and (number > ? or at >= NOW - ?) order by number"""
@@ -44,9 +44,9 @@ _SAVE = """insert into accel_saves values (?, ?, ?)
     on conflict (entity) do update set number = excluded.number, saved = excluded.saved"""
 _EMPTY = "update accel_messages set message = ? where entity = ? and number > ? and number <= ?"
 _FORGET = "delete from accel_messages where entity = ? and (number <= ? or at < NOW - ?)"
-# Another process writes or recovers the file, or opens it as the first one; seconds between two looks.
-_BUSY, _LOOK = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}, 0.001
-_seconds = must("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
+# Another process writes or recovers the file, or opens it first; seconds between two attempts.
+_BUSY, _POLL_INTERVAL = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL}, 0.001
+_seconds = validator("be seconds above 0", lambda value: is_number(value, 1e-3, 1e9))
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
@@ -56,13 +56,13 @@ def absolute(path: str | os.PathLike[str]) -> str:
 
 @attrs.frozen
 class Entry:
-    """One message of a journal.
+    """A message in a journal.
 
     Attributes:
-        number: Its number, from 1 on for each entity.
-        id: What it is known by when it comes again; unique for an entity.
+        number: The number, from 1 on for each entity.
+        id: The id that identifies a repeated message; unique for an entity.
         message: The message.
-        reply: What it was answered with.
+        reply: The reply to it.
     """
 
     number: int
@@ -76,10 +76,10 @@ class Journal:
     """The contents of a store from which an entity recovers.
 
     Attributes:
-        number: Number of the last message; 0 without any.
-        saved: Number of the message before the last save, and what was saved; None without any.
-        entries: Messages after the save, in order.
-        replies: Replies by the ids of messages, those before the save included.
+        number: The number of the last message; 0 without any.
+        saved: The number of the last message in the save, and the saved state; None without any.
+        entries: The messages after the save, in order.
+        replies: The replies by message id, including messages before the save.
     """
 
     number: int
@@ -90,25 +90,25 @@ class Journal:
 
 @attrs.define(kw_only=True, eq=False)
 class Store:
-    """Keeps the messages of durable entities, and who owns them, in a database.
+    """Stores the messages of durable entities, and their owners, in a database.
 
-    A store is handed to other processes before it is opened, and each of them opens its own.
+    A store is handed to other processes before it is opened, and each of them opens its own connection.
 
-    Calls run one at a time, in a thread, by one connection. A call that has begun is waited for, cancelled or
-    not, so that nobody wonders whether it has written. With any error the connection is closed, which takes
-    back what was begun; the next call makes another one.
+    Calls run one at a time, in a thread, over one connection. A call that has begun is always awaited, even
+    if cancelled, so that its effect is known. After any error the connection is closed, which rolls back the
+    transaction; the next call opens another one.
 
     Attributes:
         is_shared: Whether nodes on several hosts may use it.
-        ids: Replies of so many messages before the last save are kept.
-        keep: Seconds for which these replies are kept, by the clock of the database.
-        timeout: Seconds that a call may take.
-        folder: Absolute path of a folder that all nodes see, and no other database has. Arrays of saves from
-            1 MiB on are safetensors files there, which are written when their content is new. It is made when
-            it is first needed, in a folder that must be there. With None, arrays stay in the database.
+        ids: The number of replies that are kept for messages before the last save.
+        keep: The seconds for which these replies are kept, by the clock of the database.
+        timeout: The maximum seconds of a call.
+        folder: The absolute path of a folder that all nodes see, and no other database uses. Saved arrays
+            from 1 MiB on are safetensors files there, written when their content is new. It is created at
+            first use; its parent must exist. With None, arrays stay in the database.
     """
 
-    # The database's words for those in capitals, and for the place of a value.
+    # The database's replacements for words in capitals, and for the placeholder of a value.
     words: ClassVar[Mapping[str, str]]
     is_shared: ClassVar[bool]
 
@@ -119,7 +119,7 @@ class Store:
     _is_open: bool = attrs.field(default=False, init=False, repr=False)
     _database: Any = attrs.field(default=None, init=False, repr=False)
     _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False, repr=False)
-    # A call that was given up still has its thread for a while, and the next one waits for that.
+    # A call that was given up still uses its thread for a while, and the next one waits for that.
     _one: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False, repr=False)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -127,7 +127,7 @@ class Store:
         return partial(type(self), **given), ()
 
     async def open(self) -> None:
-        """Connect, and make the tables that are not there yet.
+        """Connect, and create missing tables.
 
         Raises:
             StoreError: The store cannot be reached.
@@ -136,18 +136,18 @@ class Store:
         await self._run(self._make_tables)
 
     async def aclose(self) -> None:
-        """Disconnect; calls after that are refused."""
+        """Disconnect; later calls are refused."""
         self._is_open = False
         with trio.CancelScope(shield=True, deadline=trio.current_time() + self.timeout):
             async with self._lock:
                 await trio.to_thread.run_sync(self._disconnect, limiter=self._one)
 
     async def next_epoch(self, program: str = "", *, takes_over: bool = True) -> int:
-        """Return a number above all that were returned before, in any process.
+        """Return a number above all numbers returned before, in any process.
 
         Args:
-            program: Who asks.
-            takes_over: Whether it has the store from now on; else it must be who has taken it last.
+            program: The caller's id.
+            takes_over: Whether it owns the store from now on; otherwise it must be the last owner.
 
         Raises:
             FencedError: Another program has taken the store since.
@@ -156,21 +156,21 @@ class Store:
         return await self._run(self._next_epoch, program, takes_over)
 
     async def take(self, entity: str, epoch: int) -> Journal:
-        """Own an entity from now on: an owner of an earlier epoch writes no more.
+        """Own an entity from now on, so that an owner with an earlier epoch can no longer write.
 
         Raises:
-            FencedError: An owner of a later epoch has it.
+            FencedError: An owner with a later epoch exists.
             StoreError: The store cannot be reached, or has failed.
         """
         return await self._run(self._take, entity, epoch)
 
     async def write(self, entity: str, epoch: int, entry: Entry, saved: bytes | None = None) -> None:
-        """Keep a message, and what was saved behind it: both or none.
+        """Store a message, and the state saved after it: both or none.
 
         Raises:
-            FencedError: The entity has an owner of another epoch.
-            StoreError: The store cannot be reached, has failed, or has the number or the id already. The
-                message may have been kept, and `take` tells.
+            FencedError: The entity has an owner with another epoch.
+            StoreError: The store cannot be reached, has failed, or already has the number or the id. The
+                message may have been kept; `take` finds out.
         """
         await self._run(self._write, entity, epoch, entry, saved)
 
@@ -205,24 +205,24 @@ class Store:
             raise StoreError(text, is_begun=is_begun) from error
 
     def _begin(self) -> None:
-        """Begin a transaction, and connect first where there is no connection."""
+        """Begin a transaction, and connect first if necessary."""
         if self._database is None:
             self._connect()
         self._sql("BEGIN")
 
     def _connect(self) -> None:
-        """Connect. A wait for a lock ends before `timeout`: then the database says what it has waited for."""
+        """Connect. A lock timeout is shorter than `timeout`, so that the database can report the lock."""
         raise NotImplementedError
 
     def _disconnect(self) -> None:
         database, self._database = self._database, None
-        # A connection that was lost cannot say good-bye.
+        # A lost connection cannot be closed properly.
         with suppress(Exception):
             if database is not None:
                 database.close()
 
     def _give_up(self) -> None:
-        """Have a call fail that has taken too long; on Trio's thread."""
+        """Make a call fail that has taken too long; runs in Trio's thread."""
 
     def _sql(self, statement: str, *values: object) -> Sequence[Any]:
         for word, said in self.words.items():
@@ -246,8 +246,8 @@ class Store:
         return self._number("select epoch from accel_epoch")
 
     def _take(self, entity: str, epoch: int) -> Journal:
-        # From here on the owner's row is locked: messages of other owners are there by now, or never will be.
-        self._sql(_OWN, entity, epoch)
+        # The owner's row is locked from here on, so messages of other owners are stored by now, or never.
+        self._sql(_CLAIM_SQL, entity, epoch)
         self._check_owner(entity, epoch)
         saves = self._sql("select number, saved from accel_saves where entity = ?", entity)
         last = saves[0][0] if saves else 0
@@ -264,9 +264,9 @@ class Store:
             return
         last = self._number("select number from accel_saves where entity = ?", entity)
         self._sql(_SAVE, entity, entry.number, saved)
-        # Messages that never run again are of use by their replies alone.
+        # Of messages that never run again, only the replies are needed.
         self._sql(_EMPTY, b"", entity, last, entry.number)
-        # To look for old ones takes milliseconds, so not every save does.
+        # Searching for old ones takes milliseconds, so not every save does it.
         every = max(1, self.ids // 10)
         if entry.number // every > last // every:
             self._sql(_FORGET, entity, entry.number - self.ids, self.keep)
@@ -283,18 +283,18 @@ def _beside(store: SqliteStore) -> str:
 
 @attrs.define(eq=False)
 class SqliteStore(Store):
-    """A store in a file that all processes of one host may use, and no other host.
+    """A store in a file for all processes of one host.
 
-    SQLite's log needs memory that processes share, which file systems of networks do not have.
+    SQLite's log needs memory that processes share, which network file systems lack.
 
     Attributes:
-        path: The file; beside it are SQLite's log and its index.
-        folder: See `Store.folder`; by default a folder beside the file, whose name ends with ``.arrays``.
+        path: The file; SQLite's log and its index are next to it.
+        folder: See `Store.folder`; by default a folder next to the file with the suffix ``.arrays``.
     """
 
     is_shared: ClassVar[bool] = False
     words: ClassVar[Mapping[str, str]] = {
-        # The file is locked before anything is read: who has read may not wait for a lock.
+        # Lock the file before reading, because a reader must not wait for a lock.
         "BEGIN": "begin immediate",
         "FOR UPDATE": "",
         "NOW": "(julianday('now') - 2440587.5) * 86400.0",
@@ -326,25 +326,25 @@ class SqliteStore(Store):
                 if error.sqlite_errorcode & 0xFF not in _BUSY or time.monotonic() >= end:
                     raise
             # SQLite itself looks every 100 ms in the end, and misses the gaps between the commits of others.
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL)
 
 
 @attrs.define(eq=False)
 class PostgresStore(Store):
-    """A store in a database of PostgreSQL, which nodes of all hosts may use. Needs the extra ``postgres``.
+    """A store in a PostgreSQL database, for nodes on all hosts. Needs the extra ``postgres``.
 
-    The tables, whose names begin with ``accel_``, are made in the first schema of the search path. What was
-    acknowledged is as safe as the server's ``synchronous_commit`` says.
+    The tables, with the prefix ``accel_``, are created in the first schema of the search path. The server's
+    ``synchronous_commit`` determines how safe acknowledged messages are.
 
     Attributes:
-        dsn: Where the database is: a URL, or ``"host=... dbname=..."``.
-        folder: See `Store.folder`; by default None, as nobody knows which folders all hosts see.
+        dsn: The database, as a URL or ``"host=... dbname=..."``.
+        folder: See `Store.folder`; by default None, because it is unknown which folders all hosts see.
     """
 
     is_shared: ClassVar[bool] = True
     words: ClassVar[Mapping[str, str]] = {
         "?": "%s",
-        # A call that has waited for a lock must see what was written meanwhile, whatever the default is.
+        # A call that has waited for a lock must see the writes made meanwhile, whatever the default is.
         "BEGIN": "begin isolation level read committed",
         "NOW": "extract(epoch from clock_timestamp())::float8",
         "BYTES": "bytea",
@@ -355,12 +355,12 @@ class PostgresStore(Store):
     _is_given_up: bool = attrs.field(default=False, init=False, repr=False)
 
     def _connect(self) -> None:
-        # libpq takes whole seconds, and no fewer than two.
+        # libpq accepts only integers of at least two seconds.
         seconds = max(2, round(self.timeout))
         self._database = self._psycopg.connect(self.dsn, autocommit=True, connect_timeout=seconds)
         milliseconds = round(900 * self.timeout)
         self._database.execute(f"set statement_timeout = {milliseconds}")
-        # An owner that was stopped in the middle must not have the next one wait for its lock.
+        # The next owner must not wait for the lock of an owner that was stopped within a transaction.
         self._database.execute(f"set idle_in_transaction_session_timeout = {milliseconds // 2 + 1}")
 
     def _begin(self) -> None:
@@ -376,7 +376,7 @@ class PostgresStore(Store):
 
     def _give_up(self) -> None:
         self._is_given_up = True
-        # Only the socket can be closed from another thread: the one that waits for it wakes up and fails.
+        # Other threads can only close the socket, which wakes up the waiting thread with an error.
         with suppress(Exception), socket.socket(fileno=os.dup(self._database.fileno())) as connection:
             connection.shutdown(socket.SHUT_RDWR)
 
@@ -387,7 +387,7 @@ class PostgresStore(Store):
 
 @asynccontextmanager
 async def opened_store(store: Store | None) -> AsyncGenerator[None]:
-    """Have a store open for the block, if there is one."""
+    """Keep a store open for the block, if there is one."""
     if store is not None:
         await store.open()
     try:

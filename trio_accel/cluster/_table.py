@@ -1,4 +1,4 @@
-"""Who is a member, which entity is at home where, and the way of a request to it."""
+"""The members, the homes of entities, and the way of requests to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trio
 from ..actors import ActorStoppedError, Message, Request, warn_untold
 from ..devices import Key, by_key
 from ._blame import Blame, Trial
-from ._errors import NodeLostError, NotAtHomeError
+from ._errors import EntityMovedError, NodeLostError
 from ._frames import digest_of, path_of
 from ._link import Link, LinkLostError
 from ._members import Member, Target
@@ -23,20 +23,20 @@ EntityT_contra = TypeVar("EntityT_contra", contravariant=True)
 EntityT = TypeVar("EntityT")
 ReplyT = TypeVar("ReplyT")
 
-# Seconds until who waits for a node is told of in the log; and until a request that was not at home, or was
-# lost with its node, is asked again if no new table comes meanwhile.
-_PATIENCE, _AGAIN, _LEAVING = 5.0, 0.1, 1.0
-# Seconds without a loss of a node after which nobody kills them.
+# Seconds until a request that waits for a node is logged; and until a request is sent again without a new
+# table, if its entity was not at home, or its node was lost.
+_LOG_AFTER_SECONDS, _RETRY_INTERVAL, _LEAVE_RETRY_INTERVAL = 5.0, 0.1, 1.0
+# Seconds without a loss of a node after which nobody kills nodes any longer.
 _QUIET = 5.0
 
 
 @attrs.frozen
 class Table:
-    """The members at a time.
+    """The members at one time.
 
     Attributes:
-        epoch: Its number; a later table has a higher one.
-        members: The members, in the order of their names.
+        epoch: The number of the table, which rises with each change.
+        members: The members, sorted by name.
     """
 
     epoch: int = 0
@@ -46,7 +46,7 @@ class Table:
     )
 
     def home(self, target: Target) -> Member | None:
-        """Return the member where an entity is at home, by rendezvous hashing; None without one."""
+        """Return the home of an entity, by rendezvous hashing; None without members."""
         if target not in self._homes:
             fit = [one for one in self.members if target.node in (None, one.name)]
             # The hash takes 2 µs for each member.
@@ -62,9 +62,9 @@ class Router:
 
     Attributes:
         table: The newest table.
-        before: The table before, until all of its members have taken the newest one; then the same.
-        settled: Set when they have.
-        is_closed: Whether its cluster has ended, and nobody answers any more.
+        before: The previous table, until all of its members have taken the newest one; then the newest one.
+        settled: Set when they have taken it.
+        is_closed: Whether its cluster has ended, so that nobody answers any longer.
     """
 
     def __init__(self) -> None:
@@ -78,20 +78,21 @@ class Router:
 
     @property
     def epoch(self) -> int:
-        """Number of the newest table."""
+        """The number of the newest table."""
         return self.table.epoch
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """The nodes that have an agent."""
+        """The nodes with an agent."""
         return self.table.members
 
     def update(self, table: Table, before: Table | None = None) -> None:
-        """Take a newer table; links to lost members end.
+        """Apply a newer table; links to lost members end.
 
         Args:
             table: The table.
-            before: The table before, whose members answer until `settle`; None if the missing ones are lost.
+            before: The previous table, with members that answer until `settle`; None if the missing ones are
+                lost.
         """
         self.settled.set()
         self.settled = trio.Event()
@@ -103,7 +104,7 @@ class Router:
         self._changed.unpark_all()
 
     async def settle(self, seconds: float) -> None:
-        """End the links to members that have left, after their answers or so many seconds."""
+        """End the links to former members, after their answers or after `seconds`."""
         self.before = self.table
         self.settled.set()
         left = self._pop_links()
@@ -121,7 +122,7 @@ class Router:
         return [self._links.pop(one) for one in [*self._links] if not self._is_reached(one)]
 
     def close(self) -> None:
-        """End it: asks that wait have their errors, and later ones too."""
+        """End it: waiting requests fail, and so do later ones."""
         self.is_closed = True
         self.update(self.table)
 
@@ -135,24 +136,24 @@ class Router:
             await self.wait_changed()
 
     async def link(self, member: Member) -> Link:
-        """Return the way to a member.
+        """Return the link to a member.
 
         Raises:
-            LinkLostError: It is gone, and the next table is about to say so.
+            LinkLostError: The member is lost, and the next table will show that.
         """
         if member not in self._links:
             raise LinkLostError(f"node {member.name} is gone", is_begun=False)
         return self._links[member]
 
     async def ask(self, target: Target, message: object, number: str | None, *, is_told: bool = False) -> Any:
-        """Have an entity serve a message, wherever it is at home.
+        """Have an entity serve a message at its home.
 
         Raises:
-            NodeLostError: The node was lost meanwhile, and it may have been executed. One with a number is
-                asked again.
-            LethalRequestError: Nodes were lost whenever it was asked.
+            NodeLostError: The node was lost meanwhile, and the message may have been executed. A message with
+                a number is sent again.
+            LethalRequestError: Nodes were lost whenever this message was sent.
             ActorStoppedError: The cluster is closed.
-            Exception: As the entity's handler does.
+            Exception: The error of the entity's handler.
         """
         trial = Trial(target, type(message))
         while True:
@@ -167,7 +168,7 @@ class Router:
                 try:
                     link = await self.link(member)
                     return await link.ask(("ask", table.epoch, target, message, number, is_told))
-                except NotAtHomeError:
+                except EntityMovedError:
                     pass
                 except LinkLostError as error:
                     if error.is_begun and (number is None or self.is_closed):
@@ -177,13 +178,13 @@ class Router:
                         trial.lose(member, sent, error.beside)
             # Until a lost member has left the table, nobody knows whether it has crashed.
             is_leaving = bool(trial.lost) and trial.lost[-1] in self.members
-            with trio.move_on_after(_LEAVING if is_leaving else _AGAIN):
+            with trio.move_on_after(_LEAVE_RETRY_INTERVAL if is_leaving else _RETRY_INTERVAL):
                 while self.table is table or (is_leaving and trial.lost[-1] in self.members):
                     self._check_open(target)
                     await self.wait_changed()
 
     async def _is_quiet(self) -> bool:
-        """Return whether no member is lost within some seconds; without members, they have not begun."""
+        """Return whether no member is lost for some seconds; without members, the wait has not begun."""
         while not (self.members or self.is_closed):
             await self.wait_changed()
         before = {*self.members}
@@ -199,7 +200,7 @@ class Router:
             raise ActorStoppedError(f"{target.text}: its cluster is closed", path=target.text)
 
     async def _wait_for_home(self, target: Target) -> None:
-        with trio.move_on_after(_PATIENCE) as scope:
+        with trio.move_on_after(_LOG_AFTER_SECONDS) as scope:
             await self.wait_changed()
         if scope.cancelled_caught:
             where = "no node" if target.node is None else f"not node {target.node}"
@@ -207,10 +208,10 @@ class Router:
             warn_untold("trio_accel.cluster", text, target.text, where)
 
     def entity(self, cls: type[EntityT], key: Key) -> EntityRef[EntityT]:
-        """Return the address of an entity; it asks nothing.
+        """Return the address of an entity without a request.
 
         Raises:
-            TypeError: The key is no str, bytes or int; the class is no `Entity`.
+            TypeError: The key is not a str, bytes or int, or the class is not an `Entity`.
             ValueError: Another node cannot import the class.
         """
         if not isinstance(cast("object", key), (str, bytes, int)) or isinstance(key, bool):
@@ -218,7 +219,7 @@ class Router:
         return self._entity(cls, key, None)
 
     def on_node(self, cls: type[EntityT], node: str) -> EntityRef[EntityT]:
-        """Return the address of the entity that is at home on a node alone."""
+        """Return the address of an entity that always has its home on one node."""
         return self._entity(cls, node, node)
 
     def _entity(self, cls: Any, key: Key, node: str | None) -> EntityRef[Any]:
@@ -230,9 +231,9 @@ class Router:
 
 @attrs.frozen(eq=False, repr=False)
 class EntityRef(Generic[EntityT_contra]):
-    """The address of an entity. It stays the same wherever the entity is at home.
+    """The address of an entity. It stays the same when the entity moves.
 
-    It is a model for all patterns: ``await ref(request)`` asks, too.
+    It is also a model for all patterns: ``await ref(request)`` asks.
     """
 
     without_device: ClassVar[str] = "devices of another node are used there; send one array a node by ask()"
@@ -245,7 +246,7 @@ class EntityRef(Generic[EntityT_contra]):
 
     @property
     def is_available(self) -> bool:
-        """Whether it is at home somewhere."""
+        """Whether it has a home."""
         return not self.is_dead and self._router.table.home(self._target) is not None
 
     @property
@@ -254,23 +255,23 @@ class EntityRef(Generic[EntityT_contra]):
         return self._router.is_closed
 
     async def ask(self, request: Request[EntityT_contra, ReplyT], *, id: str | None = None) -> ReplyT:  # noqa: A002
-        """Ask the entity, and wait for its reply. It is started for its first message.
+        """Ask the entity, and wait for its reply. Its first message starts it.
 
-        Deadline and cancellation go with the request, as for an actor.
+        Deadline and cancellation apply to the request, as for an actor.
 
         Args:
-            request: The request; it goes to the node by pickle, and arrays of the host with it.
-            id: What tells a request of a `DurableEntity` from others: asked twice, it is executed once. By
-                default a new one.
+            request: The request, which is pickled, together with its host arrays.
+            id: The id of a request to a `DurableEntity`, which executes each id only once. By default a new
+                id.
 
         Raises:
-            NodeLostError: The node was lost, and the request may have been executed. Not for a
+            NodeLostError: The node was lost, and the request may have been executed. It is not raised for a
                 `DurableEntity`, which is asked again.
-            LethalRequestError: Each node that a `DurableEntity` was asked on was lost, so that the request
-                itself is the likely reason.
+            LethalRequestError: Each node on which a `DurableEntity` got this request was lost, so that the
+                request itself is the likely reason.
             ActorStoppedError: The cluster is closed.
             ImportError: The node does not have the class.
-            TypeError, ValueError: The request cannot go to a node, or is too large.
+            TypeError, ValueError: The request cannot be pickled, or is too large.
             Exception: The error of the handler, with its frames on the node as a note.
         """
         if id is not None and not self._target.is_durable:
@@ -283,7 +284,7 @@ class EntityRef(Generic[EntityT_contra]):
         return await self.ask(request)
 
     async def tell(self, message: Message[EntityT_contra]) -> None:
-        """Tell the entity something; returns when its mailbox has it, or the store for a `DurableEntity`.
+        """Send a message without a reply; return when it is in the mailbox, or a `DurableEntity`'s store.
 
         Raises:
             Exception: As `ask` does.

@@ -1,4 +1,4 @@
-"""Collectives: operations of many devices on arrays of which each has one, in worlds that heal."""
+"""Collectives: operations on one array from each of several devices, in worlds that heal."""
 
 from .._names import export as _export
 from ._communicators import *

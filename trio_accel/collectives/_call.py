@@ -31,18 +31,18 @@ Computes: TypeAlias = "Callable[[int, list[AccelRef]], Awaitable[T]]"
 
 
 class Turns:
-    """Gives the collectives of a world their turns, and counts those that fail.
+    """Admits the collectives of a world one after the other, and counts the failed ones.
 
     Args:
-        devices: The devices, in the order of the ranks.
-        retry: How often the part of a rank runs again.
-        intensity: How many may fail by losses; None for no bound.
+        devices: The devices, in rank order.
+        retry: The number of times that a rank's part may run again.
+        intensity: The number of collectives that may fail by losses; None for no bound.
 
     Attributes:
         devices: The argument.
         retry: The argument.
-        stay: What each device has mapped of the others: until no collective runs any more.
-        on_end: Called with the reason when no more run.
+        stay: The memory of other devices that each device has mapped, until the world ends.
+        on_end: Called with the reason when the world ends.
     """
 
     def __init__(self, devices: Sequence[Device], retry: int, intensity: Intensity | None) -> None:
@@ -56,7 +56,7 @@ class Turns:
         self._turn = trio.Lock()
 
     def end(self, why: str) -> None:
-        """Let no more run, for the first reason that is given."""
+        """Admit no more collectives, and keep the first reason given."""
         self._broken = self._broken or why
         self.stay.end()
         self.on_end(self._broken)
@@ -66,10 +66,10 @@ class Turns:
         """Hold the world for one collective.
 
         Raises:
-            WorldBrokenError: It runs none any more.
+            WorldBrokenError: The world no longer runs collectives.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
-        # A free turn is taken without a checkpoint: small collectives have no time for it.
+        # Take a free turn without a checkpoint, because small collectives are too short for one.
         try:
             self._turn.acquire_nowait()
         except trio.WouldBlock:
@@ -81,10 +81,10 @@ class Turns:
             self._turn.release()
 
     def check_whole(self, name: str) -> None:
-        """Refuse a collective of a world that runs none any more.
+        """Refuse a collective if the world no longer runs any.
 
         Raises:
-            WorldBrokenError: Always then.
+            WorldBrokenError: The world is broken or closed.
         """
         if self._broken is not None:
             raise WorldBrokenError(f"{name}: {self._broken}; open another one")
@@ -110,15 +110,15 @@ class Turns:
 
 
 class PartCall:
-    """A run on the ranks of a world, with arrays that all of them read: its turn, its parts, its end.
+    """A run on the ranks of a world, with arrays that all of them read: its turn, its parts and its end.
 
     Args:
         turns: The turns of its world.
-        function: Name of the method.
+        function: The name of the method.
 
     Attributes:
-        name: Its name, for errors.
-        changed: Arrays from before the call that the part of each rank writes.
+        name: The name for errors.
+        changed: The existing arrays that each rank's part writes.
     """
 
     def __init__(self, turns: Turns, function: str) -> None:
@@ -143,7 +143,7 @@ class PartCall:
         return list(arrays)
 
     def check(self, argument: str, array: object, rank: int, *, is_read: bool = True) -> None:
-        """Refuse what is no array of a rank; raises as `checked` does."""
+        """Refuse everything but an array of a rank; raises as `checked` does."""
         if not isinstance(array, AccelRef):
             raise TypeError(f"{self.name}: {argument} must be an AccelRef, got {type(array).__name__}")
         # An array of `out` may be half written: the collective overwrites it.
@@ -161,15 +161,16 @@ class PartCall:
         """Have ranks compute something, all at the same time.
 
         Args:
-            lent: Arrays that all of them read.
-            compute: What a rank computes of these, as its device has them.
+            lent: Arrays that all ranks read.
+            compute: Computes a rank's result from these arrays, as its device sees them.
             ranks: The ranks; None for all.
 
         Returns:
             The results of the ranks that compute, in their order.
 
         Raises:
-            RankFailedError: It failed on one of them. What others change in place is spoiled.
+            RankFailedError: It failed on one of the ranks. Arrays that other ranks change in place are
+                damaged.
         """
         made: dict[int, T] = {}
         chosen = list(range(self._size)) if ranks is None else list(ranks)
@@ -183,13 +184,13 @@ class PartCall:
             gone = [rank for rank, device in enumerate(self._devices) if device.outage or not device.is_ready]
             raise self._turns.failed(self.name, (gone or chosen)[0], error) from error
         except BaseException as error:
-            # One that was cancelled may have run. Whether the one that failed has, its device knows.
+            # A cancelled part may have run. Whether the failed one has changed arrays, its device knows.
             self._spoil(error.rank if isinstance(error, RankFailedError) else None)
             raise
         return {rank: made[rank] for rank in chosen}
 
     def _spoil(self, failed: int | None) -> None:
-        """Refuse the later use of what the ranks change in place, but for the one that failed by itself."""
+        """Refuse later use of arrays that ranks change in place, except on the rank that has failed."""
         for block in [one for rank, each in self.changed.items() if rank != failed for one in each]:
             block.spoil(self.name, None)
 
@@ -205,7 +206,7 @@ class PartCall:
         await run_together(partial(run, rank) for rank in ranks)
 
     async def _part(self, rank: int, held: Lent, compute: Computes[T], made: dict[int, T]) -> None:
-        """Compute on one rank; once more where its context was lost, unless that has changed arrays."""
+        """Compute on one rank; again if its context was lost, unless the part has changed arrays."""
         losses = 0
         while rank not in made:
             try:
@@ -222,13 +223,13 @@ class Call(PartCall):
 
     Args:
         turns: The turns of its world.
-        function: Name of the method.
+        function: The name of the method.
         arrays: The arrays that it reads.
-        out: Arrays to write to, one of each rank; one array where one rank gets a result.
-        root: The rank that has the only array, if not each has one.
+        out: Arrays to write to, one per rank; a single array if one rank gets a result.
+        root: The rank with the only array, if not every rank has an array.
         to: The rank that gets the only result, if not each gets one.
         has_rows: Whether the arrays may differ in the extent of their first axis.
-        reduction: How elements become one; empty where they do not.
+        reduction: The reduction; empty if there is none.
 
     Attributes:
         arrays: The arrays, by rank.
@@ -281,10 +282,10 @@ class Call(PartCall):
             self._expression = expression_of(self.name, reduction, self._size, self.dtype)
 
     def _ranks(self, alone: object, argument: str) -> Sequence[int]:
-        """Return all ranks, or the one that a program names.
+        """Return all ranks, or only the rank that a program names.
 
         Raises:
-            ValueError: It is none.
+            ValueError: There is no such rank.
         """
         if alone is ALL:
             return range(self._size)
@@ -293,7 +294,7 @@ class Call(PartCall):
         return [alone]
 
     def expect(self, *shapes: tuple[int, ...]) -> None:
-        """Name the shapes of the results, or the one of all.
+        """Set the shapes of the results: one shape for all ranks, or a shape for each.
 
         Raises:
             TypeError, ValueError, StaleRefError: An array of `out` does not fit.
@@ -315,11 +316,11 @@ class Call(PartCall):
     def parts(
         self, kind: str, counts: Mapping[int, Mapping[int, int]] | None = None, *, root: int = 0
     ) -> dict[int, Part]:
-        """Return the parts of the ranks for a vendor's library: what they give and get.
+        """Return the parts of the ranks for a vendor's library: the arrays that they give and get.
 
         Args:
             kind: See `Part`.
-            counts: Of ranks that give pieces, how many elements each gives to each.
+            counts: The number of elements that each giving rank gives to each rank.
             root: See `Part`.
         """
         given = counts or {}
@@ -339,7 +340,7 @@ class Call(PartCall):
         }
 
     def _direct(self, rank: int) -> AccelRef | None:
-        """Return the array of `out` that a part may write to: not one that it would need to run again."""
+        """Return the rank's array of `out`, unless the part would overwrite its own input."""
         source, out = self.arrays.get(rank), self._out.get(rank)
         return None if out is None or (source is not None and source.block is out.block) else out
 
@@ -357,10 +358,10 @@ class Call(PartCall):
         return self.shape[0] // self._size
 
     def check_splits(self, splits: Sequence[Sequence[int]]) -> list[list[int]]:
-        """Return the rows that each rank gives to each.
+        """Return the numbers of rows that each rank gives to each.
 
         Raises:
-            ValueError: They are not those of the arrays.
+            ValueError: They do not fit the arrays.
         """
         counts = [list(row) for row in splits]
         if len(counts) != self._size or any(len(row) != self._size for row in counts):
@@ -378,7 +379,7 @@ class Call(PartCall):
 
     @property
     def joined_shape(self) -> tuple[int, ...]:
-        """Shape of the arrays of all ranks, joined."""
+        """The shape of all ranks' arrays, joined."""
         rows, *others = self.shape or (1,)
         return rows * self._size, *others
 
@@ -423,7 +424,7 @@ class Call(PartCall):
             if not isinstance(error, (AccelError, ActorError)):
                 raise error
             losses += 1
-            # It runs again as a whole: its parts do not by themselves.
+            # The whole collective runs again, because its parts do not run again on their own.
             own = 0 if getattr(error, "is_to_blame", False) else self._devices[rank].options.retry
             if not isinstance(error, ContextLostError) or losses > max(self._turns.retry, own):
                 try:
@@ -433,7 +434,7 @@ class Call(PartCall):
 
     @contextmanager
     def writing(self) -> Generator[None]:
-        """Have later operations refuse the arrays of `out` that may be half written, where it fails."""
+        """If the collective fails, refuse later use of the arrays of `out`, which may be half written."""
         try:
             yield
         except BaseException:
@@ -442,10 +443,10 @@ class Call(PartCall):
             raise
 
     async def written(self, made: Mapping[int, AccelRef]) -> list[AccelRef]:
-        """Write the results of ranks to the arrays of `out`, where there are any.
+        """Write the results of ranks to the arrays of `out`, if there are any.
 
-        That waits for all that reads these, and nothing is held meanwhile. So two collectives cannot wait for
-        each other.
+        This waits for all readers of these arrays, and holds nothing meanwhile. So two collectives cannot
+        wait for each other.
         """
         outputs = {
             rank: out for rank, one in made.items() if (out := self._out[rank]) is not None and out is not one
@@ -462,7 +463,7 @@ class Call(PartCall):
 
 
 def _pieces(sizes: Mapping[int, int]) -> Pieces:
-    """Tell pieces that lie one behind another, by rank: rank, first element, how many; without empty ones."""
+    """Return adjacent pieces as (rank, first element, size), without empty ones."""
     ends = itertools.accumulate(sizes.values())
     each = zip(sizes.items(), ends, strict=True)
     return tuple([(rank, end - size, size) for (rank, size), end in each if size])

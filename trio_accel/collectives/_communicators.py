@@ -1,4 +1,4 @@
-"""Collectives by a vendor's library, such as NCCL: communicators that are given up and made anew (D162)."""
+"""Collectives by a vendor's library, such as NCCL, with communicators replaced after a loss (D162)."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from ..devices import (
     Pending,
     Planned,
     Planner,
-    alone_on,
-    look_for_answers,
+    exclusive,
     opened,
+    poll_answers,
 )
 from ._errors import WorldBrokenError
 from ._life import CommunicatorLife, Step
@@ -51,9 +51,9 @@ __all__ = ["CommunicatorActor", "CommunicatorControlActor"]
 
 _logger = logging.getLogger("trio_accel.collectives")
 
-# Words of the name of a communicator: 128 bytes, as NCCL has it.
+# The number of words in a communicator's name: 128 bytes, as in NCCL.
 _NAME = 32
-# The most communicators that are made for one collective where a rank had a new worker and nobody knew.
+# The maximum communicators opened for one collective, if unnoticed losses have replaced workers.
 _MOST_OPENED = 4
 _numbers = itertools.count(1)
 
@@ -74,7 +74,7 @@ class CommunicatorControlActor(LibraryActor):
 
 
 def refusal(devices: Sequence[Device]) -> str | None:
-    """Tell why no library of collectives can serve these devices; None if the one of their backend can."""
+    """Return why no collectives library can serve these devices; None if their backend's library can."""
     vendor, names = library_of(devices[0]), sorted({device.info.backend for device in devices})
     if len(names) > 1 or vendor is None:
         return f"the devices are of {', '.join(names)}"
@@ -91,7 +91,7 @@ def refusal(devices: Sequence[Device]) -> str | None:
 
 
 def library_of(device: Device) -> CollectiveLibrary | None:
-    """Return the library of collectives that a device's backend offers."""
+    """Return the collectives library that a device's backend offers."""
     return opened(device).state.backend.collectives
 
 
@@ -99,7 +99,7 @@ class MakeName(OfRanks):
     """Make the name of a communicator."""
 
     def plan(self, planner: Planner) -> Planned[bytes]:
-        """Take words for it."""
+        """Allocate the words of the name."""
         words = planner.status(_NAME)
         return Planned(CommunicatorIdSpec(words), finish=words.tobytes)
 
@@ -109,7 +109,7 @@ class _WithoutArrays(OfRanks):
     spec: OperationSpec
 
     def plan(self, planner: Planner) -> Planned[None]:
-        """Plan the specification alone: there are no arrays."""
+        """Plan the specification only, because there are no arrays."""
         return Planned(self.spec)
 
 
@@ -118,7 +118,7 @@ class OpenCommunicator(_WithoutArrays):
 
 
 class CloseCommunicator(_WithoutArrays):
-    """Give a rank of a communicator up."""
+    """Close a rank of a communicator."""
 
 
 @attrs.frozen
@@ -127,14 +127,14 @@ class Part:
 
     Attributes:
         kind: See `CollectiveSpec` for this and the others.
-        dtype: Element type of the arrays.
-        source: The array that it gives.
-        shape: Shape of the array that it gets; None for none.
+        dtype: The dtype of the arrays.
+        source: The array that the rank gives.
+        shape: The shape of the array that it gets; None for none.
         out: The array to write to; None for a new one.
-        reduction: How elements become one.
-        root: The rank that gives or gets an array alone.
-        sends: Pieces that it gives.
-        receives: Pieces that it gets.
+        reduction: The reduction; empty if there is none.
+        root: The only rank that gives or gets an array.
+        sends: The pieces that it gives.
+        receives: The pieces that it gets.
     """
 
     kind: str
@@ -149,7 +149,7 @@ class Part:
 
     @property
     def way(self) -> tuple[object, ...]:
-        """The kind of a call, by which a library may choose its connections, and keeps them."""
+        """The kind of a call, by which a library may choose and keep its connections."""
         size = math.prod(self.shape or ()) if self.source is None else self.source.size
         nbytes = size * self.dtype.itemsize
         peers = [[peer for peer, *_ in pieces] for pieces in (self.sends, self.receives)]
@@ -166,7 +166,7 @@ class Meet(OfRanks):
 
     @property
     def operation(self) -> str:
-        """The name, which is that with mapped arrays where elements are reduced."""
+        """The name; if elements are reduced, it equals the name with mapped arrays."""
         return f"collectives.{self.part.reduction or self.part.kind}"
 
     def plan(self, planner: Planner) -> Planned[AccelRef | None]:
@@ -189,21 +189,21 @@ class Meet(OfRanks):
         return Planned(spec, out)
 
 
-_LOSS, _OTHER = range(2)
+_LOSS, _NO_LOSS = range(2)
 _CONSEQUENCES = (MISSING, NOT_IN_TIME, ABORTED)
 
 
 class RanksFailedError(Exception):
-    """The errors that ranks have failed with, by their numbers.
+    """The errors of failed ranks, by rank.
 
     Attributes:
-        rank: The rank that is to blame.
-        error: Its error.
+        rank: The rank to blame.
+        error: The error of that rank.
         is_opening: Whether the communicator was being opened.
     """
 
     def __init__(self, errors: Errors, *, is_opening: bool) -> None:
-        # A rank that hears of the loss of another one is not to blame.
+        # A rank that only reports the loss of another rank is not to blame.
         self.rank: int = min(errors, key=lambda rank: (_order(errors[rank]), rank))
         self.error: Exception = errors[self.rank]
         super().__init__(f"rank {self.rank}: {self.error}")
@@ -211,34 +211,34 @@ class RanksFailedError(Exception):
 
     @property
     def is_stale(self) -> bool:
-        """Whether a new communicator may do: a rank had a new worker before, or was late."""
+        """Whether a new communicator may help, because a rank got a new worker earlier, or was late."""
         codes = (MISSING, ABORTED) if self.is_opening else _CONSEQUENCES
         return isinstance(self.error, LibraryError) and self.error.code in codes
 
     @property
     def is_refusal(self) -> bool:
-        """Whether the library does not work with these devices: no rank was lost."""
+        """Whether the library does not work with these devices; no rank was lost."""
         return self.is_opening and isinstance(self.error, (LibraryError, NotSupportedError))
 
 
 def _order(error: Exception | None) -> int:
-    """Tell how near an error is to the cause of all."""
+    """Return the distance of an error from the cause of the failure."""
     if isinstance(error, (ContextLostError, DeviceLostError, CompletionTimeoutError)):
         return _LOSS
     if isinstance(error, LibraryError) and error.code in _CONSEQUENCES:
-        return _OTHER + 1 + _CONSEQUENCES.index(error.code)
-    return _OTHER
+        return _NO_LOSS + 1 + _CONSEQUENCES.index(error.code)
+    return _NO_LOSS
 
 
 class _Asked:
-    """Operations that ranks were asked for at the same time.
+    """Operations that were requested from ranks at the same time.
 
-    Without a task for each: a small collective is as long as what goes on here.
+    There is no task for each, because this code takes most of the time of a small collective.
 
     Attributes:
-        pending: What was handed over, by rank.
-        errors: What has failed, or could not be handed over.
-        left: Ranks whose operations are not over.
+        pending: The submitted operations, by rank.
+        errors: The errors of operations that failed, or could not be submitted.
+        left: The ranks with unfinished operations.
         changed: Set when all are over, or one has failed.
         over: Set when all are over.
     """
@@ -270,7 +270,7 @@ class _Asked:
             self.over.set()
 
     def clear(self) -> None:
-        """Hold nothing of the program: frames of an error have this, with results and with other errors."""
+        """Drop the references to the program's objects, because frames of an error hold this instance."""
         self.pending.clear()
         self.errors.clear()
 
@@ -283,9 +283,9 @@ class Communicator:
         devices: The devices, in the order of the ranks.
 
     Attributes:
-        vendor: As given.
-        life: Its stage, and the clock of all that is waited for here.
-        number: The number of the last one.
+        vendor: The argument.
+        life: The stage, and the clock of all waits here.
+        number: The number of the last opened communicator.
     """
 
     def __init__(self, vendor: CollectiveLibrary, devices: Sequence[Device]) -> None:
@@ -293,24 +293,24 @@ class Communicator:
         self.life: CommunicatorLife = CommunicatorLife()
         self.number: int = 0
         self._devices = devices
-        # The workers that have opened it, and how ranks have met by it.
+        # The workers that have opened it, and the kinds of calls in which the ranks have met.
         self._opened_by: list[tuple[int, bool]] = []
         self._ways: set[object] = set()
-        # Ranks are giving up the last one, and what has waited by it ends.
+        # Operations that end because the ranks are giving up the last communicator.
         self._leaving: list[_Asked] = []
 
     async def run(self, parts: Mapping[int, Part]) -> dict[int, AccelRef | None]:
         """Run a collective: the parts of all ranks that take part in it.
 
         Returns:
-            The result of each of them.
+            The result of each rank.
 
         Raises:
-            RanksFailedError: It failed on a rank. All others have ended it, and have no communicator.
+            RanksFailedError: It failed on a rank. All others have ended it, and their communicator is closed.
             WorldBrokenError: The world was closed meanwhile.
         """
-        # Kernels that wait for each other need their devices at the same time: two worlds take turns.
-        async with alone_on(self._devices):
+        # Kernels that wait for each other need their devices at the same time, so two worlds take turns.
+        async with exclusive(self._devices):
             for attempt in itertools.count(1):
                 try:
                     await self._opened()
@@ -321,7 +321,7 @@ class Communicator:
         raise AssertionError
 
     async def begin(self) -> None:
-        """Have all ranks open it, if need be, for calls of programs.
+        """Have all ranks open it if necessary, for calls of programs.
 
         Raises:
             RanksFailedError: It failed on a rank.
@@ -331,7 +331,7 @@ class Communicator:
         self.life.move("call")
 
     async def _opened(self) -> None:
-        """Have all ranks open it, if need be; raises as `begin` does."""
+        """Have all ranks open it if necessary; raises as `begin` does."""
         if self.life.stage == "open" and self._workers() != self._opened_by:
             self._give_up("lose")
         await self._leave()
@@ -344,7 +344,7 @@ class Communicator:
             raise WorldBrokenError("collectives: the world was closed; open another one")
 
     def end(self, *, is_done: bool) -> None:
-        """End what `begin` has begun; where it is not done, what waits by the communicator ends, too."""
+        """End a call that `begin` started; if it failed, give the communicator up, which ends all waits."""
         if self.life.stage == "calling":
             if is_done:
                 self.life.move("done")
@@ -352,7 +352,7 @@ class Communicator:
                 self._give_up("drop")
 
     async def close(self) -> None:
-        """Give it up for good, on all ranks that answer soon."""
+        """Close it for good, on all ranks that answer soon."""
         self._give_up("close")
         await self._leave()
 
@@ -390,11 +390,12 @@ class Communicator:
         return made
 
     async def _together(self, operations: Mapping[int, Operation[Any, Any]]) -> dict[int, Any]:
-        """Ask ranks at the same time. If one fails, or the caller is cancelled, all give the communicator up.
+        """Send requests to ranks at the same time.
 
-        Nothing else would end what the others wait for.
+        If one fails, or the caller is cancelled, all ranks give the communicator up, because nothing else
+        would end the waits of the others.
         """
-        # Where the world was closed meanwhile, nobody would give up what ranks are asked for now.
+        # If the world was closed meanwhile, nobody would give up the requests made now.
         self._check_open()
         life, before = self.life, self._workers()
         is_opening = life.stage == "opening"
@@ -402,8 +403,8 @@ class Communicator:
         lost = partial(self._lost, before)
         try:
             awake = [self._devices[rank] for rank in asked.pending]
-            await look_for_answers(awake, lambda: not asked.changed.is_set())
-            # Its opening waits for a rank that is about to get a worker.
+            await poll_answers(awake, lambda: not asked.changed.is_set())
+            # An opening waits for a rank that is about to get a worker.
             await life.wait(asked.changed, bool if is_opening else lost)
         except BaseException:
             self._give_up("drop", asked)
@@ -417,7 +418,7 @@ class Communicator:
             life.move("told")
         errors = dict(asked.errors)
         for rank in lost():
-            # Its part may not have begun, and waits for the next worker, which has no communicator.
+            # Its part may not have begun, and waits for the next worker, which lacks a communicator.
             if _order(errors.get(rank)) != _LOSS:
                 text = "the rank lost its worker while the others waited for it"
                 errors[rank] = ContextLostError(text, device=self._devices[rank].name)
@@ -431,22 +432,22 @@ class Communicator:
             errors.clear()
 
     def _lost(self, before: Sequence[tuple[int, bool]]) -> list[int]:
-        """Name the ranks that had a worker, and have another one now, or none."""
+        """Return the ranks that had a worker, and now have another one or none."""
         now = self._workers()
         return [rank for rank, then in enumerate(before) if then[1] and then != now[rank]]
 
     def _step(self, asked: _Asked, before: Sequence[tuple[int, bool]]) -> Step:
-        """Tell what has happened to the communicator by what its ranks say."""
+        """Return the next step of the communicator's life, derived from the errors of its ranks."""
         order = min(map(_order, asked.errors.values()), default=_LOSS)
         if order != _LOSS:
-            return "fail" if order == _OTHER else "stale"
+            return "fail" if order == _NO_LOSS else "stale"
         return "lose" if asked.errors or self._lost(before) else "late"
 
     def _give_up(self, step: Step, *asked: _Asked) -> None:
         """Have the communicator given up on all ranks, soon.
 
-        What waits by it ends at once, and only the next opening waits for that. To give its memory back takes
-        NCCL a second.
+        Operations that wait in it end at once. Only the next opening waits until it is closed, because NCCL
+        takes a second to release its memory.
         """
         was_held = self.life.is_held
         self.life.move(step)
@@ -459,7 +460,7 @@ class Communicator:
         return {rank: CloseCommunicator(control, spec(number)) for rank in range(len(self._devices))}
 
     async def _leave(self) -> None:
-        """Wait until ranks have given up what they are to, and nothing waits for that, for a while."""
+        """Wait until ranks have given up their communicator and its operations are over, but not for long."""
         leaving, self._leaving = self._leaving, []
         for asked in leaving:
             await self.life.wait(asked.over)

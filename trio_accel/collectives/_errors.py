@@ -13,8 +13,8 @@ __all__ = ["CollectiveMismatchError", "RankFailedError", "WorldBrokenError"]
 class RankFailedError(AccelError):
     """A collective has failed on one rank, and so on all; the error of that rank is its cause.
 
-    Every rank that takes part gets it. Arrays that the collective only reads are intact, those of the failed
-    rank too. Those that it was to write are refused by later operations, unless it failed before it wrote.
+    Every rank that takes part gets it. Arrays that the collective only reads are intact, also on the failed
+    rank. Arrays that it should write are refused by later operations, unless it failed before it wrote.
 
     Attributes:
         rank: Number of the rank.

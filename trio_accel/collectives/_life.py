@@ -1,4 +1,4 @@
-"""The life of a world's communicator: its stages, what may happen in each, and the clock of all its waits."""
+"""The life of a world's communicator: its stages, their transitions, and the clock of its waits."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import trio
 
 from ..backends.base.contract.errors import NoEdgeError
 
-# Seconds between two looks whether a rank was lost whose part is over, or has not begun.
+# Seconds between two checks whether a rank was lost that has finished its part, or has not begun it.
 _LOOKED = 0.05
 
 Stage: TypeAlias = Literal["none", "opening", "open", "connecting", "calling", "doubted", "leaving", "closed"]
-"""Where a communicator is in its life.
+"""The stage of a communicator.
 
-There is none; ranks open it; it waits for a collective; ranks meet so for the first time, or again; a rank
-has failed, and another one's loss may be the cause; ranks give it up; the world has ended.
+"none": not open. "opening": ranks open it. "open": it waits for a collective. "connecting": ranks meet in a
+kind of call for the first time. "calling": ranks meet again. "doubted": a rank has failed, perhaps because
+another one was lost. "leaving": ranks give it up. "closed": the world has ended.
 """
 
 Step: TypeAlias = Literal[
@@ -33,13 +34,14 @@ _AT_WORK: tuple[Stage, ...] = ("opening", "connecting", "calling")
 class CommunicatorLife:
     """The stage of a communicator, and how long it may stay there.
 
-    Threads that wait in the vendor's library have no clock: they wait until the communicator is given up.
+    Threads that wait in the vendor's library do not have a clock: they wait until the communicator is given
+    up.
 
     Attributes:
-        stage: Where it is.
-        edges: All that may happen in each stage, and the next stage.
-        bounds: Seconds that a stage may take; others may take any time.
-        until: When that is over, by Trio's clock.
+        stage: The current stage.
+        edges: The next stage, for each stage and each step that may happen in it.
+        bounds: The maximum seconds of a stage; stages without an entry may take any time.
+        until: The end of the stage's time, by Trio's clock.
     """
 
     edges: ClassVar[Mapping[tuple[Stage, Step], Stage]] = {
@@ -51,12 +53,12 @@ class CommunicatorLife:
         ("calling", "done"): "open",
         # A rank had a new worker between two collectives.
         ("open", "lose"): "leaving",
-        # Ranks hear of the loss of another one, were given up, are not there in time, or the caller has gone.
+        # Ranks report the loss of another rank, were given up, or are late; or the caller is cancelled.
         **{(stage, step): "leaving" for stage in _AT_WORK for step in ("lose", "stale", "late", "drop")},
         **{(stage, "fail"): "doubted" for stage in _AT_WORK},
         ("doubted", "told"): "leaving",
         ("leaving", "left"): "none",
-        # A world may be closed while a collective of another task runs, which ends by that.
+        # A world may be closed while another task runs a collective, which ends the collective.
         **{(stage, "close"): "closed" for stage in (*_AT_WORK, "none", "open", "doubted", "leaving")},
         **{("closed", step): "closed" for step in get_args(Step) if step != "open"},
     }
@@ -88,7 +90,7 @@ class CommunicatorLife:
 
     @property
     def is_held(self) -> bool:
-        """Whether ranks have it, and nobody has told them to give it up."""
+        """Whether ranks hold it, and were not asked to give it up."""
         return self.stage == "open" or self.stage in _AT_WORK
 
     async def wait(self, event: trio.Event, is_lost: Callable[[], object] = bool) -> None:

@@ -1,6 +1,6 @@
 """The work of a rank in a collective: messages for its device, made of arrays that all ranks lend.
 
-They are those of collectives by mapped arrays, and those of a program's own.
+They serve collectives by mapped arrays, and a program's own operations.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ REDUCTIONS: dict[str, str] = {
     "max": "maximum({}, {})",
     "mean": "({} + {})",
 }
-_SHORT = (DType.float16, DType.bfloat16)
+_LOW_PRECISION = (DType.float16, DType.bfloat16)
 _LOW = (DType.float8_e4m3fn, DType.float8_e5m2)
 
 
@@ -42,10 +42,10 @@ class CollectiveActor(LibraryActor):
 
 @functools.lru_cache(256)
 def expression_of(name: str, reduction: str, count: int, dtype: DType) -> Elementwise[AccelRef]:
-    """Make the expression that reduces so many arrays, in their order, to one of their dtype.
+    """Make the expression that reduces `count` arrays, in their order, to one of their dtype.
 
     Raises:
-        ValueError, TypeError, NotSupportedError: There is no such reduction, or the dtype does not have it.
+        ValueError, TypeError, NotSupportedError: The reduction is unknown, or does not support the dtype.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"{name}: reduction must be one of {', '.join(REDUCTIONS)}, got {reduction!r}")
@@ -56,8 +56,8 @@ def expression_of(name: str, reduction: str, count: int, dtype: DType) -> Elemen
         wanted = "floating or complex" if is_divided else "real"
         raise TypeError(f"{name}: {reduction} needs {wanted} arrays, got {dtype}")
     names = [f"x{number}" for number in range(count)]
-    # Rounded once, at the end.
-    terms = [f"float32({name})" for name in names] if dtype in _SHORT else names
+    # Round only once, at the end.
+    terms = [f"float32({name})" for name in names] if dtype in _LOW_PRECISION else names
     text = functools.reduce(REDUCTIONS[reduction].format, terms)
     if reduction == "mean":
         text = f"{text} / {count}"
@@ -69,10 +69,10 @@ def expression_of(name: str, reduction: str, count: int, dtype: DType) -> Elemen
 
 @attrs.frozen(eq=False)
 class Join(Operation[PeerCopyActor, AccelRef]):
-    """Copy arrays one behind another, along the first axis.
+    """Join arrays along the first axis.
 
     Attributes:
-        arrays: Arrays of one dtype, and of one shape but for the first axis.
+        arrays: Arrays with the same dtype, and the same shape except for the first axis.
     """
 
     library: ClassVar[str] = "trio_accel.devices:PeerCopyActor"
@@ -105,8 +105,8 @@ class PartOperation(OfRanks):
 
     Attributes:
         message: The message.
-        lent: What all ranks lend.
-        changed: Collects the arrays that it changes, which were there before.
+        lent: The arrays that all ranks lend.
+        changed: Collects the existing arrays that the message changes.
     """
 
     message: Operation[Any, Any]
@@ -119,11 +119,11 @@ class PartOperation(OfRanks):
         return self.message.operation
 
     def plan(self, planner: Planner) -> Planned[Any]:
-        """Plan the message, and refuse to write to what others read.
+        """Plan the message, and refuse to write to arrays that other ranks read.
 
         Raises:
-            ValueError: It does.
-            NotSupportedError: Its library has no second actor.
+            ValueError: The message writes to such an array.
+            NotSupportedError: The library is limited to one actor.
         """
         if "?" in self.message.library:
             raise NotSupportedError(

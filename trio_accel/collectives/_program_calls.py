@@ -1,4 +1,28 @@
-"""Calls of methods of programs on all ranks, which meet inside of them (D196)."""
+"""Calls of one program method on all ranks, which exchange arrays inside the method (D196).
+
+`World.call` makes a `ProgramCalls` for each call and runs it while it holds the world's turn and its devices,
+because two calls on the same devices could wait for each other forever. A call has these steps:
+
+1. `Rooms.open` prepares a room for all ranks, and one for each group. Ranks on processors meet in a memory
+   file, which each worker opens through `/proc` by this process's descriptor. So the world keeps the
+   descriptor open until it closes. GPUs meet by a communicator, which has to be open on every rank before any
+   method starts, because methods block in the library.
+2. `_ask` sends the method to all ranks at the same time. The context variable `MEETING` carries the rank's
+   number, its rooms and the number of the call. This number rises over all calls of the process, so a rank
+   recognizes words that an earlier call has left in the memory.
+3. `_watch` looks at the devices while the methods run. It ends the call at the deadline, or if a rank has
+   lost its context: the next worker knows nothing of the call, so the other ranks would wait for it forever.
+4. `_fail` records the first error of each rank, ends the communicators, and cancels the other requests. A
+   rank that waits in memory notices that its caller has left; NCCL ends because its communicator is given up.
+   So the other ranks fail with `ENDED` at their next exchange.
+5. `_raise` picks the cause from the errors. A lost context is the cause, an error of the method is next, then
+   `MISMATCH` and `AGAIN`, and `ENDED` is always a consequence. `_SAID` gives a lost rank time to report its
+   own error, because its device knows the reason and `_watch` does not.
+
+Nothing is repeated here, because a method may have changed arrays before the loss. If a device repeats the
+request on its next worker, the room refuses it with `AGAIN`, and the call fails like after a loss. The caller
+knows what can be repeated; `train` does that with whole steps.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +38,7 @@ import trio
 
 from ..actors import running_beside
 from ..backends.base import AccelError, CompletionTimeoutError, ContextLostError, NotSupportedError, Refused
-from ..backends.base.kit.ranks import AGAIN, ENDED, MEETING, MISMATCH, forget_rooms, last_calls, room_of
+from ..backends.base.kit.ranks import ENDED, MEETING, MISMATCH, REPEATED, forget_rooms, last_calls, room_of
 from ..devices import Device
 from ._call import PartCall, Turns
 from ._communicators import Communicator, RanksFailedError
@@ -22,22 +46,23 @@ from ._errors import CollectiveMismatchError
 
 Groups = Mapping[str, Sequence[Sequence[int]]]
 
-# Seconds between two looks whether a rank was lost whose call has not ended.
+# Seconds between two checks whether a rank with an unfinished call was lost.
 _LOOKED = 0.02
-# Seconds that a lost rank has to say itself why, because its device knows more than one who looks.
+# Seconds that a lost rank has to report its own error, because its device knows the reason and `_watch` does
+# not.
 _SAID = 0.25
 _LOST = "the rank lost its context in a call of all ranks"
-# How far the codes of ranks are from the cause of all.
-_CONSEQUENCES = {MISMATCH: 2, AGAIN: 2, ENDED: 3}
+# The distance of a code from the cause of the failure; 0 is a lost context, 1 any other error.
+_CONSEQUENCES = {MISMATCH: 2, REPEATED: 2, ENDED: 3}
 _calls = itertools.count(1)
 
 
 @attrs.define(eq=False)
 class Rooms:
-    """Where the ranks of a world meet inside of programs: shared memory of processors, or NCCL.
+    """The rooms in which ranks meet inside of programs: shared memory on processors, NCCL on GPUs.
 
-    The memory of some ranks is a file without a name. A worker opens it by the descriptor of this process,
-    while the world holds it.
+    The memory of a group is a file without a name. A worker opens it by this process's descriptor, while the
+    world holds it.
     """
 
     _devices: Sequence[Device]
@@ -47,7 +72,7 @@ class Rooms:
     _communicators: dict[tuple[object, ...], Communicator] = attrs.field(factory=dict[Any, Any], init=False)
 
     async def close(self) -> None:
-        """Let all of it go."""
+        """Release all rooms."""
         while self._files:
             os.close(self._files.popitem()[1])
             forget_rooms()
@@ -55,11 +80,11 @@ class Rooms:
             await communicator.close()
 
     async def open(self, groups: Groups) -> list[dict[str, Any]]:
-        """Return for each rank the rooms that it is told of: of each group where it is, and its ranks.
+        """Return for each rank its rooms by group name: the path or communicator, and the ranks there.
 
         Raises:
             NotSupportedError: The devices cannot meet.
-            RanksFailedError: A rank was lost meanwhile.
+            RanksFailedError: A rank was lost while the rooms were opened.
         """
         ranks = [*range(len(self._devices))]
         told: list[dict[str, Any]] = [{} for _ in ranks]
@@ -74,13 +99,13 @@ class Rooms:
         return told
 
     def end(self, *, is_done: bool) -> None:
-        """End what was opened; where the call has failed, what waits for others ends, too."""
+        """End the call in all communicators; if it has failed, give them up, which ends their waits."""
         for communicator in (self._communicator, *self._communicators.values()):
             if communicator is not None:
                 communicator.end(is_done=is_done)
 
     def last(self, call: int) -> list[tuple[int, str]]:
-        """Return for each rank how often it has come to others in a call, and to what it came last."""
+        """Return for each rank the number of its exchanges in a call, and the last one in words."""
         found = [(0, "came to none") for _ in self._devices]
         for name, *members in self._files:
             told = last_calls(self._file(str(name), members), len(members), call)
@@ -91,11 +116,11 @@ class Rooms:
         return found
 
     async def _begun(self, name: str, members: Sequence[int]) -> int:
-        """Return the number of the communicator of some ranks; 0 for one rank."""
+        """Return the communicator number of a group, which is 0 for a single rank."""
         if len(members) == 1:
             return 0
         communicator = self._communicator
-        assert communicator is not None  # several ranks have one
+        assert communicator is not None  # `open` refuses several ranks without one
         if len(members) < len(self._devices):
             devices = [self._devices[rank] for rank in members]
             made = Communicator(communicator.vendor, devices)
@@ -105,7 +130,7 @@ class Rooms:
         return communicator.number
 
     def _file(self, name: str, members: Sequence[object]) -> str:
-        """Return the path of the memory of some ranks, which is made at its first use."""
+        """Return the path of a group's memory file, and make the file at its first use."""
         key = name, *members
         if key not in self._files:
             self._files[key] = os.memfd_create("trio-accel-ranks", os.MFD_CLOEXEC)
@@ -114,16 +139,16 @@ class Rooms:
 
 
 class ProgramCalls(PartCall):
-    """One call of all ranks.
+    """One call of a method on all ranks.
 
     Args:
         turns: The turns of the world.
-        programs: A program of each rank.
+        programs: One program of each rank.
         method: The method.
-        each: Arguments, each with one for each rank.
-        by_name: Those by name.
-        within: Seconds that it may take; None for any time.
-        groups: Ranks that also meet among themselves.
+        each: The positional arguments, each a sequence with one value per rank.
+        by_name: The keyword arguments, each a sequence with one value per rank.
+        within: The timeout in seconds; None for no limit.
+        groups: Groups of ranks that also meet among themselves, by name.
     """
 
     def __init__(
@@ -181,7 +206,7 @@ class ProgramCalls(PartCall):
         return [self._replies[rank] for rank in range(self._size)]
 
     def _fail(self, rank: int, error: Exception) -> None:
-        """Note the error of a rank; all others end where they meet next."""
+        """Record the error of a rank, and end the call for all others where they meet next."""
         self._errors.setdefault(rank, error)
         self._rooms.end(is_done=False)
         self._scope.cancel(reason="a rank has failed")
@@ -196,7 +221,7 @@ class ProgramCalls(PartCall):
             self._fail(rank, error)
 
     async def _watch(self, before: Sequence[int], number: int) -> None:
-        """End the call when its time is over, or a rank was lost: the next worker knows nothing of it."""
+        """End the call at its deadline, or when a rank was lost, because its next worker does not know it."""
         until = trio.current_time() + self._within
         lost = dict[int, float]()
         while not self._errors:
@@ -211,7 +236,7 @@ class ProgramCalls(PartCall):
                 self._fail(*self._late(missing, number))
 
     def _late(self, missing: Sequence[int], number: int) -> tuple[int, CompletionTimeoutError]:
-        """Return the rank that holds the others up, and the error of a deadline."""
+        """Return the rank that holds the others up, and the error of the deadline."""
         last = self._rooms.last(number)
         text = f"ranks {missing} have not ended their call within {self._within:g} s"
         if any(count for count, _ in last):
@@ -219,12 +244,12 @@ class ProgramCalls(PartCall):
         return min(missing, key=last.__getitem__), CompletionTimeoutError(text)
 
     def _raise(self) -> None:
-        """Raise the error that is the cause of the others."""
+        """Raise the error that has caused the others."""
         rank = min(self._errors, key=lambda rank: (_order(self._errors[rank]), rank))
         error: Any = self._errors[rank]
         code = _code(error)
-        if code == AGAIN:
-            # The device has asked its next worker again, before anybody saw that the first one was lost.
+        if code == REPEATED:
+            # The device repeated the request on its next worker before anybody noticed the loss.
             error = ContextLostError(_LOST, device=self._devices[rank].name)
         if code == MISMATCH:
             raise CollectiveMismatchError(str(error), operation=self.name) from error
@@ -236,5 +261,5 @@ def _code(error: Exception) -> str:
 
 
 def _order(error: Exception) -> int:
-    """Tell how near an error is to the cause of all."""
+    """Return the distance of an error from the cause: 0 for a lost context, 3 for a consequence."""
     return 0 if isinstance(error, ContextLostError) else _CONSEQUENCES.get(_code(error), 1)

@@ -1,4 +1,4 @@
-"""Ranks: collectives for which the task of each rank asks, with the array of that rank."""
+"""Ranks: collectives that the task of each rank requests, with the array of that rank."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ Run: TypeAlias = "Callable[[str, Mapping[str, Any], Given], Awaitable[Any]]"
 
 @attrs.define(eq=False)
 class _Meeting:
-    """One collective that waits for ranks, and then runs.
+    """A collective that waits for ranks, and then runs.
 
     Attributes:
-        function: Its name.
-        options: What all ranks say alike.
-        ranks: The ranks that are to come.
-        given: What those have given that have come.
+        function: The name of the method.
+        options: The options, equal for all ranks.
+        ranks: The ranks that take part.
+        given: The arguments of the ranks that have arrived.
         results: The result of each rank, once it is done.
-        error: Why it failed.
+        error: The reason of a failure.
         done: Set when it is over.
-        scope: Ends its run.
+        scope: Cancels its run.
     """
 
     function: str
@@ -52,34 +52,34 @@ class _Meeting:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all have come."""
+        """Whether all ranks have arrived."""
         return len(self.given) == len(self.ranks)
 
     @property
     def missing(self) -> str:
-        """The ranks that have not come, for people."""
+        """The missing ranks, for error messages."""
         return ", ".join(str(rank) for rank in self.ranks if rank not in self.given)
 
     def fail(self, error: Exception) -> None:
-        """Fail for all ranks, also for those that come later; a second error does nothing."""
+        """Fail for all ranks, including later ones; a second error is ignored."""
         if self.error is None and not self.done.is_set():
             self.error = error
             self.scope.cancel(reason="a rank has left the collective")
             if not self.is_whole:
-                # It stays until all have come, and one may never come: without their arrays.
+                # It stays until all ranks have arrived, which may never happen, so drop their arrays.
                 self.given = dict.fromkeys(self.given, (None, None))
                 self.done.set()
 
 
 class Meetings:
-    """The collectives of a world for which some ranks have asked.
+    """The collectives of a world that some ranks have requested.
 
-    The first collective of each rank is one, the second of each rank is one, and so on. Sends and receipts
-    between two ranks are counted by themselves.
+    The first collective that each rank calls is the same one, so is the second, and so on. Sends and receipts
+    between two ranks are counted separately.
 
     Args:
-        run: Runs one that all have come to.
-        check: Refuses one by its name where the world runs none any more.
+        run: Runs a collective when all its ranks have arrived.
+        check: Refuses a collective by its name if the world no longer runs any.
     """
 
     def __init__(self, run: Run, check: Callable[[str], None]) -> None:
@@ -91,14 +91,14 @@ class Meetings:
     async def come(
         self, rank: int, function: str, options: Mapping[str, Any], ranks: Sequence[int], own: Own
     ) -> Any:
-        """Come to the next collective of a rank, and wait until it is over.
+        """Join the next collective of a rank, and wait until it is over.
 
         Args:
-            rank: Number of the rank.
-            function: Name of the collective.
-            options: What all ranks must say alike.
-            ranks: All that take part.
-            own: What the rank gives.
+            rank: The number of the rank.
+            function: The name of the collective.
+            options: The options, which must be equal for all ranks.
+            ranks: All ranks that take part.
+            own: The arguments of this rank.
 
         Raises:
             RankFailedError: It failed on a rank, or the task of one was cancelled.
@@ -107,14 +107,14 @@ class Meetings:
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         self._check(f"collectives.{function}")
-        # Sends have a key for each pair, in this order of their ranks.
+        # Sends have a key for each pair, with the ranks in this order.
         kind = tuple(ranks) if function == "send" else ()
         self._counts[rank, *kind] += 1
         key = (*kind, "number", self._counts[rank, *kind])
         meeting = self._open.setdefault(key, _Meeting(function, options, ranks))
         meeting.given[rank] = own if meeting.error is None else (None, None)
         if meeting.is_whole:
-            # No rank comes to it any more.
+            # All ranks have arrived, so nobody looks it up again.
             del self._open[key]
         if (meeting.function, meeting.options) != (function, options):
             said = _said(function, options), _said(meeting.function, meeting.options)
@@ -138,7 +138,7 @@ class Meetings:
         raise error
 
     async def _wait(self, rank: int, meeting: _Meeting) -> None:
-        """Wait until the last rank to come has run it."""
+        """Wait until the last rank to arrive has run it."""
         try:
             await meeting.done.wait()
         except trio.Cancelled:
@@ -149,7 +149,7 @@ class Meetings:
             raise
 
     async def _run(self, rank: int, meeting: _Meeting) -> None:
-        """Run it, in the task of the last rank to come."""
+        """Run it, in the task of the last rank to arrive."""
         try:
             with meeting.scope:
                 meeting.results = await self._run_one(meeting.function, meeting.options, meeting.given)
@@ -165,7 +165,7 @@ class Meetings:
             meeting.done.set()
 
     def close(self, why: str) -> None:
-        """Fail all that wait: no rank comes any more."""
+        """Fail all waiting collectives, because no rank will arrive."""
         for meeting in self._open.values():
             meeting.fail(
                 WorldBrokenError(f"{meeting.function}: {why}; ranks that had not come: {meeting.missing}")
@@ -173,7 +173,7 @@ class Meetings:
         self._open.clear()
 
     def realign(self) -> None:
-        """Let the next collective of each rank be the first one; those that wait fail."""
+        """Let the next collective of each rank be the first one again; waiting ones fail."""
         for meeting in self._open.values():
             missing = next(rank for rank in meeting.ranks if rank not in meeting.given)
             meeting.fail(_left(missing, meeting, "began again"))
@@ -195,16 +195,16 @@ def _said(function: str, options: Mapping[str, Any]) -> str:
 class Rank:
     """One rank of a world, for a task of its own; an item of `World.ranks`.
 
-    Each method is that of `World`, with the array of this rank: it waits until all ranks have asked for it,
-    and returns what is this rank's. All ranks ask for the same collectives in the same order. If one asks for
-    another, or with other options, all get a `CollectiveMismatchError`. If the task of one is cancelled, all
-    get a `RankFailedError` that names it, so a deadline of one rank ends the collective for all. Ranks that
-    begin again after an error are aligned first, by `World.realign`.
+    Each method equals the method of `World` with the array of this rank: it waits until all ranks have called
+    it, and returns this rank's result. All ranks call the same collectives in the same order. If one calls
+    another collective, or passes other options, all get a `CollectiveMismatchError`. If the task of one rank
+    is cancelled, all get a `RankFailedError` that names it, so a deadline of one rank ends the collective for
+    all. Ranks that begin again after an error are aligned first, by `World.realign`.
 
     Attributes:
-        number: Its place in the world.
-        size: How many ranks there are.
-        device: Its device.
+        number: The index of the rank in the world.
+        size: The number of ranks.
+        device: The device of the rank.
     """
 
     def __init__(self, meetings: Meetings, number: int, size: int, device: Device) -> None:
@@ -219,7 +219,7 @@ class Rank:
     async def _meet(
         self, function: str, array: AccelRef | None, own: object = None, /, **options: Any
     ) -> AccelRef:
-        """Come to the next collective; None where a rank gets nothing, as methods say that return that."""
+        """Join the next collective; the result is None if the rank gets nothing."""
         made = await self._meetings.come(self.number, function, options, range(self.size), (array, own))
         return cast("AccelRef", made)
 
@@ -231,14 +231,14 @@ class Rank:
 
         Args:
             array: The array of this rank.
-            reduction: How.
+            reduction: The reduction.
             out: Array to write to; `array` for a reduction in place.
 
         Raises:
-            TypeError, ValueError: Wrong arrays; all ranks get it.
+            TypeError, ValueError: Wrong arrays; all ranks get the error.
             RankFailedError: It failed on a rank.
             CollectiveMismatchError: Ranks ask for different collectives.
-            WorldBrokenError: The world runs no collectives any more.
+            WorldBrokenError: The world no longer runs collectives.
         """
         return await self._meet("all_reduce", array, out, reduction=reduction)
 
@@ -267,7 +267,7 @@ class Rank:
     async def scatter(
         self, array: AccelRef | None = None, *, root: int = 0, out: AccelRef | None = None
     ) -> AccelRef:
-        """Get a part of the array of rank `root`, which others leave out; see `World.scatter`."""
+        """Get this rank's part of rank `root`'s array, which others leave out; see `World.scatter`."""
         return await self._meet("scatter", array, out, root=root)
 
     @named_arguments
@@ -284,11 +284,11 @@ class Rank:
     async def all_to_all(
         self, array: AccelRef, *, splits: Sequence[int] | None = None, out: AccelRef | None = None
     ) -> AccelRef:
-        """Get a part of the arrays of all ranks, joined along the first axis; see `World.all_to_all`.
+        """Get this rank's part from all ranks' arrays, joined along the first axis; see `World.all_to_all`.
 
         Args:
             array: The array of this rank.
-            splits: How many of its rows each rank gets; without, all get the same number.
+            splits: The number of its rows for each rank; by default, all get the same number.
             out: Array to write to.
         """
         return await self._meet("all_to_all", array, (splits, out), has_splits=splits is not None)
@@ -308,24 +308,24 @@ class Rank:
 
     @named_arguments
     async def send(self, array: AccelRef, to: int) -> None:
-        """Give an array to another rank, which asks for it by `recv`; returns when that has it.
+        """Give an array to another rank, which calls `recv`; return when it is copied.
 
         Raises:
-            ValueError: There is no such rank, or it is this one.
+            ValueError: `to` is not another rank of the world.
             RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
         await self._pair("send", array, None, self.number, to)
 
     @named_arguments
     async def recv(self, source: int, *, out: AccelRef | None = None) -> AccelRef:
-        """Get a copy of an array that another rank sends; those of one rank come in its order.
+        """Get a copy of an array that another rank sends; copies arrive in the order of its sends.
 
         Args:
-            source: The rank that sends it.
+            source: The rank that sends the array.
             out: Array to write to.
 
         Raises:
-            ValueError: There is no such rank, or it is this one.
+            ValueError: `source` is not another rank of the world.
             RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
         return cast("AccelRef", await self._pair("recv", None, out, source, self.number))
@@ -347,7 +347,7 @@ class Rank:
 
 @attrs.define(eq=False)
 class Result(Generic[T]):
-    """The result of one member of a group."""
+    """The result of a call in a group."""
 
     _values: list[T] = attrs.field(factory=list[T], init=False)
 
@@ -363,7 +363,7 @@ class Result(Generic[T]):
         return self._values[0]
 
     async def run(self, ask: Callable[[], Awaitable[T]]) -> None:
-        """Ask for it."""
+        """Make the call."""
         self._values.append(await ask())
 
 
@@ -374,12 +374,12 @@ class Group:
         self._members: list[Callable[[], Awaitable[None]]] = []
 
     def add(self, function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> Result[T]:
-        """Add a call of a method of a world or a rank; it is made at the end of the ``async with``.
+        """Add a method call of a world or a rank, to run at the end of the ``async with``.
 
         Args:
             function: The method.
             *args: Its arguments.
-            **kwargs: Those by name.
+            **kwargs: Its keyword arguments.
         """
         result = Result[T]()
         self._members.append(partial(result.run, lambda: function(*args, **kwargs)))

@@ -1,4 +1,4 @@
-"""Worlds: devices that take part in collectives, and go on when one of them has lost its context."""
+"""Worlds: devices that take part in collectives, and continue after one of them has lost its context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from ..actors import Intensity, named_arguments, opens
 from ..backends.base import NotSupportedError
-from ..devices import AccelRef, Device, Operation, alone_on, check_device, what_to_do
+from ..devices import AccelRef, Device, Operation, check_device, exclusive, what_to_do
 from ..devices.engine._library import APART
 from ..devices.operations._blocks import Block
 from ._call import Arrays, Call, Computes, PartCall, Turns
@@ -33,7 +33,7 @@ Transport: TypeAlias = Literal["auto", "nccl", "mapped"]
 _GROUPED: ContextVar[bool] = ContextVar("trio_accel.grouped", default=False)
 
 # Bytes of an array that each rank reduces by itself.
-_SMALL = 256 << 10
+_LOCAL_REDUCTION_BYTES = 256 << 10
 
 
 @named_arguments
@@ -45,25 +45,26 @@ async def open_world(
     intensity: Intensity | None = None,
     transport: Transport = "auto",
 ) -> AsyncGenerator[World]:
-    """Make a world of devices: each is a rank, in their order.
+    """Make a world of devices; each is a rank, in their order.
 
-    The devices stay the program's: it closes them. They may be of any isolation and backend. Those of one
-    backend and isolation read one another's arrays where they are (`Device.borrow`). For others, arrays may
-    be copied through host memory.
+    The devices still belong to the program, which closes them. They may have any isolation and backend.
+    Devices with the same backend and isolation read one another's arrays in place (`Device.borrow`). For
+    others, arrays may be copied through host memory.
 
     Args:
         devices: The devices, each once, at least one.
-        retry: How often a rank computes again whose device lost its context meanwhile. What is copied to
-            `out` at the end is not copied again: by mapped arrays all, by NCCL what replaces an argument.
-        intensity: How many collectives may fail by losses within its window; one more breaks the world. By
-            default there is no bound.
-        transport: How data goes between ranks. ``"auto"`` takes NCCL where the ranks are different GPUs, all
-            in workers, and nccl4py is installed; `World.why_mapped` says why it has not. What NCCL does not
-            have goes by mapped arrays in any case.
+        retry: The number of times that a rank computes again after its device lost its context. Copies to
+            `out` at the end are not repeated: with mapped arrays all of them, with NCCL copies that replace
+            an argument.
+        intensity: The number of collectives that may fail by losses within its window; one more breaks the
+            world. By default there is no bound.
+        transport: The way of data between ranks. ``"auto"`` selects NCCL if the ranks are different GPUs, all
+            in workers, and nccl4py is installed; otherwise `World.why_mapped` gives the reason. Operations
+            that NCCL lacks use mapped arrays in any case.
 
     Raises:
-        ValueError: No device, one twice, a negative `retry`, or no such transport.
-        TypeError: What is no open device.
+        ValueError: No device, a duplicate, a negative `retry`, or an unknown transport.
+        TypeError: An item is not an open device.
         NotSupportedError: ``"nccl"`` cannot serve these devices.
     """
     world = World(devices, retry, intensity, transport)
@@ -76,32 +77,32 @@ async def open_world(
 class World:
     """Devices that take part in collectives; made by `open_world`.
 
-    The methods take one array of each rank, as a sequence in the order of the ranks, all of one dtype and, if
-    nothing else is said, of one shape. They may be views of any strides. The results are new, contiguous
-    arrays, each on the device of its rank, or those that `out` names.
+    The methods take one array from each rank, as a sequence in rank order. All have the same dtype and,
+    unless stated otherwise, the same shape. They may be views with any strides. The results are new,
+    contiguous arrays, each on the device of its rank, or the arrays of `out`.
 
-    One collective runs after the other, in the order of the calls. What a program asks of the devices
-    meanwhile is ordered by its arrays, as always. Each device reads the arrays of the others, and writes to
-    its own alone. So the loss of a context leaves the arrays of all ranks as they were, but for `out`.
+    Collectives run one after the other, in call order. Other operations on the devices are ordered by their
+    arrays, as always. Each device reads the arrays of the others, and writes only to its own. So the loss of
+    a context leaves the arrays of all ranks unchanged, except for `out`.
 
-    A collective waits while a device rebuilds its context. If one fails on a rank, it ends on all with a
+    A collective waits while a device rebuilds its context. If it fails on a rank, it ends on all with a
     `RankFailedError` that names the rank, with that error as its cause. Other ranks keep their contexts and
-    arrays. Nothing has to be made anew: the next collective may be asked at once.
+    arrays. You can call the next collective at once, because nothing has to be recreated.
 
-    When cancelled, operations that are not launched are taken back, and others awaited, as for
-    `Device.ask`. Arrays of `out` that may be half written are refused by later operations.
+    When cancelled, operations before their launch are taken back, and others awaited, as for `Device.ask`.
+    Arrays of `out` that may be half written are refused by later operations.
 
-    Tasks that each have an array of one rank ask their `ranks`.
+    Tasks that each have an array of one rank use `ranks`.
 
-    Where the ranks are different GPUs in workers of one host, data goes by NCCL (D162). Each rank has a
-    communicator then, which is opened for the first collective. If a rank is lost, or a collective is
-    cancelled, all others give theirs up, and the next collective opens new ones. NCCL adds in an order of its
-    own, which is the same for all ranks. A mean is scaled before it is added.
+    If the ranks are different GPUs in workers of one host, data moves by NCCL (D162). Each rank then has a
+    communicator, which is opened for the first collective. If a rank is lost, or a collective is cancelled,
+    all others give theirs up, and the next collective opens new ones. NCCL adds in its own order, which is
+    the same for all ranks. It scales a mean before adding.
 
     Attributes:
-        devices: The devices, in the order of the ranks.
-        ranks: The ranks, each for a task of its own.
-        why_mapped: Why NCCL is not used; None where it is.
+        devices: The devices, in rank order.
+        ranks: The ranks, each for a separate task.
+        why_mapped: The reason why NCCL is not used; None if it is.
     """
 
     def __init__(
@@ -144,14 +145,14 @@ class World:
 
     @property
     def transport(self) -> Literal["nccl", "mapped"]:
-        """The way that data goes between ranks, where both ways are open."""
+        """The way of data between ranks, where both ways are possible."""
         return "mapped" if self._communicator is None else "nccl"
 
     def realign(self) -> None:
-        """Let the next collective of each of `ranks` be the first one: work that failed is done again by all.
+        """Let the next collective of each of `ranks` be the first one, so that all can repeat failed work.
 
-        After an error, some ranks have asked for more collectives than others. Those that still wait for one
-        get a `RankFailedError`.
+        After an error, some ranks have called more collectives than others. Ranks that still wait for one get
+        a `RankFailedError`.
         """
         self._meetings.realign()
 
@@ -160,14 +161,14 @@ class World:
         self._turns.end("the world is closed")
 
     async def aclose(self) -> None:
-        """Run no more collectives, and give the communicator up; `open_world` does it at its end."""
+        """Run no more collectives, and give the communicator up; `open_world` calls this at its end."""
         self.close()
         await self._rooms.close()
         if self._communicator is not None:
             await self._communicator.close()
 
     async def _met(self, call: Call, parts: Mapping[int, Part]) -> dict[int, AccelRef] | None:
-        """Run a collective by a vendor's library; None if it goes by mapped arrays."""
+        """Run a collective by a vendor's library; return None if it needs mapped arrays."""
         communicator, reduction = self._communicator, call.reduction
         if communicator is None or (
             reduction and call.dtype not in communicator.vendor.reductions[reduction]
@@ -186,13 +187,13 @@ class World:
     async def _run(
         self, call: Call, parts: Mapping[int, Part], compute: Makes, *, first: Makes | None = None
     ) -> list[AccelRef]:
-        """Run a collective in its turn: by its parts if a vendor's library has it, or by mapped arrays.
+        """Run a collective in its turn: by a vendor's library if possible, or else by mapped arrays.
 
         Args:
             call: The collective.
-            parts: Its parts.
-            compute: What a rank that gets a result computes of mapped arrays.
-            first: What each rank computes before, of which `compute` gets the results.
+            parts: The parts of the ranks.
+            compute: Computes the result of a rank from mapped arrays.
+            first: Computes an intermediate result on each rank first, which `compute` gets.
         """
         async with self._turns.turn(call.name):
             with call.writing():
@@ -217,42 +218,42 @@ class World:
         """Call a method of a program on each rank, in which the ranks meet by `programs.current_rank`.
 
         The methods run at the same time, as one collective of the world. If one fails, is lost, or is late,
-        all others are ended where they meet next. Nothing is done again: the caller knows what may be.
+        all others end at their next exchange. Nothing is repeated, because only the caller knows what can be.
 
         Args:
-            programs: A program of each rank, by `open_program` on its device.
+            programs: One program of each rank, opened on its device by `open_program`.
             method: The method, as for `Program.ask`.
-            each: Its arguments: each a sequence with one for each rank.
-            within: Seconds that it may take; None for any time.
-            groups: Ranks that also meet among themselves, by `ProgramRank.group`: of each name the groups,
-                and each rank in one of them.
-            each_by_name: Arguments by name, likewise.
+            each: The positional arguments, each a sequence with one value per rank.
+            within: The timeout in seconds; None for no limit.
+            groups: Groups of ranks that also meet among themselves, by `ProgramRank.group`. For each name, a
+                list of groups with each rank in one of them.
+            each_by_name: The keyword arguments, likewise.
 
         Returns:
-            What the methods have returned, in the order of the ranks.
+            The results of the methods, in rank order.
 
         Raises:
             TypeError, ValueError: Wrong programs, arguments or groups.
             RankFailedError: It failed on a rank, and names it, with that error as its cause.
             CollectiveMismatchError: Ranks did not meet by the same calls.
-            NotSupportedError: The devices have no way to meet: they are of several backends, or are GPUs that
-                NCCL does not serve.
-            WorldBrokenError: The world runs no collectives any more.
+            NotSupportedError: The devices cannot meet: they are of several backends, or are GPUs that NCCL
+                does not serve.
+            WorldBrokenError: The world no longer runs collectives.
         """
         call = ProgramCalls(self._turns, programs, method, each, each_by_name, within, groups or {})
-        async with self._turns.turn(call.name), alone_on(self.devices):
+        async with self._turns.turn(call.name), exclusive(self.devices):
             return await call.run(self._rooms)
 
     @opens("the group is not open yet: async with world.group() as group")
     async def group(self) -> AsyncGenerator[Group]:
         """Open a group of calls that run together: ``async with world.group() as group:``.
 
-        ``group.add(rank.send, x, to=1)`` adds a call, of the world or of a rank, and returns its `Result`. At
-        the end of the ``async with`` all run at the same time, so two ranks may send to each other. If one
-        fails, the others are cancelled, and the ``async with`` raises its error.
+        ``group.add(rank.send, x, to=1)`` adds a call, of the world or of a rank, and returns its `Result`.
+        All calls run at the same time at the end of the ``async with``, so two ranks may send to each other.
+        If one fails, the others are cancelled, and the ``async with`` raises its error.
 
         Raises:
-            RuntimeError: The task is inside of a group.
+            RuntimeError: The task is already inside of a group.
         """
         if _GROUPED.get():
             raise RuntimeError("group: this task is inside of a group; add to that one, or end it first")
@@ -268,18 +269,18 @@ class World:
     ) -> list[AccelRef]:
         """Reduce the arrays of all ranks to one, which each rank gets.
 
-        Each of two ranks reduces all of it, and so do more of them if the arrays are small. With more, each
-        reduces a part, and all copy the parts. The result is the same on all ranks, bit for bit.
+        With two ranks, or with small arrays, each rank reduces everything. Otherwise each reduces a part, and
+        all copy the parts. The result is the same on all ranks, bit for bit.
 
         Args:
-            arrays: One of each rank.
-            reduction: How; the elements of ranks are taken in their order.
-            out: Arrays to write to, one of each rank; `arrays` for a reduction in place.
+            arrays: One array from each rank.
+            reduction: The reduction; it takes elements in rank order.
+            out: Arrays to write to, one per rank; `arrays` for a reduction in place.
 
         Raises:
-            TypeError, ValueError: Wrong arrays: nothing was launched.
+            TypeError, ValueError: Wrong arrays; nothing was launched.
             RankFailedError: It failed on a rank.
-            WorldBrokenError: The world runs no collectives any more.
+            WorldBrokenError: The world no longer runs collectives.
         """
         call = Call(self._turns, "all_reduce", arrays, out, reduction=reduction)
         call.expect(call.shape)
@@ -291,21 +292,21 @@ class World:
             return await call.reduced(rank, [one.reshape(-1)[part] for one in all_])
 
         parts = call.parts("all_reduce")
-        if self.size <= 2 or size * call.dtype.itemsize <= _SMALL:
-            # Two ranks move fewer bytes each than in two steps; where there is little, the steps are the
-            # time.
+        if self.size <= 2 or size * call.dtype.itemsize <= _LOCAL_REDUCTION_BYTES:
+            # Two ranks move fewer bytes each than in two steps. With small arrays, the number of steps
+            # determines the time.
             return await self._run(call, parts, call.reduced)
         return await self._run(call, parts, call.joined, first=reduced)
 
     async def reduce(
         self, arrays: Arrays, reduction: Reduction = "sum", *, root: int = 0, out: AccelRef | None = None
     ) -> AccelRef:
-        """Reduce the arrays of all ranks to one, on the device of one of them.
+        """Reduce the arrays of all ranks to one, on the device of rank `root`.
 
         Args:
-            arrays: One of each rank.
-            reduction: How; the elements of ranks are taken in their order.
-            root: The rank that gets it.
+            arrays: One array from each rank.
+            reduction: The reduction; it takes elements in rank order.
+            root: The rank that gets the result.
             out: Array of that rank to write to.
 
         Raises:
@@ -321,9 +322,9 @@ class World:
         """Reduce the arrays of all ranks, and give each rank its part along the first axis.
 
         Args:
-            arrays: One of each rank. The number of ranks divides the extent of the first axis.
-            reduction: How; the elements of ranks are taken in their order.
-            out: Arrays to write to, one of each rank.
+            arrays: One array from each rank. The number of ranks divides the extent of the first axis.
+            reduction: The reduction; it takes elements in rank order.
+            out: Arrays to write to, one per rank.
 
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
@@ -344,8 +345,8 @@ class World:
 
         Args:
             array: The array.
-            root: The rank that has it.
-            out: Arrays to write to, one of each rank; None for a new one, and at `root`.
+            root: The rank of the array.
+            out: Arrays to write to, one per rank; None for a new one, and at `root`.
 
         Returns:
             One array of each rank; at `root`, `array` itself.
@@ -362,12 +363,12 @@ class World:
     async def scatter(
         self, array: AccelRef, *, root: int = 0, out: Sequence[AccelRef | None] | None = None
     ) -> list[AccelRef]:
-        """Give each rank its part of the array of one rank, along the first axis.
+        """Give each rank its part of one array, along the first axis.
 
         Args:
             array: The array. The number of ranks divides the extent of its first axis.
-            root: The rank that has it.
-            out: Arrays to write to, one of each rank.
+            root: The rank of the array.
+            out: Arrays to write to, one per rank.
 
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
@@ -376,11 +377,11 @@ class World:
         return await self._split(call, {root: [call.rows()] * self.size})
 
     async def gather(self, arrays: Arrays, *, root: int = 0, out: AccelRef | None = None) -> AccelRef:
-        """Join the arrays of all ranks along the first axis, on the device of one of them.
+        """Join the arrays of all ranks along the first axis, on the device of rank `root`.
 
         Args:
-            arrays: One of each rank; of arrays without axes the result has one.
-            root: The rank that gets it.
+            arrays: One array from each rank. 0-d arrays are joined to a 1-d result.
+            root: The rank that gets the result.
             out: Array of that rank to write to.
 
         Raises:
@@ -397,8 +398,8 @@ class World:
         """Join the arrays of all ranks along the first axis, for each rank.
 
         Args:
-            arrays: One of each rank; of arrays without axes the result has one.
-            out: Arrays to write to, one of each rank.
+            arrays: One array from each rank. 0-d arrays are joined to a 1-d result.
+            out: Arrays to write to, one per rank.
 
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
@@ -414,13 +415,13 @@ class World:
         splits: Sequence[Sequence[int]] | None = None,
         out: Sequence[AccelRef | None] | None = None,
     ) -> list[AccelRef]:
-        """Give each rank its part of the arrays of all ranks, joined along the first axis in their order.
+        """Give each rank its part from each rank's array, joined along the first axis in rank order.
 
         Args:
-            arrays: One of each rank. Without `splits`, the number of ranks divides the extent of their first
-                axis. With it, they may differ in that.
-            splits: For each rank, how many rows of its array each rank gets, in the order of the ranks.
-            out: Arrays to write to, one of each rank.
+            arrays: One array from each rank. Without `splits`, the number of ranks divides the extent of
+                their first axis. With it, they may differ in that extent.
+            splits: For each rank, the number of rows of its array for each rank, in rank order.
+            out: Arrays to write to, one per rank.
 
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
@@ -435,7 +436,7 @@ class World:
         Args:
             array: The array.
             to: The rank that gets the copy.
-            root: The rank that has the array.
+            root: The rank of the array.
             out: Array of rank `to` to write to.
 
         Raises:
@@ -447,7 +448,7 @@ class World:
         return (await self._run(call, parts, call.joined))[0]
 
     async def _split(self, call: Call, counts: Mapping[int, Sequence[int]]) -> list[AccelRef]:
-        """Run a collective in which ranks give rows: for each that does, how many each rank gets."""
+        """Run a collective in which ranks give rows; `counts` has the rows by giver and receiver."""
         width = math.prod(call.shape[1:])
         rows = [sum(row[rank] for row in counts.values()) for rank in range(self.size)]
         call.expect(*[(extent, *call.shape[1:]) for extent in rows])
@@ -465,29 +466,29 @@ class World:
         """Run an operation of your own on all ranks at the same time; each rank reads the arrays of all.
 
         ``await world.run(lambda rank, xs, ws: Weighted(xs, ws[rank]), xs, ws)`` asks the device of each rank
-        for a `Weighted`. Its kernel has the arrays of all ranks where they are: what they are to read of one
-        another is passed here, and not by the function's own variables.
+        for a `Weighted`. Its kernel reads the arrays of all ranks in place. Pass the arrays that ranks read
+        from one another here, instead of using the function's own variables.
 
-        A rank writes to new arrays, and to those of its own device that are not in `arrays`. If it fails or
-        is cancelled, arrays that were there before and that ranks may have written to are refused by later
-        operations. A rank that writes to such arrays does not compute again after a loss.
+        A rank writes to new arrays, or to its device's arrays outside of `arrays`. If it fails or is
+        cancelled, later operations refuse existing arrays that ranks may have written to. A rank that writes
+        to existing arrays does not compute again after a loss.
 
-        The messages are served by actors of their own (``library?apart``). So an operation of the same
-        library that waits until an array is not read any more does not hold them up. Worlds that share a
-        device take turns.
+        Separate actors serve the messages (``library?apart``). So an operation of the same library that waits
+        until an array is no longer read does not hold them up. Worlds that share a device take turns.
 
         Args:
-            operation: Makes the message of a rank. It is called with the number of the rank and, for each of
-                `arrays`, with the list of these as arrays of its device; again for a rank that runs again.
-            *arrays: For each, one array of each rank. They may differ in shape and dtype.
+            operation: Makes the message of a rank. It is called with the rank number and, for each item of
+                `arrays`, with a list of its arrays as arrays of the rank's device. It is called again if a
+                rank runs again.
+            *arrays: Sequences with one array from each rank. They may differ in shape and dtype.
 
         Returns:
-            The replies of the ranks, in their order.
+            The replies of the ranks, in rank order.
 
         Raises:
-            TypeError, ValueError: Wrong arrays; no message; or one that writes to an array of `arrays`.
+            TypeError, ValueError: Wrong arrays, no message, or a message that writes to an array of `arrays`.
             RankFailedError: It failed on a rank, which may have refused it.
-            WorldBrokenError: The world runs no collectives any more.
+            WorldBrokenError: The world no longer runs collectives.
         """
         call = PartCall(self._turns, "run")
         if not callable(cast("object", operation)):
@@ -507,11 +508,11 @@ class World:
             blocks, library = [one.block for one in lent], f"{message.library}{APART}"
             return await self.devices[rank].ask(PartOperation(library, message, blocks, changed))
 
-        async with self._turns.turn(call.name), alone_on(self.devices):
+        async with self._turns.turn(call.name), exclusive(self.devices):
             return [*(await call.each(lent, reply)).values()]
 
     async def _ask(self, function: str, options: Mapping[str, Any], given: Given) -> Any:
-        """Run a collective to which all its ranks have come; returns the results by rank."""
+        """Run a collective at which all its ranks have arrived; return the results by rank."""
         arrays = {rank: each[0] for rank, each in given.items()}
         own: dict[int, Any] = {rank: each[1] for rank, each in given.items()}
         in_order = [*map(arrays.get, range(self.size))], [*map(own.get, range(self.size))]

@@ -262,7 +262,7 @@ class Reduction(Expression[AccelRef]):
         ]
 
 
-_LARGE, _SMALL, _STEP = 1e150, 1e-140, 2.0**600
+_SCALE_DOWN_ABOVE, _SCALE_UP_BELOW, _STEP = 1e150, 1e-140, 2.0**600
 
 
 class LaterReduction(Later, Reduction):
@@ -281,9 +281,9 @@ def scaled(value: str, to: str, factor: str, *, raises: bool = True) -> str:
         raises: Whether it also makes small elements larger.
     """
     total = f"{factor}_of"
-    small = f"where({total} < {_SMALL}, {_STEP}, 1.0)" if raises else "1.0"
+    small = f"where({total} < {_SCALE_UP_BELOW}, {_STEP}, 1.0)" if raises else "1.0"
     return (
-        f"{total} = sum(abs({value})); {factor} = where({total} > {_LARGE}, {1 / _STEP}, {small});"
+        f"{total} = sum(abs({value})); {factor} = where({total} > {_SCALE_DOWN_ABOVE}, {1 / _STEP}, {small});"
         f"{to} = {value} * {factor}; "
     )
 

@@ -145,7 +145,7 @@ def _is_step(call: Any) -> bool:
 def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
     """Return the arguments of a call with their gradients, by the gradient of its result."""
     name = call.function.name
-    rule = RULES.get(name) or OWN.get(call.function)
+    rule = RULES.get(name) or CUSTOM_RULES.get(call.function)
     if rule is not None:
         return rule(call, g)
     if name in REASONS:
@@ -160,7 +160,7 @@ def _gradients(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule]:
 
 KINDS: list[Callable[[Any, Any], Iterator[Rule] | None]] = []
 """Rules of kinds of functions, which return None for others: `_reductions` adds its own."""
-OWN: dict[Function, Make] = {}
+CUSTOM_RULES: dict[Function, Make] = {}
 """Rules of functions that programs have given."""
 REASONS: dict[str, str] = {}
 """The functions without a gradient, and why; `_words` adds them."""

@@ -29,7 +29,7 @@ from . import (  # noqa: F401  # they add rules
     _triangular_rules,
     _words,
 )
-from ._backward import OWN, backward, itself
+from ._backward import CUSTOM_RULES, backward, itself
 from ._elementwise import Rule
 from ._rules import filled
 
@@ -192,7 +192,7 @@ def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable
         # The arguments are operands, so that the tape finds them.
         return Call(function, (f(*args, **named), list(args), list(named.items())))
 
-    OWN[function] = lambda made, g: _by_custom_rule(made, g, rule)
+    CUSTOM_RULES[function] = lambda made, g: _by_custom_rule(made, g, rule)
     return call
 
 

@@ -25,7 +25,7 @@ linalg: Any = _linalg
 
 
 # Transforms. The adjoint of a transform is its inverse without a factor: by the other norm.
-_OTHER = {None: "forward", "backward": "forward", "forward": "backward", "ortho": "ortho"}
+_ADJOINT_NORM = {None: "forward", "backward": "forward", "forward": "backward", "ortho": "ortho"}
 
 
 def _fitted(g: Any, extent: int, axis: int) -> Any:
@@ -46,7 +46,7 @@ def _complex_transforms(call: Any, g: Any) -> Iterator[Rule]:
     def slope() -> Any:
         made = g
         for axis in _axes(at, x):
-            made = _fitted(back(made, axis=axis, norm=_OTHER[at["norm"]]), x.shape[axis], axis)
+            made = _fitted(back(made, axis=axis, norm=_ADJOINT_NORM[at["norm"]]), x.shape[axis], axis)
         return made
 
     yield x, slope
@@ -64,7 +64,7 @@ def _axes(at: dict[str, Any], x: Any) -> list[int]:
 
 def _rfft_back(g: Any, length: int, axis: int, norm: Any) -> Any:
     wide = _fitted(g, length, axis)
-    return fft.ifft(wide, axis=axis, norm=_OTHER[norm])
+    return fft.ifft(wide, axis=axis, norm=_ADJOINT_NORM[norm])
 
 
 def _irfft_back(g: Any, length: int, axis: int, norm: Any) -> Any:
@@ -75,7 +75,7 @@ def _irfft_back(g: Any, length: int, axis: int, norm: Any) -> Any:
     if length % 2 == 0:
         weights[-1] = 1.0
     line = weights.reshape([-1 if one == axis else 1 for one in range(len(g.shape))])
-    return fft.rfft(g, axis=axis, norm=_OTHER[norm]) * line.astype(
+    return fft.rfft(g, axis=axis, norm=_ADJOINT_NORM[norm]) * line.astype(
         np.float32 if g.dtype == "float32" else float
     )
 
@@ -90,33 +90,33 @@ def _real_transforms(call: Any, g: Any) -> Iterator[Rule]:
     def forwards() -> Any:
         made = g
         for axis in others:
-            made = _fitted(fft.ifft(made, axis=axis, norm=_OTHER[norm]), x.shape[axis], axis)
+            made = _fitted(fft.ifft(made, axis=axis, norm=_ADJOINT_NORM[norm]), x.shape[axis], axis)
         length = x.shape[last] if own is None else own
         return _fitted(arrays.real(_rfft_back(made, length, last, norm)), x.shape[last], last)
 
     def inverse() -> Any:
         made = _fitted(_irfft_back(g, g.shape[last], last, norm), x.shape[last], last)
         for axis in others:
-            made = _fitted(fft.fft(made, axis=axis, norm=_OTHER[norm]), x.shape[axis], axis)
+            made = _fitted(fft.fft(made, axis=axis, norm=_ADJOINT_NORM[norm]), x.shape[axis], axis)
         return made
 
     yield x, inverse if name.startswith("i") else forwards
 
 
 def _hfft(a: Any, n: int | None, axis: int, norm: Any) -> Any:
-    return fft.irfft(arrays.conj(a), n, axis, _OTHER[norm])
+    return fft.irfft(arrays.conj(a), n, axis, _ADJOINT_NORM[norm])
 
 
 def _ihfft(a: Any, n: int | None, axis: int, norm: Any) -> Any:
-    return arrays.conj(fft.rfft(a, n, axis, _OTHER[norm]))
+    return arrays.conj(fft.rfft(a, n, axis, _ADJOINT_NORM[norm]))
 
 
 def _several_hfft(inverse: Any) -> Any:
-    return lambda a, s, axes, norm: inverse(arrays.conj(a), s, axes, _OTHER[norm])
+    return lambda a, s, axes, norm: inverse(arrays.conj(a), s, axes, _ADJOINT_NORM[norm])
 
 
 def _several_ihfft(forward: Any) -> Any:
-    return lambda a, s, axes, norm: arrays.conj(forward(a, s, axes, _OTHER[norm]))
+    return lambda a, s, axes, norm: arrays.conj(forward(a, s, axes, _ADJOINT_NORM[norm]))
 
 
 def _along(f: Callable[[Any], Any], x: Any, axis: int) -> Any:
@@ -168,7 +168,7 @@ def _cosines(call: Any, g: Any) -> Iterator[Rule]:
     if kind not in (2, 3) or at["orthogonalize"] is not None:
         raise refuse(call.function.name, "only the types 2 and 3 without orthogonalize have rules")
     if name.startswith("i"):
-        norm = _OTHER[norm]
+        norm = _ADJOINT_NORM[norm]
     is_sine = "s" in name.removeprefix("i")[:2]
 
     def slope() -> Any:

@@ -1,4 +1,4 @@
-"""Chains of operations that are recorded once and launched as one, also on a condition."""
+"""Chains of operations, recorded once and launched as one, also on a condition."""
 
 from .._names import export as _export
 from ._conditions import *

@@ -22,18 +22,18 @@ _BODY = "graphs.Body"
 _LIBRARY = "graphs"
 _ACTOR = "trio_accel.graphs:GraphsActor"
 _KINDS = ("int", "uint", "bool")
-_MOST = 2**63 - 1
+_MAX_INT64 = 2**63 - 1
 
 
 @attrs.define(eq=False, on_setattr=None)
 class If(Operation[GraphsActor, None]):
-    """Run a graph if an array holds something else than zero; see `if_`.
+    """Run a graph if an array is not zero; see `if_`.
 
     Attributes:
-        condition: One whole number or truth value.
-        body: Body that runs if it is not zero.
-        arrays: Arguments of the body that runs.
-        orelse: Body that runs if it is zero.
+        condition: An array of one integer or boolean.
+        body: The graph that runs if it is not zero.
+        arrays: The arguments of the graph that runs.
+        orelse: The graph that runs if it is zero.
     """
 
     condition: AccelRef
@@ -50,12 +50,12 @@ class If(Operation[GraphsActor, None]):
 
 @attrs.define(eq=False, on_setattr=None)
 class Switch(Operation[GraphsActor, None]):
-    """Run one of several graphs, whose number an array holds; see `switch`.
+    """Run one of several graphs, selected by the number in an array; see `switch`.
 
     Attributes:
-        number: One whole number.
+        number: An array of one integer.
         bodies: The graphs.
-        arrays: Arguments of whichever runs.
+        arrays: The arguments of the selected graph.
     """
 
     number: AccelRef
@@ -70,13 +70,13 @@ class Switch(Operation[GraphsActor, None]):
 
 @attrs.define(eq=False, on_setattr=None)
 class While(Operation[GraphsActor, AccelRef]):
-    """Run a graph as long as an array holds something else than zero; see `while_`.
+    """Run a graph while an array is not zero; see `while_`.
 
     Attributes:
-        condition: One whole number or truth value.
-        body: Body of the loop.
-        arrays: Its arguments.
-        limit: The most turns; None for as many as it takes.
+        condition: An array of one integer or boolean.
+        body: The body of the loop.
+        arrays: The arguments of the body.
+        limit: The maximum number of iterations; None for no limit.
     """
 
     condition: AccelRef
@@ -102,21 +102,21 @@ class While(Operation[GraphsActor, AccelRef]):
 
 
 async def if_(condition: AccelRef, body: Body, *arrays: AccelRef, orelse: Body | None = None) -> None:
-    """Run something on the device if an array there holds something else than zero.
+    """Run something on the device if an array there is not zero.
 
-    In the step of a graph it becomes a part of the graph, and the condition is read anew in each replay.
+    In the step of a graph it becomes a part of the graph, and each replay reads the condition again.
 
     Args:
-        condition: One whole number or truth value. It is read before the body runs.
-        body: A graph, or a step that is captured for it: see `capture`. It changes arrays in place: its
-            arguments, and others that it uses. Its result is not used.
-        arrays: Arguments of the body that runs.
-        orelse: Body that runs if the condition is zero.
+        condition: An array of one integer or boolean. It is read before the body runs.
+        body: A graph, or a step to capture for it: see `capture`. It changes arrays in place: its arguments,
+            and others that it uses. Its result is ignored.
+        arrays: The arguments of the body that runs.
+        orelse: The body that runs if the condition is zero.
 
     Raises:
-        TypeError: The condition is no array of the device, or of floating or complex elements.
-        ValueError: The condition has more or less than one element. Or a body returns arrays that it makes.
-        NotSupportedError: A step asks for something that a graph cannot have.
+        TypeError: The condition is not an array of the device, or has floating or complex elements.
+        ValueError: The condition does not have exactly one element. Or a body returns arrays that it makes.
+        NotSupportedError: A step uses an operation that graphs do not support.
 
     See `Graph.__call__` for the rules of the arrays, and `Device.ask` for the errors of any operation.
     """
@@ -127,15 +127,15 @@ async def if_(condition: AccelRef, body: Body, *arrays: AccelRef, orelse: Body |
 
 
 async def switch(number: AccelRef, bodies: Sequence[Body], *arrays: AccelRef) -> None:
-    """Run one of several things on the device, whose number an array there holds.
+    """Run one of several bodies on the device, selected by the number in an array there.
 
     Args:
-        number: One whole number, from 0. With any that no body has, nothing runs.
-        bodies: Graphs, or steps that are captured for it: see `if_`.
-        arrays: Arguments of whichever runs.
+        number: An array of one integer, from 0. If it is not the index of a body, nothing runs.
+        bodies: Graphs, or steps to capture for them: see `if_`.
+        arrays: The arguments of the selected body.
 
     Raises:
-        TypeError, ValueError, NotSupportedError: As for `if_`; or there is no body.
+        TypeError, ValueError, NotSupportedError: As for `if_`; or `bodies` is empty.
     """
     _check_ref("graphs.Switch: number", number)
     made = [await _graph(number, body, arrays) for body in bodies]
@@ -143,24 +143,26 @@ async def switch(number: AccelRef, bodies: Sequence[Body], *arrays: AccelRef) ->
 
 
 async def while_(condition: AccelRef, body: Body, *arrays: AccelRef, limit: int | None = None) -> AccelRef:
-    """Run something on the device again and again, as long as an array there is not zero.
+    """Run something on the device again and again, while an array there is not zero.
 
-    In the step of a graph it becomes a part of the graph: the device goes through all turns by itself.
+    In the step of a graph it becomes a part of the graph: the device runs all iterations on its own.
 
     Args:
-        condition: One whole number or truth value. It is read before each turn, and the body changes it.
-        body: See `if_`. Each turn finds the arrays as the one before has left them.
-        arrays: Arguments of the body.
-        limit: The most turns. If the condition is still not zero then, the loop ends all the same, and the
-            condition tells. Without a limit, a loop that never ends is an operation that never does: see
-            `DeviceOptions.stuck_after`.
+        condition: An array of one integer or boolean. It is read before each iteration, and the body changes
+            it.
+        body: See `if_`. Each iteration sees the arrays as the previous one has left them.
+        arrays: The arguments of the body.
+        limit: The maximum number of iterations. If the condition is still not zero then, the loop ends
+            anyway, and the condition shows that. Without a limit, an infinite loop is an operation that never
+            ends: see `DeviceOptions.stuck_after`.
 
     Returns:
-        How many turns there were, an int64 of shape ``()``.
+        The number of iterations, an int64 of shape ``()``.
 
     Raises:
-        TypeError, NotSupportedError: As for `if_`; or a limit that is no whole number.
-        ValueError: See `if_`; a limit below 1; or none, and the body does not change the condition.
+        TypeError, NotSupportedError: As for `if_`; or the limit is not an integer.
+        ValueError: See `if_`; or the limit is below 1; or there is no limit, and the body does not change the
+            condition.
     """
     _check_ref("graphs.While: condition", condition)
     made = await _graph(condition, body, arrays)
@@ -179,7 +181,7 @@ def _check_ref(where: str, value: object) -> None:
 
 
 def _condition(planner: Planner, argument: str, ref: AccelRef) -> ArraySpec:
-    """Take an array of one whole number.
+    """Take an array of one integer.
 
     Raises:
         TypeError, ValueError: See `if_`.
@@ -195,14 +197,14 @@ def _condition(planner: Planner, argument: str, ref: AccelRef) -> ArraySpec:
 
 def _limit(planner: Planner, limit: object) -> int:
     if limit is None:
-        return _MOST
+        return _MAX_INT64
     if isinstance(limit, bool):
         raise TypeError(f"{planner.name}: limit must be an integer, got {limit!r}")
     try:
         number = operator.index(limit)  # type: ignore[arg-type]  # refused there
     except TypeError:
         raise TypeError(f"{planner.name}: limit must be an integer, got {type(limit).__name__}") from None
-    if not 1 <= number <= _MOST:
+    if not 1 <= number <= _MAX_INT64:
         raise ValueError(f"{planner.name}: limit must be from 1 to 2**63 - 1, got {number}")
     return number
 
@@ -234,10 +236,10 @@ def _planned_branch(
 def _merged(
     bodies: Sequence[GraphSpec],
 ) -> tuple[bytes, tuple[ArraySpec, ...], tuple[ArraySpec, ...]]:
-    """A recipe with a graph for each body, and the arrays that they read alone and those that they change.
+    """Return a recipe with a graph for each body, the arrays that are only read, and the changed ones.
 
-    Whether a body runs is not known ahead: arrays that it would overwrite keep their contents if it does not
-    (D129).
+    It is not known in advance whether a body runs, so arrays that it would overwrite keep their contents if
+    it does not (D129).
     """
     read = [array for body in bodies for array in body.read]
     updated = [array for body in bodies for array in body.updated + body.written]

@@ -28,56 +28,55 @@ __all__ = ["Graph", "GraphsActor", "Replay", "capture"]
 ReplyT = TypeVar("ReplyT")
 
 _CAPTURE = "capture"
-# It stands for the memory of results in between among the blocks, whose ids are never 0.
+# A placeholder for the memory of intermediate results, because block ids are never 0.
 _SCRATCH = 0
 
 
 class GraphsActor(LibraryActor):
     """Replays graphs, on a stream of its own, with libraries of its own.
 
-    CPU backend: one piece of work of the stream's thread. CUDA: graphs of the driver.
+    On the CPU backend, a graph is one task for the stream's thread. On CUDA, it is a graph of the driver.
     """
 
     library = "graphs"
 
     @classmethod
     def library_of(cls, argument: str | None) -> str:
-        """Name the backend's library: the same for each stream."""
+        """Return the name of the backend's library, the same for each stream."""
         return cls.library
 
 
 async def capture(
     device: Device, step: Callable[..., Awaitable[ReplyT]], *arrays: AccelRef, idempotent: bool = False
 ) -> Graph[ReplyT]:
-    """Record the operations that a step asks of a device, to launch them as one from then on.
+    """Record the operations of a step on a device, to launch them as one from then on.
 
-    ``await step(*arrays)`` is called once, with arrays that stand for the given ones. The operations that it
-    asks of the device are recorded and not run: copies, fills, products, transforms, kernels, also other
-    graphs. Its Python code runs at this one time only. Arrays that it uses besides its arguments are kept by
-    the graph.
+    ``await step(*arrays)`` is called once, with placeholders for the given arrays. The operations that it
+    requests from the device are recorded and not run: copies, fills, products, transforms, kernels, and other
+    graphs. Its Python code runs only this once. The graph retains other arrays that it uses.
 
     Args:
         device: The device.
-        step: Asks for operations, one or several at a time, and returns arrays: one, or tuples, lists and
+        step: Requests operations, one or several at a time, and returns arrays: one, or tuples, lists and
             dictionaries of them, or None.
         arrays: Its arguments. `Graph.replay` works on these.
-        idempotent: Whether a replay may run again after a loss of its context, as `DeviceOptions.retry` says,
-            although it changes arrays. What it writes to them must depend on nothing that it or an operation
-            beside it writes to them: so it may write to a cache of attention, and not add to a sum. A replay
-            that fails or is lost damages none of them; its asker knows by the error that the places which it
-            was to write are in doubt.
+        idempotent: Whether a replay may run again after a loss of its context, according to
+            `DeviceOptions.retry`, although it changes arrays. The written values must not depend on anything
+            that it or a concurrent operation writes: so it may write to a cache of attention, but not add to
+            a sum. A failed or lost replay does not damage the arrays; its error tells the caller that the
+            written places are in doubt.
 
     Returns:
         The graph. Nothing has run yet.
 
     Raises:
-        NotSupportedError: The step asks for something that a graph cannot have: arrays of the host, values on
-            the host, operations whose outcome depends on status words, random numbers, another device. The
+        NotSupportedError: The step uses an operation that graphs do not support: host arrays, values on the
+            host, operations with an outcome that depends on status words, random numbers, another device. The
             message names the operation.
-        TypeError: An argument that is no array, or a step that returns something else.
-        ValueError: The step asks for nothing; or an array of another device.
-        StaleRefError: An array that must not be used.
-        Exception: An error of the step. Then, and if it is cancelled, nothing is left of the capture.
+        TypeError: An argument is not an array, or the step returns something else.
+        ValueError: The step requests no operation; or an array is on another device.
+        StaleRefError: An array must not be used.
+        Exception: An error of the step. Then, and if it is cancelled, nothing remains of the capture.
     """
     _check_arguments(device, step, arrays)
     recorded, reply = await record(device, step, arrays, _looked_at)
@@ -100,12 +99,12 @@ async def capture(
 class Graph(Generic[ReplyT]):
     """A chain of operations that is launched as one. Made by `capture`.
 
-    It keeps the arrays that it was captured with, the other arrays that its operations use, and memory for
-    results in between, until it is closed or gone. Its replays take effect one after the other.
+    Until it is closed or deleted, it retains the captured arrays, the other arrays of its operations, and
+    memory for intermediate results. Its replays take effect one after the other.
 
-    After a loss of the context the first replay prepares it again, from what was recorded. With
-    ``isolation="process"`` its arrays are there then. Inline they are lost with the context: a replay that
-    needs one raises `StaleRefError`, which names it.
+    After a lost context, the first replay prepares it again from the recording. With ``isolation="process"``
+    its arrays still exist then. Inline they are lost with the context: a replay that needs one raises
+    `StaleRefError`, which names it.
     """
 
     _device: Device
@@ -115,7 +114,7 @@ class Graph(Generic[ReplyT]):
     _is_idempotent: bool = attrs.field(kw_only=True, alias="is_idempotent")
     _recipe: bytes = attrs.field(init=False)
     _is_closed: bool = attrs.field(default=False, init=False)
-    # Made by the first replay: memory for results in between, and what `replay` writes to, by blocks.
+    # Made by the first replay, by block: memory for intermediate results, and for the outputs of `replay`.
     _own: dict[int, AccelRef] = attrs.field(factory=dict[int, AccelRef], init=False)
     _last: _InPlace[ReplyT] | None = attrs.field(default=None, init=False)
 
@@ -127,7 +126,7 @@ class Graph(Generic[ReplyT]):
         return f"<Graph of {len(self)} operations on {self.device.path}{state}>"
 
     def __len__(self) -> int:
-        """Tell how many operations it has; a graph in it counts as one."""
+        """Return the number of its operations; a graph in it counts as one."""
         return len(self._layout.recipe.nodes)
 
     def __enter__(self) -> Self:
@@ -148,23 +147,23 @@ class Graph(Generic[ReplyT]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of device memory that it has for itself now: results in between, and what `replay` writes."""
+        """Bytes of device memory that it uses now, for intermediate results and the outputs of `replay`."""
         return sum(ref.block.nbytes for ref in self._own.values())
 
     async def __call__(self, *arrays: Operand) -> ReplyT:
         """Replay it with other arrays; the results are new arrays.
 
         Args:
-            arrays: One for each argument of the step, with the same shape, dtype and strides. Those that the
-                graph only reads may be NumPy arrays. Those that it changes are changed.
+            arrays: One for each argument of the step, with the same shape, dtype and strides. NumPy arrays
+                are allowed for arguments that the graph only reads. Others are changed in place.
 
         Returns:
             The step's result, with the arrays of this replay.
 
         Raises:
-            TypeError, ValueError: Arrays unlike those of the capture, or two that share memory of which one
-                is changed; nothing was launched.
-            StaleRefError: An array that must not be used, or was lost with its context.
+            TypeError, ValueError: Arrays that differ from the captured ones, or two arrays that share memory,
+                one of which is changed; nothing was launched.
+            StaleRefError: An array must not be used, or was lost with its context.
             RuntimeError: The graph is closed.
 
         See `Device.ask` for cancellation and the errors that any operation can end with. If a replay fails on
@@ -174,7 +173,7 @@ class Graph(Generic[ReplyT]):
         return await self.device.ask(Replay(self, arrays))
 
     async def replay(self) -> ReplyT:
-        """Replay it in place: on the arrays that it was captured with, into the arrays of the replay before.
+        """Replay it in place: on the captured arrays, into the output arrays of the previous replay.
 
         Returns:
             The step's result: the same arrays each time. After a replay that failed they are new.
@@ -188,7 +187,7 @@ class Graph(Generic[ReplyT]):
         return await self.device.ask(Replay(self))
 
     def close(self) -> None:
-        """Let go of its arrays and its memory; replays in flight end first. A second time it does nothing."""
+        """Release its arrays and its memory; replays in flight end first. A second call does nothing."""
         self._is_closed = True
         self._arrays, self._own, self._last = (), {}, None
         self._layout = attrs.evolve(self._layout, constants=())
@@ -251,7 +250,7 @@ class Graph(Generic[ReplyT]):
     def _taken(
         self, planner: Planner, arrays: Sequence[Operand]
     ) -> tuple[list[tuple[Operand, ArraySpec]], dict[str, list[ArraySpec]]]:
-        """Take the given arrays and the constants: what was given, and all of them by use."""
+        """Take the arguments and the constants; return the arguments, and all specifications by use."""
         layout = self._layout
         if len(arrays) != len(layout.inputs):
             names = ", ".join(argument.name for argument in layout.inputs)
@@ -275,7 +274,7 @@ class Graph(Generic[ReplyT]):
         return given, specs
 
     def _in_place(self, planned: Planned[ReplyT]) -> _InPlace[ReplyT]:
-        """Keep what was planned for a replay in place: the next one is the same."""
+        """Cache the plan of a replay in place, because the next one is the same."""
         layout = self._layout
         taken = [
             (argument.use, argument.name, ref)
@@ -289,7 +288,7 @@ class Graph(Generic[ReplyT]):
         return _InPlace(planned, reads, updates, tuple(self._own.values()))
 
     def _check_shared(self, planner: Planner, given: Sequence[ArraySpec]) -> None:
-        """Refuse arrays that share memory where the graph changes one of them."""
+        """Refuse arrays that share memory if the graph changes one of them."""
         layout = self._layout
         arrays = [
             (argument.name, argument.use, spec) for argument, spec in zip(layout.inputs, given, strict=True)
@@ -305,7 +304,7 @@ class Graph(Generic[ReplyT]):
                     planner.distinct(other, other_spec, **{f"{name} of the graph": spec})
 
     def _array(self, planner: Planner, block: int, nbytes: int, *, is_kept: bool) -> AccelRef:
-        """Name memory that a replay writes: new, or that which one before has left for a block."""
+        """Return memory that a replay writes: new, or the block of the previous replay."""
         is_kept = is_kept and not planner.is_recording
         kept = self._own.get(block) if is_kept else None
         if kept is not None and kept.block.is_usable:
@@ -318,7 +317,7 @@ class Graph(Generic[ReplyT]):
     def _seen(
         self, ref: AccelRef, given: dict[int, tuple[Input, Operand]], made: dict[int, AccelRef]
     ) -> AccelRef:
-        """Placeholder of an array of the step in a reply."""
+        """Return the array in a reply for an array of the step."""
         block, shift = ref.block, 0
         if block.id in made:
             block = made[block.id].block
@@ -337,13 +336,13 @@ class Graph(Generic[ReplyT]):
 
 @attrs.frozen(eq=False)
 class _InPlace(Generic[ReplyT]):
-    """An earlier plan of a replay in place, without the check that its arrays can be used.
+    """A cached plan of a replay in place, without the check of its arrays.
 
     Attributes:
         planned: The launch and the reply.
-        reads: Arrays that it reads, and their names.
-        updates: Arrays that it changes.
-        again: Arrays that are made anew in place.
+        reads: The arrays that it reads, with their names.
+        updates: The arrays that it changes.
+        again: The arrays that it overwrites in place.
     """
 
     planned: Planned[ReplyT]
@@ -352,7 +351,7 @@ class _InPlace(Generic[ReplyT]):
     again: Sequence[AccelRef]
 
     def is_there(self) -> bool:
-        """Tell whether arrays that it makes anew are where they were."""
+        """Return whether the arrays that it overwrites still exist."""
         return all(ref.block.is_usable for ref in self.again)
 
     def plan(self, planner: Planner) -> Planned[ReplyT]:
@@ -386,7 +385,7 @@ class Replay(Operation[GraphsActor, ReplyT]):
     library: ClassVar[str] = "trio_accel.graphs:GraphsActor"
 
     def plan(self, planner: Planner) -> Planned[ReplyT]:
-        """Check the arrays, and name those that are made."""
+        """Check the arrays, and name the results."""
         return self.graph.plan_replay(planner, self.arrays)
 
 
@@ -417,7 +416,7 @@ def _check_arguments(device: Device, step: object, arrays: Sequence[AccelRef]) -
 
 
 def _names(step: Callable[..., Any], count: int) -> Iterator[str]:
-    """Yield the names of the arguments of a step."""
+    """Yield the names of a step's arguments."""
     try:
         parameters = list(inspect.signature(step).parameters.values())
     except (TypeError, ValueError):

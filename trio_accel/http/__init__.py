@@ -1,4 +1,4 @@
-"""HTTP for a service: any ASGI application behind limits, with each connection apart from the others."""
+"""HTTP for a service: any ASGI application within limits, with isolated connections."""
 
 from .._names import export as _export
 from ._helpers import *

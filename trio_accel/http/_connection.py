@@ -21,7 +21,7 @@ BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 _RECEIVED_BYTES = 1 << 16
 # Bytes that a client has to read within the time of a part.
 _SENT_BYTES = 1 << 16
-# Bytes of later requests that are read while a request is served.
+# The maximum bytes of later requests to read while a request is served.
 _BACKLOG_BYTES = 1 << 16
 # Seconds in which a client may read the end of an answer and still send.
 _LINGER = 1.0
@@ -44,12 +44,12 @@ class Connection:
 
     Attributes:
         stream: The stream.
-        stall: Seconds in which the client must read each part of an answer.
-        error_body: Makes the JSON of an error of its status and its text.
+        stall: The seconds in which the client must read each part of an answer.
+        error_body: Makes the JSON of an error from its status and its text.
         scope: Ends the connection.
         requests: The number of requests that the application has not finished.
         on_leave: Called when the client leaves, or is disconnected.
-        is_holding: Whether what is sent waits for `flush`, so that several parts take one call of the system.
+        is_holding: Whether sent data waits for `flush`, so that several parts need one system call.
     """
 
     stream: trio.SocketStream

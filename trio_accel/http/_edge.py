@@ -68,10 +68,10 @@ class Edge:
         app: The application.
         limits: The limits.
         probes: Routes that need no free place.
-        error_body: Makes the JSON of an error of its status and its text.
-        connections: All connections, the one that has waited longest without a request first.
+        error_body: Makes the JSON of an error from its status and its text.
+        connections: All connections, the longest idle one first.
         requests: The number of requests that the application serves.
-        body_bytes: Bytes of all bodies in memory.
+        body_bytes: The total bytes of bodies in memory.
         is_ending: Whether no request follows on a connection.
     """
 
@@ -88,11 +88,11 @@ class Edge:
     async def connect(
         self, stream: trio.SocketStream, server: Callable[[Connection], Awaitable[None]]
     ) -> None:
-        """Serve a connection to its end. An error ends this connection alone."""
+        """Serve a connection to its end. An error ends only this connection."""
         connection = Connection(stream, self.limits.stall, self.error_body)
         self.touch(connection)
-        # A connection whose first request has not come yet is idle, so busy ones must not count. They are
-        # counted only if it matters, because each of hundreds of new connections would count all others.
+        # A connection before its first request is idle, so busy ones must not count. They are counted only if
+        # it matters, because each of hundreds of new connections would count all others.
         most = self.limits.connections
         if len(self.connections) > most and sum(not each.requests for each in self.connections) > most:
             self.close_idle()
@@ -116,7 +116,7 @@ class Edge:
         self.connections[connection] = None
 
     def close_idle(self) -> bool:
-        """Close the connection that has waited longest without a request. Return whether there was one."""
+        """Close the connection that has been idle the longest. Return whether there was one."""
         idle = next((each for each in self.connections if not each.requests), None)
         if idle is not None:
             # The next connection needs its descriptor now, and not when its task has ended.
@@ -125,7 +125,7 @@ class Edge:
         return idle is not None
 
     async def wait_empty(self) -> None:
-        """Wait until there is no connection."""
+        """Wait until all connections are closed."""
         while self.connections:
             self._changed = trio.Event()
             await self._changed.wait()
@@ -136,7 +136,7 @@ class Edge:
             connection.cut("the service ends")
 
     async def answer(self, connection: Connection, scope: Any, receive: Receive, send: Send) -> None:
-        """Serve one request of a connection: an application of ASGI but for the first argument."""
+        """Serve one request of a connection; except for the first argument, an ASGI application."""
         exchange = Exchange(self, connection, scope, receive, send)
         connection.requests += 1
         connection.on_leave = exchange.leave

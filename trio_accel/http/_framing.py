@@ -1,12 +1,12 @@
-"""Where the requests of a connection begin and end, and which of them the protocol library may not see.
+"""The boundaries of the requests on a connection, and the requests hidden from the protocol library.
 
 Hypercorn gives all received bytes to h11. Some of them are harmful there:
 
 * h11 matches each header line by a regular expression. Its time grows with the square of the spaces before an
   illegal byte, and its limit for headers does not apply to headers that arrive whole.
-* Hypercorn answers the preface of HTTP/2 and the offer ``Upgrade: h2c`` by HTTP/2, in which one path that is
-  not ASCII raises an error. The preface is refused. Offers are removed, because a server may ignore them and
-  Java's HTTP client makes them by default.
+* Hypercorn answers the preface of HTTP/2 and the offer ``Upgrade: h2c`` by HTTP/2, in which a non-ASCII path
+  raises an error. The preface is refused. Offers are removed, because a server may ignore them and Java's
+  HTTP client makes them by default.
 * h11 accepts a request with a length and chunks, which a proxy may read as two requests.
 * Each chunk of a body costs much more than its bytes.
 
@@ -92,7 +92,7 @@ class Framing:
         self._data += data
 
     def take(self) -> bytes:
-        """Remove and return the checked bytes of one request, or of a part of it.
+        """Remove and return the checked bytes of one request or a part of it.
 
         Returns:
             Bytes up to the end of the request at most, without offers of other protocols, blank lines before
@@ -140,7 +140,7 @@ class Framing:
 
     def _take_lines(self) -> bytes:
         """Take header lines up to and including the blank line."""
-        # Without any header, the blank line comes first.
+        # Without any header, the blank line is the first one.
         end = _BLANK_LINE.match(self._data) or _END.search(self._data, self._searched)
         if (end.end() if end else len(self._data)) > HEAD_BYTES:
             raise RefusedError(431)

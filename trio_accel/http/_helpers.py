@@ -68,7 +68,7 @@ def errors(*refused: type[Exception]) -> dict[Any, Callable[[Any, Any], Coroutin
 
 
 def on_host(program: Program[Any], method: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-    """Return a method of a program as an async function whose array is on the host: the model of a `Batcher`.
+    """Return a program's method as an async function with host arrays as results: a `Batcher` model.
 
     Args:
         program: The program.
@@ -101,7 +101,7 @@ def run(main: Callable[..., Awaitable[Any]], *args: Any) -> Any:
         The result of the function.
 
     Raises:
-        SystemExit: A port is taken: its text says which one.
+        SystemExit: A port is taken; the text names it.
         TypeError: `main` is not a function of a file.
         ImportError: Another module has the name of the file.
     """

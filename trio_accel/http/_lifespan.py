@@ -1,4 +1,4 @@
-"""The lifespan of an application: what it does before the first request and after the last one."""
+"""The lifespan of an application: its startup before the first request, its shutdown after the last."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Lifespan:
         """Start the application, report that it has started, and wait for its end.
 
         Raises:
-            RuntimeError: The application says that its startup or shutdown has failed.
+            RuntimeError: The application reports that its startup or shutdown has failed.
             Exception: The error of the application.
         """
         scope = {"type": "lifespan", "asgi": {"version": "3.0", "spec_version": "2.0"}, "state": self.state}

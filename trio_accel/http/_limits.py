@@ -1,4 +1,4 @@
-"""How much one client, and all clients together, may take."""
+"""Limits for each client, and for all clients together."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 
 import attrs
 
-from ..actors import is_number, must, must_be_whole, named_options
+from ..actors import is_number, must_be_whole, named_options, validator
 
 __all__ = ["Limits"]
 
-_seconds = must("be seconds above 0", lambda value: is_number(value, 0.0) and value > 0)
-_grace = must("be seconds of at least 0", lambda value: is_number(value, 0.0) and value < math.inf)
+_seconds = validator("be seconds above 0", lambda value: is_number(value, 0.0) and value > 0)
+_grace = validator("be seconds of at least 0", lambda value: is_number(value, 0.0) and value < math.inf)
 
 
 @named_options
 @attrs.frozen(kw_only=True)
 class Limits:
-    """How much one client, and all clients together, may take; given to `serve`.
+    """Limits for each client, and for all clients together, for `serve`.
 
     Attributes:
         requests: The number of requests that the application serves at once. Others get status 503 with

@@ -1,4 +1,4 @@
-"""Answers to the questions of an operator: is the service alive, is it ready, what are its figures."""
+"""Answers for an operator: whether the service is alive, whether it is ready, and its figures."""
 
 from __future__ import annotations
 

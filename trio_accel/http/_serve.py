@@ -32,8 +32,8 @@ _logger = logging.getLogger("trio_accel.http")
 _BACKLOG = 1024
 # Seconds until a listener without descriptors tries again.
 _PAUSE = 0.1
-# Seconds of the grace that are kept for the end of the lifespan, the system and the interpreter, half of them
-# for each; of a short grace, this part.
+# The seconds at the end of the grace for the end of the lifespan, the system and the interpreter, half of
+# them for the lifespan; of a short grace, this part.
 _CLOSING, _PART = 1.0, 0.25
 _LIMITS = Limits()
 
@@ -58,17 +58,17 @@ async def serve(
 ) -> None:
     """Serve an ASGI application by HTTP/1.1 until a signal ends it, such as Starlette's or FastAPI's.
 
-    No client ends the service for others, and all that a client may take has a limit. The body of a request
-    is read whole before the application is called. When a client leaves, the task of its request is
-    cancelled, but not what the application does after its answer. A client that ends its sending side has
-    left, too.
+    A single client cannot end the service for others, and every resource that a client may take has a limit.
+    The body of a request is read completely before the application is called. When a client leaves, the task
+    of its request is cancelled, but not the application's work after its answer. A client that ends its
+    sending side has also left.
 
-    A signal closes the listeners and lets open requests end. `serve` cuts the rest so early that the program
-    ends within `Limits.grace` seconds of the signal: 1 s before, or a quarter of a grace below 4 s. The
-    lifespan gets half of that time. While the application starts, a signal cancels its start, and `serve`
-    then returns. Two things take more: a device whose operation is still running closes
-    after `DeviceOptions.close_grace` seconds and about one more, and a handler in a thread, such as a ``def``
-    of FastAPI, cannot be cancelled. Further signals change nothing.
+    A signal closes the listeners and lets open requests end. `serve` cuts the rest early enough for the
+    program to end within `Limits.grace` seconds of the signal: 1 s before, or a quarter of a grace below 4 s.
+    The lifespan gets half of that time. While the application starts, a signal cancels its start, and `serve`
+    then returns. Two things take longer: a device with a running operation closes after
+    `DeviceOptions.close_grace` seconds and about one more, and a handler in a thread, such as a ``def`` of
+    FastAPI, cannot be cancelled. Further signals change nothing.
 
     WebSockets and HTTP/2 are refused with 505, and the offer ``Upgrade: h2c`` is ignored. TLS, HTTP/2 and
     limits by address are the work of a proxy.
@@ -79,10 +79,10 @@ async def serve(
         port: TCP port; 0 for any free port.
         listeners: Open listeners in place of `host` and `port`. They are closed at the end.
         system: Answers ``/health``, which is 503 if a device is given up or a program has ended, and
-            ``/ready``, which is 503 if a device does not answer within 0.5 s. These routes come before those
-            of the application, and need no free place.
+            ``/ready``, which is 503 if a device does not answer within 0.5 s. These routes precede the
+            application's routes, and need no free place.
         recorder: Answers ``/metrics`` from a `trio_accel.telemetry.Recorder`.
-        limits: How much clients may take.
+        limits: The limits for clients.
         error_body: Makes the JSON of each error that `serve` answers itself, such as 413, 503 and 504. It
             gets the status and a text. Without it, the JSON is ``{"error": text}``.
         signals: Signals that end the service. Trio receives them in the main thread only: pass ``()`` in

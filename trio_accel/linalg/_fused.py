@@ -35,7 +35,7 @@ __all__ = [
 
 _Activation: TypeAlias = Literal["relu", "gelu"]
 _Scale: TypeAlias = "float | Operand | None"
-_LEAST, _MOST = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
+_MIN_FLOAT32, _MAX_FLOAT32 = float(np.finfo(np.float32).smallest_subnormal), float(np.finfo(np.float32).max)
 _FLOAT8 = (DType.float8_e4m3fn, DType.float8_e5m2)
 
 
@@ -160,7 +160,7 @@ def _check_scale(name: str, argument: str, scale: object) -> None:
     if isinstance(scale, bool) or not isinstance(scale, (int, float, np.floating, np.integer)):
         raise TypeError(f"{name}: {argument} must be a number or an array, got {type(scale).__name__}")
     # The library's rule: a number that float32 rounds to 0 would make zeros of all.
-    if not _LEAST <= scale <= _MOST:
+    if not _MIN_FLOAT32 <= scale <= _MAX_FLOAT32:
         raise ValueError(f"{name}: {argument} must be a finite number above 0 of float32, got {scale!r}")
 
 

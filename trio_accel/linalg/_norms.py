@@ -136,7 +136,7 @@ async def matrix_rank(x: Operand, /, *, rtol: float | Operand | None = None) -> 
     least = _tolerance("matrix_rank", dtype, x.shape, rtol, 1)
     with intermediates() as made:
         values = made(await svdvals(x))
-        return await _COUNTED(values, values[..., :1], least, axis=-1)
+        return await _COUNT_ABOVE(values, values[..., :1], least, axis=-1)
 
 
 @composed
@@ -203,7 +203,7 @@ async def matrix_power(x: Operand, n: int, /) -> AccelRef:
     return on_device(result)
 
 
-_COUNTED = Reduction("s > t * r", "sum", operation="linalg.matrix_rank")
+_COUNT_ABOVE = Reduction("s > t * r", "sum", operation="linalg.matrix_rank")
 _DIVIDED = Elementwise[AccelRef]("where(s > t * r, u / s, 0)", inputs="ustr", operation="linalg.pinv")
 _CONJUGATE = Elementwise[AccelRef]("conj(x)", operation="linalg.pinv")
 
@@ -269,7 +269,7 @@ async def _measure(
 
 
 # From here on, and down to their inverse, squares of float64 and their sums keep all digits.
-_FAR, _STEP = 2.0**480, 2.0**600
+_RESCALE_ABOVE, _STEP = 2.0**480, 2.0**600
 
 
 @functools.lru_cache(256)
@@ -280,7 +280,9 @@ def _scaled_norm(
     operation = f"linalg.{name}"
     if order == 2:
         # A power of two rounds nothing.
-        unit = f"where(m > {_FAR!r}, {_STEP!r}, where(m < {1 / _FAR!r}, {1 / _STEP!r}, 1.0))"
+        unit = (
+            f"where(m > {_RESCALE_ABOVE!r}, {_STEP!r}, where(m < {1 / _RESCALE_ABOVE!r}, {1 / _STEP!r}, 1.0))"
+        )
         parts = ("real(x)", "imag(x)") if is_complex else ("x",)
         text, post = " + ".join(f"square({part} / {unit})" for part in parts), "sqrt(a)"
     else:

@@ -83,8 +83,8 @@ async def bilateral_filter(
     shifted = await w.compute("bilateral_filter", "x - minimum(low, 0)", ("x", "low"))(x, low)
     wider = await w.padded(shifted, [(half, half)] * 2, [_FILLED[mode]] * 2, cval)
     places, sums = list(np.ndindex(size, size)), list[AccelRef]()
-    for start in range(0, size * size, w.MOST):
-        here = places[start : start + w.MOST]
+    for start in range(0, size * size, w.MAX_WINDOW_ELEMENTS):
+        here = places[start : start + w.MAX_WINDOW_ELEMENTS]
         weights = [math.exp(-0.5 * (math.dist(one, (half, half)) / spatial) ** 2) for one in here]
         given = [*sums, *[w.view(wider, x.shape, one) for one in here], *weights]
         expression = _weights(len(here), ("total0", "weight0")[: len(sums)])

@@ -42,7 +42,7 @@ async def _weighed(terms: Sequence[_Term], dtype: DType, wide: str) -> AccelRef:
 
     Each has a weight, and a sign; with a sign, another view is first added to it, or taken from it.
     """
-    total, step = list[AccelRef](), w.MOST // 2
+    total, step = list[AccelRef](), w.MAX_WINDOW_ELEMENTS // 2
     for start in range(0, len(terms), step):
         here, wanted = terms[start : start + step], dtype if start + step >= len(terms) else DType(wide)
         inputs, parts = ["total"] * len(total), ["total"] * len(total)

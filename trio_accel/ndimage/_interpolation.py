@@ -38,7 +38,7 @@ _POLES: dict[int, tuple[float, ...]] = {
     5: (-0.430575347099973791851434783493520110, -0.043096288203264653822712376822550182),
 }
 # A coordinate c outside of an axis of n elements; s is its period.
-_BEYOND = {
+_BOUNDARY_FORMULAS = {
     "grid-constant": "c = clip(c, -r, n + r)",
     "nearest": "c = clip(c, -r, n + r)",
     "mirror": "s = maximum(2 * n - 2, 1); m = abs(c); m = m - s * floor(m / s);"
@@ -60,7 +60,7 @@ _FILLED = {
 }
 _FILTERED = {"grid-wrap": "wrap", "reflect": "reflect", "nearest": "reflect"}
 # Elements that SciPy adds around an image if its mode has no exact coefficients.
-_AHEAD = 12
+_PADDING_ELEMENTS = 12
 # Elements for each result are bounded because its time grows with them. Axes, and indices without a loop, are
 # because the source of an expression has a maximum length; statements for an axis are as long as 60 indices.
 _MAX_TAPS, _MAX_AXES, _MAX_INDICES, _PER_AXIS = 1 << 16, 13, 555, 60
@@ -99,7 +99,7 @@ async def _sampled(
     axes, (order, mode) = list(coordinates), _checked(order, mode)
     dtype = w.dtype_of(x, output, shape)
     is_even = mode in ("nearest", "grid-constant")
-    ahead = _AHEAD * (is_even and prefilter and order > 1)
+    ahead = _PADDING_ELEMENTS * (is_even and prefilter and order > 1)
     if (taps := (order + 1) ** len(axes)) > _MAX_TAPS or len(axes) > _MAX_AXES:
         told = f"{taps} elements for each one by order {order} along {len(axes)} axes"
         raise NotSupportedError(f"{told}; {_MAX_TAPS} along {_MAX_AXES} axes are possible")
@@ -143,7 +143,7 @@ def _interpolated(
         if mode == "constant":
             lines.append(f"o{axis} = c < 0 or c > n - 1")
         else:
-            lines.append(f"g = c; {_BEYOND[mode]}; c = where(g >= 0 and g <= n - 1, g, c)")
+            lines.append(f"g = c; {_BOUNDARY_FORMULAS[mode]}; c = where(g >= 0 and g <= n - 1, g, c)")
         lines.append(f"f = floor(c{middle}); d = c{middle} - f; b = int64(f) + {margin - order // 2}")
         lines += _weights(f"w{axis}_", order)
         places[axis] = [f"p{axis}_{k}" for k in range(order + 1)]

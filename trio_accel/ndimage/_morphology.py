@@ -20,7 +20,7 @@ from .windows import Floats, Numbers, Output
 
 __all__ = ["LabelResult", "binary_dilation", "binary_erosion", "distance_transform_edt", "label"]
 
-_FAR = 1 << 40
+_INFINITE_DISTANCE = 1 << 40
 _NEAREST = w.several(
     "edt",
     "j = i(0); at = where(j - a <= b - j, a, b); d = (at - j) * size;"
@@ -31,7 +31,7 @@ _NEAREST = w.several(
 # How often a label follows its label before edges are checked again.
 _JUMPS = 3
 _HOOKED = Scatter("labels[places]", "min", inputs=("labels", "places"), operation="ndimage.label")
-_FOUND = w.compute("label", "x[k]", ("x", "k"))
+_GATHER_LABELS = w.compute("label", "x[k]", ("x", "k"))
 _TOUCHING = w.several("label", "one = x[k]; other = x[k + step]", ("x", "k", "step"), ("one", "other"))
 _ENDS = w.several(
     "label",
@@ -87,8 +87,8 @@ async def _eroded(
     for _ in range(count):
         views = await w.windows(made, along, window, origins, ["constant"] * len(along), border)
         new = list[AccelRef]()
-        for start in range(0, len(views), w.MOST):
-            new += views[start : start + w.MOST]
+        for start in range(0, len(views), w.MAX_WINDOW_ELEMENTS):
+            new += views[start : start + w.MAX_WINDOW_ELEMENTS]
             names = tuple([f"x{n}" for n in range(len(new))])
             new = [await w.compute("binary_erosion", "y = " + operator.join(names), names)(*new)]
         if mask is not None:
@@ -202,12 +202,12 @@ async def label(input: Operand, structure: npt.ArrayLike | None = None, output: 
             break
         await _HOOKED(labels, largest, least, shape=least.shape)
         for _ in range(_JUMPS):
-            labels = await _FOUND(labels, labels)
+            labels = await _GATHER_LABELS(labels, labels)
     ranks = await arrays.cumulative_sum(await w.compute("label", "x == i(0) and x > 0", ("x",))(labels))
     count = int(await ranks[-1].item())
     is_right = dtype.kind not in ("int", "uint") or count <= np.iinfo(dtype.dtype).max
     w.need(is_right, f"output of {dtype} has no room for {count} labels")
-    table = await w.converted(await _FOUND(ranks, labels), dtype)
+    table = await w.converted(await _GATHER_LABELS(ranks, labels), dtype)
     made = await w.compute("label", "y[k] if x else y[0]", ("x", "y", "k"))(here.reshape(x.size), table, runs)
     return LabelResult(await w.delivered(made.reshape(x.shape), output), count)
 
@@ -275,7 +275,10 @@ async def distance_transform_edt(
     sizes = [w.real("sampling", one) for one in sizes]
     w.need(all(one > 0 for one in sizes), f"sampling must be above 0, got {sizes}")
     w.need(return_distances or return_indices, "return_distances or return_indices must be True")
-    marks = [await w.compute("edt", f"i(0) if x == 0 else {far}", ("x",))(x) for far in (-_FAR, _FAR)]
+    marks = [
+        await w.compute("edt", f"i(0) if x == 0 else {far}", ("x",))(x)
+        for far in (-_INFINITE_DISTANCE, _INFINITE_DISTANCE)
+    ]
     before = await arrays.cumulative_max(marks[0], axis=0)
     behind = arrays.flip(await arrays.cumulative_min(arrays.flip(marks[1], axis=0), axis=0), axis=0)
     near, *places = await _NEAREST(before, behind, x.shape[0], sizes[0])
@@ -303,7 +306,7 @@ async def _nearer(near: AccelRef, axis: int, size: float) -> tuple[AccelRef, Acc
     wider = await w.padded(near, widths, ["constant"] * near.ndim, math.inf)
     steps, start = await near.device.zeros(shape, "int64"), 1
     while start <= (reached if start == 1 else min(reached, await farthest())):
-        here = range(start, min(start + w.MOST // 2, reached + 1))
+        here = range(start, min(start + w.MAX_WINDOW_ELEMENTS // 2, reached + 1))
         sides = [
             w.view(wider, shape, w.spread(near, (axis,), (reached + k,), 0)) for n in here for k in (-n, n)
         ]

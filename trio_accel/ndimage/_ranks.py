@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 # Elements of a window that one launch combines, and that a network sorts: a text has a most length.
-_SHORT, _SORTED = 12, 27
+_MAX_COMBINED, _SORTED = 12, 27
 # The most elements of a window to sort, and of all windows to sort at a time.
-_MOST, _PIECE = 1 << 16, 1 << 24
+_MAX_SORTED, _CHUNK_ELEMENTS = 1 << 16, 1 << 24
 
 
 async def _combined(kind: str, views: Sequence[AccelRef], dtype: DType, *divisor: float) -> AccelRef:
@@ -62,7 +62,7 @@ async def _windowed(
     def part(array: AccelRef, start: int) -> AccelRef:
         return w.view(array, shape, w.spread(x, (axis,), (start,), 0))
 
-    if size <= _SHORT:
+    if size <= _MAX_COMBINED:
         return await _combined(kind, [part(x, n) for n in range(size)], dtype, *divisor)
     half, wide = size // 2, DType(w.wide_of(x)) if kind == "uniform" else x.dtype
     longer = [extent + (size - half) * (one == axis) for one, extent in enumerate(shape)]
@@ -177,8 +177,8 @@ async def _ranked(
     """Find an element of each window by its order, or the mean."""
     made, along = input, w.axes_of(input, axes)
     sizes = [w.integer("size", one) for one in w.each("size", 0 if size is None else size, len(along))]
-    told = f"size must be at least 0, and a window has at most {_PIECE} elements, got {sizes}"
-    w.need(min(sizes, default=0) >= 0 and math.prod(sizes) <= _PIECE, told)
+    told = f"size must be at least 0, and a window has at most {_CHUNK_ELEMENTS} elements, got {sizes}"
+    w.need(min(sizes, default=0) >= 0 and math.prod(sizes) <= _CHUNK_ELEMENTS, told)
     every = np.broadcast_to(True, sizes)
     window = every if footprint is None else w.numbers("footprint", footprint, "bool")
     told = f"size or footprint must say which elements of {len(along)} axes a window has"
@@ -189,13 +189,16 @@ async def _ranked(
     combined = "uniform" if kind == "uniform" else {0: "minimum", count - 1: "maximum"}.get(nth, "")
     if combined and window.all():
         return await _separated(combined, made, output, cval, dtype, along, window.shape, modes, origins)
-    w.need(count <= _MOST, f"size or footprint must have at most {_MOST} elements, got {count}")
+    w.need(count <= _MAX_SORTED, f"size or footprint must have at most {_MAX_SORTED} elements, got {count}")
     if footprint is not None:
         along, modes, origins = w.in_order(along, modes, origins)
     views = await w.windows(made, along, window, origins, modes, cval)
     given = views[0].dtype
-    while combined and len(views) > w.MOST:
-        views = [await _combined(combined, views[: w.MOST], given), *views[w.MOST :]]
+    while combined and len(views) > w.MAX_WINDOW_ELEMENTS:
+        views = [
+            await _combined(combined, views[: w.MAX_WINDOW_ELEMENTS], given),
+            *views[w.MAX_WINDOW_ELEMENTS :],
+        ]
     if combined:
         made = await _combined(combined, views, dtype)
     elif count <= _SORTED:
@@ -243,7 +246,7 @@ def _network(count: int, nth: int, given: DType, dtype: DType) -> Any:
 
 async def _sorted(views: Sequence[AccelRef], nth: int) -> AccelRef:
     """Sort windows, as many at a time as memory holds."""
-    rows = max(1, _PIECE // max(1, len(views) * math.prod(views[0].shape[1:])))
+    rows = max(1, _CHUNK_ELEMENTS // max(1, len(views) * math.prod(views[0].shape[1:])))
     parts: list[AccelRef] = []
     for start in range(0, views[0].shape[0], rows):
         windows = await sort(await stack([one[start : start + rows] for one in views], axis=-1))

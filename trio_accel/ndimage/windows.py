@@ -31,7 +31,7 @@ Numbers: TypeAlias = "int | Sequence[int]"
 Floats: TypeAlias = "float | Sequence[float]"
 Modes: TypeAlias = "Mode | Sequence[Mode]"
 
-MOST: Final = 24
+MAX_WINDOW_ELEMENTS: Final = 24
 """Elements of windows that one expression takes: a GPU's kernel has room for as many views, and weights."""
 
 # The place inside of an axis of n elements for the place j; p is the period of a mirror.
@@ -42,7 +42,7 @@ _INSIDE = {
     "wrap": "{j} % {n}",
     "constant": "{j}",
 }
-_SAME = {"grid-constant": "constant", "grid-mirror": "reflect", "grid-wrap": "wrap"}
+_MODE_ALIASES = {"grid-constant": "constant", "grid-mirror": "reflect", "grid-wrap": "wrap"}
 
 
 def need(is_right: object, told: str) -> None:
@@ -77,9 +77,9 @@ def each(argument: str, value: Any, count: int) -> list[Any]:
 def modes_of(mode: object, count: int) -> list[str]:
     """Take a mode for each axis; the ``grid-`` ones have other names. Raises `ValueError` for others."""
     given = each("mode", mode, count)
-    found = [_SAME.get(str(one), str(one)) for one in given]
+    found = [_MODE_ALIASES.get(str(one), str(one)) for one in given]
     for one, name in zip(given, found, strict=True):
-        need(name in _INSIDE, f"mode must be one of {', '.join((*_INSIDE, *_SAME))}, got {one!r}")
+        need(name in _INSIDE, f"mode must be one of {', '.join((*_INSIDE, *_MODE_ALIASES))}, got {one!r}")
     return found
 
 

@@ -74,7 +74,7 @@ _expression = partial(expression, precision="float32")
 
 # The sigmoid of x, and 1 minus that, from an exponential with an exponent that is not positive.
 _SIGMOID = "e = exp(-abs(x)); s = where(x >= 0, 1, e) / (1 + e)"
-_OTHER = f"{_SIGMOID}; t = where(x >= 0, e, 1) / (1 + e)"
+_COMPLEMENT_SIGMOID = f"{_SIGMOID}; t = where(x >= 0, e, 1) / (1 + e)"
 # The hyperbolic tangent of the softplus of x.
 _MISH = (
     "e = exp(-abs(x)); w = where(x >= 0, 1 + 2 * e, e * e + 2 * e)"
@@ -83,10 +83,10 @@ _MISH = (
 # Klambauer et al., Self-Normalizing Neural Networks (2017).
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 # sqrt(1/2), 1/sqrt(2 pi), and 2 sqrt(2/pi).
-_ROOT_HALF, _DENSITY, _TWICE = 0.7071067811865476, 0.3989422804014327, 1.5957691216057308
+_ROOT_HALF, _DENSITY, _TANH_SCALE = 0.7071067811865476, 0.3989422804014327, 1.5957691216057308
 # Bounds keep factors finite that are multiplied by zero far from 0; outside of them derivatives are 0 or 1.
 _FROM_BELOW = "maximum(x, -1e30)"
-_NEAR = "z = minimum(maximum(x, -1000), 1000)"
+_CLAMP = "z = minimum(maximum(x, -1000), 1000)"
 
 
 @_expression("y = maximum(x, 0)", precision=None)
@@ -293,7 +293,11 @@ def celu_grad() -> None:
     """
 
 
-@like(selu, f"{_SIGMOID}; y = {_FROM_BELOW} * s", slopes={"x": f"{_OTHER}; {_NEAR}; s = g * s * (1 + z * t)"})
+@like(
+    selu,
+    f"{_SIGMOID}; y = {_FROM_BELOW} * s",
+    slopes={"x": f"{_COMPLEMENT_SIGMOID}; {_CLAMP}; s = g * s * (1 + z * t)"},
+)
 def silu() -> None:
     """Compute ``x * sigmoid(x)``, also known as swish.
 
@@ -312,7 +316,7 @@ def silu_grad() -> None:
 @like(
     selu,
     f"{_MISH}; y = {_FROM_BELOW} * w",
-    slopes={"x": f"{_MISH}; {_NEAR}; s = g * (w + z * (where(x >= 0, 1, e) / (1 + e)) * (1 - w * w))"},
+    slopes={"x": f"{_MISH}; {_CLAMP}; s = g * (w + z * (where(x >= 0, 1, e) / (1 + e)) * (1 - w * w))"},
 )
 def mish() -> None:
     """Compute ``x * tanh(softplus(x))``.
@@ -491,7 +495,7 @@ async def tanh_grad(grad: ExpressionArgument, x: ExpressionArgument, *, out: Out
 _Approximate: TypeAlias = Literal["none", "tanh"]
 
 # Hendrycks and Gimpel, Gaussian Error Linear Units (2016). Above 30 the derivative is 0 or 1 in any dtype.
-_INNER = f"{_TWICE} * (z + 0.044715 * z * z * z)"
+_INNER = f"{_TANH_SCALE} * (z + 0.044715 * z * z * z)"
 
 
 def _promoted(
@@ -508,7 +512,7 @@ _gelus = {
         ("x",),
         f"y = {_FROM_BELOW} * (0.5 * erfc(-{_ROOT_HALF} * x))",
         {
-            "x": f"{_NEAR}; s = g * (0.5 * erfc(-{_ROOT_HALF} * x) + z * ({_DENSITY} * exp(-0.5 * z * z)))",
+            "x": f"{_CLAMP}; s = g * (0.5 * erfc(-{_ROOT_HALF} * x) + z * ({_DENSITY} * exp(-0.5 * z * z)))",
         },
     ),
     "tanh": _promoted(
@@ -519,7 +523,7 @@ _gelus = {
             "x": (
                 f"z = minimum(maximum(x, -30), 30); u = {_INNER}; e = exp(-abs(u));"
                 "s = where(u >= 0, 1, e) / (1 + e);"
-                f"s = g * (s + z * (e / (1 + e) / (1 + e)) * ({_TWICE} * (1 + 0.134145 * z * z)))"
+                f"s = g * (s + z * (e / (1 + e) / (1 + e)) * ({_TANH_SCALE} * (1 + 0.134145 * z * z)))"
             ),
         },
     ),
@@ -607,7 +611,7 @@ _GLU = _promoted("nn.glu", ("a", "x"), f"{_SIGMOID}; y = a * s")
 @functools.cache
 def _glu_grad(axis: int) -> Elementwise[AccelRef]:
     """Make the gradient for halves along a new axis, which is counted from the end: one for each number."""
-    text = f"{_OTHER}; y = grad * s * where(i({axis}) == 0, 1, a * t)"
+    text = f"{_COMPLEMENT_SIGMOID}; y = grad * s * where(i({axis}) == 0, 1, a * t)"
     return _promoted("nn.glu_grad", ("grad", "a", "x"), text)
 
 

@@ -24,7 +24,7 @@ from ..devices import (
     whole,
 )
 from ..expressions import Out
-from ._library import MOST, DnnActor, check_dtypes, check_shape
+from ._library import MAX_INT32, DnnActor, check_dtypes, check_shape
 
 __all__ = [
     "AttentionGradResult",
@@ -85,7 +85,7 @@ def _check_numbers(name: str, message: Any, query: ArraySpec) -> _Numbers:
     if not is_pair or not all(type(one) is int and one >= -1 for one in window):
         raise ValueError(f"{name}: window_size must be two integers of at least -1, got {window!r}")
     # No sequence is longer, and libraries add to it.
-    left, right = (min(whole(name, "window_size", one), MOST - 1) for one in window)
+    left, right = (min(whole(name, "window_size", one), MAX_INT32 - 1) for one in window)
     if scale is None:
         scale = 1 / math.sqrt(query.shape[-1])
     elif isinstance(scale, bool) or not isinstance(scale, (int, float)) or not math.isfinite(scale):

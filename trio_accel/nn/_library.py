@@ -89,7 +89,7 @@ class DnnActor(LibraryActor):
 FLOATS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 """Dtypes of the arrays; half precision is computed in float32 and rounded once."""
 
-MOST = (1 << 31) - 1
+MAX_INT32 = (1 << 31) - 1
 """The most elements from one place to another: libraries have words of 32 bits, whose sums fit into 64."""
 
 
@@ -166,8 +166,8 @@ def sizes(name: str, argument: str, value: object, dims: int, least: int) -> Int
     """
     given: Any = value if is_several(value) else (value,)
     numbers = tuple([at_least(name, argument, one, least) for one in given])
-    if max(numbers, default=0) > MOST:
-        raise ValueError(f"{name}: {argument} must be at most {MOST}, got {value!r}")
+    if max(numbers, default=0) > MAX_INT32:
+        raise ValueError(f"{name}: {argument} must be at most {MAX_INT32}, got {value!r}")
     if len(numbers) == 1:
         return numbers * dims
     if len(numbers) != dims:

@@ -423,7 +423,7 @@ def _check_grad(name: str, grad: ExpressionArgument, shape: Ints) -> None:
 
 
 # A label below 0 is moved down far enough that it cannot count from the end; `naming` restores it.
-_AT = "l = int64(labels); k = l == ignore_index; at = where(k, 0, where(l < 0, l - classes, l))"
+_LABEL_INDEX = "l = int64(labels); k = l == ignore_index; at = where(k, 0, where(l < 0, l - classes, l))"
 
 
 @attrs.frozen
@@ -465,7 +465,7 @@ def _terms(case: _Case, loss: str, is_smoothed: bool) -> Elementwise[Any]:
     smoothed = "(1 - label_smoothing) * loss + label_smoothing / classes * smooth" if is_smoothed else "loss"
     weights = ("weight",) if case.has_weight else ()
     return Elementwise(
-        f"{_AT}; w = {case.weight}; t = {case.logit}; loss = {loss};"
+        f"{_LABEL_INDEX}; w = {case.weight}; t = {case.logit}; loss = {loss};"
         f"first = where(k, 0.0, {smoothed}); factor = where(k, 0.0, w); counted = where(k, 0.0, 1.0)",
         inputs=(
             *("logits", "labels", "ignore_index", "classes", *weights),

@@ -81,9 +81,9 @@ class RMSNormGradients(NamedTuple):
 _CENTRED = "d = x - mean(x); r = 1 / sqrt(mean(d * d) + eps)", "r"
 _ROOT = "d = +x; r = 1 / sqrt(mean(d * d) + eps)", "r"
 _SCALED = scaled("x", "u", "k", raises=False)
-_LAST = "r = 1 / sqrt(mean(d * d) + eps * k * k)", "(r * k)"
-_WIDE_CENTRED = f"{_SCALED} d = u - mean(u); {_LAST[0]}", _LAST[1]
-_WIDE_ROOT = f"{_SCALED} d = +u; {_LAST[0]}", _LAST[1]
+_SCALED_RMS = "r = 1 / sqrt(mean(d * d) + eps * k * k)", "(r * k)"
+_WIDE_CENTRED = f"{_SCALED} d = u - mean(u); {_SCALED_RMS[0]}", _SCALED_RMS[1]
+_WIDE_ROOT = f"{_SCALED} d = +u; {_SCALED_RMS[0]}", _SCALED_RMS[1]
 
 
 def _parts(centred: tuple[str, str], root: tuple[str, str]) -> dict[str, str]:

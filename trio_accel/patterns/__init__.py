@@ -1,6 +1,6 @@
 """Blueprints of services around devices: batches, replicas, fair shares, limits.
 
-Each blueprint is an actor that serves `Call`. Its model is an async callable, or the address of another
+Each blueprint is an actor that serves `Submit`. Its model is an async callable, or the address of another
 blueprint, so blueprints compose.
 """
 
@@ -20,9 +20,9 @@ from ._parts import *
 from ._pipeline import *
 from ._router import *
 from ._sequences import *
-from ._servants import *
 from ._speculative import *
 from ._stacked import *
+from ._submit import *
 from ._waiting import *
 
 _export(__name__)

@@ -1,4 +1,4 @@
-"""Requests that come one by one wait for a batch, and go through a model together."""
+"""Batching: single requests wait for a batch, and a model works on them together."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from trio.lowlevel import enable_ki_protection
 
 from ..actors import (
     ActorError,
+    Buckets,
     MailboxFullError,
     Reading,
-    Spread,
     checked_options,
     copied,
     must_be_count,
@@ -27,17 +27,17 @@ from ..actors import (
 from ..backends.base import CompletionTimeoutError, ContextLostError, DeviceLostError, QueueFullError, Refused
 from ._checks import ModelOutputError
 from ._limits import is_transient
-from ._servants import Call, ItemT, Model, ResultT, as_callable, outcome_of
-from ._waiting import EntryT, QueueServant, Waiting, WaitingStatistics
+from ._submit import ItemT, Model, ResultT, Submit, as_callable, outcome_of
+from ._waiting import EntryT, QueueActor, Waiting, WaitingStatistics
 
-__all__ = ["BatchResults", "Batcher", "BatcherStatistics", "may_be_one_request"]
+__all__ = ["BatchResults", "Batcher", "BatcherStatistics", "is_request_error"]
 
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
 @attrs.define(eq=False, kw_only=True)
 class Entry(Waiting[ItemT, ResultT]):
-    """A request that waits, or is in a batch.
+    """A request that waits for a batch, or is in one.
 
     Attributes:
         key: Requests of one key go together.
@@ -48,21 +48,20 @@ class Entry(Waiting[ItemT, ResultT]):
 
 @attrs.define(eq=False, kw_only=True)
 class BatchQueue(Generic[ItemT, ResultT]):
-    """Requests by key. A batch is put together when it is launched, not before.
+    """Requests by key. A batch is assembled when it is launched, not earlier.
 
     So a request that leaves makes room for a later one. A batch is due when it is full, when its first
-    request has waited for long enough, or when the model has nothing to do and the batch is as large as the
-    one before.
+    request has waited long enough, or when the model is idle and the batch is as large as the previous one.
 
     Invariant: each bucket has at least one entry.
 
     Attributes:
-        size: The most requests in a batch.
-        cost: The highest sum of their costs.
-        wait: The most seconds that the first request waits for others.
-        is_adaptive: Whether it waits less where that brings nothing.
-        count: Requests that wait.
-        last_size: Requests in the last batch.
+        size: The maximum number of requests in a batch.
+        cost: The maximum sum of their costs.
+        wait: The maximum seconds that the first request waits for others.
+        is_adaptive: Whether it waits less if waiting longer gains nothing.
+        count: The number of waiting requests.
+        last_size: The number of requests in the last batch.
     """
 
     size: int
@@ -79,11 +78,11 @@ class BatchQueue(Generic[ItemT, ResultT]):
 
     @property
     def entries(self) -> list[Entry[ItemT, ResultT]]:
-        """All that wait."""
+        """All waiting requests."""
         return [entry for bucket in self._buckets.values() for entry in bucket]
 
     def add(self, entry: Entry[ItemT, ResultT]) -> None:
-        """Take a request in.
+        """Add a request.
 
         Raises:
             TypeError: Its key is not hashable.
@@ -93,7 +92,7 @@ class BatchQueue(Generic[ItemT, ResultT]):
         self.count += 1
 
     def remove(self, entry: Entry[ItemT, ResultT]) -> None:
-        """Take a request out."""
+        """Remove a request."""
         del self._buckets[entry.key][entry]
         self._costs[entry.key] -= entry.cost
         self.count -= 1
@@ -101,14 +100,14 @@ class BatchQueue(Generic[ItemT, ResultT]):
             del self._buckets[entry.key], self._costs[entry.key]
 
     def take(self, now: float, *, is_idle: bool) -> list[Entry[ItemT, ResultT]]:
-        """Take the batch that is to be launched now: of those that are due, the one that began first.
+        """Take the batch to launch now: the due batch with the earliest first request.
 
         Args:
             now: Trio's time.
-            is_idle: Whether the model has nothing to do.
+            is_idle: Whether no batch runs.
 
         Returns:
-            Its requests in order of arrival; none if no batch is due.
+            Its requests in order of arrival; empty if no batch is due.
         """
         due = [key for key in self._buckets if self.due_of(key, is_idle=is_idle) <= now]
         taken: list[Entry[ItemT, ResultT]] = []
@@ -125,11 +124,11 @@ class BatchQueue(Generic[ItemT, ResultT]):
         return taken
 
     def due(self, *, is_idle: bool) -> float:
-        """Tell when the next batch is to be launched, if no request comes; infinity if none waits."""
+        """Return when the next batch is due, if no request arrives; infinity if none waits."""
         return min((self.due_of(key, is_idle=is_idle) for key in self._buckets), default=math.inf)
 
     def due_of(self, key: Hashable, *, is_idle: bool) -> float:
-        """Tell when the requests of a key are to be launched; minus infinity where it is high time."""
+        """Return when the requests of a key are due; minus infinity for now."""
         enough = self.last_size if is_idle and self.is_adaptive else self.size
         if len(self._buckets[key]) >= enough or self._costs[key] >= self.cost:
             return -math.inf
@@ -139,12 +138,12 @@ class BatchQueue(Generic[ItemT, ResultT]):
         return next(iter(self._buckets[key])).arrived
 
 
-# A loss is that of the whole batch, whatever its requests are.
+# These failures concern the whole batch, whatever its requests are.
 _OF_ALL = (ActorError, CompletionTimeoutError, ContextLostError, DeviceLostError, QueueFullError)
 
 
 class BatchResults(Protocol[ResultT_co]):
-    """Result of a model of batches: a list, a NumPy array or an `AccelRef`, among others."""
+    """The result of a batch model: a list, a NumPy array or an `AccelRef`, among others."""
 
     def __len__(self) -> int:
         """Return the number of items."""
@@ -159,12 +158,12 @@ BatchModel = Callable[[list[ItemT]], Awaitable[BatchResults[ResultT]]]
 ModelOfBatches: TypeAlias = Model[list[ItemT], BatchResults[ResultT]]
 
 
-def may_be_one_request(error: Exception) -> bool:
-    """Tell whether a batch may have failed because of one of its requests; the default of `Batcher.divides`.
+def is_request_error(error: Exception) -> bool:
+    """Return whether a single request may have made a batch fail; the default of `Batcher.divides`.
 
-    Not so for a device that was lost or hung, a context that was lost to something else, an actor that
-    crashed, stopped or has no room (`ActorError`), a device that takes no more (`QueueFullError`), and
-    results that are none (`ModelOutputError`). Each member of a group counts.
+    A single request is not to blame for a lost or hung device, a context lost for another reason, an actor
+    that crashed, stopped or has a full mailbox (`ActorError`), a full device queue (`QueueFullError`), and
+    invalid results (`ModelOutputError`). Each member of a group counts.
     """
     if isinstance(error, ExceptionGroup):
         group = cast("ExceptionGroup[Exception]", error)
@@ -175,7 +174,7 @@ def may_be_one_request(error: Exception) -> bool:
 
 
 def is_loss(error: Exception) -> bool:
-    """Tell whether an error is no sequence's fault, and the same step may succeed a moment later."""
+    """Return whether no sequence caused an error, so that the same step may succeed a moment later."""
     if isinstance(error, ExceptionGroup):
         return all(map(is_loss, cast("ExceptionGroup[Exception]", error).exceptions))
     return is_transient(error) and not (isinstance(error, ContextLostError) and error.is_to_blame)
@@ -183,19 +182,19 @@ def is_loss(error: Exception) -> bool:
 
 @attrs.define(eq=False)
 class Batch(Generic[EntryT]):
-    """Requests that the model has together."""
+    """Requests that the model gets together."""
 
     entries: list[EntryT]
     scope: trio.CancelScope = attrs.field(factory=trio.CancelScope, init=False)
 
     def end_if_alone(self, entry: EntryT) -> None:
-        """End the call of the model if it has this request, and all askers have gone."""
+        """Cancel the model's call if it has this request, and all its callers have left."""
         if entry in self.entries and all(one.reply.is_done for one in self.entries):
             self.scope.cancel(reason="all askers of the batch were cancelled")
 
 
-class BatchServant(QueueServant[ItemT, ResultT, EntryT]):
-    """A servant whose model works on several requests at once; for the arguments see `Batcher`."""
+class BatchActor(QueueActor[ItemT, ResultT, EntryT]):
+    """An actor for `Call` with a batch model; for the arguments see `Batcher`."""
 
     def __init__(
         self,
@@ -214,13 +213,13 @@ class BatchServant(QueueServant[ItemT, ResultT, EntryT]):
         self._most_cost = math.inf if max_cost is None else must_be_positive(f"{name}: max_cost", max_cost)
         self._capacity = math.inf if capacity is None else must_be_count(f"{name}: capacity", capacity)
         self._splits, self._divides = must_be_count(f"{name}: splits", splits, least=0), divides
-        self._sizes = Spread([2.0**power for power in range(11)])
+        self._sizes = Buckets([2.0**power for power in range(11)])
         # Rung when there may be something to do for the task that launches.
         self._bell = trio.lowlevel.ParkingLot()
 
     @abstractmethod
     async def _launch(self, entries: list[EntryT]) -> Exception | None:
-        """Have the model work on requests, and reply; returns why there are no results."""
+        """Have the model work on requests, and reply; return the error if there are no results."""
 
     def _cost_of(self, item: object) -> float:
         """Return the cost of an item.
@@ -250,14 +249,14 @@ class BatchServant(QueueServant[ItemT, ResultT, EntryT]):
                 await self._halve(batch.entries, error)
 
     async def _halve(self, batch: list[EntryT], error: Exception) -> None:
-        """Halve the parts of a batch that failed until the requests that fail are alone (D122)."""
+        """Halve the failed parts of a batch until the failing requests are separate (D122)."""
         works, level = False, 0
         failed = [(batch, error)]
         while failed:
             await trio.lowlevel.checkpoint_if_cancelled()
             parts, failed = failed, list[tuple[list[EntryT], Exception]]()
             for part, of_part in parts:
-                # A program that has refused the batch goes on: then it pays to look for the bad request.
+                # A program that refuses a batch still works, so the search for the bad request pays.
                 is_refusal = isinstance(of_part, Refused) or isinstance(of_part.__cause__, Refused)
                 may_go_on = works or level < self._splits or (self._splits > 0 and is_refusal)
                 if len(part) < 2 or not may_go_on or not self._is_of_one(of_part):
@@ -284,7 +283,7 @@ class BatchServant(QueueServant[ItemT, ResultT, EntryT]):
 
     @enable_ki_protection
     def _fail(self, entries: list[EntryT], error: Exception) -> None:
-        """Give those that still wait an error, each one of its own.
+        """Fail the waiting requests, each with an error object of its own.
 
         D122: several tasks that raise one exception object would write to one traceback.
         """
@@ -293,7 +292,7 @@ class BatchServant(QueueServant[ItemT, ResultT, EntryT]):
             self._release(entry)
 
     def _release(self, entry: EntryT) -> None:
-        """Let a request go that has its outcome."""
+        """Release a request that has its outcome."""
 
     def readings(self) -> Iterator[Reading]:
         """Yield the counts that metrics show, with sizes of batches."""
@@ -302,7 +301,7 @@ class BatchServant(QueueServant[ItemT, ResultT, EntryT]):
 
 
 def shared_evenly(most: int, wanted: Sequence[int]) -> list[int]:
-    """Share positions out: small wishes are met, the others get the same, the first the rest (D183)."""
+    """Share positions: small requests get all they want, others share equally, the first the rest (D183)."""
     shares, left = [0] * len(wanted), most
     by_size = sorted(range(len(wanted)), key=wanted.__getitem__)
     for rank, index in enumerate(by_size):
@@ -317,7 +316,7 @@ def shared_evenly(most: int, wanted: Sequence[int]) -> list[int]:
 
 
 def one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:
-    """Take the results of a batch apart.
+    """Split the results of a batch.
 
     Raises:
         ModelOutputError: There is not exactly one for each request.
@@ -348,11 +347,11 @@ class BatcherStatistics(WaitingStatistics):
     """Counts of a `Batcher` since its incarnation began: the reply of `GetStatistics`.
 
     Attributes:
-        batches: Batches that were launched.
-        batches_running: Batches that the model has now.
-        batched: Calls in all batches that were launched: divided by `batches`, the mean size of a batch.
-        launches: How often the model was called: more often than there were batches, if some were divided.
-        last_size: Calls in the last batch that was launched; 1 before the first.
+        batches: The number of launched batches.
+        batches_running: The number of batches that the model works on now.
+        batched: The number of calls in all launched batches; divided by `batches`, the mean batch size.
+        launches: The number of model calls; it exceeds the number of batches if some were divided.
+        last_size: The number of calls in the last launched batch; 1 before the first.
     """
 
     batches: int = 0
@@ -363,58 +362,62 @@ class BatcherStatistics(WaitingStatistics):
 
 
 @final
-class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
-    """Collect calls, and put them through a model together.
+class Batcher(BatchActor[ItemT, ResultT, Entry[ItemT, ResultT]]):
+    """Collects calls, and puts them through a model together.
 
     A batch is launched when it is full, or when its first call has waited for `max_wait` seconds. At most
-    `max_in_flight` batches run at once. The next one fills meanwhile, and is launched as soon as one of those
-    ends. So a call that finds nothing before it is launched after its wait, or after its wait and the rest of
-    one launch.
+    `max_in_flight` batches run at once. The next one fills meanwhile, and is launched as soon as a running
+    batch ends. So a call that is the first of its batch is launched after its wait, or after its wait and the
+    rest of one launch.
 
-    **Adaptive wait.** While no batch runs, the model has nothing to do, and a batch waits less: until it has
-    as many calls as the batch before. So a task that asks alone, again and again, is never kept waiting, and
-    neither are many tasks that ask again when they have their replies. The first batch of all is launched at
-    once. A batch that is launched so has what other tasks ask for in the same turn of the loop, too.
+    **Adaptive wait.** While no batch runs, the model is idle, so a batch waits only until it has as many
+    calls as the previous batch. So a single task that calls again and again never waits, and neither do many
+    tasks that call again after their replies. The very first batch is launched at once. Such a batch includes
+    the calls that other tasks make in the same turn of the loop.
 
-    **Cancellation.** A call whose asker is cancelled leaves at once, and makes room for a later one. If its
-    batch runs, its result is dropped. When all askers of a batch have gone, the model's call is cancelled.
-    So a model that hangs keeps its place until then: give the asks a deadline.
+    **Cancellation.** If the caller of a call is cancelled, the call leaves at once, and makes room for a
+    later one. If its batch runs, its result is dropped. When all callers of a batch have left, the model's
+    call is cancelled. Until then, a hanging model keeps its place, so set a deadline for your calls.
 
-    **Failure.** A batch that fails is halved, and both halves are launched. As soon as one part of the batch
-    has succeeded, the model works, and parts that fail are halved on until the calls that fail are alone. If
-    no part succeeds, halving ends after `splits` steps, and all calls get the error of their part. So one bad
-    call among n fails alone, after 2·⌈log2(n)⌉ more launches at most. A model that always fails is called
-    three times in all. A batch that a program refuses (`trio_accel.programs.Refused`) is halved to the end:
-    the program works. A call may be executed several times for that: use ``splits=0`` where that does harm.
-    The parts take the place of the batch in `max_in_flight`.
+    **Failure.** A failed batch is halved, and both halves are launched. As soon as a part of the batch
+    succeeds, the model is known to work, so failed parts are halved further until the failing calls are
+    separate. If no part succeeds, halving ends after `splits` steps, and all calls get the error of their
+    part. So a single bad call among n fails alone, after at most 2·⌈log2(n)⌉ more launches. A model that
+    always fails is called three times in all. A batch that a program refuses (`trio_accel.programs.Refused`)
+    is halved to the end, because the program works. Therefore a call may be executed several times: use
+    ``splits=0`` if that does harm. The parts use the slot of their batch in `max_in_flight`.
 
-    Some errors are not those of one call: a lost context that the batch is not to blame for, a lost device,
-    or an actor that crashed (see `may_be_one_request`). All calls of the batch get such an error at once, and
-    nothing is executed again. The same is so for a model that returns too few or too many results
-    (`ModelOutputError`). Errors go to the askers, as they are; the actor lives on. A model that knows which
-    item is bad returns ``outcome.Error(error)`` in its
-    place: the others are not executed again.
+    Some errors do not concern a single call: a lost context that the batch did not cause, a lost device, or a
+    crashed actor (see `is_request_error`). All calls of the batch get such an error at once, and nothing is
+    executed again. The same happens if a model returns too few or too many results (`ModelOutputError`).
+    Callers get errors unchanged, and the actor lives on. If a model knows which item is bad, it returns
+    ``outcome.Error(error)`` in place of the result, so that the others are not executed again.
 
     ``stop(drain=True)`` waits for all calls. If the incarnation ends otherwise, the calls of running batches
-    fail with `ActorFailedError`. Those that wait for a batch fail with `ActorStoppedError` or
-    `ActorRestartingError`: they were never executed. Those in the mailbox are served by the next one.
+    fail with `ActorFailedError`. Calls that wait for a batch fail with `ActorStoppedError` or
+    `ActorRestartingError`, because they were never executed. The next incarnation serves calls in the
+    mailbox.
 
-    The model sees neither the deadlines nor the context variables of the askers: it works for several.
+    The model does not see the deadlines and context variables of the callers, because it works for several.
 
     Args:
         model: Takes a list of items, and returns a result for each in the same order: an async callable, or
-            a servant. A sequence, a NumPy array and an `AccelRef` are results; the replies are its elements.
-        max_size: The most calls in a batch.
-        max_wait: The most seconds that a call waits for others, if the model has room.
-        max_in_flight: The most batches that run at once. 1 for a model that must not be called twice at once.
-        adaptive: Whether a batch waits less where that brings nothing.
-        bucket: The key of an item: items of different keys are never in one batch.
+            an actor for `Call`. Results may be a sequence, a NumPy array or an `AccelRef`; the replies are
+            its elements.
+        max_size: The maximum number of calls in a batch.
+        max_wait: The maximum seconds that a call waits for others, if the model has room.
+        max_in_flight: The maximum number of batches that run at once. Use 1 for a model that does not allow
+            concurrent calls.
+        adaptive: Whether a batch waits less if waiting longer gains nothing.
+        bucket: The key of an item: items with different keys never share a batch.
         cost: The cost of an item, at least 0, such as its tokens or bytes.
-        max_cost: The highest cost of a batch. A call whose item costs more fails alone, with `ValueError`.
-        capacity: The most calls that wait for a batch; one more is refused with `MailboxFullError`. No bound
-            without it.
-        splits: How often a batch is halved of which no part has succeeded; 0: it fails as a whole.
-        divides: Whether an error may be that of one call, so that it is worth while to halve the batch.
+        max_cost: The maximum cost of a batch. A call with a more expensive item fails separately, with
+            `ValueError`.
+        capacity: The maximum number of calls that wait for a batch; one more is refused with
+            `MailboxFullError`. None for no bound.
+        splits: The number of times that a batch is halved while no part has succeeded; with 0, it fails as a
+            whole.
+        divides: Whether an error may come from a single call, so that halving the batch is worthwhile.
 
     Raises:
         TypeError, ValueError: An argument is of another type, or out of range.
@@ -434,7 +437,7 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         max_cost: float | None = None,
         capacity: int | None = None,
         splits: int = 1,
-        divides: Callable[[Exception], bool] = may_be_one_request,
+        divides: Callable[[Exception], bool] = is_request_error,
     ) -> None:
         super().__init__(cost=cost, max_cost=max_cost, capacity=capacity, splits=splits, divides=divides)
         self._queue: BatchQueue[ItemT, ResultT] = BatchQueue(
@@ -447,12 +450,12 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         self._most_running = must_be_count("Batcher: max_in_flight", max_in_flight)
         self._bucket = bucket
         self._running: dict[Batch[Entry[ItemT, ResultT]], None] = {}
-        # The time at which a task looks whether a batch is due, if no request comes.
+        # The time when a task checks for a due batch, if no request arrives.
         self._due = math.inf
         # Tasks that go through batches.
         self._runners = 1
 
-    def make(self, message: Call[ItemT]) -> Entry[ItemT, ResultT]:
+    def make(self, message: Submit[ItemT]) -> Entry[ItemT, ResultT]:
         return Entry(item=message.item)
 
     def put(self, entry: Entry[ItemT, ResultT]) -> None:
@@ -478,7 +481,7 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         return [*self._queue.entries, *(entry for batch in self._running for entry in batch.entries)]
 
     def _wake(self) -> None:
-        """Have a task wait for the batch that is due next, unless all are going through one."""
+        """Have a task wait for the next due batch, unless all tasks are working on one."""
         if self._bell:
             self._bell.unpark()
         elif self._runners < self._most_running:
@@ -486,13 +489,13 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
             self._nursery.start_soon(self._run)
 
     async def _run(self) -> None:
-        """Wait for a batch, go through it, and again."""
+        """Wait for batches, and work on them, forever."""
         while True:
             entries = await self._next_batch()
             batch = Batch(entries)
             self._running[batch] = None
             if self._queue.count:
-                # D122: another task waits for the others. For a lone asker none is woken.
+                # D122: another task waits for the others. For a single caller none is woken.
                 self._wake()
             self._sizes.add(len(entries))
             self._tally["batches"] += 1
@@ -502,7 +505,7 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
             await self._go_through(batch)
             del self._running[batch]
             if self._queue.count:
-                # The model may have no checkpoint of its own, and other tasks must run.
+                # The model may lack a checkpoint, and other tasks must run.
                 await trio.lowlevel.checkpoint()
 
     async def _next_batch(self) -> list[Entry[ItemT, ResultT]]:  # noqa: ASYNC910  # its caller checkpoints
@@ -510,7 +513,7 @@ class Batcher(BatchServant[ItemT, ResultT, Entry[ItemT, ResultT]]):
         while True:
             self._due = math.inf
             if not self._queue.count:
-                # A lone asker comes here each time, and a scope would take a fifth of its time.
+                # A single caller gets here each time, and a scope would take a fifth of its time.
                 await self._bell.park()
                 continue
             is_idle = not self._running

@@ -1,4 +1,4 @@
-"""Cheap models first: the first stage that is confident enough answers."""
+"""Cascades: cheap models first, until a stage is confident enough of its answer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import attrs
 
 from ..actors import must_be_number, must_be_one_of, named_options
 from ._checks import ModelOutputError
-from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable, is_model
+from ._submit import CallStatistics, ItemT, Model, ResultT, Tally, TaskSubmitActor, as_callable, is_model
 
 __all__ = [
     "Cascade",
     "CascadeAnswer",
     "CascadeStatistics",
+    "DeclinedStage",
     "NoAnswerError",
-    "Passed",
     "Stage",
     "StageStatistics",
 ]
@@ -29,16 +29,16 @@ Unsure: TypeAlias = Literal["last", "best", "raise"]
 @named_options
 @attrs.frozen
 class Stage(Generic[ItemT, ResultT]):
-    """One model of a cascade.
+    """A model of a cascade.
 
     Attributes:
-        name: Its name in answers and statistics.
+        name: The name in answers and statistics.
         model: The model.
-        confidence: Tells from a result how sure the model is, as a number that is not NaN. It must be quick.
+        confidence: Returns the model's confidence in a result, as a number other than NaN. It must be quick.
             A stage without it answers every request, so it is the last one.
         threshold: The least confidence with which it answers.
-        falls_through: Errors at which the next stage is asked: of the model, of `confidence`, or
-            `ModelOutputError` where that returned no number. Other errors are the asker's.
+        falls_through: Errors after which the next stage is called: of the model, of `confidence`, or
+            `ModelOutputError` if `confidence` returned no number. The caller gets other errors.
     """
 
     name: str
@@ -56,10 +56,10 @@ class Stage(Generic[ItemT, ResultT]):
             )
 
     def confidence_in(self, result: ResultT) -> float | None:
-        """Tell how sure the stage is of a result; None if it does not say.
+        """Return the confidence of the stage in a result; None without a `confidence` function.
 
         Raises:
-            ModelOutputError: It is NaN, or no number.
+            ModelOutputError: The confidence is NaN, or not a number.
         """
         if self.confidence is None:
             return None
@@ -76,8 +76,8 @@ class Stage(Generic[ItemT, ResultT]):
 
 
 @attrs.frozen(kw_only=True)
-class Passed:
-    """Reason why a stage did not answer.
+class DeclinedStage:
+    """The reason why a stage did not answer.
 
     Attributes:
         stage: Its name.
@@ -95,27 +95,27 @@ class CascadeAnswer(Generic[ResultT]):
     """The reply of a cascade.
 
     Attributes:
-        result: Result of the stage's model.
-        stage: Name of the stage that answered.
-        confidence: How sure it was; None if the stage has no `confidence`.
-        is_confident: Whether that was enough. If not, no stage was sure enough.
-        passed: The other stages that were asked, in order.
+        result: The result of the stage's model.
+        stage: The name of the stage that answered.
+        confidence: The confidence; None if the stage has no `confidence`.
+        is_confident: Whether the confidence was sufficient. If not, no stage was confident enough.
+        declined: The other stages, in call order.
     """
 
     result: ResultT
     stage: str
     confidence: float | None
     is_confident: bool
-    passed: tuple[Passed, ...]
+    declined: tuple[DeclinedStage, ...]
 
 
 @attrs.frozen(kw_only=True)
 class StageStatistics(CallStatistics):
-    """Counts of the calls of one stage. A call whose `confidence` is no number has failed.
+    """Counts of a stage's calls. A call fails if its `confidence` is not a number.
 
     Attributes:
         name: The stage.
-        unsure: How many of its results it was not sure enough of; part of `answered`.
+        unsure: The number of results below the threshold; part of `answered`.
     """
 
     name: str
@@ -123,16 +123,16 @@ class StageStatistics(CallStatistics):
 
     @property
     def sure(self) -> int:
-        """The number of times that its result was the cascade's, at once."""
+        """The number of results that the cascade returned at once."""
         return self.answered - self.unsure
 
 
 @attrs.frozen(kw_only=True)
 class CascadeStatistics(CallStatistics):
-    """Counts of the calls of a cascade, and of its stages.
+    """Counts of a cascade's calls, and of its stages.
 
     Attributes:
-        stages: One record for each stage, in order.
+        stages: A record for each stage, in order.
     """
 
     stages: tuple[StageStatistics, ...]
@@ -142,32 +142,32 @@ class NoAnswerError(Exception):
     """No stage of a cascade has answered; the last stage's error, if it failed, is the `__cause__`.
 
     Attributes:
-        passed: The stages that were asked, in order.
+        declined: The called stages, in order.
     """
 
-    def __init__(self, message: str, passed: tuple[Passed, ...]) -> None:
-        super().__init__(message, passed)
-        self.passed: tuple[Passed, ...] = passed
+    def __init__(self, message: str, declined: tuple[DeclinedStage, ...]) -> None:
+        super().__init__(message, declined)
+        self.declined: tuple[DeclinedStage, ...] = declined
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
-class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT]):
-    """Asks its stages in order until one is confident enough: a `Servant` whose reply is a `CascadeAnswer`.
+class Cascade(TaskSubmitActor[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT]):
+    """Calls its stages in order until one is confident enough; a `Servant` with `CascadeAnswer` replies.
 
-    Each call runs in a task of its own, so a slow stage holds up no other. For errors, cancellation and
-    restarts see `TaskServant`. Its statistics are `CascadeStatistics`.
+    Each call runs in its own task, so a slow stage does not delay other calls. For errors, cancellation and
+    restarts see `TaskSubmitActor`. Its statistics are `CascadeStatistics`.
 
     Args:
-        stages: Cheapest first.
-        unsure: Rule if no stage is sure enough. ``"last"`` gives the result of the last stage that
-            did not fail, ``"best"`` the one of the highest confidence, the earlier of equals. ``"raise"`` is
-            a `NoAnswerError`, and so it is if all stages have failed.
+        stages: The stages, cheapest first.
+        unsure: The reaction if no stage is confident enough. ``"last"`` returns the result of the last stage
+            that did not fail. ``"best"`` returns the result with the highest confidence, and the earlier one
+            of equals. ``"raise"`` raises a `NoAnswerError`, which is also raised if all stages fail.
 
     Raises:
-        ValueError: There is no stage, two have one name, or one behind a stage that always answers.
-        TypeError: A stage is no `Stage`.
+        ValueError: `stages` is empty, two stages share a name, or a stage follows one that always answers.
+        TypeError: A stage is not a `Stage`.
     """
 
     def __init__(self, stages: Sequence[Stage[ItemT, ResultT]], *, unsure: Unsure = "last") -> None:
@@ -191,13 +191,13 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
         must_be_one_of("Cascade: unsure", unsure, get_args(Unsure))
 
     async def answer(self, item: ItemT) -> CascadeAnswer[ResultT]:
-        """Ask the stages about one item.
+        """Call the stages with one item.
 
         Raises:
             NoAnswerError: No stage has answered.
             Exception: An error of a stage that does not fall through.
         """
-        passed: list[Passed] = []
+        declined: list[DeclinedStage] = []
         unsure: list[CascadeAnswer[ResultT]] = []
         for stage, counted in zip(self._stages, self._counted, strict=True):
             name = stage.name
@@ -208,26 +208,30 @@ class Cascade(TaskServant[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT
             except Exception as error:
                 if not isinstance(error, stage.falls_through):
                     raise
-                passed.append(Passed(stage=name, confidence=None, error=error))
+                declined.append(DeclinedStage(stage=name, confidence=None, error=error))
                 continue
             is_sure = confidence is None or confidence >= stage.threshold
             answer = CascadeAnswer(
-                result=result, stage=name, confidence=confidence, is_confident=is_sure, passed=tuple(passed)
+                result=result,
+                stage=name,
+                confidence=confidence,
+                is_confident=is_sure,
+                declined=tuple(declined),
             )
             if is_sure:
                 return answer
             counted["unsure"] += 1
             unsure.append(answer)
-            passed.append(Passed(stage=name, confidence=confidence, error=None))
+            declined.append(DeclinedStage(stage=name, confidence=confidence, error=None))
         if not unsure or self._unsure == "raise":
-            told = "; ".join(f"{one.stage}: {_why(one)}" for one in passed)
+            told = "; ".join(f"{one.stage}: {_why(one)}" for one in declined)
             text = f"no stage of {self.context.path} has answered: {told}"
-            raise NoAnswerError(text, tuple(passed)) from passed[-1].error
+            raise NoAnswerError(text, tuple(declined)) from declined[-1].error
         best = max(unsure, key=operator.attrgetter("confidence")) if self._unsure == "best" else unsure[-1]
-        return attrs.evolve(best, passed=tuple(one for one in passed if one.stage != best.stage))
+        return attrs.evolve(best, declined=tuple(one for one in declined if one.stage != best.stage))
 
     def statistics(self) -> CascadeStatistics:
-        """Tell what was counted so far."""
+        """Return the counts so far."""
         return CascadeStatistics(
             **self._tally,
             stages=tuple(
@@ -241,7 +245,7 @@ def _is_error(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, Exception)
 
 
-def _why(passed: Passed) -> str:
-    if passed.error is None:
-        return f"confidence {passed.confidence}"
-    return f"{type(passed.error).__name__}: {passed.error}"
+def _why(stage: DeclinedStage) -> str:
+    if stage.error is None:
+        return f"confidence {stage.confidence}"
+    return f"{type(stage.error).__name__}: {stage.error}"

@@ -1,4 +1,4 @@
-"""Checks of the fields that patterns are made with, and of the results that models return."""
+"""Checks of the arguments of patterns, and of results from models."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from ..actors import NotExecutedError, Validator, must, must_be_count, must_be_positive
+from ..actors import NotExecutedError, Validator, must_be_count, must_be_positive, validator
 from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef
 
@@ -17,29 +17,29 @@ __all__ = ["ModelOutputError", "NoRoomError"]
 
 
 class NoRoomError(NotExecutedError):
-    """There is no room for what was wanted, such as pages of a cache; nothing was changed.
+    """There is not enough room, such as pages of a cache; nothing was changed.
 
-    A step of a `ContinuousBatcher` raises it, and the batcher sets sequences aside.
+    A step of a `ContinuousBatcher` raises it, so that the batcher sets sequences aside.
     """
 
 
 def whole(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Check an attribute that is a whole number from 1."""
+    """Check an integer attribute from 1."""
     must_be_count(_what(instance, attribute), value)
 
 
 def positive(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
-    """Check an attribute that is a number above 0."""
+    """Check a number attribute above 0."""
     must_be_positive(_what(instance, attribute), value)
 
 
-called = must("be a function", callable, TypeError)
+called = validator("be a function", callable, TypeError)
 """Checks an attribute that is called."""
 
 
 def of_class(*kinds: type[Any]) -> Validator:
-    """Make the check of an attribute that has one of some classes."""
-    return must(f"be a {kinds[0].__name__}", lambda value: isinstance(value, kinds), TypeError)
+    """Make the check of an attribute with one of some classes."""
+    return validator(f"be a {kinds[0].__name__}", lambda value: isinstance(value, kinds), TypeError)
 
 
 def _what(instance: object, attribute: attrs.Attribute[Any]) -> str:
@@ -47,18 +47,18 @@ def _what(instance: object, attribute: attrs.Attribute[Any]) -> str:
 
 
 class ModelOutputError(ValueError):
-    """A model returned a wrong result: a wrong shape, NaN, or no distribution."""
+    """A model returned an invalid result, such as a wrong shape, NaN, or no distribution."""
 
 
 async def host_array(what: str, result: object) -> NDArray[Any]:
-    """Bring a model's result to the host, as an array of numbers.
+    """Copy a model's result to the host, as an array of numbers.
 
     Args:
-        what: Name of the model in the error.
-        result: An array of a device, or anything that NumPy takes.
+        what: The name of the model in the error.
+        result: A device array, or anything that NumPy accepts.
 
     Raises:
-        ModelOutputError: It is no array of numbers.
+        ModelOutputError: It is not an array of numbers.
     """
     try:
         check_plain("it", result)
@@ -72,7 +72,7 @@ async def host_array(what: str, result: object) -> NDArray[Any]:
 
 
 async def real_rows(what: str, result: object, shape: tuple[int, int | None]) -> NDArray[np.float64]:
-    """Bring rows of real numbers to the host, in float64.
+    """Copy rows of real numbers to the host, in float64.
 
     Args:
         what: Name of the model in the error.
@@ -94,7 +94,7 @@ async def real_rows(what: str, result: object, shape: tuple[int, int | None]) ->
 
 
 def check_logits(what: str, logits: NDArray[np.float64]) -> None:
-    """Check rows of logits; -inf is the logit of what must not be chosen.
+    """Check rows of logits, where -inf forbids a choice.
 
     Raises:
         ModelOutputError: A row has NaN or infinity, or nothing but -inf.
@@ -107,7 +107,7 @@ def check_logits(what: str, logits: NDArray[np.float64]) -> None:
 def softmax(what: str, logits: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the softmax of each row; for the errors see `check_logits`."""
     check_logits(what, logits)
-    with np.errstate(over="ignore"):  # what is so much less likely has the share 0
+    with np.errstate(over="ignore"):  # a very unlikely choice gets the share 0
         shares = np.exp(logits - logits.max(axis=1, keepdims=True))
     result: NDArray[np.float64] = shares / shares.sum(axis=1, keepdims=True)
     return result
@@ -115,24 +115,24 @@ def softmax(what: str, logits: NDArray[np.float64]) -> NDArray[np.float64]:
 
 Rows = NDArray[np.float64]
 
-# Tolerance of the sum of a model's probabilities: a softmax in float16 is off by less.
+# The tolerance for the sum of probabilities: a softmax in float16 is closer.
 _SUM_TOLERANCE = 1e-2
 
 
 async def scores_of(
     what: str, result: object, count: int, vocabulary: int | None, *, are_logits: bool
 ) -> Rows:
-    """Bring the distributions that a model returned to the host, and check them.
+    """Copy the distributions that a model returned to the host, and check them.
 
     Args:
-        what: The model, for the error.
+        what: The name of the model in the error.
         result: Its result.
-        count: How many distributions it was asked for.
-        vocabulary: How many tokens other results of this request have distinguished; None for the first.
+        count: The number of distributions requested.
+        vocabulary: The number of tokens in earlier results of this request; None for the first.
         are_logits: Whether they are logits, not probabilities.
 
     Raises:
-        ModelOutputError: They are no such distributions.
+        ModelOutputError: The result does not contain such distributions.
     """
     rows = await real_rows(what, result, (count, None))
     if vocabulary is not None and rows.shape[1] != vocabulary:
@@ -160,11 +160,11 @@ async def scores_of(
 
 @attrs.frozen(kw_only=True)
 class Sampler:
-    """Chooses the tokens of one text, from rows of scores that were checked.
+    """Chooses the tokens of one text, from checked rows of scores.
 
     Attributes:
-        rng: Where random numbers come from.
-        temperature: 0 for greedy.
+        rng: The source of random numbers.
+        temperature: The sampling temperature; 0 for greedy.
         are_logits: Whether scores are logits, not probabilities.
     """
 
@@ -176,9 +176,9 @@ class Sampler:
         """Return the distribution that tokens are drawn from; at temperature 0 the scores themselves."""
         if self.temperature == 0:
             return scores
-        # Divided by the greatest, or a power could be zero for all.
+        # Divide by the maximum first, because otherwise all powers could be zero.
         if self.are_logits:
-            with np.errstate(over="ignore"):  # what is so much less likely has the share 0
+            with np.errstate(over="ignore"):  # a very unlikely choice gets the share 0
                 shares = np.exp((scores - scores.max()) / self.temperature)
         elif self.temperature == 1:
             shares = scores
@@ -188,7 +188,7 @@ class Sampler:
         return result
 
     def draw(self, distribution: Rows) -> int:
-        """Draw a token of a distribution; at temperature 0 the likeliest, the first of equals."""
+        """Draw a token from a distribution; at temperature 0 the likeliest, the first of equals."""
         if self.temperature == 0:
             return int(distribution.argmax())
         # `rng.choice` does the same, but would check the row again. The product is below the last sum, so a
@@ -197,18 +197,19 @@ class Sampler:
         return int(np.searchsorted(sums, self.rng.random() * float(sums[-1]), side="right"))
 
     def accepted(self, proposed: Sequence[int], drafted: Sequence[Rows], verified: Rows) -> list[int]:
-        """Return the tokens of one round: the proposals accepted, and one token of the verifier.
+        """Return the tokens of one round: the accepted proposals, and one token of the verifier.
 
         A proposal is accepted with the probability ``min(1, p / q)``, where ``p`` is its probability by the
-        verifier and ``q`` that by the draft. The first one that is not is replaced by a token of the residual
-        distribution, the normalised ``max(0, p - q)``. If all are accepted, one more token is drawn from the
-        verifier's last distribution. So each token has the distribution of the verifier (Leviathan et al.
-        2023, Chen et al. 2023). At temperature 0 a proposal is accepted if it is the verifier's choice.
+        verifier and ``q`` its probability by the draft. The first rejected proposal is replaced by a token of
+        the residual distribution, the normalised ``max(0, p - q)``. If all are accepted, one more token is
+        drawn from the verifier's last distribution. So each token has the distribution of the verifier
+        (Leviathan et al. 2023, Chen et al. 2023). At temperature 0 a proposal is accepted if it is the
+        verifier's choice.
 
         Args:
-            proposed: The tokens that the draft proposes, k of them.
-            drafted: The distribution that each was drawn from.
-            verified: The verifier's scores at the same places and one more, of shape (k + 1, vocabulary).
+            proposed: The k tokens that the draft proposes.
+            drafted: The distribution from which each was drawn.
+            verified: The verifier's scores at the same positions and one more, of shape (k + 1, vocabulary).
 
         Returns:
             1 to k + 1 tokens; all but the last are proposals.
@@ -232,5 +233,5 @@ def _residual(p: Rows, q: Rows) -> Rows:
     """Return the verifier's probabilities less the draft's, where positive; not normalised."""
     excess = p - q
     np.maximum(excess, 0, out=excess)
-    # It is zero everywhere only if the two are equal but for rounding.
+    # It is zero everywhere only if both are equal except for rounding.
     return excess if excess.any() else p

@@ -1,4 +1,4 @@
-"""Sequences that a model goes through step by step: they join and leave a batch between two steps."""
+"""Continuous batching: a model processes sequences step by step; they join and leave between steps."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from trio.lowlevel import enable_ki_protection
 from ..actors import Reading, checked_options, must_be_count, must_be_positive
 from ._batcher import (
     Batch,
+    BatchActor,
     BatchResults,
-    BatchServant,
     is_loss,
-    may_be_one_request,
+    is_request_error,
     one_for_each,
     shared_evenly,
 )
@@ -31,8 +31,8 @@ from ._fair_queue import FairQueue, Weights, weight_in
 from ._parts import Streamable, Streamed
 from ._places import LEVEL_ARRIVALS, Places
 from ._sequences import ContinuousStatistics, Last, Room, RunningSequence, SequenceEntry, StepResult
-from ._servants import Call, ItemT, Model, as_callable, count, outcome_of
-from ._waiting import spread_of_waits
+from ._submit import ItemT, Model, Submit, as_callable, count, outcome_of
+from ._waiting import buckets_of_waits
 
 __all__ = ["ContinuousBatcher"]
 
@@ -40,22 +40,22 @@ _logger = logging.getLogger("trio_accel.patterns")
 
 PartT = TypeVar("PartT")
 
-# A level of priority has so many times the share of the one below: the one below still has its share.
+# The factor between the shares of adjacent priority levels, so that the lower level still gets a share.
 _LEVEL = 4.0
-_MOST_PRIORITY, _MOST = 8, 10**9
-# Seconds, and how many steps may follow one another without a checkpoint between them.
+_MAX_PRIORITY, _MAX_QUEUED = 8, 10**9
+# Pauses in seconds, and the maximum number of steps in a row without a checkpoint.
 _FIRST_PAUSE, _LONGEST_PAUSE, _MOST_STEPS = 0.01, 1.0, 8
 _IS_OVER: Callable[[Any], bool] = attrgetter("is_over")
 
 
 @attrs.define(eq=False)
 class _Flight(Batch[SequenceEntry[ItemT, PartT]]):
-    """A call of the step that runs in a task of its own, while another one may run.
+    """A call of the step in its own task, while another one may run.
 
     Attributes:
         has_begun: Whether its task has called the step.
         landed: Set when the call has ended.
-        results: Its outcome; None where it was cancelled.
+        results: Its outcome; None if it was cancelled.
     """
 
     has_begun: bool = attrs.field(default=False, init=False)
@@ -65,91 +65,95 @@ class _Flight(Batch[SequenceEntry[ItemT, PartT]]):
 
 @final
 class ContinuousBatcher(
-    BatchServant[Streamable[ItemT, PartT], tuple[PartT, ...], SequenceEntry[ItemT, PartT]],
+    BatchActor[Streamable[ItemT, PartT], tuple[PartT, ...], SequenceEntry[ItemT, PartT]],
     Generic[ItemT, PartT],
 ):
-    """Goes through many sequences at once, step by step; they join and leave between two steps.
+    """Processes many sequences at once, step by step; they join and leave between two steps.
 
-    This is iteration-level scheduling (Yu et al., "Orca", OSDI 2022), as servers of language models do it.
-    The batcher knows no model: a `step` takes the sequences of a batch, and gives each of them its next
-    parts. ``ask(Call(item))`` replies with a tuple of all parts, and `open_parts` gives them as they come.
+    This is iteration-level scheduling (Yu et al., "Orca", OSDI 2022), as in servers of language models. The
+    batcher does not know the model: a `step` takes the sequences of a batch, and returns the next parts of
+    each. ``ask(Submit(item))`` replies with a tuple of all parts, and `open_parts` yields them as they are
+    made.
 
-    **Step.** ``async def step(batch: list[RunningSequence])`` returns one result for each: a list or a tuple
-    of parts, which is empty while the prompt goes through; ``Last(parts)`` with the last ones; or
+    **Step.** ``async def step(batch: list[RunningSequence])`` returns one result per sequence: a list or a
+    tuple of parts, which is empty while the prompt is processed; ``Last(parts)`` with the last ones; or
     ``outcome.Error(error)``, which only this sequence gets. One step runs at a time. A step is *idempotent*:
-    it may be called again with the same sequences, or some of them, at the same places, if a call of it has
-    failed. So it writes to places that `done` and `chunk` tell, and changes `state` only when it succeeds.
+    after a failed call, it may be called again with the same sequences, or some of them, at the same
+    positions. So it writes to the positions given by `done` and `chunk`, and changes `state` only when it
+    succeeds.
 
-    **Prompts** go through in chunks. A step has at most `max_positions`. First, each sequence whose prompt is
-    done gets one. What is left is shared evenly among the prompts: a short one gets all that it wants, the
-    others the same each, and the earliest the rest. So a short prompt does not wait for a long one, and no
-    prompt waits for ever.
+    **Prompts** are processed in chunks. A step has at most `max_positions`. First, each sequence with a
+    finished prompt gets one position. The prompts share the remaining positions evenly: a short one gets all
+    that it wants, the others equal shares, and the earliest the rest. So a short prompt does not wait for a
+    long one, and no prompt waits forever.
 
-    **Places.** At most `max_sequences` are in the batch, of at most `max_cost` together. One that does not
-    fit waits, and those behind it wait, too: small ones do not overtake it. One that can never fit is refused
-    with `ValueError`.
+    **Places.** At most `max_sequences` are in the batch, with a total cost of at most `max_cost`. A sequence
+    that does not fit waits, and so do all later ones, because small sequences do not overtake it. A sequence
+    that can never fit is refused with `ValueError`.
 
-    **Room.** If sequences grow, such as by pages of a cache, give `room` in place of `cost`. A sequence comes
-    in when there is room for its prompt. A step that finds no room raises `NoRoomError` before it changes
-    anything. Then a sequence is **set aside**: the youngest of the lowest priority, and of the tenant that
-    has the most for its weight. It goes on at its next part when there is room, and its reader sees a pause.
-    A sequence that waits takes the place of one of a tenant that has more places or room. The oldest of the
-    highest priority is never set aside, unless its reader does not read. A level of priority goes before 1000
-    later arrivals of the level below, so nobody waits for ever. A sequence that has no room although all
-    others were set aside gets the error of the step.
+    **Room.** If sequences grow, such as by pages of a cache, pass `room` instead of `cost`. A sequence joins
+    when there is room for its prompt. A step without enough room raises `NoRoomError` before it changes
+    anything. Then a sequence is **set aside**: the youngest of the lowest priority, from the tenant with the
+    most room for its weight. It continues at its next part when there is room, and its reader sees a pause. A
+    waiting sequence replaces a sequence of a tenant that has more places or room. The oldest sequence of the
+    highest priority is never set aside, unless its reader does not read. A priority level precedes 1000 later
+    arrivals of the level below, so nobody waits forever. If a sequence lacks room although all others were
+    set aside, it gets the error of the step.
 
-    **Turns.** Tenants that wait have shares by their weights; of one tenant, a level of `priority` has four
-    times the share of the level below. The cost in this is the `length`. Sequences of one tenant and priority
-    keep their order. See `FairScheduler` for the rule. Other limits of a tenant belong in front of this.
+    **Turns.** Waiting tenants have shares by their weights; within a tenant, a level of `priority` has four
+    times the share of the level below. The cost for these shares is the `length`. Sequences of one tenant and
+    priority keep their order. See `FairScheduler` for the rule. Put other limits of a tenant in front of
+    this.
 
-    **Streams.** A sequence whose reader has not read `buffer` parts is in no step until it has. It keeps its
-    place, and the others go on. Give asks a deadline, if readers may hang.
+    **Streams.** A sequence with `buffer` unread parts takes part in no step until its reader reads. It keeps
+    its place, and the others continue. Set a deadline for your calls if readers may hang.
 
-    **Steps ahead.** With ``ahead=1`` the next step is called while one runs, so that the device never waits
-    for the batcher. The next step has the sequences that go on if none of them ends. It lacks the last parts:
-    `RunningSequence.ahead` counts them, and the model takes them from the device. The batcher drops the parts
-    of a sequence that has ended meanwhile. If a step fails, the batcher drops the steps ahead, and calls the
-    failed step alone. A step that has run with the wrong parts raises a `NotExecutedError`, and is called
-    again. While a prompt goes through, no step is called ahead. A sequence that `needs_parts` is in no step
-    ahead: beside others it is in each second step. A step must hand its work over in the order of the calls,
-    and read the fields of its sequences before it waits.
+    **Steps in advance.** With ``ahead=1`` the next step is called while one runs, so that the device never
+    waits for the batcher. The next step has the sequences that continue if none of them ends. It lacks the
+    last parts: `RunningSequence.ahead` counts them, and the model takes them from the device. The batcher
+    drops the parts of a sequence that has ended meanwhile. If a step fails, the batcher drops the later
+    steps, and calls the failed step separately. A step that has run with the wrong parts raises a
+    `NotExecutedError`, and is called again. While a prompt is processed, no step is called in advance. A
+    sequence with `needs_parts` is not in a step called in advance, so next to others it is in every second
+    step. A step must submit its work in call order, and read the fields of its sequences before it waits.
 
-    **Cancellation.** A sequence whose asker is cancelled leaves before the next step. If all askers of a step
-    have gone, the step is cancelled. `leave` is called once for each sequence that a step may have seen,
-    however it ended, and while no step has it.
+    **Cancellation.** A sequence with a cancelled caller leaves before the next step. If all callers of a step
+    have left, the step is cancelled. `leave` is called once for each sequence that a step may have seen,
+    however it ended, and while no step uses it.
 
-    **Failure.** A step that fails is called again with halves of the batch, as in `Batcher`, so that only the
-    bad sequence fails. A loss that is no sequence's fault does not end streams: a context lost to something
-    else, a model's actor that crashed or restarts, a queue that is full. Then the same step is called again
+    **Failure.** After a failure, a step is called again with halves of the batch, as in `Batcher`, so that
+    only the bad sequence fails. A loss that no sequence caused does not end streams: a context lost for
+    another reason, a model's actor that crashed or restarts, a full queue. Then the same step is called again
     after a short pause, for `patience` seconds from its first loss. After that, its sequences get the error.
 
-    ``stop(drain=True)`` goes through all sequences; give the actor a `Policy` whose `grace` is as long as
-    they may take. If the incarnation ends otherwise, those in the batch fail with `ActorFailedError`, and
-    those that wait with `ActorStoppedError` or `ActorRestartingError`: they were never begun. To replace the
-    model, put a `HotSwap` in front whose `opening` spawns a batcher. New sequences go to the new one, and old
-    ones end where they are.
+    ``stop(drain=True)`` finishes all sequences; give the actor a `Policy` with a sufficient `grace`. If the
+    incarnation ends otherwise, sequences in the batch fail with `ActorFailedError`, and waiting ones with
+    `ActorStoppedError` or `ActorRestartingError`, because they were never begun. To replace the model, put a
+    `HotSwap` in front with an `opening` that spawns a batcher. The new batcher gets new sequences, and old
+    ones end in the old batcher.
 
-    The step sees neither the deadlines nor the context variables of the askers: it works for several.
+    The step does not see the deadlines and context variables of the callers, because it works for several.
 
     Args:
-        step: See above: an async callable, or a servant.
-        length: Positions of the prompt of an item, a whole number from 1; without it, 1.
-        cost: Cost of an item, at least 0.
-        max_cost: The highest cost of all sequences in the batch.
-        room: What sequences take while they grow.
-        tenant: The tenant of an item, anything that can be hashed; without it, all are of the tenant None.
-        priority: Priority of an item, a whole number from -8 to 8; without it, 0.
-        weights: Weights of the tenants, as in `FairScheduler`.
-        max_sequences: The most sequences in the batch.
-        max_positions: The most positions in a step; at least `max_sequences`.
-        buffer: How many parts a reader may have unread before its sequence waits.
-        ahead: How many steps are called while another one runs; 0 or more.
-        capacity: The most sequences that wait for a place; one more is refused with `MailboxFullError`. None
-            for no bound.
-        leave: Called with a sequence that has ended, to give back what it holds. Its errors are logged.
-        patience: Seconds from its first loss for which a step is called again; 0 for no second call.
-        splits: How often a batch is halved of which no part has succeeded; 0: it fails as a whole.
-        divides: Whether an error may be that of one sequence.
+        step: See above: an async callable, or an actor for `Call`.
+        length: The number of positions in an item's prompt, an integer from 1; by default 1.
+        cost: The cost of an item, at least 0.
+        max_cost: The maximum cost of all sequences in the batch.
+        room: The room that sequences take while they grow.
+        tenant: The tenant of an item, a hashable value; by default, all items belong to the tenant None.
+        priority: The priority of an item, an integer from -8 to 8; by default 0.
+        weights: The weights of the tenants, as in `FairScheduler`.
+        max_sequences: The maximum number of sequences in the batch.
+        max_positions: The maximum number of positions in a step; at least `max_sequences`.
+        buffer: The number of unread parts at which a sequence waits for its reader.
+        ahead: The number of steps called while another one runs; 0 or more.
+        capacity: The maximum number of sequences that wait for a place; one more is refused with
+            `MailboxFullError`. None for no bound.
+        leave: Called with a sequence that has ended, to release its resources. Its errors are logged.
+        patience: The seconds from its first loss in which a step is called again; 0 for no second call.
+        splits: The number of times that a batch is halved while no part has succeeded; with 0, it fails as an
+            whole.
+        divides: Whether an error may come from a single sequence.
 
     Raises:
         TypeError, ValueError: An argument is of another type, or out of range.
@@ -175,7 +179,7 @@ class ContinuousBatcher(
         leave: Callable[[RunningSequence[ItemT, PartT]], object] | None = None,
         patience: float = 60.0,
         splits: int = 1,
-        divides: Callable[[Exception], bool] = may_be_one_request,
+        divides: Callable[[Exception], bool] = is_request_error,
     ) -> None:
         super().__init__(cost=cost, max_cost=max_cost, capacity=capacity, splits=splits, divides=divides)
         name = type(self).__name__
@@ -193,11 +197,11 @@ class ContinuousBatcher(
         self._weights = weights if isinstance(weights, Weights) else Weights(weights)
         # The capacity is the only bound.
         self._queue = FairQueue[SequenceEntry[ItemT, PartT]](
-            self._weights, max_queued=_MOST, max_tenants=_MOST
+            self._weights, max_queued=_MAX_QUEUED, max_tenants=_MAX_QUEUED
         )
-        # Its turn has come, and the batch has no room for its cost yet.
+        # The sequence whose turn it is, while the batch lacks room for its cost.
         self._next: SequenceEntry[ItemT, PartT] | None = None
-        # Sequences with a place, in the order in which they came to it; and those that were set aside.
+        # Sequences with a place, in the order in which they got it; and sequences set aside.
         self._running: dict[SequenceEntry[ItemT, PartT], None] = {}
         self._aside: dict[SequenceEntry[ItemT, PartT], None] = {}
         if room is not None and cost is not None:
@@ -209,7 +213,7 @@ class ContinuousBatcher(
         self._batch = Batch[SequenceEntry[ItemT, PartT]]([])
         # Calls of the step that run, in their order.
         self._flights = deque[_Flight[ItemT, PartT]]()
-        self._firsts = spread_of_waits()
+        self._firsts = buckets_of_waits()
 
     def statistics(self) -> ContinuousStatistics:
         """Return the counts since its incarnation began."""
@@ -223,7 +227,7 @@ class ContinuousBatcher(
         )
 
     def readings(self) -> Iterator[Reading]:
-        """Yield what metrics show: counts, sizes of batches, waits, and what there is now."""
+        """Yield the metrics: counts, batch sizes, waits, and current numbers."""
         yield from super().readings()
         seen = self.statistics()
         yield count("parts", "Parts that sequences have given.", seen.parts)
@@ -242,7 +246,7 @@ class ContinuousBatcher(
         beside = sum(not entry.is_aside for entry in self._aside)
         return self._queue.queued + (self._next is not None) + beside
 
-    def make(self, message: Call[Streamable[ItemT, PartT]]) -> SequenceEntry[ItemT, PartT]:
+    def make(self, message: Submit[Streamable[ItemT, PartT]]) -> SequenceEntry[ItemT, PartT]:
         item: Any = message.item
         stream: Any = None
         if isinstance(message.item, Streamed):
@@ -252,20 +256,22 @@ class ContinuousBatcher(
     def put(self, entry: SequenceEntry[ItemT, PartT]) -> None:
         path, sequence, item = self.context.path, entry.sequence, entry.item
         if self._length is not None:
-            sequence.length = must_be_count(f"{path}: the length of a prompt", self._length(item), most=_MOST)
+            sequence.length = must_be_count(
+                f"{path}: the length of a prompt", self._length(item), most=_MAX_QUEUED
+            )
         entry.cost = self._cost_of(item)
         if (room := self._room) is not None and (wanted := room.wanted(sequence)) > room.total:
             told = f"the item wants {wanted:g} to begin, and there are {room.total:g} in all"
             raise ValueError(f"{path}: {told}; it can never be served")
         tenant = None if self._tenant is None else self._tenant(item)
         priority = 0 if self._priority is None else self._priority(item)
-        must_be_count(f"{path}: a priority", priority, least=-_MOST_PRIORITY, most=_MOST_PRIORITY)
+        must_be_count(f"{path}: a priority", priority, least=-_MAX_PRIORITY, most=_MAX_PRIORITY)
         weight = weight_in(self._weights, tenant, path)
         if self._waiting >= self._capacity:
             raise self._full()
         if entry.stream is not None:
             entry.stream.begin(self._bell.unpark_all)
-        # At a level of its own, each has more of the tenant's weight: it costs so much less.
+        # A higher level multiplies the tenant's weight, so divide the cost by the same factor.
         cost = sequence.length / _LEVEL**priority
         entry.tenant, entry.weight = tenant, weight
         entry.queued = self._queue.put(entry, tenant, cost, weight, level=priority)
@@ -291,8 +297,8 @@ class ContinuousBatcher(
 
     async def _run(self) -> None:
         while True:
-            # D183: readers run while the next step does. But who has just got the last part may ask again,
-            # and the step may have no checkpoint of its own.
+            # D183: readers run during the next step. But a caller with its last part may call again, and the
+            # step may lack a checkpoint.
             is_one_done = any(map(_IS_OVER, self._batch.entries))
             if self._tally["steps"] % _MOST_STEPS == 0 or is_one_done:
                 await trio.lowlevel.checkpoint()
@@ -327,7 +333,7 @@ class ContinuousBatcher(
             flight.landed.set()
 
     async def _land(self) -> None:
-        """Wait for the flight that began first, and give its sequences what it has made."""
+        """Wait for the earliest flight, and give its sequences the results."""
         flight = self._batch = self._flights[0]
         await flight.landed.wait()
         self._end_step(self._flights.popleft().entries)
@@ -336,22 +342,22 @@ class ContinuousBatcher(
             if results is not None:
                 self._give(flight.entries, results.value)
             return
-        # D221: the flights after it have no right parts to go on from.
+        # D221: later flights started from parts that do not exist.
         while self._flights:
             await self._flights[0].landed.wait()
             self._end_step(self._flights.popleft().entries)
         self._batch = Batch(flight.entries)
-        # A step that was called ahead may find room by now.
+        # A step that was called in advance may find room by now.
         await self._go_through(self._batch, None if isinstance(results.error, NoRoomError) else results)
 
     def _cost_with(self, *more: SequenceEntry[ItemT, PartT]) -> float:
         """Return the cost of the sequences in the batch, and of others."""
-        # Summed anew each time: a difference of sums would not come back to 0.
+        # Sum everything each time, because a running difference would not return to exactly 0.
         return math.fsum(entry.cost for entry in (*self._running, *more))
 
     @enable_ki_protection
     def _admit(self) -> None:
-        """Give sequences places in the order of their turns, as long as there are some."""
+        """Give sequences places in the order of their turns, as long as places are free."""
         if self._places is not None:
             if self._queue.queued or self._aside or self._places.leaving:
                 self._admit_growing(self._places)
@@ -380,11 +386,11 @@ class ContinuousBatcher(
                 self._nursery.start_soon(self._set_aside, entry)
 
     def _next_batch(self, is_ahead: bool = False) -> list[SequenceEntry[ItemT, PartT]]:
-        """Return the sequences of the next step, with their chunks: all whose readers have room.
+        """Return the sequences of the next step, with their chunks: all with readers that have room.
 
         Args:
-            is_ahead: Whether other steps may run. Then there are none if a prompt is to go through, or waits
-                for those that leave.
+            is_ahead: Whether other steps may run. If so, and a prompt is to be processed or waits for leaving
+                sequences, the result is empty.
         """
         batch, prompts = list[SequenceEntry[ItemT, PartT]](), list[RunningSequence[ItemT, PartT]]()
         for entry in self._running:
@@ -417,7 +423,7 @@ class ContinuousBatcher(
     async def _launch(
         self, entries: list[SequenceEntry[ItemT, PartT]], failed: outcome.Error | None = None
     ) -> Exception | None:
-        # It is called again after a loss.
+        # This is called again after a loss.
         attempt, end = 0, math.inf
         while entries := [one for one in entries if not (one.is_over or one.is_moving or one.is_aside)]:
             try:
@@ -441,7 +447,7 @@ class ContinuousBatcher(
         return None
 
     async def _may_go_better(self, error: Exception | None, attempt: int, end: float) -> bool:
-        """Return whether what was lost may be called again, after a pause."""
+        """Return whether lost work may be called again, after a pause."""
         if error is None or trio.current_time() >= end or not is_loss(error):
             await trio.lowlevel.checkpoint_if_cancelled()
             return False
@@ -454,17 +460,17 @@ class ContinuousBatcher(
         entries: list[SequenceEntry[ItemT, PartT]],
         error: NoRoomError,
     ) -> list[SequenceEntry[ItemT, PartT]]:
-        """Set a sequence aside, as a step has no room, and return those that the step is to have now."""
+        """Set a sequence aside because a step lacks room, and return the sequences that the step keeps."""
         moving = [entry for entry in self._running if entry.is_moving]
         if any(entry.steps for entry in moving):
-            # It gives room back, or fails, as there is none.
+            # It releases room, or fails because there is none.
             await self._bell.park()
             return entries
         for victim in [*moving, *places.by_turn()]:
             victim.is_moving, victim.steps = True, 1
             if await self._set_aside(victim):
                 return [entry for entry in entries if entry is not victim]
-        # None can be set aside. Those that need no more room go on.
+        # None can be set aside. Sequences that need no more room continue.
         if len(entries) > 1:
             last = max(entries, key=lambda entry: entry.rank)
             return [entry for entry in entries if entry is not last]
@@ -472,7 +478,7 @@ class ContinuousBatcher(
         return entries
 
     async def _set_aside(self, entry: SequenceEntry[ItemT, PartT]) -> bool:
-        """Have what a sequence holds given back; returns whether it is."""
+        """Release the resources of a sequence; return whether that succeeded."""
         error = await self._moved(entry, cast("Room[ItemT, PartT]", self._room).set_aside)
         if not entry.is_over and error is None:
             self._leave_place(entry)
@@ -482,7 +488,7 @@ class ContinuousBatcher(
         return entry.is_over or error is None
 
     async def _bring_back(self, entry: SequenceEntry[ItemT, PartT]) -> None:
-        # It takes its room at once. If there is none after all, it may be tried again as soon.
+        # It takes its room at once. If there is none after all, another attempt may follow as soon.
         entry.is_aside = False
         error = await self._moved(entry, cast("Room[ItemT, PartT]", self._room).bring_back, _FIRST_PAUSE)
         if not entry.is_over and error is not None:
@@ -500,7 +506,7 @@ class ContinuousBatcher(
         call: Callable[[RunningSequence[ItemT, PartT]], Awaitable[None]],
         pause: float = 0.0,
     ) -> Exception | None:
-        """Have a sequence set aside or brought back; returns why that is not so. Another error ends it."""
+        """Set a sequence aside or bring it back; return why that failed. Another error ends it."""
         error: Exception | None = None
         try:
             end = trio.current_time() + self._patience
@@ -534,7 +540,7 @@ class ContinuousBatcher(
 
     @enable_ki_protection
     def _end_step(self, entries: list[SequenceEntry[ItemT, PartT]]) -> None:
-        """Note that a call of the step has ended, just before its results are given."""
+        """Record that a call of the step has ended, just before its results are given."""
         for entry in entries:
             entry.steps -= 1
             if entry.is_over and not entry.steps:
@@ -542,12 +548,12 @@ class ContinuousBatcher(
 
     @enable_ki_protection
     def _give(self, entries: list[SequenceEntry[ItemT, PartT]], results: list[StepResult[PartT]]) -> None:
-        """Give sequences what a step has returned for them, unless their askers have gone."""
+        """Give sequences their results from a step, unless their callers have left."""
         count = 0
         for entry, result in zip(entries, results, strict=True):
             if entry.is_over:
                 continue
-            # To look for the classes of `outcome` takes longer than the rest, and most results are lists.
+            # Checking the classes of `outcome` takes longer than the rest, and most results are lists.
             parts: object = result
             if not isinstance(parts, list | tuple):
                 if isinstance(result, outcome.Error) and isinstance(result.error, Exception):
@@ -574,7 +580,7 @@ class ContinuousBatcher(
 
     @enable_ki_protection
     def _release(self, entry: SequenceEntry[ItemT, PartT]) -> None:
-        # It has ended, and leaves its place once no step has it.
+        # It has ended, and leaves its place once no step uses it.
         entry.is_over = True
         if entry.stream is not None:
             entry.stream.on_read = None
@@ -588,7 +594,7 @@ class ContinuousBatcher(
         if self._leaves_by is not None and entry.has_begun:
             try:
                 self._leaves_by(entry.sequence)
-            except Exception:  # a stranger's function; the others go on
+            except Exception:  # of an unknown function; the others continue
                 _logger.exception("%s: `leave` failed for a sequence that has ended", self.context.path)
 
     def _open(self) -> Iterable[SequenceEntry[ItemT, PartT]]:

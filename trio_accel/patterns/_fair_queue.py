@@ -1,6 +1,6 @@
 """A queue with fair shares by tenant, in proportion to their weights.
 
-It is start-time fair: it says which request is next, without a clock and without an actor.
+It implements start-time fair queueing: it selects the next request, without a clock and without an actor.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["UnknownTenantError", "Weights"]
 TenantT = TypeVar("TenantT", bound=Hashable)
 ValueT = TypeVar("ValueT")
 
-# Tags are whole numbers of this part of a unit. As floats, a small step would be lost in a large tag, and its
-# tenant be served for ever.
+# Tags are integers in this fraction of a unit. As floats, a large tag would lose small steps, and its tenant
+# would be served forever.
 _UNIT = 2.0**128
 _LEAST_WEIGHT, _MOST_WEIGHT = 1e-6, 1e6
 
 
 class UnknownTenantError(ActorError, NotExecutedError, LookupError):
-    """The tenant has no weight, and there is no default; the request was never executed."""
+    """The tenant and the default lack a weight; the request was never executed."""
 
     may_go_elsewhere = False
 
@@ -36,15 +36,15 @@ class UnknownTenantError(ActorError, NotExecutedError, LookupError):
 class Weights(UserDict[Hashable, float]):
     """Weights of tenants, which may be changed at any time.
 
-    A change counts from the next request on that is handed to the model. Several schedulers may share them.
+    A change affects requests that are handed to the model later. Several schedulers may share them.
 
     Args:
-        weights: Weights by tenant, from 1e-6 to 1e6.
-        default: Weight of a tenant that has none; None refuses such tenants.
+        weights: The weights by tenant, from 1e-6 to 1e6.
+        default: The weight of other tenants; None refuses them.
 
     Raises:
         ValueError: A weight is zero, negative, NaN, infinite or out of range.
-        TypeError: A weight is no number.
+        TypeError: A weight is not a number.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ def weight_in(weights: Weights, tenant: Hashable, path: str) -> float:
     """Return the weight of a tenant.
 
     Raises:
-        UnknownTenantError: It has none, and there is no default.
+        UnknownTenantError: The tenant and the default lack a weight.
     """
     weight = weights.of(tenant)
     if weight is None:
@@ -87,19 +87,19 @@ def weight_in(weights: Weights, tenant: Hashable, path: str) -> float:
     return weight
 
 
-class QueueFull(Exception):  # noqa: N818  # it never leaves the scheduler, which makes an error of it
-    """There is no room for a request."""
+class QueueFull(Exception):  # noqa: N818  # it never leaves the scheduler, which converts it to an error
+    """The queue lacks room for a request."""
 
 
 @attrs.define(eq=False)
 class _Flow(Generic[ValueT]):
-    """State of a tenant.
+    """The state of a tenant.
 
     Attributes:
-        tenant: Its key.
+        tenant: The key of the tenant.
         queue: Its requests by number, oldest first.
-        finish: Finish tag of its last request that was taken.
-        period: Busy period that the tag is of.
+        finish: The finish tag of its last taken request.
+        period: The busy period of that tag.
     """
 
     tenant: Hashable
@@ -108,7 +108,7 @@ class _Flow(Generic[ValueT]):
     period: int = 0
 
     def is_first(self, number: int) -> bool:
-        """Tell whether a request is the first one in the queue."""
+        """Return whether a request is the first in the queue."""
         return next(iter(self.queue), None) == number
 
 
@@ -117,12 +117,12 @@ class Queued(Generic[ValueT]):
     """A request in the queue.
 
     Attributes:
-        value: The value that was put.
-        flow: State of its tenant.
+        value: The value from `put`.
+        flow: The state of its tenant.
         cost: Its cost.
-        weight: Weight of its tenant at its arrival.
-        number: Place among all arrivals.
-        arrived_at: Virtual time of its arrival.
+        weight: The weight of its tenant at its arrival.
+        number: Its number among all arrivals.
+        arrived_at: The virtual time of its arrival.
     """
 
     value: ValueT
@@ -137,21 +137,22 @@ class FairQueue(Generic[ValueT]):
     """Start-time fair queueing: SFQ (Goyal, Vin and Cheng, SIGCOMM 1996).
 
     A request has the start tag ``S = max(v(arrival), F of its tenant's request before)`` and the finish tag
-    ``F = S + cost / weight``. The least start tag is next, of equal ones the first that arrived. Virtual time
-    ``v`` is the start tag of what was taken last, where several run at once too: SFQ(D) (Jin, Chase and Kaur,
-    SIGMETRICS 2004). So a tenant that was idle starts where the others are.
+    ``F = S + cost / weight``. The request with the least start tag is next, and among equals the earliest
+    arrival. Virtual time ``v`` is the start tag of the last taken request, even if several run at once:
+    SFQ(D) (Jin, Chase and Kaur, SIGMETRICS 2004). So a tenant that was idle starts at the same tag as the
+    others.
 
-    The paper gives tags at arrival. Here they are given to the first of each tenant, which comes to the same:
-    behind a request that is queued, ``F`` is above ``v``. So a request that is withdrawn leaves no trace.
+    The paper assigns tags at arrival. Here only the first request of each tenant has a tag, which is
+    equivalent, because after a queued request ``F`` exceeds ``v``. So a withdrawn request leaves no trace.
 
-    A busy period ends when nothing is queued and all that was taken is finished. The paper then sets ``v`` to
-    the last finish tag, which no tag is above. Here all tags become 0.
+    A busy period ends when nothing is queued and all taken requests are finished. The paper then sets ``v``
+    to the maximum finish tag. Here all tags become 0.
 
     Args:
-        weights: Weights of the tenants.
-        max_queued: The most requests of a tenant.
-        max_tenants: The most tenants that are remembered. While so many have requests waiting, a further one
-            is refused, unless it has a weight of its own.
+        weights: The weights of the tenants.
+        max_queued: The maximum number of requests from a tenant.
+        max_tenants: The maximum number of remembered tenants. While the requests of `max_tenants` tenants
+            wait, another tenant is refused, unless `weights` names it.
     """
 
     def __init__(self, weights: Weights, *, max_queued: int, max_tenants: int) -> None:
@@ -159,7 +160,7 @@ class FairQueue(Generic[ValueT]):
         self._max_queued = max_queued
         self._max_tenants = max_tenants
         self._flows: KeyedStates[_Flow[ValueT]] = KeyedStates(_flow_of, self._debt, max_tenants)
-        # Start tag and number of the first request of each tenant; and of some that were withdrawn.
+        # Start tag and number of each tenant's first request; entries of withdrawn requests may remain.
         self._heads: list[tuple[int, int, _Flow[ValueT]]] = []
         self._virtual = 0
         self._period = 0
@@ -170,7 +171,7 @@ class FairQueue(Generic[ValueT]):
 
     @property
     def tenants(self) -> int:
-        """The number of tenants that are remembered."""
+        """The number of remembered tenants."""
         return len(self._flows)
 
     def __iter__(self) -> Iterator[Queued[ValueT]]:
@@ -179,17 +180,17 @@ class FairQueue(Generic[ValueT]):
         return iter(sorted(entries, key=lambda entry: entry.number))
 
     def has(self, tenant: Hashable) -> bool:
-        """Tell whether a request of a tenant is queued."""
+        """Return whether a request of a tenant is queued."""
         flow = self._flows.find((tenant, 0))
         return flow is not None and bool(flow.queue)
 
     def put(
         self, value: ValueT, tenant: Hashable, cost: float, weight: float, *, level: int = 0
     ) -> Queued[ValueT]:
-        """Put a request behind those of its tenant, at this level.
+        """Put a request after the tenant's others, at this level.
 
         Raises:
-            QueueFull: The tenant has too many, or too many tenants have some.
+            QueueFull: The tenant has too many requests, or too many tenants have some.
         """
         key = tenant, level
         is_further = self._backlogged >= self._max_tenants and tenant not in self._weights
@@ -208,7 +209,7 @@ class FairQueue(Generic[ValueT]):
         return entry
 
     def withdraw(self, entry: Queued[ValueT]) -> None:
-        """Take a request out that is still queued."""
+        """Remove a request from the queue."""
         was_first = entry.flow.is_first(entry.number)
         self._drop(entry)
         if was_first:
@@ -219,7 +220,7 @@ class FairQueue(Generic[ValueT]):
         self._end_period_if_idle()
 
     def take(self) -> Queued[ValueT] | None:
-        """Take the next request; None if there is none. `finish` is called when it is done."""
+        """Take the next request; None if there is none. Call `finish` when it is done."""
         while self._heads:
             _, number, flow = heapq.heappop(self._heads)
             if flow.is_first(number):
@@ -233,21 +234,21 @@ class FairQueue(Generic[ValueT]):
         return [flow.queue[n] for _, n, flow in sorted(self._heads) if flow.is_first(n)]
 
     def begin(self, entry: Queued[ValueT]) -> None:
-        """Take a request that is the first of its tenant and level."""
+        """Take a request, the first of its tenant and level."""
         flow, start = entry.flow, self._start_of(entry)
         self._drop(entry)
         self.in_flight += 1
         self._virtual = max(self._virtual, start)
-        # A tenant that has lost its weight meanwhile counts with the one at the request's arrival.
+        # If a tenant has lost its weight meanwhile, use its weight at the request's arrival.
         weight = self._weights.of(flow.tenant) or entry.weight
-        # D123: tags are whole numbers. As floats, steps of a tenant with a large weight were lost beside
-        # a large tag, and it was served for ever.
+        # D123: tags are integers. As floats, a large tag lost the small steps of a tenant with a large
+        # weight, which was then served forever.
         flow.finish = start + max(1, int(entry.cost / weight * _UNIT))
         flow.period = self._period
         self._place_first(flow)
 
     def finish(self) -> None:
-        """Note that a request that was taken is done."""
+        """Record that a taken request is done."""
         self.in_flight -= 1
         self._end_period_if_idle()
 
@@ -257,7 +258,7 @@ class FairQueue(Generic[ValueT]):
         self._backlogged -= not entry.flow.queue
 
     def _place_first(self, flow: _Flow[ValueT]) -> None:
-        """Give the first request of a tenant its place among those of the others, if there is one."""
+        """Order the first request of a tenant, if any, among the first requests of the others."""
         for entry in flow.queue.values():
             heapq.heappush(self._heads, (self._start_of(entry), entry.number, flow))
             break

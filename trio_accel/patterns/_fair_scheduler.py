@@ -17,24 +17,24 @@ from ..actors import (
     MailboxFullError,
     Request,
     checked_options,
+    fast_path,
     handles,
     must_be_count,
     must_be_positive,
-    quick,
 )
 from ._fair_queue import FairQueue, Queued, QueueFull, Weights, weight_in
 from ._limits import RateLimit
-from ._servants import Call, ItemT, Model, ResultT, as_callable
-from ._waiting import QueueServant, Waiting, WaitingStatistics, take
+from ._submit import ItemT, Model, ResultT, Submit, as_callable
+from ._waiting import QueueActor, Waiting, WaitingStatistics, take
 
-__all__ = ["FairCall", "FairScheduler", "FairStatistics"]
+__all__ = ["FairScheduler", "FairStatistics", "FairSubmit"]
 
 TenantT = TypeVar("TenantT", bound=Hashable)
 
-# Tenants that metrics tell apart, and characters of their names.
-_MOST_NAMED, _LONGEST_NAME, _OTHERS = 100, 100, "(other)"
+# The number of tenants with separate metrics, and the maximum length of their names.
+_MOST_NAMED, _LONGEST_NAME, _OTHER_TENANTS = 100, 100, "(other)"
 _MOST_COST = 1e9
-# D123: refusals that a tenant gets at once, and after these so many together. One takes 16 us of the loop.
+# D123: a tenant gets this number of refusals at once, and then groups of `_REFUSALS`. One takes 16 us.
 _REFUSALS_AT_ONCE, _REFUSALS_A_SECOND, _REFUSALS = 4096, 2000, 20
 
 
@@ -43,17 +43,17 @@ def must_be_cost(value: float) -> float:
 
     Raises:
         ValueError: It is zero, negative, NaN, infinite or more.
-        TypeError: It is no number.
+        TypeError: It is not a number.
     """
     return must_be_positive("the cost of a request", value, maximum=_MOST_COST)
 
 
-def _hashable(call: FairCall[Any], attribute: attrs.Attribute[Hashable], value: Hashable) -> None:
+def _hashable(call: FairSubmit[Any], attribute: attrs.Attribute[Hashable], value: Hashable) -> None:
     hash(value)
 
 
 @attrs.frozen
-class FairCall(Request["FairScheduler[Any, Any]", Any], Generic[ItemT]):
+class FairSubmit(Request["FairScheduler[Any, Any]", Any], Generic[ItemT]):
     """Ask a `FairScheduler` for the result of one item, on behalf of a tenant.
 
     Attributes:
@@ -72,10 +72,10 @@ class FairStatistics(WaitingStatistics):
     """Counts of a `FairScheduler` since its incarnation began.
 
     Attributes:
-        waiting_of: Requests that wait, of each tenant that has some.
-        cost_of: Cost of requests that were handed to the model, of each tenant with a weight of its own.
-        cost_of_others: The same of all others together.
-        tenants: How many tenants are remembered.
+        waiting_of: The number of waiting requests, by tenant.
+        cost_of: The total cost of requests handed to the model, by tenant with its own weight.
+        cost_of_others: The total cost of all other tenants.
+        tenants: The number of remembered tenants.
     """
 
     waiting_of: Mapping[Hashable, int]
@@ -86,18 +86,18 @@ class FairStatistics(WaitingStatistics):
 
 @attrs.define(eq=False, kw_only=True)
 class _Turn(Waiting[ItemT, Any]):
-    """A request that waits, or is with the model. It has a task only from its turn on.
+    """A request that waits, or is with the model. It gets a task only when its turn comes.
 
     Attributes:
-        said: Its tenant and cost, if the asker has said so.
-        deadline: When its asker gives up.
-        tenant: Its tenant.
-        entry: Its place in the queue; None if it is refused.
-        refused: Those that wait for their refusals with it; None if it does not.
+        said: The tenant and cost, if the caller gave them.
+        deadline: The deadline of the caller.
+        tenant: The tenant.
+        entry: The entry in the queue; None if it is refused.
+        refused: The group of requests that wait for their refusals with it; None if it does not.
         scope: The scope of its task; None before its turn.
     """
 
-    said: FairCall[ItemT] | None
+    said: FairSubmit[ItemT] | None
     deadline: float
     tenant: Hashable = None
     entry: Queued[_Turn[ItemT]] | None = None
@@ -105,46 +105,47 @@ class _Turn(Waiting[ItemT, Any]):
     scope: trio.CancelScope | None = None
 
 
-class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, ResultT]):
-    """Hands requests to a model so that each tenant gets its share, however much the others ask for.
+class FairScheduler(QueueActor[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, ResultT]):
+    """Hands requests to a model so that each tenant gets its share, however much the others request.
 
-    While several tenants have requests waiting, the costs of the requests that the model gets are in
-    proportion to their weights. Nothing is held back: a tenant alone gets everything. One that returns from
-    idle starts where the others are, without credit for its absence. Requests of one tenant keep their order.
+    While several tenants have waiting requests, the model gets requests with costs in proportion to the
+    tenants' weights. Nothing is held back: a single active tenant gets everything. A tenant that was idle
+    starts where the others are, without credit for its absence. Requests of one tenant keep their order.
 
-    The rule is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). While two tenants have requests
-    waiting, what they got, as ``cost / weight``, differs by at most one request of each.
+    The rule is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996). While two tenants have waiting
+    requests, their service, as ``cost / weight``, differs by at most one request of each.
 
-    A request gets its place in the queue, or is refused, when it is asked: however many a tenant asks for at
-    once, those of others do not stand behind them in the mailbox.
+    A request is queued or refused as soon as it is made. So if a tenant makes many requests at once, the
+    requests of others do not wait for them in the mailbox.
 
-    A refused asker that asks again at once takes the loop from others. So beyond 4096 refusals, a tenant gets
-    2000 a second. The askers wait that long for theirs. 32 cancelled askers leave in each turn of the
-    loop.
+    A refused caller that calls again at once takes time of the loop from others. So after 4096 refusals, a
+    tenant gets 2000 a second, and the callers wait for theirs. In each turn of the loop, 32 cancelled callers
+    leave.
 
-    It is asked with `FairCall`, or with `Call`, whose tenant and cost `tenant_of` and `cost_of` tell. The
-    model runs with the context variables and the deadline of its asker. Its errors are replies. A cancelled
-    asker leaves the queue at once, and its tenant is not charged. If its request runs, the asker waits until
-    the model has unwound, and the tenant is charged.
+    Submit it with `FairSubmit`, or with `Submit`, for which `tenant_of` and `cost_of` give the tenant and the
+    cost. The model runs with the context variables and the deadline of its caller. Its errors are replies. A
+    cancelled caller leaves the queue at once, and its tenant is not charged. If its request runs, the caller
+    waits until the model has unwound, and the tenant is charged.
 
-    When the actor stops without a drain, or restarts, requests that wait fail with `ActorStoppedError` or
-    `ActorRestartingError`: they were never executed. Those that run fail with `ActorFailedError`.
+    When the actor stops without a drain, or restarts, waiting requests fail with `ActorStoppedError` or
+    `ActorRestartingError`, because they were never executed. Running requests fail with `ActorFailedError`.
 
     Args:
         model: The model.
-        max_in_flight: How many requests the model works on at once. The more, the later a share takes effect:
-            give as many as the model needs to be busy.
-        weights: Weights of the tenants. A `Weights` object may be changed while the scheduler runs, and has
-            the rule for other tenants. With any other mapping, those have the weight 1.
-        max_queued: The most requests of one tenant that wait. One more is refused with `MailboxFullError`.
-        max_tenants: The most tenants that are remembered. While so many have requests waiting, a further one
-            is refused with `MailboxFullError`, unless it has a weight of its own.
-        tenant_of: Tenant of a `Call`, from its item; without it, `Call` is of the tenant None.
-        cost_of: Cost of a `Call`, from its item; without it, 1.
+        max_in_flight: The number of requests that the model works on at once. The larger it is, the later a
+            share takes effect, so use the least number that keeps the model busy.
+        weights: The weights of the tenants. A `Weights` object may be changed while the scheduler runs, and
+            defines the weight of other tenants. With any other mapping, they have the weight 1.
+        max_queued: The maximum number of waiting requests of one tenant. One more is refused with
+            `MailboxFullError`.
+        max_tenants: The maximum number of remembered tenants. While the requests of `max_tenants` tenants
+            wait, another tenant is refused with `MailboxFullError`, unless `weights` names it.
+        tenant_of: Returns the tenant for the item of a `Submit`; by default None.
+        cost_of: Returns the cost for the item of a `Submit`; by default 1.
 
     Raises:
         ValueError: A weight or a limit is out of range.
-        TypeError: `model` is no model, or a number is of another type.
+        TypeError: `model` is not a model, or a number has another type.
     """
 
     @checked_options
@@ -176,14 +177,14 @@ class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, R
         self._costs: dict[Hashable, float] = {}
         self._cost_of_others = 0.0
 
-    @handles(FairCall, ki_protected=True)
-    @quick(take)
-    async def _serve_fair(self, message: FairCall[ItemT]) -> DeferredReply[ResultT]:
+    @handles(FairSubmit, ki_protected=True)
+    @fast_path(take)
+    async def _serve_fair(self, message: FairSubmit[ItemT]) -> DeferredReply[ResultT]:
         await trio.lowlevel.checkpoint()
         return take(self, message)
 
     def statistics(self) -> FairStatistics:
-        """Tell what was done."""
+        """Return the counts."""
         queue = self._queue
         return FairStatistics(
             waiting=queue.queued,
@@ -194,8 +195,8 @@ class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, R
             **{**self._tally, "in_flight": queue.in_flight},
         )
 
-    def make(self, message: Call[ItemT] | FairCall[ItemT]) -> _Turn[ItemT]:
-        said = message if isinstance(message, FairCall) else None
+    def make(self, message: Submit[ItemT] | FairSubmit[ItemT]) -> _Turn[ItemT]:
+        said = message if isinstance(message, FairSubmit) else None
         return _Turn(item=message.item, said=said, deadline=self.context.deadline)
 
     def put(self, entry: _Turn[ItemT]) -> None:
@@ -215,13 +216,12 @@ class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, R
 
     def refuse(self, entry: _Turn[ItemT], error: Exception) -> None:
         self._tally["refused"] += 1
-        # Keys of strangers have no end, and may be secrets: these are one tenant here.
-        name = str(entry.tenant)[:_LONGEST_NAME] if entry.tenant in self._weights else _OTHERS
-        self._refused_of[name if len(self._refused_of) < _MOST_NAMED else _OTHERS] += 1
-        # Tenants that have no requests here share a pace: their keys have no end.
+        # The keys of strangers are unbounded in number, and may be secrets, so they count as one tenant here.
+        name = str(entry.tenant)[:_LONGEST_NAME] if entry.tenant in self._weights else _OTHER_TENANTS
+        self._refused_of[name if len(self._refused_of) < _MOST_NAMED else _OTHER_TENANTS] += 1
+        # Tenants without requests here share a pace, because the number of their keys is unbounded.
         key = entry.tenant if self._queue.has(entry.tenant) else None
-        # An asker that is refused at once asks again at once, and thousands of them leave the loop to nothing
-        # else.
+        # A caller that is refused at once calls again at once, and thousands of them would fill the loop.
         if key not in self._refused_later and self._refused_at_once.try_acquire(key):
             entry.reply.fail(error)
             return
@@ -242,7 +242,7 @@ class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, R
 
     @enable_ki_protection
     def leave(self, entry: _Turn[ItemT]) -> None:
-        # Without a task of its own, unless the model has its request.
+        # It gets a task only if the model has its request.
         if entry.scope is not None:
             entry.scope.cancel()
             return
@@ -263,7 +263,7 @@ class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, R
     async def _answer_in_turn(self, turn: _Turn[ItemT]) -> ResultT:
         try:
             with self._tally:
-                # Requests that end with the incarnation leave their turns to others that end with it, too.
+                # Requests that end with the incarnation leave their turns to others that also end with it.
                 await trio.lowlevel.checkpoint_if_cancelled()
                 self._begin(turn)
                 return await self._model(turn.item)
@@ -278,7 +278,7 @@ class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, R
 
     @enable_ki_protection
     def _hand_over(self) -> None:
-        """Let so many requests have their turn as the model has room for, each in a task."""
+        """Start a task for each request whose turn it is, up to `max_in_flight`."""
         while self._queue.in_flight < self._max_in_flight:
             entry = self._queue.take()
             if entry is None:
@@ -286,7 +286,7 @@ class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, R
             tenant, turn = entry.flow.tenant, entry.value
             if tenant in self._weights:
                 self._costs[tenant] = self._costs.pop(tenant, 0.0) + entry.cost
-                # Tenants count with the others whose weights are gone, the longest unused first.
+                # Tenants with removed weights count with the others, the longest unused first.
                 while len(self._costs) > len(self._weights):
                     gone = next(one for one in self._costs if one not in self._weights)
                     self._cost_of_others += self._costs.pop(gone)
@@ -296,26 +296,26 @@ class FairScheduler(QueueServant[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, R
             self.start_for(turn.reply, turn.scope, partial(self._answer_in_turn, turn), turn.was_begun)
 
 
-# D123: so many leave in one turn of the loop. One that leaves and asks again takes 30 us of it.
+# D123: the number of callers that leave in one turn of the loop. One that calls again takes 30 us of it.
 _IN_A_TURN = 32
 
 
 class Leavers:
-    """Cancelled askers, of which a few go in each turn of the loop.
+    """Cancelled callers, of which a few leave in each turn of the loop.
 
-    Thousands of askers whose deadlines pass together, and who ask again, would make one turn of the loop as
-    long as all of them take. Each request of others needs several turns. Here the turns stay short, and no
-    time is lost: the loop goes on with the next turn at once. Tenants take turns, too.
+    If the deadlines of thousands of callers pass together, and the callers call again, all of them would run
+    in one long turn of the loop, and each request of others needs several turns. Here the turns stay short,
+    and no time is lost, because the loop continues with the next turn at once. Tenants also take turns.
     """
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[Hashable, deque[DeferredReply[Any]]] = OrderedDict()
-        # The number that may still go in this turn; 0 while some wait.
+        # The number that may still leave in this turn; 0 while some wait.
         self._room: float = _IN_A_TURN
         self._has_come = trio.Event()
 
     def let_go(self, reply: DeferredReply[Any], tenant: Hashable) -> None:
-        """Give an asker its cancellation, now or in one of the next turns."""
+        """Give a caller its cancellation, now or in one of the next turns."""
         self._has_come.set()
         if self._room:
             self._room -= 1
@@ -324,7 +324,7 @@ class Leavers:
         self._waiting.setdefault(tenant, deque()).append(reply)
 
     async def run(self) -> None:
-        """Begin each turn anew while askers leave; runs until it is cancelled, and then lets all go."""
+        """Begin each turn while callers leave; run until cancelled, and then release all callers."""
         try:
             while True:
                 await self._has_come.wait()
@@ -343,7 +343,7 @@ class Leavers:
             tenant, replies = self._waiting.popitem(last=False)
             replies.popleft().cancelled()
             if replies:
-                # The tenant goes behind the others.
+                # The tenant moves to the end of the queue.
                 self._waiting[tenant] = replies
         if self._waiting:
             self._room = 0

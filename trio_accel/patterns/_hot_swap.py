@@ -1,4 +1,4 @@
-"""A model that is replaced while it serves."""
+"""Hot swaps: a model is replaced while it serves."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trio
 
 from ..actors import ActorContext, DeferredReply, Reading, Request, handles, must_be_positive, named_options
 from ._checks import called
-from ._servants import CallStatistics, ItemT, Model, ResultT, TaskServant, as_callable, count, outcome_of
+from ._submit import CallStatistics, ItemT, Model, ResultT, TaskSubmitActor, as_callable, count, outcome_of
 
 __all__ = [
     "Deployment",
@@ -37,7 +37,7 @@ Probe: TypeAlias = Callable[[Callable[[ItemT], Awaitable[ResultT]]], Awaitable[o
 
 
 class SwapFailedError(Exception):
-    """The next model was not taken; the one before serves on.
+    """The next model was not accepted; the previous one keeps serving.
 
     If the next model failed, its error is the `__cause__`.
     """
@@ -50,7 +50,7 @@ class ModelRetiredError(Exception):
 @named_options
 @attrs.define(eq=False)
 class Deployment(Generic[ItemT, ResultT]):
-    """The model that a `HotSwap` serves. It outlives restarts of the actor, which goes on with that model.
+    """The model that a `HotSwap` serves. It survives restarts of the actor, which continues with that model.
 
     Attributes:
         opening: Loads the model.
@@ -64,9 +64,9 @@ class Deployment(Generic[ItemT, ResultT]):
 @named_options
 @attrs.frozen
 class Swap(Request["HotSwap[Any, Any]", "Swapped"]):
-    """Ask a `HotSwap` to replace its model. The reply comes when the model before has given its memory back.
+    """Ask a `HotSwap` to replace its model. The reply arrives when the old model has released its memory.
 
-    If the asker is cancelled before the switch, nothing has changed; afterwards, the new model serves.
+    If the caller is cancelled before the switch, nothing has changed; afterwards, the new model serves.
 
     Attributes:
         opening: Loads the next model.
@@ -99,12 +99,12 @@ class HotSwapStatistics(CallStatistics):
     """Counts of a `HotSwap` since its incarnation began: swaps and requests.
 
     Attributes:
-        version: The model that serves.
-        next: The model that is being loaded; None if there is none.
+        version: The current model.
+        next: The model being loaded; None if there is none.
         previous: The model that finishes its last requests; None if there is none.
-        retired: Requests that failed with `ModelRetiredError`.
-        swaps: Models that were replaced.
-        failed_swaps: Swaps that failed or were cancelled.
+        retired: The number of requests that failed with `ModelRetiredError`.
+        swaps: The number of replaced models.
+        failed_swaps: The number of swaps that failed or were cancelled.
     """
 
     version: str
@@ -116,7 +116,7 @@ class HotSwapStatistics(CallStatistics):
 
 
 class _Loaded(Generic[ItemT, ResultT]):
-    """A model that was loaded, from then to its end."""
+    """A loaded model, until its end."""
 
     def __init__(self, version: str, model: Callable[[ItemT], Awaitable[ResultT]]) -> None:
         self.version = version
@@ -137,7 +137,7 @@ class _Loaded(Generic[ItemT, ResultT]):
         raise ModelRetiredError(f"model {self.version} was replaced, and did not answer in time")
 
     async def wait_idle(self, seconds: float) -> None:
-        """Wait until it works on nothing, but no longer than that."""
+        """Wait until it works on nothing, for at most this time."""
         with trio.move_on_after(seconds):
             while self.calls:
                 await self._left.park()
@@ -147,30 +147,30 @@ class _Loaded(Generic[ItemT, ResultT]):
             scope.cancel(reason="the model was replaced")
 
 
-class HotSwap(TaskServant[ItemT, ResultT]):
-    """A servant whose model can be replaced without losing a request.
+class HotSwap(TaskSubmitActor[ItemT, ResultT]):
+    """An actor for `Call` that replaces its model without losing a request.
 
-    `Swap` loads the next model beside the old one, sends it the items of `warm_up`, and tries it with
-    `probe`. If any of that fails, or the asker of `Swap` is cancelled, it is closed again, and the old one
-    serves on. Otherwise it serves all requests from the switch on. The old one finishes its requests,
-    and is closed. So each request is served by one model, and no later one by an older model than an earlier
-    one.
+    `Swap` loads the next model next to the old one, sends it the items of `warm_up`, and tries it with
+    `probe`. If any of that fails, or the caller of `Swap` is cancelled, the next model is closed again, and
+    the old one keeps serving. Otherwise the next model serves all requests from the switch on. The old one
+    finishes its requests, and is closed. So one model serves each request, and a later request never gets an
+    older model than an earlier one.
 
-    At most two models are loaded. A second swap is refused while one is under way, or while the old model has
-    not been closed. An old model that does not finish within `drain_for` seconds is closed nevertheless: its
-    requests are cancelled, and fail with `ModelRetiredError`.
+    At most two models are loaded. A second swap is refused during a swap, or while the old model is not yet
+    closed. An old model that does not finish within `drain_for` seconds is closed anyway: its requests are
+    cancelled, and fail with `ModelRetiredError`.
 
     When the actor restarts, the model of the `Deployment` is loaded, warmed up and probed again, and requests
-    in the mailbox wait for it. That is the last one that a swap has put there. A swap under way has failed.
+    in the mailbox wait for it. It is the model of the last successful swap. A swap in progress fails.
 
     Args:
         deployment: The first model.
-        warm_up: Items that a model is asked before it serves, one after the other. Its results are not used.
+        warm_up: Items that a model gets before it serves, one after the other. Its results are not used.
         probe: An async function of the model, as a callable, that raises if the model must not serve.
-        drain_for: Seconds that an old model has for its last requests.
+        drain_for: The seconds that an old model has for its last requests.
 
     Raises:
-        TypeError: `deployment` is no `Deployment`, or the probe is no function.
+        TypeError: `deployment` is not a `Deployment`, or `probe` is not a function.
         ValueError: `drain_for` is not above 0.
         Exception: The error of loading, warming up or probing the first model.
     """
@@ -213,21 +213,21 @@ class HotSwap(TaskServant[ItemT, ResultT]):
                     await loaded.closed.wait()
 
     async def answer(self, item: ItemT) -> ResultT:
-        """Have the model that serves now serve an item."""
+        """Have the current model serve an item."""
         # The incarnation may have ended before the call began, and the model be closed.
         await trio.lowlevel.checkpoint_if_cancelled()
         try:
             return await self._current.ask(item)
         except ModelRetiredError:
             if self._is_over:
-                # The actor ends and cancels this task, and its asker gets that error instead.
+                # The actor ends and cancels this task, so its caller gets the actor's error instead.
                 await trio.sleep_forever()  # noqa: ASYNC120
             self._tally["retired"] += 1
             raise
 
     @handles(Swap)
     async def _swap(self, message: Swap) -> Swapped | DeferredReply[Swapped]:
-        # A swap is no call, so its reply is of another type.
+        # A swap is not a call, so its reply has another type.
         start: Callable[[Callable[[], Awaitable[Swapped]]], DeferredReply[Swapped]] = self.start  # type: ignore[assignment]
         reply = start(partial(self._replace, message.opening, message.version))
         await trio.lowlevel.checkpoint()
@@ -250,7 +250,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         finally:
             self._next = None
         old = self._previous = self._current
-        # No checkpoint lies in between: all requests from here on are served by the next model.
+        # There is no checkpoint in between, so the next model serves all requests from here on.
         self._current = loaded
         self._deployment.opening, self._deployment.version = opening, version
         self._tally["swaps"] += 1
@@ -278,12 +278,12 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         raise SwapFailedError(f"{what}: {loaded.error!r}") from loaded.error
 
     async def _load(self, opening: Opening[ItemT, ResultT], version: str) -> _Loaded[ItemT, ResultT]:
-        """Load a model, and return it when it may serve; a task of its own holds it from then on."""
+        """Load a model, and return it when it may serve; from then on a separate task holds it."""
         box: list[_Loaded[ItemT, ResultT]] = []
         try:
             await self._nursery.start(self._hold, opening, version, box)
         except BaseException:
-            # The cancellation may have come after `started()`: then the model is loaded, and must be closed.
+            # The cancellation may follow `started()`: then the model is loaded, and must be closed.
             for loaded in box:
                 loaded.retire.set()
             raise
@@ -297,7 +297,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         *,
         task_status: trio.TaskStatus[None],
     ) -> None:
-        """Load a model, hold it until it is retired and has nothing left to do, and close it."""
+        """Load a model, hold it until it is retired and idle, and close it."""
         loaded: _Loaded[ItemT, ResultT] | None = None
         try:
             async with opening() as model:
@@ -318,7 +318,7 @@ class HotSwap(TaskServant[ItemT, ResultT]):
         except Exception:
             if loaded is None or not loaded.retire.is_set():
                 raise
-            # The failure is only logged: no request needs the old model any more.
+            # Only log the failure, because no request needs the old model any longer.
             _logger.exception("%s: closing the old model %s failed", self.context.path, version)
         finally:
             if loaded is not None:
@@ -327,14 +327,14 @@ class HotSwap(TaskServant[ItemT, ResultT]):
                     self._previous = None
 
     def readings(self) -> Iterator[Reading]:
-        """Yield the counts that metrics show, with those of swaps."""
+        """Yield the counts for metrics, including swaps."""
         yield from super().readings()
         for ending, name in (("swapped", "swaps"), ("failed", "failed_swaps")):
             text = "Swaps of a model by what became of them."
             yield count("model_swaps", text, self._tally[name], outcome=ending)
 
     def statistics(self) -> HotSwapStatistics:
-        """Tell what was done."""
+        """Return the counts."""
         return HotSwapStatistics(
             version=self._current.version,
             next=self._next,

@@ -32,7 +32,7 @@ from ..actors import (
 )
 from ..backends.base import CompletionTimeoutError, ContextLostError, InputFailedError, NotSupportedError
 from ._checks import ModelOutputError, whole
-from ._servants import ItemT, Model, ResultT, as_callable
+from ._submit import ItemT, Model, ResultT, as_callable
 
 __all__ = [
     "CircuitBreaker",
@@ -50,17 +50,17 @@ __all__ = [
 
 StateT = TypeVar("StateT")
 
-_FEW = 64
+_MIN_KEYS = 64
 
 
 class KeyedStates(Generic[StateT]):
-    """Remembers the state of each key as long as it makes a difference, and of a bounded number of keys.
+    """Remembers the states of keys that still matter, for a bounded number of keys.
 
     Args:
         make: Makes the state of a new key.
-        debt: How much it matters to remember a state. At 0 or below, a new one would do as well. At infinity
-            it is in use and stays.
-        limit: The most states. Beyond it, those with the least debt are forgotten.
+        debt: The importance of remembering a state. At 0 or below, a new state is equivalent. At infinity the
+            state is in use and stays.
+        limit: The maximum number of states. Above it, the states with the least debt are forgotten.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class KeyedStates(Generic[StateT]):
         self._debt = debt
         self._limit = limit
         self._states: dict[Hashable, StateT] = {}
-        # Doubles with what is left after a sweep, so that a sweep costs each new key a constant time.
-        self._sweep_at = min(_FEW, limit)
+        # Doubled with the number of states after a sweep, so that sweeps cost a constant time per new key.
+        self._sweep_at = min(_MIN_KEYS, limit)
 
     def __len__(self) -> int:
         return len(self._states)
@@ -80,13 +80,13 @@ class KeyedStates(Generic[StateT]):
         return iter(self._states.values())
 
     def find(self, key: Hashable) -> StateT | None:
-        """Return the state of a key; None if it has none."""
+        """Return the state of a key; None without one."""
         return self._states.get(key)
 
     def get(self, key: Hashable) -> StateT:
-        """Return the state of a key, a new one if it has none.
+        """Return the state of a key; make a new one if necessary.
 
-        While more states are in use than the limit, there are more: who uses them has to count.
+        If more states than the limit are in use, all of them stay, so the user has to count them.
         """
         state = self._states.get(key)
         if state is None:
@@ -105,17 +105,17 @@ class KeyedStates(Generic[StateT]):
             debts = [pair for pair in debts[:gone] if pair[0] == math.inf] + debts[gone:]
         left = {key for _, key in debts}
         self._states = {key: state for key, state in self._states.items() if key in left}
-        self._sweep_at = min(max(_FEW, 2 * len(left)), max(self._limit, len(left) + len(left) // 10 + 1))
+        self._sweep_at = min(max(_MIN_KEYS, 2 * len(left)), max(self._limit, len(left) + len(left) // 10 + 1))
 
 
 _SLOTS = 10
 
 
 class RecentCounts:
-    """The counts of things that happened lately, and of the marked ones among them.
+    """The number of recent events, and of the marked ones among them.
 
-    Time is cut into slots of a tenth of the window. Counted are the running slot and the nine before, so at
-    least nine tenths of the window.
+    Time is divided into slots of a tenth of the window. The counts cover the current slot and the nine
+    before, so at least nine tenths of the window.
 
     Args:
         within: Length of the window in seconds.
@@ -123,23 +123,23 @@ class RecentCounts:
 
     def __init__(self, within: float) -> None:
         self._width = within / _SLOTS
-        # Things and marked things by the number of their slot, the oldest first.
+        # Events and marked events by slot number, oldest first.
         self._slots: dict[int, list[int]] = {}
 
     def add(self, *, count: int = 0, marked: int = 0) -> None:
-        """Count things now, and things that are marked now; these are counts of their own."""
+        """Count events now, and marked events separately."""
         counts = self._slots.setdefault(self._drop_old(), [0, 0])
         counts[0] += count
         counts[1] += marked
 
     def totals(self) -> tuple[int, int]:
-        """Return the counts of the window: of things, and of marked ones."""
+        """Return the counts of the window: events, and marked events."""
         self._drop_old()
         slots = self._slots.values()
         return sum(things for things, _ in slots), sum(marked for _, marked in slots)
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Start again."""
         self._slots.clear()
 
     def _drop_old(self) -> int:
@@ -169,7 +169,7 @@ class _LimitedError(NotExecutedError):
 
 
 class CircuitOpenError(_LimitedError):
-    """A `CircuitBreaker` did not let the call through; it was never executed.
+    """A `CircuitBreaker` refused the call, which was never executed.
 
     Attributes:
         retry_after: Seconds until the breaker lets one through again; 0 while it probes.
@@ -177,11 +177,11 @@ class CircuitOpenError(_LimitedError):
 
 
 def is_failure(error: Exception) -> bool:
-    """Tell whether an error speaks against the model and not against its caller, for a `CircuitBreaker`.
+    """Return whether an error counts against the model instead of its caller, for a `CircuitBreaker`.
 
-    These do not: `ValueError` and `TypeError`, which singular matrices are too, but for `ModelOutputError`;
-    `NotSupportedError`; `AskCycleError`; and what limits refuse, `RateLimitError`, `UnknownTenantError` and
-    `CircuitOpenError`.
+    These errors do not count: `ValueError` and `TypeError`, including singular matrices but not
+    `ModelOutputError`; `NotSupportedError`; `AskCycleError`; and refusals by limits, namely `RateLimitError`,
+    `UnknownTenantError` and `CircuitOpenError`.
     """
     if isinstance(error, NotExecutedError):
         return error.may_go_elsewhere
@@ -193,37 +193,38 @@ _CALLERS = (ValueError, TypeError, NotSupportedError)
 
 @attrs.frozen(eq=False)
 class _Attempt:
-    """A call that was let through, when, and in which period between two changes of state."""
+    """An admitted call: when it began, and in which period between two state changes."""
 
     begun: float
     period: int
 
 
 class CircuitBreaker:
-    """Lets calls through to a model as long as few of them fail.
+    """Lets calls through to a model while few of them fail.
 
     * *Closed*: all calls go through. When at least `calls` of them have ended within the last `within`
       seconds, and the `share` of failures among these is reached, it opens.
     * *Open*: calls raise `CircuitOpenError` at once, for `open_for` seconds.
-    * *Half-open*: one call goes through as a probe, the others raise. If the probe goes well, it closes, and
-      counts anew. If the probe fails, it opens again. If the probe is cancelled, the next call is a probe.
+    * *Half-open*: one call is let through as a probe, the others raise. If the probe succeeds, it closes, and
+      counts from zero. If the probe fails, it opens again. If the probe is cancelled, the next call is a
+      probe.
 
-    The end of a call that was let through before a change of state does not count. A cancelled call says
-    nothing, unless it took `slow_after` seconds. So give calls a deadline, probes most of all.
+    The end of a call does not count if the state has changed since the call began. A cancelled call does not
+    count, unless it took `slow_after` seconds. So set deadlines for calls, especially for probes.
 
-    The object is used in one Trio run.
+    Use the object in only one Trio run.
 
     Args:
-        share: Share of failures at which it opens, above 0 and at most 1.
-        calls: How many calls have to have ended before the share counts.
-        within: Seconds that are looked at.
-        open_for: Seconds for which it stays open.
-        slow_after: Seconds after which a call is a failure, also one that went well or was cancelled.
-        counts: Whether an error is a failure; others count as calls that went well.
+        share: The share of failures at which it opens, above 0 and at most 1.
+        calls: The number of calls that must have ended before the share counts.
+        within: The length of the window in seconds.
+        open_for: The seconds for which it stays open.
+        slow_after: The seconds after which a call counts as a failure, even if it succeeded or was cancelled.
+        counts: Whether an error is a failure; other errors count as success.
 
     Raises:
-        ValueError: A number is out of range, NaN, or infinite but for `slow_after`.
-        TypeError: An argument is no number.
+        ValueError: A number is out of range, NaN, or infinite (except `slow_after`).
+        TypeError: An argument is not a number.
     """
 
     @checked_options
@@ -267,10 +268,10 @@ class CircuitBreaker:
 
     @contextmanager
     def attempt(self) -> Generator[None]:
-        """Let the block through, and count how it ends.
+        """Let the block through, and count its outcome.
 
         Raises:
-            CircuitOpenError: It is open, or half-open and another call probes.
+            CircuitOpenError: It is open, or it is half-open and another call is the probe.
         """
         attempt = self._admit()
         # So it is if `counts` itself fails.
@@ -289,7 +290,7 @@ class CircuitBreaker:
             self._ended(attempt, has_failed=is_slow or has_failed)
 
     def wrap(self, model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[ResultT]]:
-        """Make a model whose calls go through the breaker."""
+        """Wrap a model so that its calls pass the breaker."""
         call = as_callable(model)
 
         async def guarded(item: ItemT) -> ResultT:
@@ -311,7 +312,7 @@ class CircuitBreaker:
         return attempt
 
     def _ended(self, attempt: _Attempt, *, has_failed: bool | None) -> None:
-        """Count the end of a call; None if it says nothing."""
+        """Count the end of a call; None does not count."""
         if attempt.period != self._period:
             return
         if attempt is self._probe:
@@ -331,11 +332,11 @@ class CircuitBreaker:
         self._opened += is_open
 
 
-_LEAST, _MOST = 1e-6, 1e9
+_MIN_RATE, _MAX_RATE = 1e-6, 1e9
 
 
 class RateLimitError(_LimitedError):
-    """More was asked for than a `RateLimit` allows; it was never executed.
+    """A `RateLimit` did not allow the call, which was never executed.
 
     Attributes:
         retry_after: Seconds until there are tokens for it, if no other call takes them.
@@ -347,9 +348,9 @@ class _Bucket:
     """The tokens of a key.
 
     Attributes:
-        missing: How many were missing to a full bucket, at `at`.
-        at: When that was.
-        turn: Held by the first one that waits for tokens.
+        missing: The number of tokens missing from a full bucket, at the time `at`.
+        at: The time of the last change.
+        turn: Held by the first call that waits for tokens.
     """
 
     missing: float = 0.0
@@ -360,31 +361,34 @@ class _Bucket:
 class RateLimit:
     """A token bucket: at most `burst` at once, and `rate` a second in the long run.
 
-    A bucket holds at most `burst` tokens, and is full at first. `rate` tokens a second flow in. A call
-    takes as many as it costs. Between any two moments ``t`` seconds apart, at most ``burst + rate * t`` are
-    taken.
+    A bucket holds at most `burst` tokens, and is full at first. `rate` tokens are added per second. A call
+    takes as many tokens as it costs. Between any two moments ``t`` seconds apart, at most ``burst + rate *
+    t`` are taken.
 
-    Each key has a bucket of its own, made when it is first seen. A full bucket is forgotten, since a new one
-    would be the same. Beyond `max_keys`, those that miss the fewest tokens are forgotten; no bucket is
-    that waits.
+    Each key has its own bucket, made when the key is first seen. A full bucket is forgotten, since a new one
+    is equivalent. Above `max_keys`, the buckets with the fewest missing tokens are forgotten, except buckets
+    with waiting calls.
 
-    ``async with limit:`` is `acquire` without a key. The object is used in one Trio run.
+    ``async with limit:`` is `acquire` without a key. Use the object in only one Trio run.
 
     Args:
-        rate: Tokens a second, from 1e-6 to 1e9.
-        burst: The most tokens in a bucket, in the same range; by default as many as flow in within a second,
+        rate: Tokens per second, from 1e-6 to 1e9.
+        burst: The maximum number of tokens in a bucket, in the same range; by default the tokens of a second,
             and at least 1.
-        max_keys: The most buckets that are remembered.
+        max_keys: The maximum number of remembered buckets.
 
     Raises:
         ValueError: A number is zero, negative, NaN, infinite or out of range.
-        TypeError: An argument is no number.
+        TypeError: An argument is not a number.
     """
 
     def __init__(self, rate: float, *, burst: float | None = None, max_keys: int = 10_000) -> None:
-        self._rate = must_be_positive("the rate", rate, minimum=_LEAST, maximum=_MOST)
+        self._rate = must_be_positive("the rate", rate, minimum=_MIN_RATE, maximum=_MAX_RATE)
         self._burst = must_be_positive(
-            "the burst", max(self._rate, 1.0) if burst is None else burst, minimum=_LEAST, maximum=_MOST
+            "the burst",
+            max(self._rate, 1.0) if burst is None else burst,
+            minimum=_MIN_RATE,
+            maximum=_MAX_RATE,
         )
         self._buckets: KeyedStates[_Bucket] = KeyedStates(
             lambda _: _Bucket(), self._debt, must_be_count("max_keys", max_keys)
@@ -397,21 +401,21 @@ class RateLimit:
         await self.acquire()
 
     async def __aexit__(self, *_: object) -> None:
-        """Give nothing back: tokens are for what begins."""
+        """Return nothing to the bucket, because tokens pay for the beginning of a call."""
 
     @property
     def keys(self) -> int:
-        """The number of buckets that are remembered."""
+        """The number of remembered buckets."""
         return len(self._buckets)
 
     async def acquire(self, key: Hashable = None, *, cost: float = 1.0) -> None:
-        """Take tokens, and wait for them behind those that have waited longer for the same key.
+        """Take tokens, and wait for them after earlier calls with the same key.
 
-        Cancelled, it takes none, and those behind move up.
+        If cancelled, it takes no tokens, and later calls move up.
 
         Raises:
             ValueError: The cost is zero, negative, NaN, infinite, or more than a full bucket.
-            TypeError: The cost is no number.
+            TypeError: The cost is not a number.
         """
         cost = self._cost(cost)
         bucket = self._buckets.get(key)
@@ -422,7 +426,7 @@ class RateLimit:
             self._take(bucket, cost)
 
     def try_acquire(self, key: Hashable = None, *, cost: float = 1.0) -> bool:
-        """Take tokens if they are there and no call waits for the same key.
+        """Take tokens if they are available and no call waits for the same key.
 
         Returns:
             Whether it did.
@@ -438,7 +442,7 @@ class RateLimit:
         return True
 
     def delay(self, key: Hashable = None, *, cost: float = 1.0) -> float:
-        """Return the seconds until the tokens are there, if no other call takes them; 0 if they are.
+        """Return the seconds until the tokens are available, if no other call takes them; 0 for now.
 
         Raises:
             ValueError, TypeError: As for `acquire`.
@@ -455,16 +459,16 @@ class RateLimit:
         cost: Callable[[ItemT], float] = lambda item: 1.0,
         wait: bool = True,
     ) -> Callable[[ItemT], Awaitable[ResultT]]:
-        """Make a model whose calls take tokens first.
+        """Wrap a model so that its calls take tokens first.
 
         Args:
             model: The model.
-            key: Key of an item.
-            cost: Cost of an item.
-            wait: Whether a call waits for its tokens. If not, one without them raises `RateLimitError`.
+            key: Returns the key of an item.
+            cost: Returns the cost of an item.
+            wait: Whether a call waits for its tokens. Otherwise it raises `RateLimitError` without them.
 
         Returns:
-            The model.
+            The wrapped model.
         """
         call = as_callable(model)
 
@@ -506,32 +510,32 @@ _random = random.Random()  # noqa: S311
 
 
 def was_never_executed(error: BaseException) -> bool:
-    """Tell whether an error says that the request which it is the outcome of was not even begun.
+    """Return whether an error means that its own request was never begun.
 
-    So is each `NotExecutedError`. It speaks of that one request. A model of several steps may have executed
-    those before.
+    This holds for each `NotExecutedError`, but only for its own request. A model of several steps may have
+    executed the steps before.
     """
     return isinstance(error, NotExecutedError)
 
 
 class RetryBudget:
-    """A budget for requests that are tried again, over all places that share the object.
+    """A budget for retried requests, shared by all users of the object.
 
-    Retries are at most `share` of the requests of the last `within` seconds, and `minimum` a second besides.
-    A request counts once, also where the model of a `retry` has a `retry` inside with the same budget: in
-    another actor, too, as context variables travel with asks. So a loss that fails everything in flight is
-    followed by few retries, however many layers there are.
+    Retries are at most `share` of the requests in the last `within` seconds, plus `minimum` per second. A
+    request counts once, even if the model of a `retry` contains a `retry` with the same budget. That also
+    holds across actors, because context variables travel with asks. So a loss that fails everything in flight
+    causes few retries, however many layers there are.
 
-    The object is used in one Trio run.
+    Use the object in only one Trio run.
 
     Args:
-        share: Retries for each request, from 0 to 1.
-        minimum: Retries a second besides, for a service with few requests; 0 or more.
-        within: Seconds that are looked at.
+        share: The number of retries per request, from 0 to 1.
+        minimum: Additional retries per second, for a service with few requests; 0 or more.
+        within: The length of the window in seconds.
 
     Raises:
         ValueError: A number is out of range, NaN or infinite.
-        TypeError: An argument is no number.
+        TypeError: An argument is not a number.
     """
 
     def __init__(self, *, share: float = 0.1, minimum: float = 1.0, within: float = 10.0) -> None:
@@ -546,7 +550,7 @@ class RetryBudget:
 
     @property
     def denied(self) -> int:
-        """The number of retries that it has not allowed so far."""
+        """The number of retries that it has denied so far."""
         return self._denied
 
     @property
@@ -556,11 +560,11 @@ class RetryBudget:
         return max(0.0, self._share * requests + self._minimum * self._within - retries)
 
     def note_request(self) -> None:
-        """Count a request, when it is tried for the first time."""
+        """Count a request at its first attempt."""
         self._counts.add(count=1)
 
     def try_retry(self) -> bool:
-        """Take a retry out of the budget, if there is one.
+        """Take a retry from the budget, if there is one.
 
         Returns:
             Whether there was.
@@ -580,14 +584,14 @@ _counted_by: ContextVar[tuple[RetryBudget, ...]] = ContextVar("trio_accel_retry_
 @named_options
 @attrs.frozen(kw_only=True)
 class RetryPolicy:
-    """The rules by which a model is tried again: the options of `retry`, as one value.
+    """The rules for retrying a model: the options of `retry`, as one value.
 
     Attributes:
-        budget: Budget of retries.
-        attempts: The most attempts, the first included.
-        backoff: Waiting before the second attempt, the third, and so on.
+        budget: The budget for retries.
+        attempts: The maximum number of attempts, including the first.
+        backoff: The waits before the second attempt, the third, and so on.
         may_run_twice: Whether the work may be done twice.
-        is_safe: Whether an error allows another attempt, in place of the rule of `retry`.
+        is_safe: Whether an error allows another attempt; replaces the rule of `retry`.
 
     Raises:
         ValueError: `attempts` is below 1.
@@ -604,7 +608,7 @@ class RetryPolicy:
         """Make a model that tries again; see `retry`.
 
         Raises:
-            TypeError: It is no model.
+            TypeError: `model` is not a model.
         """
         call = as_callable(model)
         budget = self.budget
@@ -644,29 +648,28 @@ def retry(
 ) -> Callable[[ItemT], Awaitable[ResultT]]:
     """Make a model that tries again after errors that allow it.
 
-    By default these are the errors which say that nothing was executed, and that it may go better a moment
-    later: `ActorStoppedError`, `ActorRestartingError`, `MailboxFullError`, `QueueFullError`, and classes that
-    derive from these. With `may_run_twice` also `ActorFailedError`, `ContextLostError`,
-    `CompletionTimeoutError` and `InputFailedError`. All other errors are raised at once, exception groups
-    too.
+    By default these are errors without any execution that may soon disappear: `ActorStoppedError`,
+    `ActorRestartingError`, `MailboxFullError`, `QueueFullError`, and their subclasses. With `may_run_twice`
+    also `ActorFailedError`, `ContextLostError`, `CompletionTimeoutError` and `InputFailedError`. All other
+    errors are raised at once, including exception groups.
 
-    The last error is raised when there are no attempts left, when the budget has no retry, and when the
-    deadline of the caller would pass during the wait.
+    The last error is raised when the attempts or the budget are used up, or when the caller's deadline would
+    pass during the wait.
 
     Args:
-        model: The model. If it is one request, that alone is tried again.
-        budget: Budget of retries: share one object between all users of the same devices.
-        attempts: The most attempts, the first included.
-        backoff: Waiting before the second attempt (`initial`), the third (`base`), and so on, with jitter.
-        may_run_twice: Whether the work may be done twice: it changes nothing that a second time would spoil.
-        is_safe: Whether an error allows another attempt, in place of the above.
+        model: The model. If it sends a single request, only this request is repeated.
+        budget: The budget for retries; share one object between all users of the same devices.
+        attempts: The maximum number of attempts, including the first.
+        backoff: The waits before the second attempt (`initial`), the third (`base`), and so on, with jitter.
+        may_run_twice: Whether the work may be done twice, because a repetition would do no harm.
+        is_safe: Whether an error allows another attempt; replaces the rule above.
 
     Returns:
-        The model.
+        The wrapped model.
 
     Raises:
         ValueError: `attempts` is below 1.
-        TypeError: `model` is no model, or an argument is of another class.
+        TypeError: `model` is not a model, or an argument has another class.
     """
     return RetryPolicy(
         budget=budget, attempts=attempts, backoff=backoff, may_run_twice=may_run_twice, is_safe=is_safe
@@ -678,7 +681,7 @@ def _is_not_begun(error: Exception) -> bool:
 
 
 def is_transient(error: Exception) -> bool:
-    """Tell whether an error says that the same work may go better a moment later, if it may run twice."""
+    """Return whether the same work may succeed a moment later, if it may run twice."""
     return isinstance(error, _PERHAPS_EXECUTED) or _is_not_begun(error)
 
 
@@ -695,15 +698,15 @@ def _moment(value: object) -> float:
 
 @attrs.frozen(order=True)
 class Deadline:
-    """A moment by which an answer is needed, on the clock of this Trio run.
+    """The moment by which an answer is needed, on the clock of this Trio run.
 
-    A cancel scope says when its block gives up, and what its block has asked for is cancelled with it,
-    through any number of actors, all of which know the time that is left. This needs no `Deadline`. It is for
-    the edges of a program: a request comes in with the seconds that its sender has left, or goes out to
-    another process. Clocks of two processes have nothing in common, so what travels is the rest of the time.
+    If you only need a timeout, use a cancel scope: it also cancels the requests of its block, through any
+    number of actors, and all of them know the remaining time. A `Deadline` is for the edges of a program: a
+    request arrives with the seconds that its sender has left, or is sent to another process. Because clocks
+    of two processes differ, the remaining time is sent.
 
     Attributes:
-        at: The moment, as ``trio.current_time()`` will say; infinity for none.
+        at: The moment, as a value of ``trio.current_time()``; infinity for none.
     """
 
     at: float = attrs.field(converter=_moment)
@@ -713,11 +716,11 @@ class Deadline:
 
     @classmethod
     def after(cls, seconds: float) -> Deadline:
-        """Return the deadline in so many seconds; infinity for none.
+        """Return the deadline after a number of seconds; infinity for none.
 
         Raises:
             ValueError: The number is negative or NaN.
-            TypeError: It is no number.
+            TypeError: It is not a number.
         """
         if not must_be_number("seconds", seconds) >= 0:
             raise ValueError(f"seconds must be at least 0, got {seconds!r}")
@@ -725,7 +728,7 @@ class Deadline:
 
     @classmethod
     def current(cls) -> Deadline:
-        """Return the deadline of the running task: when the first of its cancel scopes gives up."""
+        """Return the deadline of the running task: the earliest deadline of its cancel scopes."""
         return cls(trio.current_effective_deadline())
 
     @classmethod
@@ -733,11 +736,11 @@ class Deadline:
         """Read a deadline from a header with seconds, such as ``"1.5"``.
 
         Args:
-            text: Value of the header; None where there is none.
-            at_most: The most seconds that are granted, also without a header.
+            text: The value of the header; None without one.
+            at_most: The maximum seconds to grant, also without a header.
 
         Raises:
-            ValueError: The text is no plain decimal number, or too long.
+            ValueError: The text is not a plain decimal number, or is too long.
         """
         limit = cls.after(at_most)
         if text is None:
@@ -749,18 +752,18 @@ class Deadline:
 
     @property
     def remaining(self) -> float:
-        """Seconds that are left, at least 0."""
+        """The remaining seconds, at least 0."""
         return max(0.0, self.at - trio.current_time())
 
     @property
     def has_passed(self) -> bool:
-        """Whether nothing is left."""
+        """Whether the deadline has passed."""
         return self.at <= trio.current_time()
 
     def to_header(self) -> str | None:
-        """Return the seconds that are left, as the text of a header; None without a deadline.
+        """Return the remaining seconds as the text of a header; None without a deadline.
 
-        It is cut off at a microsecond, so the receiver never has more.
+        The number is truncated to microseconds, so the receiver never has more time.
         """
         if self.at == math.inf:
             return None
@@ -769,6 +772,6 @@ class Deadline:
     def scope(self) -> trio.CancelScope:
         """Return a cancel scope with this deadline, for ``with deadline.scope() as scope:``.
 
-        ``scope.cancelled_caught`` says afterwards whether it was too late.
+        Afterwards, ``scope.cancelled_caught`` is True if it was too late.
         """
         return trio.CancelScope(deadline=self.at)

@@ -1,6 +1,6 @@
-"""Mixture of experts: a gate says which experts compute which tokens.
+"""Mixture of experts: a gate selects the experts for each token.
 
-The assignment of tokens, and what comes of it, stands first: it is arithmetic, and does not wait.
+The assignment of tokens comes first in this module: it is pure arithmetic, and does not wait.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..actors import checked_options, must_be_count, must_be_one_of, must_be_pos
 from ..backends.base.contract.values import check_plain
 from ..devices import AccelRef
 from ._checks import ModelOutputError, host_array, real_rows, softmax
-from ._servants import CallStatistics, Model, TaskServant, as_callable, outcome_of
+from ._submit import CallStatistics, Model, TaskSubmitActor, as_callable, outcome_of
 
 __all__ = ["ExpertsFailedError", "MoeRouter", "MoeStatistics", "Routed", "RoutingStatistics"]
 
@@ -36,9 +36,9 @@ class Assignment:
     """Tokens and their experts; all arrays have the shape (tokens, top_k).
 
     Attributes:
-        experts: The experts that each token chose, the likeliest first.
-        weights: The weights of these.
-        is_placed: Where there was room.
+        experts: The experts chosen by each token, the likeliest first.
+        weights: The weights of these experts.
+        is_placed: Whether the expert had room for the token.
     """
 
     experts: NDArray[np.intp]
@@ -47,7 +47,7 @@ class Assignment:
 
 
 def capacity_of(tokens: int, top_k: int, experts: int, factor: float | None) -> int:
-    """Count the tokens of an expert at once: the factor times its share if all had the same, rounded up."""
+    """Return an expert's capacity per call: `factor` times an equal share of the tokens, rounded up."""
     capacity = math.inf if factor is None else factor * tokens * top_k / experts
     # A token chooses an expert once at most.
     return tokens if capacity >= tokens else max(1, math.ceil(capacity))
@@ -56,17 +56,17 @@ def capacity_of(tokens: int, top_k: int, experts: int, factor: float | None) -> 
 def assign(
     shares: Shares, top_k: int, capacity: int, overflow: ExpertOverflow, *, normalise: bool
 ) -> Assignment:
-    """Give each token to its experts.
+    """Assign tokens to experts.
 
-    First choices go before second ones, and earlier tokens before later ones (Lepikhin et al. 2021). Equally
+    First choices precede second ones, and earlier tokens precede later ones (Lepikhin et al. 2021). Equally
     likely experts are taken in their order.
 
     Args:
         shares: The gate's probabilities, of shape (tokens, experts), at least `top_k` above zero in each row.
-        top_k: How many experts a token chooses.
-        capacity: The most tokens of an expert.
-        overflow: Fate of a token whose expert is full.
-        normalise: Whether the weights of a token have the sum 1; otherwise they are probabilities.
+        top_k: The number of experts that a token chooses.
+        capacity: The maximum number of tokens of an expert.
+        overflow: The fate of a token with a full expert.
+        normalise: Whether the weights of a token sum to 1; otherwise they are probabilities.
     """
     experts = np.argsort(-shares, axis=1, kind="stable")[:, :top_k]
     weights = np.take_along_axis(shares, experts, axis=1)
@@ -83,17 +83,17 @@ def assign(
 
 @attrs.frozen(kw_only=True)
 class RoutingStatistics:
-    """The spread of the load, in one call or in all of a router's. Tuples have one number for each expert.
+    """The spread of the load, in one call or in all calls of a router. Tuples have an item for each expert.
 
     Attributes:
-        tokens: Tokens that were routed.
-        counts: How many tokens chose the expert, whether it had room or not.
-        first_choices: How many of them chose it first.
-        probability: The sum of the gate's probabilities of it, over all tokens.
-        importance: The sum of its weights, over the tokens that chose it (Shazeer et al. 2017).
-        served: How many tokens it was given.
-        failures: How often it failed.
-        dropped: Choices that no expert had room for.
+        tokens: The number of routed tokens.
+        counts: The number of tokens that chose the expert, even if it had no room.
+        first_choices: The number of tokens that chose it first.
+        probability: The sum of its gate probabilities over all tokens.
+        importance: The sum of its weights over the tokens that chose it (Shazeer et al. 2017).
+        served: The number of tokens that it was given.
+        failures: The number of its failures.
+        dropped: The number of choices that no expert had room for.
     """
 
     tokens: int
@@ -109,9 +109,9 @@ class RoutingStatistics:
     def auxiliary_loss(self) -> float:
         """The load-balancing loss of Switch Transformers (Fedus et al. 2022, equation 4) without its factor.
 
-        The number of experts times the sum of the products of the share of first choices and the mean
-        probability. It is 1 if both are even. That of GShard is this one divided by the square of the
-        number of experts. NaN if nothing was routed.
+        For each expert, multiply the share of first choices by the mean probability. The loss is the sum of
+        these products times the number of experts. It is 1 if both are even. The loss of GShard is this one
+        divided by the square of the number of experts. NaN if nothing was routed.
         """
         if not self.tokens:
             return float("nan")
@@ -120,7 +120,7 @@ class RoutingStatistics:
 
     @property
     def importance_loss(self) -> float:
-        """The squared coefficient of variation of `importance` (Shazeer et al. 2017) without its factor."""
+        """The squared variation coefficient of `importance` (Shazeer et al. 2017) without its factor."""
         if not self.tokens:
             return float("nan")
         importance = np.array(self.importance)
@@ -128,7 +128,7 @@ class RoutingStatistics:
 
     @classmethod
     def none(cls, experts: int) -> RoutingStatistics:
-        """Return those of a router that has routed nothing."""
+        """Return the statistics of a router before its first call."""
         zeros = {field.name: (0,) * experts for field in attrs.fields(cls) if field.default is attrs.NOTHING}
         return cls(**{**zeros, "tokens": 0})  # type: ignore[arg-type]
 
@@ -142,15 +142,14 @@ class Routed:
     """The reply of a router.
 
     Attributes:
-        output: The weighted sums of the experts' results, of shape (tokens, width). Rows of `is_lost`
-            are zero. It has the dtype of the experts' results, if all have the same and it is floating.
-            Otherwise it is float64 or complex128.
-        experts: Numbers of each token's experts, of shape (tokens, top_k).
-        weights: With which weight that is in the output; zero where there was no room, and where the expert
-            failed.
-        is_lost: The tokens that no expert has computed, of shape (tokens,).
-        errors: Errors of experts, by their number.
-        statistics: How the load was spread.
+        output: The weighted sums of the experts' results, of shape (tokens, width). Rows of `is_lost` are
+            zero. The dtype equals the dtype of the experts' results if all agree and it is floating;
+            otherwise it is float64 or complex128.
+        experts: The numbers of each token's experts, of shape (tokens, top_k).
+        weights: The weights of these experts in the output; zero for a full or failed expert.
+        is_lost: Whether no expert has computed the token, of shape (tokens,).
+        errors: The errors of experts, by their number.
+        statistics: The spread of the load.
     """
 
     output: NDArray[Any]
@@ -178,7 +177,7 @@ class ExpertsFailedError(Exception):
 
 @attrs.define(eq=False)
 class Part:
-    """The part of one call of an expert: tokens, and which of their choices they are."""
+    """An expert's part in a call: tokens, and the rank of the expert among their choices."""
 
     expert: int
     tokens: NDArray[np.intp]
@@ -233,7 +232,7 @@ def combined(assignment: Assignment, parts: Sequence[Part], statistics: RoutingS
 
 
 def _weights_of_answers(assignment: Assignment, parts: Sequence[Part]) -> Shares:
-    """Return the weights in the sum: of the experts that answered, raised in place of those that failed."""
+    """Return the weights in the sum: weights of failed experts are moved to the experts that answered."""
     planned = np.where(assignment.is_placed, assignment.weights, 0.0)
     answered = planned.copy()
     for part in parts:
@@ -247,7 +246,7 @@ def _weights_of_answers(assignment: Assignment, parts: Sequence[Part]) -> Shares
 
 
 def statistics_of(shares: Shares, assignment: Assignment, parts: Sequence[Part]) -> RoutingStatistics:
-    """Tell how the load of one call was spread."""
+    """Return the spread of the load in one call."""
     experts = shares.shape[1]
 
     def counted(numbers: NDArray[np.intp], weights: Shares | None = None) -> tuple[Any, ...]:
@@ -269,17 +268,17 @@ def statistics_of(shares: Shares, assignment: Assignment, parts: Sequence[Part])
 
 
 def _added(mine: Any, others: Any) -> Any:
-    """Return the sum of two numbers, or of two tuples of numbers one by one."""
+    """Return the sum of two numbers, or the itemwise sum of two tuples."""
     total = np.add(mine, others)
     return tuple(total.tolist()) if total.ndim else total.item()
 
 
 @attrs.frozen(kw_only=True)
 class MoeStatistics(CallStatistics):
-    """Counts of the calls of a `MoeRouter`.
+    """Counts of a `MoeRouter`'s calls.
 
     Attributes:
-        routing: How the load was spread in all of them, but for those that were cancelled.
+        routing: The spread of the load in all calls, except cancelled ones.
     """
 
     routing: RoutingStatistics
@@ -289,30 +288,29 @@ OnFailure: TypeAlias = Literal["renormalise", "raise"]
 Tokens: TypeAlias = NDArray[Any]
 
 
-class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
-    """Sends each token to its experts and adds up their results, weighted: a `Servant` of arrays.
+class MoeRouter(TaskSubmitActor[Tokens | AccelRef, Routed]):
+    """Sends each token to its experts and adds up their results, weighted: a `SubmitActor` of arrays.
 
-    The item is an array of shape (tokens, width), of NumPy or of a device, from where it is fetched. Gate and
-    experts get rows of it as arrays of NumPy. Their results may be arrays of a device. The reply is a
-    `Routed`.
+    The item is an array of shape (tokens, width), of NumPy or of a device, from which it is fetched. Gate and
+    experts get rows of it as NumPy arrays. Their results may be device arrays. The reply is a `Routed`.
 
-    Experts work beside each other, each in a task. Each call is a task of its own, too. For cancellation and
-    restarts see `TaskServant`. Its statistics are `MoeStatistics`.
+    Experts work concurrently, each in a task. Each call also has its own task. For cancellation and restarts
+    see `TaskSubmitActor`. Its statistics are `MoeStatistics`.
 
     Args:
-        gate: A `Model` that returns logits, of shape (tokens, experts). Where one is -inf, the token never
-            goes to that expert.
-        experts: A `Model` each. It gets some tokens, and returns as many rows; all return rows of one width.
-        top_k: How many experts a token chooses.
-        capacity_factor: An expert takes ``ceil(capacity_factor * tokens * top_k / experts)`` tokens at
-            once. None: as many as choose it.
-        overflow: Fate of a choice whose expert is full. ``"drop"``: no expert computes it, and its
+        gate: A `Model` that returns logits, of shape (tokens, experts). A logit of -inf forbids the expert.
+        experts: A `Model` for each expert. It gets some tokens, and returns as many rows; all return rows of
+            one width.
+        top_k: The number of experts that a token chooses.
+        capacity_factor: An expert takes ``ceil(capacity_factor * tokens * top_k / experts)`` tokens at once.
+            None for all tokens that choose it.
+        overflow: The fate of a choice if the expert is full. ``"drop"``: no expert computes it, and its
             weight is missing in the sum. ``"wait"``: the expert is called again.
-        on_failure: Rule if an expert raises, or its result is refused. ``"renormalise"``: the
+        on_failure: The reaction if an expert raises, or returns an invalid result. ``"renormalise"``: the
             weights of the token's other experts are raised, so that their sum stays the same. ``"raise"``:
-            its error is the asker's.
-        normalise: Whether the weights of a token have the sum 1, as in GShard and Mixtral. Otherwise they are
-            the gate's probabilities, as in Switch Transformers.
+            the caller gets the error.
+        normalise: Whether the weights of a token sum to 1, as in GShard and Mixtral. Otherwise they are the
+            gate's probabilities, as in Switch Transformers.
 
     Raises:
         ValueError, TypeError: An option is out of its range, or of the wrong type.
@@ -346,18 +344,18 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         self._routing = RoutingStatistics.none(len(self._experts))
 
     def statistics(self) -> MoeStatistics:
-        """Return the counts of its calls, and the spread of the load so far."""
+        """Return the counts of its calls, and the load so far."""
         return MoeStatistics(**self._tally, routing=self._routing)
 
     async def answer(self, item: Tokens | AccelRef) -> Routed:
         """Route the tokens of one array.
 
         Raises:
-            ValueError: It is no array of shape (tokens, width), or has no token.
+            ValueError: It is not an array of shape (tokens, width), or has zero tokens.
             ModelOutputError: The gate's logits have another shape, NaN or infinity, or fewer than `top_k`
-                that are finite. The experts return rows of several widths.
+                finite values; or the experts return rows of several widths.
             ExpertsFailedError: No expert has returned anything.
-            Exception: The error of the gate failed with; or an expert, if its failure is to be.
+            Exception: The gate's error, or an expert's error if `on_failure` is ``"raise"``.
         """
         check_plain(f"{self.context.path}: the item", item)
         tokens = await item.to_host() if isinstance(item, AccelRef) else np.asarray(item)
@@ -390,10 +388,10 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         return shares
 
     async def _compute(self, tokens: Tokens, parts: Sequence[Part]) -> Exception | None:
-        """Have all experts compute their parts, each expert one after the other.
+        """Have all experts compute their parts, each expert one part after the other.
 
         Returns:
-            Error of the first one, if that is to be raised.
+            The first error, if `on_failure` is ``"raise"``.
         """
         failed: list[Exception] = []
 
@@ -413,7 +411,7 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         async with trio.open_nursery() as nursery:
             for number in sorted({part.expert for part in parts}):
                 nursery.start_soon(work, number)
-        # An asker that has gone hears of its cancellation, whatever the experts have failed with over it.
+        # A cancelled caller gets its cancellation, whatever errors the experts have raised because of it.
         await trio.lowlevel.checkpoint_if_cancelled()
         return failed[0] if failed else None
 
@@ -421,8 +419,8 @@ class MoeRouter(TaskServant[Tokens | AccelRef, Routed]):
         """Have an expert compute some tokens.
 
         Raises:
-            ModelOutputError: It returned something else than a row for each.
-            Exception: Its error.
+            ModelOutputError: The expert did not return a row for each token.
+            Exception: The expert's error.
         """
         what = f"expert {part.expert}"
         result = await host_array(what, await self._experts[part.expert](tokens[part.tokens]))

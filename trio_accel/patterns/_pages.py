@@ -1,9 +1,9 @@
 """A cache in pages over arrays of a device (Kwon et al., "PagedAttention", SOSP 2023).
 
-A sequence has a table of the pages that hold its tokens. Tables share pages: those of equal beginnings, and
-those of a table that was forked. A page that a table writes to belongs to that table alone. So what a lost
-context was writing is the newest page of a few tables, and their step writes the same numbers there again.
-Decision D184 says why.
+A sequence has a table of the pages that hold its tokens. Tables share pages with a common prefix, and after a
+fork. A page belongs to a single table while the table writes to it. So when a context is lost, only the
+newest page of a few tables is affected, and their step writes the same numbers there again. Decision D184
+gives the reasons.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ._checks import NoRoomError
 __all__ = ["PageTable", "Pages", "PagesFullError", "PagesStatistics"]
 
 _COPIES_AT_ONCE = 64
-# The tenant of a first page, and the serial of the page before of any other.
+# The tenant for a first page, or the previous page's serial for any other; and the tokens.
 _Key: TypeAlias = tuple[Hashable, int, tuple[int, ...]]
 _Arrays: TypeAlias = AccelRef | Sequence[AccelRef]
 _Host: TypeAlias = np.ndarray[Any, Any]
@@ -35,11 +35,11 @@ _Sources: TypeAlias = Sequence[AccelRef | _Host]
 
 
 class PagesFullError(NoRoomError):
-    """There are not so many pages free now; nothing was changed.
+    """There are not enough free pages now; nothing was changed.
 
     Attributes:
-        free: How many pages are free.
-        wanted: How many more pages were wanted.
+        free: The number of free pages.
+        wanted: The number of additional pages wanted.
     """
 
     def __init__(self, where: str, *, free: int, wanted: int) -> None:
@@ -57,11 +57,11 @@ class PagesStatistics:
         count: Pages on the device.
         used: Pages with users.
         free: Pages without users.
-        known: Free pages that are kept for a later equal beginning, until their room is needed.
-        spilled: Pages that lie in host memory.
-        shared_tokens: Tokens that were there already when a table was opened.
-        copied: Pages that were copied before a table wrote to them.
-        evicted: Known pages whose room was needed.
+        known: Free pages kept for a later common prefix, until their room is needed.
+        spilled: Pages in host memory.
+        shared_tokens: Tokens already available when a table was opened.
+        copied: Pages copied before a table wrote to them.
+        evicted: Known pages that were overwritten because their room was needed.
     """
 
     count: int
@@ -75,14 +75,14 @@ class PagesStatistics:
 
 
 class _Pool:
-    """All pages of a cache, by their numbers.
+    """All pages of a cache, by number.
 
     Attributes:
-        users: How many tables have each page.
-        known: Pages without users that may be found, the least recently used first. All users of a page use
-            those before it, and give them back behind it. So no page goes before one that follows it.
-        doubtful: Pages without users to which a copy did not end well. They are overwritten before their use.
-        tallies: The figures of `PagesStatistics` that are counted.
+        users: The number of tables that use each page.
+        known: Findable pages without users, the least recently used first. All users of a page use the pages
+            before it, and release them later. So no page is evicted before its successors.
+        doubtful: Pages without users to which a copy failed. They are overwritten before their use.
+        tallies: The counters of `PagesStatistics`.
     """
 
     def __init__(self, arrays: Sequence[AccelRef], size: int, host: int, *, shares: bool) -> None:
@@ -92,21 +92,21 @@ class _Pool:
         self.known: OrderedDict[int, None] = OrderedDict()
         self.doubtful: list[int] = []
         self.users, self._unknown = [0] * self.count, list(reversed(range(self.count)))
-        # A serial tells a content from all that its page ever had: it stands for all tokens up to there.
+        # A serial identifies a page's content, and represents all tokens up to its end. It is never reused.
         self._index: dict[_Key, int] = {}
         self._keys: dict[int, _Key] = {}
         self._serials, self._next_serial = [0] * self.count, count(1)
         self.healing, self.spilling = trio.Lock(), trio.Lock()
 
     def find(self, tokens: Sequence[int], most: int, tenant: Hashable) -> list[int]:
-        """Return the pages that hold the beginning of a tenant's tokens, at most so many."""
+        """Return the pages with the longest known prefix of a tenant's tokens, at most `most`."""
         found: list[int] = []
         while len(found) < most and (key := self._key(found, tokens, tenant)) in self._index:
             found.append(self._index[key])
         return found
 
     def offer(self, before: list[int], page: int, tokens: Sequence[int], tenant: Hashable) -> int:
-        """Let a full page be found behind others; where one with its tokens is known, use that instead."""
+        """Let a full page be found after others, or use an already known page with its tokens instead."""
         key = self._key(before, tokens, tenant)
         known = self._index.setdefault(key, page)
         if known == page:
@@ -122,17 +122,17 @@ class _Pool:
         return (None, self._serials[before[-1]], part) if before else (tenant, 0, part)
 
     def use(self, pages: Iterable[int]) -> None:
-        """Count one more user of each page."""
+        """Count another user for each page."""
         for page in pages:
             self.known.pop(page, None)
             self.used += not self.users[page]
             self.users[page] += 1
 
     def take(self, wanted: int) -> list[int]:
-        """Take pages for one table alone, in order: neighbours are copied together.
+        """Take pages for a single table, in ascending order, because neighbours are copied together.
 
         Raises:
-            PagesFullError: There are not so many.
+            PagesFullError: There are not enough pages.
         """
         _must_fit("on the device", wanted, self.count - self.used)
         while len(self._unknown) < wanted:
@@ -145,7 +145,7 @@ class _Pool:
         return taken
 
     def drop(self, pages: Sequence[int], in_doubt: int = 0) -> None:
-        """Count one user less of each page; to so many of the first ones a copy has not ended well."""
+        """Remove a user from each page; a copy to the first `in_doubt` pages has failed."""
         for index, page in reversed(list(enumerate(pages))):
             self.users[page] -= 1
             self.used -= not self.users[page]
@@ -155,7 +155,7 @@ class _Pool:
                 (self.doubtful if index < in_doubt else self._unknown).append(page)
 
     async def heal(self) -> None:
-        """Write over the pages in doubt: an array with damaged contents cannot be read as a whole."""
+        """Overwrite doubtful pages, because an array with damaged contents cannot be read as a whole."""
         async with self.healing:
             while self.doubtful:
                 for array in self.arrays:
@@ -163,7 +163,7 @@ class _Pool:
                 self._unknown.append(self.doubtful.pop(0))
 
     async def copy(self, pages: Sequence[int], places: Sequence[int], sources: _Sources) -> None:
-        """Write to the first pages what is at places of other arrays, one for each of these."""
+        """Write to the first pages, from positions in other arrays, one source for each array."""
         jobs, errors = list[tuple[AccelRef, AccelRef | _Host]](), list[Exception]()
         for ahead, run in groupby(zip(pages, places, strict=False), key=lambda two: two[0] - two[1]):
             part = [place for _, place in run]
@@ -210,8 +210,8 @@ class _Pool:
 class PageTable(AbstractContextManager["PageTable"]):
     """The pages of one sequence. Made by `Pages.open` and `fork`; a context manager that closes it.
 
-    For each step: `reserve` room, have the step write behind `length`, by `pages`, and tell by `wrote` what
-    it has written when it has come back. One task at a time does so.
+    For each step: call `reserve` for room, have the step write after `length`, by `pages`, and after its end
+    call `wrote` with the written tokens. Only one task may do so at a time.
     """
 
     def __init__(self, pool: _Pool, tokens: Sequence[int], pages: list[int], tenant: Hashable) -> None:
@@ -224,46 +224,46 @@ class PageTable(AbstractContextManager["PageTable"]):
 
     @property
     def pages(self) -> tuple[int, ...]:
-        """Numbers of the pages in order; empty when it is spilled or closed.
+        """The numbers of the pages in order; empty when it is spilled or closed.
 
-        `reserve` and `wrote` may put others in their places: build block tables anew for each step.
+        `reserve` and `wrote` may replace pages, so build block tables again for each step.
         """
         return tuple(self._pages)
 
     @property
     def length(self) -> int:
-        """Tokens that stand in the pages."""
+        """The number of tokens in the pages."""
         return len(self._tokens)
 
     @property
     def room(self) -> int:
-        """The length up to which tokens may be written now, without another `reserve`."""
+        """The length up to which tokens may be written without another `reserve`."""
         return max(self.length, 0 if self._shared() else len(self._pages) * self._pool.size)
 
     @property
     def own(self) -> int:
-        """How many pages no other table has: `close` and `spill` make them free."""
+        """The number of pages that no other table uses: `close` and `spill` make them free."""
         return sum(self._pool.users[page] == 1 for page in self._pages)
 
     @property
     def is_spilled(self) -> bool:
-        """Whether its tokens lie in host memory."""
+        """Whether its tokens are in host memory."""
         return self._host is not None
 
     @enable_ki_protection
     async def reserve(self, length: int) -> None:
-        """Make room for tokens up to a length, in pages that belong to this table alone.
+        """Make room for tokens up to a length, in pages that no other table uses.
 
-        A page that others have too, and that is to be written to, is copied first, on the device. A spilled
-        table is restored first. Where the call fails or is cancelled, nothing has changed. After a lost
-        context call it again: what was to be copied is intact.
+        If the next token belongs to a shared page, the page is copied first, on the device. A spilled table
+        is restored first. If the call fails or is cancelled, nothing has changed. After a lost context call
+        it again, because the sources of the copies are intact.
 
         Args:
-            length: Tokens, those that stand there included.
+            length: The number of tokens, including existing ones.
 
         Raises:
-            PagesFullError: There are not so many free pages.
-            ValueError: It is less than `length`, or more than all pages hold.
+            PagesFullError: There are not enough free pages.
+            ValueError: `length` is below the current length, or exceeds the capacity of all pages.
             trio.BusyResourceError: Another task has changed this table meanwhile.
             trio.ClosedResourceError: The table is closed.
             ContextLostError, DeviceLostError, StaleRefError: As of `AccelRef.assign`.
@@ -287,7 +287,7 @@ class PageTable(AbstractContextManager["PageTable"]):
                 await pool.copy(fresh, places, pool.arrays if host is None else host)
             self._check("reserve", before)
         except BaseException:
-            # Pages that were found stay so, and are in no doubt.
+            # Pages found earlier stay valid, and are not doubtful.
             pool.drop(fresh + (pages if host is not None else []), in_doubt=len(places))
             raise
         if shared:
@@ -301,17 +301,17 @@ class PageTable(AbstractContextManager["PageTable"]):
 
     @enable_ki_protection
     def wrote(self, tokens: Iterable[int]) -> None:
-        """Tell that tokens stand behind the first `length` now: the step that wrote them has come back.
+        """Record the tokens that a finished step has written after the first `length` tokens.
 
-        Full pages are offered to other tables. Where one with equal tokens, and equal ones before, is known
-        already, this table takes that and gives its own back.
+        Full pages are offered to other tables. If a page with equal tokens, and equal ones before, is already
+        known, this table takes that page and releases its own.
 
         Args:
-            tokens: Whole numbers of at least 0.
+            tokens: Integers of at least 0.
 
         Raises:
-            ValueError: There is no room for them, since `reserve` was not called; or a number is negative.
-            TypeError: These are no whole numbers.
+            ValueError: There is not enough room, since `reserve` was not called; or a number is negative.
+            TypeError: The tokens are not integers.
             trio.ClosedResourceError: The table is closed.
         """
         self._check("wrote")
@@ -323,7 +323,7 @@ class PageTable(AbstractContextManager["PageTable"]):
 
     @enable_ki_protection
     def fork(self) -> PageTable:
-        """Make a table of the same tokens and tenant, which shares their pages.
+        """Make a table with the same tokens and tenant, which shares the pages.
 
         Call it between two steps. Then call `reserve` before the next one, for either table.
 
@@ -340,18 +340,18 @@ class PageTable(AbstractContextManager["PageTable"]):
 
     @enable_ki_protection
     async def spill(self) -> None:
-        """Move the tokens to host memory, and give the pages on the device back.
+        """Move the tokens to host memory, and release the pages on the device.
 
-        Pages that others have too are copied. Where the call fails or is cancelled, nothing has changed. On a
-        spilled table it does nothing.
+        Shared pages are copied. If the call fails or is cancelled, nothing has changed. On a spilled table it
+        does nothing.
 
         Raises:
-            PagesFullError: There is not so much room in host memory now, or `host` of `Pages` is less.
-            OutOfMemoryError: The device has no memory for a copy of the pages of one array.
+            PagesFullError: There is not enough room in host memory now, or `host` of `Pages` is too small.
+            OutOfMemoryError: The device lacks memory for a copy of one array's pages.
             trio.BusyResourceError, trio.ClosedResourceError: As of `reserve`.
         """
         pool = self._pool
-        # One at a time: each takes memory on the device, too.
+        # Only one at a time, because each spill also takes memory on the device.
         async with pool.spilling:
             self._check("spill")
             if self.is_spilled:
@@ -367,11 +367,11 @@ class PageTable(AbstractContextManager["PageTable"]):
     async def restore(self) -> None:
         """Bring the tokens back from host memory; pages that are known by now are shared.
 
-        Where the call fails or is cancelled, they are still in host memory. On a table that is not spilled
+        If the call fails or is cancelled, the tokens are still in host memory. If the table is not spilled,
         it does nothing.
 
         Raises:
-            PagesFullError: There are not so many free pages.
+            PagesFullError: There are not enough free pages.
             trio.BusyResourceError, trio.ClosedResourceError: As of `reserve`.
             ContextLostError, DeviceLostError, StaleRefError: As of `AccelRef.assign`.
         """
@@ -379,7 +379,7 @@ class PageTable(AbstractContextManager["PageTable"]):
 
     @enable_ki_protection
     def close(self) -> None:
-        """Give the pages back; what is in flight there ends before others write. Twice is nothing."""
+        """Release the pages; work in flight there ends before others write. A second call does nothing."""
         self._leave()
         self._is_closed = True
 
@@ -399,13 +399,13 @@ class PageTable(AbstractContextManager["PageTable"]):
         return -(-self.length // self._pool.size)
 
     def _shared(self) -> list[int]:
-        """Return the page that the next token goes to, if others have it too."""
+        """Return the page for the next token, if other tables also use it."""
         first = self.length // self._pool.size
         return [page for page in self._pages[first : first + 1] if self._pool.users[page] > 1]
 
     def _offer(self, first: int) -> None:
-        """Offer the full pages from one on."""
-        # Another list tells a task that is at work on this table.
+        """Offer the full pages, from the page with index `first`."""
+        # A new list lets a task notice that another task has changed this table.
         self._pages = list(self._pages)
         for index in range(first, self.length // self._pool.size if self._pool.shares else 0):
             before, page = self._pages[:index], self._pages[index]
@@ -415,29 +415,29 @@ class PageTable(AbstractContextManager["PageTable"]):
 class Pages:
     """A cache in pages over arrays of a device, such as the keys and values of `nn.paged_attention`.
 
-    Each page has a place along the first axis of every array, and holds what belongs to `size` tokens. What
-    is written for a token must follow from the tokens up to it: tables with an equal beginning share pages.
-    Pages of closed tables stay findable until their room is needed; the least recently used goes first.
+    Each page has an index along the first axis of every array, and holds the data of `size` tokens. The data
+    of a token must only depend on the tokens up to it, because tables with a common prefix share pages. Pages
+    of closed tables stay findable until their room is needed; the least recently used page is replaced first.
 
     The arrays belong to the caller, and nobody else writes to them. With ``isolation="process"`` they survive
-    the loss of a context, and so do all pages but those that were being written. The object is used in one
-    Trio run.
+    the loss of a context, and so do all pages except the pages being written. Use the object in only one Trio
+    run.
 
     Args:
-        arrays: One array, or several, such as one for each layer: of one device, at least two axes, and an
-            equal number of pages along the first.
-        size: Tokens of a page.
-        host: The most pages in host memory, for `PageTable.spill`; it is pinned on devices with memory of
-            their own.
-        share: Whether tables share the pages of equal beginnings.
+        arrays: One array, or several, such as one for each layer: on one device, with at least two axes, and
+            with an equal number of pages along the first.
+        size: The number of tokens in a page.
+        host: The maximum number of pages in host memory, for `PageTable.spill`; it is pinned on devices with
+            separate memory.
+        share: Whether tables share the pages of common prefixes.
 
     Raises:
-        TypeError: `arrays` are no arrays of a device, or a number is no whole number.
-        ValueError: There is no array, they differ in device or pages, one has fewer axes, or a number is out
+        TypeError: `arrays` are not device arrays, or a number is not an integer.
+        ValueError: `arrays` is empty, they differ in device or pages, one has fewer axes, or a number is out
             of range.
 
     Attributes:
-        count: Pages on the device.
+        count: The number of pages on the device.
     """
 
     @named_arguments
@@ -455,12 +455,12 @@ class Pages:
 
     @property
     def used(self) -> int:
-        """Pages with users."""
+        """The number of pages with users."""
         return self._pool.used
 
     @property
     def free(self) -> int:
-        """Pages without users, those included that are kept for a later equal beginning."""
+        """The number of pages without users, including pages kept for a later common prefix."""
         return self._pool.count - self._pool.used
 
     @enable_ki_protection
@@ -468,15 +468,15 @@ class Pages:
         """Open a table for a sequence.
 
         Args:
-            tokens: How it begins. Full pages of the longest beginning that is known are shared at once:
-                `PageTable.length` tokens are there. At least one token is left to compute, since its result
-                is what comes next.
-            tenant: Only tables of one tenant share pages. If strangers share them, a prompt whose beginning
-                somebody else has sent is answered sooner: who measures that can guess the prompts of others,
-                page by page. So give strangers different tenants.
+            tokens: The first tokens of the sequence. Full pages of the longest known prefix are shared at
+                once, so `PageTable.length` tokens exist already. At least one token is left to compute, since
+                its result predicts the next token.
+            tenant: Only tables of one tenant share pages. If strangers share them, a prompt is answered
+                sooner if somebody else has sent its prefix. Whoever measures that can guess the prompts of
+                others, page by page. So give strangers different tenants.
 
         Raises:
-            TypeError, ValueError: `tokens` are no whole numbers of at least 0, or `tenant` cannot be hashed.
+            TypeError, ValueError: `tokens` are not integers of at least 0, or `tenant` is not hashable.
         """
         given, pool = _checked(tokens), self._pool
         hash(tenant)
@@ -487,7 +487,7 @@ class Pages:
         return PageTable(pool, given[:length], pages, tenant)
 
     async def heal(self) -> None:
-        """Write over pages damaged by a lost copy, as `reserve` does, because no array can be read with them.
+        """Overwrite pages damaged by a lost copy, as `reserve` does, because arrays with them cannot be read.
 
         Call it if a step finds damaged contents while another task restores a table, and call the step again.
 
@@ -497,7 +497,7 @@ class Pages:
         await self._pool.heal()
 
     def wanted(self, tokens: Iterable[int], *, tenant: Hashable = None) -> int:
-        """Return how many free pages a table takes if `open` is called for it, and it gets one token more."""
+        """Return the number of free pages that a table needs for `open` and one more token."""
         users, given = self._pool.users, _checked(tokens)
         shared = sum(users[page] > 0 for page in self._found(given, tenant))
         return len(given) // self._pool.size + 1 - shared
@@ -506,7 +506,7 @@ class Pages:
         return self._pool.find(tokens, max(len(tokens) - 1, 0) // self._pool.size, tenant)
 
     def statistics(self) -> PagesStatistics:
-        """Count pages, and what became of them."""
+        """Return the counts of pages."""
         it = self._pool
         return PagesStatistics(
             count=it.count, used=it.used, free=self.free, known=len(it.known), **it.tallies

@@ -1,6 +1,6 @@
 """Parameters that several workers train at their own pace (Li et al., "Parameter Server", OSDI 2014).
 
-A push makes new arrays, which become current when all are there. So what is lost under way changes nothing.
+A push makes new arrays, which become current when all exist. So a lost push changes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import trio
 from ..actors import NotExecutedError, must_be_count, must_be_one_of
 from ..backends.base import ContextLostError, DType
 from ..devices import AccelRef, Device
-from ._servants import CallStatistics, TaskServant
+from ._submit import CallStatistics, TaskSubmitActor
 
 __all__ = [
     "ParameterServer",
@@ -35,17 +35,17 @@ __all__ = [
 UpdateStep: TypeAlias = Callable[..., Awaitable[object]]
 """Changes a parameter and its slots in place: ``await step(parameter, gradient, *slots, number)``."""
 _Array: TypeAlias = AccelRef | npt.NDArray[Any]
-_OnNan: TypeAlias = Literal["refuse", "take"]
+_OnNan: TypeAlias = Literal["refuse", "allow"]
 # Steps are taken on copies, so a loss of the context leaves what they were made of.
 _ATTEMPTS = 3
 _MOST_SLOTS = 16
 
 
 class StaleGradientsError(NotExecutedError):
-    """The gradients are of parameters that are too old; nothing was changed. Pull, and compute them again.
+    """The gradients belong to a version that is too old; nothing was changed. Pull, and compute them again.
 
     Attributes:
-        version: The version that they are of.
+        version: The version of the gradients.
         current: The version of the server.
     """
 
@@ -60,16 +60,16 @@ class StaleGradientsError(NotExecutedError):
 
 @attrs.frozen
 class Pull:
-    """Ask for the parameters, by ``server.ask(Call(Pull()))``. It waits for no push."""
+    """Request the parameters, by ``server.ask(Submit(Pull()))``. It does not wait for pushes."""
 
 
 @attrs.frozen(eq=False)
 class Push:
-    """Have a step taken, by ``server.ask(Call(Push(gradients, version)))``.
+    """Request a step, by ``server.ask(Submit(Push(gradients, version)))``.
 
     Attributes:
-        gradients: An array for each parameter by its name, of its shape and dtype, on any device or the host.
-        version: The version of the parameters that they were computed from.
+        gradients: An array for each parameter by name, with its shape and dtype, on any device or the host.
+        version: The version of the parameters from which they were computed.
     """
 
     gradients: Mapping[str, _Array]
@@ -78,11 +78,11 @@ class Push:
 
 @attrs.frozen(eq=False)
 class Parameters:
-    """The reply to `Pull` and `Push`. Its arrays stay as they are while further steps are taken.
+    """The reply to `Pull` and `Push`. Its arrays do not change during further steps.
 
     Attributes:
-        version: How many steps were taken.
-        arrays: The parameters by their names, on the device of the server: views of one array.
+        version: The number of steps so far.
+        arrays: The parameters by name, on the device of the server: views of one array.
     """
 
     version: int
@@ -94,9 +94,9 @@ class ParameterServerStatistics(CallStatistics):
     """Counts of a `ParameterServer` since its incarnation began.
 
     Attributes:
-        version: How many steps were taken, by earlier incarnations too.
-        stale: Pushes that were refused for their age.
-        repeated: Steps that were taken again after the context of the device was lost.
+        version: The number of steps, including earlier incarnations.
+        stale: The number of pushes refused for their age.
+        repeated: The number of steps repeated after the device lost its context.
     """
 
     version: int
@@ -105,15 +105,15 @@ class ParameterServerStatistics(CallStatistics):
 
 
 class ParameterState:
-    """Parameters and what an optimizer keeps of earlier steps. It outlives restarts of a `ParameterServer`.
+    """Parameters and an optimizer's arrays. It survives restarts of a `ParameterServer`.
 
     Made by `ParameterState.put`.
 
     Attributes:
-        device: Where all arrays are.
-        version: How many steps were taken.
-        flat: All parameters behind one another.
-        slots: What the optimizer keeps, in arrays like `flat`.
+        device: The device of all arrays.
+        version: The number of steps so far.
+        flat: All parameters in one flat array.
+        slots: The optimizer's arrays, with the shape of `flat`.
     """
 
     def __init__(self, flat: AccelRef, slots: tuple[AccelRef, ...], shapes: Mapping[str, tuple[int, ...]]):
@@ -129,13 +129,13 @@ class ParameterState:
         """Put parameters on a device, with zeros for each slot.
 
         Args:
-            device: Where they live. In a worker process, they outlive its context.
-            parameters: Host arrays by their names, of one floating dtype.
-            slots: How many arrays the optimizer keeps: 1 for momentum, 2 for AdamW.
+            device: The device. If its context is in a worker process, the parameters survive a loss.
+            parameters: Host arrays by name, of one floating dtype.
+            slots: The number of arrays of the optimizer: 1 for momentum, 2 for AdamW.
 
         Raises:
-            ValueError: There is no parameter, or `slots` is not from 0 to 16.
-            TypeError: Several dtypes, or one that is not floating.
+            ValueError: `parameters` is empty, or `slots` is not from 0 to 16.
+            TypeError: There are several dtypes, or the dtype is not floating.
         """
         must_be_count("ParameterState: slots", slots, least=0, most=_MOST_SLOTS)
         if not parameters:
@@ -150,7 +150,7 @@ class ParameterState:
         return cls(flat, tuple(kept), {name: array.shape for name, array in given.items()})
 
     def current(self) -> Parameters:
-        """Return the parameters as they are now."""
+        """Return the current parameters."""
         ends = accumulate(map(math.prod, self._shapes.values()))
         arrays = {
             name: self.flat[end - math.prod(shape) : end].reshape(shape)
@@ -182,7 +182,7 @@ class ParameterState:
                 raise ValueError(f"{told} have shape {shape}, got {array.shape}")
 
     async def joined(self, gradients: Mapping[str, _Array]) -> AccelRef:
-        """Return the gradients behind one another, on the device."""
+        """Return the gradients as one flat array on the device."""
         given: list[Any] = [gradients[name] for name in self._shapes]
         if not any(isinstance(one, AccelRef) for one in given):
             return await self.device.put(np.concatenate([one.reshape(-1) for one in given]))
@@ -193,31 +193,31 @@ class ParameterState:
         return made
 
     def commit(self, flat: AccelRef, slots: tuple[AccelRef, ...]) -> None:
-        """Let the arrays of a step be current."""
+        """Make the arrays of a step the current ones."""
         self.flat, self.slots = flat, slots
         self.version += 1
 
 
-class ParameterServer(TaskServant[Pull | Push, Parameters]):
-    """Trains parameters by the gradients that workers push: a `Servant` whose reply is `Parameters`.
+class ParameterServer(TaskSubmitActor[Pull | Push, Parameters]):
+    """Trains parameters by the gradients that workers push: a `SubmitActor` with `Parameters` as its replies.
 
-    Steps are taken one after the other, each on copies. A push that fails has changed nothing. If its asker
-    is cancelled, the whole step was taken, or none. A worker that is lost loses the push that it was making.
-    If the context of the server's own device is lost, the step is taken again: with
-    ``DeviceOptions(isolation="process")`` the arrays are still there. Its statistics are
+    Steps run one after the other, each on copies. A failed push has changed nothing. If its caller is
+    cancelled, either the whole step is done or nothing. If a worker is lost, only its current push is lost.
+    If the context of the server's own device is lost, the step is repeated: with
+    ``DeviceOptions(isolation="process")`` the arrays still exist. Its statistics are
     `ParameterServerStatistics`.
 
     Args:
         state: The parameters.
-        step: Takes a step in place: ``await step(parameter, gradient, *slots, number)``. The numbers of steps
-            begin with 1. ``functools.partial(ta.nn.adamw, lr=1e-3)`` is one, for two slots.
-        max_staleness: How many steps may have been taken since the version of a push. None for any number.
-        on_nan: What becomes of gradients with NaN or infinity. ``"refuse"`` raises a `ValueError`, and costs
-            one more request to the device; ``"take"`` takes the step.
+        step: Takes a step in place: ``await step(parameter, gradient, *slots, number)``. Step numbers begin
+            with 1. An example with two slots is ``functools.partial(ta.nn.adamw, lr=1e-3)``.
+        max_staleness: The maximum number of steps since the version of a push. None for any number.
+        on_nan: The reaction to gradients with NaN or infinity. ``"refuse"`` raises a `ValueError`, and costs
+            one more request to the device; ``"allow"`` takes the step.
 
     Raises:
-        ValueError: `max_staleness` is below 0, or `on_nan` is another word.
-        TypeError: `state` is no `ParameterState`, or `step` cannot be called.
+        ValueError: `max_staleness` is below 0, or `on_nan` is invalid.
+        TypeError: `state` is not a `ParameterState`, or `step` is not callable.
     """
 
     def __init__(
@@ -242,11 +242,11 @@ class ParameterServer(TaskServant[Pull | Push, Parameters]):
         self._stale = self._repeated = 0
 
     async def answer(self, item: Pull | Push) -> Parameters:
-        """Give the parameters, or take a step.
+        """Return the parameters, or take a step.
 
         Raises:
             StaleGradientsError: The version of the gradients is too old.
-            ValueError: Other names or shapes, a version that is not there yet, or NaN.
+            ValueError: Other names or shapes, a version that does not exist yet, or NaN.
             TypeError: Another dtype, or neither `Pull` nor `Push`.
             Exception: An error of the step.
         """
@@ -264,7 +264,7 @@ class ParameterServer(TaskServant[Pull | Push, Parameters]):
             if not await xp.all(xp.isfinite(gradient)).item():
                 raise ValueError("ParameterServer: a gradient has NaN or infinity; nothing was changed")
         async with self._turn:
-            # Others had their turns meanwhile.
+            # Other pushes had their turns meanwhile.
             self._check_age(item.version)
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
@@ -288,7 +288,7 @@ class ParameterServer(TaskServant[Pull | Push, Parameters]):
             raise StaleGradientsError("ParameterServer", version=version, current=self._state.version)
 
     def statistics(self) -> ParameterServerStatistics:
-        """Tell what was counted so far."""
+        """Return the counts so far."""
         return ParameterServerStatistics(
             **self._tally,
             version=self._state.version,

@@ -1,4 +1,4 @@
-"""The parts of one sequence of a `ContinuousBatcher`, read as they come."""
+"""The parts of a `ContinuousBatcher`'s sequence, read as they are made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import trio
 
 from ..actors import opens, running_beside
 from ..devices import track_progress
-from ._servants import ItemT, Model, as_callable, outcome_of
+from ._submit import ItemT, Model, as_callable, outcome_of
 
 __all__ = ["PartStream", "Streamed", "open_parts"]
 
@@ -24,10 +24,10 @@ class PartStream(Generic[PartT]):
     """An async iterator over the parts of a sequence, for one task at a time. Made by `open_parts`.
 
     Attributes:
-        unread: Parts that were given and not read.
-        on_read: Called when a part was read while the sequence is held back; None while no batcher fills it.
+        unread: The parts that the reader has not read yet.
+        on_read: Called when a part is read while the sequence is held back; None while no batcher fills it.
         is_held: Whether the sequence waits for its reader.
-        report: Called with the number of parts that were read.
+        report: Called with the number of parts read so far.
     """
 
     report: Callable[[float], object]
@@ -48,7 +48,7 @@ class PartStream(Generic[PartT]):
         """All parts of the sequence.
 
         Raises:
-            RuntimeError: The iteration has not come to its end.
+            RuntimeError: The iteration has not ended.
         """
         if self._parts is None:
             raise RuntimeError("parts: the stream has not ended; iterate over it to its end")
@@ -58,7 +58,7 @@ class PartStream(Generic[PartT]):
         return self
 
     async def __anext__(self) -> PartT:
-        """Return the next part; a cancellation loses none.
+        """Return the next part; a cancellation loses no part.
 
         Raises:
             trio.BusyResourceError: Another task waits for the next part.
@@ -106,7 +106,7 @@ class PartStream(Generic[PartT]):
         self._wake()
 
     def end(self, result: outcome.Outcome[tuple[PartT, ...]]) -> None:
-        """Give the reader the outcome, behind the parts."""
+        """Give the reader the outcome, after the parts."""
         self._results.append(result)
         self._has_ended = True
         self._wake()
@@ -123,13 +123,13 @@ class PartStream(Generic[PartT]):
 
 @attrs.frozen(eq=False)
 class Streamed(Generic[ItemT, PartT]):
-    """An item of a `ContinuousBatcher` whose parts are read as they come; made by `open_parts`.
+    """An item of a `ContinuousBatcher` with parts that are read as they are made; made by `open_parts`.
 
     Patterns in front of the batcher pass it along. The batcher's own functions get the plain item.
 
     Attributes:
         item: The item.
-        stream: Takes the parts.
+        stream: Receives the parts.
     """
 
     item: ItemT
@@ -143,22 +143,22 @@ Streamable: TypeAlias = ItemT | Streamed[ItemT, PartT]
 async def open_parts(
     batcher: Model[Streamed[ItemT, PartT], tuple[PartT, ...]], item: ItemT, /
 ) -> AsyncGenerator[PartStream[PartT]]:
-    """Ask a batcher for a sequence, and iterate over its parts as they come.
+    """Request a sequence from a batcher, and iterate over its parts as they are made.
 
     ``async with open_parts(batcher, prompt) as stream:``, and then ``async for token in stream:``. An error
-    comes behind the parts before it. At the end of the iteration, ``stream.parts`` has all of them.
+    follows the parts before it. At the end of the iteration, ``stream.parts`` has all of them.
 
-    A reader that is slow holds up its own sequence: the batcher makes at most `buffer` parts ahead, and those
-    of the steps that run. At the end of the block, and at the reader's deadline, the sequence leaves the
+    A slow reader holds up only its own sequence: the batcher makes at most `buffer` parts in advance, and the
+    parts of running steps. At the end of the block, and at the reader's deadline, the sequence leaves the
     batch before the next step.
 
     Args:
-        batcher: A `ContinuousBatcher`, or a servant that leads to one, such as a `HotSwap`. A request must
-            not be sent to two of them: the second one refuses it.
+        batcher: A `ContinuousBatcher`, or an actor that leads to one, such as a `HotSwap`. A request must not
+            be sent to two of them: the second one refuses it.
         item: The item.
 
     Raises:
-        TypeError: `batcher` is no model.
+        TypeError: `batcher` is not a model.
     """
     ask = as_callable(batcher)
     with track_progress("sequence", unit="parts") as report:

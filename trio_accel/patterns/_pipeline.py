@@ -1,4 +1,4 @@
-"""A chain of models that work at the same time, each on another item."""
+"""A chain of models that work at the same time, each on a different item."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..actors import DeferredReply, Ref, named_options
 from ..devices import AccelRef, Device
 from ._checks import of_class, positive, whole
 from ._limits import RetryPolicy
-from ._servants import CallStatistics, ItemT, Model, ResultT, Tally, TaskServant, as_callable, is_model
+from ._submit import CallStatistics, ItemT, Model, ResultT, Tally, TaskSubmitActor, as_callable, is_model
 
 __all__ = ["Pipeline", "PipelineStage", "PipelineStageStatistics", "PipelineStatistics"]
 
@@ -25,36 +25,36 @@ A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 
-_NONE = type(None)
+_NONE_TYPE = type(None)
 
 
 @named_options
 @attrs.frozen
 class PipelineStage(Generic[ItemT, ResultT]):
-    """One model of a `Pipeline`, with its options.
+    """A model of a `Pipeline`, with its options.
 
     Attributes:
         model: The model. Its result is the item of the next stage.
-        name: Its name in statistics, traces and metrics, without a slash. By default that of the function,
-            or of the actor.
-        workers: The most items that the model has at once. They may end in any order: the next stage takes
-            them in the pipeline's.
-        capacity: The most items that wait between the stage before and this one, at least 1. While so many
-            do, the workers before hold what they have done.
-        device: Arrays in an item that are on another device are copied to this one first: the item itself,
-            and what is in its tuples, lists, dictionaries, attrs classes and dataclasses.
-        retry: How the stage is tried again, its copies included; not at all by default.
-        deadline: The most seconds of one item in this stage, from its begin, tries again included. Then it
-            fails with `trio.TooSlowError`.
+        name: The name in statistics, traces and metrics, without a slash. By default the name of the function
+            or the actor.
+        workers: The maximum number of items that the model has at once. They may end in any order: the next
+            stage takes them in pipeline order.
+        capacity: The maximum number of items that wait between the previous stage and this one, at least 1.
+            While it is reached, the workers before hold their results.
+        device: Arrays of an item on another device are copied to this one first: the item itself, and arrays
+            in its tuples, lists, dictionaries, attrs classes and dataclasses.
+        retry: The policy for retries of the stage, including its copies; by default, none.
+        deadline: The maximum seconds of an item in this stage, including retries. After that, it fails with
+            `trio.TooSlowError`.
     """
 
     model: Model[ItemT, ResultT] = attrs.field(validator=is_model)
     name: str | None = attrs.field(default=None, kw_only=True)
     workers: int = attrs.field(default=1, kw_only=True, validator=whole)
     capacity: int = attrs.field(default=1, kw_only=True, validator=whole)
-    device: Device | None = attrs.field(default=None, kw_only=True, validator=of_class(Device, _NONE))
+    device: Device | None = attrs.field(default=None, kw_only=True, validator=of_class(Device, _NONE_TYPE))
     retry: RetryPolicy | None = attrs.field(
-        default=None, kw_only=True, validator=of_class(RetryPolicy, _NONE)
+        default=None, kw_only=True, validator=of_class(RetryPolicy, _NONE_TYPE)
     )
     deadline: float | None = attrs.field(default=None, kw_only=True, validator=optional(positive))
 
@@ -65,12 +65,12 @@ class PipelineStage(Generic[ItemT, ResultT]):
 
 @attrs.frozen(kw_only=True)
 class PipelineStageStatistics(CallStatistics):
-    """Counts of one stage; those of calls are from its begin with an item to its end.
+    """Counts of one stage; a call lasts from the stage's start on an item to its end.
 
     Attributes:
         name: The stage.
-        waiting: Items that wait in front of it, as the stage before is done with them.
-        held: Items that it is done with, and whose workers wait for room in front of the next stage.
+        waiting: The number of items that wait in front of it, because the previous stage has finished them.
+        held: The number of finished items on workers that wait for room in front of the next stage.
     """
 
     name: str
@@ -80,10 +80,10 @@ class PipelineStageStatistics(CallStatistics):
 
 @attrs.frozen(kw_only=True)
 class PipelineStatistics(CallStatistics):
-    """Counts of the items of a `Pipeline`, and of its stages. The slowest stage has items waiting.
+    """Counts of a `Pipeline`'s items, and of its stages. The slowest stage has waiting items.
 
     Attributes:
-        stages: One record for each stage, in order.
+        stages: A record for each stage, in order.
     """
 
     stages: tuple[PipelineStageStatistics, ...]
@@ -91,13 +91,13 @@ class PipelineStatistics(CallStatistics):
 
 @attrs.define(eq=False)
 class _Entry:
-    """An item on its way.
+    """An item in the pipeline.
 
     Attributes:
         has_begun: Whether a model has seen it.
-        at: The stage that it waits for, in the queue in front of it; None while it has not come there.
-        works: The stage whose worker it has.
-        woken: Where it waits until it gets a place or a worker.
+        at: The stage that it waits for, in the queue in front of it; None before it gets there.
+        works: The stage of its worker.
+        woken: The lot in which it waits for a place or a worker.
     """
 
     has_begun: bool = False
@@ -106,7 +106,7 @@ class _Entry:
     woken: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     def leave(self) -> None:
-        """Give its worker back, if it has one."""
+        """Release its worker, if any."""
         line, self.works = self.works, None
         if line is not None:
             line.free += 1
@@ -115,11 +115,11 @@ class _Entry:
 
 @attrs.define(eq=False)
 class _Line:
-    """A stage at work: who comes to it in which order, and its workers.
+    """A stage at work: its workers, and its items in their order.
 
-    The first `capacity` items that have not begun may wait here (`near`); they have a place whether they have
-    come or not. So a later item never takes the place of an earlier one that comes after it, and a line is
-    never stuck. All others (`far`) stay with the worker of the stage before until an item begins or leaves.
+    The first `capacity` items that have not begun may wait here (`near`); they have a place even before they
+    arrive. So a later item never takes the place of an earlier one that arrives after it, and a line is never
+    stuck. All others (`far`) stay with the worker of the previous stage until an item begins or leaves.
     """
 
     name: str
@@ -135,11 +135,11 @@ class _Line:
         self.free = self.workers
 
     def expect(self, entry: _Entry) -> None:
-        """Take in an item that will come, behind all before it."""
+        """Add an item that will arrive, after all earlier ones."""
         (self.near if len(self.near) < self.capacity else self.far)[entry] = None
 
     def drop(self, entry: _Entry) -> None:
-        """Forget an item that will not come, if it has not begun."""
+        """Forget an item that will not arrive, if it has not begun."""
         if entry in self.far:
             del self.far[entry]
         elif entry in self.near:
@@ -147,7 +147,7 @@ class _Line:
             self.begin_next()
 
     def begin_next(self) -> None:
-        """Give idle workers to the first items, as far as these have come."""
+        """Give idle workers to the first items, as far as these have arrived."""
         while self.free and self.near and (first := next(iter(self.near))).at is self:
             self._take_out(first)
             self.free -= 1
@@ -174,38 +174,39 @@ class _Line:
 Given: TypeAlias = Model[A, B] | PipelineStage[A, B]
 
 
-class Pipeline(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
-    """Passes each item through models in order, while each model works at another item.
+class Pipeline(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
+    """Passes each item through models in order, while each model works on a different item.
 
-    Start it with ``await system.spawn(Pipeline, load, PipelineStage(embed, device=gpu), store)``. Type
-    checkers see to it that each stage takes what the one before returns, of up to four stages. An item is
-    asked for with ``Call(item)``, and many of them with `open_results`.
+    Start it with ``await system.spawn(Pipeline, load, PipelineStage(embed, device=gpu), store)``. For up to
+    four stages, type checkers verify that each stage takes the results of the previous one. Send an item with
+    ``Submit(item)``, or many items with `open_results`.
 
-    **Order.** Each stage begins with the items in the order in which the pipeline was asked for them. A reply
-    is given as soon as its item is through.
+    **Order.** Each stage starts on the items in the order in which the pipeline got them. A reply is sent as
+    soon as its item is finished.
 
     **Bounds.** A stage has at most `workers` items, and at most `capacity` more wait in front of it. Items
-    beyond those of the first stage wait with their askers.
+    that do not fit into the first stage wait with their callers.
 
-    **Failure.** An item whose stage fails leaves with the error of the stage, as it is, and makes room. The
-    other items go on. So a device whose context is lost costs the items that its stages work on, or
-    none, with a `RetryPolicy` that allows it. An item whose asker is cancelled leaves, too, and its stage is
-    cancelled. An error that says that a stage was never begun (`NotExecutedError`) says nothing of the stages
-    before.
+    **Failure.** If a stage fails on an item, the item leaves with the unchanged error of the stage, and makes
+    room. The other items continue. So a device that loses its context costs only the items in its stages, or
+    none, with a `RetryPolicy` that allows it. If the caller of an item is cancelled, the item also leaves,
+    and its stage is cancelled. A `NotExecutedError` means that its stage was never begun, but the stages
+    before may have been.
 
     **Traces.** Each stage is a part of the item's call, named ``pipeline/stage``: it has a row in timelines,
-    and a span below that of the call, with the time that the item has waited for it apart.
+    and a span below the span of the call. The time that the item has waited for it is separate.
 
     ``stop(drain=True)`` waits for all items. If the incarnation ends otherwise, items that a stage has seen
-    fail with `ActorFailedError`. The others fail with `ActorStoppedError` or `ActorRestartingError`: they
-    were never executed. Those in the mailbox are served by the next one. Its statistics are
+    fail with `ActorFailedError`. The others fail with `ActorStoppedError` or `ActorRestartingError`, because
+    they were never executed. The next incarnation serves items in the mailbox. Its statistics are
     `PipelineStatistics`.
 
     Args:
-        stages: The models, in order: each an async callable, the address of a servant, or a `PipelineStage`.
+        stages: The models, in order: each an async callable, the address of a `SubmitActor`, or a
+            `PipelineStage`.
 
     Raises:
-        ValueError: There is no stage, or two were given one name.
+        ValueError: There are no stages, or two stages have the same name.
         TypeError: A stage is none of these.
     """
 
@@ -247,7 +248,7 @@ class Pipeline(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
         ]
 
     async def call(self, item: ItemT) -> ResultT | DeferredReply[ResultT]:
-        """Take an item in, behind all before it."""
+        """Accept an item, after all earlier ones."""
         entry = _Entry()
         for line in self._lines:
             line.expect(entry)
@@ -280,7 +281,7 @@ class Pipeline(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
         return cast("ResultT", value)
 
     def statistics(self) -> PipelineStatistics:
-        """Return the counts of the items and of the stages."""
+        """Return the counts of the items, and of the stages."""
         return PipelineStatistics(**self._tally, stages=tuple([line.statistics() for line in self._lines]))
 
 
@@ -288,7 +289,7 @@ def _as_stage(place: int, given: Any) -> PipelineStage[Any, Any]:
     if isinstance(given, PipelineStage):
         return given  # pyright: ignore[reportUnknownVariableType]  # its types are lost in `given`
     if not isinstance(given, Ref) and not callable(given):
-        what = "an async callable, the address of a servant, or PipelineStage(model)"
+        what = "an async callable, the address of a `SubmitActor`, or PipelineStage(model)"
         raise TypeError(f"Pipeline: stage {place} must be {what}, got {given!r}")
     return PipelineStage(cast("Model[Any, Any]", given))
 
@@ -298,10 +299,10 @@ def _is_name(name: object) -> bool:
 
 
 def _names_of(stages: Sequence[PipelineStage[Any, Any]]) -> list[str]:
-    """Return the names of stages; those that were not given get a number where they are taken.
+    """Return the names of stages; a default name gets a number if it is taken.
 
     Raises:
-        ValueError: Two were given one name.
+        ValueError: Two stages were given the same name.
     """
     given = [stage.name for stage in stages if stage.name is not None]
     if len(set(given)) < len(given):
@@ -318,13 +319,13 @@ def _names_of(stages: Sequence[PipelineStage[Any, Any]]) -> list[str]:
 def _name_of(model: Model[Any, Any]) -> str:
     if isinstance(model, Ref):
         return model.path.rpartition("/")[2]
-    # The function behind a `functools.partial` has the name.
+    # A `functools.partial` takes the name of its function.
     name: str = getattr(getattr(model, "func", model), "__name__", "")
     return name if _is_name(name) and name != "<lambda>" else type(model).__name__
 
 
 def _call_of(name: str, stage: PipelineStage[Any, Any]) -> Callable[[Any], Awaitable[Any]]:
-    """Return the model of a stage with its copies, tries and deadline around it."""
+    """Return the model of a stage, wrapped with its copies, retries and deadline."""
     call = as_callable(stage.model)
     if stage.device is not None:
         call = _copying(call, stage.device)
@@ -352,7 +353,7 @@ def _limited(
 
 
 async def _copied(value: Any, device: Device) -> Any:  # noqa: ASYNC910  # the model is awaited next
-    """Copy the arrays in a value that are not on a device to it; a value without any is returned as it is."""
+    """Copy the arrays in a value to a device; return a value without other arrays unchanged."""
     if isinstance(value, AccelRef):
         return value if value.device is device else await value.copy_to(device)
     found = _taken_apart(value)
@@ -367,7 +368,7 @@ _Parts: TypeAlias = dict[Any, Any]
 
 
 def _taken_apart(value: Any) -> tuple[_Parts, Callable[[_Parts], Any]] | None:
-    """Return the parts of a value that may be arrays, and what makes a value like it of others."""
+    """Return the parts of a value that may be arrays, and a function that rebuilds the value from parts."""
     kind: Callable[..., Any] = value.__class__
     if kind is dict:
         return value, dict

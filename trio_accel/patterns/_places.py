@@ -1,20 +1,20 @@
-"""Whose turn it is for a place of a `ContinuousBatcher`, where sequences grow, and who is set aside.
+"""The places of a `ContinuousBatcher` with growing sequences: who gets one, and who is set aside.
 
 A sequence *runs*, is *set aside*, or *waits* and was never begun. All have a rank: the order of arrival, in
-which a level of priority goes before some arrivals of the level below. These rules choose (D222):
+which a priority level precedes some arrivals of the level below. These rules choose (D222):
 
-* A step without room sets one aside: of the tenant that has the most for its weight, the last by rank.
-* A place or room that is free goes to the tenant that has the least for its weight: first to its sequences
-  that were set aside, then to those that wait.
-* If none is free, a sequence takes the place of another: of a tenant that has as much or more after both
-  have moved; or of its own tenant, if it was set aside for a while and is before the other by rank. So no two
+* A step without room sets a sequence aside: from the tenant with the most for its weight, the last by rank.
+* Free places or room go to the tenant with the least for its weight: first to its set-aside sequences, then
+  to its waiting ones.
+* If none is free, a sequence takes the place of another: of a tenant that has as much or more after both have
+  moved; or of its own tenant, if it was set aside for a while and precedes the other by rank. So no two
   displace each other in turns.
-* One that has its turn, but no room, waits beside the queue, as if it had been set aside. So small ones may
-  overtake it.
+* If it is the turn of a sequence but there is no room, the sequence waits outside the queue, as if it had
+  been set aside. So small ones may overtake it.
 * The first of all by rank takes the place of any other, and no other takes its place.
 
 Later arrivals have higher ranks. So each sequence is the first at some time, unless it ends before: nobody
-waits for ever.
+waits forever.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import attrs
 
 from ._fair_queue import FairQueue, Weights
 from ._sequences import PartT, Room, SequenceEntry
-from ._servants import ItemT
+from ._submit import ItemT
 
-# Arrivals of the level below that one of a level of priority goes before.
+# The number of arrivals in the level below that a higher priority level precedes.
 LEVEL_ARRIVALS = 1000
-# Steps until a sequence that was set aside takes the place of a later one of its tenant, and until it makes
-# way for one when it is back.
-_PATIENCE = 64
-# The sequences that wait, and those set aside, that are looked at; the second may be overtaken.
+# The number of steps until a set-aside sequence replaces a later one of its tenant, and until a sequence that
+# came back makes way for one.
+_STEPS_UNTIL_REPLACED = 64
+# The numbers of waiting and set-aside sequences that are considered; the latter may be overtaken.
 _MOST_CANDIDATES, _MOST_ASIDE = 8, 256
 # The part of the mean below which it hardly helps to set a sequence aside.
 _LITTLE = 0.125
@@ -76,7 +76,7 @@ class _Look(Generic[ItemT, PartT]):
         return max(places, room) / (self.weights.of(entry.tenant) or entry.weight)
 
     def sorted(self, entries: Iterable[SequenceEntry[ItemT, PartT]]) -> list[SequenceEntry[ItemT, PartT]]:
-        """Sort by who is set aside first: who waits for a reader, and those that have little last."""
+        """Sort for setting aside: sequences that wait for readers first, sequences with little room last."""
         little = sum(self.held.values()) / max(len(self.held), 1) * _LITTLE
         return sorted(
             entries,
@@ -91,13 +91,13 @@ class _Look(Generic[ItemT, PartT]):
 
 @attrs.define(eq=False)
 class Places(Generic[ItemT, PartT]):
-    """Sequences that run and that were set aside.
+    """The running and set-aside sequences.
 
     Attributes:
-        running: Sequences with a place, in the order in which they came to it.
-        aside: Sequences that were set aside, and some that had their turn, but no room.
-        leaving: Sequences that run, and are to be set aside for `claimant`.
-        claimant: The next one to get a place.
+        running: Sequences with a place, in the order in which they got it.
+        aside: Sequences set aside, and some whose turn has come without enough room.
+        leaving: Running sequences to set aside for `claimant`.
+        claimant: The next sequence to get a place.
     """
 
     running: dict[SequenceEntry[ItemT, PartT], None]
@@ -108,12 +108,12 @@ class Places(Generic[ItemT, PartT]):
     room: Room[ItemT, PartT]
     leaving: list[SequenceEntry[ItemT, PartT]] = attrs.field(factory=list[Any], init=False)
     claimant: SequenceEntry[ItemT, PartT] | None = attrs.field(default=None, init=False)
-    # A state in which nobody could come in, and the room that was free in it.
+    # A state in which nobody could join, and the free room in it.
     _seen: object = attrs.field(default=None, init=False)
     _seen_free: float = attrs.field(default=0.0, init=False)
 
     def take(self, step: int) -> SequenceEntry[ItemT, PartT] | None:
-        """Give the next sequence a place, or choose `leaving` for a `claimant`; None if there is no place."""
+        """Give the next sequence a place, or choose `leaving` for a `claimant` and return None."""
         while not (self.leaving or (self._state(step) == self._seen and self.room.free <= self._seen_free)):
             heads = [queued.value for queued in self.queue.heads()]
             aside = [entry for entry in self.aside if not entry.is_held]
@@ -127,7 +127,7 @@ class Places(Generic[ItemT, PartT]):
                     self._leave_queue(entry, step)
                     del self.aside[entry]
                     self.running[entry] = None
-                    entry.stays_until = step + _PATIENCE if entry.is_aside else 0
+                    entry.stays_until = step + _STEPS_UNTIL_REPLACED if entry.is_aside else 0
                     self._seen = None
                     return entry
             if not self._displace(candidates, look, available, step) and self._let_overtake(candidates, step):
@@ -141,14 +141,14 @@ class Places(Generic[ItemT, PartT]):
         aside: list[SequenceEntry[ItemT, PartT]],
         look: _Look[ItemT, PartT],
     ) -> dict[SequenceEntry[ItemT, PartT], float]:
-        """Return some that want a place, in the order of their turns, with the room that they want."""
+        """Return some sequences that want a place, in the order of their turns, with the wanted room."""
 
         def order(entry: SequenceEntry[ItemT, PartT]) -> tuple[bool, bool, float, bool, int]:
             waits = entry.queued is not None
             is_next = entry is self.claimant, entry is look.first
             return not is_next[0], not is_next[1], look.share(entry), waits, 0 if waits else entry.rank
 
-        # Behind the first ones, the shortest may fit.
+        # After the first ones, the shortest may fit.
         found = sorted(aside, key=lambda entry: entry.sequence.length)[:_MOST_CANDIDATES]
         for kind in (heads, aside):
             found += sorted(kind, key=order)[:_MOST_CANDIDATES]
@@ -161,7 +161,7 @@ class Places(Generic[ItemT, PartT]):
         available: float,
         step: int,
     ) -> bool:
-        """Choose `leaving` for the first that may take the place of others."""
+        """Choose `leaving` for the first candidate that may take the place of others."""
         for entry, wanted in candidates.items():
             self.leaving = self._victims(entry, look, wanted, available, step)
             if self.leaving:
@@ -173,13 +173,13 @@ class Places(Generic[ItemT, PartT]):
         return False
 
     def by_turn(self) -> list[SequenceEntry[ItemT, PartT]]:
-        """Return those that may be set aside if a step has no room, in this order."""
+        """Return the sequences that may be set aside if a step lacks room, in this order."""
         look = self._look(())
         return look.sorted(self._movable(look))
 
     def _state(self, step: int) -> object:
         readable = sum(not entry.is_held for entry in self.aside)
-        return len(self.running), readable, self.queue.queued, step // (_PATIENCE // 4)
+        return len(self.running), readable, self.queue.queued, step // (_STEPS_UNTIL_REPLACED // 4)
 
     def _look(self, others: Iterable[SequenceEntry[ItemT, PartT]]) -> _Look[ItemT, PartT]:
         going = [entry for entry in self.running if not (entry.is_held or entry.is_moving or entry.is_over)]
@@ -199,7 +199,7 @@ class Places(Generic[ItemT, PartT]):
             self.aside[entry] = None
 
     def _let_overtake(self, candidates: Iterable[SequenceEntry[ItemT, PartT]], step: int) -> bool:
-        """Have one that waits stand beside the queue, if there is a place, but no room for it."""
+        """If a place is free, but a waiting sequence lacks room, let it wait outside the queue."""
         waiting = [entry for entry in candidates if entry.queued is not None]
         is_room = len(self.running) < self.most and len(self.aside) < _MOST_ASIDE
         if is_room and waiting:
@@ -207,7 +207,7 @@ class Places(Generic[ItemT, PartT]):
         return is_room and bool(waiting)
 
     def _wanted(self, entry: SequenceEntry[ItemT, PartT]) -> float:
-        """Return the room that there must be for a sequence: a small one may use what others leave free."""
+        """Return the room required for a sequence: a small one may use what others leave free."""
         wanted, spare = self.room.wanted(entry.sequence), self.room.spare
         is_small = wanted <= spare and not entry.is_aside
         return wanted if is_small else min(wanted + spare, self.room.total)
@@ -225,10 +225,10 @@ class Places(Generic[ItemT, PartT]):
         available: float,
         step: int,
     ) -> list[SequenceEntry[ItemT, PartT]]:
-        """Return those that are to be set aside for a sequence; none if they would not be enough."""
+        """Return the sequences to set aside for a sequence; empty if they would not be enough."""
         chosen: list[SequenceEntry[ItemT, PartT]] = []
         rest, part = self._movable(look), wanted / self.room.total
-        has_waited = entry.queued is None and step - entry.since >= _PATIENCE
+        has_waited = entry.queued is None and step - entry.since >= _STEPS_UNTIL_REPLACED
 
         def makes_way(one: SequenceEntry[ItemT, PartT]) -> bool:
             if one.is_stuck or one.is_held or entry is look.first:

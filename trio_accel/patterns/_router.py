@@ -1,4 +1,4 @@
-"""Requests to many models, each to the one that fits; equal models that are started together or hedged."""
+"""Routing of requests to many models by load or key; pools of equal models, also with hedging."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from ..actors import (
     must_be_positive,
     named_options,
 )
-from ..devices import Device, Key, able, by_key
+from ..devices import Device, Key, available, by_key
 from ._checks import positive, whole
-from ._servants import (
+from ._submit import (
     CallStatistics,
     ItemT,
     Model,
     ResultT,
-    Servant,
+    SubmitActor,
     Tally,
-    TaskServant,
+    TaskSubmitActor,
     as_callable,
     outcome_of,
 )
@@ -62,37 +62,38 @@ class NoReplicaError(ActorStoppedError):
 
 @attrs.frozen(kw_only=True)
 class RouterStatistics(CallStatistics):
-    """Counts of the requests of a `Router`, `ReplicaPool` or `Pool`.
+    """Counts of the requests to a `Router`, `ReplicaPool` or `Pool`.
 
     Attributes:
         replicas: Counts of each replica, in order.
-        rerouted: How often a request went on to another replica, because one had refused it unexecuted.
+        rerouted: The number of times that a request moved to another replica, because one had refused it
+            unexecuted.
     """
 
     replicas: tuple[ReplicaStatistics, ...]
     rerouted: int = 0
 
 
-class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
-    """Sends each request to one of several models: the least busy one, or the one that its key belongs to.
+class Router(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT]):
+    """Sends each request to one of several models: the least busy one, or the owner of its key.
 
-    A model that has ended for good gets nothing more. By load, one that restarts is skipped as long as
-    another works; if none works, requests wait at the least busy one that will. A request that a model's
-    actor has refused unexecuted (`ActorStoppedError`, `ActorRestartingError`, `MailboxFullError`) goes on to
-    the next model; by a key that does not fail over, only if that model has ended for good. Any other error
-    is the asker's: the request may have been executed.
+    A model that has ended for good gets no more requests. By load, a restarting model is skipped while
+    another works; if none works, requests wait for the least busy model that will work again. If a model's
+    actor refuses a request unexecuted (`ActorStoppedError`, `ActorRestartingError`, `MailboxFullError`), the
+    request moves to the next model; by a key without failover, only if that model has ended for good. The
+    caller gets any other error, because the request may have been executed.
 
-    Requests are sent in the order of the mailbox. Each is sent at once, and waits in the mailbox of its model
-    if that is busy. ``stop(drain=True)`` waits for all of them. The models are not the router's: they go on
-    when it ends.
+    Requests are sent in mailbox order. Each is sent at once, and waits in its model's mailbox if the model is
+    busy. ``stop(drain=True)`` waits for all of them. The router does not own the models: they continue when
+    it ends.
 
     Args:
-        replicas: The models. Names, by which keys find them, are those of a mapping, or places in a sequence.
+        replicas: The models. Keys are assigned by name: the names of a mapping, or the indices of a sequence.
         by: How it chooses: `ByLoad()` or ``ByKey(function)``.
 
     Raises:
-        ValueError: There are no models.
-        TypeError: A replica is no model.
+        ValueError: `replicas` is empty.
+        TypeError: A replica is not a model.
     """
 
     def __init__(self, replicas: Replicas[ItemT, ResultT], *, by: Routing | None = None) -> None:
@@ -108,7 +109,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
 
         Raises:
             NoReplicaError: All models have ended for good.
-            TypeError: The key of the item is of another type than keys may have.
+            TypeError: The key of the item has an unsupported type.
             Exception: The error of the model.
         """
         return await self._send(item, [])
@@ -118,7 +119,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
 
         Args:
             item: The item.
-            asked: Models that are left out; those that were asked are added.
+            asked: Models to leave out; every called model is added.
         """
         refusal: ActorError | None = None
         while (member := self._choose(item, asked)) is not None:
@@ -140,7 +141,7 @@ class Router(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT]):
         self, item: ItemT, left_out: Sequence[Member[ItemT, ResultT]]
     ) -> Member[ItemT, ResultT] | None:
         asked = [member for member in self._members if member not in left_out]
-        candidates = able(asked, skips=self._by.skips)
+        candidates = available(asked, skips=self._by.skips)
         return self._by.choose(item, candidates) if candidates else None
 
     def statistics(self) -> RouterStatistics:
@@ -157,7 +158,7 @@ class Routing(Protocol):
 
     @property
     def skips(self) -> bool:
-        """Whether it is offered no replica that restarts, as long as another works."""
+        """Whether restarting replicas are skipped while another works."""
         ...
 
     def choose(self, item: Any, candidates: Sequence[CandidateT]) -> CandidateT:
@@ -168,13 +169,13 @@ class Routing(Protocol):
 @named_options
 @attrs.frozen(kw_only=True)
 class ByLoad:
-    """The replica with the fewest requests in flight; of equal ones, that which had none for longest.
+    """The replica with the fewest requests in flight; of equal ones, the least recently used.
 
     Attributes:
-        choices: Look at so many replicas only, chosen at random. With 2 that is the power of two choices
-            (Mitzenmacher, IEEE TPDS 2001): it spreads well where several routers share replicas and do not
-            see each other's requests. None looks at all.
-        random: Source of chance; seed it to make the choices repeatable.
+        choices: The number of replicas to consider, chosen at random. With 2, this is the power of two
+            choices (Mitzenmacher, IEEE TPDS 2001), which spreads well if several routers share replicas and
+            do not see each other's requests. None considers all.
+        random: The source of chance; seed it to make the choices repeatable.
     """
 
     choices: int | None = attrs.field(default=None, validator=optional(whole))
@@ -182,7 +183,7 @@ class ByLoad:
 
     @property
     def skips(self) -> bool:
-        """One that restarts is skipped as long as another works."""
+        """A restarting replica is skipped while another works."""
         return True
 
     def choose(self, item: Any, candidates: Sequence[CandidateT]) -> CandidateT:
@@ -197,23 +198,23 @@ class ByLoad:
 class ByKey:
     """The same replica for the same key, by rendezvous hashing, as `DeviceGroup.place` finds devices.
 
-    The names of the replicas decide, not their number or order. So when one ends for good, its keys move
-    to all the others, and no other key moves.
+    The names of the replicas decide, not their number or order. So when a replica ends for good, its keys
+    move to all the others, and no other key moves.
 
     Attributes:
-        key: Gives the key of an item: a str, bytes or an int.
-        fails_over: Whether another replica serves the keys of one that restarts. If not, their requests
-            wait for it, in order, and a mailbox that is full refuses them. So a key with a state of its own
-            is served by one replica, as long as that lives.
+        key: Returns the key of an item: a str, bytes or an int.
+        failover: Whether another replica serves the keys of a restarting replica. If not, their requests
+            wait for it, in order, and a full mailbox refuses them. So a key with its own state is served by
+            one replica while that replica lives.
     """
 
     key: Callable[[Any], Key]
-    fails_over: bool = attrs.field(default=False, kw_only=True)
+    failover: bool = attrs.field(default=False, kw_only=True)
 
     @property
     def skips(self) -> bool:
-        """Whether one that restarts is skipped: `fails_over`."""
-        return self.fails_over
+        """Whether restarting replicas are skipped: `failover`."""
+        return self.failover
 
     def choose(self, item: Any, candidates: Sequence[CandidateT]) -> CandidateT:
         """See `Routing.choose`."""
@@ -225,12 +226,12 @@ class ByKey:
 class Replica(Generic[ItemT, ResultT]):
     """A model, and the device that it depends on.
 
-    A model that is the address of an actor, or its method ``ref.ask``, needs no `Replica`: its actor tells
-    whether it works.
+    If a model is the address of an actor, or its method ``ref.ask``, it needs no `Replica`, because its actor
+    knows whether it works.
 
     Attributes:
         model: The model.
-        device: The device without which it cannot; it is skipped while that has no context.
+        device: The device that the model needs; while the device lacks a context, the replica is skipped.
     """
 
     model: Model[ItemT, ResultT]
@@ -239,10 +240,10 @@ class Replica(Generic[ItemT, ResultT]):
 
 @attrs.frozen(kw_only=True)
 class ReplicaStatistics(CallStatistics):
-    """Counts of the requests of one replica.
+    """Counts of a replica's requests.
 
     Attributes:
-        name: The replica.
+        name: The name of the replica.
         is_available: Whether it works now.
         is_dead: Whether it has ended for good.
     """
@@ -257,13 +258,13 @@ class Member(Generic[ItemT, ResultT]):
     """A replica as a router sees it.
 
     Attributes:
-        name: Its name, by which keys find it.
-        model: Its callable.
-        ref: Its actor, if it is one.
+        name: The name, by which keys find it.
+        model: The callable.
+        ref: The actor, if it is one.
         device: The device that it depends on, if any.
-        holder: What may say by `is_available` and `is_dead` whether it works, as a `cluster.EntityRef`.
-        turn: Number of the last request that it got.
-        tally: Counts of its requests.
+        holder: An object such as a `cluster.EntityRef`, which may have `is_available` and `is_dead`.
+        turn: The number of its last request.
+        tally: The counts of its requests.
     """
 
     name: str
@@ -276,7 +277,7 @@ class Member(Generic[ItemT, ResultT]):
 
     @property
     def in_flight(self) -> int:
-        """Requests that it works on."""
+        """The number of requests that it works on."""
         return self.tally["in_flight"]
 
     @property
@@ -298,12 +299,12 @@ class Member(Generic[ItemT, ResultT]):
         )
 
     def has_refused(self, error: ActorError) -> bool:
-        """Tell whether an error says that its actor has not executed the request, and another one may."""
+        """Return whether its actor has not executed the request, so that another may."""
         is_its_own = self.ref is not None and error.path == self.ref.path
         return is_its_own and isinstance(error, NotExecutedError) and error.may_go_elsewhere
 
     async def ask(self, item: ItemT) -> ResultT:
-        """Have it serve an item, and count what becomes of it."""
+        """Have it serve an item, and count the outcome."""
         with self.tally:
             return await self.model(item)
 
@@ -322,10 +323,10 @@ Replicas = Mapping[str, Given[ItemT, ResultT]] | Sequence[Given[ItemT, ResultT]]
 
 
 def make_members(given: Replicas[ItemT, ResultT]) -> list[Member[ItemT, ResultT]]:
-    """Make members of models; those of a sequence are named by their place.
+    """Make members of models; the models of a sequence are named by their index.
 
     Raises:
-        TypeError: It is neither a mapping nor a sequence, or one of them is no model.
+        TypeError: `given` is neither a mapping nor a sequence, or an item is not a model.
         ValueError: There are no models.
     """
     if not isinstance(given, Mapping | Sequence):
@@ -356,27 +357,28 @@ _MOST_MEMBERS = 10_000
 class Pool(Router[Any, Any]):
     """Starts actors of one class as its children, and sends each request to one of them.
 
-    It is a `Router` of models of its own. Members of a `Servant` class are asked ``Call(item)``. Actors of
-    any other class are asked the item itself: it is one of their requests. Start it with
-    ``await system.spawn(Pool, Embedder, 4, "model.bin")``, for 4 of ``Embedder("model.bin")``.
+    It is a `Router` with models of its own. Members of a `SubmitActor` class are asked ``Submit(item)``.
+    Actors of any other class are asked the item itself, which is one of their requests. Start it with ``await
+    system.spawn(Pool, Embedder, 4, "model.bin")``, for 4 of ``Embedder("model.bin")``.
 
-    The members are named ``"0"``, ``"1"``, and so on. One that crashes is restarted by the policy of the
-    pool; its requests wait in its mailbox, or go to others, as `by` says. If that happens too often, the pool
-    itself crashes, as any supervisor does; its supervisor restarts it, with new members. Until then requests
-    get `NoReplicaError`. The members stop with the pool, by ``stop(drain=True)`` when all is answered.
+    The members are named ``"0"``, ``"1"``, and so on. A crashed member is restarted by the policy of the
+    pool; its requests wait in its mailbox, or move to others, depending on `by`. If that happens too often,
+    the pool itself crashes, as any supervisor does; its supervisor restarts it, with new members. Until then
+    requests get `NoReplicaError`. The members stop with the pool; with ``stop(drain=True)``, after all
+    requests are answered.
 
     Args:
-        actor_class: Class of the members.
-        size: How many there are, 10 000 at most.
+        actor_class: The class of the members.
+        size: The number of members, 10 000 at most.
         args: Arguments of each member.
-        by: How requests are spread, as for `Router`: by load unless it is given.
-        member_policy: Policy of each member.
-        member_mailbox: Mailbox of each member.
-        kwargs: Arguments of the members by name.
+        by: How requests are spread, as for `Router`; by default, by load.
+        member_policy: The policy of each member.
+        member_mailbox: The mailbox of each member.
+        kwargs: Keyword arguments of each member.
 
     Raises:
         ValueError: `size` is out of range.
-        TypeError: `actor_class` is no class of actors, or cannot be made with the arguments.
+        TypeError: `actor_class` is not an actor class, or cannot be instantiated with the arguments.
     """
 
     def __init__(
@@ -392,7 +394,7 @@ class Pool(Router[Any, Any]):
     ) -> None:
         must_be_count("size", size, most=_MOST_MEMBERS)
         super().__init__([_not_started] * size, by=by)
-        self._is_of_servants = isinstance(actor_class, type) and issubclass(actor_class, Servant)
+        self._is_of_submit_actors = isinstance(actor_class, type) and issubclass(actor_class, SubmitActor)
         self._arguments: tuple[object, ...] = actor_class, *args
         self._options = {**kwargs, "policy": member_policy, "mailbox": member_mailbox}
 
@@ -404,11 +406,11 @@ class Pool(Router[Any, Any]):
             yield
 
     async def _start_member(self, context: ActorContext, name: str) -> Member[Any, Any]:
-        # Type checkers look for the arguments of the actor among those of `spawn`.
+        # Type checkers look for the actor's arguments among the arguments of `spawn`.
         spawn = cast("Callable[..., Awaitable[Ref[Any]]]", context.spawn)
         ref = await spawn(*self._arguments, name=name, **self._options)
         ask: Callable[[Any], Awaitable[Any]] = ref.ask
-        return Member(name, as_callable(ref) if self._is_of_servants else ask, ref)
+        return Member(name, as_callable(ref) if self._is_of_submit_actors else ask, ref)
 
 
 async def _not_started(item: object) -> object:
@@ -432,8 +434,8 @@ class Hedge:
 
     Attributes:
         after: Seconds without a reply. The 95th percentile of the latency is a good value.
-        share: How many requests may be sent twice, as a part of all, from above 0 to 1. So replicas that
-            are all slow do not get twice the load. Up to 10 are saved up.
+        share: The share of requests that may be sent twice, above 0 and at most 1. So replicas that are all
+            slow do not get twice the load. Up to 10 are saved up.
     """
 
     after: float = attrs.field(validator=positive)
@@ -442,11 +444,11 @@ class Hedge:
 
 @attrs.frozen(kw_only=True)
 class ReplicaPoolStatistics(RouterStatistics):
-    """Counts of the requests of a `ReplicaPool`.
+    """Counts of the requests to a `ReplicaPool`.
 
     Attributes:
-        hedged: Requests that were sent to a second replica.
-        won: How many of them the second replica answered.
+        hedged: The number of requests sent to a second replica.
+        won: The number of these that the second replica answered.
     """
 
     hedged: int = 0
@@ -456,22 +458,22 @@ class ReplicaPoolStatistics(RouterStatistics):
 class ReplicaPool(Router[ItemT, ResultT]):
     """Sends each request to the least busy of several equal models.
 
-    It is a `Router` by load. With a `Hedge`, a request without a reply for some time is sent to a second
-    replica, too, if another one works. The first result is the reply, and the other try is cancelled. An
-    error is the reply only if both have failed, or if it came before the second try: it is that of the first.
-    Hedge only requests that may be executed twice.
+    It is a `Router` by load. With a `Hedge`, a request without a reply for some time is also sent to a second
+    replica, if another one works. The first result is the reply, and the other attempt is cancelled. The
+    reply is an error only if both have failed, or if the first attempt fails before the second one; it is the
+    error of the first. Hedge only requests that may be executed twice.
 
-    With a hedge, an asker that is cancelled leaves at once: both tries are cancelled, and unwind by
-    themselves. At the replicas they count as in flight until they have.
+    With a hedge, a cancelled caller leaves at once: both attempts are cancelled, and unwind on their own.
+    Until then, they count as in flight at the replicas.
 
     Args:
         replicas: The models, as for `Router`.
-        choices: Look at so many replicas only, chosen at random, as `ByLoad` says; None looks at all.
-        hedge: When to ask a second replica; None never does.
+        choices: The number of replicas to consider, chosen at random; see `ByLoad`. None considers all.
+        hedge: When to call a second replica; None for never.
 
     Raises:
-        ValueError: There are no models; `choices` is below 1.
-        TypeError: A replica is no model.
+        ValueError: `replicas` is empty, or `choices` is below 1.
+        TypeError: A replica is not a model.
     """
 
     def __init__(
@@ -491,7 +493,7 @@ class ReplicaPool(Router[ItemT, ResultT]):
         self._saved = min(self._saved + self._hedge.share, _MOST_SAVED)
         asked: list[Member[ItemT, ResultT]] = []
         results, inbox = trio.open_memory_channel[tuple[int, outcome.Outcome[ResultT]]](2)
-        # They have the deadline of the asker.
+        # They have the deadline of the caller.
         deadline = trio.current_effective_deadline()
         scopes = [trio.CancelScope(deadline=deadline) for _ in range(2)]
 

@@ -1,4 +1,4 @@
-"""A sequence of a `ContinuousBatcher`: as a step sees it, as a request, and in figures."""
+"""Sequences of a `ContinuousBatcher`: the view of a step, the request, and the figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import outcome
 from ..actors import must_be_count
 from ._fair_queue import Queued
 from ._parts import PartStream
-from ._servants import ItemT
+from ._submit import ItemT
 from ._waiting import Waiting, WaitingStatistics
 
 __all__ = ["ContinuousStatistics", "Last", "Room", "RunningSequence", "StepResult"]
@@ -25,17 +25,17 @@ class RunningSequence(Generic[ItemT, PartT]):
     """A sequence as a step sees it: the same object in all steps of a request.
 
     Attributes:
-        item: What the asker has sent.
-        length: Positions that go through before its next part: those of its prompt, at least 1; after
-            `begin_again`, those of its parts, too.
-        done: Positions that steps have been through. Each step of a sequence whose prompt is done adds 1.
-        chunk: Positions that this step is to go through: some of the prompt, or 1 when that is done.
-        ahead: Earlier steps of this sequence whose parts are not in `parts` yet, each of one position: this
-            step is at the position ``done + ahead``. It is 0 unless the batcher calls steps ahead.
-        parts: What it has given so far.
-        state: The model's own, such as its pages.
-        needs_parts: Whether a step of this sequence needs all its parts, so that none is called ahead. A step
-            may set it.
+        item: The item of the request.
+        length: The positions to process before the next part: the prompt, at least 1; after `begin_again`,
+            also the parts.
+        done: The positions that steps have processed. After the prompt, each step of the sequence adds 1.
+        chunk: The positions for this step: some of the prompt, or 1 after the prompt.
+        ahead: The number of earlier steps, each with one position, that have not added to `parts` yet: this
+            step is at the position ``done + ahead``. It is 0 unless the batcher calls steps in advance.
+        parts: The parts given so far.
+        state: The model's own data, such as its pages.
+        needs_parts: Whether a step of this sequence needs all its parts, so that none is called in advance. A
+            step may set it.
     """
 
     item: ItemT
@@ -49,21 +49,21 @@ class RunningSequence(Generic[ItemT, PartT]):
 
     @property
     def is_prefilling(self) -> bool:
-        """Whether a part of its prompt has been through no step."""
+        """Whether no step has processed some of its prompt yet."""
         return self.done < self.length
 
     @property
     def gives_part(self) -> bool:
-        """Whether this step is to give a part: it comes to the end of the prompt, or goes on behind it."""
+        """Whether this step is to give a part, because it reaches the end of the prompt or is after it."""
         return self.done + self.chunk >= self.length
 
     def begin_again(self, length: int) -> None:
-        """Have all positions go through again, in chunks, because nothing of them is left.
+        """Have all positions processed again, in chunks, because their data is lost.
 
         `Room.set_aside` calls it if it keeps nothing. The parts stay, and no part is given again.
 
         Args:
-            length: Positions of the prompt and of all parts so far.
+            length: The number of positions in the prompt and in all parts so far.
         """
         self.done, self.length = 0, must_be_count("begin_again: length", length)
 
@@ -80,45 +80,46 @@ class Last(Generic[PartT_co]):
 
 
 class Room(Protocol[ItemT, PartT]):
-    """What sequences share and take while they grow, such as the pages of a cache: see `ContinuousBatcher`.
+    """A resource that growing sequences share, such as the pages of a cache: see `ContinuousBatcher`.
 
-    Amounts are of any one unit. Those of a sequence are looked at only where sequences wait for room.
+    All amounts use the same unit. The amounts of a sequence are only read while sequences wait for room.
     """
 
     @property
     def total(self) -> float:
-        """All that there is."""
+        """The total amount."""
         ...
 
     @property
     def free(self) -> float:
-        """What no sequence has."""
+        """The amount that no sequence holds."""
         ...
 
     @property
     def spare(self) -> float:
-        """What stays free when a sequence comes back, or a large one begins.
+        """The amount to keep free when a sequence comes back, or a large one begins.
 
-        So those that run can grow, and small ones begin at once. It may depend on how many run.
+        So running sequences can grow, and small ones begin at once. It may depend on the number of running
+        ones.
         """
         ...
 
     def held(self, sequence: RunningSequence[ItemT, PartT]) -> float:
-        """Return what becomes free if a sequence is set aside."""
+        """Return the amount released by setting a sequence aside."""
         ...
 
     def wanted(self, sequence: RunningSequence[ItemT, PartT]) -> float:
-        """Return what a sequence takes from `free` until its next part.
+        """Return the amount that a sequence takes from `free` until its next part.
 
         It may be new, be in the middle of its prompt, or have been set aside.
         """
         ...
 
     async def set_aside(self, sequence: RunningSequence[ItemT, PartT]) -> None:
-        """Give back what a sequence holds, and keep a copy elsewhere, or call `RunningSequence.begin_again`.
+        """Release a sequence's resources, and keep a copy elsewhere or call `RunningSequence.begin_again`.
 
-        No step has it meanwhile, and it may have been in none yet. If the call fails, nothing may have
-        changed. It is called again after a loss. With `NoRoomError` the sequence stays where it is.
+        No step uses it meanwhile, and possibly no step has used it yet. A failed call must not change
+        anything. It is called again after a loss. With `NoRoomError` the sequence stays where it is.
         """
         ...
 
@@ -136,19 +137,19 @@ class SequenceEntry(Waiting[ItemT, tuple[PartT, ...]]):
     """A request.
 
     Attributes:
-        sequence: Its sequence.
-        stream: Takes its parts as they come; None if nobody wants them before the end.
-        queued: Its place in the queue; None from its turn on.
-        steps: How many calls of the step have it, or have results for it which it was not given yet; and 1
-            while it is set aside or brought back.
-        is_over: Whether it has its outcome, or its asker has gone.
+        sequence: The sequence.
+        stream: Receives its parts as they are made; None if nobody reads them before the end.
+        queued: Its entry in the queue; None after its turn.
+        steps: The number of step calls that use it, or whose results it has not got yet; and 1 while it is
+            set aside or brought back.
+        is_over: Whether it has its outcome, or its caller has left.
         tenant: Its tenant, with the weight at its arrival.
-        rank: Its place in the order of arrival and priority: who has less is set aside later.
+        rank: Its position by arrival and priority: a lower rank is set aside later.
         is_moving: Whether it is being set aside, or brought back, and so is in no step.
         is_aside: Whether it was set aside, and is not back yet.
         since: The number of the step at which it was set aside.
-        stays_until: The number of the step until which it makes no way for others of its tenant, as it has
-            just come back.
+        stays_until: The number of the step until which it does not make way for others of its tenant, because
+            it has just come back.
         is_stuck: Whether it could not be set aside, and no sequence has ended since.
     """
 
@@ -168,7 +169,7 @@ class SequenceEntry(Waiting[ItemT, tuple[PartT, ...]]):
 
     @property
     def is_held(self) -> bool:
-        """Whether it waits for its reader, and not for steps that run."""
+        """Whether it waits for its reader, and not for running steps."""
         return self.stream is not None and self.stream.is_held and bool(self.stream.unread)
 
 
@@ -177,12 +178,12 @@ class ContinuousStatistics(WaitingStatistics):
     """Counts of a `ContinuousBatcher` since its incarnation began: the reply of `GetStatistics`.
 
     Attributes:
-        steps: Calls of the step.
-        repeated: Those of them that repeated one that was lost.
-        parts: Parts of all sequences.
-        cost: Cost of the sequences that steps go through; with `Room`, what is not free of it.
-        aside: Sequences that are set aside now.
-        set_aside: How often one was set aside.
+        steps: The number of calls of the step.
+        repeated: The number of calls that repeated a lost one.
+        parts: The number of parts of all sequences.
+        cost: The total cost of running sequences; with `Room`, the amount in use.
+        aside: The number of sequences set aside now.
+        set_aside: The number of times that a sequence was set aside.
     """
 
     steps: int = 0

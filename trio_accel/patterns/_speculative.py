@@ -18,7 +18,7 @@ from ..actors import checked_options, must_be_count, must_be_positive, must_be_w
 from ._batcher import ModelOfBatches, one_for_each
 from ._checks import ModelOutputError, Rows, Sampler, scores_of, whole
 from ._sequences import Last, RunningSequence, StepResult
-from ._servants import as_callable
+from ._submit import as_callable
 
 __all__ = ["DecodingStatistics", "Generate", "PromptLookup", "Score", "SpeculativeStep"]
 
@@ -28,12 +28,12 @@ class Score:
     """Ask a language model for the distributions of the next tokens.
 
     The model returns an array of shape (count, vocabulary), of NumPy or of a device. Its last row is the
-    distribution of the token that follows all of `tokens`, the row before it that of the last token given
-    those before it, and so on. They are probabilities, or logits if the step is told so.
+    distribution of the token after all of `tokens`, the row before it the distribution of the last token
+    given the earlier ones, and so on. The rows are probabilities, or logits if the step has `logits`.
 
     Attributes:
-        tokens: The text so far, as numbers of tokens.
-        count: How many distributions are asked for, at least 1 and at most ``len(tokens) + 1``.
+        tokens: The text so far, as token numbers.
+        count: The number of requested distributions, from 1 to ``len(tokens) + 1``.
     """
 
     tokens: tuple[int, ...]
@@ -64,12 +64,13 @@ class Generate:
     """A text that a `SpeculativeStep` continues.
 
     Attributes:
-        prompt: The text, as numbers of tokens.
-        max_tokens: The most tokens that are generated, at least 1.
-        stop: Tokens that end the text. The one that did is the last of the result.
+        prompt: The text, as token numbers.
+        max_tokens: The maximum number of tokens to generate, at least 1.
+        stop: Tokens that end the text. The result includes the token that ended it.
         temperature: 1 keeps the verifier's distribution, less sharpens it, 0 is greedy: always the likeliest
             token.
-        seed: The same seed gives the same tokens, if the models return the same. None: another one each time.
+        seed: The seed: the same seed gives the same tokens, if the models return the same. None for a random
+            one.
     """
 
     prompt: tuple[int, ...] = attrs.field(converter=_prompt)
@@ -85,14 +86,14 @@ class Generate:
 
 @attrs.frozen(kw_only=True)
 class DecodingStatistics:
-    """Counts of speculation in the rounds of all texts, without those that failed.
+    """Counts of speculation in the rounds of all texts, without failed rounds.
 
     Attributes:
-        tokens: Tokens that were generated.
-        rounds: Calls of the verifier.
-        proposed: Tokens that the draft has proposed.
-        accepted: Those of them that were accepted.
-        draft_failures: Rounds in which the draft failed.
+        tokens: The number of generated tokens.
+        rounds: The number of verifier calls.
+        proposed: The number of tokens proposed by the draft.
+        accepted: The number of accepted proposals.
+        draft_failures: The number of rounds in which the draft failed.
     """
 
     tokens: int = 0
@@ -103,12 +104,12 @@ class DecodingStatistics:
 
     @property
     def acceptance_rate(self) -> float:
-        """The share of proposals that were accepted; NaN if there were none."""
+        """The share of accepted proposals; NaN without proposals."""
         return self.accepted / self.proposed if self.proposed else math.nan
 
     @property
     def tokens_per_round(self) -> float:
-        """Tokens for each call of the verifier: without a draft it would be 1. NaN if there was none."""
+        """Tokens per call of the verifier; it would be 1 without a draft. NaN before the first call."""
         return self.tokens / self.rounds if self.rounds else math.nan
 
     def __add__(self, other: DecodingStatistics) -> DecodingStatistics:
@@ -117,30 +118,30 @@ class DecodingStatistics:
 
 
 class SpeculativeStep:
-    """Continues texts in a `ContinuousBatcher`: a step for sequences whose item is a `Generate`.
+    """Continues texts in a `ContinuousBatcher`: a step for sequences of `Generate` items.
 
-    In each step the draft proposes some tokens of each text, one call each, and the verifier returns its
-    distributions at all of these places in one call. Tokens are accepted so that the text has the
-    distribution of the verifier alone, whatever the draft proposes (Leviathan, Kalman, Matias 2023; Chen et
-    al. 2023). At temperature 0 it is the verifier's own greedy text. Without a draft, a step gives one token
-    of each text.
+    In each step the draft proposes some tokens of each text, with a call for each token, and the verifier
+    returns its distributions at all of these positions in one call. Tokens are accepted so that the text has
+    the distribution of only the verifier, whatever the draft proposes (Leviathan, Kalman, Matias 2023; Chen
+    et al. 2023). At temperature 0 it is the verifier's own greedy text. Without a draft, a step gives one
+    token per text.
 
-    A sequence gives its tokens; a token of `stop`, or their number, ends it. What runs beside it changes
-    nothing. The models work on all texts of a step at once: they take a list of `Score`, and return an array
-    of rows for each. They have no part in chunks of a prompt: they see each text whole, from the end of its
-    prompt on. If a step fails, nothing has changed, and it may be called again.
+    A sequence gives its tokens; a `stop` token or the maximum number ends it. Other sequences in the batch do
+    not affect it. The models work on all texts of a step at once: they take a list of `Score`, and return an
+    array of rows for each. They do not see chunks of a prompt: they get each whole text, starting at the end
+    of its prompt. If a step fails, nothing has changed, and it may be called again.
 
     Args:
-        verifier: The large model: a model of batches of `Score`.
-        draft: The small model, with the same vocabulary, or a `PromptLookup`. It is asked for one
-            distribution of each text at a time; None in its place means that it proposes nothing more.
-        lookahead: How many tokens the draft proposes in a step, at least 1.
+        verifier: The large model: a batch model for `Score`.
+        draft: The small model, with the same vocabulary, or a `PromptLookup`. It gets requests for one
+            distribution per text at a time; None in its place means that it proposes nothing more.
+        lookahead: The number of tokens that the draft proposes in a step, at least 1.
         logits: Whether the models return logits, not probabilities.
-        draft_may_fail: Whether a step goes on without the draft if that fails. It costs time and not the
-            answer, and is counted.
+        draft_may_fail: Whether a step continues without the draft if the draft fails. A failure costs time,
+            does not change the answer, and is counted.
 
     Raises:
-        ValueError, TypeError: `lookahead` is no whole number from 1, or a model is no model.
+        ValueError, TypeError: `lookahead` is not an integer from 1, or a model is not a model.
     """
 
     @checked_options
@@ -166,14 +167,14 @@ class SpeculativeStep:
         return self._statistics
 
     async def __call__(self, batch: list[RunningSequence[Generate, int]]) -> list[StepResult[int]]:
-        """Give the next tokens of each text.
+        """Return the next tokens of each text.
 
         Returns:
-            For each text its tokens, `Last` of them, or an error of this text alone: of its distributions,
-            or a prompt with a token that is not in the vocabulary.
+            For each text its tokens, `Last` of them, or an error of only this text: of its distributions, or
+            of a prompt with a token outside the vocabulary.
 
         Raises:
-            Exception: Error of the verifier; or of the draft, unless it may fail.
+            Exception: The error of the verifier; or of the draft, unless it may fail.
         """
         rounds = {sequence: self._begin(sequence) for sequence in batch if sequence.gives_part}
         await self._propose(list(rounds.values()))
@@ -184,13 +185,13 @@ class SpeculativeStep:
             try:
                 await self._accept(each, scores)
             except ValueError as error:
-                # Its distributions or its prompt are wrong. A loss would be that of all texts.
+                # Its distributions or its prompt are wrong. A loss would affect all texts.
                 each.error = error
         # No checkpoint follows: all rounds count, or none.
         return [self._result(rounds[sequence]) if sequence in rounds else () for sequence in batch]
 
     def _begin(self, sequence: RunningSequence[Generate, int]) -> _Round:
-        """Begin a round of a text; one that fails leaves nothing behind."""
+        """Begin a round of a text; a failed round changes nothing."""
         request = sequence.item
         if sequence.state is None:
             sequence.state = _Text(np.random.SeedSequence(request.seed).entropy)
@@ -238,7 +239,7 @@ class SpeculativeStep:
         """Take the verifier's distributions, and with them the tokens of a round.
 
         Raises:
-            ValueError: They are none, or the prompt has a token that is not in the vocabulary.
+            ValueError: They are not valid distributions, or the prompt has a token outside the vocabulary.
         """
         count = len(each.proposed) + 1
         scores = await scores_of("the verifier", found, count, each.vocabulary, are_logits=self._are_logits)
@@ -249,7 +250,7 @@ class SpeculativeStep:
         each.accepted = each.sampler.accepted(each.proposed, each.rows, scores)
 
     def _result(self, each: _Round) -> StepResult[int]:
-        """Count a round, and return its tokens up to one that ends the text."""
+        """Count a round, and return its tokens up to a stop token."""
         if not each.accepted:
             assert each.error is not None  # or the verifier's token would be there
             return outcome.Error(each.error)
@@ -266,18 +267,18 @@ class SpeculativeStep:
 
 
 class PromptLookup:
-    """A draft without a model: it proposes what followed the last tokens when they came before.
+    """A draft without a model: it proposes the token that followed an earlier occurrence of the last tokens.
 
     It suits texts that repeat parts of their prompt, as summaries and edits of code do (Saxena, "Prompt
     lookup decoding", 2023).
 
     Args:
-        vocabulary: Number of tokens of the verifier.
-        longest: How many of the last tokens are looked for, at most; then one less, down to 1.
+        vocabulary: The number of the verifier's tokens.
+        longest: The maximum number of last tokens to search for; then one less, down to 1.
         logits: Whether the verifier returns logits.
 
     Raises:
-        ValueError, TypeError: A number is not a whole one from 1.
+        ValueError, TypeError: A number is not an integer from 1.
     """
 
     @checked_options
@@ -287,7 +288,7 @@ class PromptLookup:
         self._least, self._most = (-math.inf, 0.0) if logits else (0.0, 1.0)
 
     async def __call__(self, scores: list[Score]) -> list[Rows | None]:
-        """Return a row for each text that has only its proposal; None where there is none."""
+        """Return for each text a row with only its proposal, or None."""
         await trio.lowlevel.checkpoint()
         return [self._row(score.tokens) for score in scores]
 
@@ -303,7 +304,7 @@ class PromptLookup:
         for length in range(min(self._longest, len(tokens) - 1), 0, -1):
             windows = np.lib.stride_tricks.sliding_window_view(tokens[:-1], length)
             found = np.flatnonzero((windows == tokens[-length:]).all(axis=1))
-            # The last time counts: it is the most like what is written now.
+            # The last occurrence counts, because it is most similar to the current text.
             following = tokens[found[-1:] + length]
             if following.size and following[0] < self._vocabulary:
                 return int(following[0])
@@ -312,11 +313,11 @@ class PromptLookup:
 
 @attrs.define(eq=False)
 class _Text:
-    """State of a text beside its tokens.
+    """The state of a text in addition to its tokens.
 
     Attributes:
-        entropy: Random numbers of its rounds come from it.
-        vocabulary: How many tokens the verifier distinguishes; None before the first round.
+        entropy: The seed of the random numbers in its rounds.
+        vocabulary: The number of tokens by the verifier; None before the first round.
     """
 
     entropy: Any
@@ -328,15 +329,15 @@ class _Round:
     """One text in one step.
 
     Attributes:
-        request: What was asked for.
-        text: State of its text.
+        request: The request.
+        text: The state of its text.
         sampler: Draws the tokens of this round.
-        so_far: The prompt, and what was generated.
+        so_far: The prompt, and the generated tokens.
         proposed: The tokens that the draft proposes.
-        rows: The distribution that each was drawn from.
+        rows: The distribution from which each was drawn.
         is_whole: Whether no more are wanted.
-        error: Why the draft gave no more, or the verifier's distributions are of no use.
-        accepted: The tokens of the round; none before the verifier has replied, or if that is of no use.
+        error: The reason why the draft gave no more, or why the verifier's distributions are invalid.
+        accepted: The tokens of the round; empty before the verifier's reply, and if that is invalid.
     """
 
     request: Generate
@@ -351,14 +352,14 @@ class _Round:
 
     @property
     def missing(self) -> int:
-        """The most tokens that may follow."""
+        """The maximum number of tokens that may follow."""
         return len(self.request.prompt) + self.request.max_tokens - len(self.so_far)
 
     @property
     def vocabulary(self) -> int | None:
-        """How many tokens there are: by the verifier, in the first round by the draft."""
+        """The number of tokens: by the verifier, in the first round by the draft."""
         return self.text.vocabulary or (len(self.rows[0]) if self.rows else None)
 
     def score(self, count: int) -> Score:
-        """Ask for the last distributions of the text with what is proposed."""
+        """Return a request for the last distributions of the text, including the proposals."""
         return Score((*self.so_far, *self.proposed), count)

@@ -1,4 +1,4 @@
-"""Models of batches from functions of one array: items are stacked on the device."""
+"""Batch models from functions of a single array: items are stacked on the device."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ Host: TypeAlias = npt.NDArray[Any]
 def stacked(
     function: Callable[[AccelRef], Awaitable[BatchResults[Any]]], device: Device, *, to_host: bool = False
 ) -> Callable[[list[Operand]], Awaitable[BatchResults[Any]]]:
-    """Make a model for a `Batcher` of a function that takes all items in one array.
+    """Make a `Batcher` model from a function that takes all items in one array.
 
-    The items are arrays of one shape and dtype: NumPy arrays, arrays of the device, or both. They become one
-    array on the device, along a new first axis. NumPy arrays alone go there in one transfer. Otherwise all
-    are copied on the device in one operation. Use ``bucket=by_shape`` where shapes differ.
+    The items are arrays with the same shape and dtype: NumPy arrays, arrays of the device, or both. They
+    become one array on the device, along a new first axis. If all are NumPy arrays, they are sent in one
+    transfer. Otherwise all are copied on the device in one operation. If shapes differ, use
+    ``bucket=by_shape``.
 
-    Each reply is a view of the function's result, ``result[i]``: the memory is given back when the last reply
-    is gone. With `to_host`, the result is transferred as a whole, and the replies are rows of it.
+    Each reply is a view of the function's result, ``result[i]``: the memory is released with the last reply.
+    With `to_host`, the result is transferred as a whole, and the replies are rows of it.
 
     Args:
-        function: Takes an array of shape (items, ...) on the device, and returns one with as many rows.
-        device: Where the items go.
+        function: Takes an array of shape (items, ...) on the device, and returns an array with as many rows.
+        device: The device for the items.
         to_host: Whether the replies are NumPy arrays, if the function returns an array on a device.
     """
 
@@ -48,16 +49,16 @@ def padded(
     pad: complex = 0,
     to_host: bool = False,
 ) -> Callable[[list[Operand]], Awaitable[BatchResults[Any]]]:
-    """Make a model as `stacked` does, of items that differ in length.
+    """Make a model as `stacked` does, for items with different lengths.
 
-    Shorter items are filled up with `pad` behind their ends, in each axis. With ``bucket=by_length``, that is
-    less than half of the first axis.
+    Shorter items are extended with `pad`, in each axis. With ``bucket=by_length``, less than half of the
+    first axis is padding.
 
     Args:
         function: Takes an array of shape (items, longest, ...) on the device, and the lengths of the items:
-            int64 on the host. Returns an array with as many rows. Results for the padding are not taken off.
+            int64 on the host. Returns an array with as many rows. Results for the padding are not removed.
         device: The device for the items.
-        pad: Value that shorter items are filled up with.
+        pad: The value that extends shorter items.
         to_host: Whether the replies are NumPy arrays, if the function returns an array on a device.
     """
 
@@ -69,22 +70,22 @@ def padded(
 
 
 def by_shape(item: Operand) -> Hashable:
-    """Return the key of a `Batcher` for `stacked`: items of one shape and dtype go together.
+    """Return the key of a `Batcher` for `stacked`: items with the same shape and dtype share it.
 
     Raises:
-        TypeError: The item is no array.
+        TypeError: The item is not an array.
     """
     return (_shape(item), str(item.dtype))
 
 
 def by_length(item: Operand) -> Hashable:
-    """The key of a `Batcher` for `padded`: items whose lengths have the same next power of two go together.
+    """Return the key of a `Batcher` for `padded`: lengths with the same next power of two share it.
 
-    The length is that of the first axis. The other axes and the dtype must be the same.
+    The length is the extent of the first axis. The other axes and the dtype must be the same.
 
     Raises:
-        TypeError: The item is no array.
-        ValueError: It has no axes.
+        TypeError: The item is not an array.
+        ValueError: The item is a 0-d array.
     """
     length, *others = _extents(item)
     return (max(length - 1, 0).bit_length(), tuple(others), str(item.dtype))
@@ -109,7 +110,7 @@ async def _stack(device: Device, items: list[Operand], pad: complex | None) -> A
     shapes, dtypes = [item.shape for item in items], {item.dtype for item in items}
     is_even = len(set(shapes)) == 1
     if len(dtypes) > 1 or not (is_even or (pad is not None and len(set(map(len, shapes))) == 1)):
-        # It says what is wrong.
+        # The operation raises an error with the reason.
         return await device.ask(Stack(items, pad))
     place = tuple(max(extents) for extents in zip(*shapes, strict=True))
     host = device.host_empty((len(items), *place), items[0].dtype)

@@ -1,4 +1,4 @@
-"""Base of the patterns in which requests wait, without a task each: for a batch, a place or their turn."""
+"""Base of the patterns in which requests wait without a task: for a batch, a place or their turn."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import attrs
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ..actors import ActorContext, DeferredReply, Reading, Spread, handles, quick
-from ._servants import Call, CallStatistics, ItemT, ResultT, TaskServant, count, end_with_incarnation
+from ..actors import ActorContext, Buckets, DeferredReply, Reading, fast_path, handles
+from ._submit import CallStatistics, ItemT, ResultT, Submit, TaskSubmitActor, count, end_with_incarnation
 
 __all__ = ["WaitingStatistics"]
 
 _WAITS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
-def spread_of_waits() -> Spread:
+def buckets_of_waits() -> Buckets:
     """Make a spread of the seconds that requests wait."""
-    return Spread(_WAITS)
+    return Buckets(_WAITS)
 
 
 @attrs.frozen(kw_only=True)
 class WaitingStatistics(CallStatistics):
-    """Counts of calls where some wait; those that have left meanwhile have been begun, too.
+    """Counts of calls, some of which wait; calls that left before their turn count as begun.
 
     Attributes:
-        waiting: Calls that wait.
-        refused: Calls that were never executed, as there was no room for them or something wrong with them.
+        waiting: The number of waiting calls.
+        refused: The number of calls that were never executed, because they were invalid or there was no room.
     """
 
     waiting: int = 0
@@ -40,20 +40,20 @@ class WaitingStatistics(CallStatistics):
 
     @property
     def requests(self) -> int:
-        """Calls that came: all of these."""
+        """The total number of calls."""
         return self.waiting + self.begun + self.refused
 
 
 @attrs.define(eq=False, kw_only=True)
 class Waiting(Generic[ItemT, ResultT]):
-    """A request that waits, or that the model has.
+    """A request that waits, or that the model works on.
 
     Attributes:
-        item: What the asker has sent.
-        arrived: When it came.
-        cost: Its part of what there may be at once.
+        item: The item of the request.
+        arrived: The time of arrival.
+        cost: Its share of the bound on all concurrent requests.
         has_begun: Whether the model has got it.
-        reply: Takes its outcome.
+        reply: Receives its outcome.
     """
 
     item: ItemT
@@ -63,7 +63,7 @@ class Waiting(Generic[ItemT, ResultT]):
     reply: DeferredReply[ResultT] = attrs.field(init=False)
 
     def was_begun(self) -> bool:
-        """Tell whether the model has got it by now."""
+        """Return whether the model has got it by now."""
         return self.has_begun
 
 
@@ -71,40 +71,40 @@ EntryT = TypeVar("EntryT", bound=Waiting[Any, Any])
 
 
 @enable_ki_protection
-def take(servant: QueueServant[Any, Any, Any], message: Any) -> DeferredReply[Any]:
-    """Take the request in that is being served, without waiting; if there is something wrong, fail it."""
-    entry = servant.make(message)
-    entry.reply = servant.context.defer(on_cancel=partial(servant.leave, entry))
+def take(actor: QueueActor[Any, Any, Any], message: Any) -> DeferredReply[Any]:
+    """Accept the current request without waiting; if it is invalid or there is no room, fail it."""
+    entry = actor.make(message)
+    entry.reply = actor.context.defer(on_cancel=partial(actor.leave, entry))
     try:
-        servant.put(entry)
+        actor.put(entry)
     except Exception as error:  # noqa: BLE001  # of a function of the program, or no room
-        servant.refuse(entry, error)
+        actor.refuse(entry, error)
     reply: DeferredReply[Any] = entry.reply
     return reply
 
 
-class QueueServant(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT, EntryT]):
-    """A servant whose requests have no task of their own as long as they wait.
+class QueueActor(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT, EntryT]):
+    """An actor for `Call` in which waiting requests do not have a task.
 
-    A request gets its place, or is refused, when it is asked, and not when the mailbox comes to it.
+    A request is placed or refused as soon as it is sent, before the mailbox reaches it.
     """
 
     def __init__(self) -> None:
-        self._waits = spread_of_waits()
-        # Refusals by the names of tenants; "" where nobody knows any.
+        self._waits = buckets_of_waits()
+        # Refusals by tenant name; "" without a known name.
         self._refused_of = Counter[str]()
 
     @abstractmethod
-    def make(self, message: Call[ItemT]) -> EntryT:
+    def make(self, message: Submit[ItemT]) -> EntryT:
         """Make the entry of a request."""
 
     @abstractmethod
     def put(self, entry: EntryT) -> None:
-        """Give a request its place, or raise why it has none."""
+        """Place a request in the queue, or raise the reason why that is impossible."""
 
     @abstractmethod
     def leave(self, entry: EntryT) -> None:
-        """Let a request go whose asker was cancelled."""
+        """Drop a request after its caller was cancelled."""
 
     @abstractmethod
     def _open(self) -> Iterable[EntryT]:
@@ -112,11 +112,11 @@ class QueueServant(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT, EntryT])
 
     @abstractmethod
     async def _run(self) -> None:
-        """Serve those that wait."""
+        """Serve the waiting requests."""
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
-        """Hold the tasks of one incarnation, and end what is open behind them: later ones do not know it."""
+        """Hold the tasks of one incarnation, and then end open requests, which later ones would not know."""
         try:
             async with super().lifespan(context):
                 self._nursery.start_soon(self._run)
@@ -128,16 +128,16 @@ class QueueServant(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT, EntryT])
     def _end(self, entry: EntryT) -> None:
         end_with_incarnation(self.context, entry.reply, has_begun=entry.has_begun)
 
-    # Call is declared for all servants, and a method takes its own class.
-    @handles(Call, ki_protected=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    @quick(take)
-    async def _serve(self, message: Call[ItemT]) -> object:
+    # Submit is declared for all subclasses, and a method takes its own class.
+    @handles(Submit, ki_protected=True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    @fast_path(take)
+    async def _serve(self, message: Submit[ItemT]) -> object:
         return await self.call(message.item)
 
     async def call(self, item: ItemT) -> DeferredReply[ResultT]:
-        """Take a request in."""
+        """Accept a request."""
         await trio.lowlevel.checkpoint()
-        return take(self, Call(item))
+        return take(self, Submit(item))
 
     def refuse(self, entry: EntryT, error: Exception) -> None:
         self._tally["refused"] += 1
@@ -145,13 +145,13 @@ class QueueServant(TaskServant[ItemT, ResultT], Generic[ItemT, ResultT, EntryT])
         entry.reply.fail(error)
 
     def _begin(self, entry: EntryT) -> None:
-        """Note that the model gets a request."""
+        """Record that the model gets a request."""
         if not entry.has_begun:
             self._waits.add(trio.current_time() - entry.arrived)
         entry.has_begun = True
 
     def readings(self) -> Iterator[Reading]:
-        """Yield the counts that metrics show, with refusals and waits."""
+        """Yield the counts for metrics, with refusals and waits."""
         yield from super().readings()
         text = "Requests that a pattern has refused, by tenant where it knows tenants."
         for tenant, value in self._refused_of.items():

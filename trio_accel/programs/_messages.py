@@ -49,8 +49,8 @@ PATH = "trio_accel.programs:ProgramActor"
 class ProgramActor(LibraryActor):
     """Serves the calls of one program, on a stream of its own.
 
-    A new incarnation has a new instance of the program's class. Where calls fail more often than the
-    program's intensity allows, it ends alone.
+    A new incarnation has a new instance of the program's class. If calls fail more often than the program's
+    intensity allows, only this actor ends.
     """
 
     library = "program"
@@ -58,7 +58,7 @@ class ProgramActor(LibraryActor):
 
     @classmethod
     def supervision(cls, argument: str) -> OwnSupervision:
-        """Return what the program's definition says."""
+        """Return the supervision options from the program's definition."""
         definition = ProgramDefinition.decode(argument)
         return OwnSupervision(
             name=definition.name, intensity=definition.intensity, backoff=definition.backoff
@@ -66,7 +66,7 @@ class ProgramActor(LibraryActor):
 
     @classmethod
     def blocks_of(cls, argument: str) -> Ints:
-        """Return those of the arrays that its constructor gets."""
+        """Return the blocks of the arrays that its constructor gets."""
         return tuple(dict.fromkeys(array.block for array in ProgramDefinition.decode(argument).arrays))
 
     @classmethod
@@ -91,18 +91,18 @@ _Arrays: TypeAlias = "tuple[tuple[str, tuple[int, ...]], ...]"
 """Dtypes and shapes."""
 _Specs: TypeAlias = "tuple[ArraySpec, ...]"
 
-# Memory is made for what is expected before it is known to be needed.
+# Memory for expected arrays is allocated before it is known to be needed.
 _MOST_EXPECTED = 64 << 20
 _MOST_KEYS = 256
 
 
 @attrs.frozen
 class Result:
-    """Report of a call on its result.
+    """The report of a call about its result.
 
     Attributes:
-        tree: Its tree.
-        arrays: Dtypes and shapes of its arrays, which are kept; None where they came as expected.
+        tree: The tree of the result.
+        arrays: Dtypes and shapes of its retained arrays; None if they are as expected.
     """
 
     tree: Tree
@@ -110,19 +110,19 @@ class Result:
 
     @classmethod
     def read(cls, text: bytes) -> Result:
-        """Read what a program's host wrote."""
+        """Read the report from a program's host."""
         return cls(*tree_of(text.decode(errors="surrogatepass")))
 
 
 @attrs.frozen
 class Returned:
-    """Result of a call that was not declared.
+    """The result of an undeclared call.
 
     Attributes:
-        result: The report; the length of the text if that did not fit into the words. 0 at the end of a
+        result: The report, or the length of its text if that did not fit into the words. 0 at the end of a
             method that yields.
-        expected: The arrays that were made for it ahead.
-        keys: Keys of the expectations of such calls.
+        expected: The arrays made in advance for the result.
+        keys: The keys under which such calls are expected.
     """
 
     result: Result | int
@@ -131,18 +131,19 @@ class Returned:
 
 
 class Expectations:
-    """The arrays that calls will return whose results are not declared, to judge by the calls before.
+    """Predicts the arrays of undeclared results from earlier calls.
 
-    Arrays of dtypes and shapes that came twice in a row are expected again. So the next call has them made
-    ahead, and is one operation. A function whose result has another shape each time is never in that state.
+    If a call returns arrays with the same dtypes and shapes twice in a row, they are expected again. So they
+    are made in advance for the next call, which is a single operation. A function with a different result
+    shape each time never reaches that state.
     """
 
     def __init__(self) -> None:
-        # The arrays of each key, and whether they came twice in a row. The one noted last is the last.
+        # The arrays of each key, and whether they appeared twice in a row; in order of the last note.
         self._known: dict[object, tuple[_Arrays, bool]] = {}
 
     def expected(self, keys: Iterable[object]) -> _Arrays:
-        """Return the dtypes and shapes of the arrays that a call will return; none where that is open."""
+        """Return the dtypes and shapes of the arrays that a call will return; empty if unknown."""
         for key in keys:
             arrays, is_steady = self._known.get(key, ((), False))
             if is_steady:
@@ -150,7 +151,7 @@ class Expectations:
         return ()
 
     def note(self, keys: Iterable[object], arrays: _Arrays) -> None:
-        """Take note of what a call has returned."""
+        """Record the arrays that a call has returned."""
         known = self._known
         for key in keys:
             before, _ = known.pop(key, (None, False))
@@ -177,7 +178,7 @@ class _ProgramMessage(Operation[ProgramActor, Any]):
 
 @cache
 def message_class(base: type[MessageT], where: str) -> type[MessageT]:
-    """Return the class of messages with the name of a method, by which statistics and faults know them."""
+    """Return the class of a method's messages, which is its name in statistics and faults."""
     module, _, name = where.partition(".")
     made: Any = type(name, (base,), {"__module__": module, "__doc__": f"A call of {where}."})
     return cast("type[MessageT]", made)
@@ -185,7 +186,7 @@ def message_class(base: type[MessageT], where: str) -> type[MessageT]:
 
 @attrs.define(eq=False, slots=False)
 class Ready(_ProgramMessage):
-    """Nothing is called: the program is there, and its arrays are complete."""
+    """A message without a call: it checks that the program exists and its arrays are complete."""
 
     state: Sequence[StateArray]
 
@@ -197,18 +198,18 @@ class Ready(_ProgramMessage):
 
 @attrs.define(eq=False, slots=False)
 class MethodCall(_ProgramMessage):
-    """A call of a method; replies with its result, or with a `Returned` if that is not declared.
+    """A call of a method; replies with its result, or with a `Returned` if that is undeclared.
 
     Attributes:
         method: The method.
         bound: Its arguments, without `out`.
         opened: The program.
-        state: The arrays that it was opened with and changes, and one of each other block of `Opened.state`.
-        out: Arrays of the asker's for declared outputs.
-        slot: Where the result is kept; None if it is declared.
-        forget: Slots of results that are not wanted any more.
-        expectations: The arrays that are expected of results which are not declared.
-        item: Number of the stream and of the item that is asked for, of a method that yields.
+        state: The constructor's arrays that it changes, and one array of each other block of `Opened.state`.
+        out: The caller's arrays for declared outputs.
+        slot: The slot that retains the result; None if it is declared.
+        forget: Slots of results that are no longer wanted.
+        expectations: The arrays expected of undeclared results.
+        item: The numbers of the stream and of the requested item, for a method that yields.
     """
 
     method: Method
@@ -236,7 +237,7 @@ class MethodCall(_ProgramMessage):
             else:
                 state.append(planner.read(array.where, array.ref))
         for array in self.opened.frozen:
-            # Frozen arrays need no order, as they are never written to (D113).
+            # Frozen arrays need no order, because they are never written to (D113).
             if not array.ref.block.is_usable:
                 array.ref.block.check(f"{planner.name}: {array.where}", array.ref.spec)
         planner.keep(self.opened.frozen)
@@ -257,7 +258,7 @@ class MethodCall(_ProgramMessage):
         return Planned(spec, build(tree, made), is_checked=True)
 
     def _check_others(self, planner: Planner, array: StateArray) -> None:
-        """Refuse the other arrays of a block where they are damaged: one stands for all in `state`."""
+        """Refuse a call if another array of a block is damaged, because `state` has one of each block."""
         for other in self.opened.state:
             if other.ref.block is array.ref.block and other.parameter not in self.method.state:
                 other.ref.block.check(f"{planner.name}: {other.where}", other.ref.spec)
@@ -265,17 +266,17 @@ class MethodCall(_ProgramMessage):
     def _plan_unknown(
         self, planner: Planner, arguments: tuple[str, bytes], state: _Specs, inputs: _Specs, updated: _Specs
     ) -> Planned[Any]:
-        """Name the arrays that are expected of a result which is not declared."""
+        """Name the arrays expected of an undeclared result."""
         name = self.method.name
         given = name, *[(array.dtype, array.shape) for array in (*inputs, *updated)]
-        # The same call by its values, too; else by its arrays alone.
+        # First the same call including its values, then its arrays only.
         keys = ((hash(arguments), given), given) if self.item is None else (given,)
         made = [planner.output(shape, DType(dtype)) for dtype, shape in self.expectations.expected(keys)]
         written = tuple([output.spec for output in made])
         words = planner.status(RESULT_WORDS)
         slot = cast("int", self.slot)
         if self.item is not None and self.item[1]:
-            arguments = "", b""  # its generator has them
+            arguments = "", b""  # the generator already got them
         make: Callable[..., ProgramReturn] = ProgramReturn
         if self.item is not None:
             make = partial(ProgramNext, stream=self.item[0], item=self.item[1])
@@ -288,11 +289,11 @@ class MethodCall(_ProgramMessage):
     def _arguments(
         self, planner: Planner, inputs: list[ArraySpec], updated: list[ArraySpec]
     ) -> tuple[str, bytes]:
-        """Return the text of the arguments, and what of them is packed; their arrays go to the lists."""
+        """Return the text of the arguments, and their packed part; their arrays go to the lists."""
         prefix, updates = f"{planner.name}: ", self.method.updates
         trees: dict[str, Tree] = {}
         values: list[object] = []
-        # Arrays that are updated are numbered behind the others.
+        # Updated arrays are numbered after the others.
         for name in sorted(self.bound.arguments, key=lambda name: name in updates):
             is_several = self.bound.signature.parameters[name].kind in SEVERAL
             given, depth = self.bound.arguments[name], -1 if is_several else 0
@@ -324,7 +325,7 @@ class MethodCall(_ProgramMessage):
 
 @attrs.define(eq=False, slots=False)
 class TellResult(_ProgramMessage):
-    """The `Result` of a call, which was too long to come with it."""
+    """The `Result` of a call, if it was too long for the reply."""
 
     slot: int
     nbytes: int
@@ -394,11 +395,11 @@ def _outputs(planner: Planner, where: str, declared: object, given: object, made
     """Make the tree of declared outputs.
 
     Args:
-        planner: Names them.
-        where: Place in the result.
+        planner: The planner of the call.
+        where: The position in the result.
         declared: The result of the rule.
-        given: Arrays of the asker's, or None.
-        made: Takes the arrays.
+        given: The caller's arrays, or None.
+        made: Collects the arrays.
     """
     if declared is None:
         return None
@@ -430,7 +431,7 @@ _Collection: TypeAlias = "dict[object, object] | Sequence[object]"
 
 
 def _items(values: _Collection) -> dict[object, object]:
-    """Return what a collection holds, by keys or by places."""
+    """Return the items of a collection, by keys or by indices."""
     return values if isinstance(values, dict) else dict(enumerate(values))
 
 

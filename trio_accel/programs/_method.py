@@ -20,12 +20,12 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 P = ParamSpec("P")
 
 _Plain: TypeAlias = "int | float | complex | str | bytes | Sequence[_Plain] | Mapping[str, _Plain] | None"
-# A value that arrives as it was returned; arrays come as references.
+# A value that arrives unchanged; arrays arrive as references.
 PlainT = TypeVar("PlainT", bound=_Plain)
 
 Array: TypeAlias = Any
-"""An array in the signature of a program. Where it is asked, an `AccelRef` or a NumPy array; where it runs, a
-NumPy array, or on CUDA an object that PyTorch, CuPy and JAX take without a copy."""
+"""An array in the signature of a program: for the caller, an `AccelRef` or a NumPy array; in the program, a
+NumPy array, or on CUDA an object that PyTorch, CuPy and JAX accept without a copy."""
 
 # Type checkers know the parameters of a lambda by this.
 _Rule: TypeAlias = (
@@ -58,7 +58,7 @@ class _Effects(TypedDict, total=False):
 
 @overload
 def method(*, out: None = None, **effects: Unpack[_Effects]) -> Callable[[FunctionT], FunctionT]: ...
-@overload  # its asker gets the declared arrays, whatever the method returns
+@overload  # its caller gets the declared arrays, whatever the method returns
 def method(*, out: _Rule, **effects: Unpack[_Effects]) -> Callable[[Callable[P, Any]], Callable[P, Any]]: ...
 def method(
     *,
@@ -70,42 +70,42 @@ def method(
     resumes: Resumes = False,
     ahead: int = 1,
 ) -> Callable[[Any], Any]:
-    """Declare the outputs and effects of a method of a program, or of a function.
+    """Declare the outputs and effects of a program's method, or of a function.
 
     A method without this declaration may return any arrays. It may also return a function without arguments,
-    which is called when the device has done what the method has enqueued, and whose result counts: numbers,
-    strings and collections of these, such as ``return lambda: tokens.tolist()`` of a tensor in pinned memory.
-    So the next call is enqueued meanwhile.
+    which is called when the device has finished the enqueued work. Its result is the reply: numbers, strings
+    and collections of these, such as ``return lambda: tokens.tolist()`` for a tensor in pinned memory. So the
+    next call is enqueued meanwhile.
 
     Args:
-        out: Called where the program is asked, with the arguments of the call. Returns shape and dtype of the
-            result, ``((rows, 384), "float32")``, or a dict, list or tuple of such pairs, or None if there is
-            no result. Then a call is one operation, where it is two otherwise. A method with a parameter
-            `out` gets the arrays there, and writes to them; the result of another is copied to them. The
-            asker may give arrays of its own by that parameter.
-        updates: Names of parameters whose arrays are changed in place, and with ``"self."`` before them those
-            of the constructor's. Other methods find NumPy arrays read-only; not every library has such a
-            mark. Such a call is never run twice: where its context is lost, its arrays are damaged, and the
-            asker is told.
-        refuses: Classes of errors by which it refuses a request. Such an error is raised where it was asked,
-            with its class and text, and the program goes on as if it had not been asked. Any other error
-            restarts the program, but for `Refused`, which needs no declaration. Not together with `updates`,
-            unless it is idempotent: there ``raise Refused("...", unchanged=True)`` says that no array has
-            changed.
-        enqueues: Whether it only enqueues work on the device, and never waits for it or for anything else.
-            Then a GPU's program is called without a change of thread, which saves a large part of what a
-            short call costs. While it runs, it holds up the event loop that it runs in: that of the worker,
-            or inline your own. After a call of more than 2 ms the next one is made in a thread. On the CPU
-            backend, where methods compute, it changes nothing.
-        idempotent: Whether a call may run again after a loss of its context, as `DeviceOptions.retry` says,
-            although it updates arrays. What it writes to them must depend on nothing that it or a call beside
-            it writes to them: ``self.cache[place] = value``, and not ``self.total += value``. So a call that
-            fails or is lost damages none of them. Who asked for it knows by the error that the places which
-            it was to write are in doubt, and asks again, or reads them no more.
-        resumes: Whether a method that yields goes on after a loss: it is called again, and its parameter
-            `resume` gets the list of what it has yielded so far, or with ``"count"`` how many. It yields what
-            comes next. Such a method must not change arrays, or be idempotent.
-        ahead: The most items of a method that yields which are made and not yet read.
+        out: The rule of the outputs, called in the program's process with the arguments of the call. Returns
+            shape and dtype of the result, ``((rows, 384), "float32")``, or a dict, list or tuple of such
+            pairs, or None for no result. Then a call is one operation instead of two. A method with a
+            parameter `out` gets the arrays there, and writes to them; the result of any other method is
+            copied to them. The caller may pass its own arrays by that parameter.
+        updates: Names of parameters with arrays that are changed in place; prefix the constructor's
+            parameters with ``"self."``. Other methods get NumPy arrays read-only, but not every library
+            supports such a mark. Such a call is never run twice: if its context is lost, its arrays are
+            damaged, and the caller gets an error.
+        refuses: Error classes by which it refuses a request. The caller gets such an error with its class and
+            text, and the program continues as if it had not been called. Any other error restarts the
+            program, except `Refused`, which needs no declaration. It cannot be combined with `updates`,
+            unless the method is idempotent; use ``raise Refused("...", unchanged=True)`` there, if no array
+            has changed.
+        enqueues: Whether it only enqueues work on the device, and never waits for anything. Then a GPU's
+            program is called without a change of thread, which saves a large part of the cost of a short
+            call. While it runs, it blocks the event loop of its process: the worker's, or inline your own.
+            After a call of more than 2 ms the next one is made in a thread. On the CPU backend, where methods
+            compute, it changes nothing.
+        idempotent: Whether a call may run again after a loss of its context, according to
+            `DeviceOptions.retry`, although it updates arrays. The written values must not depend on anything
+            that it or a concurrent call writes: ``self.cache[place] = value``, but not ``self.total +=
+            value``. So a failed or lost call does not damage the arrays. Its error tells the caller that the
+            written places are in doubt, so the caller calls again, or no longer reads them.
+        resumes: Whether a method that yields continues after a loss: it is called again, and its parameter
+            `resume` gets the list of the items yielded so far, or with ``"count"`` their number. It yields
+            the following items. Such a method must not change arrays, or be idempotent.
+        ahead: The maximum number of unread items of a method that yields.
 
     Raises:
         TypeError: An argument is of another type.
@@ -170,18 +170,18 @@ class Method:
     """A method of a program, or a function.
 
     Attributes:
-        name: Its name; empty for a function.
-        where: Name for errors, such as ``"encoder.Encoder.encode"``.
-        signature: Without `self`.
-        out: Rule of the outputs, if they are declared.
+        name: The name; empty for a function.
+        where: The name for errors, such as ``"encoder.Encoder.encode"``.
+        signature: The signature without `self`.
+        out: The rule of the outputs, if they are declared.
         takes_out: Whether it has a parameter `out` for them.
-        updates: Parameters whose arrays it changes.
-        state: Parameters of the constructor whose arrays it changes.
-        refuses: Classes of errors by which it refuses a request.
+        updates: The parameters with arrays that it changes.
+        state: The parameters of the constructor with arrays that it changes.
+        refuses: The error classes by which it refuses a request.
         idempotent: Whether a call that updates may run again.
-        yields: Whether it gives items one by one.
-        resumes: What it is given to go on after a loss.
-        ahead: How many items are made ahead.
+        yields: Whether it yields items.
+        resumes: The form of its `resume` argument after a loss.
+        ahead: The maximum number of unread items.
     """
 
     name: str
@@ -204,15 +204,15 @@ class Method:
 
 
 def find_method(cls: type[object], given: object) -> Method:
-    """Look a method of a program's class up.
+    """Find a method of a program's class.
 
     Args:
         cls: The class.
         given: The method's function, as ``Encoder.encode``, or its name.
 
     Raises:
-        TypeError: It is no method that can be asked.
-        AttributeError: The class has no such method.
+        TypeError: It is not a callable method.
+        AttributeError: The class lacks such a method.
     """
     name = given if isinstance(given, str) else _name_in(cls, given)
     found = inspect.getattr_static(cls, name, None) if name else None
@@ -239,8 +239,8 @@ def find_method(cls: type[object], given: object) -> Method:
 
 
 def _name_in(cls: type[object], given: object) -> str:
-    """Find the name under which a class or one of its bases has something; empty where none has it."""
-    # The function of a static or class method is what an asker gives.
+    """Return the name under which a class or its bases have an object; empty if there is none."""
+    # The caller passes the function of a static or class method.
     plain = getattr(given, "__func__", given)
     if not (callable(plain) or isinstance(plain, property)):
         return ""
@@ -254,10 +254,10 @@ def _name_in(cls: type[object], given: object) -> str:
 
 
 def state_of(cls: type[object]) -> frozenset[str]:
-    """Name the parameters of a constructor whose arrays a method changes.
+    """Return the constructor parameters with arrays that a method changes.
 
     Raises:
-        TypeError: A method declares what cannot be.
+        TypeError: A method has an invalid declaration.
     """
     asked = [name for name in dir(cls) if not name.startswith("_") and name != "warm_up"]
     declared = [name for name in asked if hasattr(inspect.getattr_static(cls, name), UPDATES)]
@@ -265,10 +265,10 @@ def state_of(cls: type[object]) -> frozenset[str]:
 
 
 def describe_function(function: Callable[..., Any]) -> Method:
-    """Look at a function that is a program.
+    """Describe a function that is used as a program.
 
     Raises:
-        TypeError: It cannot be one.
+        TypeError: It cannot be a program.
     """
     where = f"{_module(function)}.{function.__qualname__}"
     return _describe(function, "", where, inspect.signature(function).parameters.values(), {})
@@ -332,7 +332,7 @@ def _describe(
 
 
 def _check_rule(where: str, rule: Callable[..., Any], signature: inspect.Signature) -> None:
-    """Refuse a rule of outputs that takes neither all arguments of the method nor those without a default."""
+    """Refuse an output rule that accepts neither all of the method's arguments nor the required ones only."""
     given = [one for name, one in signature.parameters.items() if name != "out" and one.kind not in SEVERAL]
     needed = [one for one in given if one.default is one.empty]
     told = [_misfit(rule, each) for each in (given, needed)]

@@ -60,7 +60,7 @@ class ProgramOpening(NotAwaited, Generic[ProgramT_co]):
 
 
 class _Options(TypedDict, total=False):
-    """The options of a function, which has no arguments of a constructor beside them."""
+    """The options of a function, without the arguments of a constructor."""
 
     name: str | None
     intensity: Intensity | None
@@ -68,7 +68,7 @@ class _Options(TypedDict, total=False):
 
 
 @overload
-def open_program(  # type: ignore[overload-overlap]  # a class is a callable, too, and comes first
+def open_program(  # type: ignore[overload-overlap]  # a class is also a callable, and comes first
     device: Device,
     program: type[T],
     /,
@@ -102,30 +102,31 @@ def open_program(
 ) -> ProgramOpening[Any]:
     """Open a class of your own as a program on a device: ``await``, or ``async with``, which closes it.
 
-    The class is made where the device's context is, in a worker process if there is one, and again after each
-    loss of that context. Its arrays of the device survive; everything else is made anew by its
-    constructor, and by its method `warm_up` if it has one. Its other methods are called by `Program.ask`. A
-    function is a program without state.
+    The class is instantiated in the process with the device's context, a worker process if there is one, and
+    again after each loss of that context. Its device arrays survive; its constructor makes everything else
+    again, and so does its method `warm_up` if it exists. `Program.ask` calls its other methods. A function is
+    a program without state.
 
     Args:
         device: The device.
-        program: A class or function at the level of a module that the worker can import.
-        args: Arguments of the constructor: arrays of the device, NumPy arrays, which are copied there first,
+        program: A class or function at the top level of a module that the worker can import.
+        args: Arguments of the constructor: device arrays, NumPy arrays, which are copied to the device first,
             None, numbers, strings, bytes, and dicts, lists and tuples of these.
-        name: Its name in the tree, the only one of the device; by default that of the class with a number.
-        intensity: Its restarts; one more, and it ends, alone. None: as the device's libraries.
-        backoff: Waiting before it is made again. None: as the device's libraries.
-        kwargs: Arguments of the constructor, by name.
+        name: The name in the tree, unique on the device; by default the name of the class with a number.
+        intensity: The restarts that it allows; one more, and only this program ends. None: as the device's
+            libraries.
+        backoff: The wait before a restart. None: as the device's libraries.
+        kwargs: Keyword arguments of the constructor.
 
     Returns:
-        A `Program`, or of a function a `FunctionProgram`.
+        A `Program`, or a `FunctionProgram` for a function.
 
     Raises:
-        TypeError, ValueError: Arguments that the constructor does not take, that cannot cross, or of another
-            device; a class of ``__main__`` or of a function; a name that is taken.
+        TypeError, ValueError: Arguments that the constructor does not take, that cannot be transferred, or
+            belong to another device; a class of ``__main__`` or inside a function; a name in use.
         StaleRefError: An array was released or lost.
         ImportError: The worker cannot import the module.
-        NotSupportedError: The backend runs no programs.
+        NotSupportedError: The backend does not run programs.
         Exception: The error of the constructor or `warm_up`, with a note that names it.
     """
     plan = Plan(device, program, args, kwargs, name, intensity, backoff)
@@ -135,7 +136,7 @@ def open_program(
 
 @attrs.define(eq=False, repr=False)
 class Plan:
-    """A program that is to be opened; see `open_program` for what it is made of."""
+    """A program to open; see `open_program` for its arguments."""
 
     _device: Device
     _target: Callable[..., Any]
@@ -175,7 +176,7 @@ class Plan:
             )
 
     async def open(self) -> Opened:
-        """Have the device make the program; what fails leaves nothing behind."""
+        """Have the device make the program; a failure leaves no trace."""
         device = self._device
         names = _names.setdefault(device, set())
         name = self._name or self._free_name(names)
@@ -242,7 +243,7 @@ class Plan:
         args: Sequence[object],
         kwargs: Mapping[str, object],
     ) -> Anew:
-        """Return the same with other arguments in place of some of those before."""
+        """Prepare the same program, with some of its arguments replaced."""
         if self._bound is None:
             return await self._prepare(name, None)
         merged = _merged(self._target, self._bound.signature, before, args, kwargs)
@@ -251,7 +252,7 @@ class Plan:
         return anew
 
     async def _start(self, library: str, arrays: list[StateArray]) -> None:
-        """Have it made, in this context; what fails leaves nothing behind."""
+        """Have it made in the current context; a failure leaves no trace."""
         device = self._device
         message = message_class(Ready, self._where)
         try:
@@ -293,7 +294,7 @@ class Plan:
 
 @contextmanager
 def _frozen(block: Any, name: str) -> Generator[None]:
-    """Refuse writes to a block meanwhile, and its release."""
+    """Refuse writes to a block, and its release, during the body."""
     block.frozen_by += (name,)
     try:
         yield
@@ -311,7 +312,7 @@ def _merged(
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> dict[str, object]:
-    """Return the arguments of a constructor, with those that are given in place of those before."""
+    """Return the previous arguments of a constructor, updated with the given ones."""
     try:
         given = signature.bind_partial(*args, **kwargs).arguments
     except TypeError as error:
@@ -324,7 +325,7 @@ def _merged(
 
 
 def _check_alike(where: str, before: Sequence[StateArray], arrays: Sequence[StateArray]) -> None:
-    """Refuse arrays of other dtypes and shapes, as those who ask the program count on these.
+    """Refuse arrays with other dtypes and shapes, because users of the program rely on these.
 
     Raises:
         ValueError: There is one.
@@ -360,9 +361,9 @@ def _import_path(target: Any, asked_by: str) -> str:
 
 
 _MOST_KEPT = 32
-"""Functions that stay open on a device; each costs a stream, and is made again after a loss."""
+"""The maximum number of open functions on a device; each costs a stream, and is made again after a loss."""
 
-# Only a function that declares updates can fail. It has no state: to make it anew is free.
+# Only functions that declare updates can fail. Restarts are free, because functions are stateless.
 _ALWAYS = Intensity(1_000_000, 1.0)
 _AT_ONCE = Backoff(base=0.0)
 
@@ -376,33 +377,33 @@ async def run(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) 
 async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Run a function where its arrays are, as one supervised operation.
 
-    The function gets NumPy arrays on the CPU backend; on CUDA, objects that CuPy, PyTorch and JAX take
-    without a copy. It is ordered with other operations by the arrays that it gets, and is timed, cancelled
-    and run again after a loss (`DeviceOptions.retry`) like them. It runs on the device of its arrays.
+    The function gets NumPy arrays on the CPU backend; on CUDA, objects that CuPy, PyTorch and JAX accept
+    without a copy. Its arrays determine its order with other operations. Like them, it is timed, cancelled
+    and run again after a loss (`DeviceOptions.retry`). It runs on the device of its arrays.
 
-    At its first run on a device it is opened there, as by `open_program`, and stays open. The 32 functions
-    that were used last do. With `programs.method` it may declare its result (``out=``), which saves an
-    operation, and which of its arguments it changes (``updates=``).
+    Its first run on a device opens it there, as by `open_program`. The 32 most recently used functions stay
+    open. With `programs.method` it may declare its result (``out=``), which saves an operation, and the
+    arguments that it changes (``updates=``).
 
     Args:
-        function: A function at the level of a module that the worker can import.
+        function: A function at the top level of a module that the worker can import.
         args: Its arguments: arrays of one device, at least one; NumPy arrays, which are copied there first;
             None, numbers, strings, bytes, and dicts, lists and tuples of these.
-        kwargs: The same, by name.
+        kwargs: Its keyword arguments.
 
     Returns:
         The function's result, with references in place of arrays. They share no memory with its arguments.
 
     Raises:
-        TypeError, ValueError: No array of a device, arrays of several, or arguments that the function does
-            not take; a function that another process cannot import (a lambda, a closure, one of
-            ``__main__``), or that is async or a generator.
+        TypeError, ValueError: No device array, arrays of several devices, or arguments that the function does
+            not take; a function that another process cannot import (a lambda, a closure, a function of
+            ``__main__``), an async function, or a generator.
         StaleRefError: An array was released or lost.
         ImportError: The worker cannot import the module.
-        NotSupportedError: The backend runs no programs.
+        NotSupportedError: The backend does not run programs.
         Exception: The function's own error, with a note that names the function. Nothing restarts. From a
-            worker, a class of your own arrives as itself if the function declares it (``refuses=``), and
-            otherwise as an error that has its text.
+            worker, a class of your own arrives unchanged if the function declares it (``refuses=``), and
+            otherwise as an error with its text.
         ActorFailedError: The function declares `updates` and raised; its arrays are damaged.
 
     See `Device.ask` for cancellation and the errors that any operation can end with.
@@ -410,7 +411,7 @@ async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
     if isinstance(function, type):
         raise TypeError(f"run: {function.__qualname__} is a class, and must be a function; see open_program")
     device = _device_of(function, (args, kwargs))
-    # The functions are kept on the device, as a weak dictionary would be kept by its own values.
+    # The device holds the functions, because their values would keep the keys of a weak dictionary alive.
     functions: _Functions | None = vars(device).get("_functions")
     if functions is None:
         functions = vars(device)["_functions"] = _Functions(device)
@@ -420,7 +421,7 @@ async def run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any
 
 
 class _Run(FunctionProgram[..., Any]):
-    """A function that was not opened by the program: its errors are those of the asker."""
+    """A function opened by `run`: the caller gets all its errors."""
 
     def _find(self, given: object) -> Method:
         method = super()._find(given)
@@ -428,7 +429,7 @@ class _Run(FunctionProgram[..., Any]):
 
 
 class _Functions:
-    """The functions that are open on a device; the one that was used last is the last."""
+    """The open functions of a device, the most recently used last."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -439,7 +440,7 @@ class _Functions:
         self.kept[function] = self.kept.pop(function)
 
     async def open(self, function: Callable[..., Any]) -> _Run:
-        """Open a function; several who ask for the same open it once."""
+        """Open a function; concurrent callers for the same function open it once."""
         while (event := self._opening.get(function)) is not None:
             await event.wait()
             if function in self.kept:

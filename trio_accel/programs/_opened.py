@@ -1,4 +1,4 @@
-"""Programs that are open or ready to be made, and the errors of their calls."""
+"""Open programs, programs that are ready to be made, and the errors of their calls."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class StateArray:
     """An array among the arguments of a constructor.
 
     Attributes:
-        parameter: Parameter that has it.
-        where: Its place, such as ``"weights['bias']"``.
+        parameter: The name of its parameter.
+        where: Its position, such as ``"weights['bias']"``.
         ref: The array.
     """
 
@@ -34,13 +34,13 @@ class Opened:
 
     Attributes:
         device: The device.
-        name: Its name in the tree.
+        name: The name in the tree.
         target: The class or function.
-        library: Import path of its actor, with its definition.
-        frozen: Arrays that it was opened with, and none of its methods changes.
-        state: The others.
-        again: Has everything ready to make it once more, with other arguments of the constructor.
-        thaw: Lets others write to the arrays in `frozen`.
+        library: The import path of its actor, with its definition.
+        frozen: Arrays of the constructor that none of its methods changes.
+        state: The other arrays of the constructor.
+        again: Prepares to make it again, with other arguments of the constructor.
+        thaw: Allows others to write to the arrays in `frozen`.
         on_close: Called when it is closed.
     """
 
@@ -61,7 +61,7 @@ class Anew:
 
     Attributes:
         arrays: All arrays of its constructor.
-        start: Makes it; what fails leaves nothing behind.
+        start: Makes it; a failure leaves no trace.
     """
 
     arrays: Sequence[StateArray]
@@ -71,8 +71,8 @@ class Anew:
         """Refuse arrays that must not be used.
 
         Raises:
-            StaleRefError: One is damaged, lost or released.
-            ValueError: One is on another device.
+            StaleRefError: An array is damaged, lost or released.
+            ValueError: An array is on another device.
         """
         for array in self.arrays:
             if array.ref.device is not device:
@@ -94,7 +94,7 @@ def own_error(refused: Refused, method: Method) -> Exception:
     cls = method.refuses[cast("int", refused.code)]
     error = cause
     if not isinstance(error, cls):
-        # It comes from a worker, which sends a class of the program's own as text.
+        # A worker sends a class of the program's own as text.
         text = refused.message
         with suppress(Exception):
             error = cls(str(cause).removeprefix(f"{cls.__module__}.{cls.__qualname__}: "))

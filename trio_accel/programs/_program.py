@@ -28,7 +28,7 @@ import trio
 from ..actors import ActorFailedError, ActorStoppedError, bind_arguments, not_copied
 from ..backends.base import LibraryError, QueueFullError, Refused
 from ..backends.base.contract.program_definition import build
-from ..backends.base.kit.programs import GONE
+from ..backends.base.kit.programs import INSTANCE_LOST
 from ..devices import AccelRef, Device, Operation, RecoveryCost, opened, refuse_recording
 from ..devices.base._progress import chosen_listener
 from ._messages import (
@@ -54,17 +54,17 @@ ItemT = TypeVar("ItemT")
 ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 
-# The programs of each device that somebody can ask.
+# The callable programs of each device.
 _programs: WeakKeyDictionary[Device, WeakSet[OpenProgram]] = WeakKeyDictionary()
-# Calls whose results were kept, and went with an error of the program, are made so often again.
+# The number of repetitions of a call whose retained result was lost with an error of the program.
 _MOST_REPEATS = 2
 _MOST_FORGOTTEN = 64
-# The same number of requests may wait for a context.
+# The device queue also limits requests that wait for a context to this number.
 _MOST_PARKED = 1024
 
 
 def ended_programs(device: Device) -> list[OpenProgram]:
-    """Return the open programs of a device that have ended for good, by their names."""
+    """Return the open programs of a device that have ended for good, sorted by name."""
     ended = [program for program in _programs.get(device, ()) if program.has_ended and not program.is_closed]
     return sorted(ended, key=lambda program: program.name)
 
@@ -75,8 +75,8 @@ class OpenProgram:
     It is an async context manager that closes it.
 
     Attributes:
-        name: Its name in the tree and in statistics.
-        device: Where it runs.
+        name: The name in the tree and in statistics.
+        device: The device that it runs on.
     """
 
     def __reduce__(self) -> NoReturn:
@@ -87,14 +87,14 @@ class OpenProgram:
         self.device: Device = opened.device
         self._opened = opened
         self._is_closed = False
-        # The generation in which a call was refused, as it has ended for good.
+        # The generation in which a call was refused because the program has ended for good.
         self._ended: int | None = None
         self._methods: dict[object, tuple[Method, Sequence[StateArray]]] = {}
         self._slots = itertools.count()
         self._expectations = Expectations()
-        # Slots of results that are not wanted.
+        # Slots of unwanted results.
         self._left: set[int] = set()
-        # Arguments of streams among them: a generator may look at its arrays while it is closed.
+        # Arguments of streams among them, because a generator may access its arrays while it is closed.
         self._held: dict[int, inspect.BoundArguments] = {}
         self._asking = 0
         self._idle = trio.Event()
@@ -126,12 +126,12 @@ class OpenProgram:
 
     @property
     def is_asking(self) -> bool:
-        """Whether a call has not ended."""
+        """Whether a call is in progress."""
         return self._asking > 0
 
     @property
     def recovery(self) -> RecoveryCost:
-        """The time from a loss until this program is there again, as measured by now, and why.
+        """The measured time from a loss until this program is ready again, and its reasons.
 
         Once the program is closed, only the context is left of it.
         """
@@ -140,28 +140,28 @@ class OpenProgram:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether an array that it was opened with is damaged, lost or released.
+        """Whether an array of its constructor is damaged, lost or released.
 
-        Calls are refused then, until `reset` gives it another one.
+        Calls are refused then, until `reset` replaces the array.
         """
         arrays = (*self._opened.frozen, *self._opened.state)
         return not all(array.ref.block.is_usable_as(array.ref.spec) for array in arrays)
 
     @property
     def has_ended(self) -> bool:
-        """Whether it has ended for good, as it failed more often than its intensity allows.
+        """Whether it has ended for good, because it failed more often than its intensity allows.
 
-        This is known from the first call on that is refused for it. `reset` makes the program anew, and so
-        does the next context of the device.
+        The first call refused for this reason reveals it. `reset` restarts the program, and so does the next
+        context of the device.
         """
         return self._ended == self.device.generation
 
     async def aclose(self) -> None:
-        """End the program, and let go of its arrays, once it has served all calls.
+        """End the program, and release its arrays, once it has served all calls.
 
-        If this is cancelled, it does not wait for that. Its actor ends, in workers that stand ready too, and
-        no later context makes it again. The arrays that it was opened with are given back if there are no
-        other references to them. Closing it twice does nothing.
+        If this is cancelled, it does not wait for the calls. The actor ends, also in spare workers, and later
+        contexts do not make it again. The arrays of its constructor are released if there are no other
+        references to them. Closing it twice does nothing.
         """
         was_closed, self._is_closed = self._is_closed, True
         if was_closed:
@@ -179,13 +179,13 @@ class OpenProgram:
             opened.on_close()
 
     async def _wait_idle(self) -> None:
-        """Wait until no call is open; only the task that has the turn does."""
+        """Wait until no call is open; only the task with the turn may do so."""
         while self._asking:
             self._idle = trio.Event()
             await self._idle.wait()
 
     async def _reset(self, args: Sequence[object], kwargs: Mapping[str, object]) -> None:
-        """Make it anew, with other arguments in place of some; see `Program.reset`."""
+        """Make it again, with some arguments replaced; see `Program.reset`."""
         refuse_recording("reset", "reset the program before the capture, or after a replay")
         self._resets += 1
         try:
@@ -194,7 +194,7 @@ class OpenProgram:
                 anew = await self._opened.again(args, kwargs)
                 await self._wait_idle()
                 self._check_open()
-                # The check comes after the wait: a call may have damaged an array meanwhile.
+                # Check after the wait, because a call may have damaged an array meanwhile.
                 anew.check(self.device)
                 await self._replace(anew)
         finally:
@@ -203,13 +203,13 @@ class OpenProgram:
                 self._parked.unpark_all()
 
     async def _replace(self, anew: Anew) -> None:
-        """Make an instance in place of the one of before, which stays if that fails."""
+        """Replace the instance, or keep the old one if that fails."""
         before = self._opened
-        # D140: the old instance ends first, as a GPU may have no room for two.
+        # D140: the old instance ends first, because a GPU may lack memory for two.
         await _end(before)
         opened = await anew.start()
         if self._is_closed:
-            # The task that closed it was cancelled, and did not wait.
+            # The closing task was cancelled, and did not wait.
             await _end(opened)
             opened.thaw()
             self._check_open()
@@ -220,10 +220,10 @@ class OpenProgram:
         before.thaw()
 
     async def _wait_reset(self) -> None:
-        """Wait until the program was made anew.
+        """Wait until all resets of the program are over.
 
         Raises:
-            QueueFullError: So many wait already.
+            QueueFullError: Too many calls wait already.
         """
         while self._resets:
             if len(self._parked) >= _MOST_PARKED:
@@ -238,7 +238,7 @@ class OpenProgram:
             raise ActorStoppedError(f"program {self.name!r} is closed", path=self.device.path)
 
     async def _ask(self, given: object, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
-        """Ask for a call of a method."""
+        """Call a method."""
         # Both are functions of C, and most asks have neither.
         if chosen_callback() is not None or chosen_listener() is not None:
             ask = heard(self._method(given)[0].where, partial(self._ask, given, args, kwargs))
@@ -261,14 +261,14 @@ class OpenProgram:
         return await self._counted(method, partial(self.device.ask, call))
 
     async def _counted(self, method: Method, ask: Callable[[], Awaitable[Any]]) -> Any:
-        """Ask; meanwhile the program is not made anew, and errors are those of the method."""
+        """Run a call that blocks resets, and convert its errors to the errors of the method."""
         self._asking += 1
         try:
             return await ask()
         except Refused as refused:
             raise own_error(refused, method)  # noqa: B904  # its cause is set there
         except ActorFailedError as error:
-            # Its supervisor is the context's child; what crashes is a child of that.
+            # The supervisor is a child of the context; a crashed program is a child of the supervisor.
             if error.path.rpartition("/")[0] == f"{self.device.path}/context":
                 self._ended = self.device.generation
             raise
@@ -278,7 +278,7 @@ class OpenProgram:
                 self._idle.set()
 
     async def _ask_unknown(self, method: Method, state: Sequence[StateArray], bound: Any) -> Any:
-        """Ask for a call, and fetch its result, unless that came as expected."""
+        """Call a method, and fetch its result, unless the reply already has it."""
         for number in itertools.count():
             generation = self.device.generation
             try:
@@ -286,10 +286,10 @@ class OpenProgram:
             except Refused:
                 raise  # nothing was kept
             except LibraryError as error:
-                if error.code != GONE:
+                if error.code != INSTANCE_LOST:
                     raise
-                # A neighbour's error costs this asker nothing; to lose a result with its context is to lose
-                # the call.
+                # This caller must not suffer from a neighbour's error; but losing a result with its context
+                # is like losing the call.
                 is_lost = self.device.generation != generation
                 if method.changes or number >= (self.device.options.retry if is_lost else _MOST_REPEATS):
                     raise lost(method, error) from error
@@ -325,7 +325,7 @@ class OpenProgram:
         return items.open()
 
     async def _item(self, given: object, bound: inspect.BoundArguments, item: tuple[int, int]) -> Any:
-        """Ask for an item of a method that yields; `END` where there is none."""
+        """Request an item of a method that yields; `END` after the last one."""
         if chosen_callback() is not None or chosen_listener() is not None:
             ask = heard(self._method(given)[0].where, partial(self._item, given, bound, item))
             if ask is not None:
@@ -336,12 +336,12 @@ class OpenProgram:
         try:
             return await self._counted(method, partial(self._ask_once, method, state, bound, item))
         except LibraryError as error:
-            if error.code != GONE:
+            if error.code != INSTANCE_LOST:
                 raise
             raise lost(method, error) from error
 
     def _leave(self, number: int, bound: inspect.BoundArguments) -> None:
-        """Have a generator closed by a later call, as that takes too long now."""
+        """Have a later call close a generator, because it takes too long now."""
         if not self._is_closed:
             self._left.add(number)
             self._held[number] = bound
@@ -375,7 +375,7 @@ class OpenProgram:
 
 
 class Program(OpenProgram, Generic[T]):
-    """A class of the program's own that runs on a device. Made by `open_program`."""
+    """A class of your own that runs on a device. Made by `open_program`."""
 
     @overload
     async def ask(
@@ -392,25 +392,25 @@ class Program(OpenProgram, Generic[T]):
     @overload
     async def ask(self, method: str, /, *args: object, **kwargs: object) -> Any: ...
     async def ask(self, method: object, /, *args: object, **kwargs: object) -> Any:
-        """Call a method where the program runs, and wait for its result.
+        """Call a method in the process of the program, and wait for its result.
 
         Args:
             method: The method, as ``Encoder.encode``; or its name.
-            args: Arguments of the method: arrays of the device, NumPy arrays, which are copied there first,
+            args: Arguments of the method: device arrays, NumPy arrays, which are copied to the device first,
                 None, numbers, strings, bytes, and dicts, lists and tuples of these.
-            kwargs: The same, by name.
+            kwargs: Keyword arguments of the method.
 
         Returns:
-            Its result, with references in place of arrays. Type checkers know it where the method says that
-            it returns numbers, strings, collections of these, or a NumPy array; else it is Any.
+            The result, with references in place of arrays. Type checkers know its type if the method is
+            annotated with numbers, strings, collections of these, or a NumPy array; otherwise it is Any.
 
         Raises:
-            TypeError, ValueError, AttributeError: There is no such method, or it does not take the arguments.
-            StaleRefError: An array was released or lost; also one that the program was opened with.
-            Refused: The method refuses the request, and so do errors of the classes that it declares by
-                ``method(refuses=...)``: these are raised here as they are. The program goes on.
-            ActorFailedError: The method raised another error, which is the cause. The program is made anew.
-                Or it has failed more often than its intensity allows, and has ended.
+            TypeError, ValueError, AttributeError: The method does not exist, or does not take the arguments.
+            StaleRefError: An array was released or lost, possibly one of the constructor.
+            Refused: The method refuses the request. Errors of the classes declared by ``method(refuses=...)``
+                are also refusals, and are raised unchanged. The program continues.
+            ActorFailedError: The method raised another error, which is the cause. The program restarts, or
+                has ended because it failed more often than its intensity allows.
             ActorStoppedError: The program is closed.
 
         See `Device.ask` for cancellation and the errors that any operation can end with.
@@ -444,57 +444,56 @@ class Program(OpenProgram, Generic[T]):
 
         ``async with program.stream(Model.generate, prompt) as tokens: async for token in tokens: ...``
 
-        Each item is an operation, whose result follows the rules of `ask`. Between two items others may be
-        served. At most `ahead` items are made that were not read (see `method`), so a reader that is slow
-        holds the method back. At the end of the block the generator is closed, between two items: what it
-        makes then sees `is_cancelled`, and its ``finally`` runs. A deadline ends it likewise. The arrays
-        among the arguments live until then. A setting that holds for a thread must not span a ``yield``.
+        Each item is an operation, and its result follows the rules of `ask`. Other calls may be served
+        between two items. At most `ahead` items are unread (see `method`), so a slow reader delays the
+        method. At the end of the block the generator is closed, between two items: code that runs then sees
+        `is_cancelled`, and its ``finally`` runs. A deadline ends it the same way. The arrays among the
+        arguments live until then. A thread-local setting must not span a ``yield``.
 
-        A loss of the context ends a stream by `ContextLostError`, and so does a restart of the program. With
-        ``method(resumes=True)`` it goes on: the method is called again, with what it has yielded as `resume`.
-        So the reader sees no gap, and no item twice. After eight losses without an item in between it ends.
+        A lost context ends a stream by `ContextLostError`, and so does a restart of the program. With
+        ``method(resumes=True)`` the stream continues: the method is called again, with the yielded items as
+        `resume`. So the reader sees no gap, and no item twice. After eight losses without an item in between
+        it ends.
 
         Args:
             method: The method, as ``Model.generate``; or its name.
             args: Its arguments, as for `ask`. NumPy arrays are copied to the device once.
-            kwargs: The same, by name.
+            kwargs: Its keyword arguments.
 
         Returns:
             An async context manager around the async iterator.
 
         Raises:
-            TypeError, ValueError, AttributeError: There is no such method, it does not yield, or it does not
-                take the arguments.
-            Exception: The iterator raises what `ask` would, at the item where it was raised. The end of the
-                block raises what the generator raises while it is closed.
+            TypeError, ValueError, AttributeError: The method does not exist, does not yield, or does not take
+                the arguments.
+            Exception: The iterator raises the errors of `ask`, at the item that failed. The end of the block
+                raises errors of the generator while it is closed.
         """
         return self._stream(method, args, kwargs)
 
     async def reset(self, /, *args: object, **kwargs: object) -> None:
-        """Make the program anew, in place of closing it and opening another one.
+        """Make the program again, instead of closing it and opening another one.
 
-        Its constructor gets the arguments of before, with these in place of those of the same parameters. So
-        ``reset(weights=saved)`` gives new contents for damaged or lost ``weights``. Arrays that are not named
-        stay as they are.
+        Its constructor gets its previous arguments, with the given ones replaced. So ``reset(weights=saved)``
+        gives new contents to damaged or lost ``weights``. Other arrays stay as they are.
 
-        Calls that are running end first. Those that come meanwhile wait, 1024 at most, and run on the new
-        instance. Several resets run one after the other, before the calls that wait. If one fails or is
-        cancelled, nothing is replaced: the program has the arrays of before, and the next call makes an
-        instance of these.
+        Running calls end first. Later calls wait, 1024 at most, and run on the new instance. Several resets
+        run one after the other, before the waiting calls. If a reset fails or is cancelled, nothing is
+        replaced: the program keeps its previous arrays, and the next call makes an instance from these.
 
-        Restarts are counted from zero, and a program that has ended for good lives again. As the arrays of
-        before exist until it is done, it takes memory for both.
+        Restarts are counted from zero, and a program that has ended for good lives again. It takes memory for
+        both sets of arrays, because the previous arrays exist until it is done.
 
         Args:
-            args: Arguments of the constructor, as for `open_program`. Arrays have the dtype and shape of
-                those that they replace.
-            kwargs: The same, by name.
+            args: Arguments of the constructor, as for `open_program`. Arrays have the dtype and shape of the
+                arrays that they replace.
+            kwargs: Keyword arguments of the constructor.
 
         Raises:
-            TypeError, ValueError: Arguments that the constructor does not take; an array of another dtype,
+            TypeError, ValueError: Arguments that the constructor does not take; an array with another dtype,
                 shape or device.
-            StaleRefError: An array that is not replaced, or a new one, is damaged, lost or released.
-            ContextLostError: The context was lost meanwhile, and more often than `retry` says.
+            StaleRefError: A retained or new array is damaged, lost or released.
+            ContextLostError: The context was lost meanwhile, and more often than `retry` allows.
             ActorStoppedError: The program is closed.
             NotSupportedError: In the step of a graph.
             Exception: The error of the constructor or `warm_up`, with a note that names it.
@@ -518,7 +517,7 @@ class Program(OpenProgram, Generic[T]):
 
 
 class FunctionProgram(OpenProgram, Generic[P, ReplyT_co]):
-    """A function of the program's own that runs on a device. Made by `open_program`."""
+    """A function of your own that runs on a device. Made by `open_program`."""
 
     async def ask(self, *args: P.args, **kwargs: P.kwargs) -> ReplyT_co:
         """Call the function where it runs, and wait for its result; see `Program.ask`."""
@@ -531,7 +530,7 @@ class FunctionProgram(OpenProgram, Generic[P, ReplyT_co]):
         return self._stream(None, args, kwargs)
 
     async def reset(self) -> None:
-        """Make it anew; it lives again if it has ended for good. See `Program.reset`."""
+        """Make it again; it lives again if it has ended for good. See `Program.reset`."""
         await self._reset((), {})
 
     def operation(self) -> type[Operation[Any, Any]]:
@@ -543,13 +542,13 @@ class FunctionProgram(OpenProgram, Generic[P, ReplyT_co]):
 
 
 async def _end(opened: Opened) -> None:
-    """Have no context make it any more; takes a bounded time, also if a call does not end."""
+    """Stop all contexts from making it again; takes a bounded time, even if a call does not end."""
     with trio.move_on_after(opened.device.options.close_grace + 1.0, shield=True):
         await opened.device.close_library(opened.library)
 
 
 def _one_of_each_block(state: Sequence[StateArray], method: Method) -> Sequence[StateArray]:
-    """Pick the arrays that a method changes, and one of each other block, by which order and memory go."""
+    """Return the arrays that a method changes, and one array of each other block, for order and memory."""
     changed = [array for array in state if array.parameter in method.state]
     seen = {array.ref.block for array in changed}
     others = {array.ref.block: array for array in state if array.ref.block not in seen}

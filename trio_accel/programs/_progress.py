@@ -1,4 +1,4 @@
-"""Reports of calls, on their way to the callback of their asker."""
+"""Reports of calls, forwarded to the callback of their caller."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ chosen_progress: Callable[[], Progress | None] = _PROGRESS.get
 
 @contextmanager
 def on_progress(callback: _Callback) -> Generator[None]:
-    """Hear what calls report by `report_progress`, of all that are asked for in the body.
+    """Receive the reports by `report_progress` of all calls made in the body.
 
-    Tasks that are started in the body inherit it. A `Batcher` asks in tasks of its own. An inner one takes
-    the place of an outer one.
+    Tasks started in the body inherit it. A `Batcher` calls in tasks of its own. An inner `on_progress`
+    replaces an outer one.
 
-    The callback runs in the Trio loop, with the context variables of the asker, in order, and before the ask
-    returns; never afterwards. It gets the last value at least: earlier ones are left out where the loop is
+    The callback runs in the Trio loop, with the context variables of the caller, in order, and before the
+    call returns; never afterwards. It gets at least the last value: earlier ones are left out if the loop is
     slower than the method. A call that runs again after a loss reports from its beginning.
 
-    An error of the callback cancels the ask, so that the method may see that its asker has left, and is
-    raised there, once the asker may leave (`cancel_grace`).
+    An error of the callback cancels the call, so that the method may notice that its caller has left. It is
+    raised there, once the caller may leave (`cancel_grace`).
 
     Args:
         callback: Called with each value; it must not be async.
 
     Raises:
-        TypeError: The callback is async, or no function.
+        TypeError: The callback is async, or not a function.
     """
     if not callable(callback) or inspect.iscoroutinefunction(callback):
         raise TypeError(f"on_progress: callback must be a function that is not async, got {callback!r}")
@@ -61,7 +61,7 @@ def on_progress(callback: _Callback) -> Generator[None]:
 
 
 def heard(name: str, ask: Callable[[], Awaitable[T]]) -> Awaitable[T] | None:
-    """Have the reports of an ask heard, by `on_progress` or by `watch_progress`.
+    """Forward the reports of a call, to `on_progress` or to `watch_progress`.
 
     Args:
         name: The method.
@@ -96,7 +96,7 @@ def _forward(report: ProgressReport, value: Any) -> None:
 
 
 class Progress:
-    """The reports of one ask, however often its call runs.
+    """The reports of one call, however often it runs.
 
     Args:
         callback: Gets the values.
@@ -111,15 +111,15 @@ class Progress:
         self._scope = trio.CancelScope()
 
     def follow(self, asker: Asker | None) -> None:
-        """Hear this run of the call from now on, and none before."""
+        """Follow this run of the call from now on, and no earlier run."""
         if asker is None:
             return
         self._asker = asker
         asker.notify = self._notifier.notify
 
     async def of(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask; raises the error of the callback, too."""
-        # The callback is taken away, so that `ask`, which looks for one, does not report twice.
+        """Make the call; also raise the error of the callback."""
+        # The callback is removed, so that `ask`, which looks for one, does not report twice.
         tokens = _CALLBACK.set(None), _PROGRESS.set(self)
         returned: T | None = None
         try:
@@ -136,7 +136,7 @@ class Progress:
             try:
                 failure.unwrap()
             finally:
-                # Its error has this frame, which would keep the arrays of the asker.
+                # Its error has this frame, which would keep the caller's arrays alive.
                 del failure
         return cast("T", returned)
 

@@ -1,4 +1,4 @@
-"""Methods that yield: their items, one by one, as they are made."""
+"""Methods that yield: their items, read one by one as they are made."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ END: Final = object()
 CLOSE: Final = -1
 """Number of the item by which a generator is closed."""
 
-# A stream that resumes ends after so many losses without an item in between.
+# The number of losses without an item in between after which a resuming stream ends.
 _MOST_LOSSES = 8
 
 
@@ -48,7 +48,7 @@ class ItemStream(AsyncIterator[T_co]):
         Raises:
             trio.BusyResourceError: Another task is reading.
             trio.ClosedResourceError: The block has ended.
-            Exception: The error of the method, behind the items that it has yielded before.
+            Exception: The error of the method, after the items that it has yielded before.
         """
         if self._is_read:
             raise trio.BusyResourceError("another task reads this stream; open one for each reader")
@@ -68,14 +68,15 @@ class ItemStream(AsyncIterator[T_co]):
 
 @attrs.define(eq=False)
 class Items:
-    """Has the items of a stream made (D185), by one generator after the other where its method resumes.
+    """Requests the items of a stream (D185), from one generator after the other if its method resumes.
 
     Args:
         method: The method.
         bound: Its arguments.
-        device: Where it runs.
-        next_number: Gives the numbers of generators.
-        ask: Makes an item, by the arguments and the numbers of generator and item; `END` if there is none.
+        device: The device that it runs on.
+        next_number: Returns the next generator number.
+        ask: Makes an item, from the arguments and the numbers of generator and item; `END` after the last
+            one.
         leave: Called with the number and the arguments of a generator that could not be closed in time.
     """
 
@@ -87,12 +88,12 @@ class Items:
     _leave: Callable[[int, inspect.BoundArguments], None]
     _count: int = 0
     _items: list[object] = attrs.field(factory=list[object])
-    # The number of a generator, where there may be one, and that of its next item.
+    # The numbers of the current generator, if there may be one, and of its next item.
     _place: tuple[int, int] | None = None
 
     @opens("the stream is not open yet: async with program.stream(...) as items: async for item in items")
     async def open(self) -> AsyncGenerator[ItemStream[Any]]:
-        """Have items made beside the block, ahead of the reader; close the generator at the end."""
+        """Make items concurrently with the block, in advance; close the generator at the end."""
         send, receive = trio.open_memory_channel[Any](self._method.ahead - 1)
         failures: list[Exception] = []
         has_failed = True
@@ -181,7 +182,7 @@ class Items:
 def bind_items(
     method: Method, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> inspect.BoundArguments:
-    """Find out which argument of a stream is which.
+    """Assign the arguments of a stream to its parameters.
 
     Raises:
         TypeError: They do not fit, or the method does not yield.

@@ -26,7 +26,7 @@ _TRIANGULAR = (
     "y = t if (left <= mode) & (mode <= right) & (left < right) else nan"
 )
 # Bounds of parameters that such an expression has.
-_LEAST = {"scale": ">= 0", "a": "> 0"}
+_LOWER_BOUNDS = {"scale": ">= 0", "a": "> 0"}
 # Means and counts up to here are integers of float64, with room for the next ones.
 _LARGEST = 1 << 52
 _SHARES = Reduction(
@@ -51,9 +51,10 @@ def _formed(
             self, shape, dtype, out = [given.pop(one) for one in ("self", "shape", "dtype", "out")]
             extents, kind = self._extents(shape), checked_dtype(name, dtype)
             numbers = {
-                one: real(name, one, number, least=_LEAST.get(one, "")) for one, number in given.items()
+                one: real(name, one, number, least=_LOWER_BOUNDS.get(one, ""))
+                for one, number in given.items()
             }
-            [least] = [f"{one} {least}" for one, least in _LEAST.items() if one in given]
+            [least] = [f"{one} {least}" for one, least in _LOWER_BOUNDS.items() if one in given]
             formed = f"y = where({least}, {text}, nan)"
             made: AccelRef = await self._computed(name, formed, extents, kind, out, **numbers)
             return made

@@ -64,7 +64,9 @@ def _draws(
         dtype, low, width = check(message, planner)
         _check_place(planner, seed=message.seed, row=message.row)
         out = planner.output(message.shape, dtype, message.out)
-        spec = ops.PhiloxSpec(distribution, ops.PLACE.pack(message.seed, message.row), low, width, out.spec)
+        spec = ops.PhiloxSpec(
+            distribution, ops.PHILOX_START.pack(message.seed, message.row), low, width, out.spec
+        )
         return Planned(spec, out, is_checked=True)
 
     return operation(actor=RngActor, plan=plan, not_recorded=_NOT_RECORDED)
@@ -211,7 +213,7 @@ def _plan_rejection(message: Any, planner: Planner) -> Planned[AccelRef]:
     a = planner.read("a", message.a)
     b = None if message.b is None else planner.read("b", message.b)
     _check_place(planner, seed=message.seed, row=message.row)
-    place = ops.PLACE.pack(message.seed, message.row)
+    place = ops.PHILOX_START.pack(message.seed, message.row)
     return Planned(ops.RejectionSpec(message.distribution, place, a, b, out.spec, planner.status(1)), out)
 
 

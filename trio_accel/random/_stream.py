@@ -53,7 +53,7 @@ _MRG_LONG = (
     "{v} = uint64({w[3]}) * 4294967087 + uint64({w[2]}); {v} = {v} * 4294967087 + uint64({w[1]});"
     "{v} = {v} * 4294967087 + uint64({w[0]})"
 )
-_LONG: Mapping[str, tuple[str, int]] = {
+_WIDE_GENERATORS: Mapping[str, tuple[str, int]] = {
     "philox4x32_10": ("{v} = uint64({w[1]}) << 32 | uint64({w[0]})", 2),
     "mrg32k3a": (_MRG_LONG, 4),
 }
@@ -335,7 +335,7 @@ def _bounded(
     name: str, kind: str, many: int, is_whole: bool, dtype: str
 ) -> tuple[Elementwise[AccelRef], int]:
     """Make the expression for `WordStream._whole`, and the number of words that it takes."""
-    text, words = _LONG[kind]
+    text, words = _WIDE_GENERATORS[kind]
     names = [f"w{number}" for number in range(words * many)]
     steps = [
         text.format(v=f"v{number}", w=names[words * number : words * (number + 1)]) for number in range(many)

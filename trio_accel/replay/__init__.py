@@ -1,4 +1,4 @@
-"""Replay: what a device was asked, asked again elsewhere, and the first operation that differs."""
+"""Replay: run a device's recorded operations again elsewhere, and find the first one that differs."""
 
 from .._names import export as _export
 from ._compare import *

@@ -1,4 +1,4 @@
-"""Operations of a replay that no journal has: blocks, their contents, and steps of chains by themselves."""
+"""Operations of a replay that journals lack: blocks, their contents, and single steps of chains."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ T = TypeVar("T")
 
 
 class Bare(Operation[Any, T]):
-    """A specification that is launched as it is.
+    """A specification that is launched unchanged.
 
     Args:
-        library: Import path of its library actor.
+        library: The import path of its library actor.
         spec: The specification.
         blocks: The blocks of its arrays, by their ids.
-        reply: What the asker gets.
+        reply: The reply to the caller.
         keep: Host arrays that it uses.
-        name: Name of the operation.
+        name: The name of the operation.
     """
 
     library = ""
@@ -57,7 +57,7 @@ class Bare(Operation[Any, T]):
 
 
 class NewBlock(Operation[Any, Block]):
-    """Make a block; nothing is written to it."""
+    """Make a block without writing to it."""
 
     library = MEMORY
 

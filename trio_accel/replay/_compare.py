@@ -1,4 +1,4 @@
-"""Comparison of arrays element by element: how many differ, where first, and by how much."""
+"""Elementwise comparison of arrays: the number of differences, the first one, and the largest one."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from ..backends.base import HostArray
 
 __all__ = ["Difference", "Tolerance"]
 
-_WHOLE = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+_INTEGER_OF_SIZE = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
 
 
 @attrs.frozen(kw_only=True)
 class Tolerance:
-    """How far two elements may be apart: ``absolute + relative * abs(reference)``.
+    """The allowed difference of two elements: ``absolute + relative * abs(reference)``.
 
     Attributes:
-        relative: Share of the reference.
-        absolute: Part that does not depend on it.
+        relative: The share of the reference.
+        absolute: The part that does not depend on the reference.
 
     Raises:
-        ValueError: One is below 0, or NaN.
+        ValueError: A number is below 0, or NaN.
     """
 
     relative: float = 0.0
@@ -41,14 +41,15 @@ class Difference:
     """An array that differs.
 
     Attributes:
-        number: Number of the operation in the journal, from 1; 0 for a mark.
-        operation: Its name, for a step of a chain with the name of that; or the label of the mark.
-        step: Number of the step inside of a chain, from 1; 0 where it was compared whole.
+        number: The number of the operation in the journal, from 1; 0 for a mark.
+        operation: The name of the operation, or of the step of a chain; or the label of the mark.
+        step: The number of the step in its chain, from 1; 0 for a comparison of the whole operation.
         argument: The array.
-        elements: How many elements differ.
-        of: How many elements it has.
-        ulps: The most units in the last place between two; None where they are no numbers of the same kind.
-        index: Index of the first element that differs.
+        elements: The number of elements that differ.
+        of: The number of elements in the array.
+        ulps: The maximum difference in units in the last place; None if the elements are not comparable
+            numbers.
+        index: The index of the first element that differs.
     """
 
     number: int
@@ -101,11 +102,11 @@ def _bits(array: HostArray) -> npt.NDArray[Any]:
 
 
 def _ulps(reference: HostArray, other: HostArray) -> int | None:
-    """Count the numbers between two elements, at most; None for elements that NumPy has no numbers for."""
+    """Return the maximum number of values between two elements; None for elements without NumPy numbers."""
     if reference.dtype.kind == "c":
         real = f"f{reference.itemsize // 2}"
         reference, other = (np.ascontiguousarray(each).reshape(-1).view(real) for each in (reference, other))
-    elif reference.itemsize not in _WHOLE:
+    elif reference.itemsize not in _INTEGER_OF_SIZE:
         return None
     one, two = map(_places, (reference, other))
     return int(np.where(one > two, one - two, two - one).max(initial=0))
@@ -116,7 +117,7 @@ def _places(array: HostArray) -> npt.NDArray[np.uint64]:
     if array.dtype.kind in "ub":
         return array.astype(np.uint64)
     if array.dtype.kind != "i":
-        array = np.ascontiguousarray(array).view(_WHOLE[array.itemsize])
+        array = np.ascontiguousarray(array).view(_INTEGER_OF_SIZE[array.itemsize])
         # Negative numbers go down from the zero, and have the bits of positive ones.
         array = np.where(array < 0, np.iinfo(array.dtype).min - array, array)
     return array.astype(np.int64).view(np.uint64) ^ np.uint64(1 << 63)

@@ -1,9 +1,9 @@
 """Launches as entries of a journal, and operations that ask them again.
 
-An entry of a launch has what a worker would get. Ids of blocks are those of the recorded device: a replay
-gives each allocation a block of its own. A recipe of a chain is written once, step by step as specifications,
-and an entry has its number. What a stranger's journal says of arrays is held against their blocks before
-anything is launched.
+An entry of a launch has the data that a worker would get. Ids of blocks belong to the recorded device: a
+replay makes a new block for each allocation. A chain's recipe is written once, step by step as
+specifications, and an entry has its number. The arrays in a stranger's journal are checked against their
+blocks before anything is launched.
 """
 
 from __future__ import annotations
@@ -37,28 +37,29 @@ from ._journal import Entry, JournalError
 
 PROGRAMS = "trio_accel.programs:ProgramActor"
 PACKAGE = "trio_accel"
-# The errors of launches that have done nothing that a replay could compare.
+# The errors of launches without any effect that a replay could compare.
 NEVER_DONE = frozenset(
     {"ContextLostError", "ContextPoisonedError", "DeviceLostError", "InputFailedError", "Cancelled"}
     | {"NotExecutedError", "QueueFullError", "OutOfMemoryError", "LibraryOpenError", "ActorStoppedError"}
     # An operation that did not end in time does not end in a replay.
     | {"CompletionTimeoutError"}
 )
-# Steps of a recipe, with those of the recipes that it names: few entries could name very many.
+# The maximum steps of a recipe, including nested recipes, because a few entries could name very many.
 _MOST_STEPS = 100_000
 _REPLAYED_PROGRAMS = 1_000_000
-# Status words of an operation, and those of all steps of recipes: an entry has their number alone.
+# The maximum bytes of the status words of an operation, and of all recipe steps, because an entry only has
+# their size.
 _MAX_WORDS_BYTES = 1 << 26
 Blocks: TypeAlias = dict[int, Any]
 """Blocks of a replay by their ids in the journal."""
 
 
 class Recipes:
-    """The recipes of a journal that is written.
+    """The recipes of a journal being written.
 
     Args:
-        append: Keeps an entry.
-        contents: Whether numbers of the program are kept.
+        append: Stores an entry.
+        contents: Whether to store numbers of the program.
     """
 
     def __init__(self, append: Callable[[Entry], object], *, contents: bool) -> None:
@@ -85,7 +86,7 @@ class Recipes:
         return number
 
 
-# Any, because a scalar of NumPy has a type that strict types know in part alone.
+# Any, because strict types know only a part of a NumPy scalar's type.
 _FRACTIONS: Any = (float, complex, np.inexact)
 
 
@@ -104,7 +105,7 @@ def _blanked(spec: OperationSpec) -> OperationSpec:
 
 
 class _RecipePlaces(dict[type[OperationSpec], int]):
-    """The place of the recipe among the fields of a specification; -1 if it has none."""
+    """The position of the recipe among the fields of a specification; -1 without one."""
 
     def __missing__(self, cls: type[OperationSpec]) -> int:
         names = [field.name for field in cls.descriptor().fields]
@@ -116,24 +117,24 @@ _RECIPE_PLACES: Mapping[type[OperationSpec], int] = _RecipePlaces()
 
 
 class Decoded:
-    """The recipes and large arrays of a journal that is read.
+    """The recipes and large arrays of a journal being read.
 
     Attributes:
-        recipes: Recipes by their numbers.
-        blobs: Contents of large arrays by their numbers, in parts.
-        programs: Whether code that the journal names may run.
-        words_bytes: Bytes of the status words of all steps.
+        recipes: Recipes by number.
+        blobs: Contents of large arrays by number, in parts.
+        programs: Whether code named by the journal may run.
+        words_bytes: The total bytes of the steps' status words.
     """
 
     def __init__(self, *, programs: bool, words_bytes: int = 0) -> None:
         self.recipes: dict[int, bytes] = {}
         self.blobs: dict[int, list[bytes]] = {}
         self.programs, self.words_bytes = programs, words_bytes
-        # Steps of each recipe, with those of its own recipes.
+        # The number of steps in each recipe, including its nested recipes.
         self._sizes: dict[int, int] = {}
 
     def add(self, number: int, nodes: Iterable[Entry]) -> None:
-        """Read a recipe, which may use those that were read before."""
+        """Read a recipe, which may use earlier ones."""
         size = 0
         made: list[GraphNode] = []
         for operation, library, plain in nodes:
@@ -157,7 +158,7 @@ class Decoded:
         """Make a specification of plain values.
 
         Raises:
-            JournalError: It is of a module that this process has not imported, runs code, or is no
+            JournalError: It belongs to a module that this process has not imported, runs code, or is not a
                 specification.
         """
         try:
@@ -198,10 +199,10 @@ class Decoded:
                     self._check_enums(value)
 
     def check_module(self, path: str) -> None:
-        """Refuse a module that would be imported because a journal says so.
+        """Refuse a module that would be imported only because the journal names it.
 
         Raises:
-            JournalError: It would.
+            JournalError: The module would be imported.
         """
         module = path.partition(":")[0]
         if module in sys.modules or self.programs:
@@ -249,18 +250,18 @@ class Asked:
 
     Attributes:
         decoded: The recipes and large arrays of its recording.
-        number: Its number.
-        name: Name of the operation.
-        library: Import path of its library actor.
-        spec: Its specification, as plain values.
-        allocations: Ids and bytes of the blocks that are made first.
+        number: The number of the operation.
+        name: The name of the operation.
+        library: The import path of its library actor.
+        spec: The specification, as plain values.
+        allocations: Ids and bytes of the blocks that are allocated first.
         staged: Copies of operands, as plain values.
         behind: Copies of results to views.
-        outputs: Ids of the blocks that are written.
-        uses: Arguments that exist already, and the ids of their blocks.
+        outputs: Ids of the written blocks.
+        uses: Existing arguments, and the ids of their blocks.
         results: The host arrays that it has filled; None if the journal lacks them.
         failure: Class and text of its error; None if it has not failed.
-        contents: Contents of blocks before it, by their ids; None for one that could not be read.
+        contents: Contents of blocks before it, by their ids; None for an unreadable block.
     """
 
     decoded: Decoded
@@ -295,7 +296,7 @@ class Asked:
 
 
 def _words(plain: Any, most: int) -> HostArray:
-    """Make status words, with zeros as a worker has them.
+    """Make zeroed status words, as in a worker.
 
     Raises:
         JournalError: There are too many.
@@ -342,12 +343,12 @@ class Again(Operation[Any, "Again"]):
             return self.entry.library
         definition = ProgramDefinition.decode(text)
         arrays = tuple([self._placed(array) for array in definition.arrays])
-        # The number differs from those of programs that this device has open already.
+        # The number differs from the programs that are already open on this device.
         number = definition.number + _REPLAYED_PROGRAMS
         return f"{path}?{attrs.evolve(definition, number=number, arrays=arrays).encode()}"
 
     def check(self) -> None:
-        """Refuse what must not be launched, if all that it uses is there.
+        """Refuse a launch that must not run, if everything that it uses exists.
 
         Raises:
             JournalError: It must not be.
@@ -371,7 +372,7 @@ class Again(Operation[Any, "Again"]):
         """Make a specification for blocks of this device.
 
         Raises:
-            JournalError: It cannot be made, or an array reaches beyond its block.
+            JournalError: It cannot be made, or an array exceeds its block.
         """
         spec = self._decoded.spec(plain, self._host)
         made: Any = _mapped(spec, self._placed)
@@ -384,7 +385,7 @@ class Again(Operation[Any, "Again"]):
         return made
 
     def _check_ends(self, chain: ChainSpec, sizes: Sequence[int]) -> None:
-        """Check where host arrays of a chain go to, and where its result is read."""
+        """Check the positions of a chain's host arrays and of its result."""
         where = self.entry.where
         if chain.given:
             given = attrs.evolve(
@@ -421,7 +422,7 @@ class Again(Operation[Any, "Again"]):
         if kind == "value":
             made = self._decoded.array(plain[1])
         elif kind == "blank":
-            # Memory that nothing has touched. Its shape is compared with that of an array first.
+            # The memory is untouched until its shape is compared with the shape of an array.
             made = np.zeros(plain[1][1], DType(plain[1][0]).dtype)
             self._blank.append(made)
         else:
@@ -454,7 +455,7 @@ class Again(Operation[Any, "Again"]):
             _fill(host)
         views = tuple([(copy.out, copy.source) for copy in behind])
         if entry.is_of_program:
-            # A program leaves its array as it was at the end of a stream, and where it keeps a result.
+            # At the end of a stream, and if it retains its result, a program does not write its array.
             staged = (*[self._zeros(number) for number, nbytes in entry.allocations if nbytes], *staged)
         planner.take(outputs, uses, staged, views, self._keep)
         return Planned(spec, self)
@@ -472,10 +473,10 @@ def spec_arrays(spec: Any) -> Sequence[ArraySpec]:
 
 
 def check_inside(where: str, array: ArraySpec, nbytes: int) -> None:
-    """Refuse an array that reaches beyond its block.
+    """Refuse an array that exceeds its block.
 
     Raises:
-        JournalError: It does.
+        JournalError: The array exceeds it.
     """
     steps = list(zip(array.shape, array.strides, strict=True))
     if any(type(value) is not int or type(step) is not int or value < 0 for value, step in steps):
@@ -507,7 +508,7 @@ def _read(array: HostArray) -> Entry:
 
 
 def plain_launch(launch: Launch, recipes: Recipes, host: HostEncoder) -> Entry:
-    """Make plain values of a launch, but for its number.
+    """Make plain values of a launch, without its number.
 
     Args:
         launch: The launch.

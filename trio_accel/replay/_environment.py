@@ -1,4 +1,4 @@
-"""What results depend on besides their inputs: versions, processor, device."""
+"""The environment of a recording, which affects results: versions, processor, device."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SETTINGS = ("TRIO_ACCEL_CPU_COMPILED", "OPENBLAS_CORETYPE", "NVIDIA_TF32_OVERRI
 
 
 def environment(device: Device) -> Environment:
-    """Return names and values, of plain texts."""
+    """Return the environment as names and values in plain text."""
     found = {"trio_accel": __version__, "python": platform.python_version(), "system": platform.platform()}
     for name in _DISTRIBUTIONS:
         with suppress(metadata.PackageNotFoundError):

@@ -1,8 +1,8 @@
-"""Journals: where the entries of a recording are kept, and how they are read again.
+"""Journals: storage of the entries of a recording, and their reading.
 
-An entry is a tuple of plain values, pickled. The reader refuses all opcodes but those of plain values, so
-that a stranger's journal runs nothing, and takes no more memory than its length allows. A journal of your own
-needs two methods, `append` and `entries`.
+An entry is a tuple of plain values, pickled. The reader refuses all opcodes except the ones for plain values,
+so that a stranger's journal runs nothing, and takes no more memory than its length allows. A journal of your
+own needs two methods, `append` and `entries`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _FRAME = struct.Struct("<QI")
 
 
 class JournalError(AccelError):
-    """A journal cannot be written, or holds something that is no recording."""
+    """A journal cannot be written, or contains something else than a recording."""
 
 
 class Journal(Protocol):
-    """Keeps the entries of a recording, in their order."""
+    """Stores the entries of a recording, in order."""
 
     def append(self, entry: bytes, /) -> None:
         """Keep an entry. It must outlive the process once this returns, if the journal is to survive a kill.
@@ -69,13 +69,13 @@ class MemoryJournal:
 
 
 class FileJournal:
-    """Entries in a file, each written by one call, so that a killed process loses none that was kept.
+    """Entries in a file, each written by one call, so that a killed process loses no stored entry.
 
-    A new recording is written behind what a file holds. The last entry may be torn if the process was killed
-    while it wrote: it is no entry, and the next recording overwrites it.
+    A new recording is appended to the file. If the process was killed while writing, the last entry may be
+    torn: it is ignored, and the next recording overwrites it.
 
     Args:
-        path: The file. It is made by the first entry.
+        path: The file. The first entry creates it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -106,7 +106,7 @@ class FileJournal:
         """See `Journal.entries`.
 
         Raises:
-            JournalError: It is no journal.
+            JournalError: The file is not a journal.
             OSError: The file cannot be read.
         """
         return (entry for entry, _ in self._frames())
@@ -123,13 +123,13 @@ class FileJournal:
             raise
 
     def _end(self) -> int:
-        """Where the next entry goes."""
+        """Return the offset of the next entry."""
         if not self.path.exists() or not self.path.stat().st_size:
             return 0
         return max((end for _, end in self._frames()), default=len(_MAGIC))
 
     def _frames(self) -> Iterator[tuple[bytes, int]]:
-        """Yield the whole entries, and where each ends."""
+        """Yield the complete entries, and the end of each."""
         with self.path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 raise JournalError(f"{self.path} is not a journal: it does not begin with {_MAGIC!r}")
@@ -145,7 +145,7 @@ class FileJournal:
 
 
 class SqliteJournal:
-    """Entries in a database of SQLite, each committed by itself.
+    """Entries in a database of SQLite, each in its own commit.
 
     Args:
         path: The database.
@@ -192,9 +192,9 @@ _FIXED = {
     **dict.fromkeys(b".(t)N\x85\x86\x87\x88\x89\x94", 0),
     **dict(zip(b"\x80\x95JKMGhj", (1, 8, 4, 1, 2, 8, 1, 4), strict=True)),
 }
-# The same of those with a content, whose length follows them in so many bytes.
-_COUNTED = dict(zip(b"\x8a\x8b\x8cX\x8dCB\x8e", (1, 4, 1, 4, 8, 1, 4, 8), strict=True))
-# Values that a byte of an entry may stand for: a pickle has equal shapes once.
+# Opcodes with a content after a length field, with the size of that field in bytes.
+_LENGTH_BYTES = dict(zip(b"\x8a\x8b\x8cX\x8dCB\x8e", (1, 4, 1, 4, 8, 1, 4, 8), strict=True))
+# The maximum number of values per byte of an entry: a pickle stores equal shapes once.
 _VALUES_PER_BYTE = 64
 
 
@@ -207,7 +207,7 @@ def _check_opcodes(entry: bytes) -> None:
     at = 0
     while at < len(entry):
         opcode, at = entry[at], at + 1
-        if size := _COUNTED.get(opcode):
+        if size := _LENGTH_BYTES.get(opcode):
             at += size + int.from_bytes(entry[at : at + size], "little")
         elif opcode in _FIXED:
             at += _FIXED[opcode]

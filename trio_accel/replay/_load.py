@@ -1,4 +1,4 @@
-"""A journal that is read: its launches in order, checked before anything runs."""
+"""A loaded journal: its launches in order, checked before anything runs."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Mark:
 
 @attrs.frozen
 class Outside:
-    """An operation whose results came from outside.
+    """An operation with results from outside.
 
     Attributes:
-        number: Its number.
-        name: Its name.
+        number: The number of the operation.
+        name: The name of the operation.
     """
 
     number: int
@@ -50,13 +50,13 @@ Steps: TypeAlias = "list[Asked | Mark | Outside]"
 
 @attrs.define(eq=False)
 class Loaded:
-    """A journal that was read.
+    """A loaded journal.
 
     Attributes:
-        steps: Launches and marks in their order.
+        steps: Launches and marks in order.
         environment: The environment of the recording.
         modules: Digests of the user's modules that launches name.
-        over: Numbers of the blocks that nothing uses after a launch, by its number.
+        over: For each launch number, the blocks that are unused after it.
     """
 
     steps: Steps
@@ -65,7 +65,7 @@ class Loaded:
     over: Mapping[int, Sequence[int]]
 
     def until(self, last: int | None) -> Iterator[Asked | Mark | Outside]:
-        """Yield the steps to a launch."""
+        """Yield the steps up to a launch."""
         for step in self.steps:
             if last is not None and not isinstance(step, Mark) and step.number > last:
                 return
@@ -87,7 +87,7 @@ class _Reader:
         self._contents: list[tuple[int, int, int, Any]] = []
 
     def take(self, entry: Entry) -> None:
-        """Take an entry; a later version may have further kinds, which are left out."""
+        """Process an entry; unknown kinds, which later versions may have, are ignored."""
         method = getattr(self, f"_on_{entry[0]}", None)
         if method is not None:
             method(*entry[1:])
@@ -117,7 +117,7 @@ class _Reader:
                 raise JournalError(
                     f"{launch.where} of the journal makes block {block!r:.20} of {nbytes!r:.20} bytes"
                 )
-        # First of all: what follows may read the definition of a program.
+        # Check this first, because later code may read the definition of a program.
         self._decoded.check_library(library, f"{launch.where}, {name},")
         self._steps.append(launch)
 
@@ -131,7 +131,7 @@ class _Reader:
         self._asked[number + self._before].results = arrays
 
     def _on_failed(self, number: int, name: str, text: str) -> None:
-        # The results of some came from outside.
+        # Some have results from outside, and no launch.
         if launch := self._asked.get(number + self._before):
             launch.failure = name, text
 
@@ -139,10 +139,10 @@ class _Reader:
         self._steps.append(Mark(label, values, self._decoded))
 
     def loaded(self) -> Loaded:
-        """Return what was read; contents may follow the launches that need them."""
+        """Return the loaded journal; contents may follow the launches that need them."""
         numbers = sorted(self._asked)
         for before, block, nbytes, content in sorted(self._contents, key=itemgetter(0)):
-            # An operation whose results came from outside may have used it first.
+            # An operation with results from outside may have used it first.
             for number in numbers[bisect_left(numbers, before) :][:1]:
                 self._asked[number].contents[block] = nbytes, content
         loaded = Loaded(self._steps, self._environment, self._modules, self._over())
@@ -173,10 +173,10 @@ def _of_program(step: Asked) -> set[int]:
 
 
 def _check(loaded: Loaded) -> None:
-    """Refuse launches that must not be, before any runs.
+    """Refuse forbidden launches before any runs.
 
     Raises:
-        JournalError: An array reaches beyond its block, or code would run that is not allowed.
+        JournalError: An array exceeds its block, or forbidden code would run.
     """
     blocks: dict[int, Any] = {}
     for step in loaded.steps:
@@ -186,7 +186,7 @@ def _check(loaded: Loaded) -> None:
         made = [(block, nbytes) for block, (nbytes, _) in step.contents.items()]
         made += step.allocations if is_done else ()
         blocks.update({block: SimpleNamespace(id=block, nbytes=nbytes) for block, nbytes in made})
-        # An operation that uses the result of a skipped one is skipped, too.
+        # An operation that uses the result of a skipped one is also skipped.
         if is_done and all(block in blocks for _, block in step.uses):
             Again(step, blocks).check()
 

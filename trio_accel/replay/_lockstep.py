@@ -1,4 +1,4 @@
-"""Journals asked again on two devices in lockstep: the first operation that differs, and its first step."""
+"""Journals replayed on two devices in lockstep: the first operation that differs, and its first step."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _written(spec: OperationSpec) -> list[tuple[str, ArraySpec]]:
 
 
 def _results(spec: Any) -> list[tuple[str, ArraySpec]]:
-    """Return what a launch writes, but for memory between the results of a chain's steps."""
+    """Return the arrays that a launch writes, without memory between the results of a chain's steps."""
     if isinstance(spec, ChainSpec):
         return [each for each in _written(spec) if each[1] is not spec.written[-1]]
     if isinstance(spec, GraphSpec):
@@ -58,7 +58,7 @@ def _results(spec: Any) -> list[tuple[str, ArraySpec]]:
 
 
 class _Chain:
-    """A chain that is played step by step on one device."""
+    """A chain that is replayed step by step on one device."""
 
     def __init__(self, asked: Asked, player: Player) -> None:
         self.nodes: Sequence[GraphNode] = ()
@@ -82,7 +82,7 @@ class _Chain:
             await player.device.ask(write_block(self._blocks[last.block], given, last.offset))
 
     async def run(self, node: GraphNode) -> list[tuple[str, ArraySpec]]:
-        """Run a step; returns the arrays that it writes, by their names."""
+        """Run a step; return the arrays that it writes, by name."""
         spec, recipe = self._spec, GraphRecipe([node])
         one = GraphSpec(recipe.encode(), False, spec.read, spec.updated, spec.written)
         await self._player.device.ask(Bare(self._asked.library, one, self._blocks, None, name=node.operation))
@@ -112,24 +112,25 @@ async def lockstep(
     until: int | None = None,
     tolerance: Tolerance | None = None,
 ) -> Report:
-    """Ask each operation of a journal on two devices, and compare all that it writes, and marks.
+    """Run each operation of a journal on two devices, and compare all written arrays, and marks.
 
-    The same device opened twice names what is not deterministic. A mark differs only where differences are
-    inherited, because otherwise the candidate has the reference's numbers.
+    To find operations that are not deterministic, open the same device twice. A mark differs only if
+    differences are inherited, because otherwise the candidate has the reference's numbers.
 
     Args:
         journal: The journal.
         reference: A device.
-        candidate: Another one, of any backend.
-        alone: Whether the candidate goes on with the reference's numbers, so that no difference is inherited.
+        candidate: Another device, of any backend.
+        alone: Whether the candidate continues with the reference's numbers, so that no difference is
+            inherited.
         steps: Whether chains are compared step by step, because a later step may hide a difference.
         programs: See `replay`.
-        most: How many differences end it.
+        most: The number of differences that ends the comparison.
         until: The last operation.
         tolerance: See `replay`.
 
     Raises:
-        ValueError: Both are one device.
+        ValueError: Both devices are the same.
         JournalError, OutOfMemoryError: See `replay`.
     """
     if reference is candidate:
@@ -171,9 +172,9 @@ class _Lockstep:
 
     Attributes:
         players: The devices.
-        report: What differs.
-        tolerance: How far elements may be apart.
-        alone: Whether the second device goes on with the numbers of the first.
+        report: The differences.
+        tolerance: The tolerance between elements.
+        alone: Whether the second device continues with the numbers of the first.
     """
 
     players: tuple[Player, Player]
@@ -182,13 +183,13 @@ class _Lockstep:
     alone: bool
 
     async def launch(self, step: Asked) -> None:
-        """Ask a launch whole."""
+        """Run a launch as a whole."""
         report, other = self.report, Report()
         ours, theirs = await once(step, self.players[0], report), await once(step, self.players[1], other)
         report.failures += [each for each in other.failures if each not in report.failures]
         report.skipped += [each for each in other.skipped if each not in report.skipped]
         if ours is None or theirs is None:
-            # A block that the second device has, and the first lacks, is of no use.
+            # A block that only the second device has is useless.
             for number, _ in step.allocations:
                 for player in self.players:
                     player.blocks.pop(number, None)
@@ -198,7 +199,7 @@ class _Lockstep:
         await self._compare(step, _results(ours.spec), _results(theirs.spec))
 
     async def chain(self, step: Asked) -> None:
-        """Ask a chain step by step."""
+        """Run a chain step by step."""
         report = self.report
         if why := max([await player.give(step) for player in self.players]):
             report.skipped.append(Skipped(step.number, step.name, why))
@@ -231,7 +232,7 @@ class _Lockstep:
         named: str = "",
         at: int = 0,
     ) -> None:
-        """Compare arrays of two devices; if they differ, the second gets those of the first."""
+        """Compare arrays of two devices; if they differ, copy the first device's arrays to the second."""
         blocks = [
             {block.id: block for block in map(player.blocks.__getitem__, step.blocks & player.blocks.keys())}
             for player in self.players

@@ -1,15 +1,15 @@
 """The recorder of a device: it writes launches before they are launched, and results before they are replied.
 
-Which order matters:
+The order matters:
 
-* A launch is an entry before the device has it. If the entry cannot be written, nothing is launched.
-* The content of a block that does not follow from the journal is written before its first use: arrays from
-  before the recording, borrowed ones, and those that a lease or another library has written. A hook must not
-  wait, so it refuses the launch, the block is read, and the operation is asked again. For a submitted
-  operation, the read is submitted ahead of it.
-* What an operation has filled on the host is written before its asker is told. A reply that was given is in
-  the journal.
-* A thread writes large contents, in parts, so that neither they nor their lock hold the loop. Only a
+* A launch is written before the device gets it. If the entry cannot be written, nothing is launched.
+* Some contents of blocks do not follow from the journal: arrays from before the recording, borrowed arrays,
+  and arrays written by a lease or by another library. They are written before their first use. A hook must
+  not wait, so it refuses the launch, the block is read, and the operation is requested again. For a submitted
+  operation, the read is submitted before it.
+* Host arrays filled by an operation are written before its caller gets the reply. So every received reply is
+  in the journal.
+* A thread writes large contents, in parts, so that neither they nor their lock block the loop. Only a
   submitted operation writes in the loop, because it cannot wait.
 
 The decision on all of it is D224.
@@ -64,18 +64,18 @@ class _UnwrittenError(Exception):
 
 @attrs.define(eq=False)
 class _Ask:
-    """One ask.
+    """One request.
 
     Attributes:
-        recorder: Its recorder; a device may have several.
-        outer: The ask of another recorder, or of another device, around it.
-        number: Number of its launch; 0 before that.
-        outputs: Blocks that it writes.
-        allocations: Ids and bytes of those that it makes.
-        filled: Host arrays that it fills.
-        blobs: Numbers of its large host arrays, by their identities.
-        is_own: Whether it is the recorder's, which has no entry.
-        is_over: Whether it has ended. A task that began during it may have it still.
+        recorder: The recorder; a device may have several.
+        outer: The surrounding request of another recorder or device.
+        number: The number of its launch; 0 before that.
+        outputs: The blocks that it writes.
+        allocations: Ids and bytes of the blocks that it allocates.
+        filled: The host arrays that it fills.
+        blobs: The numbers of its large host arrays, by identity.
+        is_own: Whether it is the recorder's own request, which is not written.
+        is_over: Whether it has ended. A task that began during it may still use it.
         is_submitted: Whether it was submitted.
     """
 
@@ -113,7 +113,7 @@ class Recording:
         )
 
     async def mark(self, label: str, **arrays: AccelRef) -> None:
-        """Keep the numbers of arrays under a label; a replay compares them there.
+        """Store the numbers of arrays under a label; a replay compares them there.
 
         Args:
             label: A text that the report shows.
@@ -136,7 +136,7 @@ class _Recorder:
         self.device = device
         self.recording = Recording(self)
         self._journal, self._contents = journal, contents
-        # Blocks whose contents follow from the journal, and those that are being read.
+        # The blocks with contents that follow from the journal, and the blocks being read.
         self._known: set[int] = set()
         self._reading: dict[int, trio.Event] = {}
         self._recipes = Recipes(self.append, contents=contents)
@@ -229,7 +229,7 @@ class _Recorder:
         return "value", plain_array(array, self._blob(array) if blob is None else blob)
 
     def around(self, ask: Ask) -> Ask:
-        """Ask, and write what an operation has filled on the host."""
+        """Make a request, and write the host arrays that the operation has filled."""
 
         async def asked(operation: Operation[Any, Any], **unknown: Any) -> Any:
             own = _Ask(self, _ASK.get())
@@ -278,7 +278,7 @@ class _Recorder:
         self._when_done(pending, settled)
 
     def _refused(self) -> None:
-        """Note that another recorder refused the last submission."""
+        """Record that another recorder refused the last submission."""
         ask, self._submission = self._submission, None
         if ask is not None:
             self._failed(ask, _UnwrittenError(self))
@@ -298,7 +298,7 @@ class _Recorder:
         pending.when_done(settled)
 
     def written(self, block: Block) -> None:
-        """Read a block again that a lease has written."""
+        """Read a block again after a lease has written to it."""
         self._known.discard(block.id)
         self._reading.pop(block.id, None)
 
@@ -311,11 +311,11 @@ class _Recorder:
         is_done = isinstance(error, Exception) and any(not (each.damages or each.is_unmade) for each in made)
         is_refused = isinstance(error, (_UnwrittenError, JournalError))
         if is_done and not is_refused and type(error).__name__ not in NEVER_DONE:
-            # The reply was refused, which says nothing of the operation.
+            # The reply was refused, but the operation itself may be fine.
             if ask.filled:
                 self._keep_filled(ask)
             return
-        # Whether it has written them is not known.
+        # It is unknown whether the outputs were written.
         self._known.difference_update([block.id for block in ask.outputs])
         name = "NotExecutedError" if is_refused else type(error).__name__
         # A cancellation must not be replaced by another error.
@@ -344,7 +344,7 @@ class _Recorder:
         return plain_array(array, self._blob(array) if is_large else array.tobytes())
 
     def _blob(self, array: HostArray) -> int:
-        """Write a large array in parts; returns its number."""
+        """Write a large array in parts; return its number."""
         number = next(self._blobs)
         whole: Any = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         content = memoryview(whole)
@@ -404,7 +404,7 @@ class _Recorder:
         self.append(("content", block.id, block.nbytes, given, before or self.recording.operations + 1))
 
     def _note_modules(self, launch: Launch) -> None:
-        """Write digests of the sources of the user's modules that a launch names."""
+        """Write the source digests of the user's modules that a launch names."""
         path, _, text = launch.library.partition("?")
         if path == PROGRAMS:
             path = ProgramDefinition.decode(text).target
@@ -457,10 +457,10 @@ def _layout(ref: AccelRef) -> Entry:
 
 
 def module_digest(module: str) -> str:
-    """Return a digest of a module's source, which is not imported; empty if there is none.
+    """Return a digest of a module's source without importing it; empty if there is none.
 
-    Python would import the package of a module to find it, so a module of a package that is not imported has
-    none either.
+    Python would import the package of a module to find it, so modules of packages that are not imported have
+    no digest either.
     """
     package = module.rpartition(".")[0]
     if package and package not in sys.modules:
@@ -477,20 +477,20 @@ def module_digest(module: str) -> str:
 async def record(
     device: Device, journal: Journal, *, contents: bool = True
 ) -> AsyncGenerator[Recording, None]:
-    """Record what a device is asked inside the block.
+    """Record the operations of a device inside the block.
 
-    A launch is in the journal before it is launched, and what came to the host before its asker is told.
-    Arrays that are there already are read, and written, when they are used first. NumPy between two
-    operations is not recorded: its results are contents of later operations.
+    A launch is in the journal before it is launched, and host results before their caller gets the reply.
+    Existing arrays are read, and written, at their first use. NumPy code between two operations is not
+    recorded: its results are contents of later operations.
 
-    A journal has all numbers that the device was given. With ``contents=False`` it has shapes and dtypes
-    alone; a replay takes random numbers, and compares nothing. Texts of code stay: constants of expressions,
-    and arguments of programs.
+    A journal has all numbers that the device was given. With ``contents=False`` it only has shapes and
+    dtypes; a replay uses random numbers, and compares nothing. Texts of code remain: constants of
+    expressions, and arguments of programs.
 
     Args:
-        device: The device. Two recordings at once are two journals.
-        journal: Where the entries go, behind those that it has.
-        contents: Whether numbers of the program are kept.
+        device: The device. Two concurrent recordings need two journals.
+        journal: The journal, to which entries are appended.
+        contents: Whether to store numbers of the program.
 
     Raises:
         JournalError: The journal cannot be written. An operation that cannot be recorded is not launched.
@@ -501,7 +501,7 @@ async def record(
         try:
             yield recorder.recording
         except BaseException:
-            # The error of the block counts, and not what the journal lacks.
+            # Raise the error of the block, not the error of the journal.
             with suppress(JournalError), trio.CancelScope(shield=True):
                 await recorder.finish()
             raise

@@ -1,4 +1,4 @@
-"""Journals asked again on one device, and compared with what was recorded."""
+"""Journals replayed on one device, and compared with the recorded results."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Player:
         self._over: Sequence[int] = ()
 
     async def give(self, asked: Asked) -> str:
-        """Write contents that do not follow from the journal; returns why it cannot be asked, if so."""
+        """Write contents that do not follow from the journal; return why the launch cannot run, if so."""
         for number, (nbytes, content) in asked.contents.items():
             known = self.blocks.get(number)
             if content is None and known is not None:
                 continue
             if content is None:
-                # The device refuses what it has no memory for before there are numbers.
+                # A device without enough memory refuses the block before the numbers are made.
                 self.blocks[number] = known = await self.device.ask(NewBlock(nbytes))
                 array = np.random.default_rng(number).integers(0, 64, nbytes, np.uint8)
             else:
@@ -62,14 +62,14 @@ class Player:
         return f"block {missing[0]} was made by an operation that was skipped" if missing else ""
 
     async def ask(self, asked: Asked) -> Again:
-        """Ask a launch again."""
+        """Run a launch again."""
         again = Again(asked, self.blocks)
         if asked.is_of_program:
             self._programs.add(again.library)
         return await self.device.ask(again)
 
     async def close(self) -> None:
-        """Close the programs that were opened, and drop all blocks."""
+        """Close the opened programs, and drop all blocks."""
         self.blocks.clear()
         with trio.CancelScope(shield=True):
             for path in self._programs:
@@ -80,7 +80,7 @@ class Player:
         return await self.device.ask(read_block(self.blocks[number]))
 
     def begin(self, step: Asked | Outside) -> None:
-        """Drop blocks that the launch before was the last to use, and marks after it."""
+        """Drop blocks that are unused after the previous launch and the marks after it."""
         for number in self._over:
             self.blocks.pop(number, None)
         self._over = self._loaded.over.get(step.number, ())
@@ -91,7 +91,7 @@ def name_of(error: BaseException) -> str:
 
 
 def changes_of(loaded: Loaded, device: Device) -> list[Change]:
-    """Compare the environment with that of the recording, and the sources of the user's modules."""
+    """Compare the environment with the recorded one, and the sources of the user's modules."""
     here = dict(environment(device))
     found = {
         name: (loaded.environment.get(name, ""), here.get(name, "")) for name in (*loaded.environment, *here)
@@ -112,19 +112,19 @@ async def replay(
     until: int | None = None,
     tolerance: Tolerance | None = None,
 ) -> Report:
-    """Ask all operations of a journal again, in order, and compare what came to the host, and marks.
+    """Run all operations of a journal again, in order, and compare their host results, and marks.
 
     Args:
-        journal: The journal. It may be a stranger's: it runs no code unless `programs` says so, and reads and
-            writes no memory but that of its own arrays.
-        device: Where, of any backend.
-        programs: Whether programs of the journal run, and modules are imported that it names.
+        journal: The journal. It may be a stranger's: it runs no code unless `programs` allows it, and
+            accesses only the memory of its own arrays.
+        device: The device, of any backend.
+        programs: Whether to run the journal's programs, and import the modules that it names.
         until: The last operation.
-        tolerance: How far elements may be apart; None for the same bits.
+        tolerance: The tolerance between elements; None for equal bits.
 
     Raises:
-        JournalError: It is no journal, or something in it must not run.
-        OutOfMemoryError: The device has less memory than was used; the message has the operation's number.
+        JournalError: It is not a journal, or contains something that must not run.
+        OutOfMemoryError: The device lacks memory; the message has the operation's number.
     """
     loaded, report, began = load(journal, programs=programs), Report(), time.perf_counter()
     report.environment = changes_of(loaded, device)
@@ -176,7 +176,7 @@ def compare_filled(
 
 
 def _result_of_chain(spec: ChainSpec) -> ArraySpec | None:
-    """Find the array of a chain that goes to the host."""
+    """Return the array of a chain that is copied to the host."""
     found = None
     for node in graph_recipe(spec.recipe).nodes:
         for array in node.spec.outputs():
@@ -186,9 +186,9 @@ def _result_of_chain(spec: ChainSpec) -> ArraySpec | None:
 
 
 async def once(step: Asked, player: Player, report: Report) -> Again | None:
-    """Ask a launch again; None if that was not done, or has failed."""
+    """Run a launch again; return None if it was skipped, or has failed."""
     failed = step.failure
-    # Later operations need what was read before one that was never done.
+    # Later operations need contents that were read before an operation without effect.
     why = await player.give(step)
     if failed is not None and failed[0] in NEVER_DONE:
         why = f"it ended with {failed[0]} when it was recorded"
@@ -218,7 +218,7 @@ async def once(step: Asked, player: Player, report: Report) -> Again | None:
 async def compare_mark(
     mark: Mark, player: Player, report: Report, tolerance: Tolerance | None, reference: Player | None = None
 ) -> None:
-    """Compare the arrays of a mark with those of a reference, or with recorded ones."""
+    """Compare the arrays of a mark with a reference's arrays, or with the recorded ones."""
     for name, plain, number, (offset, dtype, shape, strides) in mark.values:
         block = player.blocks.get(number)
         known = plain if reference is None else reference.blocks.get(number)

@@ -1,4 +1,4 @@
-"""The report of a replay: the first difference, and what else was not as it was recorded."""
+"""The report of a replay: the first difference, and other deviations from the recording."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Change", "Failure", "Report", "Skipped"]
 
 @attrs.frozen
 class Skipped:
-    """An operation that was not asked again.
+    """An operation that was not run again.
 
     Attributes:
-        number: Its number.
-        operation: Its name.
+        number: The number of the operation.
+        operation: The name of the operation.
         why: The reason.
     """
 
@@ -28,13 +28,13 @@ class Skipped:
 
 @attrs.frozen
 class Failure:
-    """An operation that ended otherwise than it was recorded.
+    """An operation with another outcome than in the recording.
 
     Attributes:
-        number: Its number.
-        operation: Its name.
-        recorded: Class and text of the error that was recorded; empty if there was none.
-        found: The same of this run.
+        number: The number of the operation.
+        operation: The name of the operation.
+        recorded: Class and text of the recorded error; empty if there was none.
+        found: The same for this run.
     """
 
     number: int
@@ -45,11 +45,11 @@ class Failure:
 
 @attrs.frozen
 class Change:
-    """Something of the environment that is not as it was.
+    """A difference between the environments.
 
     Attributes:
-        name: What.
-        recorded: Its value then.
+        name: The name of the property.
+        recorded: Its recorded value.
         found: Its value now.
     """
 
@@ -63,14 +63,14 @@ class Report:
     """The result of a replay. As a text, it begins with the first difference.
 
     Attributes:
-        operations: Operations that were asked again.
-        compared: Arrays that were compared.
-        differences: Arrays that differ, in order.
-        skipped: Operations that were not asked again.
-        outside: Operations whose results came from outside, such as another device; the journal has them.
-        failures: Operations that ended otherwise.
-        environment: What has changed since the recording.
-        seconds: How long it took.
+        operations: The number of operations run again.
+        compared: The number of compared arrays.
+        differences: The arrays that differ, in order.
+        skipped: The operations that were not run again.
+        outside: Operations with results from outside, such as another device; the journal has the results.
+        failures: Operations with another outcome.
+        environment: The changes since the recording.
+        seconds: The duration.
     """
 
     operations: int = 0
@@ -84,7 +84,7 @@ class Report:
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing differs, and nothing ended otherwise."""
+        """Whether there are no differences and no other outcomes."""
         return not (self.differences or self.failures)
 
     def __str__(self) -> str:

@@ -176,7 +176,7 @@ _DISORDER = _reduce(
     "where(row == above, where(col <= before, 1, 0), 0)", "max", operation="sparse.check_order"
 )
 _TOTAL = _reduce("x", "sum", operation="sparse.sum")
-_MOST = {name: _reduce("x", name, operation=f"sparse.{name}") for name in ("max", "min")}
+_EXTREMES = {name: _reduce("x", name, operation=f"sparse.{name}") for name in ("max", "min")}
 _SQUARE = _make("(size / unit) * (size / unit)", operation="sparse.norm")
 _ABS = _make("abs(x)", operation="sparse.norm")
 
@@ -223,7 +223,7 @@ async def _extreme(name: Literal["max", "min"], matrix: CsrMatrix, axis: _Axis) 
     if axis is None:
         if not nnz:
             return await device.zeros((), matrix.dtype)
-        return await _WITH_ZEROS[name](count=nnz, n=extent, x=await _MOST[name](matrix.data))
+        return await _WITH_ZEROS[name](count=nnz, n=extent, x=await _EXTREMES[name](matrix.data))
     index, length = (row, m) if axis == 1 else (matrix.indices, n)
     found, count = await device.full(length, lowest, matrix.dtype), await device.zeros(length, "int64")
     if nnz:
@@ -277,7 +277,7 @@ async def norm(
     sizes, unit = await _ABS(matrix.data), None
     if squared and matrix.nnz:
         # The dtype holds squares of parts of the largest size.
-        unit = await _PART(x=await _MOST["max"](sizes), most=float(np.finfo(sizes.dtype.dtype).max))
+        unit = await _PART(x=await _EXTREMES["max"](sizes), most=float(np.finfo(sizes.dtype.dtype).max))
         sizes = await _SQUARE(size=sizes, unit=unit)
     made = CsrMatrix(matrix.shape, matrix.indptr, matrix.indices, sizes)
     if axis is not None:
@@ -288,4 +288,4 @@ async def norm(
     if 0 in matrix.shape:
         raise ValueError(f"sparse.norm: a matrix of shape {matrix.shape} is empty")
     sums = await sum(made, 0 if ord in (1, -1) else 1)
-    return await _MOST["max" if ord in (1, math.inf) else "min"](sums)
+    return await _EXTREMES["max" if ord in (1, math.inf) else "min"](sums)

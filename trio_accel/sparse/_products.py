@@ -141,7 +141,7 @@ async def _check_structure(matrix: CsrMatrix) -> None:
 _make = Elementwise[AccelRef]
 _CONJ = _make("conj(x)", operation="sparse.spmm")
 _SCALE = _make("x * y", operation="sparse.spmm")
-_PLACES = _make("i(0)", operation="sparse.find_rows")
+_ROW_INDEX = _make("i(0)", operation="sparse.find_rows")
 _MINUS = _make("x - y", operation="sparse.rows")
 
 
@@ -161,7 +161,7 @@ async def row_indices(matrix: CsrMatrix) -> AccelRef:
     """Find the row of each value, with the dtype of `indices`, once the structure is found right."""
     device, index = matrix.device, matrix.indices.dtype
     await device.ask(CheckStructure(matrix))
-    places = await device.ask(_PLACES.compute(shape=(matrix.nnz,)))
+    places = await device.ask(_ROW_INDEX.compute(shape=(matrix.nnz,)))
     found = await _MINUS(await device.ask(FindRows(matrix.indptr, places)), 1)
     return found if index is DType.int64 else await found.cast(index)
 

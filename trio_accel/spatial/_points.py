@@ -22,11 +22,11 @@ from ..jit import CompileOptions, Kernel, cdiv, reads, scalar, updates, writes
 
 __all__ = ["CellList", "cell_list", "neighbours"]
 
-_NAME, _NEAR = "spatial.cell_list", "spatial.neighbours"
+_NAME, _NEIGHBOURS_NAME = "spatial.cell_list", "spatial.neighbours"
 _Floats: TypeAlias = npt.NDArray[np.float64]
 _Each: TypeAlias = "float | Sequence[float]"
 # Cells have numbers of 32 bits, and so has the outside.
-_MOST = (1 << 31) - 2
+_MAX_CELLS = (1 << 31) - 2
 _SCALARS = {"n": "int64", "axes": "int32", "radius": "float64", "lists": "bool", "total": "int64"}
 _READ = {"points": "float64", "order": "int64", "starts": "int64", "grid": "float64", "begins": "int64"}
 _kernel = functools.partial(
@@ -144,8 +144,8 @@ async def cell_list(
     else:
         raise ValueError(f"{_NAME}: low and shape must be given together")
     total = math.prod(extents.tolist())
-    if total > _MOST or (extents % 1).any():
-        told = f"more than {_MOST} cells; choose a larger size" if total > _MOST else "no integers"
+    if total > _MAX_CELLS or (extents % 1).any():
+        told = f"more than {_MAX_CELLS} cells; choose a larger size" if total > _MAX_CELLS else "no integers"
         raise ValueError(f"{_NAME}: a grid of shape {tuple(extents.tolist())} has {told}")
     cells = tuple(map(int, extents.tolist()))
     # A radix sort of 16 bits is the fastest (D191).
@@ -190,12 +190,12 @@ async def neighbours(
             positive.
         NotSupportedError: See `arrays.argsort`.
     """
-    [points] = await placed(_NEAR, points=points)
-    axes, count = _check_points(_NEAR, points), points.shape[0]
-    [reach] = _numbers(_NEAR, "radius", radius, 1).tolist()
+    [points] = await placed(_NEIGHBOURS_NAME, points=points)
+    axes, count = _check_points(_NEIGHBOURS_NAME, points), points.shape[0]
+    [reach] = _numbers(_NEIGHBOURS_NAME, "radius", radius, 1).tolist()
     points = await points.cast("float64")
-    low, high = await _bounds(_NEAR, points)
-    extents = high - low if box is None else _numbers(_NEAR, "box", box, axes)
+    low, high = await _bounds(_NEIGHBOURS_NAME, points)
+    extents = high - low if box is None else _numbers(_NEIGHBOURS_NAME, "box", box, axes)
     # So rounding moves no point further than to the next cell. There are not many more cells than points.
     size = min(max(reach * (1 + 1e-6), float(extents.max()) / 1024, 1e-300), 1e300)
     while math.prod(extents // size + 1) > 4 * count + 64:
@@ -292,7 +292,9 @@ def _around(axes: int) -> Elementwise[tuple[AccelRef, AccelRef]]:
         inside += f" & where(is{a}, (n{a} > 2) | (o{a} < n{a}), (c{a} >= 0) & (c{a} < n{a}))"
         cell = f"({cell}) * n{a} + (c{a} + n{a}) % n{a}"
     steps.append(f"cell = {cell}; begin = s[cell]; length = where({inside}, s[cell + 1] - begin, 0)")
-    return Elementwise("; ".join(steps), inputs=("x", "s", "g"), outputs=("begin", "length"), operation=_NEAR)
+    return Elementwise(
+        "; ".join(steps), inputs=("x", "s", "g"), outputs=("begin", "length"), operation=_NEIGHBOURS_NAME
+    )
 
 
 @functools.cache
@@ -309,7 +311,7 @@ def _is_near(axes: int) -> Elementwise[tuple[AccelRef, AccelRef]]:
         "; ".join(steps),
         inputs=("row", "pair", "ends", "begins", "order", "x", "g", "radius", "n"),
         outputs=("number", "near"),
-        operation=_NEAR,
+        operation=_NEIGHBOURS_NAME,
     )
 
 

@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Dashboard", "open_dashboard"]
 
-# Bounds of an interval, and how long the first snapshot of a reader waits for the counts of devices.
+# The bounds of an interval, and the seconds that a reader's first snapshot waits for device counts.
 _SHORTEST_SECONDS, _LONGEST_SECONDS, _COUNT_SECONDS = 0.1, 60.0, 0.5
 _HOST = "127.0.0.1"
-# Names of this machine for itself: another one in a request is a page from elsewhere that asks.
+# The names of this machine for itself. Any other name in a request means that a foreign page sends it.
 _HOSTS = [_HOST, "localhost"]
 _READERS = 16
 # A browser opens up to six at once, and closes most of them.
 _CONNECTIONS = 64
 # Seconds for the headers of a request, and in which a browser takes a part of its answer.
 _HEAD_SECONDS, _SEND_SECONDS = 5.0, 10.0
-# Snapshots take at most about this share of the program's time: of a large tree they come less often.
+# The maximum share of the program's time for snapshots, so that snapshots of large trees are less frequent.
 _LARGEST_SHARE = 0.1
 # The same while no page is open.
 _UNSEEN_SHARE = 0.01
-# Messages that are sent to the page: those with the highest rates.
+# The number of messages on the page: the types with the highest rates.
 _OPERATIONS = 40
-# Stands in the page for its first snapshot.
+# The placeholder in the page for its first snapshot.
 _FIRST = b"<!--first-->"
 _KINDS = {"index.html": "text/html", "page.css": "text/css", "page.js": "text/javascript"}
-# The page asks this program alone, whatever a name or an error in it says.
+# The page may only contact this program, whatever a name or an error in it contains.
 _HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -59,10 +59,10 @@ _HEADERS = {
 
 @attrs.frozen
 class Dashboard:
-    """A page that is being served. Made by `open_dashboard`.
+    """A served page. Made by `open_dashboard`.
 
     Attributes:
-        url: Where a browser of this machine finds it.
+        url: The address for a browser on this machine.
         recorder: The recorder to show.
     """
 
@@ -77,9 +77,9 @@ async def open_dashboard(
     """Serve a page that shows a system, for the body of the ``async with``.
 
     The page shows the supervision tree, devices, messages with their latency, and the last failures. It is
-    for reading only. It is served to this machine alone (127.0.0.1), so everybody who can log in there can
-    see it. At most 16 pages and 64 requests are served at once: others are refused. Of connections without a
-    request, the oldest of more than 64 is closed. A browser that leaves, or reads slowly, holds up nothing.
+    read-only. It is served only to this machine (127.0.0.1), so everybody who can log in there can see it. At
+    most 16 pages and 64 requests are served at once: others are refused. Of connections without a request,
+    the oldest of more than 64 is closed. A browser that leaves, or reads slowly, does not delay others.
     `trio_accel.http.serve` is the server.
 
     The server is an actor of the system, named ``dashboard``. It ends with the body, and its supervisor
@@ -87,10 +87,10 @@ async def open_dashboard(
 
     Args:
         system: The system to show. It is recorded meanwhile, as by `record`.
-        port: TCP port; 0 for any that is free.
+        port: The TCP port; 0 for any free one.
         interval: Seconds between two snapshots, from 0.1 to 60. Changes of actors are sent at once.
-        errors: Whether the page shows the texts and tracebacks of errors, in which there may be data of the
-            program. Without that, it shows their types.
+        errors: Whether the page shows the texts and tracebacks of errors, which may contain the program's
+            data. Otherwise it shows their types.
 
     Raises:
         NotSupportedError: Starlette or Hypercorn is not installed: ``pip install '.[dashboard]'`` in a
@@ -121,7 +121,7 @@ async def open_dashboard(
 
 
 class DashboardActor(Actor):
-    """Serves the page; restarted by its supervisor, at the same address, should that fail."""
+    """Serves the page; after a failure, its supervisor restarts it at the same address."""
 
     def __init__(self, listener: socket.socket, feed: _Feed) -> None:
         self._listener = listener
@@ -130,7 +130,7 @@ class DashboardActor(Actor):
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
-        """Serve meanwhile."""
+        """Serve during the body."""
         # The server closes its listener, but the next incarnation needs the socket, which listens already.
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(self._listener.dup()))
         limits = Limits(
@@ -147,7 +147,7 @@ class DashboardActor(Actor):
 
 
 class _Feed:
-    """Snapshots for all pages that are open. While there are none, they are made for the charts alone."""
+    """Snapshots for all open pages. Without any, snapshots are made only for the charts."""
 
     def __init__(self, recorder: Recorder, interval: float, *, shows_errors: bool) -> None:
         self._recorder = recorder
@@ -162,7 +162,7 @@ class _Feed:
         self._hurry = trio.Event()
 
     def hurry(self, event: Event) -> None:
-        """Something has happened to an actor: the next snapshot is due."""
+        """Make the next snapshot due, because something has happened to an actor."""
         self._hurry.set()
 
     def newest(self) -> str:
@@ -180,7 +180,7 @@ class _Feed:
         """Make snapshots."""
         while True:
             await self._wait_for_reader()
-            # Somebody who opens a page may have had one made a moment ago.
+            # A newly opened page may have caused a snapshot a moment ago.
             await trio.sleep_until(self._due)
             self._hurry = trio.Event()
             began = trio.current_time()
@@ -192,7 +192,7 @@ class _Feed:
     async def _wait_for_reader(self) -> None:
         while not self._readers:
             began = perf_counter()
-            # Devices are left alone.
+            # Do not query devices.
             self.past.add(self._recorder.snapshot(asks=False))
             pause = max(INTERVAL, (perf_counter() - began) / _UNSEEN_SHARE)
             with trio.move_on_after(pause):
@@ -213,7 +213,7 @@ class _Feed:
             headers = {**_HEADERS, "Content-Type": "text/event-stream"}
             raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
             await send({"type": "http.response.start", "status": 200, "headers": raw})
-            # The first one comes at once: no other task runs before this one waits for it.
+            # The first one is sent at once, because no other task runs before this one waits for it.
             self._hurry.set()
             while True:
                 await self._news.park()
@@ -224,7 +224,7 @@ class _Feed:
 
     @property
     def is_full(self) -> bool:
-        """Whether as many pages are open as may be."""
+        """Whether the maximum number of pages is open."""
         return self._readers >= _READERS
 
 
@@ -273,7 +273,7 @@ def _application(feed: _Feed) -> Starlette:
         content = (page / name).read_bytes()
 
         async def read(request: Request) -> Response:
-            # The page begins with what is so now. In the text of a script, no sign may end it.
+            # The page begins with the current state. Escape "<", so that it cannot end the script.
             first = feed.newest().replace("<", "\\u003c").encode() if _FIRST in content else b""
             return Response(content.replace(_FIRST, first), headers=_HEADERS, media_type=_KINDS[name])
 

@@ -1,4 +1,4 @@
-"""The figures of a snapshot as metrics of Prometheus."""
+"""The figures of a snapshot as Prometheus metrics."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["exposition", "prometheus"]
 
-# Actors that are told apart; the number of metrics that a program exports has to be bounded.
+# The maximum number of actors with separate metrics, because a program must not export unbounded metrics.
 _MOST_ACTORS = 1000
 _UNUSED = CacheStatistics()
 
@@ -31,7 +31,7 @@ Samples: TypeAlias = Callable[[SystemSnapshot], Iterable[Sample]]
 
 
 def _of_actors(figure: Callable[[ActorRow], float], snapshot: SystemSnapshot) -> Iterator[Sample]:
-    """One value for each actor; those of the last ones are added up, if there are very many."""
+    """Yield a value for each actor; if there are very many, the values of the last ones are added up."""
     for actor in snapshot.actors[:_MOST_ACTORS]:
         yield (actor.path,), figure(actor)
     if len(snapshot.actors) > _MOST_ACTORS:
@@ -39,7 +39,7 @@ def _of_actors(figure: Callable[[ActorRow], float], snapshot: SystemSnapshot) ->
 
 
 def _of_devices(figure: Callable[[DeviceRow], float | None], snapshot: SystemSnapshot) -> Iterator[Sample]:
-    """One value for each device of which it is known."""
+    """Yield a value for each device with a known one."""
     for device in snapshot.devices:
         if (value := figure(device)) is not None:
             yield (device.path,), value
@@ -57,7 +57,7 @@ def _of_messages(figure: Callable[..., Histogram], snapshot: SystemSnapshot) -> 
 def _of_libraries(
     figures: Callable[[LibraryRow], Mapping[str, float]], snapshot: SystemSnapshot
 ) -> Iterator[Sample]:
-    """Some values for each library of a device, by the last label; it has none where that is empty."""
+    """Yield values for each library of a device, with a last label if it is not empty."""
     for device in snapshot.devices:
         for library in device.libraries:
             for label, value in figures(library).items():
@@ -148,7 +148,7 @@ device_arrays       gauge     bytes   device,path * Memory of the arrays of a de
 device_workspace    gauge     bytes   device,library * Memory that the libraries of a device hold for themselves.
 device_memory_limit gauge     bytes   device * The most memory that the arrays of a device may take.
 """  # noqa: E501  a row for a metric
-# The readers of values that are no single attribute.
+# The readers of values that are not single attributes.
 _READ: Mapping[str, Samples] = {
     "actors": _states,
     "messages": _outcomes,
@@ -181,7 +181,7 @@ _UNITS = ("seconds", "bytes")
 
 
 def _families(snapshot: SystemSnapshot) -> Iterator[Metric]:
-    """Yield all metrics of a snapshot: those of the table, and then those of the program and of actors."""
+    """Yield all metrics of a snapshot: from the table, and then from the program and the actors."""
     from prometheus_client.metrics_core import Metric
 
     for row in _TABLE.strip().splitlines():
@@ -194,7 +194,7 @@ def _families(snapshot: SystemSnapshot) -> Iterator[Metric]:
         yield metric
     named: dict[str, Metric] = {}
     for one in snapshot.readings:
-        # The program's own keep their names, which are not trio_accel's.
+        # The program's own metrics keep their names, which do not begin with trio_accel.
         name = f"trio_accel_{one.name}" if one.path else one.name
         if name not in named:
             last = name.rpartition("_")[2]
@@ -213,12 +213,12 @@ def _families(snapshot: SystemSnapshot) -> Iterator[Metric]:
 def prometheus(recorder: TakesSnapshots) -> Collector:
     """Make a collector of `prometheus-client`, to be registered. Needs the extra ``metrics``.
 
-    It takes a snapshot when it is asked, and keeps nothing. It may be asked in any thread: from another than
-    the system's, it waits until the loop has a moment. Its text is served by ``make_asgi_app(registry)`` of
-    `prometheus-client`, which every ASGI server on Trio can mount.
+    It takes a snapshot at each request, and keeps nothing. It may be used in any thread: outside the system's
+    thread, it waits until the loop has time. ``make_asgi_app(registry)`` of `prometheus-client` serves its
+    text, and can be mounted by every ASGI server on Trio.
 
-    Labels have as many values as there are actors and types of messages, but for at most 1000 actors, and at
-    most `operations` pairs of the two (see `record`).
+    Labels have as many values as there are actors and message types, but at most 1000 actors, and at most
+    `operations` pairs of both (see `record`).
 
     Args:
         recorder: The recorder.
@@ -226,7 +226,7 @@ def prometheus(recorder: TakesSnapshots) -> Collector:
     Raises:
         NotSupportedError: `prometheus-client` is not installed.
     """
-    # Its base is only there with the extra.
+    # Its base class exists only with the extra.
     import_extra("prometheus_client", "metrics")
     from prometheus_client.registry import Collector
 
@@ -235,7 +235,7 @@ def prometheus(recorder: TakesSnapshots) -> Collector:
             return _families(recorder.snapshot())
 
         def describe(self) -> list[Metric]:
-            # Nothing is asked when it is registered: the system may be another thread's.
+            # Registration must not take a snapshot, because the system may belong to another thread.
             return []
 
     return MetricsCollector()
@@ -259,7 +259,7 @@ def exposition(recorder: TakesSnapshots) -> str:
 
 
 def _add(metric: Metric, given: dict[str, str], value: float | Histogram) -> None:
-    """Add a value, under the names that its parts have."""
+    """Add a value, under the names of its parts."""
     labels = {key: _plain(text) for key, text in given.items()}
     if not isinstance(value, Histogram):
         name = f"{metric.name}_total" if metric.type == "counter" else metric.name
@@ -273,5 +273,5 @@ def _add(metric: Metric, given: dict[str, str], value: float | Histogram) -> Non
 
 
 def _plain(text: str) -> str:
-    """Text that can be written as UTF-8: names may have what is half of a character."""
+    """Return text that can be written as UTF-8, because names may contain half of a surrogate pair."""
     return text.encode("utf-8", "replace").decode()

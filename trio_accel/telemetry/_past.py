@@ -11,20 +11,20 @@ import attrs
 from ._snapshot import OperationRow, SystemSnapshot
 
 # Seconds between two points, points of the last two minutes, and of the whole time.
-INTERVAL, _RECENT, _WHOLE = 1.0, 120, 240
+INTERVAL, _RECENT_POINTS, _POINTS_OF_ALL_TIME = 1.0, 120, 240
 # A point keeps the latency of the busiest messages.
 _OPERATIONS = 20
 
 
 @attrs.frozen
 class _Point:
-    """Figures of one moment.
+    """The figures of one moment.
 
     Attributes:
         time: Seconds since the epoch.
-        uptime: Seconds since the system was opened, which no one sets back.
-        ended: Messages that have ended by then, however they did.
-        latency: p50 and p99 in seconds, by the name of the message.
+        uptime: Seconds since the system was opened, unaffected by changes of the clock.
+        ended: The number of ended messages, whatever their outcome.
+        latency: p50 and p99 in seconds, by message name.
     """
 
     time: float
@@ -36,18 +36,18 @@ class _Point:
 class Past:
     """Points of the last two minutes, and of the whole time.
 
-    Half of the points of the whole time are dropped whenever there are too many, and further ones are twice
-    as far apart. Counts are kept rather than rates, so that no message is lost with a point.
+    Whenever there are too many points of the whole time, half of them are dropped, and further points are
+    twice as far apart. The points have counts instead of rates, so that dropping one loses no messages.
     """
 
     def __init__(self) -> None:
-        self._recent: deque[_Point] = deque(maxlen=_RECENT)
+        self._recent: deque[_Point] = deque(maxlen=_RECENT_POINTS)
         self._whole: list[_Point] = []
         self._step = INTERVAL
 
     def add(self, snapshot: SystemSnapshot) -> None:
         """Take a snapshot's figures, unless the last point is too near."""
-        # Snapshots of a timer come a little early or late.
+        # Snapshots of a timer may be slightly early or late.
         if self._recent and snapshot.uptime < self._recent[-1].uptime + 0.9 * INTERVAL:
             return
         rows = snapshot.operations
@@ -61,7 +61,7 @@ class Past:
         self._recent.append(point)
         if not self._whole or point.uptime >= self._whole[-1].uptime + 0.9 * self._step:
             self._whole.append(point)
-        if len(self._whole) >= _WHOLE:
+        if len(self._whole) >= _POINTS_OF_ALL_TIME:
             del self._whole[1::2]
             self._step *= 2
 

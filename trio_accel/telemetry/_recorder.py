@@ -1,4 +1,4 @@
-"""Recording of systems and their devices, and metrics of the program's own (D125)."""
+"""Recording of systems and their devices, and the program's own metrics (D125)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ..actors import (
     ActorSnapshot,
     ActorStarted,
     ActorTerminated,
+    Buckets,
     Event,
     Reading,
-    Spread,
     System,
     is_number,
 )
@@ -35,22 +35,22 @@ from ._processes import ProcessRows
 from ._snapshot import ActorMemoryRow, ActorRow, DeviceRow, KeptRow, LibraryRow, OperationRow, SystemSnapshot
 from ._tally import BOUNDS, LONGEST_LINE, OTHER_ACTORS, Failures, MessageTally, Seconds, Tallies
 
-__all__ = ["OwnCounter", "OwnGauge", "OwnHistogram", "Recorder", "record"]
+__all__ = ["CustomCounter", "CustomGauge", "CustomHistogram", "Recorder", "record"]
 
 _NAME = re.compile(r"(?!trio_accel)[a-zA-Z][a-zA-Z0-9_]{0,99}")
 # The last parts of names by which a histogram or a counter writes its values.
 _SUFFIXES = ("_total", "_count", "_sum", "_bucket", "_created")
 _LABEL = re.compile(r"[a-zA-Z][a-zA-Z0-9_]{0,49}")
 _TAKEN = ("system", "path", "le", "quantile")
-# The most values of labels that are told apart in one metric, and metrics of a recorder.
-_MOST_LABELS, _MOST = 100, 1000
-_OTHERS = "(other)"
+# The maximum number of label combinations in one metric, and of metrics in a recorder.
+_MAX_LABEL_VALUES, _MAX_METRICS = 100, 1000
+_OTHER_LABEL = "(other)"
 _Labels = tuple[tuple[str, str], ...]
 OwnT = TypeVar("OwnT", bound="_Own")
 
 
 class _Own:
-    """One metric, with a value for each combination of the values of its labels."""
+    """A metric, with a value for each combination of label values."""
 
     kind = "gauge"
 
@@ -63,7 +63,7 @@ class _Own:
         return f"<{self.kind} {self.name}>"
 
     def readings(self) -> Iterator[Reading]:
-        """Yield its values now."""
+        """Yield its current values."""
         for labels, value in self._values.items():
             yield Reading(name=self.name, kind=self.kind, help=self.help, value=value, labels=labels)
 
@@ -75,7 +75,9 @@ class _Own:
             if _LABEL.fullmatch(name) is None or name in _TAKEN:
                 raise ValueError(f"{self!r}: {name!r} is not a name of a label")
         # A client that makes up ever new values must not fill the memory.
-        return key if len(self._values) < _MOST_LABELS else tuple((name, _OTHERS) for name, _ in key)
+        return (
+            key if len(self._values) < _MAX_LABEL_VALUES else tuple((name, _OTHER_LABEL) for name, _ in key)
+        )
 
     def _number(self, value: float) -> float:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -85,21 +87,21 @@ class _Own:
         return float(value)
 
 
-class OwnCounter(_Own):
+class CustomCounter(_Own):
     """A count that only rises. Made by `Recorder.counter`."""
 
     kind = "counter"
 
     def add(self, value: float = 1.0, **labels: str) -> None:
-        """Count so much more.
+        """Add to the count.
 
         Args:
-            value: At least 0.
-            labels: What to count it by. Beyond 100 combinations, it counts for ``"(other)"``.
+            value: The increase, at least 0.
+            labels: The labels of the count. After 100 combinations, new ones count as ``"(other)"``.
 
         Raises:
-            ValueError: The value is negative, NaN or infinite, or a label has no valid name.
-            TypeError: The value is no number.
+            ValueError: The value is negative, NaN or infinite, or a label name is invalid.
+            TypeError: The value is not a number.
         """
         if self._number(value) < 0:
             raise ValueError(f"{self!r}: a counter only rises, not by {value!r}")
@@ -107,15 +109,15 @@ class OwnCounter(_Own):
         self._values[key] = self._values.get(key, 0.0) + value
 
 
-class OwnGauge(_Own):
-    """A value that goes up and down. Made by `Recorder.gauge`."""
+class CustomGauge(_Own):
+    """A value that rises and falls. Made by `Recorder.gauge`."""
 
     def set(self, value: float, **labels: str) -> None:
-        """Set its value; arguments and errors are those of `OwnCounter.add`, but for the sign."""
+        """Set its value; arguments and errors as for `CustomCounter.add`, except that it may be negative."""
         self._values[self._key(labels)] = self._number(value)
 
 
-class OwnHistogram(_Own):
+class CustomHistogram(_Own):
     """Values counted by ranges. Made by `Recorder.histogram`."""
 
     kind = "histogram"
@@ -125,28 +127,28 @@ class OwnHistogram(_Own):
         self._bounds = tuple(map(self._number, bounds))
         if not self._bounds or list(self._bounds) != sorted(set(self._bounds)):
             raise ValueError(f"{self!r}: bounds rise, and there is at least one, got {bounds!r}")
-        self._spreads: dict[_Labels, Spread] = {}
+        self._buckets: dict[_Labels, Buckets] = {}
 
     def observe(self, value: float, **labels: str) -> None:
-        """Count a value; arguments and errors are those of `OwnCounter.add`, but for the sign."""
+        """Count a value; arguments and errors as for `CustomCounter.add`, except that it may be negative."""
         value = self._number(value)
         key = self._key(labels)
         self._values[key] = 0.0
-        if key not in self._spreads:
-            self._spreads[key] = Spread(self._bounds)
-        self._spreads[key].add(value)
+        if key not in self._buckets:
+            self._buckets[key] = Buckets(self._bounds)
+        self._buckets[key].add(value)
 
     def readings(self) -> Iterator[Reading]:
-        """Yield its values now."""
-        for labels, spread in self._spreads.items():
-            yield spread.reading(self.name, self.help, labels)
+        """Yield its current values."""
+        for labels, buckets in self._buckets.items():
+            yield buckets.reading(self.name, self.help, labels)
 
 
-# Younger counts of a device are not asked for again.
+# Newer counts of a device are not requested again.
 _FRESH = 0.5
-# The most readings of all actors in a snapshot.
+# The maximum number of readings of all actors in a snapshot.
 _MOST_READINGS = 2000
-# The most actors of one device in a snapshot.
+# The maximum number of actors of one device in a snapshot.
 _MOST_ACTORS = 100
 _IDLE = QueueStatistics(waiting=0, in_flight=0)
 _UNUSED = LibraryStatistics()
@@ -160,7 +162,7 @@ _recorders: WeakKeyDictionary[System, Recorder] = WeakKeyDictionary()
 
 
 class Recorder:
-    """Counts what a system does. Made by `record`.
+    """Counts the activity of a system. Made by `record`.
 
     Attributes:
         system: The system.
@@ -185,20 +187,20 @@ class Recorder:
         return exposition(self)
 
     def snapshot(self, *, asks: bool = True) -> SystemSnapshot:
-        """See the system now. It waits for no answer, so it works while actors and workers hang.
+        """Return the current state. It waits for no answer, so it works while actors and workers hang.
 
-        Counts of devices come from their workers: those that came last are shown, with their `age`, and new
-        ones are asked for in the background.
+        Counts of devices come from their workers: the last known ones are returned, with their `age`, and new
+        ones are requested in the background.
 
         Args:
-            asks: Whether new counts of devices are asked for.
+            asks: Whether to request new counts of devices.
 
-        In a thread that has no Trio run, it waits until the system's loop has a moment. So a thread that the
-        loop waits for must not call it.
+        In a thread without a Trio run, it waits until the system's loop has time. So a thread must not call
+        it while the loop waits for that thread.
 
         Raises:
             RuntimeError: This is another Trio run than the system's.
-            trio.RunFinishedError: The call comes from another thread, and the system's run is over.
+            trio.RunFinishedError: The call is made in another thread, and the system's run is over.
         """
         try:
             self.system.check_run("snapshot")
@@ -240,7 +242,7 @@ class Recorder:
             loop=self.system.loop_holds,
         )
 
-    def counter(self, name: str, help: str = "") -> OwnCounter:  # noqa: A002  # as in metrics
+    def counter(self, name: str, help: str = "") -> CustomCounter:  # noqa: A002  # as in metrics
         """Return a counter of the program's own: ``recorder.counter("tokens").add(17, model="small")``.
 
         It is shown on the dashboard, and in metrics under its own name, with the label ``system``. The same
@@ -255,13 +257,13 @@ class Recorder:
         Raises:
             ValueError: The name is not valid, it is one of another kind, or there are 1000.
         """
-        return self._named(OwnCounter, name, help)
+        return self._named(CustomCounter, name, help)
 
-    def gauge(self, name: str, help: str = "") -> OwnGauge:  # noqa: A002  # as in metrics
-        """Return a value of the program's own that goes up and down; otherwise as `counter`."""
-        return self._named(OwnGauge, name, help)
+    def gauge(self, name: str, help: str = "") -> CustomGauge:  # noqa: A002  # as in metrics
+        """Return a value of the program's own that rises and falls; otherwise as `counter`."""
+        return self._named(CustomGauge, name, help)
 
-    def histogram(self, name: str, help: str = "", *, bounds: Sequence[float] = ()) -> OwnHistogram:  # noqa: A002  # as in metrics
+    def histogram(self, name: str, help: str = "", *, bounds: Sequence[float] = ()) -> CustomHistogram:  # noqa: A002  # as in metrics
         """Return a histogram of the program's own; otherwise as `counter`.
 
         Args:
@@ -272,30 +274,32 @@ class Recorder:
         Raises:
             ValueError: See `counter`; or the bounds do not rise.
         """
-        return self._named(OwnHistogram, name, help, bounds or BOUNDS)
+        return self._named(CustomHistogram, name, help, bounds or BOUNDS)
 
     def _named(self, kind: type[OwnT], name: str, *rest: Any) -> OwnT:
-        """Return the metric of a name, made where there is none; see `counter`."""
+        """Return the metric with a name, and make it if necessary; see `counter`."""
         if not isinstance(name, str) or _NAME.fullmatch(name) is None:
             raise ValueError(f"a metric's name is letters, digits and _, and not trio_accel's, got {name!r}")
-        if kind is OwnCounter:
+        if kind is CustomCounter:
             name = name.removesuffix("_total")
         if name.endswith(_SUFFIXES):
             raise ValueError(f"a {kind.kind}'s name must not end in {', '.join(_SUFFIXES)}, got {name!r}")
         known = self._own.get(name)
         if known is None:
-            if len(self._own) >= _MOST:
-                raise ValueError(f"there are {_MOST} metrics already: tell values apart by labels, not names")
+            if len(self._own) >= _MAX_METRICS:
+                raise ValueError(
+                    f"there are {_MAX_METRICS} metrics already: tell values apart by labels, not names"
+                )
             known = self._own[name] = kind(name, *rest)
         if not isinstance(known, kind):
             raise ValueError(f"{name} is a {known.kind} already")  # noqa: TRY004  # of a name
         return known
 
     async def refresh(self) -> None:
-        """Wait for the counts of all devices, so that those of the next snapshot are fresh.
+        """Wait for the counts of all devices, so that the next snapshot has fresh ones.
 
-        A worker that hangs does not answer: use it in ``trio.move_on_after``. A device that is being rebuilt
-        answers when it has a context again.
+        A hanging worker does not answer: use it in ``trio.move_on_after``. A device answers after its context
+        is rebuilt.
         """
         await trio.lowlevel.checkpoint()
         for answered in self._devices.ask(oldest=0.0):
@@ -310,7 +314,7 @@ class Recorder:
             self._tallies.ended(event.path)
 
     def begin(self) -> None:
-        """Count one more user; the first one begins to record."""
+        """Add a user; the first one starts the recording."""
         self._users += 1
         if self._users == 1:
             self._ends.enter_context(self.system.measure(self._tallies))
@@ -319,7 +323,7 @@ class Recorder:
             _recorders[self.system] = self
 
     def end(self) -> None:
-        """Count one user less; the last one ends the recording."""
+        """Remove a user; the last one ends the recording."""
         self._users -= 1
         if not self._users:
             _recorders.pop(self.system, None)
@@ -327,7 +331,7 @@ class Recorder:
 
 
 def check_system(verb: str, system: object) -> None:
-    """Refuse what is no open system.
+    """Refuse anything but an open system.
 
     Raises:
         TypeError: It is none.
@@ -341,18 +345,18 @@ def check_system(verb: str, system: object) -> None:
 def record(system: System, *, operations: int = 1000, failures: int = 50) -> Generator[Recorder]:
     """Record what a system does, for the body of the ``with``.
 
-    Where the system is recorded already, this is the same recorder, with the bounds that it has.
+    If the system is recorded already, this is the same recorder, with its bounds.
 
     Args:
         system: The system.
-        operations: The most pairs of an actor and a message type that are told apart. Where there are more,
-            actors that have ended are counted together, as one actor ``"(other)"``. So are further actors
-            if that many are alive.
-        failures: The most failures that are kept.
+        operations: The maximum number of recorded pairs of an actor and a message type. Above it, ended
+            actors are counted together, as one actor ``"(other)"``. So are further actors if that many are
+            alive.
+        failures: The maximum number of retained failures.
 
     Raises:
-        TypeError: It is no system.
-        ValueError: A bound that is no whole number of at least 1, or of at least 0 for failures.
+        TypeError: `system` is not a system.
+        ValueError: A bound is not an integer of at least 1, or of at least 0 for failures.
         RuntimeError: This is another thread or Trio run than the system's; or another meter measures it.
     """
     check_system("record", system)
@@ -396,7 +400,7 @@ def _operation(tally: MessageTally, now: float) -> OperationRow:
 
 
 def _quantiles(tallies: list[MessageTally]) -> tuple[float | None, float | None]:
-    """Find the times that 50 and 99 in 100 of the last messages took at most (nearest rank)."""
+    """Return the times within which 50 and 99 percent of the last messages ended (nearest rank)."""
     recent: list[Seconds] = [tally.recent() for tally in tallies]
     seconds = recent[0] if len(recent) == 1 else np.concatenate(recent) if recent else np.empty(0)
     count = len(seconds)
@@ -409,16 +413,16 @@ def _quantiles(tallies: list[MessageTally]) -> tuple[float | None, float | None]
 
 @attrs.define(eq=False)
 class _Known:
-    """State of one device.
+    """The state of one device.
 
     Attributes:
-        statistics: Its own counts, as it told them last.
-        told_at: When it did, on Trio's clock.
-        asking: Set when the device, which is being asked, has answered or failed; None while it is not asked.
-        scope: Cancel scope of the task that asks.
-        lost_at: When its context was lost, while there is no other.
-        served_since: When its context began to serve, if that was seen.
-        recovery_time: Seconds that the last recovery took.
+        statistics: Its own counts, from its last answer.
+        told_at: The time of its last answer, on Trio's clock.
+        asking: Set when the device has answered the pending request or failed; None without a request.
+        scope: The cancel scope of the requesting task.
+        lost_at: The time when its context was lost, until there is another one.
+        served_since: The time when its context began to serve, if that was seen.
+        recovery_time: The seconds of the last recovery.
     """
 
     statistics: DeviceStatistics | None = None
@@ -431,7 +435,7 @@ class _Known:
 
 
 class _DeviceRows:
-    """The devices of a system, as they were when they last answered.
+    """The devices of a system, with their last answers.
 
     A device answers from its worker process, which may hang. So a snapshot does not wait for that: tasks of
     their own ask, at most one for each device.
@@ -444,11 +448,11 @@ class _DeviceRows:
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Devices of the system that are open; none where it opens no devices."""
+        """The open devices of the system; empty if it does not open devices."""
         return self._system.devices if isinstance(self._system, DeviceSystem) else ()
 
     def observe(self, event: Event) -> None:
-        """See how long a device has no context, and forget one that has ended."""
+        """Measure the time without a context for each device, and forget devices that have ended."""
         if isinstance(event, ActorTerminated):
             for gone in [device for device in self._known if device.path == event.path]:
                 self._known.pop(gone).scope.cancel(reason="the device has ended")
@@ -470,7 +474,7 @@ class _DeviceRows:
                     known.lost_at = None
 
     def ask(self, oldest: float = _FRESH) -> list[trio.Event]:
-        """Have the devices asked whose counts are so old; returns what is set when they have answered."""
+        """Request counts older than `oldest` seconds; return events that are set after the answers."""
         devices = self.devices
         now = trio.current_time()
         for device in devices:
@@ -499,7 +503,7 @@ class _DeviceRows:
             known.scope.cancel(reason="recording ends")
 
     def rows(self, actors: dict[str, ActorSnapshot]) -> tuple[DeviceRow, ...]:
-        """Return the devices now.
+        """Return the current devices.
 
         Args:
             actors: All actors by their paths.
@@ -507,7 +511,7 @@ class _DeviceRows:
         return tuple([_row(device, self._known[device], actors) for device in self.devices])
 
     def array_bytes(self) -> Counter[str]:
-        """Return the bytes of the arrays of all devices, by the path of the actor that made them."""
+        """Return the bytes of all devices' arrays, by the path of the actor that made them."""
         found: Counter[str] = Counter()
         for known in self._known.values():
             if known.statistics is not None:
@@ -550,7 +554,7 @@ def _row(device: Device, known: _Known, actors: dict[str, ActorSnapshot]) -> Dev
 
 def _actors(told: DeviceStatistics) -> tuple[ActorMemoryRow, ...]:
     found = {path: nbytes for path, nbytes in told.actors.items() if path}
-    # A worker's use and what is known here of its blocks differ while one of them is on its way.
+    # A worker's use differs from the blocks known here while a message is in flight.
     rest = told.memory.used - sum(found.values())
     if rest > 0:
         found[""] = rest

@@ -1,4 +1,4 @@
-"""State of a running program at one moment, as plain data."""
+"""The state of a running program at one moment, as plain data."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ __all__ = [
 
 @attrs.frozen(kw_only=True)
 class Histogram:
-    """Seconds that something took, counted by ranges.
+    """Durations in seconds, counted by ranges.
 
     Attributes:
-        bounds: Upper ends of the ranges, in rising order; a value that equals one counts as below it.
-        counts: How many values are in each range; one more than there are bounds, for those above the last.
-        total: Sum of all values.
+        bounds: The upper ends of the ranges, in rising order; a value equal to a bound counts as below it.
+        counts: The number of values in each range; the last range is above the last bound.
+        total: The sum of all values.
     """
 
     bounds: tuple[float, ...]
@@ -46,35 +46,35 @@ class Histogram:
         return sum(self.counts)
 
     def cumulated(self) -> tuple[int, ...]:
-        """Tell how many values are at most each bound; the last is the number of all."""
+        """Return the numbers of values up to each bound; the last is the number of all."""
         return tuple(accumulate(self.counts))
 
 
 @attrs.frozen(kw_only=True)
 class ActorRow(ActorFigures):
-    """One actor. Actors stand in the order of the tree, parents before their children.
+    """One actor. Actors are in tree order, parents before their children.
 
     Attributes:
-        path: Path in the tree.
-        actor_class: Name of the class.
+        path: The path in the tree.
+        actor_class: The name of the class.
         state: See `ActorSnapshot.state`.
-        restarts: How often it was restarted; also the number of the incarnation.
-        pid: The process in which it does its work; None where that is the program's.
+        restarts: The number of restarts; also the number of the incarnation.
+        pid: The process in which it works; None for the program's.
         mailbox_depth: Messages in the mailbox.
-        mailbox_peak: The most that were in it at once.
+        mailbox_peak: The maximum number that were in it at once.
         mailbox_waiting: Senders that wait for room.
         stashed: Messages that it has set aside.
         running: Messages being served.
-        deferred: Requests whose reply is given later; of a library, operations in flight.
-        handled: Messages whose handler returned.
-        failed: Messages whose handler raised.
+        deferred: Requests with a deferred reply; of a library, operations in flight.
+        handled: Messages that were handled successfully.
+        failed: Messages with a failed handler.
         expired: Requests dropped because their deadline had passed.
         dropped: Messages that the mailbox dropped or refused.
-        last_error: Error of the last incarnation that failed; at most 1000 characters.
-        rate: Messages per second that ended lately, however they did.
-        p50: Seconds from sending to the end that half of the last messages took at most; None without any.
-        p99: The same of 99 in 100.
-        array_bytes: Bytes of arrays on devices that its tasks have made, and that are there.
+        last_error: The error of the last failed incarnation; at most 1000 characters.
+        rate: Ended messages per second recently, whatever their outcome.
+        p50: Seconds from sending to the end within which half of the last messages ended; None without any.
+        p99: The same for 99 percent.
+        array_bytes: Bytes of device arrays that its tasks have made and that still exist.
     """
 
     restarts: int = 0
@@ -89,17 +89,17 @@ class OperationRow:
     """Messages of one type to one actor, since recording began.
 
     Attributes:
-        path: Path of the actor.
-        message_type: Name of the message's class, or of the operation it carries.
-        completed: How many got their reply, or were served.
-        failed: How many failed.
-        cancelled: How many were begun and cancelled by their asker.
-        dropped: How many became dead letters.
+        path: The path of the actor.
+        message_type: The name of the message's class, or of the operation that it carries.
+        completed: The number that got their reply, or were served.
+        failed: The number that failed.
+        cancelled: The number that were begun and cancelled by their caller.
+        dropped: The number that became dead letters.
         queue: Seconds from sending to the handler's start.
         run: Seconds from there to the end.
-        rate: How many ended per second lately.
-        p50: Seconds from sending to the end that half of the last messages took at most; None without any.
-        p99: The same of 99 in 100.
+        rate: The number that ended per second recently.
+        p50: Seconds from sending to the end within which half of the last messages ended; None without any.
+        p99: The same for 99 percent.
     """
 
     path: str
@@ -117,7 +117,7 @@ class OperationRow:
 
 @attrs.frozen(kw_only=True)
 class LibraryRow(LibraryStatistics):
-    """One library of a device: its requests, its plans in this generation, and its workspace.
+    """A library of a device: its requests, its plans in this generation, and its workspace.
 
     Attributes:
         library: Its title: the import path, or the name that its argument begins with.
@@ -134,10 +134,10 @@ class LibraryRow(LibraryStatistics):
 
 @attrs.frozen(kw_only=True)
 class KeptRow(KeptStatistics):
-    """One table of kept plans of a device.
+    """A table of cached plans of a device.
 
     Attributes:
-        side: Where it is, see `DeviceStatistics.kept`.
+        side: The process that has it, see `DeviceStatistics.kept`.
     """
 
     side: str
@@ -145,12 +145,12 @@ class KeptRow(KeptStatistics):
 
 @attrs.frozen(kw_only=True)
 class ActorMemoryRow:
-    """Arrays of a device that one actor has made.
+    """Device arrays made by one actor.
 
     Attributes:
-        path: Path of the actor, which may have ended since. ``""`` for tasks that are no actor's, and
-            ``"(other)"`` for the actors beyond the hundred that have made most.
-        used: Bytes of the arrays.
+        path: The path of the actor, which may have ended since. ``""`` for tasks outside of actors, and
+            ``"(other)"`` for all actors except the hundred with the most bytes.
+        used: The bytes of the arrays.
     """
 
     path: str
@@ -161,32 +161,32 @@ class ActorMemoryRow:
 class DeviceRow:
     """One open device.
 
-    The device's own counts are asked for in the background, and are as old as `age` says.
+    The device's own counts are requested in the background; `age` is their age.
 
     Attributes:
-        path: Path of its actor.
-        name: Name of the hardware, such as ``"cpu:0"``.
-        backend: Name of the backend.
+        path: The path of its actor.
+        name: The name of the hardware, such as ``"cpu:0"``.
+        backend: The name of the backend.
         isolation: ``"inline"`` or ``"process"``.
-        state: State of its actor's context: ``"running"``, ``"restarting"`` and so on; ``"given up"`` while
-            it is, and will be opened again.
-        generation: Which context this is, from 1.
-        losses: Contexts that it has lost since it was opened.
-        recovery_time: Seconds from the last loss that was seen to the next context; None without one.
+        state: The state of its context's actor: ``"running"``, ``"restarting"`` and so on; ``"given up"``
+            while it waits to be opened again.
+        generation: The number of this context, from 1.
+        losses: The number of contexts lost since it was opened.
+        recovery_time: Seconds from the last seen loss to the next context; None without one.
         recovery_cost: Seconds that the next recovery takes without a spare; see `RecoveryCost`. Before the
-            first recovery, those of the first start, which `recovery_text` says.
+            first recovery, the seconds of the first start, as `recovery_text` explains.
         recovery_text: The parts of that time, and why modules are imported again, in one line.
         pending: Requests that wait while the context is being rebuilt.
-        pid: Process of the worker, if it has one.
+        pid: The process of the worker, if it has one.
         served: Seconds since this generation began, from which on the rest counts; None if that was not seen.
         age: Seconds since the rest was true; None if it was never known.
         launched: Operations enqueued in this generation.
         completed: Operations that completed, with or without an error.
         in_flight: Operations that the backend has.
-        memory: Memory of its arrays.
+        memory: The memory of its arrays.
         libraries: Libraries that have requests, have planned something, or hold workspace.
-        kept: Tables of kept plans that were used.
-        actors: Memory of arrays by the actors that made them, the largest first: together, all that is used.
+        kept: The tables of cached plans that were used.
+        actors: The memory of arrays by actor, the largest first; the sum is all used memory.
     """
 
     path: str
@@ -214,7 +214,7 @@ class DeviceRow:
 
 @attrs.frozen(kw_only=True)
 class ProcessRow(ProcessStatistics):
-    """The program's process, or the process in which an actor does its work.
+    """The program's process, or the process in which an actor works.
 
     Attributes:
         pid: Its number.
@@ -230,19 +230,19 @@ class ProcessRow(ProcessStatistics):
 
 @attrs.frozen(kw_only=True)
 class FailureRow:
-    """A failure, of an actor by a cause, that came once or again and again.
+    """A failure of an actor by a cause, seen once or several times.
 
     Attributes:
-        time: When it did last, in seconds since the epoch.
-        first: When it did first; None from a program that does not tell.
-        path: Path of the actor.
+        time: The time of the last occurrence, in seconds since the epoch.
+        first: The time of the first occurrence; None from a program that does not report it.
+        path: The path of the actor.
         kind: ``"message"``, ``"restart"`` (an incarnation ended), ``"end"`` (the actor ended for good) or
             ``"supervisor"`` (it gave up).
-        message_type: Type of the message that was served, if any.
+        message_type: The type of the message being served, if any.
         error: The error in one line.
-        traceback: The first error with its traceback, cut off if it is very long. Where many came at once, of
-            some only the line.
-        count: How often it did. A message that fails and the restart that this causes count once.
+        traceback: The first error with its traceback, truncated if it is very long. If many occurred at once,
+            some have only the line.
+        count: The number of occurrences. A failed message and the restart that it causes count once.
     """
 
     time: float
@@ -260,20 +260,20 @@ class SystemSnapshot:
     """A system at one moment. Plain data: `to_json` writes it.
 
     Attributes:
-        time: When, in seconds since the epoch.
-        system: Name of the system.
+        time: The time, in seconds since the epoch.
+        system: The name of the system.
         pid: The program's process.
         uptime: Seconds since the system was opened.
-        recorded: Seconds since recording began; what operations and failures show began then.
-        rate: Messages per second that ended lately, of all actors, those that have ended too.
-        dead_letters: Messages that were dropped or refused, in all.
-        quarantined: Actors that were cancelled and did not end, in all.
+        recorded: Seconds since recording began, which is the beginning of the operations and failures.
+        rate: Ended messages per second recently, of all actors, including ended ones.
+        dead_letters: The total number of messages that were dropped or refused.
+        quarantined: The total number of actors that were cancelled and did not end.
         actors: All actors, parents before children; the first is the system itself.
         operations: Messages by actor and type.
         devices: The open devices.
-        failures: The last failures, the oldest first.
-        readings: Figures of the program's own, and then those that actors show of themselves.
-        processes: The program and its workers, as far as the machine tells of them.
+        failures: The last failures, oldest first.
+        readings: The program's own figures, and then the figures that actors show.
+        processes: The program and its workers, as far as the machine reports them.
         loop: The times in which a task held the Trio loop, since the first system of the run was opened.
     """
 
@@ -294,17 +294,17 @@ class SystemSnapshot:
     loop: LoopHolds = attrs.field(factory=LoopHolds)
 
     def to_json(self) -> str:
-        """Return the snapshot as one line of JSON text."""
+        """Return the snapshot as a line of JSON text."""
         return json.dumps(self, default=_members, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
 def _members(one: attrs.AttrsInstance) -> dict[str, object]:
-    """Convert a row to JSON's types."""
+    """Convert a row to JSON types."""
     return {field.name: getattr(one, field.name) for field in attrs.fields(type(one))}
 
 
 class TakesSnapshots(Protocol):
-    """A recorder, as the module of metrics knows it, which the recorder's own module imports."""
+    """A recorder, as seen by the metrics module, which the recorder's module imports."""
 
     def snapshot(self) -> SystemSnapshot:
         """Take a snapshot."""

@@ -25,21 +25,21 @@ BOUNDS = tuple(float(f"{digits}e{exponent}") for exponent in range(-5, 2) for di
 """Upper ends of the ranges of all histograms, in seconds: 10 µs to 25 s."""
 
 OTHER_ACTORS = "(other)"
-"""Stands for the actors beyond the most that are told apart, the ended ones first."""
+"""The placeholder for actors above the maximum number, the ended ones first."""
 
 _EDGES = np.array(BOUNDS)
-# Messages whose times are kept as they came, to be counted by ranges in one go.
+# The number of messages with raw times, which are then counted by ranges in one call.
 _AT_ONCE = 512
-# The last messages, of which p50 and p99 are taken; none where so many seconds nothing came.
-_LAST = 1024
+# The number of last messages for p50 and p99, which are None after `_LATELY` seconds without messages.
+_MAX_SAMPLES = 1024
 _LATELY = 60.0
 _SETTLED = 5.0
 _APART = 0.5
-# A message and an actor that tell of the same cause within so many seconds make one failure.
+# A message and an actor that report the same cause within this number of seconds make one failure.
 _ALIKE = 1.0
-# The most tracebacks that are written out in a second: one takes about as long as ten messages.
+# The maximum number of tracebacks formatted per second: one takes about as long as ten messages.
 _WRITTEN_OUT = 20
-_LONGEST = 20_000
+_MAX_TRACEBACK_CHARACTERS = 20_000
 LONGEST_LINE = 1000
 _MOST_CAUSES = 5
 _KINDS: dict[type[Event], str] = {
@@ -51,13 +51,13 @@ _KINDS: dict[type[Event], str] = {
 
 @attrs.define(eq=False)
 class MessageTally:
-    """Counts and times of the messages of one type to one actor.
+    """Counts and times of an actor's messages with one type.
 
     Attributes:
-        path: Path of the actor.
-        message_type: Name of the messages.
-        times: Seconds in the queue and in the handler, in turns, that are not counted yet.
-        most: As many of them as may be kept.
+        path: The path of the actor.
+        message_type: The name of the messages.
+        times: Uncounted seconds in the queue and in the handler, alternating.
+        most: The maximum length of `times`.
     """
 
     path: str
@@ -95,7 +95,7 @@ class MessageTally:
 
     @property
     def ended(self) -> int:
-        """The number that were begun and have ended, however they did."""
+        """The number of begun and ended messages, whatever their outcome."""
         return self._counted + len(self.times) // 2
 
     @property
@@ -104,7 +104,7 @@ class MessageTally:
         return self.ended - self.failed_count - self.cancelled_count
 
     def count(self) -> None:
-        """Count the times that are kept as they came."""
+        """Count the raw times."""
         if not self.times:
             return
         times = np.fromiter(self.times, np.float64, len(self.times)).reshape(-1, 2)
@@ -113,12 +113,12 @@ class MessageTally:
         for row, seconds in enumerate(times.T):
             self._ranges[row] += np.bincount(np.searchsorted(_EDGES, seconds), minlength=len(BOUNDS) + 1)
         self._totals += times.sum(axis=0)
-        self._recent = np.concatenate([self.recent(), times.sum(axis=1)])[-_LAST:]
-        # Real seconds: how long something is remembered is no matter of the program's clock.
+        self._recent = np.concatenate([self.recent(), times.sum(axis=1)])[-_MAX_SAMPLES:]
+        # Use real seconds, because the program's clock does not determine how long something is remembered.
         self._counted_at = time.monotonic()
 
     def add(self, other: MessageTally) -> None:
-        """Count what another one has counted, as what was before: no rate rises."""
+        """Add the counts of another tally as earlier ones, so that no rate rises."""
         self.count()
         other.count()
         self._counted += other._counted
@@ -128,15 +128,15 @@ class MessageTally:
         self.cancelled_count += other.cancelled_count
         self.dropped_count += other.dropped_count
         self._history = deque([(at, count + other._counted) for at, count in self._history])
-        self._recent = np.concatenate([self.recent(), other.recent()])[-_LAST:]
+        self._recent = np.concatenate([self.recent(), other.recent()])[-_MAX_SAMPLES:]
         self._counted_at = max(self._counted_at, other._counted_at)
 
     def queue(self) -> Histogram:
-        """Return the seconds in the queue; those of `count` by now."""
+        """Return the seconds in the queue, as of the last `count`."""
         return self._histogram(0)
 
     def run(self) -> Histogram:
-        """Return the seconds from the handler's start to the end; those of `count` by now."""
+        """Return the seconds from the handler's start to the end, as of the last `count`."""
         return self._histogram(1)
 
     def _histogram(self, row: int) -> Histogram:
@@ -148,12 +148,12 @@ class MessageTally:
         return self._recent if time.monotonic() < self._counted_at + _LATELY else np.empty(0)
 
     def rate(self, now: float) -> float:
-        """Tell how many ended per second, over the last 5 seconds or since it was asked for before."""
+        """Return the number ended per second, over the last 5 seconds or since the previous call."""
         return rate_of(self._history, now, self.ended)
 
 
 def rate_of(history: deque[tuple[float, float]], now: float, count: float) -> float:
-    """Compute the rise of a count per second, over the last 5 seconds or since it was looked at before.
+    """Return the rise of a count per second, over the last 5 seconds or since the previous call.
 
     Args:
         history: Times of looks and the counts then; the first entry is the begin.
@@ -172,14 +172,14 @@ class Tallies:
     """The tallies of a system: its meter.
 
     Args:
-        most: How many are told apart. Where there are more, actors that have ended are counted together, and
-            further ones if that many are alive.
-        on_failure: Is told of each message that failed.
+        most: The maximum number of tallies. Above it, ended actors are counted together, and so are further
+            ones if that many are alive.
+        on_failure: Called with each message that failed.
         now: The time on Trio's clock.
 
     Attributes:
-        by_key: They, by path and message type.
-        seen_at: When they were looked at last; the first rates of new ones are since then.
+        by_key: The tallies, by path and message type.
+        seen_at: The time when they were last read; the first rates of new ones are since then.
     """
 
     def __init__(self, most: int, on_failure: OnFailure, now: float) -> None:
@@ -187,9 +187,9 @@ class Tallies:
         self._most = most
         self._on_failure = on_failure
         self._types: dict[str, list[str]] = {}
-        # Paths of actors that have ended, the first to end first; as many as there may be tallies.
+        # Paths of ended actors, the first to end first; their number is limited like the tallies.
         self._ended: dict[str, None] = {}
-        # Paths that were there when they were looked at last.
+        # Paths that existed at the last read.
         self._seen: frozenset[str] = frozenset()
         self.seen_at: float = now
 
@@ -199,35 +199,35 @@ class Tallies:
         if found is not None:
             return found
         if len(self.by_key) >= self._most:
-            # Actors that have ended are counted together: half of them at once, so that this is rare.
+            # Ended actors are counted together: half of them at once, so that this is rare.
             for ended in list(islice(self._ended, (len(self._ended) + 1) // 2)):
                 self._join(ended)
         is_known = path in self._types
-        # A counter may vanish and begin anew. But it must not fall: who looks has to see that it is gone.
+        # A counter may vanish and start again, but it must not fall, so a reader has to see that it is gone.
         is_joined = not is_known and path in self._seen
-        # The names of messages are those of classes: there are not many of them.
+        # Message names are class names, so there are only a few of them.
         is_other = is_joined or len(self.by_key) >= self._most
         return self._of(OTHER_ACTORS if is_other else path, message_type)
 
     def saw(self, now: float) -> None:
-        """Note that all of them were looked at."""
+        """Record that all of them were read."""
         self.seen_at = now
         self._seen = frozenset(self._types)
 
     def began(self, path: str) -> None:
-        """Note that an actor of this path takes messages."""
+        """Record that an actor with this path takes messages."""
         for each in self._with_parts(path):
             self._ended.pop(each, None)
 
     def ended(self, path: str) -> None:
-        """Note that it has ended for good. Its counts stay as long as there is room."""
-        # It may have none yet: messages to it that are dropped from now on make one.
+        """Record that it has ended for good. Its counts stay as long as there is room."""
+        # It may lack a tally now, but messages to it that are dropped from now on make one.
         self._ended.update(dict.fromkeys(self._with_parts(path)))
         while len(self._ended) > self._most:
             self._join(next(iter(self._ended)))
 
     def _with_parts(self, path: str) -> list[str]:
-        """List an actor and the parts of its work, which have names of their own (`ActorContext.part`)."""
+        """Return an actor and the named parts of its work (`ActorContext.part`)."""
         return [path, *[each for each, types in self._types.items() if each == f"{path}/{types[0]}"]]
 
     def _of(self, path: str, message_type: str) -> MessageTally:
@@ -245,31 +245,31 @@ class Tallies:
 
 
 class Failures:
-    """Keeps what failed as text, as an exception would keep alive all that its frames refer to.
+    """Keeps failures as text, because an exception would keep alive everything that its frames refer to.
 
     Args:
-        most: How many are kept.
+        most: The maximum number of retained failures.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # The row of each path and line, with the texts of its error and causes, and when it was seen by a
-        # clock that is not set. The one seen last is at the end.
+        # The row of each path and line, with the texts of its error and causes, and the time when it was last
+        # seen, by a clock that cannot be set. The last seen row is at the end.
         self._rows: OrderedDict[tuple[str, str], tuple[FailureRow, frozenset[str], float]] = OrderedDict()
         self._second = 0.0
         self._left = _WRITTEN_OUT
 
     @property
     def rows(self) -> tuple[FailureRow, ...]:
-        """The last ones, the oldest first."""
+        """The last failures, oldest first."""
         return tuple([row for row, _, _ in self._rows.values()])
 
     def message(self, path: str, message_type: str, error: BaseException) -> None:
-        """Note that a message failed."""
+        """Record that a message failed."""
         self._add(path, "message", message_type, error)
 
     def observe(self, event: Event) -> None:
-        """Take note of an actor's failure."""
+        """Record an actor's failure."""
         if isinstance(event, (ActorRestarted, ActorTerminated, SupervisorFailed)) and event.error is not None:
             self._add(event.path, _KINDS[type(event)], None, event.error)
 
@@ -285,7 +285,7 @@ class Failures:
             if others and (known is None or is_message):
                 known = others.pop(0)
             if not is_message and known is not None:
-                # The messages that have just failed belong to what the actor tells.
+                # The messages that have just failed belong to the failure of the actor.
                 for other in others:
                     del self._rows[other.path, other.error]
                     known = attrs.evolve(known, message_type=other.message_type)
@@ -300,7 +300,8 @@ class Failures:
                 traceback=self._written_out(error, line, at),
             )
         else:
-            # A crash over a message is a failure of both; what came of it says more, and is counted.
+            # A crash over a message is a failure of both; the later event has more information, and is
+            # counted.
             told = known.kind == "message"
             row = attrs.evolve(
                 known,
@@ -318,10 +319,10 @@ class Failures:
             self._rows.popitem(last=False)
 
     def _of_others(self, path: str, kind: str, what: frozenset[str], now: float) -> list[FailureRow]:
-        """The same failure, as it was seen just now as a message's, or as that of an actor that restarts.
+        """Return rows of the same failure seen just now, for a message or for a restarting actor.
 
-        That actor has served the message, or is above the one that has: an operation takes its context along,
-        which is above its library.
+        That actor has served the message, or is its ancestor: an operation ends its context, which is above
+        its library.
         """
         found: list[FailureRow] = []
         for row, of_row, seen_at in reversed(self._rows.values()):
@@ -340,14 +341,14 @@ class Failures:
             return line
         self._left -= 1
         text = "".join(format_exception(error))
-        if len(text) <= _LONGEST:
+        if len(text) <= _MAX_TRACEBACK_CHARACTERS:
             return text
-        half = _LONGEST // 2
+        half = _MAX_TRACEBACK_CHARACTERS // 2
         return f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
 def _what(error: BaseException) -> frozenset[str]:
-    """Name a failure and its cause, without the operation that errors of devices add to their texts."""
+    """Return the texts of a failure and its cause, without the operation that device errors add."""
     found: set[str] = set()
     cause: BaseException | None = error
     for _ in range(_MOST_CAUSES):

@@ -1,4 +1,4 @@
-"""Traces of a system: a timeline, which Perfetto and Chrome show, and spans of OpenTelemetry."""
+"""Traces of a system: a timeline for Perfetto and Chrome, and spans for OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ WhereT = TypeVar("WhereT")
 
 @attrs.define(eq=False)
 class Seen(Generic[WhereT]):
-    """An operation that was validated.
+    """A validated operation.
 
     Attributes:
-        where: Where its asker is.
-        begun: When it was launched, by the watch's clock in nanoseconds.
-        completed: When it was complete.
+        where: The place of its caller.
+        begun: The time of its launch, by the watch's clock in nanoseconds.
+        completed: The time of its completion.
         process: The process that launched it.
     """
 
@@ -67,31 +67,31 @@ class Seen(Generic[WhereT]):
 
 
 class Watch(abc.ABC, Generic[ServedT, WhereT]):
-    """Sees messages from the handler's start to the reply, and operations of devices in their five phases.
+    """Observes messages from the handler's start to the reply, and device operations in their five phases.
 
-    A message that is served has a `ServedT`, and an operation a `WhereT`, from its beginning to its end.
+    A message being served has a `ServedT`, and an operation a `WhereT`, from its beginning to its end.
 
     Args:
-        epoch: Nanoseconds from which the clock counts, on the monotonic clock that all processes share.
+        epoch: The zero of the clock in nanoseconds, on the monotonic clock that all processes share.
     """
 
     def __init__(self, epoch: int = 0) -> None:
         self._epoch = epoch
-        # The requests that are served, by actor and number.
+        # The requests being served, by actor and number.
         self._served: dict[tuple[str, int], ServedT] = {}
         self._seen: WeakKeyDictionary[Launch, Seen[WhereT]] = WeakKeyDictionary()
 
     @abc.abstractmethod
     def _observe(self, event: Event) -> None:
-        """Take an event of an actor other than those of messages."""
+        """Handle an actor event other than a message event."""
 
     @abc.abstractmethod
     def _began(self, event: MessageStarted, context: Context) -> ServedT:
-        """Take the start of a handler, and the context in which it runs."""
+        """Handle the start of a handler, and the context in which it runs."""
 
     @abc.abstractmethod
     def _finished(self, event: MessageEvent, served: ServedT | None) -> None:
-        """Take the end of a message; None if its start was not seen, or it had none."""
+        """Handle the end of a message; `served` is None if its start was not seen, or did not happen."""
 
     @abc.abstractmethod
     async def _ask(self, device: OpenDevice, ask: Ask, operation: Operation[Any, Any]) -> Any:
@@ -99,24 +99,24 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
 
     @abc.abstractmethod
     def _validated(self, launch: Launch) -> WhereT:
-        """Say where the asker of an operation is, in whose task this is called."""
+        """Return the place of an operation's caller; called in the caller's task."""
 
     @abc.abstractmethod
     def _ended(self, device: OpenDevice, launch: Launch, seen: Seen[WhereT]) -> None:
-        """Take an operation that is over."""
+        """Handle an operation that is over."""
 
     def _now(self) -> int:
-        """Give the moment, in nanoseconds."""
+        """Return the current time in nanoseconds."""
         return time.monotonic_ns() + self._epoch
 
     @contextmanager
     def watch(self, system: ActorSystem) -> Generator[None]:
-        """See a system, too, inside the ``with``, and all devices of it, from when they are opened.
+        """Also observe a system inside the ``with``, and all its devices after they are opened.
 
-        Operations of devices stay as fast as they are, as far as that depends on observers.
+        Operations of devices keep their speed, as far as that depends on observers.
         """
         entered: dict[str, ExitStack] = {}
-        # Prefixes of the paths of actors below a device: operations are seen by their phases.
+        # Path prefixes of actors below a device; their operations are observed by phases instead.
         below: tuple[str, ...] = ()
 
         def enter_devices() -> None:
@@ -159,7 +159,7 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
             self._served[key] = self._began(event, event.context)
 
     def _enter(self, device: OpenDevice) -> AbstractContextManager[None]:
-        """See the operations of a device."""
+        """Observe the operations of a device."""
 
         def see(phase: Phase, launch: Launch) -> None:
             if phase is Phase.VALIDATE:
@@ -184,7 +184,7 @@ class Watch(abc.ABC, Generic[ServedT, WhereT]):
         return device.observed(see, around)
 
     def _is_told(self, device: OpenDevice, launch: Launch, seen: Seen[WhereT]) -> bool:
-        """Take the times of a worker, which launches there; false if it died before it could tell."""
+        """Take the times from a worker, which launches there; return False if it died before its report."""
         if device.isolation == "process":
             if launch.times is None:
                 return False
@@ -206,7 +206,7 @@ _Served: TypeAlias = tuple[int, int, str]
 _Asked: TypeAlias = tuple[int, _Row]
 
 _NAME = "trio_accel"
-# Nanoseconds by which the time of day differs from what is expected before it counts as set.
+# The difference in nanoseconds from the expected time of day that counts as a change of the clock.
 _SET = 10**9
 _ACTOR, _DEVICE, _LIBRARY = "trio_accel.actor", "trio_accel.device", "trio_accel.library"
 _CANCELLED, _UNFINISHED = "trio_accel.cancelled", "trio_accel.unfinished"
@@ -215,19 +215,19 @@ _PID, _ERROR_TYPE = "process.pid", "error.type"
 
 @contextmanager
 def timeline(system: ActorSystem | None, path: str | os.PathLike[str]) -> Generator[Timeline]:
-    """Write what happens in a system to a file of trace events (JSON), inside the ``with``.
+    """Write the events of a system to a file of trace events (JSON), inside the ``with``.
 
     Open it at https://ui.perfetto.dev or in ``chrome://tracing``. Each actor has a row with its messages,
-    from the begin of the handler to the reply; those that overlap are in further rows of its. Each library of
-    a device has a row, in the process that launches: an operation lasts there from its launch, or from the
-    end of the one before it, to its completion. Tasks that are no actors' have rows with what they ask of
-    devices. An arrow leads from an ask to its operation.
+    from the start of the handler to the reply; overlapping messages are in further rows. Each library of a
+    device has a row, in the process that launches: an operation lasts there from its launch, or from the end
+    of the previous one, to its completion. Tasks outside of actors have rows with their calls to devices. An
+    arrow leads from a call to its operation.
 
-    Events are written as they come, so memory stays bounded. Where the file cannot be written any more, that
-    is logged once, and the program goes on. An existing file is replaced.
+    Events are written when they happen, so memory stays bounded. If the file can no longer be written, that
+    is logged once, and the program continues. An existing file is replaced.
 
     Args:
-        system: The system; None for every one that is opened in this process meanwhile.
+        system: The system; None for every system opened in this process during the body.
         path: The file.
 
     Raises:
@@ -243,10 +243,10 @@ def timeline(system: ActorSystem | None, path: str | os.PathLike[str]) -> Genera
 
 
 class Timeline(Watch[_Served, _Asked]):
-    """A timeline that is being written. Made by `timeline`.
+    """A timeline in progress. Made by `timeline`.
 
     Attributes:
-        events: How many were written.
+        events: The number of written events.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -261,16 +261,16 @@ class Timeline(Watch[_Served, _Asked]):
         self._rows: dict[_Row, int] = {}
         self._tracks: dict[str, set[int]] = {}
         self._processes: set[int] = set()
-        # The tracks of messages that are served.
+        # The tracks of messages being served.
         self._serving: dict[str, list[int]] = {}
         # The time when the last operation of a row was complete.
         self._over: dict[tuple[int, str], int] = {}
-        # The tracks of tasks that ask now.
+        # The tracks of tasks with a call in progress.
         self._asking: dict[trio.lowlevel.Task, _Row] = {}
         self._write_text("[\n")
 
     def end(self) -> None:
-        """Write what is open still, and the end."""
+        """Write unfinished events, and the end."""
         now = self._now()
         for (path, _), (begun, track, name) in self._served.items():
             self._slice((self._pid, path, track), name, "message", begun, now, {"outcome": "unfinished"})
@@ -292,7 +292,7 @@ class Timeline(Watch[_Served, _Asked]):
             self._instant(event.path, "restart", {"error": why})
         elif isinstance(event, ActorTerminated):
             self._instant(event.path, "end", {"reason": event.reason})
-            # Its rows, and those of the parts of its work, are not used again.
+            # Its rows, and the rows of its parts, are not used again.
             below = f"{event.path}/"
             for name in [name for name in self._tracks if name == event.path or name.startswith(below)]:
                 del self._tracks[name]
@@ -329,7 +329,7 @@ class Timeline(Watch[_Served, _Asked]):
         task = trio.lowlevel.current_task()
         path = actor_path_of(task)
         if path is not None and path in self._serving:
-            # The message that it serves is what is shown.
+            # The message being served is already shown.
             return await ask(operation)
         begun, track = self._now(), self._take_track(task.name)
         row = self._asking[task] = self._pid, task.name, track
@@ -349,7 +349,7 @@ class Timeline(Watch[_Served, _Asked]):
             del self._asking[task]
 
     def _validated(self, launch: Launch) -> _Asked:
-        """See `Watch`: the moment, and the row from which the operation is asked."""
+        """See `Watch`: return the time, and the row of the operation's caller."""
         now = self._now()
         task = trio.lowlevel.current_task()
         path = actor_path_of(task)
@@ -357,7 +357,7 @@ class Timeline(Watch[_Served, _Asked]):
             return now, (self._pid, path, self._serving[path][-1])
         row = self._asking.get(task)
         if row is None:
-            # It waits for nothing.
+            # Submitting does not wait.
             row = self._pid, f"{task.name} submits", 0
             self._slice(row, f"submit {launch.name}", "ask", now, now, {})
         return now, row
@@ -381,14 +381,14 @@ class Timeline(Watch[_Served, _Asked]):
     # The file.
 
     def _take_track(self, name: str) -> int:
-        """Return the first track of a row that is free."""
+        """Return the first free track of a row."""
         tracks = self._tracks.setdefault(name, set())
         track = next(track for track in itertools.count() if track not in tracks)
         tracks.add(track)
         return track
 
     def _us(self, moment: int) -> float:
-        """Microseconds since the begin."""
+        """Return the microseconds since the beginning."""
         return max(moment - self._begin, 0) / 1000
 
     def _slice(self, row: _Row, name: str, kind: str, begun: int, ended: int, about: object) -> None:
@@ -453,20 +453,20 @@ def trace(system: ActorSystem, tracer_provider: TracerProvider | None = None) ->
     """Make spans of messages and operations in a system, inside the ``with``. Needs the extra ``tracing``.
 
     A message to an actor is a span from its sending to its reply, named by its class, with an event
-    ``started`` for the begin of its handler. It is a child of the sender's current span, and the current span
-    of the handler: its own asks and spans are children of it.
+    ``started`` for the start of its handler. It is a child of the sender's current span, and the current span
+    of the handler, so the handler's own calls and spans are its children.
 
-    An operation of a device is a span of its asker, with an event ``validated``. Its child ``launch ...``
-    lasts from the launch to the completion on the device. A worker tells these times with its answer, by a
-    clock that all processes share. So no exporter runs in the worker, and no identity of a span crosses. An
-    operation that was submitted has launches only.
+    An operation of a device is a span of its caller, with an event ``validated``. Its child ``launch ...``
+    lasts from the launch to the completion on the device. A worker reports these times with its answer, by a
+    clock that all processes share. So no exporter runs in the worker, and no span identity crosses. A
+    submitted operation only has launches.
 
-    A span whose asker was cancelled has an event and an attribute ``trio_accel.cancelled``, and its status is
-    unset. One that failed has the exception as an event, ``error.type``, and the status error.
+    A span with a cancelled caller has an event and an attribute ``trio_accel.cancelled``, and an unset
+    status. A failed span has the exception as an event, ``error.type``, and the status error.
 
     Args:
-        system: The system; devices that are opened later belong to it, too.
-        tracer_provider: Takes the spans; the global one of OpenTelemetry if there is none.
+        system: The system, including devices that are opened later.
+        tracer_provider: Receives the spans; by default OpenTelemetry's global provider.
 
     Raises:
         NotSupportedError: OpenTelemetry is not installed.
@@ -482,7 +482,7 @@ def trace(system: ActorSystem, tracer_provider: TracerProvider | None = None) ->
 
 
 def _epoch() -> int:
-    # All processes share the monotonic clock, and exporters want the other.
+    # All processes share the monotonic clock, but exporters want the time of day.
     return time.time_ns() - time.monotonic_ns()
 
 
@@ -491,7 +491,7 @@ class _Spans(Watch["Span", "TraceContext"]):
 
     def __init__(self, tracer: Tracer) -> None:
         super().__init__(epoch=_epoch())
-        # The import stands here: the modules belong to an extra, which is there by now.
+        # Import here, because the modules belong to an extra, which is installed if this runs.
         from opentelemetry import context as contexts
         from opentelemetry import trace as traces
 
@@ -502,14 +502,14 @@ class _Spans(Watch["Span", "TraceContext"]):
         self._asking: set[Span] = set()
 
     def close(self) -> None:
-        """End what is still open."""
+        """End unfinished spans."""
         for span in self._served.values():
             span.set_attribute(_UNFINISHED, True)
             span.end(self._now())
         self._served.clear()
 
     def _begin(self) -> int:
-        """Give the moment at which a span begins; from here on all follow a time of day that was set."""
+        """Return the time at which a span begins; later spans follow a change of the time of day."""
         if abs((epoch := _epoch()) - self._epoch) > _SET:
             self._epoch = epoch
         return self._now()
@@ -517,7 +517,7 @@ class _Spans(Watch["Span", "TraceContext"]):
     # Messages.
 
     def _observe(self, event: Event) -> None:
-        """See `Watch`: actors have no spans."""
+        """See `Watch`: actors do not have spans."""
 
     def _began(self, event: MessageStarted, context: Context) -> Span:
         """See `Watch`."""
@@ -605,13 +605,13 @@ class _Spans(Watch["Span", "TraceContext"]):
 
 
 def _cancelled(span: Span) -> None:
-    """Say that the asker was cancelled, which is no error."""
+    """Mark a span as cancelled by its caller, which is not an error."""
     span.set_attribute(_CANCELLED, True)
     span.add_event("cancelled")
 
 
 def _run_in(context: Context, function: Callable[..., T], *args: object) -> T:
-    """Call a function in the context of a message, which its actor's task may be in already."""
+    """Call a function in the context of a message, which its actor's task may have entered already."""
     try:
         is_current = trio.lowlevel.current_task().context is context
     except RuntimeError:

@@ -1,6 +1,6 @@
-"""The check that nothing is left behind: a count of all resources, before and after.
+"""The check for leaks: a count of all resources, before and after.
 
-Children and chunks are seen on Linux only. Descriptors and shared memory of others are not looked at.
+Children and chunks are seen on Linux only. Descriptors and shared memory of other libraries are not checked.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ ItemT = TypeVar("ItemT")
 
 LeakKind = Literal["device", "array", "memory", "chunk", "thread", "process"]
 
-# Seconds for resources that end by themselves, such as a worker that was killed.
+# Seconds for resources that end on their own, such as a killed worker.
 _SETTLE = 2.0
-_LOOK = 0.005
+_POLL_INTERVAL = 0.005
 # Trio keeps the threads of `to_thread.run_sync` for a while, to use them again.
 _CACHED_THREAD = "Trio thread "
 _LAUNCHER = "_launcher_process.py"
@@ -46,13 +46,12 @@ _PROC = Path("/proc")
 
 @attrs.frozen
 class Leak:
-    """Something that was left behind.
+    """A leaked resource.
 
     Attributes:
-        kind: ``"device"``, one that is open; ``"array"``, a reference to one; ``"memory"``, blocks of a
-            device; ``"chunk"``, shared memory that was made for an isolated device and is mapped;
-            ``"thread"``; ``"process"``.
-        what: Which one, with all that is known of it.
+        kind: ``"device"``, an open device; ``"array"``, a reference to an array; ``"memory"``, blocks of a
+            device; ``"chunk"``, mapped shared memory of an isolated device; ``"thread"``; ``"process"``.
+        what: The resource, with everything known about it.
     """
 
     kind: LeakKind
@@ -67,9 +66,9 @@ class Thing:
     """A resource of the process.
 
     Attributes:
-        key: What no other resource has.
-        group: What it has in common with those that may stand in its place.
-        leak: Its description, if it is left behind.
+        key: A unique key.
+        group: The group of interchangeable resources to which it belongs.
+        leak: Its description, if it leaks.
     """
 
     key: object
@@ -82,12 +81,12 @@ class Census:
     """Resources at one moment. It keeps none alive.
 
     Attributes:
-        devices: The devices that were open.
+        devices: The open devices.
         arrays: References to arrays, in words, by the id of their block.
         memory: Blocks and bytes in use, by the path of the device.
         things: Threads, processes and chunks.
-        workers: How many worker processes belong to open devices.
-        launchers: How many launchers of them belong to open systems.
+        workers: The number of worker processes that belong to open devices.
+        launchers: The number of worker launchers that belong to open systems.
     """
 
     devices: weakref.WeakSet[OpenDevice]
@@ -101,18 +100,18 @@ class Census:
     def take(
         cls, belongs: Callable[[OpenDevice], bool], memory: Mapping[str, tuple[int, int]] | None = None
     ) -> Self:
-        """Look at everything.
+        """Count all resources.
 
         Args:
-            belongs: Whether a device and its arrays are looked at.
+            belongs: Whether to count a device and its arrays.
             memory: The devices' own counts.
         """
-        # Arrays in reference cycles, such as those of an error's frames, wait to be collected.
+        # Collect arrays in reference cycles, such as the frames of an error.
         gc.collect()
         gc.collect()
         devices = open_devices(everything)
         for device in devices:
-            # Memory for results in between is kept for the next chain, and is nobody's array.
+            # Memory for intermediate results is kept for the next chain, and belongs to no array.
             device.state.blocks.spare = None
         top = [child for system in _living(System) for child in system.tree().children]
         return cls(
@@ -129,7 +128,7 @@ class Census:
         )
 
     def leaks_since(self, before: Census) -> list[Leak]:
-        """Name everything that there is more than before and that belongs to no open device."""
+        """Return everything that was added and does not belong to an open device."""
         arrays = [Leak("array", what) for block, what in self.arrays.items() if block not in before.arrays]
         left = [Leak("device", f"{device.path} is open") for device in self.devices - before.devices]
         if left:
@@ -157,12 +156,12 @@ class Census:
 
 
 def everything(device: OpenDevice) -> bool:
-    """Look at every device."""
+    """Accept every device."""
     return True
 
 
 def open_devices(belongs: Callable[[OpenDevice], bool]) -> list[OpenDevice]:
-    """List the devices of this process that are open."""
+    """Return the open devices of this process."""
     return [
         device for device in _living(OpenDevice) if not device.state.availability.is_ended and belongs(device)
     ]
@@ -174,7 +173,7 @@ def _living(cls: type[ItemT]) -> list[ItemT]:
 
 
 def _threads(devices: Iterable[OpenDevice]) -> Iterator[Thing]:
-    # Streams of a device come with the first use of a library and stay as long as that.
+    # A device's streams start at the first use of a library, and exist as long as the library.
     streams = [f"{device.name} " for device in devices if device.isolation == "inline"]
     for thread in threading.enumerate():
         if not thread.name.startswith((_CACHED_THREAD, *streams)):
@@ -183,21 +182,21 @@ def _threads(devices: Iterable[OpenDevice]) -> Iterator[Thing]:
 
 
 def _processes() -> Iterator[Thing]:
-    """Children of this process, and theirs; also those that are dead and not reaped."""
+    """Yield all descendants of this process, including dead processes that are not reaped."""
     children: dict[int, list[tuple[int, int]]] = {}
     for number, parent, started in _everyone():
         children.setdefault(parent, []).append((number, started))
     waiting: list[tuple[int, object]] = [(os.getpid(), None)]
     while waiting:
         parent, group_of_parent = waiting.pop()
-        # The time of the start belongs to the key: a number may be given again.
+        # The key includes the start time, because a process ID may be reused.
         for key in children.get(parent, ()):
             pid, group = str(key[0]), cast("object", key)
             command = _content(_PROC / pid / "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
             if parent == os.getpid() and _LAUNCHER in command:
                 group = _LAUNCHER
             elif group_of_parent == _LAUNCHER:
-                # A launcher has a template for itself, which workers are forked from.
+                # A launcher starts a template process, from which workers are forked.
                 group = _TEMPLATE if _content(_PROC / pid / "comm") == _TEMPLATE else _WORKER
             waiting.append((key[0], group))
             if group != _TEMPLATE:
@@ -205,21 +204,21 @@ def _processes() -> Iterator[Thing]:
 
 
 def _chunks(devices: Iterable[OpenDevice]) -> Iterator[Thing]:
-    """Chunks that are mapped; but for those of open devices."""
+    """Yield mapped chunks, except chunks of open devices."""
     inodes = {os.fstat(descriptor).st_ino for device in devices for descriptor in device.descriptors}
     for line in _content(_PROC / "self" / "maps").decode(errors="replace").splitlines():
         fields = line.split(maxsplit=5)
         if fields[5:] == [_CHUNK] and (inode := int(fields[4])) not in inodes:
-            # A chunk may show in several lines.
+            # A chunk may appear in several lines.
             inodes.add(inode)
             key = ("inode", inode)
             yield Thing(key, _CHUNK, Leak("chunk", f"/memfd:trio_accel (inode {inode})"))
 
 
 def _everyone() -> Iterator[tuple[int, int, int]]:
-    """Yield pid, parent and time of start of every process."""
+    """Yield process ID, parent and start time of every process."""
     for folder in _PROC.glob("[0-9]*"):
-        # The name of the program, in brackets, may hold anything.
+        # The program's name, in parentheses, may contain anything.
         fields = _content(folder / "stat").decode(errors="replace").rpartition(")")[2].split()
         if fields:
             yield int(folder.name), int(fields[1]), int(fields[19])
@@ -234,7 +233,7 @@ def _content(path: Path) -> bytes:
 
 
 class LeakError(AssertionError):
-    """Resources were left behind.
+    """Resources have leaked.
 
     Attributes:
         leaks: Their descriptions.
@@ -250,25 +249,25 @@ class LeakError(AssertionError):
 
 @opens("nothing is checked yet: async with leak_check(...)")
 async def leak_check(*scope: Device | System) -> AsyncGenerator[None]:
-    """Fail if the body of the ``async with`` leaves more behind than there was before.
+    """Fail if the body of the ``async with`` leaks resources.
 
-    Counted are devices that are open, references to arrays, blocks and chunks of device memory, threads,
-    and processes, those of its children included. Not counted are resources of devices that stay open: the
-    threads of their streams, their workers, the launcher of those, one empty chunk each. Chunks and processes
-    are seen on Linux.
+    It counts open devices, references to arrays, blocks and chunks of device memory, threads, and processes,
+    including descendants. It does not count resources of devices that stay open: the threads of their
+    streams, their workers with the launcher, and one empty chunk for each device. Chunks and processes are
+    seen on Linux.
 
-    At the end the devices are synchronized, garbage is collected, and resources that end by themselves get up
+    At the end the devices are synchronized, garbage is collected, and resources that end on their own get up
     to two seconds. If the body raises, nothing is checked.
 
-    Variables live longer than the block that they were assigned in: an array that a local variable
-    of the function around it refers to is left behind. Call a function in the body.
+    Variables outlive the block in which they were assigned: if a local variable of the surrounding function
+    refers to an array, the array counts as a leak. Call a function in the body.
 
     Args:
-        *scope: Devices and systems whose devices, arrays and memory are looked at; by default all of
-            this Trio run. The rest always is of the whole process.
+        *scope: Devices, and systems with their devices, to check for devices, arrays and memory; by default
+            all of this Trio run. The rest is always counted for the whole process.
 
     Raises:
-        LeakError: Something was left behind; it names each thing.
+        LeakError: Resources have leaked; it names each.
         TypeError: `scope` has something else than devices and systems.
     """
     for item in scope:
@@ -285,16 +284,16 @@ async def leak_check(*scope: Device | System) -> AsyncGenerator[None]:
 
 
 def raise_leaks(before: Census, take: Callable[[], Census]) -> None:
-    """Do what `leak_check` does at its end, outside of Trio; blocks.
+    """Do the final check of `leak_check` outside of Trio; blocks.
 
     Raises:
-        LeakError: Something was left behind.
+        LeakError: Resources have leaked.
     """
     deadline = time.monotonic() + _SETTLE
     while leaks := take().leaks_since(before):
         if time.monotonic() > deadline:
             raise LeakError(leaks)
-        time.sleep(_LOOK)
+        time.sleep(_POLL_INTERVAL)
 
 
 def _belongs(scope: tuple[Device | System, ...], device: OpenDevice) -> bool:
@@ -304,7 +303,7 @@ def _belongs(scope: tuple[Device | System, ...], device: OpenDevice) -> bool:
 
 
 async def _take(belongs: Callable[[OpenDevice], bool]) -> Census:
-    """Look at everything, when devices have nothing in flight and no memory to give back."""
+    """Count everything, when devices have nothing in flight and no memory to release."""
     memory: dict[str, tuple[int, int]] = {}
     for device in open_devices(belongs):
         try:
@@ -320,7 +319,7 @@ async def _take(belongs: Callable[[OpenDevice], bool]) -> Census:
 
 
 async def _wait_for_spares(device: OpenDevice) -> None:
-    """Let the workers come up that are to stand ready: half of one cannot be told from a leak."""
+    """Wait until the spare workers are up, because a worker during its start looks like a leak."""
     dispatch = device.dispatch
     deadline = time.monotonic() + _SETTLE
     while (
@@ -332,5 +331,5 @@ async def _wait_for_spares(device: OpenDevice) -> None:
 
 
 async def _pause() -> None:
-    # `trio.sleep` would not do: a test's clock may stand still.
-    await trio.to_thread.run_sync(time.sleep, _LOOK)
+    # Do not use `trio.sleep`, because a test's clock may be stopped.
+    await trio.to_thread.run_sync(time.sleep, _POLL_INTERVAL)

@@ -1,4 +1,4 @@
-"""Operations that go as the test says: with faults, and with completions that are noticed later."""
+"""Operations under control of the test: with faults, and with completions that are noticed later."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..devices import (
     FaultKind,
     FaultPlan,
     Operation,
+    copy_error,
     opened,
     operation_name,
 )
-from ..devices import anew as _anew
 from ..devices.base._bridge import LoopNotifier
 from ..devices.engine._completer import Completer
 
@@ -70,11 +70,11 @@ def poison(device: Device, reason: str = "poisoned by a test") -> None:
     """Make the device's context unusable, as a fault on the hardware would, while it works.
 
     Operations in flight end with `ContextPoisonedError`, and the context is replaced. If there is none, the
-    next operation finds out, and ends so. In a worker process of an accelerator it is a real fault:
-    operations that complete before the driver has noticed are complete.
+    next operation notices the fault, and ends with that error. In a worker process of an accelerator it is a
+    real fault: operations that complete before the driver notices it are complete.
 
     Raises:
-        DeviceLostError: The device has no context now.
+        DeviceLostError: The device lacks a context now.
     """
     opened(device).dispatch.poison(reason)
 
@@ -93,40 +93,41 @@ def inject_fault(
     count: int = 1,
     again: bool = False,
 ) -> FaultInjection:
-    """Make something happen to the next requests for an operation. Exactly one of the faults is given.
+    """Make something happen to the next requests for an operation. Pass exactly one of the faults.
 
-    Each fault goes with one request, on whichever context that is launched, asked or submitted; a request
-    that is cancelled before its launch gives it back for the next. Faults for the same operation are used
-    in the order in which they were injected. ``segfault`` and ``kill`` hit the process that has the context:
-    with ``isolation="inline"`` that is the program itself.
+    Each fault belongs to one request, asked or submitted, in whichever context it is launched; if the request
+    is cancelled before its launch, the next one gets the fault. Faults for the same operation are used in the
+    order in which they were injected. ``segfault`` and ``kill`` hit the process with the context: with
+    ``isolation="inline"`` this is the program itself.
 
     Args:
-        device: Device whose operations are hit.
-        operation: Message class, such as `trio_accel.linalg.Matmul`, or the name of the operation, such as
-            ``"jit.saxpy"`` for launches of that kernel. The part of this device is hit in what a world runs.
-        fail: The launch fails as if the backend had raised this; each launch raises a copy of its own.
-            The effect depends on the error's class: one that the error table does not know makes
-            the library suspect, so that its actor crashes and is restarted.
-        delay: The operation takes so many seconds longer, and later work on its stream waits. A kernel of
-            your own that CUDA loads at its first launch waits for the stream too, and with it the loop of
-            the device: launch it once before.
+        device: The device with the operations to hit.
+        operation: A message class, such as `trio_accel.linalg.Matmul`, or the name of the operation, such as
+            ``"jit.saxpy"`` for launches of that kernel. In an operation of a world, the part of this device
+            is hit.
+        fail: The launch fails as if the backend had raised this error; each launch raises a copy. The effect
+            depends on the error's class: if the error table does not know it, the library counts as suspect,
+            so its actor crashes and is restarted.
+        delay: The operation takes this number of seconds longer, and later work on its stream waits. A kernel
+            of your own that CUDA loads at its first launch also waits for the stream, and blocks the loop of
+            the device meanwhile: launch it once before.
         hang: The operation never ends, until its context does: by `stuck_after` of `DeviceOptions`, by
             `poison`, or with the device.
         poison: The operation loses the context.
-        segfault: The process dies of a native fault when the device comes to the operation.
+        segfault: The process dies of a native fault when the device reaches the operation.
         kill: The process is killed when the operation has been launched.
-        how: Which one, where there are several. ``poison``: ``"illegal_address"`` (the default),
-            ``"trap"``, ``"assert"``, as kernels do it on an accelerator; on the CPU they are the same.
-            ``hang``: the host holds the stream back by default, a ``"kernel"`` that does not end, or one
-            that is ``"writing"`` to the operation's outputs, again and again. ``kill``: with
-            ``"writing"``, while such a kernel runs.
-        count: How many requests are hit.
-        again: A request that runs again (`retry` of `DeviceOptions`) is hit again, as one that is bad is.
+        how: The variant of the fault. ``poison``: ``"illegal_address"`` (the default), ``"trap"``,
+            ``"assert"``, as kernels do it on an accelerator; on the CPU they are the same. ``hang``: by
+            default the host holds the stream back; ``"kernel"``: a kernel does not end; ``"writing"``: a
+            kernel writes to the operation's outputs again and again. ``kill``: with ``"writing"``, while such
+            a kernel runs.
+        count: The number of requests to hit.
+        again: Whether a request that runs again (`retry` of `DeviceOptions`) is hit again, like a bad
+            request.
 
     Raises:
-        ValueError: Not exactly one fault, a count below 1, a delay that is no time, or a `how` that
-            the fault does not have.
-        TypeError: An operation that is no message class, or `fail` is no error or cannot be copied.
+        ValueError: Not exactly one fault, a count below 1, an invalid delay, or a `how` that the fault lacks.
+        TypeError: `operation` is not a message class, or `fail` is not an error or cannot be copied.
     """
     name = _name_of(operation)
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
@@ -172,7 +173,7 @@ def _check_copies(error: Exception) -> None:
     if not isinstance(error, Exception):
         raise TypeError(f"inject_fault: fail must be an exception, got {error!r}")
     try:
-        _anew(error)
+        copy_error(error)
     except Exception as failure:
         raise TypeError(
             f"inject_fault: fail must be an exception that can be copied, got {error!r}"
@@ -180,7 +181,7 @@ def _check_copies(error: Exception) -> None:
 
 
 class ManualCompletion:
-    """A completion strategy that holds operations in flight until the test lets them go.
+    """A completion strategy that holds operations in flight until the test releases them.
 
     For ``DeviceOptions(isolation="inline", completion=...)``: the device computes as always, but the
     program does not learn of it. So a test can look at its own cancellation, back-pressure and time
@@ -208,28 +209,28 @@ class ManualCompletion:
 
     @property
     def held(self) -> int:
-        """The number of operations that are held now."""
+        """The number of held operations."""
         return len(self._held)
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """Names of the operations that are held, such as ``"linalg.Matmul"``, in the order of launch."""
+        """Names of the held operations, such as ``"linalg.Matmul"``, in launch order."""
         return tuple(event.operation for event in self._held)
 
     async def wait_held(self, count: int = 1) -> None:
-        """Wait until at least so many operations are held.
+        """Wait until at least `count` operations are held.
 
-        One that fails at its launch never is: where that may be, give the wait a time limit.
+        An operation that fails at its launch is never held. If that is possible, use a timeout.
         """
         await trio.lowlevel.checkpoint()
         while len(self._held) < count:
             await self._changed.park()
 
     def release(self, count: int = 1) -> None:
-        """Let go of those that were launched first. Each is noticed soon, once the device is done with it.
+        """Release the operations that were launched first. Each is noticed soon after the device finishes it.
 
         Raises:
-            ValueError: So many are not held, or it is no count.
+            ValueError: `count` exceeds the number of held operations, or is not a count.
         """
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= len(self._held):
             raise ValueError(f"release: count must be from 0 to the {len(self._held)} held, got {count!r}")
@@ -238,15 +239,15 @@ class ManualCompletion:
             event.let_go()
 
     def release_all(self) -> None:
-        """Let go of all that are held now; later ones are held again."""
+        """Release all held operations; later ones are held again."""
         self.release(len(self._held))
 
     def hold(self) -> None:
-        """Hold what is launched from now on."""
+        """Hold operations from now on."""
         self._is_holding = True
 
     def pass_all(self) -> None:
-        """Let go of all that are held, and hold no more until `hold`."""
+        """Release all held operations, and hold no more until `hold`."""
         self._is_holding = False
         self.release_all()
 
@@ -254,7 +255,7 @@ class ManualCompletion:
         """Start for one engine.
 
         Raises:
-            TypeError: `reap` is not that of an engine.
+            TypeError: `reap` does not belong to an engine.
         """
         completer = getattr(reap, "__self__", None)
         if not isinstance(completer, Completer):
@@ -269,7 +270,7 @@ class ManualCompletion:
         self._changed.unpark_all()
 
     def _forget(self, port: _ManualPort) -> None:
-        """Hold nothing more for an engine that has ended."""
+        """Hold nothing more for an ended engine."""
         self._held = [event for event in self._held if event.port is not port]
 
 
@@ -281,8 +282,7 @@ class _ManualPort(CompletionPort):
     _forget: Callable[[_ManualPort], None]
 
     def watch(self, stream: AccelStream, event: AccelEvent) -> None:
-        # When the engine looks, it takes everything that is done: so the events that it looks at are
-        # exchanged.
+        # The engine takes everything that is done when it looks, so exchange the events that it looks at.
         for queue in self._completer.queues.all:
             for operation in queue.operations:
                 if operation.event is event:
@@ -300,7 +300,7 @@ class _ManualPort(CompletionPort):
 
 @attrs.define(eq=False)
 class _HeldEvent:
-    """An event that is not done before it is let go, whatever the device says."""
+    """An event that is not done before its release, whatever the device reports."""
 
     port: _ManualPort
     _stream: AccelStream

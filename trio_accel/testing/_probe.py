@@ -1,4 +1,4 @@
-"""Tools for tests of actors: one that answers as the test says, fixed back-offs, and waiting for quiet."""
+"""Tools for tests of actors: an actor with given replies, fixed back-offs, and waiting for quiet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trio
 from ..actors import Actor, Message, Ref, Request, handles, message_target
 from ..actors import System as ActorSystem
 
-__all__ = ["FixedRandom", "Probe", "open_probe", "wait_until_quiet"]
+__all__ = ["FixedRandom", "Probe", "open_probe", "wait_until_idle"]
 
 MessageType: TypeAlias = "type[Request[Any, Any] | Message[Any]]"
 
@@ -65,12 +65,12 @@ async def open_probe(
     replies: Mapping[type[Any], object] | None = None,
     name: str = "probe",
 ) -> Probe:
-    """Start an actor that stands in for another in a test.
+    """Start an actor that replaces another in a test.
 
     Args:
         system: Its system; it ends with it.
-        *messages: Message classes that it takes, all declared for one actor class.
-        replies: Its answers, by message class; a request without an entry is answered with None.
+        *messages: The message classes that it accepts, all declared for one actor class.
+        replies: Its replies, by message class; a request without an entry gets None.
         name: Its name.
 
     Raises:
@@ -101,7 +101,7 @@ def _probe_class(target: str, messages: tuple[MessageType, ...]) -> type[_ProbeA
 
         return declare(message)(answer)
 
-    # It goes by the name of the actor that it stands in for: the messages are declared for that.
+    # It has the name of the actor that it replaces, because the messages are declared for that name.
     methods = {f"answer_{number}": handler(message) for number, message in enumerate(messages)}
     return type(target, (_ProbeActor,), methods)
 
@@ -125,13 +125,13 @@ class FixedRandom(random.Random):
         return self._fraction
 
 
-async def wait_until_quiet(system: ActorSystem) -> None:
+async def wait_until_idle(system: ActorSystem) -> None:
     """Wait until no actor has a message queued, running or unanswered, and every task is blocked.
 
-    A task that waits for time or for another thread counts as quiet only if no message is open over it:
-    a request that a handler or a device is working on is waited for.
+    A task that waits for time or for another thread counts as quiet only if no message depends on it: this
+    function waits for requests on which a handler or a device is working.
     """
-    # It loads pytest where that is installed: not with `import trio_accel`.
+    # This loads pytest if it is installed, so do not import it with `trio_accel`.
     import trio.testing
 
     while True:

@@ -37,7 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Remember whether a test has failed: the frames of its error keep its arrays alive."""
+    """Record whether a test has failed, because the frames of its error keep its arrays alive."""
     report = yield
     if report.failed:
         item.stash[_HAS_FAILED] = True
@@ -46,9 +46,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Put the check of `no_actors_left` around the test, before pytest-trio puts the fixtures around that.
+    """Put the check of `no_actors_left` around the test, before pytest-trio adds the fixtures.
 
-    A fixture of its own would be set up and ended beside the others, in no order that is known.
+    As a separate fixture, it would be set up and ended concurrently with the others, in undefined order.
     """
     if isinstance(item, pytest.Function) and item.stash.get(_LEAVES_NO_ACTORS, False):
         hypothesis: Any = getattr(item.obj, "hypothesis", None)
@@ -61,14 +61,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 @pytest_trio.trio_fixture  # type: ignore[untyped-decorator]  # pyright: ignore[reportUntypedFunctionDecorator, reportUnknownMemberType]
 async def accel_system() -> AsyncGenerator[System]:
-    """An open system, named ``test``; with the test it ends, and all that lives in it."""
+    """An open system, named ``test``; it ends with the test, and so does everything in it."""
     async with open_system("test") as system:
         yield system  # noqa: ASYNC119  # pytest-trio ends it
 
 
 @pytest.fixture
 def device_options() -> DeviceOptions:
-    """Options of the fixture `device`; to be overridden. The marker ``isolation`` outdoes them."""
+    """Options of the fixture `device`, to be overridden. The marker ``isolation`` takes precedence."""
     return DeviceOptions(isolation="inline")
 
 
@@ -88,9 +88,9 @@ def _marked_options(request: pytest.FixtureRequest, device_options: DeviceOption
 async def device(accel_system: System, _marked_options: DeviceOptions) -> AsyncGenerator[Device]:
     """An open device of `accel_system`, closed at the end of the test.
 
-    It is the one that the environment variable ``TRIO_ACCEL_BACKEND`` names, else the CPU's. Its
-    context lives in the test's process, or where ``@pytest.mark.isolation("process")`` says; the
-    test is skipped if the device cannot have it there.
+    The environment variable ``TRIO_ACCEL_BACKEND`` selects it; by default it is the CPU's. Its context lives
+    in the test's process, or in the process selected by ``@pytest.mark.isolation("process")``; the test is
+    skipped if the device does not support that.
     """
     async with accel_system.open_device(_spec(), options=_marked_options) as device:
         yield device  # noqa: ASYNC119  # the same
@@ -98,10 +98,10 @@ async def device(accel_system: System, _marked_options: DeviceOptions) -> AsyncG
 
 @pytest.fixture
 def nothing_leaked(request: pytest.FixtureRequest) -> Generator[None]:
-    """Fail a test that leaves something behind of what `leak_check` looks at, naming each thing.
+    """Fail a test that leaks anything that `leak_check` counts, and name each thing.
 
-    It looks when the test's Trio run is over, so that nothing of it has an excuse. After a test that
-    has failed it looks at no arrays: the error's frames keep them.
+    The check runs after the test's Trio run, so that everything should be released. After a failed test it
+    ignores arrays, because the error's frames keep them.
     """
     before = Census.take(everything)
     yield
@@ -121,12 +121,12 @@ def _leaves_no_actors(request: pytest.FixtureRequest) -> None:
 
 @pytest_trio.trio_fixture  # type: ignore[untyped-decorator]  # pyright: ignore[reportUntypedFunctionDecorator, reportUnknownMemberType]
 async def no_actors_left(_leaves_no_actors: None) -> None:
-    """Fail a test whose body leaves a live actor or another task behind, naming it.
+    """Fail a test that leaves a live actor or another task, and name it.
 
-    It looks when the test function has returned, before any fixture ends. Actors that the test has started in
-    `accel_system` count; those that fixtures have started before do not. A device that the test has opened
-    and not closed counts, but not the actors that a device starts for itself. Tasks in pytest-trio's
-    `nursery` do not count: it ends them with the test. After a test that has failed it does not look.
+    The check runs when the test function has returned, before any fixture ends. Actors that the test has
+    started in `accel_system` count; actors started earlier by fixtures do not. A device that the test has
+    opened and not closed counts, but not the actors that a device starts for itself. Tasks in pytest-trio's
+    `nursery` do not count, because it ends them with the test. There is no check after a failed test.
     """
     await trio.lowlevel.checkpoint()
 
@@ -145,9 +145,9 @@ def _isolation_of(marker: pytest.Mark) -> Isolation:
 
 
 def _leaving_no_actors(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
-    """Make a test fail that leaves an actor or a task behind."""
+    """Make a test fail that leaves an actor or a task."""
     if not iscoroutinefunction(test):
-        # It was run before, and is pytest-trio's by now.
+        # It ran before, and pytest-trio has wrapped it.
         return test
 
     @wraps(test)
@@ -164,14 +164,14 @@ def _leaving_no_actors(test: Callable[..., Awaitable[None]]) -> Callable[..., Aw
 
 @attrs.frozen
 class _Alive:
-    """List live actors, and tasks without one."""
+    """The live actors, and the tasks outside of actors."""
 
     actors: frozenset[Party]
     tasks: frozenset[trio.lowlevel.Task]
 
     @classmethod
     def now(cls) -> _Alive:
-        """Look at all tasks of the run but those of the test itself, whose task calls this."""
+        """Find all tasks of the run, except the test's own; called in the test's task."""
         root, test = trio.lowlevel.current_root_task(), trio.lowlevel.current_task()
         actors: set[Party] = set()
         tasks: set[trio.lowlevel.Task] = set()
@@ -195,7 +195,7 @@ class _Alive:
         return cls(frozenset(actors), frozenset(tasks))
 
     def names_since(self, before: _Alive) -> list[str]:
-        """Name what has come since; of actors below one another the topmost."""
+        """Return the names of new actors and tasks; of nested actors only the topmost."""
         paths = {cell.path for cell in self.actors - before.actors}
         topmost = {path for path in paths if path.rpartition("/")[0] not in paths}
         tasks = {f"task {task.name}" for task in self.tasks - before.tasks}
@@ -207,6 +207,6 @@ _WITH_ACTORS_OF_THEIR_OWN = (DeviceActor, LauncherSupervisor)
 
 
 def _nurseries(task: trio.lowlevel.Task, test: trio.lowlevel.Task) -> list[trio.Nursery]:
-    """Nurseries of a task, without the one that pytest-trio makes for each fixture and ends with that."""
+    """Return a task's nurseries, without the nursery that pytest-trio makes and ends for each fixture."""
     nurseries = list(task.child_nurseries)
     return nurseries[1:] if task.parent_nursery is test.parent_nursery else nurseries

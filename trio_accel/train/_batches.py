@@ -1,7 +1,7 @@
 """Batches of a training: fetched in advance, and kept until their step is committed.
 
-A caller may give one iterator to several calls of `Trainer.steps`. An iterator cannot go back, so a `Source`
-remembers it: a batch that was fetched in advance, or whose step has failed, is the first of the next call.
+A caller may pass one iterator to several calls of `Trainer.steps`. Because an iterator cannot go back, a
+`Source` keeps each fetched batch until its step is committed, and hands it to the next call after a failure.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def iterator_of(batches: Any) -> Any:
 
 
 class Source:
-    """An iterator with the batches that were fetched from it and not used.
+    """An iterator with its fetched, unused batches.
 
     Args:
-        iterator: A plain one, which is asked in a thread, or an async one.
+        iterator: A plain iterator, read in a thread, or an async one.
         position: The number of its first batch in the training.
         begin_task: Starts a task that ends with the trainer.
     """
@@ -49,14 +49,14 @@ class Source:
     ) -> None:
         self._position = position
         self._begin_task = begin_task
-        # Batches, and errors of the iterator in their place.
+        # Batches, and errors of the iterator in batch order.
         self._ready: deque[Any] = deque()
         self._changed = trio.lowlevel.ParkingLot()
         self._is_running = self._is_exhausted = False
-        # The batches that are to be ready; 0 lets the task end.
+        # The number of batches to fetch in advance; 0 ends the task.
         self._wanted = 0
         try:
-            # A caller who drops a generator wants its end.
+            # Hold the iterator weakly: a caller who drops a generator expects it to end.
             self.find: Callable[[], Any] = weakref.ref(iterator)
         except TypeError:
             self.find = lambda: iterator
@@ -90,7 +90,7 @@ class Source:
                 first = self._ready[0]
                 if not isinstance(first, outcome.Error):
                     return first
-                # It has no number in the training.
+                # An error does not count as a batch of the training.
                 self._ready.popleft()
                 first.unwrap()
             if self._is_exhausted:
@@ -104,7 +104,7 @@ class Source:
             self._position += 1
 
     def rest(self) -> None:
-        """Fetch no more; a batch that is being fetched is kept."""
+        """Stop fetching; a batch in progress is still kept."""
         self._wanted = 0
         self._changed.unpark_all()
 
@@ -160,7 +160,7 @@ class Sources:
         known = self._known.get(id(iterator))
         if known is None or known[0].find() is not iterator:
             known = Source(iterator, position, self._begin_task), iterator is batches
-        # An iterable may have its only iterator, so that of the last call is remembered, too.
+        # An iterable may return the same iterator each time, so remember the iterator of the last call.
         self._known = {
             key: (source, is_given)
             for key, (source, is_given) in self._known.items()

@@ -1,9 +1,9 @@
-"""Checkpoints: folders that are complete or absent, read by any number of ranks (D206).
+"""Checkpoints: complete folders of files, readable by any number of ranks (D206).
 
 A checkpoint is a folder ``step-00000500`` with safetensors files and `training.json`, the manifest. The
 manifest lists every other file with its size and CRC-32, and has a CRC-32 of itself. So a reader detects a
-missing, cut, swapped or changed file before any of it becomes a state. The manifest is read with suspicion
-too, because a checksum does not prove where it comes from.
+missing, cut, swapped or changed file before any of it becomes a state. The manifest itself is also validated,
+because a checksum does not prove its origin.
 
 A damaged checkpoint and a checkpoint of another model are different errors. `load` looks for a replacement of
 the first one. It refuses the second one, because the user has mixed up folders or models.
@@ -32,7 +32,7 @@ import numpy.typing as npt
 import trio
 
 from .. import weights
-from ..actors import fits, is_number, must, must_be_whole, named_options, warn_untold
+from ..actors import fits, is_number, must_be_whole, named_options, validator, warn_untold
 from ..backends.base import NotSupportedError
 from ..devices import AccelRef
 from ._config import LARGEST_SCALE, LEAST_SCALE, Checkpoint
@@ -64,24 +64,24 @@ class CheckpointError(Exception):
 
 
 class _DamageError(ValueError):
-    """What is wrong with the files of one checkpoint."""
+    """A problem with the files of one checkpoint."""
 
 
 # Such a number fits into 64 bits.
-_count = [must_be_whole(0), must("be below 2**63", lambda value: value < 1 << 63)]
+_count = [must_be_whole(0), validator("be below 2**63", lambda value: value < 1 << 63)]
 
 
 @attrs.frozen
 class Progress:
-    """State of a training that is no array.
+    """The numbers in the state of a training.
 
     Attributes:
-        step: Steps that are committed.
-        batches: Batches that the steps have used.
-        scale: Factor of the loss.
-        good: Steps since it was changed.
-        best: The best value of the metric that `Checkpoint.best` names; None before the first one.
-        best_step: Its step.
+        step: The number of committed steps.
+        batches: The number of batches that the steps have used.
+        scale: The factor of the loss.
+        good: The number of steps since the scale changed.
+        best: The best value of the metric `Checkpoint.best`; None before the first one.
+        best_step: The step with the best value.
     """
 
     step: int = 0
@@ -94,12 +94,12 @@ class Progress:
 
 @attrs.frozen
 class Identity:
-    """Properties that a checkpoint and a training must share, besides the shapes.
+    """Properties that a checkpoint and a training must share, in addition to the shapes.
 
     Attributes:
         optimizer: The kind of the optimizer.
-        states: The arrays that are kept next to parameters and buffers.
-        base: A checksum of the parameters that are not trained; 0 if there are none.
+        states: The names of the arrays next to parameters and buffers.
+        base: The checksum of the frozen parameters; 0 without any.
     """
 
     optimizer: str
@@ -157,7 +157,7 @@ class _Manifest:
     step: int = attrs.field(validator=_count)
     batches: int = attrs.field(validator=_count)
     scale: float = attrs.field(
-        validator=must("be a scale", lambda value: is_number(value, LEAST_SCALE, LARGEST_SCALE))
+        validator=validator("be a scale", lambda value: is_number(value, LEAST_SCALE, LARGEST_SCALE))
     )
     good: int = attrs.field(validator=_count)
     saved: int = attrs.field(validator=_count)
@@ -169,19 +169,19 @@ class _Manifest:
     best: float | None = attrs.field(
         default=None,
         validator=attrs.validators.optional(
-            must("be a number", lambda value: is_number(value, -sys.float_info.max, sys.float_info.max))
+            validator("be a number", lambda value: is_number(value, -sys.float_info.max, sys.float_info.max))
         ),
     )
     best_step: int = attrs.field(default=0, validator=_count)
 
     @property
     def progress(self) -> Progress:
-        """The state that is not an array."""
+        """The numbers of the training."""
         return Progress(self.step, self.batches, self.scale, self.good, self.best, self.best_step)
 
     @property
     def flat_states(self) -> list[str]:
-        """The states of the shape of the flat parameters."""
+        """The states with the shape of the flat parameters."""
         return [name for name in self.states if name != SHAPED]
 
     def check_files(self) -> None:
@@ -222,16 +222,16 @@ async def write(
     identity: Identity,
     cells: Sequence[tuple[Layouts, Sequence[State]]],
 ) -> None:
-    """Write a checkpoint, and remove the oldest ones beyond a number.
+    """Write a checkpoint, and remove the oldest ones until `keep` remain.
 
     Args:
         target: The path of the checkpoint, with a name by `name_of`.
         keep: The number of checkpoints to keep, up to this step.
         progress: The step and the other numbers of the training.
-        identity: What a training must have to load it.
-        cells: For each part of the model its layouts, and the states of ranks: the first one with parameters
-            and buffers, and all of them with their part of the optimizer's arrays. Ranks with equal states
-            are one entry.
+        identity: The properties that a training must have to load it.
+        cells: For each part of the model, its layouts and the states of ranks. The first state has parameters
+            and buffers, and each has its part of the optimizer's arrays. Ranks with equal states share an
+            entry.
     """
     made = target.with_name(f".{target.name}-{secrets.token_hex(4)}")
     await trio.to_thread.run_sync(partial(made.mkdir, parents=True))
@@ -273,7 +273,7 @@ def _manifest_of(
 
 
 def _finish(made: Path, target: Path, manifest: Mapping[str, Any], keep: int) -> None:
-    """Name a checkpoint when all of it is on the disk."""
+    """Rename a checkpoint to its final name when all its files are on disk."""
     text = json.dumps({**manifest, "checksum": _checksum(manifest)})
     if len(text) > _MAX_MANIFEST_BYTES:
         raise ValueError(
@@ -321,7 +321,7 @@ async def load(
 
     Returns:
         The progress, and for each part of the model its flat arrays without the padding; None if the training
-        begins anew.
+        starts from the beginning.
 
     Raises:
         CheckpointError: The wanted checkpoint is missing, damaged, or belongs to another model or optimizer.
@@ -358,7 +358,7 @@ async def load(
 async def _load_newest(
     folder: Path, identity: Identity, cells: Sequence[Layouts], damaged: dict[Path, str]
 ) -> tuple[Progress, list[HostState]] | None:
-    """Read the newest complete checkpoint; add each damaged one with the reason to `damaged`."""
+    """Read the newest complete checkpoint; map each damaged one to its reason in `damaged`."""
     found: tuple[Progress, list[HostState]] | None = None
     whole = await trio.to_thread.run_sync(_read_manifests, folder, damaged)
     for path in reversed(whole):
@@ -376,7 +376,7 @@ async def _load_newest(
 
 
 def _read_manifests(folder: Path, damaged: dict[Path, str]) -> dict[Path, _Manifest]:
-    """Read the manifests of a folder; the checkpoint that was saved last is the last."""
+    """Read the manifests of a folder, in the order in which the checkpoints were saved."""
     whole: dict[Path, _Manifest] = {}
     for path in _steps(folder):
         try:
@@ -498,7 +498,7 @@ async def _arrays(
         [size, checksum] = manifest.files[name]
         there = (await trio.to_thread.run_sync(os.stat, file)).st_size
         _require(there == size, f"{name} has {there} bytes, and {size} were written")
-        # The header is short, and says whether the rest is worth reading.
+        # The header is short, and shows whether the rest is worth reading.
         tensors = (await weights.inspect(file)).tensors
         has_shapes = {one: tensor.shape for one, tensor in tensors.items()} == shapes
         is_floating = all(tensor.dtype.kind == "float" for tensor in tensors.values())

@@ -1,4 +1,4 @@
-"""How a model is trained: parallelism, precision, checkpoints, validation, and who is told."""
+"""The configuration of a training: parallelism, precision, checkpoints, validation, hooks and loggers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 import attrs
 import numpy as np
 
-from ..actors import Validator, is_number, must, must_be_whole, named_options
+from ..actors import Validator, is_number, must_be_whole, named_options, validator
 from ._groups import Group
 from ._mesh import Mesh, Order
 from ._observers import Hook, Logger
@@ -22,7 +22,7 @@ __all__ = ["Checkpoint", "Config", "Parallel", "Precision"]
 # The state of the moving averages.
 AVERAGE = "average"
 
-# Gradients of float32 overflow beyond the largest scale. No gradient of float16 is left below the least one.
+# Larger scales overflow gradients of float32, and smaller scales leave no gradient of float16 above 0.
 LEAST_SCALE, LARGEST_SCALE = 2.0**-24, 2.0**32
 
 _COMPUTED = ("float16", "bfloat16", "float32", "float64")
@@ -30,22 +30,22 @@ _COMPUTED = ("float16", "bfloat16", "float32", "float64")
 
 def _one_of(*values: object) -> Validator:
     # An array as the value compares with each word element by element.
-    return must(
+    return validator(
         f"be one of {', '.join(map(repr, values))}",
         lambda value: isinstance(value, (str, NoneType)) and value in values,
     )
 
 
-# A field that is None or a number above 0.
+# A field with None or a number above 0.
 _positive = attrs.validators.optional(
     [
-        must("be a number from 0", lambda value: is_number(value, 0.0, sys.float_info.max)),
-        must("be a number above 0", lambda value: value > 0),
+        validator("be a number from 0", lambda value: is_number(value, 0.0, sys.float_info.max)),
+        validator("be a number above 0", lambda value: value > 0),
     ]
 )
 
 
-_share = must("be a number from 0 to below 1", lambda value: is_number(value, 0.0, 1.0) and value < 1)
+_share = validator("be a number from 0 to below 1", lambda value: is_number(value, 0.0, 1.0) and value < 1)
 
 
 def _are_batches(value: Any) -> bool:
@@ -57,7 +57,7 @@ def _are_batches(value: Any) -> bool:
     return is_iterable and not isinstance(value, (str, bytes, Mapping, np.ndarray))
 
 
-_batches = must("be batches or a function of these", _are_batches, TypeError)
+_batches = validator("be batches or a function of these", _are_batches, TypeError)
 
 
 @named_options
@@ -65,16 +65,17 @@ _batches = must("be batches or a function of these", _are_batches, TypeError)
 class Parallel:
     """How the devices share the work.
 
-    The ranks that are left over are those that have other samples: ``ranks / (pipeline * tensor)``.
+    The remaining factor, ``ranks / (pipeline * tensor)``, is the number of ranks with different samples.
 
     Attributes:
-        pipeline: Stages of the model, each with some of its layers.
-        tensor: Ranks that share each layer; see `column_linear`.
+        pipeline: The number of stages of the model, each with some of its layers.
+        tensor: The number of ranks that share each layer; see `column_linear`.
         schedule: The order of a pipeline's work: ``"1f1b"``, which keeps few parts of a batch at a time, or
             ``"gpipe"``. `Config.accumulate` is the number of parts.
-        shard_optimizer: Whether each rank keeps its share of the optimizer's arrays alone (ZeRO, stage 1;
-            Rajbhandari et al., 2020). The results are the same but for rounding.
-        bucket: Bytes of gradients that are summed over the ranks at a time, while the backward pass goes on.
+        shard_optimizer: Whether each rank keeps only its share of the optimizer's arrays (ZeRO, stage 1;
+            Rajbhandari et al., 2020). The results are the same except for rounding.
+        bucket: The number of gradient bytes that are summed over the ranks at a time, during the backward
+            pass.
     """
 
     pipeline: int = attrs.field(default=1, validator=must_be_whole(1))
@@ -84,10 +85,10 @@ class Parallel:
     bucket: int = attrs.field(default=25 << 20, validator=must_be_whole(1))
 
     def meshes(self, ranks: int) -> list[Mesh]:
-        """Return the place of each rank.
+        """Return the mesh of each rank.
 
         Raises:
-            ValueError: So many ranks cannot share the work so.
+            ValueError: The number of ranks is not a multiple of ``pipeline * tensor``.
         """
         data, rest = divmod(ranks, self.pipeline * self.tensor)
         if rest or not data:
@@ -100,18 +101,18 @@ class Parallel:
 @named_options
 @attrs.frozen
 class Precision:
-    """Element types of a training.
+    """The dtypes of a training.
 
     Attributes:
-        compute: That of the model's parameters and gradients where it computes.
-        master: That of the parameters that the optimizer changes, and of what it keeps. With bfloat16 all
-            of the training is in bfloat16: steps below 2**-9 of a parameter are lost by rounding.
-        reduce: That in which gradients are summed over the ranks; by default `compute`.
-        scale: Factor of the loss at the beginning, so that gradients of float16 do not vanish; from 2**-24
-            to 2**32. It is halved after a step whose gradients it makes infinite, which is skipped, and
-            doubled after `growth` good ones, within the same bounds. By default 65536 with float16, and none
-            otherwise.
-        growth: See `scale`.
+        compute: The dtype of parameters and gradients in the model's computations.
+        master: The dtype of the optimizer's parameters and arrays. With bfloat16, the whole training is in
+            bfloat16, so rounding loses steps below 2**-9 of a parameter.
+        reduce: The dtype in which gradients are summed over the ranks; by default `compute`.
+        scale: The initial factor of the loss, so that gradients of float16 do not vanish; from 2**-24 to
+            2**32. After a step with infinite gradients, the step is skipped and the scale is halved. After
+            `growth` good steps the scale is doubled, within the same bounds. By default 65536 with float16,
+            and otherwise none.
+        growth: The number of good steps until the scale is doubled.
     """
 
     compute: str = attrs.field(default="float32", validator=_one_of(*_COMPUTED))
@@ -121,7 +122,7 @@ class Precision:
         default=None,
         kw_only=True,
         validator=attrs.validators.optional(
-            must(
+            validator(
                 f"be a number from {LEAST_SCALE:g} to {LARGEST_SCALE:g}",
                 lambda value: is_number(value, LEAST_SCALE, LARGEST_SCALE),
             )
@@ -131,23 +132,23 @@ class Precision:
 
     @property
     def first_scale(self) -> float | None:
-        """The factor of the loss at the beginning; None if the loss is not scaled."""
+        """The initial factor of the loss; None if the loss is not scaled."""
         return 65536.0 if self.scale is None and self.compute == "float16" else self.scale
 
 
 @named_options
 @attrs.frozen
 class Checkpoint:
-    """Where the state of a training is written to, and read from.
+    """The location of a training's checkpoints, and when to write them.
 
     Attributes:
-        folder: The folder; each checkpoint is a folder in it.
-        every: Steps from one to the next; 0 for none but by `Trainer.save`.
-        keep: How many stay; older ones are removed.
-        load: What a trainer begins with: ``"latest"`` for the newest whole one if there is any, None for
-            nothing, or the path of one.
-        best: A metric of `Config.validate`. The checkpoint of its best value is kept, whatever `keep` is. A
-            validation with a better value writes a checkpoint.
+        folder: The folder; each checkpoint is a subfolder.
+        every: The number of steps between checkpoints; 0 to write them only by `Trainer.save`.
+        keep: The number of checkpoints to keep; older ones are removed.
+        load: The initial state of a trainer: ``"latest"`` for the newest complete checkpoint if there is any,
+            a path for that checkpoint, or None to start from the beginning.
+        best: A metric of `Config.validate`. The checkpoint with its best value is kept in addition to `keep`.
+            A validation with a better value writes a checkpoint.
         mode: Whether the best value is the least (``"min"``) or the greatest (``"max"``).
     """
 
@@ -162,38 +163,39 @@ class Checkpoint:
 @named_options
 @attrs.frozen(kw_only=True)
 class Config:
-    """How a model is trained.
+    """The configuration of a training.
 
     Attributes:
-        optimizer: See `adamw`, `sgd` and their like, and `torch_optimizer`.
-        groups: Parameters with a rate or a decay of their own, or that are frozen. Each group matches a
+        optimizer: The optimizer, made by `adamw`, `sgd` and similar functions, or by `torch_optimizer`.
+        groups: Parameters with their own rate or decay, and frozen parameters. Each group matches a
             parameter, and no parameter belongs to two groups.
-        average: Share of the moving average of the parameters that goes on in each step, such as 0.999; None
-            for no average. The average begins with the parameters after the first step.
+        average: The decay of the parameters' moving average in each step, such as 0.999; None for no average.
+            The average begins with the parameters after the first step.
         parallel: How the devices share the work.
-        precision: Element types.
-        accumulate: Parts of a rank's share of a batch whose gradients are added up, one after the other.
-        clip_norm: The largest norm of all gradients together; longer ones are shortened.
-        recompute: Layers of a `Module` whose inner results are computed again in the backward pass, by their
-            names: ``"blocks.*"``, where ``*`` and ``?`` match no dot.
-        checkpoint: Where the state is kept; None for nowhere.
-        validate: Batches of the validation, as for `Trainer.steps`; a function of no argument is called for
-            each validation.
-        validate_every: Steps from one validation to the next.
-        hooks: What is called before and after each step, on a loss, and at the end.
-        loggers: What gets the figures of each step and validation.
-        replays: How often in a row a step is done again after a loss.
-        timeout: Seconds that a step may take before it fails; None for any time. The error names the ranks
-            that are late, and on processors what each came to last.
-        on_nan: What happens where a loss or a gradient is not finite: an error, the step is skipped, or the
-            training ends. The state is that of before in any case. A step is skipped without that, if its
-            gradients are finite with the least scale of the loss: it is computed once more to find out.
-        tokens: Tells how many tokens a batch has, for `Step.tokens_per_second`.
-        seed: All random numbers of the model come from this, the number of the step, and the rank.
+        precision: The dtypes.
+        accumulate: The number of parts of a rank's share of a batch; their gradients are added up, one part
+            after the other.
+        clip_norm: The maximum norm of all gradients together; longer ones are shortened.
+        recompute: Patterns of layer names of a `Module`, such as ``"blocks.*"``, where ``*`` and ``?`` match
+            no dot. The backward pass computes the inner results of these layers again.
+        checkpoint: Where the state is saved; None for nowhere.
+        validate: The batches of the validation, as for `Trainer.steps`. A function without arguments is
+            called for each validation.
+        validate_every: The number of steps between validations.
+        hooks: Objects to call before and after each step, on a loss, and at the end.
+        loggers: Objects to call with the figures of each step and validation.
+        replays: The maximum number of times in a row that a step is repeated after a loss.
+        timeout: The seconds until a step fails; None for no limit. The error names the late ranks and, on
+            processors, the last exchange of each.
+        on_nan: The reaction to a loss or gradient that is not finite: raise an error, skip the step, or stop
+            the training. The state stays as it was before the step. A step is skipped in any case if its
+            gradients are finite with the least scale of the loss; it is computed again to find out.
+        tokens: Returns the number of tokens in a batch, for `Step.tokens_per_second`.
+        seed: The seed of all random numbers of the model, together with the number of the step and the rank.
     """
 
     optimizer: Optimizer = attrs.field(
-        validator=must(
+        validator=validator(
             "be an optimizer, such as train.adamw(1e-3)",
             lambda value: isinstance(value, Optimizer),
             TypeError,
@@ -221,7 +223,7 @@ class Config:
 
     @property
     def states(self) -> tuple[str, ...]:
-        """Names of the arrays of the state next to the parameters and the buffers."""
+        """Names of the state's arrays next to the parameters and the buffers."""
         return self.optimizer.states + (() if self.average is None else (AVERAGE,))
 
     def __attrs_post_init__(self) -> None:

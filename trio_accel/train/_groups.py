@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from ..actors import must, named_options
+from ..actors import named_options, validator
 from ._layout import Layout
 from ._optimizers import Optimizer, Schedule, as_schedule, check_number, rate_of
 
@@ -25,12 +25,12 @@ def _decay(decay: float | None) -> float | None:
 @named_options
 @attrs.frozen
 class Group:
-    """Parameters with a rate or a decay of their own, or that are not trained.
+    """Parameters with their own rate or decay, or frozen parameters.
 
     Attributes:
         matches: Returns whether a parameter belongs to the group, by its name.
         lr: The rate, or a schedule; None for the rate of the optimizer.
-        weight_decay: The weight decay; None for that of the optimizer.
+        weight_decay: The weight decay; None for the optimizer's.
         is_frozen: Whether its parameters stay as they are. They are not part of the state, so they are
             neither copied nor saved.
     """
@@ -39,12 +39,14 @@ class Group:
     lr: Schedule | None = attrs.field(default=None, kw_only=True, converter=_rate)
     weight_decay: float | None = attrs.field(default=None, kw_only=True, converter=_decay)
     is_frozen: bool = attrs.field(
-        default=False, kw_only=True, validator=must("be True or False", lambda value: value in (True, False))
+        default=False,
+        kw_only=True,
+        validator=validator("be True or False", lambda value: value in (True, False)),
     )
 
 
 def chosen(groups: Sequence[Group], names: Iterable[str]) -> dict[str, int]:
-    """Return the number of the group of each parameter, from 1 on; 0 without a group.
+    """Return the group number of each parameter, from 1 on; 0 without a group.
 
     Raises:
         ValueError: A group matches no parameter, or two groups match the same parameter.
@@ -66,9 +68,9 @@ class Part:
     """Adjacent parameters of one group.
 
     Attributes:
-        group: Its number; see `chosen`.
-        start: Where it begins in the flat array of the parameters.
-        stop: Where it ends.
+        group: The group number; see `chosen`.
+        start: The offset of the first element in the flat parameters.
+        stop: The offset after the last element.
     """
 
     group: int
@@ -77,14 +79,14 @@ class Part:
 
 
 def parts_of(layout: Layout, groups: Mapping[str, int]) -> list[Part]:
-    """Return the parts of a layout, whose parameters of one group are adjacent."""
+    """Return the parts of a layout in which the parameters of each group are adjacent."""
     parts: list[Part] = []
     for name, place, _ in layout.places():
         number, start = groups[name], place.start
         if parts and parts[-1].group == number:
             start = parts.pop().start
         parts.append(Part(number, start, place.stop))
-    # The zeros at the end belong to the last part, so that one without groups is the whole array.
+    # The zeros at the end belong to the last part, so that a single part is the whole array.
     return [*parts[:-1], attrs.evolve(parts[-1], stop=layout.padded)]
 
 
@@ -104,6 +106,6 @@ def rates_of(optimizer: Optimizer, groups: Sequence[Group], step: int) -> list[f
 
 
 def decays_of(optimizer: Optimizer, groups: Sequence[Group]) -> list[Any]:
-    """Return the weight decay of the optimizer, None if it has no such number, and of each group."""
+    """Return the weight decay of the optimizer, None without one, and of each group."""
     own: Any = optimizer.numbers.get("weight_decay")
     return [own, *(own if one.weight_decay is None else one.weight_decay for one in groups)]

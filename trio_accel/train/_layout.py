@@ -1,4 +1,4 @@
-"""How named parameters lie behind one another in one array, and how a batch is shared out."""
+"""The layout of named parameters in one flat array, and the distribution of a batch to ranks."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Batch: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 @attrs.frozen
 class Layout:
-    """Named arrays behind one another in one flat array, which ends with zeros up to a multiple of the ranks.
+    """Named arrays in sequence in one flat array, padded with zeros to a multiple of the ranks.
 
     Attributes:
-        names: Their names, in this order.
-        shapes: Their shapes.
-        ranks: How many ranks share the array.
+        names: The names, in array order.
+        shapes: The shapes.
+        ranks: The number of ranks that share the array.
     """
 
     names: Sequence[str]
@@ -35,22 +35,22 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Elements without the zeros at the end."""
+        """The number of elements without the padding."""
         return sum(map(math.prod, self.shapes))
 
     @property
     def padded(self) -> int:
-        """Elements of the flat array."""
+        """The number of elements of the flat array."""
         return -(-max(self.size, 1) // self.ranks) * self.ranks
 
     def own(self, rank: int) -> slice:
-        """Return the part of a rank, which is one of those that share the array."""
+        """Return the slice of a rank; numbers above `ranks` wrap around."""
         part = self.padded // self.ranks
         first = rank % self.ranks * part
         return slice(first, first + part)
 
     def places(self) -> Iterator[tuple[str, slice, tuple[int, ...]]]:
-        """Yield each name, its place in the flat array, and its shape."""
+        """Yield each name, its slice of the flat array, and its shape."""
         stops = itertools.accumulate(map(math.prod, self.shapes))
         for name, shape, stop in zip(self.names, self.shapes, stops, strict=True):
             yield name, slice(stop - math.prod(shape), stop), tuple(shape)
@@ -60,10 +60,10 @@ class Layout:
         return {name: flat[place].reshape(shape) for name, place, shape in self.places()}
 
     def flattened(self, arrays: Mapping[str, Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """Return the flat array of named ones of the host.
+        """Return host arrays as one flat array.
 
         Raises:
-            ValueError: A name is missing or too many, or a shape is another one.
+            ValueError: A name is missing or unknown, or a shape differs.
         """
         if difference := self.difference({name: np.shape(array) for name, array in arrays.items()}):
             raise ValueError(difference)
@@ -73,11 +73,11 @@ class Layout:
         return flat
 
     def difference_to(self, other: Layout) -> str:
-        """Tell the first difference to another layout's names and shapes, in any order; see `difference`."""
+        """Describe the first difference to another layout in any order; see `difference`."""
         return self.difference(dict(zip(other.names, other.shapes, strict=True)))
 
     def difference(self, shapes: Mapping[str, Sequence[int]]) -> str:
-        """Tell the first difference to these names and shapes; an empty text if there is none."""
+        """Describe the first difference to these names and shapes; an empty text if there is none."""
         mine = {name: tuple(shape) for name, _, shape in self.places()}
         for name in dict.fromkeys((*mine, *shapes)):
             if name not in mine or name not in shapes:
@@ -88,7 +88,7 @@ class Layout:
 
 
 def checksum_of(name: str, array: Any) -> int:
-    """Return the CRC-32 of an array of the host with its name and shape."""
+    """Return the CRC-32 of a host array with its name and shape."""
     host: npt.NDArray[Any] = np.ascontiguousarray(array)
     return zlib.crc32(host.reshape(-1).view(np.uint8).data, zlib.crc32(f"{name} {host.shape}".encode()))
 
@@ -99,10 +99,10 @@ def base_of(checksums: Mapping[str, int]) -> int:
 
 
 def rows_of(batch: Batch) -> int:
-    """Return the samples of a batch.
+    """Return the number of samples in a batch.
 
     Raises:
-        TypeError: It is no mapping of arrays with rows.
+        TypeError: It is not a mapping of arrays with rows.
         ValueError: Its arrays have different numbers of rows.
     """
     if not isinstance(batch, Mapping) or not batch:
@@ -114,7 +114,7 @@ def rows_of(batch: Batch) -> int:
 
 
 def shared(batch: Batch, parts: int) -> list[dict[str, Any]]:
-    """Share the rows of a batch out, as evenly as can be.
+    """Divide the rows of a batch into parts, as evenly as possible.
 
     Raises:
         ValueError: There are fewer rows than parts.
@@ -130,20 +130,20 @@ def shared(batch: Batch, parts: int) -> list[dict[str, Any]]:
 
 
 def shared_loosely(batch: Batch, parts: int) -> list[dict[str, Any]]:
-    """Share the rows of a batch out; the last parts are empty where there are fewer rows."""
+    """Divide the rows of a batch into parts; if there are fewer rows than parts, the last parts are empty."""
     count = min(rows_of(batch), parts)
     return shared(batch, count) + [{} for _ in range(parts - count)] if count else []
 
 
 @attrs.frozen
 class Work:
-    """A step as the ranks with the same samples compute it.
+    """The work of the ranks with the same samples in a step.
 
     Attributes:
-        number: Its number, from 1 on.
+        number: The number of the step, from 1 on.
         rates: The rate of the optimizer, and of each group.
-        scale: Factor of the loss, by which gradients are divided again.
-        weight: The share of these samples in all of the step.
+        scale: The factor of the loss, which is divided out of the gradients later.
+        weight: The share of these samples in the whole step.
         batch: The samples.
     """
 
@@ -154,7 +154,7 @@ class Work:
     batch: Batch
 
     def parts(self, batch: Batch, count: int) -> Iterator[tuple[dict[str, Any], float]]:
-        """Yield parts of the samples, and the share of each in all of the step."""
+        """Yield parts of the samples, and each part's share in the whole step."""
         for part in shared(batch, count):
             yield part, self.weight * rows_of(part) / rows_of(batch)
 

@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 import numpy.typing as npt
 
-from ..actors import fits, is_number, must, must_be_whole, named_options
+from ..actors import fits, is_number, must_be_whole, named_options, validator
 from ._layout import Layout, base_of, checksum_of
 from ._mesh import torch_of_model
 from ._torch_parts import matches, on_host
@@ -51,7 +51,7 @@ class Lora:
     """
 
     targets: Sequence[str] = attrs.field(
-        validator=must(
+        validator=validator(
             "be names of layers", lambda value: bool(value) and fits(Sequence[str], value), TypeError
         )
     )
@@ -59,19 +59,20 @@ class Lora:
     alpha: float = attrs.field(
         default=16.0,
         kw_only=True,
-        validator=must("be a number", lambda value: is_number(value, -1e30, 1e30)),
+        validator=validator("be a number", lambda value: is_number(value, -1e30, 1e30)),
     )
 
     def add(self, model: Any) -> Any:
         """Add adapters to a model, freeze its own parameters, and return it.
 
-        A begins with random numbers, and B with zeros, so the outputs are those of before.
+        A begins with random numbers and B with zeros, so the outputs stay the same at first.
 
         Args:
             model: A `torch.nn.Module`.
 
         Raises:
-            ValueError: A name matches no layer, or a layer that is not `torch.nn.Linear` or has an adapter.
+            ValueError: A name matches no layer, or a layer is not a `torch.nn.Linear` or already has an
+                adapter.
         """
         nn = torch_of_model().nn
         for parameter in model.parameters():
@@ -110,7 +111,7 @@ class Lora:
 
         Raises:
             ImportError: The package safetensors is not installed.
-            AdapterError: The parameters are not those of an adapter of this rank.
+            AdapterError: The parameters do not belong to an adapter of this rank.
         """
         arrays = {name: np.ascontiguousarray(one) for name, one in parameters.items()}
         self._check(arrays, "parameters")
@@ -138,8 +139,8 @@ class Lora:
 
         Raises:
             ImportError: The package safetensors is not installed.
-            FileNotFoundError: There is no such file.
-            AdapterError: It is damaged, or of another rank, scale or model.
+            FileNotFoundError: The file does not exist.
+            AdapterError: The file is damaged, or belongs to another rank, scale or model.
         """
         safetensors = _safetensors("safetensors")
         arrays: dict[str, npt.NDArray[Any]] = {}
@@ -185,10 +186,10 @@ class Lora:
         return base_of({f"0 {name}": checksum_of(name, array) for name, array in parameters.items()})
 
     def changes(self, parameters: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
-        """Return what an adapter adds to the weights, by their names: arrays of shape (outputs, inputs).
+        """Return the change of the weights by an adapter, by name: arrays of shape (outputs, inputs).
 
         Args:
-            parameters: What `load` returns.
+            parameters: The arrays of an adapter, from `load`.
         """
         self._check(parameters, "parameters")
         layers = dict.fromkeys(name.rpartition(".lora_")[0] for name in parameters)

@@ -19,12 +19,12 @@ Turn: TypeAlias = tuple[Literal["forward", "backward"], int]
 
 @attrs.frozen
 class Mesh:
-    """The place of a rank among all: neighbours by number share a layer, and stages are farthest apart.
+    """The coordinates of a rank: adjacent ranks share a layer, and stages are farthest apart.
 
     Attributes:
-        data: Ranks that have the same parameters, and different samples.
-        pipeline: Stages, each with some of the layers.
-        tensor: Ranks that share each layer of a stage.
+        data: The number of ranks with the same parameters and different samples.
+        pipeline: The number of stages, each with some of the layers.
+        tensor: The number of ranks that share each layer of a stage.
         rank: The number of the rank.
     """
 
@@ -40,36 +40,36 @@ class Mesh:
 
     @property
     def tensor_rank(self) -> int:
-        """Its number among those that share its layers."""
+        """The rank's number among the ranks that share its layers."""
         return self.rank % self.tensor
 
     @property
     def data_rank(self) -> int:
-        """Its number among those with other samples."""
+        """The rank's number among the ranks with other samples."""
         return self.rank // self.tensor % self.data
 
     @property
     def stage(self) -> int:
-        """The number of its stage."""
+        """The number of the stage."""
         return self.rank // (self.tensor * self.data)
 
     @property
     def is_first(self) -> bool:
-        """Whether its stage gets the samples."""
+        """Whether the rank's stage gets the samples."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether its stage computes the loss."""
+        """Whether the rank's stage computes the loss."""
         return self.stage == self.pipeline - 1
 
     @property
     def cell(self) -> int:
-        """The number of its parameters: ranks with the same ones differ in their samples alone."""
+        """The number of the rank's parameters: ranks with the same number differ only in their samples."""
         return self.stage * self.tensor + self.tensor_rank
 
     def groups(self) -> dict[str, list[list[int]]]:
-        """Return the ranks that differ in one way alone, by the name of that way."""
+        """Return the groups of ranks that differ only in one coordinate, by its name."""
         grid = np.arange(self.size).reshape(self.pipeline, self.data, self.tensor)
         axes = {"pipeline": 0, "data": 1, "tensor": 2}
         return {
@@ -78,7 +78,7 @@ class Mesh:
         }
 
     def part(self, array: Any, axis: int = 0) -> Any:
-        """Return this rank's part of an array of a layer, along an axis.
+        """Return this rank's part of a layer's array, along an axis.
 
         Raises:
             ValueError: The ranks that share the layer cannot share the axis equally.
@@ -105,7 +105,7 @@ def turns(order: Order, stage: int, stages: int, parts: int) -> Iterator[Turn]:
 
 
 def column_linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    """Compute this rank's part of the outputs of a layer (Shoeybi et al., 2019), in a method of a `Module`.
+    """Compute this rank's part of a layer's outputs (Shoeybi et al., 2019), in a method of a `Module`.
 
     Args:
         x: Tensor of shape (..., inputs), which all ranks that share the layer have.
@@ -128,7 +128,7 @@ def column_linear(x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def row_linear(x: Any, weight: Any, bias: Any = None) -> Any:
-    """Compute the outputs of a layer whose inputs the ranks share, as `column_linear` makes them.
+    """Compute the outputs of a layer from inputs shared between ranks, as `column_linear` makes them.
 
     Args:
         x: This rank's part, of shape (..., inputs / ranks).
@@ -138,7 +138,7 @@ def row_linear(x: Any, weight: Any, bias: Any = None) -> Any:
     Returns:
         Tensor of shape (..., outputs), the same on all ranks.
     """
-    # The gradient of the sum is that of each part, so autograd need not know of it.
+    # The gradient of a sum is also the gradient of each part, so autograd does not have to know the sum.
     total = torch_of_model().nn.functional.linear(x, weight).contiguous()
     current_rank().group("tensor").all_reduce(total)
     return total if bias is None else total + bias

@@ -1,7 +1,7 @@
-"""Models as programs: what runs in the worker of each rank.
+"""Models as programs: the code in the worker of each rank.
 
-A step reads one copy of the state and writes the other one. So a step that is lost has changed nothing that
-anybody reads, and all ranks do it again (D197). `torch` is imported by the module of the model, not here.
+A step reads one copy of the state and writes the other one. So a lost step has not changed the copy that is
+read, and all ranks can repeat it (D197). The model's module imports `torch`; this module does not.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Told: TypeAlias = "dict[str, float]"
 
 
 class Beginning:
-    """Parameters and buffers of a rank's beginning, without an instance of the model: a program.
+    """The initial parameters and buffers of a rank, without an instance of the model: a program.
 
-    The constructor makes them: imports and large models may take longer than a method may.
+    The constructor makes them, because imports and large models may take longer than a method may.
     """
 
     def __init__(
@@ -61,28 +61,28 @@ class Beginning:
         return self._made
 
     def base(self) -> dict[str, int]:
-        """Return the checksums of the parameters that are not trained."""
+        """Return the checksums of the frozen parameters."""
         return self._base
 
 
 class Module:
-    """A model of PyTorch, which computes its gradients by autograd, in a program.
+    """A PyTorch model, which computes its gradients by autograd, in a program.
 
-    Derive from it at the level of a module that imports `torch` at its top, with `configure` and `loss`; for
-    a pipeline with `stage` and `between` in place of the latter. Parameters and buffers are the state of the
-    training. A parameter of which each rank of a shared layer has a part has ``is_sharded = True``.
-    One with ``requires_grad = False`` is not trained, and no part of the state: each worker gets it by
-    `configure`, which must therefore make the same numbers each time (the seed is set before it).
+    Derive from it at the top level of a module that imports `torch`, and define `configure` and `loss`; for a
+    pipeline, define `stage` and `between` instead of `loss`. Parameters and buffers are the state of the
+    training. If the ranks of a shared layer each have a part of a parameter, set ``is_sharded = True`` on it.
+    A parameter with ``requires_grad = False`` is not trained, and is not part of the state: each worker gets
+    it by `configure`, which must therefore make the same numbers each time (the seed is set before it).
 
     Args:
         a: One copy of the state: flat arrays by name.
-        b: The other one, of the same names and shapes.
-        plan: What of the configuration a rank needs.
+        b: The other copy, with the same names and shapes.
+        plan: The parts of the configuration that a rank needs.
         options: Arguments of `configure`.
 
     Attributes:
-        mesh: The place of this rank among all.
-        model: What `configure` has returned.
+        mesh: The coordinates of this rank.
+        model: The result of `configure`.
     """
 
     mesh: Mesh
@@ -98,11 +98,11 @@ class Module:
         self._prepare(options)
 
     def configure(self, *args: Any, **options: Any) -> Any:
-        """Return the `torch.nn.Module`, on the host and with the parameters of the beginning."""
+        """Return the `torch.nn.Module`, on the host and with the initial parameters."""
         raise NotImplementedError(f"{type(self).__name__} must define configure()")
 
     def loss(self, batch: Mapping[str, Any]) -> Any:
-        """Return the mean loss of some samples, as a tensor without axes; `batch` has tensors by name."""
+        """Return the mean loss of some samples, as a 0-d tensor; `batch` has tensors by name."""
         raise NotImplementedError(f"{type(self).__name__} must define loss()")
 
     def validate(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -113,11 +113,11 @@ class Module:
         return {"loss": self.loss(batch)}
 
     def stage(self, x: Any, batch: Mapping[str, Any]) -> Any:
-        """Return what this stage makes of `x`, which the first one has not; the last one, the mean loss."""
+        """Return this stage's output for `x` (None in the first stage); in the last stage, the mean loss."""
         return self.loss(batch)
 
     def start(self, seed: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return parameters and buffers of the beginning, as arrays of the host by name."""
+        """Return the initial parameters and buffers, as host arrays by name."""
         with CONFIGURING:
             torch_of_model().manual_seed(seed)
             self.model = model = self.configure(**options)
@@ -125,12 +125,12 @@ class Module:
         return parameters, {name: on_host(one) for name, one in model.named_buffers()}
 
     def base(self) -> dict[str, int]:
-        """Return the checksums of the parameters that are not trained, after `start`."""
+        """Return the checksums of the frozen parameters, after `start`."""
         named = self.model.named_parameters()
         return {name: checksum_of(name, on_host(one)) for name, one in named if not one.requires_grad}
 
     def between(self, rows: int) -> tuple[int, ...]:
-        """Return the shape of what a stage of a pipeline gives to the next one, for so many samples."""
+        """Return the shape of a stage's output for the next stage, for `rows` samples."""
         raise NotImplementedError(f"{type(self).__name__} must define between(rows) for a pipeline")
 
     @method(updates=["self.b"], idempotent=True)
@@ -145,10 +145,10 @@ class Module:
 
     @method(idempotent=True)
     def evaluate(self, is_b: bool, name: str, batch: Batch) -> Told:
-        """Return the metrics of a rank's samples, of which it may have none.
+        """Return the metrics of a rank's samples, if any.
 
         Args:
-            is_b: Which copy of the state is read.
+            is_b: Which copy of the state to read.
             name: ``"parameters"`` or ``"average"``.
             batch: The samples.
         """
@@ -162,10 +162,10 @@ class Module:
         return self._evaluated(batch) if batch else {}
 
     def _step(self, source: State, target: State, work: Work) -> Told:
-        """Write the state after a step to `target`, which has nothing that is read.
+        """Write the state after a step to `target`, which is not read.
 
         Returns:
-            The mean loss of all samples, and the norm of the gradient of that before it is clipped.
+            The mean loss of all samples, and the norm of its gradient before clipping.
         """
         mesh, is_apart, rank = self.mesh, self.plan["shard"], current_rank()
         own, data = self.layout.own(mesh.data_rank), rank.group("data")
@@ -177,7 +177,7 @@ class Module:
                 target["buffers"][place].view(shape).copy_(buffer)
             data.broadcast(target["buffers"])
         squares = self._squares(gradient, own)
-        # Ranks that have the same numbers give their share of them.
+        # Ranks with the same numbers each contribute a share, so that the sum is right.
         told = self._numbers(loss / mesh.tensor, squares if is_apart else squares / mesh.data)
         rank.all_reduce(told)
         after = {**target, "parameters": target["parameters"][own]}
@@ -190,7 +190,7 @@ class Module:
         return {"loss": mean, "norm": norm}
 
     def _backward_all(self, work: Work) -> Any:
-        """Compute all gradients of this rank; returns its part of the loss, which the last stage has."""
+        """Compute all gradients of this rank; return its part of the loss, which only the last stage has."""
         mesh, scale, loss = self.mesh, work.scale, 0.0
         samples = {name: self._native(array) for name, array in work.batch.items()}
         parts = [*work.parts(samples, self.plan["accumulate"])]
@@ -211,7 +211,7 @@ class Module:
         return loss
 
     def _exchanged(self, turn: Turn | None, made: Any, after: Turn | None, parts: Sequence[Any]) -> Any:
-        """Give what a turn has made to the next stage, and get what the turn after it needs, at once."""
+        """Send a turn's result to the next stage, and receive the input of the following turn, at once."""
         mesh, ways, got = self.mesh, {"forward": 1, "backward": -1}, None
         sends, receives = list[Any](), list[Any]()
         if turn is not None and 0 <= (to := mesh.stage + ways[turn[0]]) < mesh.pipeline:
@@ -223,7 +223,7 @@ class Module:
             current_rank().group("pipeline").exchange(sends, receives)
         return got
 
-    # From here on stands what knows of PyTorch.
+    # The code from here on depends on PyTorch.
     def _native(self, array: Array) -> Any:
         """Return an array of the state as a tensor with the same memory."""
         torch = torch_of_model()
@@ -238,8 +238,8 @@ class Module:
         self._master = getattr(torch, plan["master"])
         where = self._a["parameters"].device
         if plan["base"]:
-            # Parameters that are not trained are the same on each device if the host makes them, and if no
-            # other rank of this process draws from PyTorch's generator meanwhile.
+            # Frozen parameters are equal on each device if the host makes them, and if no other rank of this
+            # process uses PyTorch's generator meanwhile.
             with CONFIGURING:
                 torch.manual_seed(plan["seed"])
                 self.model = self.configure(**options)
@@ -266,7 +266,7 @@ class Module:
         self._slopes = self._total = torch.zeros_like(self._flat)
         if plan["reduce"] != plan["compute"]:
             self._total = torch.zeros_like(self._flat, dtype=getattr(torch, plan["reduce"]))
-        # Buckets from the end on, as the backward pass goes: where each begins and ends, and its parameters.
+        # Buckets in the order of the backward pass, from the end: each with its slice and its parameters.
         self._buckets: list[tuple[slice, set[int]]] = []
         stop, inside, least = self.layout.padded, set[int](), plan["bucket"] // self._flat.itemsize
         for number, (name, place, shape) in reversed([*enumerate(self.layout.places())]):
@@ -278,7 +278,7 @@ class Module:
                 self._buckets.append((slice(place.start, stop), inside))
                 stop, inside = place.start, set[int]()
         self._side = torch.cuda.Stream(where) if where.type == "cuda" else None
-        # The buckets that are to be summed, with their missing gradients; none before the last part.
+        # The buckets to sum, with their missing gradients; none before the last part.
         self._waiting: list[tuple[slice, set[int]]] = []
         self._data: Any = None
 
@@ -292,7 +292,7 @@ class Module:
                 )
 
     def warm_up(self) -> None:
-        """Load the code of a step, by one sample of zeros: a spare worker does so ahead of a loss."""
+        """Load the code of a step with one sample of zeros, so that a spare worker is ready for a loss."""
         torch = torch_of_model()
         if self.mesh.pipeline > 1 or self.mesh.tensor > 1:
             return
@@ -321,13 +321,13 @@ class Module:
         self._load(source["parameters"], source.get("buffers"))
         self._slopes.zero_()
         self._waiting = []
-        # The optimizer works in place: what it begins with is copied while the model computes.
+        # The optimizer works in place, so copy its input while the model computes.
         with self._beside():
             for name in ("parameters", *self.plan["states"]):
                 target[name].copy_(source[name])
 
     def _load(self, flat: Any, buffers: Any) -> None:
-        """Have the model compute with some parameters."""
+        """Load parameters and buffers into the model."""
         self._flat.copy_(flat)
         for (_, place, shape), buffer in self._pairs():
             buffer.copy_(buffers[place].view(shape))
@@ -378,12 +378,12 @@ class Module:
 
     def _end_with(self, is_last: bool) -> None:
         if is_last and not self.plan["shard"]:
-            # Threads of autograd have no rank of their own.
+            # Autograd's threads do not have a rank of their own, so fetch it here.
             self._data = current_rank().group("data")
             self._waiting = [(part, set(inside)) for part, inside in self._buckets]
 
     def _there(self, number: int, _parameter: object) -> None:
-        """Sum the buckets whose gradients are there, in their order: it is the same on all ranks."""
+        """Sum the buckets with complete gradients, in the bucket order, which is the same on all ranks."""
         for _, missing in self._waiting:
             missing.discard(number)
         while self._waiting and not self._waiting[0][1]:
@@ -397,7 +397,7 @@ class Module:
             self._data.all_reduce(self._total[part], stream=self._side)
 
     def _beside(self) -> AbstractContextManager[object]:
-        """Enqueue behind what is enqueued, and beside what the model computes next, on a GPU."""
+        """Enqueue after all enqueued work, and concurrently with the model's next work, on a GPU."""
         beside: AbstractContextManager[object] = nullcontext()
         if self._side is not None:
             self._side.wait_stream(torch_of_model().cuda.current_stream())

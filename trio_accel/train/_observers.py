@@ -29,7 +29,7 @@ class Hook:
     """
 
     def before_step(self, trainer: Any, batch: Mapping[str, Any]) -> Told:
-        """Called with the batch before each step; a step that is done again does not call it again."""
+        """Called with the batch before each step, but not again before a repetition."""
 
     def after_step(self, trainer: Any, step: Any) -> Told:
         """Called with each `Step` when it is committed and validated, before `Trainer.steps` yields it."""
@@ -45,7 +45,7 @@ class Hook:
 
 
 async def call_hooks(hooks: Iterable[Hook], method: str, *arguments: object) -> None:
-    """Call a method of each hook, one after the other; an error of a hook is raised."""
+    """Call a method of each hook, one after the other; raise the error of a hook."""
     for hook in hooks:
         made = getattr(hook, method)(*arguments)
         if inspect.isawaitable(made):
@@ -57,11 +57,11 @@ class Logger(ABC):
 
     @abstractmethod
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Take the figures of a step.
+        """Log the figures of a step.
 
         Args:
-            step: The number of the step. It rises, but for a training that goes on from an older checkpoint:
-                figures of this step and later ones are then replaced.
+            step: The number of the step. It rises, unless a training continues from an older checkpoint; then
+                figures of this step and later ones are replaced.
             figures: Numbers by name: ``"loss"``, ``"gradient_norm"``, ``"rate"``, ``"rate_1"`` of the first
                 group, ``"tokens_per_second"``, ``"seconds"``, ``"workers_lost"``; and ``"validation_loss"``
                 and the like after a validation.
@@ -69,7 +69,7 @@ class Logger(ABC):
 
 
 async def log_figures(loggers: Sequence[Logger], step: int, figures: Mapping[str, float]) -> None:
-    """Give figures to all loggers in one thread; an error of a logger is raised."""
+    """Pass figures to all loggers in one thread; raise the error of a logger."""
 
     def log() -> None:
         for logger in loggers:
@@ -81,8 +81,8 @@ async def log_figures(loggers: Sequence[Logger], step: int, figures: Mapping[str
 class CsvLogger(Logger):
     """A logger that writes a table with a row for each step.
 
-    A row that was written before, of the step or of a later one, is removed first: so each step has one row,
-    also after a training went on from a checkpoint.
+    An earlier row of the same step or a later one is removed first. So each step has one row, even if a
+    training continues from a checkpoint.
 
     Args:
         path: The file. Its folder must exist.
@@ -95,7 +95,7 @@ class CsvLogger(Logger):
         self._last = 0
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Append a row; a name that is new becomes a column."""
+        """Append a row; a new name becomes a column."""
         row = {"step": step, **figures}
         if self._names is None or step <= self._last or not row.keys() <= {*self._names}:
             self._rewrite(step, row)
@@ -107,7 +107,7 @@ class CsvLogger(Logger):
         rows: list[dict[str, Any]] = []
         if self._path.exists():
             with self._path.open(newline="", encoding="utf-8") as file:
-                # A program that was killed may have left the beginning of a row.
+                # A killed program may have left the beginning of a row.
                 rows = [one for one in csv.DictReader(file) if None not in one.values() and one.get("step")]
         kept = [one for one in rows if int(one["step"]) < step]
         self._names = [*dict.fromkeys(name for one in (*kept[:1], row) for name in one)]
@@ -123,8 +123,8 @@ class TensorBoardLogger(Logger):
     """A logger that writes scalars for TensorBoard; it needs the extra `tensorboard`.
 
     Args:
-        folder: The folder of the events. TensorBoard leaves out older events of the first step that is
-            logged, and of later ones.
+        folder: The folder of the events. TensorBoard leaves out earlier events of the first logged step and
+            of later steps.
 
     Raises:
         ImportError: tensorboardX is not installed.
@@ -168,7 +168,7 @@ class RecorderLogger(Logger):
     """A logger that shows the last figures in the telemetry, as gauges ``train_loss`` and the like.
 
     Args:
-        recorder: What ``with ta.telemetry.record(system) as recorder`` gives.
+        recorder: The recorder of ``with ta.telemetry.record(system) as recorder``.
     """
 
     def __init__(self, recorder: _Recorder) -> None:

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from ..actors import fits, is_number, must, named_options
+from ..actors import fits, is_number, named_options, validator
 
 __all__ = [
     "Optimizer",
@@ -35,13 +35,13 @@ _STATES = {
     "nadam": ("exp_avg", "exp_avg_sq"),
     "sgd": ("momentum_buffer",),
 }
-# The array of an optimizer whose state depends on the shapes of the parameters.
+# The array of an optimizer with a state that depends on the parameters' shapes.
 SHAPED = "optimizer"
 
 
 def check_number(name: str, value: float, below: float = math.inf) -> float:
     """Return a number from 0 to below a bound, or raise a `ValueError` that names it."""
-    # Whole numbers may be too large for a float.
+    # Integers may be too large for a float.
     if not is_number(value, 0.0, sys.float_info.max) or value >= below:
         raise ValueError(f"{name} must be a number from 0 to below {below:g}, got {value!r}")
     return float(value)
@@ -56,7 +56,7 @@ def rate_of(rate: Schedule, step: int) -> float:
     """Return the rate of a step.
 
     Raises:
-        ValueError: The schedule gives none that is finite and at least 0.
+        ValueError: The rate of the schedule is not finite, or is below 0.
     """
     found = rate(step)
     if not 0 <= found < sys.float_info.max:
@@ -78,7 +78,7 @@ class Optimizer:
     kind: str
     rate: Schedule
     numbers: Mapping[str, Any] = attrs.field(
-        validator=must(
+        validator=validator(
             "be numbers by name",
             lambda value: fits(Mapping[str, _Plain | tuple[_Plain, ...]], value),
             TypeError,
@@ -102,7 +102,7 @@ class Optimizer:
         """Return the rate of a step.
 
         Raises:
-            ValueError: The schedule gives none that is finite and at least 0.
+            ValueError: The rate of the schedule is not finite, or is below 0.
         """
         return rate_of(self.rate, step)
 
@@ -135,10 +135,11 @@ def adamw(
 
     Args:
         lr: The rate, or a schedule.
-        betas: Shares of the means of gradients and of their squares that go on.
-        eps: Added to what is divided by.
-        weight_decay: Share of a parameter, times the rate, that a step takes away.
-        amsgrad: Whether the largest mean of squares counts instead of the last one (Reddi et al., 2018).
+        betas: The decay of the mean gradient, and of the mean squared gradient.
+        eps: Added to the denominator.
+        weight_decay: The share of a parameter, times the rate, that a step takes away.
+        amsgrad: Whether to use the maximum of the squares' mean instead of its last value (Reddi et al.,
+            2018).
 
     Raises:
         TypeError: `amsgrad` is not a bool.
@@ -184,11 +185,11 @@ def nadam(
 def lion(
     lr: float | Schedule = 1e-4, *, betas: tuple[float, float] = (0.9, 0.99), weight_decay: float = 0.0
 ) -> Optimizer:
-    """Steps by the sign of a mean of gradients (Chen et al., 2023): algorithm 2 of that paper.
+    """Steps by the sign of a mean gradient (Chen et al., 2023): algorithm 2 of that paper.
 
     Args:
         lr: The rate, or a schedule.
-        betas: The share of the mean in the direction of a step, and the share of the mean that goes on.
+        betas: The share of the mean in the direction of a step, and the decay of the mean.
         weight_decay: See `adamw`.
 
     Raises:
@@ -206,7 +207,7 @@ def adafactor(
     d: float = 1.0,
     weight_decay: float = 0.0,
 ) -> Optimizer:
-    """Adam with a row and a column in place of each matrix of squares, as `torch.optim.Adafactor`.
+    """Adam with a row and a column instead of each matrix of squares, as `torch.optim.Adafactor`.
 
     Shazeer and Stern (2018) describe it. It cannot be shared by `Parallel.shard_optimizer`, because its state
     depends on the shapes of the parameters.
@@ -242,8 +243,8 @@ def sgd(lr: float | Schedule = 1e-3, *, momentum: float = 0.0, weight_decay: flo
 
     Args:
         lr: The rate, or a schedule.
-        momentum: Share of the earlier steps that goes on, below 1.
-        weight_decay: Factor of the parameters that is added to the gradient.
+        momentum: The decay of the earlier steps, below 1.
+        weight_decay: The factor of the parameters in the gradient.
 
     Raises:
         ValueError: A number out of its range.
@@ -265,7 +266,7 @@ def momentum_of(numbers: Mapping[str, float], step: int) -> tuple[float, float, 
     for number in range(1, step):
         product *= momentum(number)
         if product < 1e-30:
-            break  # one minus that is 1
+            break  # 1 - product is 1 in floating point
     return momentum(step), momentum(step + 1), product
 
 
@@ -293,7 +294,7 @@ def torch_optimizer(kind: type | str, lr: float | Schedule, **options: Any) -> O
 
 
 def constant(rate: float) -> Schedule:
-    """Return the schedule that has one rate."""
+    """Return a schedule with a constant rate."""
     return lambda step: rate
 
 

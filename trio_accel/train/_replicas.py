@@ -1,4 +1,4 @@
-"""The model on each rank: a step is computed by all of them, and committed for all or for none."""
+"""The model on each rank: all ranks compute a step, and commit it together or not at all."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from ._updates import changed, shaped_beginning
 
 __all__ = ["CallModule"]
 
-# The bytes of samples that go with a request. A chain takes 64 KiB, with gaps and with arrays of the model.
+# The maximum bytes of samples in a request. A chain takes 64 KiB, with gaps and the model's arrays.
 _MOST_SENT = 48 << 10
-# The largest power of two of float16. A larger scale is multiplied behind the backward pass.
+# The largest power of two in float16. A larger scale is applied after the backward pass.
 _LARGEST_WITHIN = 2.0**15
 
 States: TypeAlias = "list[dict[str, AccelRef]]"
@@ -46,13 +46,13 @@ class Replicas(ABC, Generic[ModuleT]):
         world: The ranks.
         config: The configuration.
         module: The class of the model.
-        options: Its options.
+        options: The options of the model.
 
     Attributes:
-        meshes: The place of each rank.
+        meshes: The coordinates of each rank.
         layouts: How ``"parameters"`` and ``"buffers"`` of each rank lie in their flat arrays.
-        states: The state that is committed.
-        base: The checksums of parameters that are not trained.
+        states: The committed state.
+        base: The checksums of the frozen parameters.
     """
 
     def __init__(
@@ -73,11 +73,11 @@ class Replicas(ABC, Generic[ModuleT]):
 
     @property
     def is_apart(self) -> bool:
-        """Whether each rank has its part of the optimizer's arrays alone."""
+        """Whether each rank has only its part of the optimizer's arrays."""
         return self._config.parallel.shard_optimizer and self.meshes[0].data > 1
 
     async def begin_all(self) -> dict[int, dict[str, dict[str, Any]]]:
-        """Return the beginning of each part of the model: what is trained, as arrays of the host by name.
+        """Return the initial state of each part of the model, as host arrays by name.
 
         Raises:
             ValueError: A group matches no parameter or overlaps with another, or no parameter is trained.
@@ -109,21 +109,21 @@ class Replicas(ABC, Generic[ModuleT]):
         return made
 
     def parts(self, rank: int) -> list[Part]:
-        """Return the groups of a rank's parameters, which are found once, because layouts stay."""
+        """Return the parameter groups of a rank, cached because layouts stay the same."""
         if rank not in self._parts:
             self._parts[rank] = parts_of(self.layouts[rank]["parameters"], self._groups)
         return self._parts[rank]
 
     @abstractmethod
     async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
-        """Return parameters and buffers of a rank's beginning, as arrays of the host by name.
+        """Return the initial parameters and buffers of a rank, as host arrays by name.
 
-        An optimizer that needs shapes has its state there, too.
+        They include the state of an optimizer that needs shapes.
         """
 
     @abstractmethod
     async def evaluate(self, name: str, shares: Sequence[Batch]) -> list[Told]:
-        """Return the metrics of shares of samples, one for each rank with other samples; some may be empty.
+        """Return the metrics of shares of samples, one share for each data rank; some may be empty.
 
         Args:
             name: Which parameters: ``"parameters"`` or ``"average"``.
@@ -132,22 +132,22 @@ class Replicas(ABC, Generic[ModuleT]):
 
     @abstractmethod
     async def open(self) -> None:
-        """Make what computes, from `states`."""
+        """Make the models, from `states`."""
 
     @abstractmethod
     async def compute(self, works: Sequence[Work]) -> Told:
-        """Compute a step from `states`, which stay; returns the mean loss, and the norm of its gradient.
+        """Compute a step without changing `states`; return the mean loss, and the norm of its gradient.
 
         Args:
-            works: What ranks with other samples compute.
+            works: The work of each data rank.
         """
 
     @abstractmethod
     def commit(self) -> None:
-        """Let `states` be those of the step that was computed last."""
+        """Make the state of the last computed step the committed one."""
 
     async def place(self, rank: int, flat: Mapping[str, np.ndarray]) -> dict[str, AccelRef]:
-        """Put flat arrays of the host on a rank, which gets its part of the optimizer's."""
+        """Put flat host arrays on a rank, with the rank's part of the optimizer's arrays."""
         own, device = self.own(rank), self._world.devices[rank]
         return {
             name: await device.put(array if name in self.layouts[rank] else array[own])
@@ -155,11 +155,11 @@ class Replicas(ABC, Generic[ModuleT]):
         }
 
     def own(self, rank: int) -> slice:
-        """Return the part of flat arrays of the optimizer that a rank has."""
+        """Return a rank's slice of the optimizer's flat arrays."""
         return self.layouts[rank]["parameters"].own(self.meshes[rank].data_rank)
 
     async def _on_each(self, work: Callable[[int], Awaitable[T]]) -> list[T]:
-        """Do work for all ranks at once; returns what came of it, or raises the first error."""
+        """Do work for all ranks at once; return the results, or raise the first error."""
         made: dict[int, T] = {}
 
         async def one(rank: int) -> None:
@@ -170,7 +170,7 @@ class Replicas(ABC, Generic[ModuleT]):
 
 
 class ProgramReplicas(Replicas[Module]):
-    """Models that are programs; each has two copies of the state, of which a step reads one."""
+    """Models as programs, with two copies of the state; a step reads one and writes the other."""
 
     async def begin(self, mesh: Mesh) -> dict[str, dict[str, Any]]:
         module, device = self._module, self._world.devices[mesh.rank]
@@ -192,11 +192,11 @@ class ProgramReplicas(Replicas[Module]):
             {name: await array.copy() for name, array in state.items()} for state in self.states
         ]
         self._to_b = True
-        # A loss may come when some of them are open: they stay.
+        # After a loss during the opening, the programs that are open stay.
         self._programs: dict[int, Program[Module]] = {}
 
     async def _open_programs(self, batch: Batch) -> None:
-        """Make the models; a batch tells what kernels are warmed up with, also those of spare workers."""
+        """Open the models; warm-ups, also of spare workers, use the shapes and dtypes of a batch."""
         config, optimizer = self._config, self._config.optimizer
         plan: dict[str, Any] = {
             **attrs.asdict(config.parallel),
@@ -281,11 +281,11 @@ class CallModule(ABC):
 
     @abstractmethod
     def initial(self, rng: np.random.Generator) -> Mapping[str, Any]:
-        """Return the parameters of the beginning, as arrays of the host by name."""
+        """Return the initial parameters, as host arrays by name."""
 
     @abstractmethod
     def loss(self, parameters: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
-        """Return the mean loss of some samples: a call whose result has no axes.
+        """Return the mean loss of some samples: a call with a 0-d result.
 
         Args:
             parameters: Calls of the parameters, by name.
@@ -293,9 +293,9 @@ class CallModule(ABC):
         """
 
     def validate(self, parameters: Mapping[str, Any], batch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return metrics of some samples by name: means over the samples, as calls without axes.
+        """Return metrics of some samples by name: means over the samples, as calls with 0-d results.
 
-        By default, the loss is the metric. Arguments are those of `loss`.
+        By default, the loss is the only metric. The arguments are the same as for `loss`.
         """
         return {"loss": self.loss(parameters, batch)}
 
@@ -363,7 +363,7 @@ class CallReplicas(Replicas[CallModule]):
                 squares = await self._on_each(lambda rank: self._squares(totals[rank]).to_host())
                 _, factor = works[0].clipped(self._sum(squares), clip)
             changed = await self._on_each(lambda rank: self._changed(rank, totals[rank], factor, works[rank]))
-            # If nothing is clipped, the norm comes with the new state.
+            # If nothing is clipped, the norm arrives with the new state.
             norm, _ = works[0].clipped(self._sum(squares or [one for _, one in changed]), clip)
             self._next = [state for state, _ in changed]
             if self.is_apart:
@@ -376,12 +376,12 @@ class CallReplicas(Replicas[CallModule]):
         self.states = self._next
 
     def _sum(self, squares: Sequence[Any]) -> float:
-        """Return the sum of the squares of the gradient by those of the ranks."""
+        """Return the sum of the gradient's squares from the sums of the ranks."""
         # Without shares of the optimizer, all ranks have the same sum.
         return float(sum(map(float, squares))) if self.is_apart else float(squares[0])
 
     async def _gradient(self, rank: int, work: Work) -> tuple[float, AccelRef]:
-        """Compute a rank's part of the loss, and the flat gradient of that: a request for each part."""
+        """Compute a rank's part of the loss, and its flat gradient, by a request for each part."""
         config, layout, state = (
             self._config,
             self.layouts[rank]["parameters"],
@@ -392,7 +392,7 @@ class CallReplicas(Replicas[CallModule]):
         end = np.zeros(layout.padded - layout.size, DType.of(precision.compute).dtype)
         for number, (part, factor) in enumerate(work.parts(work.batch, config.accumulate), 1):
             samples = await self._samples(part, state)
-            # In the backward pass a small gradient of float16 is kept by its scale, as far as float16 has it.
+            # In the backward pass, the scale keeps small gradients above 0, up to the largest float16 scale.
             within = min(max(factor * work.scale, LEAST_SCALE), _LARGEST_WITHIN)
             views = layout.views(_as_dtype(state, precision.compute))
             both = flat_grad_and_value(self._loss, scale=within)(views, self._fixed[rank], samples)
@@ -413,7 +413,7 @@ class CallReplicas(Replicas[CallModule]):
         return self._model.loss({**trained, **fixed}, batch)
 
     async def _samples(self, part: Batch, near: AccelRef) -> dict[str, Any]:
-        """Return samples as arrays on a device: calls that send them with a request, if they are small."""
+        """Return samples as device arrays; small ones as calls that send them with a request."""
         hosts = [array for array in part.values() if type(array) is np.ndarray]
         is_sent = sum(host.nbytes for host in hosts) <= _MOST_SENT
         return {
@@ -433,7 +433,7 @@ class CallReplicas(Replicas[CallModule]):
         """Compute the state of a rank after the optimizer's step; the committed one stays.
 
         Returns:
-            The state, and the sum of the squares of the gradient if that is not known yet.
+            The state, and the sum of the gradient's squares if it was not known before.
         """
         config, state, is_clipped = self._config, self.states[rank], self._config.clip_norm is not None
         # float16 holds neither the reciprocal of a small scale, nor a small gradient without its scale.
@@ -450,11 +450,11 @@ class CallReplicas(Replicas[CallModule]):
 
 
 async def _placed(host: Any, near: AccelRef) -> AccelRef:
-    # In a chain, an array on the device stands for it.
+    # In a chain, `host` is already a placeholder on the device.
     return host if isinstance(host, AccelRef) else await near.device.put(host)
 
 
-# The samples that a request takes with it are arrays on the device for the model.
+# The model sees the samples of a request as arrays on the device.
 _SAMPLES = called(Function("train.samples", _placed, "awaitable", takes_hosts=True))
 
 

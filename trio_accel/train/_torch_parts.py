@@ -1,6 +1,6 @@
-"""Parts of a step that are PyTorch's: its optimizers, and layers that are computed again.
+"""The PyTorch parts of a step: its optimizers, and layers with recomputed results.
 
-`torch` is imported by the module of the model, not here.
+The model's module imports `torch`; this module does not.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ._optimizers import SHAPED, Optimizer, constant, momentum_of
 
 __all__: list[str] = []
 
-# PyTorch has one generator for all threads.
+# PyTorch has a single generator for all threads.
 CONFIGURING = threading.Lock()
 _CLASSES = {"adafactor": "torch.optim:Adafactor"}
 
@@ -34,10 +34,10 @@ class Piece:
     """Tensors that a step changes in place.
 
     Attributes:
-        group: The number of the group of parameters.
+        group: The number of the parameter group.
         param: The parameters.
         grad: Their gradient.
-        states: What the optimizer keeps for them, by name.
+        states: The optimizer's arrays for them, by name.
     """
 
     group: int
@@ -47,12 +47,12 @@ class Piece:
 
 
 class Stepper:
-    """An optimizer of PyTorch that is made for each step from the state on the device.
+    """A PyTorch optimizer, made for each step from the state on the device.
 
     Args:
         kind: See `Optimizer`.
         numbers: See `Optimizer`.
-        decays: The weight decay of each group, None where the optimizer has none.
+        decays: The weight decay of each group; None if the optimizer lacks one.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class Stepper:
         self.has_shapes: bool = self._states == (SHAPED,)
 
     def beginning(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-        """Return zeros of the shapes of the state after the first step, named ``"parameter/state"``.
+        """Return zeros with the shapes of the state after a first step, named ``"parameter/state"``.
 
         Raises:
-            NotSupportedError: The state is not made of tensors and numbers of each parameter.
-            ValueError: A group has a weight decay, and the optimizer has none.
+            NotSupportedError: The state has other values than tensors and numbers for each parameter.
+            ValueError: A group has a weight decay, but the optimizer has none.
         """
         torch = torch_of_model()
         pieces = [
@@ -187,7 +187,7 @@ class Stepper:
             if view.shape:
                 yield key, view.clone()
             else:
-                # PyTorch keeps the number of the step on the host, unless it is told otherwise.
+                # PyTorch keeps the step number on the host, unless it is `capturable` or fused.
                 wide = torch.get_default_dtype() if view.dtype == torch.float64 else view.dtype
                 yield key, view.to(view.device if is_near else "cpu", wide, copy=True)
 
@@ -219,12 +219,12 @@ def recompute(model: Any, patterns: Sequence[str]) -> None:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether a name with dots matches a pattern, whose stars match no dot."""
+    """Return whether a name with dots matches a pattern; stars match no dot."""
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
 def on_host(tensor: Any) -> Any:
-    """Return a tensor as an array of the host; narrow numbers become float32."""
+    """Return a tensor as a host array; narrow numbers become float32."""
     narrow = tensor.dtype in (torch_of_model().float16, torch_of_model().bfloat16)
     return (tensor.float() if narrow else tensor).detach().cpu().numpy()

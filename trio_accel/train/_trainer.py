@@ -1,4 +1,33 @@
-"""Training over a world: each step is committed on all ranks, or on none."""
+"""Training over a world: each step is committed on all ranks, or on none.
+
+`Trainer` owns the committed state of a training: the arrays of all ranks in `Replicas.states`, and the
+numbers in `Trainer.progress` (steps, used batches, scale of the loss, best metric). A training runs
+`Trainer.step` once for each batch. The order in it matters:
+
+1. `before_step` hooks run, and the batch is checked, because each part of each rank needs a sample.
+2. `Replicas.compute` makes the next state from the committed one, on all ranks. It never writes to the
+   committed state, so a step can run again: after the loss of a context, `_again` calls the hooks' `on_loss`
+   and repeats the step, at most `Config.replays` times. `_is_loss` separates losses from errors of the model,
+   which would only fail again.
+3. The loss and the norm of the gradient are checked. If both are finite, `Replicas.commit` makes the new
+   state the committed one, without an `await`. Otherwise the state stays. `_has_overflown` finds out whether
+   only the scale of the loss is to blame, and `_goes_on` skips the step, raises `NotFiniteError` or ends the
+   training.
+4. `_count` updates the progress. From here on the step counts, so errors of validation, loggers and hooks do
+   not undo it.
+5. `_validated` computes the metrics that are due, before the checkpoint is written, because a best value
+   belongs to its checkpoint.
+6. `_save_behind` copies the state on the devices, and writes a checkpoint while further steps run. It waits
+   for the copy only. The lock `_saving` admits one write at a time, so a second checkpoint waits for the
+   first.
+7. Loggers and `after_step` hooks get the `Step`, and `Steps` yields it.
+
+`Progress.batches` is the position in the training data. A `Source` keeps a batch until `Steps` leaves out the
+batches before that position. So a batch with a failed step is used again, and no batch is used twice, even
+after a checkpoint is loaded. A skipped step also uses up its batch.
+
+`open_trainer` shields the last checkpoint from cancellation, so that closing a trainer does not lose it.
+"""
 
 from __future__ import annotations
 
@@ -56,25 +85,25 @@ _LOSSES = (ContextLostError, StaleRefError, InputFailedError, ActorRestartingErr
 
 
 class NotFiniteError(FloatingPointError):
-    """The loss or the gradient of a step is not finite; the state is that of before the step."""
+    """The loss or the gradient of a step is not finite; the step has not changed the state."""
 
 
 @attrs.frozen(kw_only=True)
 class Step:
-    """A step that is over.
+    """A finished step.
 
     Attributes:
-        number: Its number, from 1 on; that of the last one if it was skipped.
-        loss: Mean loss of all samples, before the step.
-        gradient_norm: Norm of the gradient, before it was clipped.
+        number: The number of the step, from 1 on. A skipped step has the number of the last committed one.
+        loss: The mean loss of all samples, before the step.
+        gradient_norm: The norm of the gradient, before it was clipped.
         rate: The rate of the optimizer; groups may have others.
-        samples: Samples of all ranks.
-        tokens: What `Config.tokens` tells of the batch; 0 without.
-        seconds: How long it took, with all that was done again.
-        replays: How often it was done again.
-        workers_lost: Workers that were lost since the trainer was opened.
-        is_skipped: Whether it has changed nothing, as a gradient was not finite.
-        metrics: The metrics of the validation after the step, by name; empty without one.
+        samples: The number of samples of all ranks.
+        tokens: The number of tokens, by `Config.tokens`; 0 if that is None.
+        seconds: The duration, including all replays.
+        replays: The number of times that the step ran again after a loss.
+        workers_lost: The number of workers lost since the trainer was opened.
+        is_skipped: Whether the step has changed nothing, because a loss or gradient was not finite.
+        metrics: The metrics of the validation after the step, by name; empty without a validation.
     """
 
     number: int
@@ -91,7 +120,7 @@ class Step:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of all ranks in a second."""
+        """Tokens of all ranks per second."""
         return self.tokens / self.seconds
 
 
@@ -105,21 +134,21 @@ async def open_trainer(
     """Open a model on a world of devices, for steps that all ranks commit or none.
 
     Each device is a rank with the whole model, and gets its share of each batch. A step reads the state and
-    makes the next one. If a rank is lost meanwhile, its arrays survive, and all do the step again: no sample
-    is skipped, and none counts twice. So the losses are those of an undisturbed training, bit for bit where
-    the model computes the same twice.
+    makes the next one. If a rank is lost during a step, its arrays survive, and all ranks repeat the step. So
+    no sample is skipped or used twice, and the losses equal those of an undisturbed training, bit for bit if
+    the model is deterministic.
 
     Args:
-        devices: The devices, in the order of the ranks; best in workers (`isolation="process"`), whose arrays
-            survive. Inline devices lose theirs with the context.
-        module: The class of the model: a `Module` (PyTorch), or a `CallModule` (own operations).
-        config: How it is trained.
-        options: Arguments of the model: of `Module.configure`, or of the constructor of a `CallModule`.
+        devices: The devices, in rank order. Prefer devices in workers (`isolation="process"`), because their
+            arrays survive a loss; inline devices lose theirs with the context.
+        module: The model's class: a `Module` (PyTorch), or a `CallModule` (own operations).
+        config: The configuration of the training.
+        options: Arguments of `Module.configure`, or of the constructor of a `CallModule`.
 
     Raises:
-        TypeError: `module` is not a class of a model, or its constructor does not take the options.
-        ValueError: Devices or options that do not fit.
-        CheckpointError: The checkpoint is not whole, or is that of another model.
+        TypeError: `module` is not a model class, or its constructor does not take the options.
+        ValueError: Devices or options do not fit.
+        CheckpointError: The checkpoint is incomplete, or belongs to another model.
     """
     given: object = module
     if not isinstance(given, type) or not issubclass(given, (Module, CallModule)):
@@ -134,7 +163,7 @@ async def open_trainer(
         await trainer.begin()
         yield trainer
         nursery.cancel_scope.cancel(reason="the trainer is closed")
-        # A checkpoint that is being written becomes whole.
+        # Let a checkpoint in progress finish.
         with trio.CancelScope(shield=True):
             await trainer.wait_saved()
 
@@ -143,10 +172,10 @@ class Trainer:
     """A model on a world of devices; made by `open_trainer`.
 
     Attributes:
-        devices: The devices, in the order of the ranks.
+        devices: The devices, in rank order.
         config: The configuration.
-        progress: State that is no array: steps that are committed, and batches that they have used.
-        snapshot_bytes: Bytes on each device of the second copy of the state.
+        progress: The committed numbers of the training: steps, batches, the scale and the best metric.
+        snapshot_bytes: The bytes on each device that the second copy of the state takes.
     """
 
     def __init__(
@@ -172,11 +201,11 @@ class Trainer:
 
     @property
     def workers_lost(self) -> int:
-        """Workers that were lost since the trainer was opened."""
+        """The number of workers lost since the trainer was opened."""
         return self._losses() - self._lost
 
     async def begin(self) -> None:
-        """Make the state, or read it."""
+        """Make the initial state, or read a checkpoint."""
         config, replicas = self.config, self._replicas
         beginnings = await replicas.begin_all()
         self._identity = Identity(config.optimizer.kind, [*config.states], base_of(replicas.base))
@@ -199,7 +228,7 @@ class Trainer:
     def _flat(
         self, named: Mapping[str, Mapping[str, Any]], ranks: int
     ) -> tuple[dict[str, Layout], dict[str, np.ndarray]]:
-        """Return how named arrays lie in flat ones, and the state of the beginning as these."""
+        """Return the layouts of named arrays in flat ones, and the initial state as flat arrays."""
         layouts = {
             kind: Layout([*arrays], [*map(np.shape, arrays.values())], ranks if kind == "parameters" else 1)
             for kind, arrays in named.items()
@@ -214,20 +243,20 @@ class Trainer:
         return layouts, flat
 
     async def wait_saved(self) -> None:
-        """Wait until a checkpoint that is being written is whole."""
+        """Wait until no checkpoint is being written."""
         async with self._saving:
             pass
 
     async def parameters(self, *, averaged: bool = False) -> dict[str, np.ndarray]:
-        """Return the trained parameters that are committed, as arrays of the host by name.
+        """Return the committed trained parameters, as host arrays by name.
 
-        Ranks that share layers give their parts: a list of arrays, in the order of the ranks.
+        If ranks share layers, each value is a list of parts, in rank order.
 
         Args:
             averaged: Whether to return their moving averages; see `Config.average`.
 
         Raises:
-            ValueError: There are no averages.
+            ValueError: `averaged` is True, but the training keeps no averages.
         """
         name = self._name_of("parameters", averaged=averaged)
         return (await self._again("a copy to the host", lambda: self._on_host(name)))[0]
@@ -256,8 +285,8 @@ class Trainer:
     async def validate(self, batches: Any = None, *, averaged: bool = False) -> dict[str, float]:
         """Compute the metrics of batches on all ranks, without gradients.
 
-        The metrics are those of the model's `validate`, averaged over all samples. A batch may have fewer
-        samples than there are ranks.
+        `validate` of the model returns the metrics, and the trainer averages them over all samples. A batch
+        may have fewer samples than there are ranks.
 
         Args:
             batches: An iterable of batches, plain or async, or a function without arguments that returns one;
@@ -268,8 +297,9 @@ class Trainer:
             The metrics by name.
 
         Raises:
-            TypeError: There are no batches.
-            ValueError: There is no sample, there are no averages, or a batch has metrics of other names.
+            TypeError: `batches` and `Config.validate` are None.
+            ValueError: The batches have no sample, the averages are missing, or the names of the metrics
+                differ between batches.
             RankFailedError: See `steps`.
         """
         name = self._name_of("validate", averaged=averaged)
@@ -299,7 +329,7 @@ class Trainer:
         return {metric: total / rows for metric, total in sums.items()}
 
     async def _validated(self) -> tuple[dict[str, float], bool]:
-        """Return the metrics that are due after a step, and whether they are the best so far."""
+        """Return the metrics due after a step, and whether they are the best so far."""
         progress, checkpoint = self.progress, self.config.checkpoint
         if self.config.validate is None or progress.step % self.config.validate_every:
             return {}, False
@@ -322,19 +352,19 @@ class Trainer:
 
     @property
     def base(self) -> int:
-        """A checksum of the parameters that are not trained; 0 if there are none."""
+        """The checksum of the frozen parameters; 0 without any."""
         return self._identity.base
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """The step with the best value of `Checkpoint.best`, and that value; None if there is none yet."""
+        """The step with the best value of `Checkpoint.best`, and that value; None before the first one."""
         return None if self.progress.best is None else (self.progress.best_step, self.progress.best)
 
     async def save(self, folder: str | Path | None = None) -> Path:
-        """Write a checkpoint of the committed state, and wait until it is whole.
+        """Write a checkpoint of the committed state, and wait until it is complete.
 
         Args:
-            folder: Where to; by default that of `Config.checkpoint`.
+            folder: The folder for the checkpoint; by default the folder of `Config.checkpoint`.
 
         Returns:
             The checkpoint, a folder with safetensors files.
@@ -353,7 +383,7 @@ class Trainer:
         is_behind: bool = False,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> Path:
-        """Write a checkpoint when the one before is whole; it has started when steps may go on."""
+        """Write a checkpoint after the previous one; it counts as started once steps may go on."""
         keep = 3 if self.config.checkpoint is None else self.config.checkpoint.keep
         async with self._saving:
             progress, target = self.progress, folder / name_of(self.progress)
@@ -365,7 +395,7 @@ class Trainer:
         return target
 
     async def _copied(self) -> _Cells:
-        """Copy what a checkpoint has on the devices."""
+        """Copy the state for a checkpoint on the devices."""
         replicas = self._replicas
         cells: dict[int, tuple[Mapping[str, Layout], list[dict[str, Any]]]] = {}
         for mesh, layouts, state in zip(replicas.meshes, replicas.layouts, replicas.states, strict=True):
@@ -376,7 +406,7 @@ class Trainer:
         return [*cells.values()]
 
     async def _save_behind(self, *, is_best: bool) -> None:
-        """Write a checkpoint while steps go on, if one is due or the best so far."""
+        """Write a checkpoint while steps go on, if it is due or the best so far."""
         checkpoint = self.config.checkpoint
         if checkpoint is None:
             return
@@ -384,24 +414,24 @@ class Trainer:
             await self._nursery.start(partial(self._write, Path(checkpoint.folder), is_behind=True))
 
     def steps(self, batches: Batches, *, until: int | None = None, progress: bool = False) -> Steps:
-        """Train, and yield each step when it is committed on all ranks.
+        """Train, and yield each step after all ranks have committed it.
 
-        The next batch is fetched while a step is computed; a plain iterable is read in a thread. An iterable
-        begins with the first batch of the training: those that were used are left out, by a checkpoint that
-        was loaded or by an earlier call of this method. An iterator goes on where an earlier call of this
-        trainer has left it, with the batch that was fetched and not used, or whose step has failed.
+        The next batch is fetched during a step, from a plain iterable in a thread. An iterable begins with
+        the first batch of the training, so the trainer skips the batches that a loaded checkpoint or an
+        earlier call has used. An iterator continues where an earlier call of this trainer left it: first with
+        a fetched but unused batch, or the batch of a failed step.
 
         Args:
-            batches: Batches of all ranks together: dicts of arrays of the host, with a row for each sample.
-                The ranks get equal shares of the rows, as far as these can be divided.
+            batches: Batches of all ranks together: dicts of host arrays, with a row for each sample. The
+                ranks get equal shares of the rows, as far as these can be divided.
             until: The number of the last step; None for all batches.
-            progress: Whether to show a bar on the terminal, as `show_progress` around the loop does.
+            progress: Whether to show a progress bar on the terminal, as `show_progress` around the loop does.
 
         Raises:
-            NotFiniteError: A loss or gradient is not finite, and `Config.on_nan` says so.
+            NotFiniteError: A loss or gradient is not finite, and `Config.on_nan` is ``"raise"``.
             RankFailedError: A rank failed by an error of the model, or was lost more often in a row than
                 `Config.replays`.
-            ValueError: A batch has fewer samples than there are ranks, a schedule gives no rate, or a
+            ValueError: A batch has fewer samples than there are ranks, a schedule gives an invalid rate, or a
                 validation is refused; see `validate`.
             Exception: A hook or a logger has raised it. The last step is committed.
         """
@@ -419,7 +449,7 @@ class Trainer:
         await call_hooks(config.hooks, "before_step", self, batch)
         rates = rates_of(config.optimizer, config.groups, progress.step + 1)
         data = self._replicas.meshes[0].data
-        # Each part of each rank has a sample at least.
+        # Each part of each rank needs at least one sample.
         shared(batch, data * config.accumulate)
         number, rows = progress.step + 1, rows_of(batch)
         works = [
@@ -456,7 +486,7 @@ class Trainer:
         return step
 
     async def _again(self, what: str, work: Callable[[], Awaitable[T]]) -> tuple[T, int]:
-        """Do work that can be done again after a loss; tells how often it was lost."""
+        """Do repeatable work, again after each loss; return its result and the number of losses."""
         for replays in itertools.count():
             try:
                 return await work(), replays
@@ -468,7 +498,7 @@ class Trainer:
         raise AssertionError
 
     async def _has_overflown(self, works: Sequence[Work], told: Told) -> bool:
-        """Return whether a gradient is not finite because of its scale: by the least scale, it is finite."""
+        """Return whether only the scale made a gradient infinite: with the least scale it is finite."""
         if self.config.precision.first_scale is None or not math.isfinite(told["loss"]):
             return False
         least = [attrs.evolve(work, scale=LEAST_SCALE) for work in works]
@@ -477,7 +507,7 @@ class Trainer:
         return math.isfinite(found["norm"])
 
     def _goes_on(self, number: int, told: Told, *, has_overflown: bool) -> bool:
-        """Return whether to skip a step that is not finite, or raise the error that `on_nan` asks for."""
+        """Return whether to skip a step that is not finite, or raise the error by `on_nan`."""
         text = f"step {number}: the loss is {told['loss']}, the norm of its gradient {told['norm']}"
         if has_overflown:
             text += f" with the scale {self.progress.scale:g}"
@@ -508,10 +538,10 @@ class Trainer:
 
 
 def _is_loss(error: BaseException | None) -> bool:
-    """Tell whether an error comes from the loss of a context."""
+    """Return whether the loss of a context has caused an error."""
     while error is not None:
         if isinstance(error, CompletionTimeoutError):
-            # A deadline of the whole step has lost no context.
+            # A deadline of a whole step involves no lost context.
             return error.generation is not None
         # A rank's NCCL may fail before anybody knows that another rank was lost.
         if isinstance(error, _LOSSES) or getattr(error, "code", None) == ENDED:
@@ -582,7 +612,7 @@ def _figures(step: Step, rates: Sequence[float]) -> dict[str, float]:
 
 
 def _note_of(step: Step) -> str:
-    """Return the figures of a step that its bar shows."""
+    """Return the figures of a step for its progress bar."""
     told = f"loss {step.loss:.4f}  rate {step.rate:.2e}"
     if step.tokens:
         told += f"  {step.tokens_per_second:,.0f} tokens/s"

@@ -1,4 +1,4 @@
-"""Steps of optimizers that make a new state, and leave the old state as it is."""
+"""Steps of optimizers that make a new state without changing the old one."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _step_of(kind: str, states: int, has_average: bool) -> Elementwise[Any]:
 def _elementwise(
     config: Config, state: Mapping[str, Any], gradient: Any, work: Work, group: tuple[float, float]
 ) -> Any:
-    """Return a call of a step of parameters of one group; see `changed`."""
+    """Return a call of an optimizer step for the parameters of one group; see `changed`."""
     optimizer, dtype = config.optimizer, config.precision.master
     numbers, (rate, decay), number = optimizer.numbers, group, work.number
     kind = (
@@ -92,7 +92,7 @@ def _elementwise(
 
 
 def _part(config: Config, number: int) -> float:
-    """Return the share of the parameters in their average of a step."""
+    """Return the weight of the parameters in their moving average after a step."""
     return 1.0 if number == 1 or config.average is None else 1.0 - config.average
 
 
@@ -105,16 +105,16 @@ def changed(
     parts: Sequence[Part],
     own: slice,
 ) -> list[Any]:
-    """Return calls of a step of the optimizer, which make new arrays in the order of the state.
+    """Return calls of an optimizer step, which make new arrays in the order of the state.
 
     Args:
         config: The configuration.
         state: The parameters, and then the other arrays of the state, by name.
         gradient: The gradient, of their dtype.
         work: The step.
-        layouts: How the arrays lie in the flat ones.
-        parts: The groups.
-        own: The part of the rank.
+        layouts: The layouts of the arrays in the flat ones.
+        parts: The parts of each group.
+        own: The slice of the rank.
     """
     groups = [*zip(work.rates, decays_of(config.optimizer, config.groups), strict=True)]
     if config.optimizer.has_shapes:
@@ -134,7 +134,7 @@ def changed(
 
 
 def shaped_beginning(shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Return what Adafactor keeps in the beginning, named as the state of `torch.optim.Adafactor`."""
+    """Return Adafactor's initial state, with the names of `torch.optim.Adafactor`."""
     found: dict[str, Any] = {}
     for name, shape in shapes.items():
         if len(shape) > 1:
@@ -154,7 +154,7 @@ def _factored(
     parts: Sequence[Part],
     groups: Sequence[tuple[float, float]],
 ) -> list[Any]:
-    """Return calls of a step of Adafactor, parameter by parameter; see `changed`."""
+    """Return calls of an Adafactor step, parameter by parameter; see `changed`."""
     layout, after, kept = layouts["parameters"], list[Any](), dict[str, Any]()
     shaped = layouts[SHAPED].views(state[SHAPED])
     for name, place, shape in layout.places():

@@ -1,7 +1,7 @@
-"""Files of weights: safetensors files, and the index of a model that has several; read with suspicion (D120).
+"""Files of weights: safetensors files, and the index of a model with several; all input is validated (D120).
 
-The format: 8 bytes with the length of the header, the header in JSON, then the tensors' bytes, one behind the
-other without holes. Source: https://github.com/huggingface/safetensors, its section "Format".
+The format: 8 bytes with the length of the header, the header in JSON, then the tensors' bytes in sequence
+without gaps. Source: https://github.com/huggingface/safetensors, its section "Format".
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ LENGTH = 8
 LONGEST = 100_000_000
 """Bytes of the longest header, as in the format's own library."""
 
-# The most commas and opening brackets; a tensor of two axes has eight. So a header makes few objects,
-# however few bytes it has for each: the parser, in C, lets no other thread run before the end of a list.
+# The maximum number of commas and opening brackets; a tensor of two axes has eight. It bounds the objects of
+# a header, because the parser, in C, lets no other thread run before the end of a list.
 _MOST_MARKS = 1 << 18
 _MOST_AXES = 64
 _MOST_BYTES = (1 << 63) - 1
@@ -57,19 +57,19 @@ _INDEX = ".json"
 
 
 class WeightsError(ValueError):
-    """A file of weights is cut off, damaged or no safetensors file. The message names the file."""
+    """A file of weights is cut off, damaged or not a safetensors file. The message names the file."""
 
 
 @attrs.frozen(kw_only=True)
 class TensorInfo:
-    """Entry of a tensor in a header.
+    """The entry of a tensor in a header.
 
     Attributes:
-        name: Its name.
-        format: Its element type in the format's own words, such as ``"BF16"``.
-        shape: Elements along each axis.
-        nbytes: Bytes that it takes in the file.
-        offset: Where its bytes begin, from the start of the file.
+        name: The name.
+        format: The element type in the format's own terms, such as ``"BF16"``.
+        shape: The number of elements along each axis.
+        nbytes: The number of bytes in the file.
+        offset: The position of the first byte in the file.
     """
 
     name: str
@@ -80,15 +80,15 @@ class TensorInfo:
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def dtype(self) -> DType:
-        """Its element type.
+        """The element type.
 
         Raises:
-            NotSupportedError: Devices have no such element type.
+            NotSupportedError: Devices do not support this element type.
         """
         dtype = _DTYPES.get(self.format)
         if dtype is None:
@@ -101,11 +101,11 @@ class TensorInfo:
 
 @attrs.frozen(kw_only=True)
 class Contents:
-    """Contents of files of weights.
+    """The contents of weights files.
 
     Attributes:
-        tensors: By name, in the order of the files, and in each of their bytes.
-        metadata: Text by name, which the writer has added; of several files, the first has its way.
+        tensors: Tensors by name, in the order of the files, and in each of their bytes.
+        metadata: Texts by name, added by the writer; of several files, the first takes precedence.
     """
 
     tensors: Mapping[str, TensorInfo]
@@ -113,19 +113,19 @@ class Contents:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors in the files."""
+        """The total bytes of the tensors in the files."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
 def parse_header(text: bytes, data: int) -> Contents:
-    """Read a header and hold every word of it against the file.
+    """Parse a header, and check every value against the file.
 
     Args:
         text: The header without its length.
-        data: Bytes of the file behind it.
+        data: The number of bytes after the header in the file.
 
     Raises:
-        WeightsError: It is no header, or not that of this file; the message does not name the file.
+        WeightsError: It is not a header, or does not fit the file; the message does not name the file.
     """
     if not text.startswith(b"{"):
         raise WeightsError("the header does not begin with {")
@@ -139,15 +139,15 @@ def parse_header(text: bytes, data: int) -> Contents:
 
 
 def parse_json(text: bytes, what: str, number: Callable[[str], object] = float) -> Any:
-    """Parse what a stranger has written, in a thread, while the loop goes on.
+    """Parse untrusted text in a thread, while the loop continues.
 
     Args:
         text: The text.
         what: Its name in errors.
-        number: Called with a number that is no whole one.
+        number: Called with each number that is not an integer.
 
     Raises:
-        WeightsError: It is no JSON, has too much in it, or has a name twice in one object.
+        WeightsError: It is not JSON, has too much in it, or has a duplicate name in an object.
     """
     # NumPy counts without the interpreter's lock.
     codes = np.frombuffer(text, np.uint8)
@@ -170,15 +170,15 @@ def parse_json(text: bytes, what: str, number: Callable[[str], object] = float) 
     except WeightsError:
         raise
     except ValueError as error:
-        # The text may be no UTF-8, or have numbers with thousands of digits.
+        # The text may not be UTF-8, or may have numbers with thousands of digits.
         raise WeightsError(f"{what} is not JSON: {error}") from None
 
 
 def check_text(text: str) -> None:
-    """Require that a text can be written: JSON has escapes for halves of a surrogate pair.
+    """Require that a text can be written, because JSON has escapes for halves of a surrogate pair.
 
     Raises:
-        WeightsError: It has one without the other.
+        WeightsError: The text has a half of a pair.
     """
     try:
         text.encode()
@@ -221,8 +221,8 @@ def _distinct(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def _whole(digits: str) -> int:
-    # This function is Python's, so that the lock can be given away between two of many numbers with thousands
-    # of digits.
+    # This is a Python function, so that the lock can be released between many numbers with thousands of
+    # digits.
     return int(digits)
 
 
@@ -261,7 +261,7 @@ def _tensor_of(name: str, entry: object, start: int, data: int) -> TensorInfo:
     begin, end = offsets
     if end > data:
         raise WeightsError(f"{name!r} ends at byte {end} of the data, of which there are {data}: cut off?")
-    # Beside a zero, too: NumPy makes no such array.
+    # Also next to an axis of 0, because NumPy cannot make such an array.
     if math.prod(filter(None, shape)) * bits // 8 > _MOST_BYTES:
         raise WeightsError(f"{name!r} has a shape of more elements than memory can have: {shape}")
     if math.prod(shape) * bits != 8 * (end - begin):
@@ -297,7 +297,7 @@ def _check_tiling(tensors: list[TensorInfo], start: int, data: int) -> None:
 
 
 def _shown(value: object) -> str:
-    # Sizes of the file's own choosing: neither an error of many lines, nor digits without end.
+    # The file determines the sizes, so limit the lines and digits of an error.
     if isinstance(value, int) and value.bit_length() > 128:
         return "a number of more than 128 bits"
     kind = type(value)
@@ -306,7 +306,7 @@ def _shown(value: object) -> str:
 
 
 class OpenFile:
-    """One safetensors file, open for reading. Everything but `close` blocks.
+    """An open safetensors file, for reading. Everything but `close` blocks.
 
     Args:
         path: Path of the file.
@@ -316,7 +316,7 @@ class OpenFile:
         header: Its header.
 
     Raises:
-        WeightsError: It is no such file.
+        WeightsError: It is not such a file.
         OSError: It cannot be opened or read.
     """
 
@@ -348,10 +348,10 @@ class OpenFile:
             view, offset = view[count:], offset + count
 
     def check_unchanged(self) -> None:
-        """Require that it was not written to since it was opened, as far as its size and time tell.
+        """Require an unchanged file since it was opened, as far as size and time can show it.
 
         Raises:
-            WeightsError: It was.
+            WeightsError: The file was changed.
         """
         if self._state() != self._as_opened:
             raise WeightsError(f"{self.path} was changed while it was read")
@@ -390,11 +390,11 @@ class OpenFiles(ExitStack):
 
     Attributes:
         files: The files.
-        tensors: The file of each name, and the place in it; in the order of the files.
-        metadata: Additions of their writers.
+        tensors: The file of each tensor, and its position there, by name; in the order of the files.
+        metadata: Texts added by the writers.
 
     Raises:
-        WeightsError: One is no such file, or they do not fit together.
+        WeightsError: A file is not such a file, or the files do not fit together.
         OSError: One cannot be opened or read.
     """
 
@@ -434,11 +434,11 @@ class OpenFiles(ExitStack):
 
 
 def paths_of(path: StrPath | Iterable[StrPath]) -> list[str]:
-    """Return the paths that a caller has given, as text.
+    """Return the caller's paths as text.
 
     Raises:
-        TypeError: It is no path.
-        ValueError: There is no path.
+        TypeError: `path` is not a path.
+        ValueError: `path` is empty.
     """
     several = [path] if isinstance(path, (str, bytes, os.PathLike)) else list(path)
     if not several:
@@ -468,7 +468,7 @@ def open_regular(path: str) -> IO[bytes]:
 
 
 def _read_index(path: str) -> Mapping[str, set[str]]:
-    """Read the files of a model, and the names that are to be in each."""
+    """Read the files of a model, and the names expected in each."""
     with open_regular(path) as file:
         text = file.read(LONGEST + 1)
     if len(text) > LONGEST:
@@ -497,13 +497,13 @@ def _shards_of(path: str, index: object) -> Mapping[str, set[str]]:
 
 @enable_ki_protection
 async def inspect(path: StrPath | Iterable[StrPath]) -> Contents:
-    """Read what files of weights hold: their headers alone, in a thread.
+    """Read only the headers of weights files, in a thread.
 
     Args:
         path: See `load`.
 
     Raises:
-        WeightsError: A file is no safetensors file.
+        WeightsError: A file is not a safetensors file.
         OSError: A file cannot be opened or read.
     """
     return await trio.to_thread.run_sync(_contents, paths_of(path))

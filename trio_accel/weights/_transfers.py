@@ -1,4 +1,4 @@
-"""Transfers from files to a device's arrays, found by their names, and back; piece by piece."""
+"""Transfers from files to a device's arrays by name, and back; piece by piece."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ from ._files import OpenFile, OpenFiles, StrPath, TensorInfo, WeightsError, enco
 
 __all__ = ["Weights", "load", "save"]
 
-_PIECE = 4 << 20
-# One piece is on its way to the device while the next is read.
+_CHUNK_BYTES = 4 << 20
+# One piece is in flight to the device while the next is read.
 _BUFFERS = 2
-# Bytes of alignment of arrays in one block, the same as that of separate blocks.
+# The alignment in bytes of arrays in one block, equal to the alignment of separate blocks.
 _ALIGNMENT = 256
-# A conversion may keep the interpreter: of so many elements, for less than a millisecond.
+# The maximum elements of a conversion, which may hold the interpreter for less than a millisecond.
 _AT_ONCE = 1 << 17
 
 Progress: TypeAlias = Callable[[int, int], object]
-# A block of memory: its dtype, and the name of its tensor, which is empty for that of several.
+# A block of memory: its dtype, and the name of its tensor, or an empty name for several tensors.
 _Block: TypeAlias = tuple[str, str]
 
 
@@ -71,35 +71,35 @@ async def load(
 ) -> Weights:
     """Read safetensors files into arrays of a device.
 
-    The files are read in a thread, in pieces of 4 MiB. While one is on its way to the device, the next
-    is read: the host memory is that of a few pieces, whatever the size of the files.
+    The files are read in a thread, in pieces of 4 MiB. While one is in flight to the device, the next is
+    read, so the host memory is limited to a few pieces, whatever the size of the files.
 
-    If the context is lost meanwhile, the files are read again from the beginning as often as the device's
-    `DeviceOptions.retry` says.
+    If the context is lost meanwhile, the files are read again from the beginning, at most as often as the
+    device's `DeviceOptions.retry`.
 
     Args:
         device: The device of the arrays.
-        path: A safetensors file; the index (``model.safetensors.index.json``) of a model that has several,
+        path: A safetensors file; the index (``model.safetensors.index.json``) of a model with several files,
             in the same folder; or several of these.
         names: The tensors to load; by default all.
-        dtype: Floating element type of the arrays to which floating and complex tensors are converted, as
-            `numpy.ndarray.astype` does. Whole numbers and booleans stay what they are.
-        packed: Whether all arrays of one element type are in one block of memory, which is given back with
-            the last of them, or when one is released. A program that takes them all then depends on one
-            block, and not on hundreds: its calls are shorter.
-        progress: Called in the loop's thread, with the bytes of the files that are on the device, and of
-            all. An error of it ends the loading.
+        dtype: The floating dtype to which floating and complex tensors are converted, as
+            `numpy.ndarray.astype` does. Integers and booleans stay unchanged.
+        packed: Whether all arrays with the same dtype share a block of memory, which is released with the
+            last of them, or when one is released. A program that takes them all then depends on one block
+            instead of hundreds, which makes its calls faster.
+        progress: Called in the loop's thread, with the bytes of the files that are on the device, and of all.
+            An error in it ends the loading.
 
     Returns:
-        The arrays by name, C-contiguous. If the call fails or is cancelled, nothing is left of them.
+        The arrays by name, C-contiguous. If the call fails or is cancelled, all of them are released.
 
     Raises:
-        WeightsError: A file is cut off, damaged, no safetensors file, or was changed meanwhile.
+        WeightsError: A file is cut off, damaged, not a safetensors file, or was changed meanwhile.
         OSError: A file cannot be opened or read.
-        ValueError: The files hold no tensor of a name that is wanted.
-        TypeError: `dtype` is no floating or complex type, or would drop imaginary parts.
-        NotSupportedError: A tensor has an element type that devices do not have.
-        OutOfMemoryError: The device has not so much memory; as far as it can be known, nothing was made.
+        ValueError: The files lack a tensor with a wanted name.
+        TypeError: `dtype` is not a floating or complex type, or would drop imaginary parts.
+        NotSupportedError: A tensor has an element type that devices do not support.
+        OutOfMemoryError: The device lacks memory; as far as that is known in advance, nothing was allocated.
         ContextLostError, StaleRefError: The context was lost too often meanwhile.
         DeviceLostError: The device is closed, or gave up.
     """
@@ -126,7 +126,7 @@ async def load(
 
 @attrs.frozen
 class _Tensor:
-    """A tensor to be loaded, from which file, and as what."""
+    """A tensor to load, its file, and the dtype to convert it to."""
 
     file: OpenFile
     info: TensorInfo
@@ -135,7 +135,7 @@ class _Tensor:
 
 @attrs.define(eq=False)
 class _Buffer:
-    """Host memory of one piece, and the operation that takes it to the device."""
+    """Host memory of one piece, and the operation that copies it to the device."""
 
     memory: npt.NDArray[np.uint8]
     pending: Pending[AccelRef] | None = None
@@ -144,7 +144,7 @@ class _Buffer:
 
 @attrs.define(eq=False)
 class _Loading:
-    """One try to load tensors."""
+    """One attempt to load tensors."""
 
     _device: Device
     _files: OpenFiles
@@ -154,11 +154,11 @@ class _Loading:
     _progress: Progress | None = attrs.field(kw_only=True, alias="progress")
     _total: int = attrs.field(init=False)
     _done: int = 0
-    # Blocks of memory as arrays of one axis; and of each tensor its block and its first element.
+    # Blocks of memory as 1-d arrays; and for each tensor its block and its first element.
     _sizes: dict[_Block, int] = attrs.field(factory=dict[_Block, int])
     _places: dict[str, tuple[_Block, int]] = attrs.field(init=False)
     _blocks: dict[_Block, AccelRef] = attrs.field(factory=dict[_Block, AccelRef])
-    # A piece of a tensor that is converted, as it is in the file.
+    # A piece of a tensor before its conversion, as it is in the file.
     _raw: npt.NDArray[np.uint8] = attrs.field(factory=lambda: np.empty(0, np.uint8), init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -166,7 +166,7 @@ class _Loading:
         self._places = {tensor.info.name: self._place(tensor) for tensor in self._tensors}
 
     async def run(self) -> Weights:
-        """Load them all, or leave nothing."""
+        """Load all tensors, or release everything."""
         await self._check_memory()
         try:
             await self._load_all()
@@ -181,7 +181,7 @@ class _Loading:
         )
 
     def _place(self, tensor: _Tensor) -> tuple[_Block, int]:
-        """Place of a tensor: in a block of its own, or behind those of its dtype."""
+        """Return a tensor's place: in a separate block, or after the earlier tensors of its dtype."""
         block = (tensor.dtype.value, "" if self._packed else tensor.info.name)
         step = _ALIGNMENT // tensor.dtype.itemsize
         start = -(-self._sizes.get(block, 0) // step) * step
@@ -193,11 +193,11 @@ class _Loading:
         return self._blocks[block][start : start + info.size].reshape(info.shape)
 
     async def _check_memory(self) -> None:
-        """Refuse what the device cannot hold, before anything is made."""
+        """Refuse to load more than the device can hold, before anything is allocated."""
         wanted = sum(count * DType(dtype).itemsize for (dtype, _), count in self._sizes.items())
         memory = (await self._device.statistics()).memory
         if wanted > memory.limit - memory.used:
-            # Some may have been let go and not been given back.
+            # Some memory may be released but not freed yet.
             await self._device.synchronize()
             memory = (await self._device.statistics()).memory
         free = max(memory.limit - memory.used, 0)
@@ -213,7 +213,9 @@ class _Loading:
             )
 
     async def _load_all(self) -> None:
-        size = min(_PIECE, max((_bytes_of(tensor, tensor.info.size) for tensor in self._tensors), default=0))
+        size = min(
+            _CHUNK_BYTES, max((_bytes_of(tensor, tensor.info.size) for tensor in self._tensors), default=0)
+        )
         buffers = [_Buffer(self._device.host_empty(size, "uint8")) for _ in range(_BUFFERS)]
         if any(tensor.dtype is not tensor.info.dtype for tensor in self._tensors):
             self._raw = np.empty(size, np.uint8)
@@ -228,7 +230,7 @@ class _Loading:
             try:
                 await self._put(tensor, host, start, buffer)
             except StaleRefError:
-                # A piece before it has failed, or the context was lost: that error is to be told.
+                # An earlier piece has failed, or the context was lost, and the caller should get that error.
                 for other in buffers:
                     await self._settle(other)  # noqa: ASYNC120  # who cancels it needs no error
                 raise
@@ -253,7 +255,7 @@ class _Loading:
             self._progress(self._done, self._total)
 
     async def _put(self, tensor: _Tensor, host: HostArray, start: int, buffer: _Buffer) -> None:
-        """Hand a piece over to the device."""
+        """Submit a piece to the device."""
         block, first = self._places[tensor.info.name]
         part = (slice(first + start, first + start + host.size),)
         made = self._blocks.get(block)
@@ -292,15 +294,15 @@ class _Loading:
 
 
 def _pieces(tensors: Iterable[_Tensor]) -> Iterator[tuple[_Tensor, int, int]]:
-    """Yield the elements of each tensor to load, one piece after the other; of an empty tensor one, too."""
+    """Yield the elements of each tensor in pieces; an empty tensor also has one piece."""
     for tensor in tensors:
-        step = max(1, _PIECE // _bytes_of(tensor, 1))
+        step = max(1, _CHUNK_BYTES // _bytes_of(tensor, 1))
         for start in range(0, max(1, tensor.info.size), step):
             yield tensor, start, min(start + step, tensor.info.size)
 
 
 def _bytes_of(tensor: _Tensor, count: int) -> int:
-    """Return the bytes of so many elements, in the file or on the device, where they take more."""
+    """Return the bytes of `count` elements, in the file or on the device, whichever is larger."""
     return count * max(tensor.info.dtype.itemsize, tensor.dtype.itemsize)
 
 
@@ -362,16 +364,16 @@ class Weights(Mapping[str, AccelRef]):
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """Text by name that the writer of the file has added; the first of several files has its way."""
+        """Texts by name, added by the writer of the file; the first of several files takes precedence."""
         return self._metadata
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all arrays on the device."""
+        """The total bytes of the arrays on the device."""
         return sum(array.nbytes for array in self._arrays.values())
 
     def release(self) -> None:
-        """Give the memory of all arrays back now; see `AccelRef.release`."""
+        """Release the memory of all arrays now; see `AccelRef.release`."""
         for array in self._arrays.values():
             array.release()
 
@@ -387,30 +389,30 @@ async def save(
 ) -> None:
     """Write arrays of a device to a safetensors file, in pieces of 4 MiB.
 
-    The file appears under its name when it is complete; one that was there before is replaced. If the call
-    fails or is cancelled, nothing has changed.
+    The file appears under its name when it is complete, and replaces an existing file. If the call fails or
+    is cancelled, nothing has changed.
 
-    A file that is replaced keeps its mode; a new one has that of the process's umask. A symbolic link stays,
-    and the file to which it points is written. Another hard link keeps the file as it was. What is there and
-    is no regular file, such as a pipe, is refused.
+    A replaced file keeps its mode; a new one gets the mode of the process's umask. A symbolic link stays, and
+    its target is written. Other hard links keep the old file. An existing path other than a regular file,
+    such as a pipe, is refused.
 
     Args:
         path: The file to write.
         arrays: The arrays by name. An array that is not C-contiguous is copied on its device first.
-        metadata: Text by name to be stored with them.
-        progress: Called with the bytes of arrays that are written, and those there are in all.
+        metadata: Texts by name to store with them.
+        progress: Called with the bytes of written arrays, and the total bytes.
 
     Raises:
-        NotSupportedError: The format does not have an element type: complex128.
-        TypeError, ValueError: A name, an array or a text is of another type, or not valid.
-        WeightsError: The path is that of a pipe or a device.
+        NotSupportedError: The format lacks an element type: complex128.
+        TypeError, ValueError: A name, an array or a text has another type, or is invalid.
+        WeightsError: The path belongs to a pipe or a device.
         OSError: The file cannot be written.
-        StaleRefError: An array must not be used any more.
+        StaleRefError: An array is no longer usable.
         ContextLostError, DeviceLostError: The device was lost meanwhile.
     """
     [target] = paths_of(path)
     _check(arrays, metadata or {})
-    # The format's own library writes the largest elements first, too, so that all are aligned.
+    # Like the format's own library, write the largest elements first, so that all are aligned.
     ordered = sorted(arrays.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
     header = encode_header(
         ((name, array.dtype, array.shape, array.nbytes) for name, array in ordered), metadata or {}
@@ -431,7 +433,7 @@ async def _write_all(
     total, done = sum(array.nbytes for array in arrays.values()), 0
     for array in arrays.values():
         flat = (array if array.spec.is_contiguous else await array.copy()).reshape(-1)
-        step = max(1, _PIECE // flat.dtype.itemsize)
+        step = max(1, _CHUNK_BYTES // flat.dtype.itemsize)
         host = flat.device.host_empty(min(step, flat.size), flat.dtype)
         for start in range(0, flat.size, step):
             part = flat[start : start + step]
@@ -456,12 +458,12 @@ def _check(arrays: Mapping[str, object], metadata: Mapping[str, object]) -> None
 
 
 def _make(target: str, header: bytes) -> IO[bytes]:
-    """Make a file beside the target, under a new name, and remove those of processes that were killed."""
+    """Make a file next to the target, with a new name, and remove the files of killed processes."""
     folder, last = os.path.split(target)
     remove_stale(folder or ".", rf"\.{re.escape(last)}\.[0-9a-f]{{16}}")
     name = os.path.join(folder, f".{last}.{secrets.token_hex(8)}")
     mode = _mode_of(target)
-    # From its beginning no more may read it than may read the one before; the umask takes bits away.
+    # From the start, only readers of the old file may read it; the umask removes further bits.
     file = open(  # noqa: SIM115  # closed by who asked
         name,
         "xb",
@@ -479,7 +481,7 @@ def _make(target: str, header: bytes) -> IO[bytes]:
 
 
 def _mode_of(target: str) -> int | None:
-    """Find the permissions of the file that is to be replaced; None if there is none."""
+    """Return the permissions of the file to replace; None without one."""
     try:
         found = os.stat(target).st_mode
     except FileNotFoundError:
@@ -493,7 +495,7 @@ def _mode_of(target: str) -> int | None:
 
 def _discard(file: IO[bytes]) -> None:
     file.close()
-    # If all went well, it has another name by now.
+    # After success, it has already been renamed.
     with suppress(FileNotFoundError):
         os.unlink(file.name)
 

@@ -88,9 +88,8 @@ def test_a_stuck_stream_does_not_hold_up_the_close_and_keeps_its_memory():
     idle.enqueue(lambda: ran.append(True))
     del view, work
     assert entered.wait(PATIENCE)
-    start = time.monotonic()
+    # It is stuck until `go` is set, so a close that returns has not waited for it.
     assert not device.close(0.05)
-    assert time.monotonic() - start < 5
     assert ran == [True]
     assert device.memory().blocks == 0
     assert buffer() is not None  # the stuck work may still write to it
@@ -105,8 +104,9 @@ def test_the_grace_is_for_all_streams_together():
     for number in range(5):
         device.open_stream(f"stuck {number}").enqueue(lambda: go.wait(PATIENCE))
     start = time.monotonic()
-    assert not device.close(0.2)
-    assert 0.2 <= time.monotonic() - start < 0.8
+    assert not device.close(1.5)
+    # clock: five graces, one behind the other, would take 7.5 s
+    assert 1.5 <= time.monotonic() - start < 6.5
     go.set()
     assert device.close(PATIENCE)
 

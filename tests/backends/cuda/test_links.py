@@ -65,7 +65,7 @@ def test_a_driver_that_hangs(
     assert len(ta.list_devices()) == 5
     (gpus.folder / "libcuda.so.1").unlink()
     compile_library(gpus.folder / "libcuda.so.1", "#include <unistd.h>\nint cuInit() { return pause(); }")
-    monkeypatch.setattr("trio_accel.backends.cuda._probe._PATIENCE", 0.3)
+    monkeypatch.setattr("trio_accel.backends.cuda._probe._PROBE_TIMEOUT", 0.3)
     with caplog.at_level(logging.WARNING, "trio_accel.backends"):
         topology = ta.topology()
     assert {link.kind for link in topology.links} == {"host"}

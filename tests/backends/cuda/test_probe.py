@@ -115,7 +115,7 @@ class TestDriver:
     def test_it_hangs(self, machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
         hanging = "#include <unistd.h>\nint cuInit() { return pause(); }"
         compile_library(machine.folder / "libcuda.so.1", hanging)
-        monkeypatch.setattr(_probe, "_PATIENCE", 0.3)
+        monkeypatch.setattr(_probe, "_PROBE_TIMEOUT", 0.3)
         assert refusal().startswith(
             "a process that asked the NVIDIA driver for its GPUs did not answer within"
         )

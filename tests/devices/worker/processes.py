@@ -14,7 +14,7 @@ import trio
 
 PROC = Path("/proc")
 LAUNCHER = "_launcher_process.py"
-_DYING = 2.0
+_DYING = 60.0
 
 
 def everyone() -> Iterator[tuple[int, int, int]]:
@@ -95,7 +95,7 @@ async def wait_dead(*pidfds: int) -> None:
         await trio.lowlevel.wait_readable(pidfd)
 
 
-async def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait for what other processes bring about and tell nobody."""
     with trio.fail_after(seconds):
         while not condition():  # noqa: ASYNC110  # there is nothing to wait for

@@ -14,7 +14,7 @@ import trio
 from chunk_files import sealed
 
 from trio_accel.devices.launcher._launcher import Launcher
-from trio_accel.devices.wire._answers import ANSWERS, KEPT, MEMORY
+from trio_accel.devices.wire._answers import ANSWERS, KEPT_COUNTS, MEMORY
 from trio_accel.devices.wire._channel import Channel, EndOfChannel
 from trio_accel.devices.wire._protocol import ALLOCATIONS, FIRST_WORD, SharedPage
 
@@ -122,7 +122,11 @@ class Puppet:
                 number, [(blocks[position], nbytes) for position, nbytes in self._templates[template][3]]
             )
         elif kind == "call":
-            value = None if rest[1] == "synchronize" else (0, 0, {}, (0,) * len(MEMORY), {}, (0,) * len(KEPT))
+            value = (
+                None
+                if rest[1] == "synchronize"
+                else (0, 0, {}, (0,) * len(MEMORY), {}, (0,) * len(KEPT_COUNTS))
+            )
             self.tell("result", rest[0], value)
         elif kind == "close":
             self.tell("closed")
@@ -168,7 +172,7 @@ class Puppets:
 
     async def wait(self, condition: Callable[[Puppet], object]) -> Puppet:
         """Wait for something that the last of them brings about."""
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not condition(self.last):  # noqa: ASYNC110  # nobody tells
                 await trio.lowlevel.checkpoint()
         return self.last

@@ -208,7 +208,7 @@ class Load:
         await self.wait_begun()
 
     async def wait_begun(self) -> None:
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while True:
                 queues = (await self.device.statistics()).queues
                 if {name: queue.in_flight for name, queue in queues.items() if queue.in_flight} == BEGUN:

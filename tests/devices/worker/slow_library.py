@@ -38,6 +38,7 @@ class _Slow:
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         assert isinstance(spec, linalg.scal.spec)
         if spec.alpha.real > 0:
+            # clock: the time that this work takes decides nothing
             time.sleep(spec.alpha.real)
         else:
             # Through this loader functions are called with the interpreter's lock held.

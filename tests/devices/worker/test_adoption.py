@@ -128,7 +128,7 @@ async def test_what_nobody_adopts_goes_with_the_last_reference(system: ta.System
     assert is_open(descriptor)
     del view
     gc.collect()
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         while is_open(descriptor):  # noqa: ASYNC110  # there is nothing to wait for
             await trio.lowlevel.checkpoint()
     assert descriptors_of(left(old)) == []

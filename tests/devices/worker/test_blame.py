@@ -14,7 +14,7 @@ from processes import until
 
 import trio_accel as ta
 from trio_accel.devices import Operation
-from trio_accel.patterns import Batcher, Call, Replica, ReplicaPool
+from trio_accel.patterns import Batcher, Replica, ReplicaPool, Submit
 from trio_accel.testing import inject_fault
 
 pytestmark = pytest.mark.any_backend
@@ -118,7 +118,7 @@ Devices = tuple[ta.Device, ta.AccelRef, ta.AccelRef]
 
 async def begun(device: ta.Device) -> None:
     """Wait until something is in flight."""
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while True:
             if (await device.statistics()).in_flight:
                 return
@@ -271,7 +271,7 @@ async def test_a_batcher_finds_the_item(system: ta.System, *, suspects: bool) ->
         async def ask(number: int) -> None:
             row = np.full(4, -1.0 if number == 5 else 1.0 + number)
             try:
-                found[number] = await batcher.ask(Call(row))
+                found[number] = await batcher.ask(Submit(row))
             except ta.ContextLostError as error:
                 found[number] = error
 
@@ -299,7 +299,7 @@ async def test_a_batcher_finds_nothing_that_is_bad_only_in_company(system: ta.Sy
         found: dict[int, Any] = {}
 
         async def ask(number: int) -> None:
-            found[number] = await batcher.ask(Call(np.full(4, 1.0 + number)))
+            found[number] = await batcher.ask(Submit(np.full(4, 1.0 + number)))
 
         for number in range(8):
             nursery.start_soon(ask, number)
@@ -330,7 +330,7 @@ async def test_a_bad_request_in_each_replica_of_a_pool(system: ta.System) -> Non
     async def ask_good() -> None:
         nonlocal right
         while True:
-            np.testing.assert_array_equal(await pool.ask(Call("good")), 4.0 * EYE)
+            np.testing.assert_array_equal(await pool.ask(Submit("good")), 4.0 * EYE)
             right += 1
 
     async with trio.open_nursery() as nursery:
@@ -340,7 +340,7 @@ async def test_a_bad_request_in_each_replica_of_a_pool(system: ta.System) -> Non
         # Until each has had one, wherever the pool sends them.
         while min(device.generation for device in devices) == 1 and bad < 40:
             with pytest.raises(ta.ContextPoisonedError) as caught:
-                await pool.ask(Call("bad"))
+                await pool.ask(Submit("bad"))
             assert caught.value.is_to_blame
             bad += 1
             wanted = right + 12

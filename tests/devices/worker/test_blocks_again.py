@@ -77,7 +77,7 @@ async def test_what_was_withdrawn_holds_up_nothing_in_its_block_which_is_known_a
             await wait_all_tasks_blocked()
             gc.collect()
             # It has nothing to do with the array that is leased, nor has what it is written to.
-            with trio.fail_after(5):
+            with trio.fail_after(60):
                 other = await device.put(host)
             assert other.block.id == number
             assert (await other.to_host() == host).all()

@@ -45,7 +45,7 @@ async def balanced(device: ta.Device, blocks: int) -> None:
     await device.synchronize()
     found = await device.statistics()
     assert (found.in_flight, device.pending, found.queues) == (0, 0, {})
-    with trio.fail_after(5):
+    with trio.fail_after(60):
         # What a killed worker may write to is kept until it is dead, and an array until no traceback has it.
         while (await device.statistics()).memory.blocks != blocks:
             gc.collect()
@@ -69,11 +69,12 @@ async def test_a_loop_of_asks_ends_when_it_is_cancelled(system: ta.System, isola
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask)
+            # clock: any moment will do
             await trio.sleep(0.05)
             nursery.cancel_scope.cancel()
             nursery.cancel_scope.shield = True
             try:
-                await until(lambda: not nursery.child_tasks, 2.0)
+                await until(lambda: not nursery.child_tasks, 60.0)
             finally:
                 ended.set()
 
@@ -92,17 +93,19 @@ async def test_a_queued_request_is_withdrawn_and_never_runs(system: ta.System) -
     """One is with the worker, the others wait in the application."""
     async with system.open_device(BACKEND, options=options(in_flight=1)) as device:
         x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
-        delay = ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.4)
+        delay = ta.testing.inject_fault(device, ta.linalg.Scal, delay=1.5)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ta.linalg.scal, 2.0, x)
             await wait_in_flight(device, 1)
-            start = trio.current_time()
-            with trio.move_on_after(0.05) as scope:
+            with trio.CancelScope() as scope:
                 async with trio.open_nursery() as inner:
                     inner.start_soon(ta.linalg.scal, 5.0, y)
                     inner.start_soon(ta.linalg.scal, 7.0, y)
+                    await wait_all_tasks_blocked()
+                    scope.cancel()
             assert scope.cancelled_caught
-            assert trio.current_time() - start < 0.3
+            # They have not waited for the one that is with the worker.
+            assert len(nursery.child_tasks) == 1
         assert delay.hit == 1
         assert (await x.to_host()).tolist() == [2.0] * 3
         assert (await y.to_host()).tolist() == [1.0] * 3
@@ -145,12 +148,12 @@ async def test_past_the_grace_the_asker_goes_and_the_operation_goes_on(system: t
     async with system.open_device(BACKEND, options=options(cancel_grace=0.1)) as device:
         x, y = await device.put(np.ones(3)), await device.put(np.ones(3))
         process = device.dispatch.process
-        ta.testing.inject_fault(device, ta.linalg.Axpy, delay=0.6)
+        ta.testing.inject_fault(device, ta.linalg.Axpy, delay=2.5)
         with trio.CancelScope() as scope:
             async with cancelled_in_flight(device, scope) as cancelled_at:
                 await ta.linalg.axpy(2.0, x, y)
         assert scope.cancelled_caught
-        assert 0.1 <= trio.current_time() - cancelled_at[0] < 0.5
+        assert trio.current_time() - cancelled_at[0] >= 0.1
         used = (await device.statistics()).memory.blocks
         del x
         found = await device.statistics()
@@ -219,10 +222,10 @@ async def test_one_call_waits_for_what_it_has_begun(system: ta.System, isolation
     async with system.open_device(BACKEND, options=options(isolation=isolation)) as device:
         x = await device.put(np.ones(3))
         ta.testing.inject_fault(device, ta.linalg.Scal, delay=0.3)
-        with trio.CancelScope() as scope, ta.cancel_grace(30.0):
-            async with cancelled_in_flight(device, scope) as cancelled_at:
+        # Whoever waited for the whole grace would wait until the test's own time limit.
+        with trio.CancelScope() as scope, ta.cancel_grace(3000.0):
+            async with cancelled_in_flight(device, scope):
                 assert await ta.linalg.scal(2.0, x) is x
-        assert trio.current_time() - cancelled_at[0] < 5
         assert (await x.to_host()).tolist() == [2.0] * 3
 
 
@@ -392,7 +395,7 @@ async def test_a_lease_that_is_cancelled_in_its_turn(system: ta.System) -> None:
         await balanced(device, 1)
 
 
-@pytest.mark.parametrize(("finish", "grace"), [(60.0, 1.0), (0.5, 10.0)])
+@pytest.mark.parametrize(("finish", "grace"), [(1000.0, 1.0), (0.5, 1000.0)])
 async def test_a_device_that_closes_lets_what_runs_finish_within_its_grace(
     system: ta.System, finish: float, grace: float
 ) -> None:
@@ -410,12 +413,9 @@ async def test_a_device_that_closes_lets_what_runs_finish_within_its_grace(
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask, device.ask, ta.linalg.Scal(2.0, x))
         await wait_in_flight(device, 1)
-        start = trio.current_time()
         await device.close()
-        took = trio.current_time() - start
+    # Whoever waited for the longer of both would wait until the test's own time limit.
     if finish < grace:
         assert found == [x]
-        assert took < grace
     else:
         assert [type(outcome) for outcome in found] == [ta.DeviceLostError]
-        assert took < grace + 3.0

@@ -329,7 +329,7 @@ async def test_a_cancelled_start_leaves_nothing(workshop: Launcher, begun: bool)
             os.kill(process, signal.SIGCONT)
     # Nobody else holds the end of the pipe: those that did are dead and reaped.
     os.close(writer)
-    with trio.fail_after(2):
+    with trio.fail_after(60):
         await trio.lowlevel.wait_readable(reader)
     assert os.read(reader, 1) == b""
     os.close(reader)

@@ -165,7 +165,7 @@ async def test_what_ends_every_process_that_opens_it_is_not_opened_ahead_for_eve
         (noted.folder / "exit-fft").touch()
         device.dispatch.process.kill()  # type: ignore[attr-defined]
         is_read = False
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             while not is_read or FFT in device.dispatch._pool.in_use.paths:  # type: ignore[attr-defined]
                 with suppress(ta.ContextLostError):
                     is_read = (await x.to_host()).tolist() == [1.0] * 3 and device.generation > 1

@@ -41,7 +41,7 @@ async def test_an_opening_that_finds_the_context_lost_ends_what_is_in_flight(
     chosen = options(isolation=isolation, retry=0)
     async with system.open_device(BACKEND, options=chosen) as device:
         x, spectrum = await hanging(device)
-        with trio.fail_after(4):
+        with trio.fail_after(60):
             with pytest.raises(ta.ContextPoisonedError, match="waited for its library to be opened"):
                 await device.ask(broken_library.Negate(x))
             with pytest.raises(ta.ContextLostError, match="in flight"):
@@ -54,7 +54,7 @@ async def test_an_opening_is_a_suspect_beside_what_is_in_flight(system: ta.Syste
     async with system.open_device(BACKEND, options=options(retry=1)) as device:
         x, spectrum = await hanging(device)
         squares = [device.submit(broken_library.Square(x)) for _ in range(3)]
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             # The spectrum has run again without a fault, so it was the opening.
             with pytest.raises(ta.ContextPoisonedError, match="no other operation can have") as caught:
                 await squares[0].wait()
@@ -70,7 +70,7 @@ async def test_an_opening_is_a_suspect_beside_what_is_in_flight(system: ta.Syste
 async def test_an_opening_that_loses_each_context_ends_no_other_request(system: ta.System) -> None:
     async with system.open_device(BACKEND, options=options(retry=1)) as device:
         x, spectrum = await hanging(device)
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             with pytest.raises(ta.ContextLostError):
                 await device.ask(broken_library.SquareInVain(x))
             await spectrum.wait()
@@ -86,7 +86,7 @@ async def test_a_library_that_fails_too_often_ends_what_is_in_flight(
     async with system.open_device(BACKEND, options=chosen) as device:
         x, spectrum = await hanging(device)
         inject_fault(device, ta.linalg.Matmul, fail=RuntimeError("a bug"), count=2)
-        with trio.fail_after(4):
+        with trio.fail_after(60):
             for _ in range(2):
                 with pytest.raises(ta.ActorFailedError, match="a bug"):
                     await ta.linalg.matmul(x, x)
@@ -144,10 +144,11 @@ async def test_first_uses_while_bad_requests_lose_the_context(system: ta.System,
             bad = ta.fft.Fft(y)
             await device.ask(bad)
             inject_fault(device, ta.fft.Fft, poison=True, again=True, count=2)
-            with trio.fail_after(15):
+            with trio.fail_after(60):
                 async with trio.open_nursery() as nursery:
 
                     async def ask_bad(late: float = late, device: ta.Device = device, bad: Any = bad) -> None:
+                        # clock: any moment will do
                         await trio.sleep(late)
                         with pytest.raises(ta.ContextPoisonedError):
                             await device.ask(bad)

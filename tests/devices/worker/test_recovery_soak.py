@@ -140,6 +140,7 @@ class Client:
             again = self.device.submit(ta.fft.Irfft(transform.value))
             product = self.device.submit(ta.linalg.Matmul(again.value, array.ref))
         except ta.QueueFullError:
+            # clock: any moment will do
             await trio.sleep(0.01)
             return
         np.testing.assert_allclose(
@@ -150,6 +151,7 @@ class Client:
     async def lease(self) -> None:
         array = self.any()
         async with array.ref.lease() as view:
+            # clock: any moment will do
             await trio.sleep(self.random.choice([0.0, 0.001]))
             np.testing.assert_array_equal(view, array.host)
 
@@ -227,7 +229,7 @@ async def test_everything_at_once(system: ta.System, seconds: float) -> None:
         print(dict(outcomes), dict(hits), f"generation {device.generation}")
         check_outcomes(outcomes, parts=1)
         assert device.generation > 3
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await settled(device)
             for client in clients:
                 for array in client.arrays:
@@ -236,7 +238,7 @@ async def test_everything_at_once(system: ta.System, seconds: float) -> None:
         held = sum(array.ref.nbytes for client in clients for array in client.arrays)
         blocks = sum(len(client.arrays) for client in clients)
         gc.collect()
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             await wait_idle(device)
         await device.synchronize()
         found = await device.statistics()

@@ -54,7 +54,7 @@ async def test_a_fault_beside_an_operation_that_is_held(system: ta.System, how: 
         held = device.submit(ta.linalg.Scal(2.0, x))
         await wait_in_flight(device, 1)
         ta.testing.inject_fault(device, ta.random.Bits, poison=True, how=how)
-        with trio.fail_after(10), pytest.raises(ta.ContextLostError):
+        with trio.fail_after(60), pytest.raises(ta.ContextLostError):
             await device.ask(ta.random.Bits(1, 0, (4,)))
         with pytest.raises(ta.ContextLostError):
             await held.wait()
@@ -73,11 +73,11 @@ async def test_a_loss_that_the_device_did_not_report_is_waited_for(system: ta.Sy
             writing = device.submit(ta.linalg.Scal(2.0, await device.put(np.ones(1 << 12))))
             await wait_in_flight(device, 1)
             ta.testing.inject_fault(device, ta.linalg.Nrm2, fail=ta.ContextPoisonedError("it says so"))
-            with trio.fail_after(10), pytest.raises(ta.ContextLostError):
+            with trio.fail_after(60), pytest.raises(ta.ContextLostError):
                 await device.ask(ta.linalg.Nrm2(np.ones(3)))
             with pytest.raises(ta.ContextLostError):
                 await writing.wait()
-            with trio.fail_after(10):
+            with trio.fail_after(60):
                 await wait_generation(device, generation + 1)
             assert before.is_dead
 
@@ -183,7 +183,7 @@ async def test_a_spare_that_is_stopped_does_not_hold_up_the_device(system: ta.Sy
         (spare,) = workers(launcher()) - {device.dispatch.process.pid}
         os.kill(spare, signal.SIGSTOP)
         await kill(device)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             x = await device.put(np.ones(3))
         assert (await x.to_host()).tolist() == [1.0] * 3
 
@@ -258,7 +258,7 @@ async def test_the_death_of_the_launcher_is_one_loss(system: ta.System) -> None:
         pending = device.submit(ta.linalg.Scal(2.0, y))
         await wait_in_flight(device)
         os.kill(pid, signal.SIGKILL)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             await wait_dead(*pidfds)
             with pytest.raises(ta.ContextLostError):
                 await pending.wait()
@@ -273,7 +273,7 @@ async def test_the_death_of_the_launcher_is_one_loss(system: ta.System) -> None:
 async def opened_in_vain(system: ta.System, **changes: Any) -> BaseException:
     """What opening a device fails with; it leaves nothing, and is bounded."""
     before = descriptors()
-    with trio.fail_after(15), pytest.raises(BaseException) as caught:  # noqa: PT011  # see the caller
+    with trio.fail_after(60), pytest.raises(BaseException) as caught:  # noqa: PT011  # see the caller
         await system.open_device(BACKEND, options=options(**changes))
     assert [node.name for node in system.tree().children if node.name != "launcher"] == []
     left = set(descriptors().items()) - set(before.items())
@@ -356,7 +356,7 @@ async def test_a_device_whose_next_worker_cannot_start_is_given_up(
     monkeypatch.setattr(sys, "executable", str(program))
     device.dispatch.process.kill()
     await until(lambda: device.dispatch.process is None)
-    with trio.fail_after(10), pytest.raises(ta.DeviceLostError, match="given up"):
+    with trio.fail_after(60), pytest.raises(ta.DeviceLostError, match="given up"):
         await ta.linalg.scal(2.0, x)
     await device.close()
     assert workers(launcher()) == set()
@@ -393,12 +393,13 @@ async def test_an_interrupt_that_hits_the_connection_leaves_nobody_waiting(
         ):
             for _ in range(4):
                 nursery.start_soon(ask, device)
+            # clock: any moment will do
             await trio.sleep(0.1)
             is_armed = True
             await trio.sleep_forever()
 
     monkeypatch.setattr(Channel, "receive", interrupted)
-    with trio.fail_after(10), pytest.raises(BaseExceptionGroup) as caught:  # noqa: ASYNC401  # checked below, at any depth
+    with trio.fail_after(60), pytest.raises(BaseExceptionGroup) as caught:  # noqa: ASYNC401  # checked below, at any depth
         await program()
     assert caught.group_contains(KeyboardInterrupt)
     assert len(found) == 4

@@ -216,7 +216,7 @@ async def test_each_descriptor_of_a_new_worker_may_be_the_one_too_many(
         before = descriptors()
         monkeypatch.setattr(_pool.WorkerPool, "_start", short)
         device.dispatch.process.kill()
-        with trio.fail_after(30):
+        with trio.fail_after(60):
             assert (await x.to_host()).tolist() == [0.0, 1.0, 2.0]
         assert device.generation == 2
         await until(lambda: len(descriptors()) <= len(before))

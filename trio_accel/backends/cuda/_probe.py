@@ -22,8 +22,8 @@ from . import _probe_process
 
 _PROGRAM = Path(_probe_process.__file__)
 _MODULE = Path("/sys/module/nvidia/version")
-_PATIENCE = 60.0
-_LOOK = "see what `nvidia-smi` and the system's log say"
+_PROBE_TIMEOUT = 60.0
+_LOG_ADVICE = "see what `nvidia-smi` and the system's log say"
 _OLDEST = 12000
 _UUID_DIGITS = 32
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -44,7 +44,7 @@ _ADVICE = {
     "CUDA_ERROR_COMPAT_NOT_SUPPORTED_ON_DEVICE": (
         "CUDA's folder `compat` is in use and not made for this GPU: take it out of LD_LIBRARY_PATH"
     ),
-    "CUDA_ERROR_UNKNOWN": f"load its kernel module anew, or reboot; {_LOOK}",
+    "CUDA_ERROR_UNKNOWN": f"load its kernel module anew, or reboot; {_LOG_ADVICE}",
 }
 _PASSING = {"CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_SYSTEM_NOT_READY"}
 
@@ -128,7 +128,7 @@ def _probe(visible: str | None, is_worker: bool) -> Probe:
     try:
         answer = ask("probe", {"tries_contexts": True})
     except ChildError as error:
-        return Probe(reason=f"a process that asked the NVIDIA driver for its GPUs {error}; {_LOOK}")
+        return Probe(reason=f"a process that asked the NVIDIA driver for its GPUs {error}; {_LOG_ADVICE}")
     return _understood(answer, visible)
 
 
@@ -162,7 +162,7 @@ def _no_driver(detail: str) -> str:
 def _refusal(name: str, visible: str | None) -> str:
     if name in ("CUDA_ERROR_NO_DEVICE", "CUDA_ERROR_INVALID_DEVICE"):
         return _none(visible)
-    return f"the NVIDIA driver does not start ({name}): {_ADVICE.get(name, _LOOK)}"
+    return f"the NVIDIA driver does not start ({name}): {_ADVICE.get(name, _LOG_ADVICE)}"
 
 
 def _none(visible: str | None) -> str:
@@ -212,7 +212,7 @@ def _why_not(device: dict[str, Any]) -> str | None:
     if device["context"] == "CUDA_ERROR_DEVICE_UNAVAILABLE":
         return taken(name)
     if device["context"] is not None:
-        return f"the {name} takes no context ({device['context']}); {_LOOK}"
+        return f"the {name} takes no context ({device['context']}); {_LOG_ADVICE}"
     if device["has_virtual_memory"] != 1:
         return f"the {name} has no virtual memory management, which arrays are placed by"
     return None
@@ -255,10 +255,10 @@ def ask(function: str, arguments: Mapping[str, object], path: Sequence[str] = ()
     except OSError as error:
         raise ChildError(f"could not be started ({error})") from error
     try:
-        out, err = process.communicate(question, timeout=_PATIENCE)
+        out, err = process.communicate(question, timeout=_PROBE_TIMEOUT)
     except subprocess.TimeoutExpired:
         _end(process)
-        raise ChildError(f"did not answer within {_PATIENCE:g} s") from None
+        raise ChildError(f"did not answer within {_PROBE_TIMEOUT:g} s") from None
     except BaseException:
         _end(process)
         raise

@@ -67,7 +67,7 @@ LIBRARIES: Mapping[str, LibraryEntry] = {
 }
 """By the names that library actors have for them."""
 
-_WHOLE = frozenset(
+_INTEGER_DTYPES = frozenset(
     {DType.bool, DType.int8, DType.uint8, DType.int32, DType.uint32, DType.int64, DType.uint64}
 )
 _FLOATING = frozenset({DType.float16, DType.bfloat16, DType.float32, DType.float64})
@@ -78,11 +78,11 @@ NCCL = CollectiveLibrary(
     package="nccl",
     missing="nccl4py is not installed, which the extras cuda13 and cuda12 have",
     reductions={
-        "sum": _WHOLE | _FLOATING | _COMPLEX,
-        "prod": _WHOLE | _FLOATING,
+        "sum": _INTEGER_DTYPES | _FLOATING | _COMPLEX,
+        "prod": _INTEGER_DTYPES | _FLOATING,
         # Extremes of floating numbers are left out: where one is NaN, NCCL takes the other, and NumPy NaN.
-        "min": _WHOLE,
-        "max": _WHOLE,
+        "min": _INTEGER_DTYPES,
+        "max": _INTEGER_DTYPES,
         "mean": _FLOATING | _COMPLEX,
     },
 )

@@ -1,4 +1,4 @@
-"""Kinds of failures: the one table of what an exception says; and what the system is short of for a while."""
+"""Classes of failures: the only table of exceptions; and temporary shortages of the system."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from ...backends.base import (
 
 
 class WithdrawnError(Exception):
-    """An operation was taken back before its launch; the code that took it back expects this."""
+    """An operation was withdrawn before its launch. The code that withdrew it expects this."""
 
 
 class FailureClass(enum.Enum):
-    """Effect of a failure while enqueueing or executing on the engine."""
+    """The effect of a failure while the engine enqueues or executes."""
 
     REFUSED = "refused"
-    """The library did not do it: the asker's problem."""
+    """The library did not do it: the caller gets the error."""
     RESOURCE = "resource"
-    """Something ran out: the asker's problem."""
+    """A resource ran out: the caller gets the error."""
     SUSPECT = "suspect"
-    """The library's state cannot be trusted: its actor restarts."""
+    """The state of the library is unreliable, so its actor restarts."""
     CONTEXT_LOST = "context lost"
-    """The context cannot be used any more: it is replaced."""
+    """The context is unusable, so it is replaced."""
 
 
 _TABLE: tuple[tuple[type[Exception], FailureClass], ...] = (
@@ -46,14 +46,14 @@ _TABLE: tuple[tuple[type[Exception], FailureClass], ...] = (
     (NotSupportedError, FailureClass.REFUSED),
     (StaleRefError, FailureClass.REFUSED),
     (InputFailedError, FailureClass.REFUSED),
-    # The operation was not started: the asker sends it to the next actor.
+    # The operation was not started, so the caller sends it to the next actor.
     (ActorStoppedError, FailureClass.REFUSED),
     (WithdrawnError, FailureClass.REFUSED),
 )
 
 
 def classify(error: Exception) -> FailureClass:
-    """Find the class of a failure; what is not in the table makes the library suspect."""
+    """Return the class of a failure. Exceptions outside of the table make the library suspect."""
     for cls, failure in _TABLE:
         if isinstance(error, cls):
             return failure
@@ -61,12 +61,12 @@ def classify(error: Exception) -> FailureClass:
 
 
 def leaves_unchanged(error: BaseException | None) -> bool:
-    """Tell whether a failed operation has left alone all that it may change."""
+    """Return whether a failed operation has left all its arrays unchanged."""
     return isinstance(error, Refused) and error.is_unchanged
 
 
 def damage_to_memory(error: BaseException | None) -> ContextLostError | None:
-    """Find the hardware's report on its memory, among an error and its causes."""
+    """Return the hardware's report on its memory, among an error and its causes."""
     losses = (each for each in _with_causes(error) if isinstance(each, ContextLostError))
     return next((loss for loss in losses if loss.is_memory_damaged), None)
 
@@ -76,14 +76,14 @@ def lost(
 ) -> ContextLostError | DeviceLostError:
     """Make the error of an operation, or of a lease, that ends with its context; see `locate`.
 
-    It is poisoned where the device has said so, in the cause or one of its causes.
+    It is a `ContextPoisonedError` if the cause or one of its causes is.
 
     Args:
-        cause: Error of the loss.
-        state: Where the operation was, as a part of a sentence.
+        cause: The error of the loss.
+        state: The state of the operation, as a part of a sentence.
         advice: What to do next.
-        is_closing: Whether the device closes: then no context follows, and there is no advice.
-        why: Text by which the operation is to blame for the loss; empty if it is not.
+        is_closing: Whether the device is closing. Then no context follows, and there is no advice.
+        why: The text that blames the operation for the loss; empty if it is not to blame.
     """
     if is_closing:
         return DeviceLostError(f"the device was closed while this operation {state}")
@@ -96,18 +96,18 @@ def lost(
 
 IN_FLIGHT = "was in flight"
 OPENING = "waited for its library to be opened"
-"""States of an operation that is lost; see `lost`."""
+"""The states of a lost operation; see `lost`."""
 
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error, its cause, the cause of that, and so on."""
+    """Yield an error and its chain of causes."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def locate(error: Exception, *, device: str, operation: str, generation: int) -> None:
-    """Fill in where an error happened, unless it says so itself."""
+    """Add the place of an error, unless it already has it."""
     if isinstance(error, AccelError):
         error.device = error.device or device
         error.operation = error.operation or operation
@@ -116,21 +116,21 @@ def locate(error: Exception, *, device: str, operation: str, generation: int) ->
 
 
 _FILES = frozenset({errno.EMFILE, errno.ENFILE})
-_SHORT = _FILES | frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
+_EXHAUSTION_ERRNOS = _FILES | frozenset({errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS})
 
 
 def is_shortage(error: BaseException | None) -> bool:
-    """Tell whether an error, or what caused it, may be gone in a moment: nothing is wrong with a worker."""
-    return any(isinstance(each, OSError) and each.errno in _SHORT for each in _with_causes(error))
+    """Return whether an error or a cause of it is temporary, so that nothing is wrong with a worker."""
+    return any(isinstance(each, OSError) and each.errno in _EXHAUSTION_ERRNOS for each in _with_causes(error))
 
 
 def is_out_of_files(error: OSError) -> bool:
-    """Tell whether an error says that too many files are open."""
+    """Return whether an error means too many open files."""
     return error.errno in _FILES
 
 
 def lost_descriptors() -> OSError:
-    """Make the error of descriptors that another process sent, and that this one had no room for."""
+    """Make the error for descriptors from another process that this process could not hold."""
     return OSError(errno.EMFILE, "Too many open files: descriptors that the peer sent were lost")
 
 
@@ -138,8 +138,8 @@ def out_of_descriptors(nbytes: int, error: OSError) -> OutOfMemoryError:
     """Make the error of a request for memory that this process cannot hold or map.
 
     Args:
-        nbytes: How much it is.
-        error: Error of the system.
+        nbytes: The size of the memory.
+        error: The error of the system.
     """
     limit = "open files (ulimit -n)" if is_out_of_files(error) else "addresses (ulimit -v)"
     failed = OutOfMemoryError(

@@ -1,4 +1,4 @@
-"""Memory of the host that a device transfers from and to by itself: its pool, registration, and copies."""
+"""Host memory that a device transfers from and to on its own: its pool, registration, and copies."""
 
 from __future__ import annotations
 
@@ -38,27 +38,27 @@ from ._bridge import LoopNotifier
 from ._errors import is_out_of_files, out_of_descriptors
 from ._waits import Arrival
 
-# The unit in which memory is given out: whole pages, so that no two arrays share one.
+# The unit of allocation is a whole page, so that no two arrays share one.
 _PAGE = 4096
 _FIRST = 64 << 20
 _LARGEST = 256 << 20
-# D32: empty slabs are cached up to a share of the host's memory, within these bounds. To make a
-# gigabyte, to register it with the driver and to unregister it takes longer than to copy it.
+# D32: empty slabs are cached up to a share of the host's memory, within these limits. Making a gigabyte,
+# registering it with the driver and unregistering it takes longer than copying it.
 _CACHE_SHARE, _CACHE_LEAST, _CACHE_MOST = 32, 256 << 20, 2 << 30
-_MOST = 512
-# Dropped pieces go back with the next array, or soon if they are large or many.
-_LARGE = 1 << 20
-_MANY = 64
+_MAX_SLABS = 512
+# Dropped regions are freed with the next array, or soon if they are large or there are many.
+_LARGE_PIECE_BYTES = 1 << 20
+_MAX_DROPPED_PIECES = 64
 
 
 @attrs.frozen(eq=False)
 class Slab:
-    """A piece of memory for several arrays. It is unmapped when the last array over it is gone.
+    """A piece of memory for several arrays. It is unmapped when the last array over it is dropped.
 
     Attributes:
         number: Its id in the pool.
-        memory: All of it.
-        address: Where it starts.
+        memory: The memory.
+        address: Its start address.
         descriptor: Its file descriptor for other processes; None if it is not shared.
     """
 
@@ -69,16 +69,16 @@ class Slab:
 
     @property
     def nbytes(self) -> int:
-        """Its size."""
+        """The size of the slab."""
         return self.memory.nbytes
 
 
 @attrs.define(eq=False)
 class Region:
-    """Memory for one array, in a slab: it goes back to the pool when nothing refers to it any more.
+    """Memory for one array in a slab. It returns to the pool when nothing refers to it.
 
-    NumPy keeps what an array was made of as its base. It keeps only the first of a chain of arrays, so
-    that cannot be an array itself: every view of whatever depth holds on to this.
+    NumPy keeps the origin of an array alive as its base. In a chain of arrays it keeps only the first, so the
+    origin must not be an array itself: every view, however deep, keeps this object alive.
     """
 
     _number: int
@@ -110,21 +110,21 @@ _ADDRESS = attrgetter("address")
 
 
 class HostPool:
-    """Arrays of the host in a few large pieces of memory, which are registered with the device (D11).
+    """Host arrays in a few large pieces of memory, which are registered with the device (D11).
 
-    To register memory with a device takes long, so slabs are cached and used again. They grow by doubling;
-    a large array has one alone. Arrays outlive the pool: when that is closed, it only forgets them.
+    Registering memory takes long, so slabs are cached and reused. Their size doubles; a large array has its
+    own slab. Arrays outlive the pool: closing it only forgets them.
 
-    Everything but the end of an array happens on the Trio thread, protected from Ctrl-C (D16): the calls may
-    come from the program's own tasks.
+    Everything except the end of an array happens on the Trio thread, protected from Ctrl-C (D16), because the
+    program's own tasks may make the calls.
 
     Args:
-        is_shared: Whether other processes are to have the memory.
+        is_shared: Whether other processes need the memory.
 
     Attributes:
         slabs: The slabs by id.
-        on_make: Called with each slab that is made.
-        on_drop: Called with each one that is given back; it has no array any more.
+        on_make: Called with each new slab.
+        on_drop: Called with each slab that is freed; it no longer contains arrays.
     """
 
     def __init__(self, *, is_shared: bool) -> None:
@@ -135,17 +135,16 @@ class HostPool:
         self._is_shared = is_shared
         cache = min(max(_CACHE_LEAST, total_bytes() // _CACHE_SHARE), _CACHE_MOST)
         self._allocator = ChunkAllocator(
-            self._make, self._give_back, first=_FIRST, largest=_LARGEST, keep=cache, most=_MOST
+            self._make, self._give_back, first=_FIRST, largest=_LARGEST, keep=cache, most=_MAX_SLABS
         )
         self._slab_numbers = itertools.count(1)
         self._region_numbers = itertools.count(1)
-        # Slabs are sorted by their addresses.
+        # Sorted by address.
         self._sorted: list[Slab] = []
         self._dropped: deque[int] = deque()
-        # The copy of each array of the program, by its id; it lives as long as the array. The reference
-        # tells.
+        # The copy of each program array, by its `id`. The weak reference removes it with the array.
         self._copies: dict[int, tuple[weakref.ref[HostArray], HostArray]] = {}
-        # Regions up to this number may still be written to, and those of them that were dropped meanwhile.
+        # Devices may still write to regions up to this number; below, the dropped regions among them.
         self._unsure = 0
         self._held_back: list[int] = []
         self._is_notified = False
@@ -153,29 +152,29 @@ class HostPool:
 
     @property
     def used(self) -> int:
-        """Bytes that arrays take, those included that were dropped since the last one was made."""
+        """The bytes of all arrays, including arrays dropped since the last one was made."""
         return self._allocator.used
 
     @property
     def reserved(self) -> int:
-        """Bytes of all slabs."""
+        """The bytes of all slabs."""
         return self._allocator.reserved
 
     def empty(self, shape: Ints, dtype: np.dtype[Any]) -> HostArray:
-        """Make an array, not initialised.
+        """Make an uninitialised array.
 
         Raises:
-            MemoryError: The machine has not so much.
+            MemoryError: The machine does not have enough memory.
         """
         nbytes = math.prod(shape) * dtype.itemsize
         return self.region(nbytes).array(shape, dtype) if nbytes else np.empty(shape, dtype)
 
     @enable_ki_protection
     def region(self, nbytes: int) -> Region:
-        """Take memory.
+        """Allocate memory.
 
         Raises:
-            MemoryError: The machine has not so much.
+            MemoryError: The machine does not have enough memory.
         """
         self.drain()
         number = next(self._region_numbers)
@@ -187,10 +186,10 @@ class HostPool:
         return Region(number, self.slabs[place.chunk], place.offset, nbytes, self._drop)
 
     def stage(self, nbytes: int) -> Region:
-        """Take memory by way of which an array travels.
+        """Allocate memory for the transit of an array.
 
         Raises:
-            OutOfMemoryError: The machine has not so much, or there are too many open files.
+            OutOfMemoryError: The machine does not have enough memory, or there are too many open files.
         """
         try:
             return self.region(nbytes)
@@ -207,10 +206,10 @@ class HostPool:
             ) from error
 
     def find(self, array: HostArray) -> tuple[int, int] | None:
-        """Find an array: id of the slab, and bytes from its start to the first element.
+        """Return the slab id of an array, and the byte offset of its first element.
 
         Returns:
-            None if not all of it is in one slab.
+            None if no slab contains the whole array.
         """
         if not self._sorted or not array.size:
             return None
@@ -224,19 +223,19 @@ class HostPool:
         return slab.number, first - slab.address
 
     def copy_of(self, array: HostArray) -> HostArray | None:
-        """Return the copy of an array that `keep` was given; None without one."""
-        # An entry ends with its array, before that id is given to another.
+        """Return the copy of an array that was passed to `keep`; None if there is none."""
+        # An entry ends with its array, before another object can get the same `id`.
         kept = self._copies.get(id(array))
         return None if kept is None else kept[1]
 
     def keep(self, array: HostArray, copy: HostArray) -> None:
-        """Keep an array's copy, which is in the pool, as long as the array lives."""
+        """Keep an array's copy, which is in the pool, while the array lives."""
         if not self.is_closed:
             copies, number = self._copies, id(array)
             copies[number] = weakref.ref(array, lambda _: copies.pop(number, None)), copy
 
     def drain(self) -> None:
-        """Give dropped regions back now."""
+        """Free dropped regions now."""
         self._is_notified = False
         if not self.is_closed:
             for _ in range(len(self._dropped)):
@@ -247,19 +246,19 @@ class HostPool:
                     self._allocator.free(region)
 
     def hold_back(self) -> None:
-        """Hold arrays in use back from reuse: a device was lost, and may still write to them."""
+        """Prevent the reuse of arrays in use, because a lost device may still write to them."""
         self.drain()
         self._unsure = next(self._region_numbers)
 
     def let_go(self) -> None:
-        """Give out again what was held back: no lost device writes any more."""
+        """Allow the reuse of these arrays, because no lost device writes to them any longer."""
         self._unsure = 0
         self._dropped.extend(self._held_back)
         self._held_back.clear()
         self.drain()
 
     def close(self) -> None:
-        """Forget everything; arrays stay as they are."""
+        """Forget everything. Existing arrays stay valid."""
         if self.is_closed:
             return
         self.is_closed = True
@@ -272,16 +271,18 @@ class HostPool:
         self._copies.clear()
 
     def _drop(self, region: int, nbytes: int) -> None:
-        """Take a region back. Any thread, finalisers included."""
+        """Take a region back. Any thread, including finalisers."""
         self._dropped.append(region)
-        if (nbytes >= _LARGE or len(self._dropped) >= _MANY) and not self._is_notified:
+        if (
+            nbytes >= _LARGE_PIECE_BYTES or len(self._dropped) >= _MAX_DROPPED_PIECES
+        ) and not self._is_notified:
             # The race of `BlockTable.drop`: a thread that finds the flag set has appended before, so `drain`
-            # sees it.
+            # sees its region.
             self._is_notified = True
             self._notifier.notify()
 
     def _make(self, nbytes: int) -> tuple[int, int]:
-        # The system promises more memory than there is, and kills a process that uses it all.
+        # The system promises more memory than exists, and kills a process that uses all of it.
         available = available_bytes()
         if nbytes > available:
             raise MemoryError(f"{nbytes} bytes of host memory, {available} available")
@@ -296,7 +297,7 @@ class HostPool:
         try:
             self.on_make(slab)
         except OSError as error:
-            # No descriptor is left to give to the workers (D74).
+            # The workers have run out of descriptors (D74).
             self._give_back(slab.number)
             raise MemoryError(f"{nbytes} bytes of host memory: {error}") from error
         return slab.number, slab.nbytes
@@ -310,23 +311,23 @@ class HostPool:
 
 
 def _make_private(nbytes: int) -> npt.NDArray[np.uint8]:
-    # A shared mapping: in a private one a fork would make pages copy-on-write, and the device would write to
-    # the old page while the program reads the new one.
+    # A shared mapping, because in a private one a fork would make pages copy-on-write. Then the device would
+    # write to the old page while the program reads the new one.
     return np.frombuffer(mmap.mmap(-1, -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE), np.uint8)
 
 
-SMALL = 64 << 10
-"""Host arrays up to so many bytes travel with a message, or are copied on the spot."""
+MAX_INLINE_BYTES = 64 << 10
+"""Host arrays up to this number of bytes are sent with a message, or copied on the spot."""
 
 COPIES_AT_ONCE = 2
-"""Copies are bound by memory: so many saturate it."""
+"""The number of concurrent copies that saturates the memory."""
 
-# The most bytes that are copied in a row: an end that is asked for comes soon.
-_PIECE = 8 << 20
+# The maximum bytes of one step of a copy, because cancelling it must take effect soon.
+_CHUNK_BYTES = 8 << 20
 
 
 class Copying:
-    """A copy that runs in a thread and can be ended between two pieces."""
+    """A copy in a thread that can be cancelled between two pieces."""
 
     def __init__(self, target: HostArray, source: HostArray) -> None:
         self._target = as_bits(target)
@@ -334,7 +335,7 @@ class Copying:
         self._is_cancelled = False
 
     def cancel(self) -> None:
-        """End it soon. Any thread."""
+        """End the copy soon. Any thread."""
         self._is_cancelled = True
 
     def run(self) -> None:
@@ -346,12 +347,12 @@ class Copying:
 
 
 def _pieces(target: HostArray, source: HostArray) -> Iterator[tuple[HostArray, HostArray]]:
-    if target.nbytes <= _PIECE:
+    if target.nbytes <= _CHUNK_BYTES:
         yield target, source
         return
     if target.flags.c_contiguous and source.flags.c_contiguous:
         target, source = target.reshape(-1), source.reshape(-1)
-    rows = max(1, _PIECE // (target.nbytes // len(target)))
+    rows = max(1, _CHUNK_BYTES // (target.nbytes // len(target)))
     for start in range(0, len(target), rows):
         yield target[start : start + rows], source[start : start + rows]
 
@@ -363,10 +364,10 @@ _Change: TypeAlias = Callable[[], Awaitable[None]]
 
 
 class Registrations:
-    """Tells a device of memory that comes, and beside that of memory that goes.
+    """Registers and unregisters memory with a device, in two separate queues.
 
-    The driver takes its time for that. So a thread does one after the other, and nothing else waits for it.
-    If the device refuses some memory, it treats arrays in it as any other.
+    The driver takes its time for that, so threads do it one after the other, and nothing else waits for them.
+    If the device refuses memory, it treats arrays there like any others.
     """
 
     def __init__(self) -> None:
@@ -375,22 +376,22 @@ class Registrations:
         self._pending = come, gone
 
     async def run(self) -> None:
-        """Register and unregister, until it is cancelled."""
+        """Register and unregister, until cancelled."""
         async with trio.open_nursery() as nursery:
             for pending in self._pending:
                 nursery.start_soon(_make, pending)
 
     def register(self, device: AccelDevice, memory: npt.NDArray[np.uint8], registered: Arrival) -> None:
-        """Have a device know memory soon; the arrival ends when it does, or has refused."""
+        """Register memory soon. The arrival ends when the device has registered or refused it."""
         self._coming.send_nowait(partial(self._register, device, memory, registered))
 
     def unregister(
         self, device: AccelDevice, memory: npt.NDArray[np.uint8], registered: Arrival, wait_idle: _Change
     ) -> None:
-        """Have a device forget memory behind its registration, when the device is idle."""
+        """Unregister memory after its registration, when the device is idle."""
         go = partial(self._unregister, device, memory, wait_idle)
-        # In this order: unregistered first, it would be registered afterwards, and unmapped while the driver
-        # has it.
+        # In this order, because otherwise the memory would be registered after it was unregistered, and
+        # unmapped during the driver's use.
         registered.tell(partial(self._going.send_nowait, go))
 
     @enable_ki_protection
@@ -420,15 +421,15 @@ async def _make(pending: trio.MemoryReceiveChannel[_Change]) -> None:
 async def _tell_device(tell: Callable[[npt.NDArray[np.uint8]], None], memory: npt.NDArray[np.uint8]) -> None:
     try:
         await trio.to_thread.run_sync(tell, memory)
-    except Exception as error:  # noqa: BLE001  # the device is closed by now, or cannot; it goes on without
+    except Exception as error:  # noqa: BLE001  # the device is closed or refuses; it works without
         _logger.debug("host memory is not known to the device: %s", describe(error))
 
 
 class HostRegistrar(Registrations):
-    """The registration of all slabs with each new device, and of those that come and go meanwhile.
+    """The registration of all slabs with each new device, and of slabs made or freed meanwhile.
 
-    A lost device may have a stuck stream, which may still write to arrays of the pool when it goes on. So
-    arrays that were in use at the loss are given out again only when such a device has ended.
+    A lost device may have a stuck stream, which may still write to arrays of the pool when it continues. So
+    arrays in use at the loss are reused only after such a device has ended.
 
     Args:
         pool: The slabs.
@@ -439,19 +440,18 @@ class HostRegistrar(Registrations):
         self._pool = pool
         self._device: AccelDevice | None = None
         self._lost: list[AccelDevice] = []
-        # The arrival of each slab: it ends when the current device has registered the slab, or has refused
-        # it.
+        # The arrival of each slab ends when the present device has registered or refused the slab.
         self._registrations: dict[int, Arrival] = {}
         self._wait_idle: _Change = trio.lowlevel.checkpoint
         pool.on_make = self._add
         pool.on_drop = self._remove
 
     def attach(self, device: AccelDevice, wait_idle: _Change = trio.lowlevel.checkpoint) -> None:
-        """Begin with an open device, which keeps registrations until it is closed; earlier ones are closed.
+        """Begin with an open device, which keeps registrations until its end. Earlier devices are closed.
 
         Args:
             device: The device.
-            wait_idle: Waits until the device is idle, before a slab is to be unregistered.
+            wait_idle: Waits until the device is idle, before a slab is unregistered.
         """
         self._device = device
         self._wait_idle = wait_idle
@@ -462,7 +462,7 @@ class HostRegistrar(Registrations):
             self._add(slab)
 
     def detach(self) -> None:
-        """End with a device that is lost or about to be closed, which makes it forget all registrations."""
+        """End with a device's loss or close, because that ends all registrations."""
         if self._device is not None:
             self._lost.append(self._device)
             self._device = None
@@ -481,7 +481,7 @@ class HostRegistrar(Registrations):
 
     @enable_ki_protection
     async def _settle(self) -> None:
-        """Find out whether the lost devices have ended: `close` may be called again, and returns that."""
+        """Check whether the lost devices have ended. `close` returns that, and may be called again."""
         if not self._lost or self._device is None:
             return
         for device in tuple(self._lost):
@@ -498,7 +498,7 @@ class HostRegistrar(Registrations):
             self.register(self._device, slab.memory, registration)
 
     def _remove(self, slab: Slab) -> None:
-        # All users of the slab are over: each held a reference to its array.
+        # All users of the slab have ended, because each held a reference to its array.
         if self._device is not None:
             registration = self._registrations.pop(slab.number)
             self.unregister(self._device, slab.memory, registration, self._wait_idle)

@@ -1,6 +1,6 @@
-"""Import paths: of what another process is to find, and of library actors, with those that a device uses.
+"""Import paths: of objects for another process, and of library actors with the libraries that a device uses.
 
-Those of library actors may have an argument, ``"package.module:Class?argument"``.
+The path of a library actor may have an argument, ``"package.module:Class?argument"``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def why_not_found(target: Any) -> str | None:
-    """Say why another process does not find a class or function by its module and name; None if it does."""
+    """Return why another process cannot find a class or function by name; None if it can."""
     module, name = target.__module__, target.__qualname__
     if module == "__main__":
         return "is defined in __main__, where it cannot be found by name; move it to a module that you import"
@@ -27,51 +27,51 @@ def why_not_found(target: Any) -> str | None:
 
 
 def argument_of(path: str) -> str | None:
-    """Return the text behind the question mark; None without one."""
+    """Return the text after the question mark; None without one."""
     _, separator, argument = path.partition("?")
     return argument if separator else None
 
 
 @lru_cache(1024)
 def title_of(path: str) -> str:
-    """Return the title for people: the name that an argument begins with; the path without an argument."""
+    """Return the title for people: the name at the beginning of the argument, or the path without one."""
     argument = argument_of(path)
     return path if argument is None else argument.partition(" ")[0]
 
 
 def by_title(counts: Mapping[str, T]) -> dict[str, T]:
-    """Key values of libraries by their titles."""
+    """Key the values of libraries by their titles."""
     return {title_of(path): count for path, count in counts.items()}
 
 
 def is_actor_of(path: str, actor_class: str, library: str) -> bool:
-    """Tell whether this actor serves a library.
+    """Return whether this actor serves a library.
 
     Args:
         path: Its path in the tree.
-        actor_class: Name of its class.
-        library: Import path of the library.
+        actor_class: The name of its class.
+        library: The import path of the library.
     """
     if library.partition("?")[0].rpartition(":")[2] != actor_class:
         return False
-    # One with an argument has a supervisor with the name.
+    # With an argument, its supervisor has this name.
     return argument_of(library) is None or path.split("/")[-2] == title_of(library)
 
 
 class LibrariesInUse:
-    """The libraries that completed an operation in one generation: the next one opens them ahead.
+    """The libraries that completed an operation in one generation. The next generation opens them in advance.
 
-    So none is opened ahead that was asked for and could not be opened, or that ended its process.
+    So a library that could not be opened, or ended its process, is not opened in advance.
     """
 
     def __init__(self) -> None:
-        # The order is that of their first operations, in which they are opened.
+        # In the order of their first operations, in which they are opened.
         self._now: dict[str, None] = {}
         self._before: tuple[str, ...] = ()
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """Import paths of those of this generation; of the one before, until there are any."""
+        """The import paths for this generation; those of the previous one, until there are any."""
         return tuple(self._now) or self._before
 
     def add(self, path: str) -> None:
@@ -79,7 +79,7 @@ class LibrariesInUse:
         self._now[path] = None
 
     def discard(self, path: str) -> None:
-        """Forget a library that was closed."""
+        """Forget a closed library."""
         self._now.pop(path, None)
         self._before = tuple(other for other in self._before if other != path)
 
@@ -89,9 +89,9 @@ class LibrariesInUse:
         self._now = {}
 
     def keep(self) -> None:
-        """Have the next generation open what this one has opened ahead, where it has used nothing."""
+        """Let the next generation open the same libraries as this one, if this one has used none."""
         self._now = self._now or dict.fromkeys(self._before)
 
     def clear(self) -> None:
-        """Forget all: a context that was to open them did not come up, perhaps because of one of them."""
+        """Forget all, because a context failed while opening them, perhaps because of one library."""
         self._before, self._now = (), {}

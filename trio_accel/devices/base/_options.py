@@ -1,4 +1,4 @@
-"""Options of a device, and what they choose from: streams, completions, modules for workers."""
+"""The options of a device, and their values: streams, completions, modules for workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 import attrs
 
-from ...actors import Backoff, Intensity, fits, is_number, must, must_be_whole, named_options
+from ...actors import Backoff, Intensity, fits, is_number, must_be_whole, named_options, validator
 from ...backends.base import AccelDevice, AccelStream, DeviceInfo, Isolation
 from ...backends.base.kit.fast_paths import current_fast_paths
 from ._bridge import LoopNotifier
@@ -33,12 +33,12 @@ __all__ = [
 
 
 def is_above_zero(value: object) -> bool:
-    """Tell whether a value is a finite number above 0."""
+    """Return whether a value is a finite number above 0."""
     return is_number(value, 0.0, sys.float_info.max) and value > 0
 
 
-above_zero = must("be seconds above 0", is_above_zero)
-"""Requires seconds."""
+above_zero = validator("be seconds above 0", is_above_zero)
+"""A validator for seconds."""
 
 
 class StreamSource(Protocol):
@@ -49,11 +49,11 @@ class StreamSource(Protocol):
         ...
 
     def release(self, stream: AccelStream) -> None:
-        """Take the stream back: that incarnation enqueues nothing more; what is enqueued still runs."""
+        """Take the stream back. That incarnation enqueues nothing more, but enqueued work still runs."""
 
 
 class StreamStrategy(Protocol):
-    """A way to give streams out, given to `DeviceOptions`."""
+    """A way to assign streams, for `DeviceOptions`."""
 
     def open(self, device: AccelDevice) -> StreamSource:
         """Start for one context."""
@@ -63,16 +63,16 @@ class StreamStrategy(Protocol):
 @named_options
 @attrs.frozen(kw_only=True)
 class PerActorStreams:
-    """A stream for each library actor, a new one after a crash: no library waits behind another. The default.
+    """A stream for each library actor, new after a crash, so that no library waits for another. The default.
 
     Attributes:
-        priorities: By the name of the library, 0 for those that are not named: work of a higher one is
-            begun first, where the device has priorities (CUDA; the CPU has none).
+        priorities: The priorities by library name, 0 for libraries without one. Work of a higher priority
+            begins first, if the device has priorities (CUDA does, the CPU does not).
     """
 
     priorities: Mapping[str, int] = attrs.field(
         factory=dict[str, int],
-        validator=must(
+        validator=validator(
             "map library names to integers", lambda value: fits(Mapping[str, int], value), TypeError
         ),
     )
@@ -84,7 +84,7 @@ class PerActorStreams:
 
 @attrs.frozen(kw_only=True)
 class PerLibraryStreams:
-    """A stream for each library, shared by all actors that serve it."""
+    """A stream for each library, shared by all its actors."""
 
     def open(self, device: AccelDevice) -> StreamSource:
         """Start for one context."""
@@ -93,7 +93,7 @@ class PerLibraryStreams:
 
 @attrs.frozen(kw_only=True)
 class SingleStream:
-    """One stream for everything: operations run one after the other, in the order of their launch."""
+    """One stream for everything. Operations run one after the other, in the order of their launch."""
 
     def open(self, device: AccelDevice) -> StreamSource:
         """Start for one context."""
@@ -103,10 +103,10 @@ class SingleStream:
 @named_options
 @attrs.frozen
 class StreamPool:
-    """So many streams, which the library actors take in turn.
+    """A fixed number of streams, which are assigned to library actors in turn.
 
     Attributes:
-        size: How many.
+        size: The number of streams.
     """
 
     size: int = attrs.field(validator=must_be_whole(1))
@@ -131,7 +131,7 @@ class _OwnStreams:
 
 @attrs.define(eq=False)
 class _CachedStreams:
-    """Streams that last as long as the context: its end closes them."""
+    """Streams that exist until the context's end closes them."""
 
     _device: AccelDevice
     _streams: dict[str, AccelStream] = attrs.field(factory=dict[str, AccelStream], init=False)
@@ -146,7 +146,7 @@ class _CachedStreams:
 
 
 class _PooledStreams(_CachedStreams):
-    """The same, taken in turn."""
+    """A fixed number of such streams, assigned in turn."""
 
     def __init__(self, device: AccelDevice, size: int) -> None:
         super().__init__(device)
@@ -156,19 +156,19 @@ class _PooledStreams(_CachedStreams):
         return super().acquire(next(self._names))
 
 
-# The processors that let a program and its worker both stay awake.
+# The number of processors that lets both a program and its worker stay awake.
 _ROOMY = 4
 
 
-_finite_seconds = must("be seconds from 0", lambda value: is_number(value, 0.0, sys.float_info.max))
+_finite_seconds = validator("be seconds from 0", lambda value: is_number(value, 0.0, sys.float_info.max))
 
 
 @attrs.frozen(kw_only=True)
 class HostCallbackCompletion:
-    """The stream itself notifies, from its own thread or the driver's; Trio is woken by token.
+    """The stream itself notifies, from its own thread or the driver's, and wakes Trio through its token.
 
-    Nothing runs while an operation does. The default of the CPU backend. On CUDA the driver calls a C
-    function that posts a semaphore, on a stream beside the work's own; no Python runs in its threads.
+    Nothing else runs during an operation. This is the default of the CPU backend. On CUDA the driver calls a
+    C function that posts a semaphore, on a separate stream; no Python runs in its threads.
     """
 
     def open(self, reap: Callable[[], None]) -> CompletionPort:
@@ -179,10 +179,10 @@ class HostCallbackCompletion:
 @named_options
 @attrs.frozen(kw_only=True)
 class PolledCompletion:
-    """The events are looked at in intervals while anything is in flight.
+    """Checks events at intervals while anything is in flight.
 
     Attributes:
-        interval: Seconds between two looks; Trio itself adds about a millisecond.
+        interval: Seconds between two checks; Trio itself adds about a millisecond.
     """
 
     interval: float = attrs.field(default=0.001, validator=above_zero)
@@ -197,18 +197,17 @@ class PolledCompletion:
 class AdaptiveCompletion:
     """Polls the events for a short while, then asks the stream to notify.
 
-    Short operations are seen without the cost of a callback and a wake-up, at the price of up to
-    `budget` of processor time each; where that keeps failing, less and less is spent. A processor that has
-    slept takes long to wake, and has forgotten the code that is to run next. So where operations of a stream
-    take about as long as those before, they are looked at again around the time when they are due: with what
-    takes up to 25 ms, one after the other, that is all the time, as in the driver's own waiting by default;
-    other tasks run in between. The default of the CUDA backend, where a look reads a word that the stream
-    writes to the host's memory.
+    Short operations are detected without the cost of a callback and a wake-up, but each takes up to `budget`
+    of processor time. If that keeps failing, the time is reduced. A processor that has slept takes long to
+    wake up, and has lost the next code from its cache. So if operations of a stream take about as long as the
+    previous ones, they are polled again around the time when they are due. For successive operations of up to
+    25 ms this means all the time, as in the driver's own waiting by default; other tasks run in between. This
+    is the default of the CUDA backend, where a check reads a word that the stream writes to host memory.
 
     Attributes:
-        budget: The most seconds to poll before the stream is asked to notify.
-        window: The most seconds to look around the time when an operation is due: half of them before.
-            Less saves processor time; with 0 the stream notifies each time.
+        budget: The maximum seconds to poll before the stream is asked to notify.
+        window: The maximum seconds to poll around the time when an operation is due: half of them before.
+            A smaller window saves processor time; with 0 the stream notifies each time.
     """
 
     budget: float = attrs.field(default=50e-6, validator=above_zero)
@@ -222,42 +221,42 @@ class AdaptiveCompletion:
 
 @attrs.frozen(kw_only=True)
 class SyncCompletion:
-    """The launch itself blocks until the operation is done, **and the whole Trio loop with it**.
+    """The launch itself blocks until the operation is done, **and so does the whole Trio loop**.
 
-    For measurements and for finding errors: one operation at a time, in order.
+    Use this for measurements and for finding errors: operations run one at a time, in order.
     """
 
     def open(self, reap: Callable[[], None]) -> CompletionPort:
         """Start for one engine."""
-        # The notifier lets the launch return first: it has to add its operation before the engine can reply
-        # to it.
+        # The notifier lets the launch return first, because it has to add its operation before the engine can
+        # reply.
         return SyncPort(LoopNotifier(reap))
 
 
 def best_completion(info: DeviceInfo) -> CompletionStrategy:
-    """Return the strategy that suits a device."""
-    # D8: on CUDA a look reads a word of the host's memory. On the CPU, to spin costs 0.9 ms at p99, and not
-    # 0.1.
+    """Return the best strategy for a device."""
+    # D8: on CUDA a check reads a word of host memory. On the CPU, spinning takes 0.9 ms at p99 instead of 0.1
+    # ms.
     return AdaptiveCompletion() if info.completion == "adaptive" else HostCallbackCompletion()
 
 
 def window_of(completion: CompletionStrategy | None, info: DeviceInfo) -> float:
-    """Tell how many seconds a program and its worker may stay awake for one operation that is due."""
+    """Return the seconds for which a program and its worker may stay awake for a due operation."""
     chosen = completion or best_completion(info)
     if not isinstance(chosen, AdaptiveCompletion) or not current_fast_paths().spin_wait:
         return 0.0
-    # The processors that this process may use: a container or `taskset` may leave it fewer than the machine
-    # has.
+    # The processors available to this process, because a container or `taskset` may leave it fewer than the
+    # machine has.
     processors = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    # Both, and what they wait for, must have a processor to run on.
+    # The program, the worker, and the work that they wait for all need a processor.
     return chosen.window if processors >= _ROOMY else 0.0
 
 
-# A device needs one after the other. So many are for contexts that are lost faster than workers start.
+# A device needs spares one after the other. This many suffice if contexts are lost faster than workers start.
 _MOST_SPARES = 16
 
 
-_seconds = must("be seconds of at least 0", lambda value: is_number(value, 0.0))
+_seconds = validator("be seconds of at least 0", lambda value: is_number(value, 0.0))
 
 
 def _spares(instance: DeviceOptions, attribute: attrs.Attribute[int], value: int) -> None:
@@ -275,7 +274,7 @@ def _modules(
     attribute: attrs.Attribute[tuple[str | Preload, ...]],
     value: tuple[str | Preload, ...],
 ) -> None:
-    must(
+    validator(
         "be a tuple of names of modules or of Preload",
         lambda each: fits(tuple[str | Preload, ...], each),
         TypeError,
@@ -295,67 +294,69 @@ class DeviceOptions:
     """The options with which a device is opened and supervised.
 
     Attributes:
-        isolation: Where the context lives: ``"inline"``, in this process; ``"process"``, in a worker.
+        isolation: The place of the context: ``"inline"``, in this process; ``"process"``, in a worker.
             None takes the backend's default.
-        completion: How completions are learned of; None for the device's best way.
-        streams: Which stream a library actor works on.
-        spares: Workers that stand ready to take over, with all memory mapped and the libraries open that are
-            in use. Each is a process with a context of its own, which takes memory of the device; 16 at most;
-            inline there are no workers.
-        in_flight: The most launches that a library has on its stream; senders of more wait.
-        retry: How often an operation that was in flight when the context was lost runs again instead of
-            failing, if it changes no array that was there before. Inline, where memory is lost with the
-            context, only operations without array arguments can run again.
-        retry_suspects: Whether `retry` is also for the operation that has caused a fault of the device. If
-            not, it fails at once, so that a bad request costs one loss and one error, its own. Where several
-            may have caused it, they run again behind the others, each alone, but for the last if all others
-            go well. If so, for faults that come by themselves, that one runs again, too.
-        intensity: Restarts that the device allows its context, and the context its libraries. None takes the
-            default recovery policy: 3 within 60 seconds, not counting those that follow progress. A
-            context has made progress when it has completed a request without an error, and so has a library.
-            A context has also when it was whole for a second: its arrays are there, and the libraries and
-            programs that were in use are open.
-            An intensity that is given here counts every restart, unless its `counts_progress` is False.
-        backoff: Waiting before a context or library is started again. None takes the default recovery
-            policy: after progress at once, and at most 1 second where losses follow one another closely;
-            without progress as `Backoff` has it. A back-off that is given here holds for every restart.
-        when_given_up: What follows where there were more losses than `intensity` allows. ``"end"``: nothing.
+        completion: The way to learn of completions; None for the device's best way.
+        streams: The assignment of streams to library actors.
+        spares: The number of workers that are ready to take over, with all memory mapped and the libraries in
+            use open. Each is a process with its own context, which takes memory of the device; 16 at most.
+            Inline there are no workers.
+        in_flight: The maximum number of launches that a library has on its stream; further callers wait.
+        retry: The number of times that an operation in flight at the loss of the context runs again instead
+            of failing, if it changes no existing array. Inline, where memory is lost with the context, only
+            operations without array arguments can run again.
+        retry_suspects: Whether `retry` also applies to the operation that has caused a fault of the device.
+            If not, it fails at once, so that a bad request costs one loss and one error, its own. If several
+            operations may have caused the fault, they run again after the others, each alone, except the last
+            if all others succeed. Set it for spontaneous faults, so that this operation also runs again.
+        intensity: The restarts that the device allows its context, and the context its libraries. None takes
+            the default recovery policy: 3 within 60 seconds, without those that follow progress. A context
+            has made progress when it has completed a request without an error, and so has a library. A
+            context has also made progress when it was complete for a second: its arrays exist, and the
+            libraries and programs that were in use are open.
+            If you set an intensity, it counts every restart, unless its `counts_progress` is False.
+        backoff: The delay before a context or library is started again. None takes the default recovery
+            policy: after progress at once, and at most 1 second if losses closely follow one another; without
+            progress the delays of `Backoff`. If you set a back-off, it applies to every restart.
+        on_failure: What follows when there were more losses than `intensity` allows. ``"end"``: nothing.
             The device has ended, and its arrays can be adopted. ``"reopen"``: it is opened again, after 1, 2,
-            4 seconds and so on, 60 at most. Its references stay, and so do the arrays of workers. Until it
-            has a context, all that is asked gets `DeviceLostError` with `retry_after` at once. A context that
-            makes progress ends the series. `Intensity.pause` chooses other waits. A fault of a GPU inline
-            ends it all the same, as this process gets no other context.
-        cancel_grace: Seconds that a cancelled asker waits for its running operation. Past it the asker
-            gets its cancellation, and the operation goes on: its buffers stay reserved, and it counts as in
-            flight, until it ends. Only one that uses host memory of the program directly is waited for; see
-            `Device.ask`. `trio_accel.cancel_grace` chooses it for single calls.
-        close_grace: Seconds for which closing the device waits for operations in flight.
-        stuck_after: Seconds after which a running operation counts as hung: its asker gets
-            `CompletionTimeoutError`, and the context is replaced. Time for which the machine was
-            suspended, or the program stopped, counts for a tenth of that at most. None: never.
-        heartbeat_timeout: Seconds without a sign of life after which a worker counts as dead.
-        memory_limit: The most bytes that arrays on the device may take; None for all memory.
-        libraries: Import paths ``"package.module:Class"`` of library actors that are to be ready with the
-            context; others are opened on first use.
-        in_place: Whether a recorded `trio_accel.step` that is short is computed in the task that asks for it,
-            inline on a device that computes on the host: one that took at most 0.4 ms of processor time in
-            each of its last runs. Then it holds the loop for as long, and no deadline cuts it short.
-        preload: Modules that the launcher of the workers imports before the first of them, such as
-            ``("torch", "encoder")``, so that every worker begins with them. All are tried in a process of
-            their own first. If one cannot be imported, or a fork could not use it, all are left to the
-            workers, with a warning in the logs that says why. `Preload` takes that risk for a module. None
-            inline.
-        nvtx: Whether each launch of an operation is a range in profilers of NVIDIA, in the process that
-            launches. Needs the extra ``nvtx``: without it, opening the device raises `NotSupportedError`.
+            4 seconds and so on, 60 at most. Its references stay valid, and so do the arrays of workers. Until
+            it has a context, all requests raise `DeviceLostError` with `retry_after` at once. A context that
+            makes progress ends the series. `Intensity.pause` sets other delays. An inline device ends after a
+            fault of a GPU nevertheless, because this process gets no other context.
+        cancel_grace: The seconds that a cancelled call waits for its running operation. After that the call
+            is cancelled, and the operation continues: its buffers stay reserved, and it counts as in flight,
+            until it ends. The call waits longer only if the operation uses host memory of your program
+            directly; see `Device.ask`. `trio_accel.cancel_grace` sets the grace of single calls.
+        close_grace: The seconds for which closing the device waits for operations in flight.
+        stuck_after: The seconds after which a running operation counts as hung: its caller gets
+            `CompletionTimeoutError`, and the context is replaced. If the machine was suspended, or the
+            program stopped, that time counts for at most a tenth of this value. None: never.
+        heartbeat_timeout: The seconds without a sign of life after which a worker counts as dead.
+        memory_limit: The maximum bytes of arrays on the device; None for all memory.
+        libraries: The import paths ``"package.module:Class"`` of library actors that are started with the
+            context; others are started on first use.
+        in_place: Whether a short recorded `trio_accel.step` is computed in the task that calls it, on an
+            inline device that computes on the host: a step that took at most 0.4 ms of processor time in each
+            of its last runs. Then it blocks the loop for that time, and no deadline interrupts it.
+        preload: The modules that the launcher of the workers imports before the first worker, such as
+            ``("torch", "encoder")``, so that every worker begins with them. All are first tried in a separate
+            process. If one cannot be imported, or could not be used after a fork, the workers import all of
+            them themselves, and a warning in the logs explains why. `Preload` takes that risk for a module.
+            Ignored inline.
+        nvtx: Whether each launch of an operation is a range in NVIDIA's profilers, in the launching process.
+            Needs the extra ``nvtx``; without it, opening the device raises `NotSupportedError`.
     """
 
     isolation: Isolation | None = attrs.field(
         default=None,
-        validator=must("be 'process', 'inline' or None", lambda value: value in (None, "process", "inline")),
+        validator=validator(
+            "be 'process', 'inline' or None", lambda value: value in (None, "process", "inline")
+        ),
     )
     completion: CompletionStrategy | None = attrs.field(
         default=None,
-        validator=must(
+        validator=validator(
             "be a completion strategy such as HostCallbackCompletion()",
             lambda value: value is None or callable(getattr(value, "open", None)),
             TypeError,
@@ -363,24 +364,26 @@ class DeviceOptions:
     )
     streams: StreamStrategy = attrs.field(
         factory=PerActorStreams,
-        validator=must("be a stream strategy such as StreamPool(4)", _is_strategy, TypeError),
+        validator=validator("be a stream strategy such as StreamPool(4)", _is_strategy, TypeError),
     )
     spares: int = attrs.field(default=0, validator=_spares)
-    # 64 askers inline take 30 µs each, with a window of 32 it is 33 µs; from a worker 29 µs with either
+    # 64 callers inline take 30 µs each, and 33 µs with a window of 32; from a worker 29 µs with either
     # (H200).
     in_flight: int = attrs.field(default=64, validator=must_be_whole(1))
     retry: int = attrs.field(default=0, validator=must_be_whole(0))
     retry_suspects: bool = False
     intensity: Intensity | None = None
     backoff: Backoff | None = None
-    when_given_up: Literal["end", "reopen"] = attrs.field(
-        default="end", validator=must("be 'end' or 'reopen'", lambda value: value in ("end", "reopen"))
+    on_failure: Literal["end", "reopen"] = attrs.field(
+        default="end", validator=validator("be 'end' or 'reopen'", lambda value: value in ("end", "reopen"))
     )
     cancel_grace: float = attrs.field(default=0.0, validator=_seconds)
     close_grace: float = attrs.field(default=5.0, validator=_seconds)
     stuck_after: float | None = attrs.field(
         default=None,
-        validator=must("be seconds above 0 or None", lambda value: value is None or is_above_zero(value)),
+        validator=validator(
+            "be seconds above 0 or None", lambda value: value is None or is_above_zero(value)
+        ),
     )
     heartbeat_timeout: float = attrs.field(default=15.0, validator=above_zero)
     memory_limit: int | None = attrs.field(
@@ -388,7 +391,7 @@ class DeviceOptions:
     )
     libraries: tuple[str, ...] = attrs.field(
         default=(),
-        validator=must(
+        validator=validator(
             "be a tuple of import paths 'package.module:Class'",
             lambda value: fits(tuple[str, ...], value),
             TypeError,
@@ -409,13 +412,14 @@ def _module(instance: Preload, attribute: attrs.Attribute[str], value: str) -> N
 @named_options
 @attrs.frozen
 class Preload:
-    """A module that the launcher of workers imports ahead, for `DeviceOptions.preload`.
+    """A module that the launcher of workers imports in advance, for `DeviceOptions.preload`.
 
     Attributes:
         module: Its name.
         trusted: Whether workers may begin with it whatever its import leaves behind: threads, open files,
-            handled signals. You know that a forked process can do without these. A worker that cannot may
-            hang or crash. A module that initialises a driver or cannot be imported is refused all the same.
+            handled signals. Set it if you know that a forked process can do without these, because otherwise
+            a worker may hang or crash. A module that initialises a driver or cannot be imported is refused
+            nevertheless.
     """
 
     module: str = attrs.field(validator=_module)

@@ -1,4 +1,4 @@
-"""Refusals of synchronous use: operations on a device are awaited; the errors name the way."""
+"""Errors for synchronous use. Operations on a device are awaited, and the errors explain how."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ __all__ = [
 
 _AWAITED = "; it was not awaited: write `await` before the call that makes it"
 
-# Functions of NumPy's that read no element.
+# NumPy's functions that read no elements.
 _OF_LAYOUT = frozenset({"ndim", "shape", "size"})
-_LEAST = -sys.maxsize - 1
+_MIN_SSIZE = -sys.maxsize - 1
 
 
 def what_to_do(value: object, *, is_array: bool = True) -> str:
-    """Return the advice for an object that is not what it must be, such as an array; empty without one."""
+    """Return the advice for an object of the wrong kind, such as an array; empty if there is none."""
     silence(value)
     if isinstance(value, NotAwaited):
         return f"; {value.what_to_do}"
@@ -58,17 +58,17 @@ def what_to_do(value: object, *, is_array: bool = True) -> str:
 
 
 def refuse_dtypes(name: str, given: Mapping[str, DType], hosts: Collection[str]) -> NoReturn:
-    """Refuse operands that differ in dtype, and say how to convert them.
+    """Refuse operands with different dtypes, with advice on their conversion.
 
     Args:
         name: The operation.
         given: The dtypes by argument.
-        hosts: Arguments that are NumPy arrays.
+        hosts: The arguments that are NumPy arrays.
 
     Raises:
         TypeError: Always.
     """
-    # An array on the device stays as it is, unless it would lose parts of the values.
+    # An array on the device stays unchanged, unless a conversion to its dtype would lose information.
     best = max(given, key=lambda one: (given[one].kind == "complex", given[one].is_inexact, one not in hosts))
     others = [one for one in given if given[one] is not given[best]]
     verbs = [f"{one}.astype" if one in hosts else f"await {one}.cast" for one in others]
@@ -78,11 +78,11 @@ def refuse_dtypes(name: str, given: Mapping[str, DType], hosts: Collection[str])
 
 
 class OnDevice(Silenced):
-    """Base of what stands for an array on a device: Python cannot look at its elements.
+    """The base of array placeholders on a device, because Python cannot read their elements.
 
     Attributes:
-        noun: How errors call it.
-        first: What comes ahead of ``.to_host()`` in advice.
+        noun: The name in errors.
+        first: The expression before ``.to_host()`` in advice.
     """
 
     __slots__ = ()
@@ -99,16 +99,16 @@ class OnDevice(Silenced):
         raise TypeError(text)
 
     def refuse_numpy(self, package: str, name: str) -> NoReturn:
-        """Refuse a function of NumPy's, and name the one that computes on the device; see `counterpart`."""
+        """Refuse a NumPy function, and name the one that computes on the device; see `counterpart`."""
         path = ".".join(filter(None, ("np", package, name)))
         self.refuse(f"{path} of {self.noun}: {counterpart(package, name, self.first)}")
 
-    if TYPE_CHECKING:  # `_REFUSED` has them
+    if TYPE_CHECKING:  # `_REFUSED` defines them
 
         def __bool__(self) -> bool: ...
         def __iter__(self) -> NoReturn: ...
-    else:  # a type checker reports these where there is none
-        # A checker would take what has `__array__` for an operand of NumPy's operators.
+    else:  # so that type checkers report their use
+        # With `__array__`, a type checker would accept the object as an operand of NumPy's operators.
 
         def __array_function__(self, function: Any, types: object, args: Any, kwargs: Any) -> Any:
             if function.__name__ in _OF_LAYOUT and len(args) == 1 and not kwargs:
@@ -123,7 +123,7 @@ class OnDevice(Silenced):
             return str(self)
 
         def __getattr__(self, name: str) -> NoReturn:
-            # Libraries look for private names, and go on without them.
+            # Libraries probe private names, and work without them.
             if not name.startswith("_"):
                 self.silence()
             message = f"{type(self).__name__!r} object has no attribute {name!r}{instead_of(name)}"
@@ -157,7 +157,7 @@ _REFUSED = {
     kind: f"{kind}() of {{noun}}: its element is on the device; use {kind}(await {{first}}.item())"
     for kind in ("float", "int", "complex", "round", "trunc")
 }
-"""Texts of errors of special methods."""
+"""The texts of errors by special method."""
 
 
 def _refusing(text: str) -> Callable[..., NoReturn]:
@@ -173,45 +173,45 @@ for _special, _text in _REFUSED.items():
 
 
 def integer(name: str, argument: str, value: object, allowed: str = "an integer") -> int:
-    """Take an integer of any size, of Python or NumPy; `whole` says more."""
-    # Nearly all are, and Python 3.11 takes tens of microseconds to look at a protocol.
+    """Return an integer of any size, from Python or NumPy; see `whole`."""
+    # Nearly all values are ints, and Python 3.11 takes tens of microseconds to check a protocol.
     if type(value) is int:
         return value
     try:
-        # Arrays of NumPy have an index only where they are one whole number.
+        # NumPy arrays have an index only if they contain a single integer.
         return operator.index(cast("SupportsIndex", None if isinstance(value, bool) else value))
     except TypeError:
         raise TypeError(f"{name}: {argument} must be {allowed}, got {shown(value)}") from None
 
 
 def clamped(name: str, argument: str, value: object) -> int:
-    """Take an integer, such as an offset, of which the nearest one of 64 bits means the same; see `whole`."""
-    return max(_LEAST, min(integer(name, argument, value), sys.maxsize))
+    """Return an integer, such as an offset, clamped to 64 bits without a change of meaning; see `whole`."""
+    return max(_MIN_SSIZE, min(integer(name, argument, value), sys.maxsize))
 
 
 def whole(name: str, argument: str, value: object, allowed: str = "an integer") -> int:
-    """Take a whole number, of Python or NumPy, that fits into a signed one of 64 bits.
+    """Return an integer, from Python or NumPy, that fits into 64 signed bits.
 
     Args:
-        name: Name of the operation.
-        argument: Name of the argument.
+        name: The name of the operation.
+        argument: The name of the argument.
         value: The number.
-        allowed: The kind of number that it must be, for the error.
+        allowed: The required kind of number, for the error.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not an integer.
         ValueError: It does not fit.
     """
     value = integer(name, argument, value, allowed)
-    if not _LEAST <= value <= sys.maxsize:
-        # Python writes no number of thousands of digits.
+    if not _MIN_SSIZE <= value <= sys.maxsize:
+        # Python refuses to print numbers of thousands of digits.
         bits = value.bit_length()
         raise ValueError(f"{name}: {argument} must be from -2**63 to 2**63 - 1, got a number of {bits} bits")
     return value
 
 
 def is_several(value: object) -> bool:
-    """Return whether a value is a sequence, or an array with axes, and not a single element."""
+    """Return whether a value is a sequence or an array with axes, and not a single element."""
     is_text = isinstance(value, (str, bytes))
     return (isinstance(value, Sequence) and not is_text) or (isinstance(value, np.ndarray) and value.ndim > 0)
 
@@ -219,21 +219,21 @@ def is_several(value: object) -> bool:
 def wholes(
     name: str, argument: str, value: object, allowed: str = "an integer", take: Callable[..., int] = whole
 ) -> Ints:
-    """Take whole numbers: a sequence of them, or one by itself; `take` takes each. See `whole`.
+    """Return integers, from a sequence or a single integer; `take` converts each. See `whole`.
 
     Raises:
         TypeError: It is neither.
-        ValueError: One does not fit.
+        ValueError: An integer does not fit.
     """
     given: Any = value if is_several(value) else (value,)
     return tuple([take(name, argument, one, allowed) for one in given])
 
 
 def real(name: str, argument: str, value: Any) -> Any:
-    """Take a real number, of Python or NumPy; a truth value is none.
+    """Return a real number, from Python or NumPy; a bool is refused.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not a real number.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name}: {argument} must be a real number, got {shown(value)}")
@@ -241,23 +241,23 @@ def real(name: str, argument: str, value: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """Show a value that an error names, in one line."""
+    """Show a value for an error, in one line."""
     silence(value)
     given: Any = value
     if isinstance(value, np.ndarray) and given.ndim:
         return f"an array of {given.dtype} and of shape {given.shape}"
     if isinstance(value, int) and value.bit_length() > 64:
-        # Python writes no number of thousands of digits.
+        # Python refuses to print numbers of thousands of digits.
         return f"a number of {value.bit_length()} bits"
     try:
         text = value.__name__ if isinstance(value, type) else repr(given)
     except ValueError:
-        # A sequence may hold such a number.
+        # A sequence may contain such a number.
         return f"an object of {type(given).__name__}"
     return text if len(text) <= 100 and " at 0x" not in text else f"an object of {type(given).__name__}"
 
 
 def said(where: str, error: Exception) -> Exception:
-    """Make an error of NumPy again that says where; `ValueError` of a number that it has no type for."""
+    """Copy a NumPy error with its place; `ValueError` for a number that does not fit NumPy's types."""
     kind = ValueError if isinstance(error, OverflowError) else type(error)
     return kind(f"{where}: {error}")

@@ -24,13 +24,13 @@ __all__ = [
 ]
 
 
-# CPUCLOCK_SCHED of the kernel: all that the threads of a process have run. Python does not have
+# The kernel's CPUCLOCK_SCHED: the total time for which the threads of a process have run. Python lacks
 # clock_getcpuclockid(3).
 _SCHEDULED = 2
 
 
 def processor_time(pid: int) -> int:
-    """Return the nanoseconds for which the threads of a process have run; 0 where the system does not say."""
+    """Return the nanoseconds for which the threads of a process have run; 0 if the system has no data."""
     try:
         return time.clock_gettime_ns((~pid << 3) | _SCHEDULED)
     except OSError:
@@ -39,12 +39,12 @@ def processor_time(pid: int) -> int:
 
 @attrs.frozen(kw_only=True)
 class ProcessStatistics:
-    """Memory and processor time of a process of this machine.
+    """The memory and processor time of a process on this machine.
 
     Attributes:
-        pid: Its number.
-        memory: Bytes of its resident memory, with the shared memory that it has touched.
-        processor_seconds: Seconds for which its threads have run.
+        pid: The number of the process.
+        memory: The bytes of its resident memory, including the shared memory that it has touched.
+        processor_seconds: The seconds for which its threads have run.
     """
 
     pid: int
@@ -53,7 +53,7 @@ class ProcessStatistics:
 
     @classmethod
     def of(cls, pid: int) -> ProcessStatistics | None:
-        """Look at a process; None if it has ended, or the system has no ``/proc``."""
+        """Return the statistics of a process; None if it has ended, or the system lacks ``/proc``."""
         try:
             with open(f"/proc/{pid}/statm", "rb") as file:
                 pages = int(file.read().split()[1])
@@ -64,11 +64,11 @@ class ProcessStatistics:
 
 @attrs.frozen(kw_only=True)
 class QueueStatistics:
-    """Requests of one library.
+    """The requests of one library.
 
     Attributes:
-        waiting: Handed over and not launched.
-        in_flight: Launched and not complete.
+        waiting: The number of unlaunched requests.
+        in_flight: The number of launched, incomplete requests.
     """
 
     waiting: int
@@ -77,12 +77,12 @@ class QueueStatistics:
 
 @attrs.frozen(kw_only=True)
 class CacheStatistics:
-    """Counts of the entries of a cache.
+    """Counts for the entries of a cache.
 
     Attributes:
-        found: How often one was there.
-        made: How many were made.
-        evicted: How many of those made way for others.
+        found: The number of lookups that found an entry.
+        made: The number of new entries.
+        evicted: The number of entries that were evicted.
     """
 
     found: int = 0
@@ -97,16 +97,16 @@ class CacheStatistics:
 
 @attrs.frozen(kw_only=True)
 class KeptStatistics:
-    """Counts of a table of kept plans.
+    """Counts for a table of kept plans.
 
     Attributes:
-        seen: Requests that were served without a plan, because their structure was new.
-        found: Requests that found their plan.
-        recorded: Plans that were made.
-        bound: Bindings of plans to blocks.
-        armed: Bindings whose kernels were prepared.
-        refused: Requests whose structure can have no plan.
-        evicted: Plans that made way for others.
+        seen: The requests without a plan, because their structure was new.
+        found: The requests that found their plan.
+        recorded: The new plans.
+        bound: The bindings of plans to blocks.
+        armed: The bindings with prepared kernels.
+        refused: The requests with a structure that cannot have a plan.
+        evicted: The plans that were evicted.
     """
 
     seen: int = 0
@@ -125,13 +125,13 @@ class KeptStatistics:
 
 @attrs.frozen(kw_only=True)
 class LibraryStatistics:
-    """Plans of one library in one generation, and its workspace.
+    """The plans of one library in one generation, and its workspace.
 
     Attributes:
-        plans: Plans of its operations: each launch by a plan has found one, or had one made. On the CPU
-            backend they are compiled expressions (D186), and NumPy computes what has none.
-        workspace: Bytes that it holds for itself beside the arrays. Where several libraries share a stream,
-            its workspace counts for the last one that used it.
+        plans: The plans of its operations: each launch with a plan has found or made it. On the CPU backend
+            they are compiled expressions (D186); NumPy computes without plans.
+        workspace: The bytes that the library itself holds, besides the arrays. If several libraries share a
+            stream, its workspace counts for the last library that used it.
     """
 
     plans: CacheStatistics = CacheStatistics()
@@ -140,27 +140,26 @@ class LibraryStatistics:
 
 @attrs.frozen(kw_only=True)
 class DeviceStatistics:
-    """Counts of one generation of a device, but for its losses.
+    """Counts of one generation of a device; only its losses count all generations.
 
     Attributes:
-        generation: Number of the generation.
-        pid: Number of the worker process that serves it; None where it is in this process.
-        launched: Operations enqueued.
-        completed: Operations that completed, with or without an error.
-        in_flight: Operations that the backend has now.
-        queues: Queues with requests now, by the import path of the library (`Operation.library`).
-        memory: Memory of the device's arrays.
-        losses: Contexts that the device has lost since it was opened.
-        libraries: By the import path of the library: those that have planned something in this generation,
-            or hold memory for themselves.
-        kept: Plans that are kept, by their side. ``"application"`` has chains of calls over all generations.
+        generation: The number of the generation.
+        pid: The pid of the worker that serves it; None if it is in this process.
+        launched: The number of enqueued operations.
+        completed: The number of completed operations, with or without an error.
+        in_flight: The number of operations that the backend has now.
+        queues: The queues that have requests now, by the import path of the library (`Operation.library`).
+        memory: The memory of the device's arrays.
+        losses: The number of contexts that the device has lost since it was opened.
+        libraries: The libraries that have made plans in this generation, or hold memory, by import path.
+        kept: The retained plans, by their place. ``"application"`` has chains of calls over all generations.
             ``"link"`` has the launch templates of the worker process; the second operation of its kind makes
-            one. ``"executor"`` has their bindings, and those of chains and graphs, in the process that
-            launches.
-        actors: Bytes of arrays by the path of the actor whose task made them. ``""`` stands for all other
-            tasks, also for those that a handler has started in a nursery.
-        process: Memory and processor time of the process that serves it, the worker or the program; None
-            where the system does not tell.
+            one. ``"executor"`` has their bindings, and the bindings of chains and graphs, in the launching
+            process.
+        actors: The bytes of arrays by the path of the actor whose task made them. ``""`` is for all other
+            tasks, including tasks that a handler has started in a nursery.
+        process: The memory and processor time of the process that serves it, the worker or the program; None
+            if the system has no data.
     """
 
     generation: int
@@ -179,12 +178,12 @@ class DeviceStatistics:
 
 @attrs.frozen
 class LaunchTimes:
-    """The time when a worker has launched an operation, by `time.monotonic_ns`, which all processes share.
+    """The times of an operation in a worker, by `time.monotonic_ns`, which all processes share.
 
     Attributes:
-        process: Number of the worker process.
-        begun: When the backend was about to be called.
-        completed: When the operation was seen to be complete.
+        process: The pid of the worker.
+        begun: The time just before the backend was called.
+        completed: The time when the operation was found complete.
     """
 
     process: int
@@ -202,12 +201,13 @@ class ProgramCost:
     Attributes:
         program: Its name.
         module: The module of its class or function.
-        imports: Seconds that the last worker took to import the module; 0.0 if the next one begins with it.
-        makes: Seconds that constructor and `warm_up` took the last time.
-        ahead: Whether the next worker begins with the module: ``"fully"``; ``"refused"``, where it
-            does not; ``"pending"``, where that is being tried. ``"inline"``: there is no worker, and the
-            module stays imported.
-        reason: Why a worker imports the module; None if none does.
+        imports: The seconds that the last worker took to import the module; 0.0 if the next one begins with
+            it.
+        makes: The last duration of constructor and `warm_up`, in seconds.
+        ahead: Whether the next worker begins with the module: ``"fully"``: it does; ``"refused"``: it does
+            not; ``"pending"``: that is being tried. ``"inline"``: there is no worker, and the module stays
+            imported.
+        reason: The reason why each worker imports the module; None if none does.
     """
 
     program: str
@@ -220,16 +220,16 @@ class ProgramCost:
 
 @attrs.frozen(kw_only=True)
 class RecoveryCost:
-    """Cost of the next recovery: measured times of the last start, without the wait before a restart (D141).
+    """The cost of the next recovery: measured times of the last start, without the delay of a restart (D141).
 
-    As text it is one line, such as ``restart 1.71 s: worker 0.12 s, import of encoder 1.55 s, ...``.
+    Its text is one line, such as ``restart 1.71 s: worker 0.12 s, import of encoder 1.55 s, ...``.
 
     Attributes:
-        context: Seconds from the order of the last worker to its context; without a worker, those of the last
-            context. None before there was one.
-        programs: Shares of programs.
-        spares: Workers that stand ready: the next recovery finds all of that done.
-        is_first: Whether the times are those of the first start, which loads more than a recovery does.
+        context: The seconds from starting the last worker until its context was ready; without a worker,
+            those of the last context. None before the first context.
+        programs: The shares of programs.
+        spares: The number of spare workers, which have already done all of this for the next recovery.
+        is_first: Whether the times are from the first start, which loads more than a recovery does.
     """
 
     context: float | None = None
@@ -239,14 +239,14 @@ class RecoveryCost:
 
     @property
     def seconds(self) -> float | None:
-        """The sum, where no worker stands ready; None before there was a context."""
+        """The sum without a spare worker; None before the first context."""
         if self.context is None:
             return None
         return self.context + sum(self._imports().values()) + sum(each.makes for each in self.programs)
 
     @property
     def reason(self) -> str | None:
-        """The reason why modules are imported in each worker; None if none is."""
+        """The reason why each worker imports modules; None if none does."""
         found = {each.module: each.reason for each in self.programs if each.reason is not None}
         lines = [
             f"module {module} is imported in each worker, because {why}" for module, why in found.items()
@@ -266,7 +266,7 @@ class RecoveryCost:
         return f"{what} {self.seconds:.2f} s{ready}: {', '.join(parts)}{why}"
 
     def _imports(self) -> dict[str, float]:
-        """Return the seconds by module: the first program of a worker pays for the others."""
+        """Return the seconds by module, because the first program of a worker pays for the others."""
         found: dict[str, float] = {}
         for each in self.programs:
             if each.ahead not in ("fully", "inline"):
@@ -283,12 +283,12 @@ class _Program:
 
 
 class Recoveries:
-    """The times of one device from which the cost of its next recovery follows.
+    """The times of one device that determine the cost of its next recovery.
 
     Attributes:
-        context: Seconds of the last start of a worker, or of a context without one; None before the first.
-        judge: Says of a module whether the next worker begins with it, and why not.
-        spares: Says how many workers stand ready.
+        context: The seconds of the last start of a worker, or of an inline context; None before the first.
+        judge: Returns whether the next worker begins with a module, and why not.
+        spares: Returns the number of spare workers.
     """
 
     def __init__(self) -> None:
@@ -296,11 +296,11 @@ class Recoveries:
         self._starts = 0
         self.judge: Callable[[str], tuple[Ahead, str | None]] = lambda _: ("inline", None)
         self.spares: Callable[[], int] = lambda: 0
-        # The programs, by the backend's name of their library.
+        # The programs, by the backend's names of their libraries.
         self._programs: dict[str, _Program] = {}
 
     def started(self, seconds: float) -> None:
-        """Note that a worker has started, or a context without one."""
+        """Note that a worker, or an inline context, has started."""
         self._starts += 1
         self.context = seconds
 
@@ -315,23 +315,23 @@ class Recoveries:
         self._programs[library] = _Program(name, module)
 
     def forget(self, library: str) -> None:
-        """Forget a program that was closed, or could not be opened."""
+        """Forget a program that has closed or failed to open."""
         self._programs.pop(library, None)
 
     def made(self, library: str, seconds: float, imports: float) -> None:
-        """Note that a context has made a program; one that is not known is left out.
+        """Note that a context has made a program; unknown programs are ignored.
 
         Args:
             library: The backend's name of its library.
-            seconds: How long that took, in all.
-            imports: Seconds of these for the import of its module.
+            seconds: The total duration.
+            imports: The part of it for the import of its module.
         """
         program = self._programs.get(library)
         if program is not None:
             program.imports, program.makes = imports, max(0.0, seconds - imports)
 
     def cost(self, libraries: Iterable[str] | None = None) -> RecoveryCost:
-        """Return the cost of the next recovery; of some libraries alone, if they are named."""
+        """Return the cost of the next recovery, or only the part for some libraries."""
         chosen = self._programs if libraries is None else libraries
         found = [self._programs[library] for library in chosen if library in self._programs]
         return RecoveryCost(
@@ -343,7 +343,7 @@ class Recoveries:
 
     def _of(self, program: _Program) -> ProgramCost:
         ahead, reason = self.judge(program.module)
-        # The import that another program of the module has paid, this one would pay without it.
+        # Another program of the module has paid for the import, which this program would pay without it.
         paid = max(each.imports for each in self._programs.values() if each.module == program.module)
         return ProgramCost(
             program=program.name,

@@ -1,4 +1,4 @@
-"""Views: other shapes over the same memory, worked out without touching it."""
+"""Views: other shapes over the same memory, computed without touching it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Index: TypeAlias = "int | slice | EllipsisType | tuple[int | slice | EllipsisTyp
 
 
 class NoViewError(ValueError):
-    """Only a copy has this shape."""
+    """Only a copy can have this shape."""
 
 
 def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
-    """Take a part by NumPy's basic indexing: whole numbers, slices, ``...`` and ``None``.
+    """Return a part by NumPy's basic indexing: integers, slices, ``...`` and ``None``.
 
     Raises:
-        TypeError: An index of another kind, which would need a copy.
-        IndexError: An index that is out of range, or too many of them.
+        TypeError: An index of another kind would need a copy.
+        IndexError: An index is out of range, or there are too many.
     """
     parts: list[Any] = list(index) if isinstance(index, tuple) else [index]
     for place, part in enumerate(parts):
@@ -39,21 +39,21 @@ def indexed(spec: ArraySpec, index: Index) -> ArraySpec:
                 f"index: integers, slices, ... and None make a view; {shown(part)} would make a copy: "
                 "await ta.arrays.take(x, indices) of elements, await ta.arrays.compress(mask, x) by a mask"
             )
-        # With an integer in an array, NumPy would make a copy.
+        # With a 0-d array as an index, NumPy would make a copy.
         parts[place] = operator.index(part)
         if abs(parts[place]) > sys.maxsize:
             raise IndexError(f"index {shown(part)} is out of bounds for shape {spec.shape}")
     if not any(part is Ellipsis for part in parts):
-        # Without it, NumPy would read an element where nothing but whole numbers are given.
+        # Without it, NumPy would read an element if all indices are integers.
         parts.append(...)
     return seen(spec, lambda shadow: shadow[tuple(parts)])
 
 
 def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:
-    """Take the elements in C order under another shape; one size may be -1.
+    """Return the elements in C order with another shape; one size may be -1.
 
     Raises:
-        ValueError: Another number of elements, or a layout that no view can give this shape.
+        ValueError: The number of elements differs, or no view of this layout has this shape.
     """
     sizes = tuple(operator.index(size) for size in shape)
     if min(sizes, default=0) < -1:
@@ -70,21 +70,21 @@ def reshaped(spec: ArraySpec, shape: Sequence[int]) -> ArraySpec:
 
 
 def broadcast(spec: ArraySpec, shape: Ints) -> ArraySpec:
-    """Take the elements again along axes in front, and along those of one element.
+    """Repeat the elements along new leading axes, and along axes of size 1.
 
     Raises:
-        ValueError: It does not broadcast to this shape.
+        ValueError: The array does not broadcast to this shape.
     """
     return spec if spec.shape == shape else seen(spec, lambda shadow: np.broadcast_to(shadow, shape))
 
 
 def permuted(spec: ArraySpec, order: Sequence[int]) -> ArraySpec:
-    """Take the axes in another order; negative ones count from the end.
+    """Return the axes in another order; negative axes count from the end.
 
     Raises:
-        ValueError: The axes are not all there are, each once.
+        ValueError: `order` does not contain each axis once.
     """
-    # NumPy would take the lower 32 bits of a number.
+    # NumPy would use the lower 32 bits of a number.
     if any(not -len(spec.shape) <= operator.index(axis) < len(spec.shape) for axis in order):
         raise np.exceptions.AxisError(f"axes {tuple(order)} are not those of shape {spec.shape}")
     if len({axis % len(spec.shape) for axis in order}) < len(spec.shape):
@@ -93,12 +93,12 @@ def permuted(spec: ArraySpec, order: Sequence[int]) -> ArraySpec:
 
 
 def transposed(spec: ArraySpec) -> ArraySpec:
-    """Take the axes in the opposite order."""
+    """Return the axes in opposite order."""
     return attrs.evolve(spec, shape=spec.shape[::-1], strides=spec.strides[::-1])
 
 
 def overlaps(first: ArraySpec, second: ArraySpec) -> bool:
-    """Tell whether two arrays may share an element: their byte ranges in one block meet."""
+    """Return whether two arrays may share an element, because their byte ranges in one block overlap."""
     if first.block != second.block or not first.size or not second.size:
         return False
     start, end = reach(first)
@@ -107,10 +107,10 @@ def overlaps(first: ArraySpec, second: ArraySpec) -> bool:
 
 
 def overlaps_itself(array: HostArray | ArraySpec) -> bool:
-    """Tell whether two elements of an array may share memory, as those of a broadcast array do.
+    """Return whether two elements of an array may share memory, as in a broadcast array.
 
-    False for all that NumPy's indexing, transposing and reshaping make of an ordinary array. True also for
-    layouts made by hand whose axes interleave, and do not meet.
+    False for every result of NumPy's indexing, transposing and reshaping of an ordinary array. Also true for
+    handmade layouts with interleaved axes that do not meet.
     """
     if not array.size:
         return False
@@ -124,7 +124,7 @@ def overlaps_itself(array: HostArray | ArraySpec) -> bool:
 
 
 def check_apart(argument: str, written: ArraySpec) -> None:
-    """Refuse to write to an array whose elements share memory.
+    """Refuse to write to an array with elements that share memory.
 
     Raises:
         ValueError: Elements overlap.
@@ -140,14 +140,14 @@ def _is_whole(part: object) -> bool:
     if isinstance(part, (bool, np.bool)):
         return False
     try:
-        operator.index(part)  # type: ignore[arg-type]  # that is the question
+        operator.index(part)  # type: ignore[arg-type]  # this tests it
     except TypeError:
         return False
     return True
 
 
 def reach(spec: ArraySpec) -> tuple[int, int]:
-    """The first byte of the first element in memory, and the one after the last; of no elements, nothing."""
+    """Return the first byte of an array and the byte after its last; an empty range without elements."""
     if not spec.size:
         return spec.offset, spec.offset
     steps = [(extent - 1) * stride for extent, stride in zip(spec.shape, spec.strides, strict=True)]
@@ -157,11 +157,11 @@ def reach(spec: ArraySpec) -> tuple[int, int]:
 
 
 def seen(spec: ArraySpec, change: Callable[[HostArray], HostArray]) -> ArraySpec:
-    """Let NumPy make a view of an array of this layout without memory, and read the layout off.
+    """Return the layout of a view that NumPy makes of an array of this layout without memory.
 
     Raises:
-        AxisError: A whole number that NumPy has no type for: it is a wrong value, and a wrong index.
-        Exception: Another error of NumPy.
+        AxisError: An integer does not fit NumPy's types, so it is a wrong value and a wrong index.
+        Exception: Another NumPy error.
     """
     shadow = as_strided(np.empty(1, f"V{spec.dtype.itemsize}"), spec.shape, spec.strides)
     try:
@@ -169,7 +169,7 @@ def seen(spec: ArraySpec, change: Callable[[HostArray], HostArray]) -> ArraySpec
     except OverflowError as error:
         raise np.exceptions.AxisError(f"view: {error}") from None
     if not view.size:
-        # Without elements there is no place that could be outside the block.
+        # Without elements, no offset can be outside of the block.
         strides = contiguous_strides(view.shape, spec.dtype.itemsize)
         return attrs.evolve(spec, shape=view.shape, strides=strides, offset=0)
     offset = spec.offset + _address(view) - _address(shadow)

@@ -1,4 +1,4 @@
-"""Waits of tasks and launches: for a time, an arrival, a context, a turn in the order, a call of `notify`."""
+"""Waits of tasks and launches: for a time, an arrival, a context, a turn, or a call of `notify`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Hashable, Itera
 import trio
 from trio.lowlevel import enable_ki_protection
 
-from ...actors import WOKEN
+from ...actors import WAKE_VALUE
 
 
 class Availability:
     """The generations of a device, from the first to its end.
 
     Attributes:
-        generation: Number of the current one, or of the last while there is none; 0 before the first.
-        is_ready: Whether there is one now.
+        generation: The number of the current generation, or of the last one; 0 before the first.
+        is_ready: Whether there is a generation now.
         is_ended: Whether none will follow.
-        is_shut: Whether requests are refused: none will follow, or not before the device is opened again.
+        is_shut: Whether requests are refused: none will follow, or only when the device is opened again.
     """
 
     __slots__ = ("_changed", "generation", "is_ended", "is_ready", "is_shut")
@@ -30,24 +30,24 @@ class Availability:
         self._changed = trio.lowlevel.ParkingLot()
 
     def begin(self, generation: int) -> None:
-        """Begin a generation: its context is ready."""
+        """Begin a generation, because its context is ready."""
         self.generation = generation
         self.is_ready = True
         self.is_shut = False
         self._changed.unpark_all()
 
     def shut(self) -> None:
-        """Have requests refused until the next generation begins."""
+        """Refuse requests until the next generation begins."""
         self.is_shut = True
         self._changed.unpark_all()
 
     def interrupt(self) -> None:
-        """End the generation: the context is gone, and another may follow."""
+        """End the generation, because its context is lost. Another may follow."""
         self.is_ready = False
         self._changed.unpark_all()
 
     def end(self) -> None:
-        """End the generations: no context follows."""
+        """End the generations, because no context follows."""
         self.is_ready = False
         self.is_ended = self.is_shut = True
         self._changed.unpark_all()
@@ -68,15 +68,14 @@ class Availability:
 
 
 class Arrival:
-    """Something that is on its way, such as a host array that a thread copies.
+    """Something in transit, such as a host array that a thread copies.
 
-    Operations that need it are not launched before. A stream that were held for it instead would hold up
-    every call to the driver that waits for the context, and with it perhaps the thread that has to release
-    the stream (D50).
+    Operations that need it are not launched before. Holding a stream for it would block every driver call
+    that waits for the context, and perhaps the thread that has to release the stream (D50).
 
     Attributes:
-        is_over: Whether it is there, or never will be.
-        failure: Why it never will be.
+        is_over: Whether it has arrived, or never will.
+        failure: The reason why it never will.
     """
 
     __slots__ = ("__weakref__", "_waiting", "failure", "is_over")
@@ -87,14 +86,14 @@ class Arrival:
         self._waiting: list[Callable[[], None]] = []
 
     def tell(self, notify: Callable[[], None]) -> None:
-        """Have somebody told when it is over; on the Trio thread."""
+        """Call `notify` when it is over; on the Trio thread."""
         if self.is_over:
             notify()
         else:
             self._waiting.append(notify)
 
     def end(self, failure: Exception | None = None) -> None:
-        """Note that it is over, and tell its waiters; on the Trio thread."""
+        """Mark it as over, and notify its waiters; on the Trio thread."""
         self.is_over = True
         self.failure = failure
         waiting, self._waiting = self._waiting, []
@@ -103,7 +102,7 @@ class Arrival:
 
 
 class Alarms:
-    """Callbacks with deadlines on Trio's clock. One that is dropped is let go of at once."""
+    """Callbacks with deadlines on Trio's clock. A dropped callback is released at once."""
 
     __slots__ = ("_alarms", "_changed")
 
@@ -115,22 +114,22 @@ class Alarms:
         return len(self._alarms)
 
     def __contains__(self, key: Hashable) -> bool:
-        """Tell whether a key has an alarm."""
+        """Return whether a key has an alarm."""
         return key in self._alarms
 
     def set(self, key: Hashable, deadline: float, callback: Callable[[], None]) -> None:
-        """Call back at the deadline; a key has one alarm."""
+        """Call back at the deadline; each key can have one alarm."""
         is_next = all(deadline < other for other, _ in self._alarms.values())
         self._alarms[key] = (deadline, callback)
         if is_next:
             self._changed.set()
 
     def drop(self, key: Hashable) -> None:
-        """Do not call back."""
+        """Drop the callback of a key."""
         self._alarms.pop(key, None)
 
     def clear(self) -> None:
-        """Drop all calls."""
+        """Drop all callbacks."""
         self._alarms.clear()
 
     @enable_ki_protection
@@ -143,19 +142,19 @@ class Alarms:
                 await self._changed.wait()
             now = trio.current_time()
             for key, (due, callback) in tuple(self._alarms.items()):
-                # A callback may drop alarms that follow it.
+                # A callback may drop later alarms.
                 if due <= now and key in self._alarms:
                     del self._alarms[key]
                     callback()
 
 
 class TaskNotifier:
-    """Wakes the one task that waits here; a call of `notify` while none waits is lost.
+    """Wakes the one task that waits here; a call of `notify` without a waiting task is lost.
 
-    Costs half as much as an event, of which there would be one for each time.
+    It costs half as much as an event, because an event would be made for each wait.
 
     Attributes:
-        task: The task that waits; not to be changed from outside.
+        task: The waiting task; do not change it from outside.
     """
 
     __slots__ = ("task",)
@@ -167,7 +166,7 @@ class TaskNotifier:
         """Wait for the next `notify`."""
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            # A later `notify` would reschedule a task that is not parked, which is an error of Trio's.
+            # Otherwise a later `notify` would reschedule an unparked task, which Trio forbids.
             self.task = None
             return trio.lowlevel.Abort.SUCCEEDED
 
@@ -175,23 +174,23 @@ class TaskNotifier:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
     def notify(self) -> None:
-        """Let the task go on, if it waits. On the Trio thread."""
+        """Wake the waiting task, if any. On the Trio thread."""
         task, self.task = self.task, None
         if task is not None:
-            trio.lowlevel.reschedule(task, WOKEN)
+            trio.lowlevel.reschedule(task, WAKE_VALUE)
 
 
 class Turn:
     """One operation's place in the order. Made by `SubmissionOrder.enter`.
 
     Attributes:
-        reads: Blocks that it reads.
-        writes: Blocks that it changes.
-        waits_for: How many others must be launched before.
-        followers: The ones that wait for this one, if there are any.
-        ready: Set when it waits for none any more; made when somebody waits for that.
-        is_leaving: Whether it is gone but for its place, which those behind it keep.
-        is_over: Whether it has given its place up.
+        reads: The blocks that it reads.
+        writes: The blocks that it changes.
+        waits_for: The number of operations that must be launched before.
+        followers: The turns that wait for this turn, if any.
+        ready: Set when it no longer waits for others; made when a task waits for that.
+        is_leaving: Whether only its place remains, which its followers need.
+        is_over: Whether it has given up its place.
     """
 
     def __init__(self, reads: frozenset[int], writes: frozenset[int]) -> None:
@@ -206,23 +205,23 @@ class Turn:
 
     @property
     def is_ready(self) -> bool:
-        """Whether everything that must be launched before has been, or never will be."""
+        """Whether every operation that must be launched before has been launched, or never will be."""
         return self.waits_for == 0 or self._is_released
 
     async def wait(self) -> None:
-        """Wait until it is."""
+        """Wait until this turn is ready."""
         while not self.is_ready:
             self.ready = trio.Event()
             await self.ready.wait()
 
     def release(self) -> None:
-        """Wait for nothing more: the order is of no account."""
+        """Stop waiting, because the order no longer matters."""
         self._is_released = True
         if self.ready is not None:
             self.ready.set()
 
     def follow(self, other: Turn) -> None:
-        """Come after another, unless that is over."""
+        """Follow another turn, unless it is over."""
         if other.is_over or other is self:
             return
         if other.followers is None:
@@ -231,7 +230,7 @@ class Turn:
         self.waits_for += 1
 
     def end(self) -> list[Turn]:
-        """Give the place up; returns those that may give up theirs now."""
+        """Give up the place; return the followers that can now give up theirs."""
         self.is_over = True
         followers, self.followers = self.followers, None
         if followers is None:
@@ -244,31 +243,30 @@ class Turn:
 
 
 class SubmissionOrder:
-    """The operations that were handed over and not launched yet, in that order.
+    """The submitted, unlaunched operations, in submission order.
 
-    Library actors take their messages independently of each other, so an operation could be launched
-    before one that was handed over earlier and waits in another mailbox. Where both touch the same
-    memory and one of them writes, the later one waits for the launch of the earlier one; from there
-    on streams and events keep the order.
+    Library actors take their messages independently of each other, so an operation could be launched before
+    an earlier operation in another mailbox. If both touch the same memory and one of them writes, the later
+    one waits for the launch of the earlier one. From there on, streams and events keep the order.
 
-    There is no deadlock: an operation waits only for ones that were handed over before it, and
-    each library takes its own in the order in which they were handed over.
+    There can be no deadlock, because an operation waits only for previously submitted operations, and each
+    library takes its own in submission order.
     """
 
     __slots__ = ("_readers", "_writers")
 
     def __init__(self) -> None:
-        # The last turn that writes each block, and the turns that read it since.
+        # The last turn that writes each block, and the turns that have read it since.
         self._writers: dict[int, Turn] = {}
         self._readers: dict[int, dict[Turn, None]] = {}
 
     @property
     def is_empty(self) -> bool:
-        """Whether no operation has a place in it."""
+        """Whether no operation has a place."""
         return not self._writers and not self._readers
 
     def is_free(self, reads: frozenset[int], writes: frozenset[int]) -> bool:
-        """Tell whether an operation that used these blocks now would follow none."""
+        """Return whether an operation that used these blocks now would not follow any other."""
         return self._writers.keys().isdisjoint(reads | writes) and writes.isdisjoint(self._readers)
 
     def enter(self, reads: frozenset[int], writes: frozenset[int]) -> Turn:
@@ -276,7 +274,7 @@ class SubmissionOrder:
         turn = Turn(reads, writes)
         writers, readers = self._writers, self._readers
         for block in reads:
-            # The write below follows all that a read of the block would follow.
+            # The write below follows every operation that a read of the block would follow.
             if block in writes:
                 continue
             if block in writers:
@@ -289,22 +287,22 @@ class SubmissionOrder:
             if block in writers:
                 turn.follow(writers[block])
             if block in readers:
-                # Later operations follow this write, and by it the readers: they need not be kept.
+                # Later operations follow this write, and through it the readers, so these can be forgotten.
                 for reader in readers.pop(block):
                     turn.follow(reader)
             writers[block] = turn
         return turn
 
     def leave(self, turn: Turn, made: Iterable[int] = ()) -> None:
-        """Leave the order, launched or never to be: operations that wait for this one go on.
+        """Leave the order after the launch, or without one: operations that wait for this turn continue.
 
-        An operation that was taken back while it waited keeps its place until its turn: later ones know of
-        those before it by that place alone.
+        An operation withdrawn during its wait keeps its place until its turn, because later operations follow
+        the earlier ones only through that place.
 
         Args:
-            turn: Its place.
-            made: Blocks that it was to make. No earlier operation uses these, so another one that makes them,
-                once this one is taken back, does not come behind it.
+            turn: Its turn.
+            made: The blocks that it was to make. No earlier operation uses them. So after a withdrawal,
+                another operation that makes them need not follow this turn.
         """
         turn.is_leaving = True
         if turn.waits_for or turn.is_over:
@@ -335,7 +333,7 @@ class SubmissionOrder:
 
 
 async def run_together(tasks: Iterable[Callable[[], Awaitable[object]]]) -> None:
-    """Run tasks at the same time; the first error ends the others, and is raised as it is, not in a group."""
+    """Run tasks concurrently. The first error cancels the others, and is raised without a group."""
     errors: list[Exception] = []
     async with trio.open_nursery() as nursery:
 
@@ -354,5 +352,5 @@ async def run_together(tasks: Iterable[Callable[[], Awaitable[object]]]) -> None
         try:
             raise first
         finally:
-            # The error has this frame, which would have the error.
+            # The error refers to this frame, so this frame must not refer to the error.
             del first

@@ -1,4 +1,4 @@
-"""Messages of a device's workers, and their effects."""
+"""The messages of a device's workers, and their effects."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ from ._pool import WorkerPool
 from ._request import BorrowRequest, LeaseRequest, OperationRequest, RemoteRequest
 from ._requests import RequestTable
 
-# Seconds between two attempts to get a descriptor for which there was no room.
+# Seconds between two attempts to get a descriptor, when this process had too many.
 _ASKED_AGAIN = 0.1
 
 
 @attrs.define(eq=False, repr=False)
 class AnswerHandler:
-    """Takes the messages of workers, which are not trusted.
+    """Handles the messages of workers, which are not trusted.
 
     Args:
         device: The device.
         requests: Its requests.
         chunks: Its memory.
         copies: Copies host arrays of requests.
-        outcomes: Gives requests their outcomes.
+        outcomes: Delivers the outcomes of requests.
         pool: The workers.
-        alarms: Times at which cancelled requests are left.
-        calls: Calls of workers beside requests.
+        alarms: The times at which cancelled callers leave their requests.
+        calls: The questions to workers.
         lose: Called when a worker has lost its context.
 
     Attributes:
-        actors: The actors of the worker that serves.
-        on_first_success: Called when the context completes its first request without an error, once.
-        on_prepared: Called when the worker that serves is whole: what was in use is open again.
+        actors: The actors of the active worker.
+        on_first_success: Called once, when the context completes its first request without an error.
+        on_prepared: Called when the active worker has opened again all libraries that were in use.
     """
 
     _device: DeviceState
@@ -74,14 +74,14 @@ class AnswerHandler:
         self._handlers = _HANDLERS(self)
 
     def open(self, nursery: trio.Nursery) -> None:
-        """Begin; a chunk that was missed is asked for by a task of the nursery."""
+        """Begin; a task of the nursery requests chunks whose descriptors were lost."""
         self._nursery = nursery
 
     def handle(self, link: WorkerLink, received: list[Received]) -> None:
-        """Take what a worker has sent."""
+        """Handle the messages of a worker."""
         handlers = self._handlers
         taken = 0
-        # D80: nothing that it sends is read any more, but its descriptors are this process's by now.
+        # D80: its messages are no longer read, but this process has to close their descriptors.
         if link.is_distrusted:
             _close_descriptors(received)
             return
@@ -93,18 +93,18 @@ class AnswerHandler:
                 handlers[message[0]](link, *message[1:], *descriptors)
                 taken += 1
         except NonsenseError as error:
-            # D80: the one place that turns nonsense into the loss of its worker.
+            # D80: only here does nonsense cause the loss of its worker.
             _close_descriptors(received[taken:])
             link.distrust(error)
-        # One pump serves all requests that are done by now.
+        # One pump serves all completed requests.
         if self._requests.waiting:
             self._requests.pump()
 
     def take_plain(self, link: WorkerLink, received: list[Received]) -> bool:
-        """Take received messages in an asker's task, if all are plain answers.
+        """Handle received messages in a caller's task, if all of them report plain success.
 
-        Other messages are handled in the task of the worker: here they would run in the asker's context, and
-        their errors would have the exception that the asker is handling as context.
+        Other messages are handled in the worker's task. In this task they would run in the caller's context,
+        and their errors would get the exception that the caller is handling as their context.
         """
         message: Any
         for message, _ in received:
@@ -114,17 +114,17 @@ class AnswerHandler:
         return True
 
     def _is_plain(self, message: Any) -> bool:
-        """Tell whether an answer says that all went well with a request, whose end has no further effects."""
+        """Return whether an answer reports plain success, so that the request's end needs no further work."""
         _, number, _, results, trouble = message
         request = self._requests.get(number)
         if trouble is not None or self._requests.waiting or not isinstance(request, OperationRequest):
             return False
-        # Host arrays that nobody asked for are nonsense: the receiver loses the worker by it.
+        # Unrequested host arrays are nonsense: the receiver loses the worker for them.
         return len(results) == len(request.hosts.filled) and not (request.hosts.is_used or self._device.hooks)
 
     def is_waited_for(self, request: OperationRequest) -> bool:
-        """Tell whether its asker is to look for its end."""
-        # D38: with others at the worker, their answers would wait behind this asker's polls.
+        """Return whether its caller should poll for its end."""
+        # D38: the answers of other requests would have to wait for this caller's polls.
         return request.stage != "over" and self._requests.sent == 1
 
     def _on_times(self, link: WorkerLink, number: int, begun: int, completed: int) -> None:
@@ -132,7 +132,7 @@ class AnswerHandler:
         if request is not None:
             if not isinstance(request, OperationRequest):
                 raise NonsenseError(f"times: request {number} is a lease")
-            # The clock is one for all processes of the machine: an end that is still to come is nonsense.
+            # All processes of the machine share the clock, so a future end is nonsense.
             expect(begun <= completed <= time.monotonic_ns(), f"times: {begun} to {completed}")
             request.launch.times = LaunchTimes(link.process.pid, begun, completed)
 
@@ -142,7 +142,7 @@ class AnswerHandler:
             asker = request.launch.spec.asker if isinstance(request, OperationRequest) else None
             if asker is None:
                 raise NonsenseError(f"progress: request {number} is not a call of a program")
-            # Where nobody listens, nothing more of it is sent.
+            # If nobody listens, the worker sends no further progress.
             if asker.notify is not None:
                 asker.report(text)
                 link.send(_orders.heard(number), now=True)
@@ -199,11 +199,11 @@ class AnswerHandler:
             self._outcomes.end_plainly(request, results)
             self.actors.handled[request.library] += 1
             return
-        # The check comes first: nonsense loses the worker, and the request is among those that are sorted
-        # then.
+        # The check comes first, because nonsense loses the worker, and then the sorting of its requests must
+        # include this one.
         _check_done(request, addresses, results, trouble, self._chunks)
         self._requests.done(number)
-        # D75: once for each context; from here on its loss is no crash loop, and the window is open.
+        # D75: once per context. From here on its loss is not part of a crash loop, and the window is open.
         if trouble is None and self.on_first_success is not None:
             first, self.on_first_success = self.on_first_success, None
             first()
@@ -227,7 +227,7 @@ class AnswerHandler:
             self._end_lease(link, request, trouble)
 
     def _ends_plainly(self, link: WorkerLink, request: OperationRequest, results: Sequence[bytes]) -> bool:
-        """Tell whether an operation that went well has no effect but its outcome, and its host arrays."""
+        """Return whether success affects only the outcome and filled host arrays."""
         is_special = (
             type(request) is not OperationRequest
             or request.stage != "sent"
@@ -248,7 +248,7 @@ class AnswerHandler:
         return True
 
     def _end_lease(self, link: WorkerLink, request: LeaseRequest, trouble: Any) -> None:
-        """End a lease that the worker is done with."""
+        """End a lease that the worker has ended."""
         if trouble is not None and isinstance(request, BorrowRequest):
             request.chunk.unmap(link)
             self._outcomes.refuse(request, trouble[3])
@@ -258,7 +258,7 @@ class AnswerHandler:
             request.end()
 
     def _count(self, link: WorkerLink, request: OperationRequest, error: BaseException | None) -> None:
-        """Count an operation for the tree; the next workers open a library ahead once one has succeeded."""
+        """Count an operation for the tree. The next workers open a library in advance after its success."""
         library = request.library
         if error is None and request.suspicion is not None:
             request.suspicion.left.discard(request.number)
@@ -271,10 +271,10 @@ class AnswerHandler:
             self._pool.use(library)
 
     def _request(self, link: WorkerLink, number: int) -> RemoteRequest | None:
-        """Return the request that a worker speaks of; None if it is no concern of this worker any more.
+        """Return the request of a worker's message; None if the worker is no longer active.
 
         Raises:
-            NonsenseError: It was not given such a request, or has answered it.
+            NonsenseError: The worker was not sent this request, or has already answered it.
         """
         if not link.is_serving:
             return None
@@ -284,7 +284,7 @@ class AnswerHandler:
         return request
 
     def _mapped(self, request: OperationRequest, addresses: Iterable[Address]) -> tuple[Address, ...]:
-        """Find the new blocks that this process has memory for; a request that has others fails."""
+        """Return the new blocks in memory that this process has; a request with other blocks fails."""
         missing = self._chunks.missing
         for _, nbytes, chunk, _ in addresses:
             if chunk in missing and request.failure is None:
@@ -293,13 +293,13 @@ class AnswerHandler:
         return tuple([address for address in addresses if address[2] not in missing])
 
     def _collect(self, request: OperationRequest) -> None:
-        """Collect garbage: there is no memory for a request, and arrays in reference cycles may hold some."""
+        """Collect garbage for a request without enough memory, because reference cycles may hold arrays."""
         if request.is_cancelled:
             self._copies.unwind(request)
             return
         request.shortages += 1
         self._device.blocks.make_room()
-        # The request gets a number behind all others, so that its number says whether it was begun.
+        # The request gets a new last number, so that its number still shows whether it had begun.
         request.number = self._requests.next_number()
         self._requests.add(request)
 
@@ -339,8 +339,8 @@ class AnswerHandler:
                 copy, view = request.hosts.copies[index], partial(self._chunks.view, chunk, offset, array)
                 self._copies.copy_on_device(request, copy, view, copied)
                 return
-        # It was refused with its operands on their way already, or its asker has left it: the stream is to go
-        # on all the same.
+        # The request was refused while its operands were being copied, or its caller has left. The stream
+        # must continue nevertheless.
         copied()
 
     def _on_chunk(self, link: WorkerLink, number: int, nbytes: int, *descriptors: int) -> None:
@@ -358,12 +358,12 @@ class AnswerHandler:
                 link.send(_orders.kept(number))
                 self._pool.share(chunk, link)
                 return
-        # The chunk is of a worker that was given up, and holds no block that the application knows.
+        # The worker has failed for good, and the application knows of no block in this chunk.
         close_all(descriptors)
 
     @enable_ki_protection
     async def _ask_for_chunk(self, link: WorkerLink, number: int) -> None:
-        """Have a worker send the descriptor of a chunk again in a moment: there may be room for it then."""
+        """Request the descriptor of a chunk again after a moment, because there may be room for it then."""
         await trio.sleep(_ASKED_AGAIN)
         if number in self._chunks.missing and link.is_serving:
             link.send(_orders.tell_chunk(number))
@@ -402,10 +402,10 @@ def _check_done(
     trouble: Any,
     chunks: ChunkTable,
 ) -> None:
-    """See that an answer tells of blocks that a request makes, and has the host arrays that were asked for.
+    """Check that an answer contains only blocks that its request makes, and the requested host arrays.
 
     Raises:
-        NonsenseError: They are others, or a block cannot have the place that is told.
+        NonsenseError: It contains others, or an address is impossible.
     """
     made = request.launch.allocations if isinstance(request, OperationRequest) else ()
     for address in addresses:
@@ -427,10 +427,10 @@ def _check_done(
 
 
 def _check_copy(request: OperationRequest, index: int, array: ArraySpec) -> None:
-    """See that what a worker wants copied is a host array of the request.
+    """Check that a copy for a worker concerns a host array of the request.
 
     Raises:
-        NonsenseError: It is not.
+        NonsenseError: It does not.
     """
     copies = request.hosts.copies
     expect(index < len(copies), f"host array {index} of request {request.number} is unknown")
@@ -440,25 +440,25 @@ def _check_copy(request: OperationRequest, index: int, array: ArraySpec) -> None
 
 
 def _close_descriptors(received: Iterable[Received]) -> None:
-    """Close what came with messages that are not taken."""
+    """Close the descriptors of unhandled messages."""
     for _, descriptors in received:
         close_all(descriptors)
 
 
 def record_of(name: str, level: int, text: str, pid: int, device: str) -> logging.LogRecord:
-    """Make the application's log record of a worker's, with the number of the worker's process.
+    """Make the application's log record of a worker's record.
 
     Args:
-        name: Name of the logger.
+        name: The name of the logger.
         level: Its level.
         text: Its formatted message.
-        pid: Number of the worker's process.
-        device: Path of the device.
+        pid: The pid of the worker.
+        device: The path of the device.
     """
     record = logging.LogRecord(name, level, __file__, 0, "%s", (text,), None)
     record.process = pid
     record.processName = "trio_accel worker"
-    # `extra` would set the same attributes.
+    # These are attributes as `extra` would set them.
     vars(record).update(pid=pid, device=device)
     return record
 

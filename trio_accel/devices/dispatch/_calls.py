@@ -1,4 +1,32 @@
-"""A worker's own counts and actors, its operations as they are measured, and leases."""
+"""The side tasks of a worker dispatch: questions, leases, the actor tree and measurements.
+
+Operations take the main path of `RequestSender` and `AnswerHandler`. Four classes here do the rest:
+
+* `Questions` asks a worker to count, synchronize or close a library. A question is not a request: it has its
+  own number and no turn. If the worker is lost meanwhile (`lose`), `ask` repeats the question to the next.
+* `Leases` gives arrays to the program or to other devices. A lease is a `LeaseRequest` among the requests. So
+  it takes its turn between operations on the same memory, and survives the worker, because the next one holds
+  the same.
+* `WorkerActors` rebuilds the tree of library actors from the worker's events. Its own counters, `handled` and
+  `failed`, come from answers.
+* `Measures` and `MeasuredRequest` time operations for a `Meter`. A request is measured from its creation, and
+  again from the last time a worker received it.
+
+Some orders matter:
+
+* `Questions.ask` sends released blocks first, so that an answer counts them as released. `answer` adds the
+  application's own counts when the answer arrives, and not when the caller runs, because more may have
+  happened by then.
+* A lease is checked again once it is granted (`granted`), because its array may have been released or damaged
+  in the meantime.
+* The program may keep a leased array. So `hold` clears its write flag before the memory returns to the
+  device; a read-only lease gets a view without write access from the beginning.
+* Operations that read a borrowed array follow its `BorrowRequest` in the order of requests. So they need not
+  wait for the answer if the worker has the memory mapped (`Borrowed._is_sure`).
+
+`give_back` must be called for every lease, even if it was never granted: otherwise all later operations on
+the block would wait for ever. A lease of a lost worker ends at once, and does not go to the next worker.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +73,7 @@ from ..operations._blocks import Block, BorrowedBlock
 from ..operations._operation import Launch
 from ..operations._ref import AccelRef
 from ..wire import _orders
-from ..wire._answers import KEPT, MEMORY
+from ..wire._answers import KEPT_COUNTS, MEMORY
 from ..wire._protocol import Address, Message, NonsenseError
 from ._chunks import Chunk, ChunkTable, Stay
 from ._launch_encoding import TemplateTable
@@ -63,11 +91,11 @@ class _Question:
 
 
 class Questions:
-    """The questions to workers that are not answered.
+    """Unanswered questions to workers.
 
     Args:
         device: The device.
-        sender: Has the worker that serves.
+        sender: Knows the active worker.
     """
 
     def __init__(self, device: DeviceState, sender: RequestSender) -> None:
@@ -80,14 +108,14 @@ class Questions:
         return len(self._calls)
 
     async def ask(self, what: str, path: str = "") -> Any:
-        """Call the worker that serves, and the next one if it is lost meanwhile.
+        """Ask the active worker, and the next one if it is lost before it answers.
 
         Args:
             what: ``"count"``, ``"synchronize"``, or ``"close"`` with the import path of a library.
-            path: Import path of the library to close.
+            path: The import path of the library to close.
 
         Raises:
-            DeviceLostError: There is no worker any more.
+            DeviceLostError: The device's worker has ended.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         availability, sender = self._device.availability, self._sender
@@ -96,7 +124,7 @@ class Questions:
                 if availability.is_shut:
                     raise await self._device.lost()
                 await availability.wait_changed()
-            # Arrays that the program has let go by now are counted as released.
+            # Arrays that the program has dropped by now count as released.
             sender.send_released()
             self._last += 1
             number = self._last
@@ -110,27 +138,27 @@ class Questions:
                 return call.value
 
     def answer(self, pid: int, number: int, value: Any) -> None:
-        """Take an answer of a worker; its asker may have gone.
+        """Take a worker's answer; its caller may have left.
 
         Args:
-            pid: Number of its process.
-            number: Number of the call.
+            pid: The pid of the worker.
+            number: The number of the question.
             value: The answer.
 
         Raises:
-            NonsenseError: There was no such call, or it asks for something else.
+            NonsenseError: The question is unknown, or the answer does not fit it.
         """
         call = self._calls.get(number)
         if number > self._last or (call is not None and (value is None) is (call.what == "count")):
             raise NonsenseError(f"result: it answers no call that was made, {number}")
-        # Counted now, and not when its asker runs: more may have happened by then.
+        # Count now, and not when the caller runs, because more may have happened by then.
         counted = None if value is None else self._count(pid, value)
         if call is not None:
             call.value = counted
             call.done.set()
 
     def _count(self, pid: int, value: Any) -> DeviceStatistics:
-        """Add what the worker counts to what waits here: whatever it had done by then is known here."""
+        """Combine the current counts of the worker and this process."""
         launched, completed, in_flight, memory, usage, kept = value
         link = self._sender.link
         templates = KeptCounts() if link is None else link.templates.kept.counts
@@ -146,14 +174,14 @@ class Questions:
             libraries=by_title(_libraries(usage)),
             kept={
                 "link": KeptStatistics.of(templates),
-                "executor": KeptStatistics(**dict(zip(KEPT, kept, strict=True))),
+                "executor": KeptStatistics(**dict(zip(KEPT_COUNTS, kept, strict=True))),
             },
             actors=self._device.blocks.bytes_by_actor(),
             process=ProcessStatistics.of(pid),
         )
 
     def lose(self) -> None:
-        """Fail all calls: the worker is gone."""
+        """Fail all questions, because the worker is lost."""
         for call in self._calls.values():
             call.is_lost = True
             call.done.set()
@@ -167,11 +195,11 @@ def _libraries(usage: dict[str, Ints]) -> dict[str, LibraryStatistics]:
 
 
 class Leases:
-    """Holds arrays of a device whose memory this process has mapped.
+    """Leases of arrays, in memory that this process has mapped.
 
     Args:
         device: The device.
-        sender: Has the requests, and the worker that serves.
+        sender: Knows the requests, and the active worker.
         chunks: The memory.
     """
 
@@ -194,27 +222,27 @@ class Leases:
             _, _, chunk, offset = await self.granted(request, ref.block, "lease")
             array = self._chunks.view(chunk, offset, ref.spec)
             if not write:
-                # A flag could be set back, over memory of which other arrays are made.
+                # Clearing the array's own flag is not enough, because the program could set it again.
                 array = as_strided(array, writeable=False)
             self._device.leases += 1
             try:
                 yield array
             finally:
                 self._device.leases -= 1
-                # The program may keep the array, and must not write to memory that is the device's again.
+                # The program may keep the array, but must not write to memory of the device.
                 array.flags.writeable = False
         finally:
             self.give_back(request)
 
     def lend(self, ref: AccelRef) -> WorkerLoan:
-        """Ask to hold an array for devices that read it; `Loan.wait` waits until it is held."""
+        """Request a lease for devices that read the array; `Loan.wait` waits until it is granted."""
         request = LeaseRequest(self._requests.next_number(), ref.spec, write=False)
         self._ask(request)
         return WorkerLoan(ref, request, self)
 
     def borrow(self, loan: Loan, stay: Stay | None) -> Borrowed:
-        """Have the worker know an array that was lent, by another device or this one, and is held."""
-        assert isinstance(loan, WorkerLoan)  # a worker reaches no other memory
+        """Make a leased array, of another device or this one, known to the worker."""
+        assert isinstance(loan, WorkerLoan)  # a worker cannot reach other memory
         assert loan.place is not None
         block = BorrowedBlock(self._device.blocks, loan.ref.block)
         is_own = loan.ref.block.table is self._device.blocks
@@ -224,7 +252,7 @@ class Leases:
         told = chunk.number if is_own else chunk.abroad
         request = BorrowRequest(number, array, loan.place, told, loan.end, stay=stay)
         loan.users += 1
-        # Operations come behind it, and nothing keeps it from being known.
+        # If the worker has the chunk mapped, later operations can be sent without waiting for its answer.
         link = self._sender.link
         is_sure = is_own or (link is not None and chunk.borrowers.get(link, False))
         self._ask(request)
@@ -238,15 +266,15 @@ class Leases:
             self._requests.add(request)
 
     async def granted(self, request: LeaseRequest, block: Block, verb: str) -> Address:
-        """Wait until a worker holds a block; returns its place.
+        """Wait until a worker grants the lease of a block; return the block's address.
 
         Raises:
-            AccelError: It cannot.
+            AccelError: The lease was refused.
         """
         await request.granted.wait()
         if request.failure is not None:
             raise request.failure
-        # While its turn was waited for, it may have become invalid, or was released.
+        # The block may have been damaged or released during the wait.
         block.check(verb, request.array)
         assert request.address is not None
         return request.address
@@ -256,12 +284,12 @@ class Leases:
         return self._chunks.chunk(number, nbytes)
 
     def give_back(self, request: LeaseRequest) -> None:
-        """End what a worker holds, or is to hold."""
+        """End a lease that a worker holds, or will hold."""
         if request.stage == "sent" and self._sender.link is not None:
             request.move("leave")
             self._sender.link.send(_orders.unlease(request.number), now=True)
         elif request.stage in ("queued", "sent"):
-            # One that a lost worker had is not put back: it may end while the others are sorted.
+            # A lost worker's lease ends at once, perhaps while other requests are sorted; it is not put back.
             self._requests.withdraw(request)
             request.end()
 
@@ -286,7 +314,7 @@ class WorkerLoan(Loan):
     """An array that a worker holds for other devices.
 
     Attributes:
-        place: Where it is, once it is held.
+        place: The place of its block, once the lease is granted.
     """
 
     _request: LeaseRequest
@@ -297,7 +325,7 @@ class WorkerLoan(Loan):
         """See `Loan.wait`."""
         _, nbytes, number, offset = await self._leases.granted(self._request, self.ref.block, verb)
         self.place = Place(self._leases.chunk(number, nbytes), offset, nbytes)
-        # Readers may need its descriptor again.
+        # Readers may need the chunk's descriptor again.
         self.place.chunk.loans += 1
 
     def map_to(self, device: AccelDevice, block: int) -> int:
@@ -317,7 +345,7 @@ class WorkerLoan(Loan):
 
 @attrs.frozen(eq=False)
 class Borrowed:
-    """An array that was lent, as one of a device that reads it.
+    """A leased array of another device, as an array of the device that reads it.
 
     Attributes:
         array: The array.
@@ -329,17 +357,17 @@ class Borrowed:
     _is_sure: bool
 
     async def wait(self, verb: str) -> None:
-        """Wait until operations may read it: at once where the worker has its memory mapped.
+        """Wait until operations may read it. Returns at once if the worker has its memory mapped.
 
         Raises:
             NotSupportedError: The worker cannot map the memory.
-            DeviceLostError: The device is closed, or was given up.
+            DeviceLostError: The device is closed, or has failed for good.
         """
         if not self._is_sure:
             await self._leases.granted(self._request, self.array.block, verb)
 
     def end(self) -> None:
-        """End to read it: operations that do by now are awaited, and not by the caller."""
+        """Stop reading it. Operations that already read it are awaited in the background."""
         self.array.block.is_released = True
         self._leases.give_back(self._request)
 
@@ -349,7 +377,7 @@ _IDLE = QueueStatistics(waiting=0, in_flight=0)
 
 @attrs.define
 class _Node:
-    """One actor, and what its libraries had handled and failed before it was there."""
+    """One actor, and the counts of each library when the actor started."""
 
     actor_class: str
     handled_before: Mapping[str, int]
@@ -360,11 +388,11 @@ class _Node:
 
 
 class WorkerActors:
-    """Puts the library actors of a worker together from its events and the requests that it serves.
+    """Rebuilds the tree of a worker's library actors from its events and answers.
 
     Attributes:
-        handled: Requests that the worker has served, by the import path of the library.
-        failed: Requests that have crashed the library's actor.
+        handled: The number of requests served, by the import path of the library.
+        failed: The number of requests that crashed the library's actor.
     """
 
     def __init__(self) -> None:
@@ -373,13 +401,13 @@ class WorkerActors:
         self._nodes: dict[str, _Node] = {}
 
     def clear(self) -> None:
-        """Forget the actors: the worker is gone."""
+        """Forget the actors, because the worker has ended."""
         self._nodes.clear()
         self.handled.clear()
         self.failed.clear()
 
     def take(self, event: Event, actor_class: str) -> None:
-        """Follow the life of an actor."""
+        """Update an actor from an event of its life."""
         if not isinstance(event, (ActorStarted, ActorRestarted, ActorTerminated)):
             return
         if isinstance(event, ActorTerminated):
@@ -396,16 +424,16 @@ class WorkerActors:
                 node.last_error = f"{type(event.error).__name__}: {event.error}"
 
     def path_of(self, library: str) -> str | None:
-        """Return the path of the actor that serves the library at an import path; None if there is none."""
+        """Return the path of the actor that serves a library, by import path; None if there is none."""
         return next(
             (path for path, node in self._nodes.items() if is_actor_of(path, node.actor_class, library)), None
         )
 
     def snapshots(self, queues: dict[str, QueueStatistics]) -> tuple[ActorSnapshot, ...]:
-        """Describe the actors as they are now.
+        """Describe the actors in their present state.
 
         Args:
-            queues: Requests by the import path of the library.
+            queues: The requests, by the import path of the library.
         """
         below: dict[str, list[ActorSnapshot]] = {}
         # Children before their parents.
@@ -444,7 +472,7 @@ class WorkerActors:
 
 
 class Measures:
-    """Takers of operations' times and outcomes, by library and name.
+    """Receivers of the times and outcomes of operations, by library and name.
 
     Args:
         device: The device.
@@ -459,11 +487,11 @@ class Measures:
         self._measured: dict[tuple[str, str], Measured] = {}
 
     def now(self) -> float:
-        """Return the time."""
+        """Return the current time."""
         return self._observers.now()
 
     def of(self, launch: Launch) -> Measured | None:
-        """Return the taker of such operations; None if they are not measured any more."""
+        """Return the receiver for such operations; None if they are not measured."""
         meter = self._observers.meter
         if meter is not self._meter:
             self._meter = meter
@@ -473,7 +501,7 @@ class Measures:
         key = launch.library, launch.name
         measured = self._measured.get(key)
         if measured is None:
-            # A library that was never opened has no actor.
+            # An unopened library does not have an actor.
             path = self._actors.path_of(launch.library)
             measured = meter.measured(path or self._path, launch.name)
             if path is not None:
@@ -482,7 +510,7 @@ class Measures:
 
 
 class MeasuredRequest(OperationRequest):
-    """A launch in a worker, which is measured."""
+    """A measured launch in a worker."""
 
     __slots__ = ("_began", "_measures", "_sent")
 
@@ -490,22 +518,22 @@ class MeasuredRequest(OperationRequest):
         super().__init__(number, launch, hosts)
         self._measures = measures
         self._began = measures.now()
-        # The time when it was handed over to a worker last.
+        # The time when a worker last received it.
         self._sent: float | None = None
 
     def message(self, word: int, released: Ints, templates: TemplateTable) -> Message:
-        """Encode it for the worker that has these templates."""
+        """Encode the request for the worker with these templates."""
         self._sent = self._measures.now()
         return super().message(word, released, templates)
 
     def settle(self, result: outcome.Outcome[None]) -> None:
-        """Count the launch, and give its outcome."""
+        """Count the launch, and deliver its outcome."""
         measured = self._measures.of(self.launch)
         if measured is not None:
             now = self._measures.now()
             sent = now if self._sent is None else self._sent
             error = result.error if isinstance(result, outcome.Error) else None
-            # A cancellation and Ctrl-C are no errors of a launch.
+            # A cancellation and Ctrl-C are not errors of the launch.
             is_cancelled = error is not None and not isinstance(error, Exception)
             failure = None if is_cancelled else error
             note_end(measured, sent - self._began, now - sent, failure, cancelled=is_cancelled)

@@ -1,4 +1,4 @@
-"""The memory of a device as the application holds it: descriptors of chunks, and the blocks in these (D3)."""
+"""The application's view of device memory: descriptors of chunks, and the blocks in the chunks (D3)."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from ...actors import System
     from ..launcher._launcher import Launcher
 
-# The address of a block whose request is not answered.
+# The address of a block before its request is answered.
 _UNKNOWN = 0, inf, 0, 0
-# The allocator of a worker makes fewer.
-_MOST = 4096
+# More than a worker's allocator makes.
+_MAX_CHUNKS = 4096
 
 INTACT = "; its arrays are intact: system.open_device(adopt=device) opens a device that has them"
-"""Text behind the reason for which a device was given up, if it left memory."""
+"""The end of the reason why a device failed for good, if it left memory."""
 
 
 @attrs.define(eq=False)
@@ -47,10 +47,10 @@ class Chunk:
         number: Its id on the device.
         nbytes: Its size.
         descriptor: Its file descriptor.
-        is_host: Whether the descriptor is that of a file.
+        is_host: Whether it is the descriptor of a file.
         abroad: Its id in workers of other devices.
-        borrowers: The workers that were told to keep it mapped, and whether they have said that it is.
-        loans: How many arrays in it are being read there.
+        borrowers: The workers that must keep it mapped, and whether each has confirmed the mapping.
+        loans: The number of its arrays that are being read there.
     """
 
     number: int
@@ -66,35 +66,35 @@ class Chunk:
     _is_dropped: bool = False
 
     def send(self, worker: WorkerLink) -> None:
-        """Have a worker of its device map it."""
+        """Make a worker of its device map the chunk."""
         worker.send(_orders.chunk(self.number, self.nbytes), (self.descriptor,))
 
     def open_to_read(self) -> int:
-        """Open it for a worker of another device, which is not to write to it; the caller closes it.
+        """Open it read-only for a worker of another device; the caller closes it.
 
         Raises:
             OSError: There are too many open files.
         """
-        # The driver has descriptors of one kind alone: there, the mapping is one for reading.
+        # The driver has only one kind of descriptor; then the mapping is read-only.
         return read_only(self.descriptor) if self.is_host else os.dup(self.descriptor)
 
     def unmap(self, borrower: WorkerLink) -> None:
-        """Have a worker unmap it, once nothing there reads it."""
+        """Make a worker unmap it once nothing there reads it."""
         if self.borrowers.pop(borrower, None) is not None:
             borrower.send(_orders.unchunk(self.abroad))
 
     def drop(self) -> None:
-        """Give it back: now, or when nothing in it is read by another device any more."""
+        """Free it now, or when no other device reads an array in it."""
         self._is_dropped = True
         self._close_if_unused()
 
     def end_loan(self) -> None:
-        """End to read an array in it."""
+        """Stop reading an array in it."""
         self.loans -= 1
         self._close_if_unused()
 
     def _close_if_unused(self) -> None:
-        # The next worker of a reader may need the descriptor, too.
+        # A reader's next worker may also need the descriptor.
         if self._is_dropped and not self.loans:
             os.close(self.descriptor)
             for borrower in tuple(self.borrowers):
@@ -105,7 +105,7 @@ class Chunk:
 class Stay:
     """Memory of other devices that workers keep mapped between loans, until this ends.
 
-    A world lends arrays again and again, which would be mapped anew for each collective.
+    A world lends the same arrays for each collective, and would otherwise map them again each time.
 
     Attributes:
         is_over: Whether it has ended.
@@ -117,12 +117,12 @@ class Stay:
     )
 
     def add(self, chunk: Chunk, borrower: WorkerLink) -> None:
-        """Note a worker that was told to keep a chunk."""
+        """Note that a worker must keep a chunk mapped."""
         chunk.borrowers.setdefault(borrower, False)
         self._chunks.setdefault(chunk, weakref.WeakSet()).add(borrower)
 
     def end(self) -> None:
-        """Have all of it unmapped. Another one that has a chunk, too, has it mapped again."""
+        """Unmap all of it. Another `Stay` with the same chunk maps it again."""
         self.is_over = True
         for chunk, borrowers in tuple(self._chunks.items()):
             for borrower in tuple(borrowers):
@@ -131,20 +131,20 @@ class Stay:
 
 
 class ChunkTable:
-    """Chunks and blocks of a device.
+    """The chunks and blocks of a device.
 
-    It outlives every worker, and tells the next one of all memory and blocks.
+    It outlives every worker, and passes all memory and blocks to the next one.
 
     Args:
         backend: The backend of the device.
-        on_drop: Called with the id of a chunk that is gone.
-        is_kept: Whether workers hand over the chunks that they make.
+        on_drop: Called with the id of each freed chunk.
+        is_kept: Whether workers pass the chunks that they make to the application.
 
     Attributes:
         chunks: The chunks by id.
-        blocks: The blocks of the program's arrays, by id.
-        missing: Why this process has no descriptor of a chunk that the worker has made, by id.
-        on_drop: Called with the id of a chunk that is gone.
+        blocks: The addresses of the blocks of the program's arrays, by block id.
+        missing: The reason why this process has no descriptor of a worker's chunk, by id.
+        on_drop: Called with the id of each freed chunk.
     """
 
     def __init__(
@@ -159,21 +159,21 @@ class ChunkTable:
         self._launcher: Launcher | None = None
 
     def open(self, launcher: Launcher) -> None:
-        """Have the launcher empty the memory if this process dies."""
+        """Make the launcher empty the memory if this process dies."""
         if launcher is self._launcher:
             return
         self._launcher = launcher
         for chunk in self.chunks.values():
-            # The launcher that kept them is gone.
+            # The previous launcher, which kept them, has ended.
             launcher.keep_chunk(chunk.descriptor)
 
     def check_new(self, number: int, nbytes: int, descriptor: int) -> None:
-        """See that a chunk can be what a worker says of it.
+        """Check a worker's description of a new chunk.
 
         Raises:
-            NonsenseError: It cannot.
+            NonsenseError: It is impossible.
         """
-        is_new = number not in self.chunks and len(self.chunks) < _MOST
+        is_new = number not in self.chunks and len(self.chunks) < _MAX_CHUNKS
         expect(is_new, f"chunk {number}: there are {len(self.chunks)}, and it may be one of them")
         expect(nbytes, f"chunk {number} is empty")
         if self._backend.shares_memory_with_host:
@@ -184,10 +184,10 @@ class ChunkTable:
             expect(nbytes <= total_bytes(), f"chunk {number}: no machine has {nbytes} bytes")
 
     def check_address(self, address: Address) -> None:
-        """Check the place that a worker tells of a block.
+        """Check the address that a worker reports for a block.
 
         Raises:
-            NonsenseError: There is no such chunk, or it ends before the block does.
+            NonsenseError: The chunk does not exist, or ends before the block.
         """
         block, nbytes, number, offset = address
         if not self._is_kept:
@@ -197,10 +197,10 @@ class ChunkTable:
             raise NonsenseError(f"block {block} cannot lie at {offset} of chunk {number}")
 
     def check_array(self, number: int, offset: int, array: ArraySpec) -> None:
-        """Check the place that a worker tells of an array; the arguments are those of `view`.
+        """Check the place that a worker reports for an array, with the arguments of `view`.
 
         Raises:
-            NonsenseError: There is no such chunk, or the array reaches out of it.
+            NonsenseError: The chunk does not exist, or does not contain the whole array.
         """
         chunk = self.chunks.get(number)
         start, end = reach(array)
@@ -209,9 +209,9 @@ class ChunkTable:
             raise NonsenseError(f"an array of block {array.block} cannot lie at {offset} of chunk {number}")
 
     def drop_unsound(self) -> None:
-        """Forget blocks with impossible places: outside of all chunks, or over another.
+        """Forget blocks with impossible places: outside of all chunks, or overlapping another.
 
-        A worker with damaged memory may have told these, and the next could not take them over.
+        A worker with damaged memory may have reported them, and the next worker could not take them over.
         """
         ends = dict.fromkeys(self.chunks, 0)
         for address in sorted(self.blocks.values(), key=lambda address: address[2:]):
@@ -224,13 +224,14 @@ class ChunkTable:
                 ends[number] = end
 
     def keep(self, number: int, nbytes: int, descriptor: int) -> Chunk:
-        """Take a chunk, and its descriptor.
+        """Add a chunk, and take over its descriptor.
 
         Raises:
             OSError: There are too many open files.
         """
         assert self._launcher is not None
-        # First: the launcher frees the memory if this process dies, so it must know of it before it is used.
+        # The launcher frees the memory if this process dies, so it must know of the chunk before its first
+        # use.
         self._launcher.keep_chunk(descriptor)
         self.missing.pop(number, None)
         is_host = self._backend.shares_memory_with_host
@@ -238,16 +239,16 @@ class ChunkTable:
         return chunk
 
     def check_gone(self, number: int) -> None:
-        """See that a chunk can be gone, as a worker says.
+        """Check a worker's report that a chunk was freed.
 
         Raises:
-            NonsenseError: There is no such chunk, or an array of the program is in it.
+            NonsenseError: The chunk does not exist, or contains an array of the program.
         """
         is_empty = all(chunk != number for _, _, chunk, _ in self.blocks.values())
         expect(number in self.chunks and is_empty, f"unchunk: chunk {number} is not there, or not empty")
 
     def drop(self, number: int) -> None:
-        """Give a chunk back; arrays over it that the program still has keep the mapping."""
+        """Free a chunk; the program's arrays over it keep their mapping."""
         chunk = self.chunks.pop(number)
         if self._launcher is not None:
             self._launcher.forget_chunk(chunk.descriptor)
@@ -255,16 +256,16 @@ class ChunkTable:
         self.on_drop(number)
 
     def drop_empty(self) -> None:
-        """Give every chunk without blocks back. Only while no worker makes blocks."""
+        """Free all chunks without blocks. Only while no worker makes blocks."""
         full = {chunk for _, _, chunk, _ in self.blocks.values()}
         for number in [number for number in self.chunks if number not in full]:
             self.drop(number)
 
     def chunk(self, number: int, nbytes: int) -> Chunk:
-        """Return a chunk, for a block of so many bytes.
+        """Return a chunk, for a block of `nbytes` bytes.
 
         Raises:
-            NotSupportedError: The memory is the worker's alone.
+            NotSupportedError: Only the worker can reach the memory.
             OutOfMemoryError: There are too many open files.
         """
         if not self._is_kept:
@@ -281,12 +282,12 @@ class ChunkTable:
 
         Args:
             chunk: Its chunk.
-            offset: Bytes from the start of the chunk to that of the block.
+            offset: The offset of its block in the chunk, in bytes.
             array: Its layout in the block.
 
         Raises:
             NotSupportedError: The host cannot address the device's memory.
-            OutOfMemoryError: There are too many open files, or mappings.
+            OutOfMemoryError: There are too many open files or mappings.
         """
         try:
             held = self.chunk(chunk, array.size * array.dtype.itemsize)
@@ -299,20 +300,20 @@ class ChunkTable:
         )
 
     def record(self, addresses: Iterable[Address]) -> None:
-        """Note the places of blocks."""
+        """Record the addresses of blocks."""
         for address in addresses:
             self.blocks[address[0]] = address
 
     def forget_addresses(self, allocations: Iterable[tuple[int, int]]) -> None:
-        """Forget the places of these blocks."""
+        """Forget the addresses of these blocks."""
         for block, _ in allocations:
             self.blocks.pop(block, None)
 
     def forget(self, blocks: Iterable[int]) -> float:
-        """Forget blocks in which the program has no array any more.
+        """Forget blocks without an array of the program.
 
         Returns:
-            How many bytes they are; infinity if that is not known of one.
+            Their total bytes; infinity if a size is unknown.
         """
         nbytes = 0.0
         for block in blocks:
@@ -320,22 +321,22 @@ class ChunkTable:
         return nbytes
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free everything."""
         self.blocks.clear()
         self.drop_empty()
 
 
 @attrs.define(eq=False)
 class LeftMemory:
-    """Chunks, and the arrays of the program in them.
+    """Chunks, and the program's arrays in them, after their device has ended.
 
-    They are there until another device of the system adopts them, or the system ends. A chunk is given back
-    earlier if it has no array of the program any more.
+    The memory exists until another device of the system adopts it, or the system ends. A chunk is freed
+    earlier if the program has no array in it any longer.
 
     Attributes:
         chunks: The memory.
         blocks: The blocks of the program's arrays.
-        generation: Number of the last context that used it.
+        generation: The number of the last context that used it.
     """
 
     chunks: ChunkTable
@@ -344,24 +345,24 @@ class LeftMemory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
+        """The bytes of the arrays."""
         return sum(nbytes for _, nbytes, _, _ in self.chunks.blocks.values())
 
     def leave(self, system: System) -> None:
-        """Leave the memory to the system: no device has it any more."""
+        """Leave the memory to the system, because no device owns it any longer."""
         _left.setdefault(system, set()).add(self)
         self.generation = max(self.generation, self.blocks.availability.generation)
-        # No worker has them mapped any more.
+        # No worker maps the chunks any longer.
         self.chunks.on_drop = lambda chunk: None
         self.blocks.leave(self._release)
         self.chunks.drop_empty()
 
     def take(self, system: System) -> None:
-        """Take it for a device again."""
+        """Take it back for a device."""
         _left.get(system, set()).discard(self)
 
     def free(self) -> None:
-        """Give everything back; the arrays are lost."""
+        """Free everything; the arrays are lost."""
         self.blocks.close()
         self.chunks.close()
 
@@ -370,11 +371,11 @@ class LeftMemory:
         self.chunks.drop_empty()
 
 
-# The system is not kept alive by it.
+# The table must not keep the system alive.
 _left: weakref.WeakKeyDictionary[System, set[LeftMemory]] = weakref.WeakKeyDictionary()
 
 
 def free_left_memory(system: System) -> None:
-    """End with the system: from now on the memory that its devices left cannot be adopted."""
+    """End with the system: the memory that its devices left can no longer be adopted."""
     for memory in _left.pop(system, set()):
         memory.free()

@@ -1,6 +1,6 @@
-"""Dispatch to contexts in this process: operations go straight to the library actors.
+"""Dispatch to contexts in this process: operations are sent directly to the library actors.
 
-Host arrays reach a device in this process by way of the pool of host memory.
+Host arrays reach a device in this process through the pool of host memory.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ _OnDone: TypeAlias = Callable[["BaseException | None"], None]
 
 
 WITH_HOST = (CopyFromHostSpec, CopyToHostSpec)
-"""Specifications with an array of the host's."""
+"""The specifications with a host array."""
 
 
 class Travel:
-    """The host arrays of one launch on their way.
+    """The host arrays of one launch in transit.
 
     Attributes:
         launch: The launch, with arrays in the pool.
@@ -91,12 +91,12 @@ class Travel:
             spec=self._through(launch.spec, arrivals),
             staged=tuple([self._through(staged, arrivals) for staged in launch.staged]),
             arrivals=arrivals,
-            # The device uses regions of the pool in place of these.
+            # The device uses regions of the pool instead of these.
             keep=tuple([item for item in launch.keep if not any(item is host for host in self._replaced)]),
         )
 
     def _through(self, spec: _SpecT, arrivals: list[Arrival]) -> _SpecT:
-        """Return the same specification, by way of the pool if the device cannot transfer its host array."""
+        """Return the specification, through the pool if the device cannot transfer its host array."""
         if not isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)):
             return spec
         host, copies = spec.host, self._copies
@@ -122,14 +122,14 @@ class Travel:
         return changed
 
     async def fetch(self) -> None:
-        """Fill the program's arrays: the operation is done."""
+        """Fill the program's arrays, after the operation is done."""
         with trio.CancelScope(shield=True):
-            # Shielded: the threads write to arrays of the program until they are done.
+            # Shielded, because the threads write to arrays of the program.
             for copying in self._downloads:
                 await trio.to_thread.run_sync(copying.run, limiter=self._copies.limiter)
 
     async def end(self) -> None:
-        """Read no array of the program any more; waits a moment if one is being read. Not to be cancelled."""
+        """Stop reading arrays of the program; wait for the present piece. Must not be cancelled."""
         for copying, _ in self._uploads:
             copying.cancel()
         over = trio.Event()
@@ -140,7 +140,7 @@ class Travel:
                 over = trio.Event()
 
     def end_by(self, done: _OnDone) -> _OnDone:
-        """Return the callback for the operation's end: it calls `done` when the arrays are filled."""
+        """Return the callback for the operation's end. It calls `done` when the arrays are filled."""
 
         def over(error: BaseException | None) -> None:
             for copying, _ in self._uploads:
@@ -157,23 +157,23 @@ class Travel:
         error: Exception | None = None
         try:
             await self.fetch()
-        except Exception as failure:  # noqa: BLE001  # it is the operation's
+        except Exception as failure:  # noqa: BLE001  # it belongs to the operation
             error = failure
         done(error)
 
 
 class InlineCopies:
-    """Copies between the pool and host arrays that the device cannot transfer by itself, in threads (D50).
+    """Copies between the pool and host arrays that the device cannot transfer itself, in threads (D50).
 
     Args:
-        pool: Memory that the device transfers by itself.
+        pool: The memory that the device transfers itself.
         registrar: Registers it with the device.
         nursery: Runs the copies.
 
     Attributes:
         pool: The pool.
         nursery: The nursery.
-        limiter: How many copies run at a time.
+        limiter: Limits the number of concurrent copies.
     """
 
     def __init__(self, pool: HostPool, registrar: HostRegistrar, nursery: trio.Nursery) -> None:
@@ -183,10 +183,10 @@ class InlineCopies:
         self._registrar = registrar
 
     def start(self, launch: Launch) -> Travel | None:
-        """Send the host arrays of a launch on their way; None if it has none.
+        """Start the transit of a launch's host arrays; return None if it has none.
 
         Raises:
-            OutOfMemoryError: The host has not so much.
+            OutOfMemoryError: The host does not have enough memory.
         """
         for spec in (launch.spec, *launch.staged):
             if isinstance(spec, WITH_HOST) and spec.host.size and not self._goes_straight(spec.host):
@@ -194,14 +194,14 @@ class InlineCopies:
         return None
 
     def _goes_straight(self, host: HostArray) -> bool:
-        """Tell whether the device transfers a host array by itself, now, or copies it on the spot."""
+        """Return whether the device itself transfers a host array now, or copies it on the spot."""
         place = self.pool.find(host) if host.flags.c_contiguous else None
         if place is None:
             return host.nbytes <= ON_THE_SPOT
         return self._registrar.registration(place[0]) is None
 
     def await_slab(self, slab: int, arrivals: list[Arrival]) -> None:
-        """Add the arrival of a slab's registration, if that is not over."""
+        """Add the arrival of a slab's registration, unless that is over."""
         registration = self._registrar.registration(slab)
         if registration is not None:
             arrivals.append(registration)
@@ -213,15 +213,15 @@ class InlineCopies:
         try:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(copying.run, limiter=self.limiter)
-        except Exception as error:  # noqa: BLE001  # the system has no thread: it is the operation's
+        except Exception as error:  # noqa: BLE001  # the system cannot start a thread; the operation fails
             failure = error
         finally:
-            # The arrival ends in any case: operations wait for it.
+            # The arrival ends in any case, because operations wait for it.
             filled.end(failure)
 
 
 class InlineDispatch:
-    """The dispatch of a device whose engine is in this process; each context has memory of its own."""
+    """The dispatch of a device with its engine in this process. Each context has its own memory."""
 
     def __init__(self, device: DeviceState) -> None:
         self._device = device
@@ -234,47 +234,47 @@ class InlineDispatch:
         self._in_use = LibrariesInUse()
         self._policy = LossPolicy(device.options)
         self.session: Session | None = None
-        # No memory outlives a context, so there are no descriptors, and the device is opened for each.
+        # No memory outlives a context, so there are no descriptors, and each context opens the device.
         self.descriptors: Ints = ()
         self.opened: AccelDevice | None = None
-        # Answers to the context's questions to its owner.
+        # The owner's attributes, which the context reads.
         self.options: DeviceOptions = device.options
         self.hooks: list[EngineHook] = device.hooks
         self.blocks: BlockTable = device.blocks
         self.made: Callable[[str, float, float], None] = device.recoveries.made
-        # Operations have the context variables of the submitter, and no other process counts their launches.
+        # Operations have the submitter's context variables, and no other process counts their launches.
         self.variables: Context | None = None
         self.nursery: trio.Nursery
-        # Arrays of other devices that this one reads.
+        # The arrays of other devices that this device reads.
         self.borrowed: set[InlineBorrowed] = set()
         self.launching: Callable[[Launch], None] | None = None
         self._place: InPlace | None = None
 
     @property
     def next_generation(self) -> int:
-        """Number of the context that is being opened."""
+        """The number of the context that is being opened."""
         return self._device.generation + 1
 
     @property
     def in_use(self) -> Sequence[str]:
-        """Import paths of the libraries that the context before has used."""
+        """The import paths of the libraries that the previous context used."""
         return self._in_use.paths
 
     @property
     def libraries(self) -> Sequence[str]:
-        """Names of the libraries of the current context."""
+        """The names of the present context's libraries."""
         return tuple(self._engine().device.libraries)
 
     async def prepare(self) -> None:
-        """Prepare nothing: all is made with the device's actor."""
+        """Prepare nothing, because everything is made with the device's actor."""
         await trio.lowlevel.checkpoint()
 
     def started(self) -> None:
-        """Do nothing: nothing was held for the start."""
+        """Do nothing, because nothing was held for the start."""
 
     @asynccontextmanager
     async def open(self, context: ActorContext) -> AsyncGenerator[None]:
-        """Register the pool of host memory, if there is one, with each context's device."""
+        """Register the pool of host memory, if any, with the device of each context."""
         async with trio.open_nursery() as nursery:
             self.nursery = nursery
             if self._registrar is not None:
@@ -292,10 +292,10 @@ class InlineDispatch:
         )
 
     def place(self, path: str) -> InPlace | None:
-        """Return what computes chains in the tasks of their askers; None where that is off, or not open.
+        """Return the object that computes chains in their callers' tasks; None if that is impossible.
 
         Args:
-            path: Import path of the actor of chains.
+            path: The import path of the actor of chains.
         """
         session = self.session
         library = None if session is None else session.libraries.get(path)
@@ -308,10 +308,10 @@ class InlineDispatch:
         return self._place
 
     def looked(self, number: int, /) -> None:
-        """Do nothing: no other process watches over this loop."""
+        """Do nothing, because no other process watches this loop."""
 
     def is_alone(self) -> bool:
-        """Tell whether only one request is asked for."""
+        """Return whether there is only one request."""
         return self._asking == 1
 
     def open_device(self) -> AccelDevice:
@@ -323,7 +323,7 @@ class InlineDispatch:
         return opened
 
     def attach(self, session: Session) -> None:
-        """Start the generation of a context that is ready."""
+        """Start the generation of a ready context."""
         self.session = session
         self.progressed: Callable[[], None] = session.context.report_progress
         if self._registrar is not None:
@@ -332,19 +332,19 @@ class InlineDispatch:
         blocks.valid_since = session.generation
         blocks.release = session.engine.release_all
         for one in self.borrowed:
-            # A borrowed array whose memory is gone is lost here, too.
+            # If the memory of a borrowed array is gone, the array is lost here as well.
             with suppress(AccelError):
                 one.begin(session)
         self._device.availability.begin(session.generation)
 
     def prepared(self) -> None:
-        """Count the context as one that works, once it was whole for a while without a request."""
+        """Count the context as working, once it has been complete for a while without a request."""
         if self.session is not None:
             due = trio.current_time() + STEADY
             self.session.engine.alarms.set(self, due, self.session.context.report_progress)
 
     def detach(self, error: BaseException | None) -> None:
-        """End the generation: the context is gone, and requests wait for the next."""
+        """End the generation, because the context is lost. Requests wait for the next one."""
         self._device.blocks.drain()
         self._device.blocks.lose()
         if self.session is not None:
@@ -364,8 +364,8 @@ class InlineDispatch:
         recording = admit(self._device, operation, "ask", _unknown)
         if recording is not None:
             return await recording.ask(self._device, operation)
-        # An operation that is done at a cancellation still returns: without this look a loop of them would
-        # never end.
+        # An operation that is done when it is cancelled still returns. Without this check, a loop of such
+        # operations would never end.
         await trio.lowlevel.checkpoint_if_cancelled()
         losses = 0
         while True:
@@ -383,7 +383,7 @@ class InlineDispatch:
             if library is None:
                 library = await self._open_library(session, launch)
             if library is None or self.session is not session:
-                # Its blocks are those of a context that is gone, so the operation is planned anew.
+                # Its blocks belong to a lost context, so the operation is planned again.
                 launch.forget()
                 continue
             self._asking += 1
@@ -395,7 +395,7 @@ class InlineDispatch:
                 else:
                     await _serving(launch, library, engine)
             except ActorStoppedError:
-                # It was never executed, because its context ends: it runs on the next one, if there is one.
+                # It was never executed, because its context is ending. It runs on the next one, if any.
                 await library.wait_terminated()
                 session.forget(path, library)
                 continue
@@ -413,7 +413,7 @@ class InlineDispatch:
     async def _serve_with_copies(
         self, launch: Launch, library: Ref[LibraryActor], engine: Engine, copies: InlineCopies
     ) -> None:
-        """Have an operation launched whose host arrays may need copies to the pool."""
+        """Launch an operation with host arrays that may need copies to the pool."""
         travel = copies.start(launch)
         if travel is None:
             await _serving(launch, library, engine)
@@ -443,7 +443,7 @@ class InlineDispatch:
         if isinstance(error, ActorFailedError):
             if not library.is_terminated or not launch.is_in_flight:
                 raise error
-            # The library did not crash over this operation: it ended with its context, for good.
+            # The library did not crash because of this operation. It ended for good with its context.
             lost = engine.lost(launch, error)
             if not may_run_again or not isinstance(lost, ContextLostError):
                 raise lost from error
@@ -475,12 +475,12 @@ class InlineDispatch:
         return pending
 
     def lend(self, ref: AccelRef) -> InlineLoan:
-        """Ask to hold an array for devices that read it; there is a context."""
+        """Lease an array to devices that read it. There is a context."""
         assert self.session is not None
         return InlineLoan(ref, self.session, self.session.engine.leases.hold(ref.block.id, write=False))
 
     def borrow(self, loan: Loan, stay: object) -> InlineBorrowed:
-        """Ask to read an array that a device holds. Its memory is mapped for as long as that."""
+        """Borrow an array that another device holds. Its memory is mapped until the end."""
         block = BorrowedBlock(self._device.blocks, loan.ref.block)
         array = AccelRef(block, attrs.evolve(loan.ref.spec, block=block.id))
         loan.users += 1
@@ -499,7 +499,7 @@ class InlineDispatch:
 
     @property
     def unfinished(self) -> int:
-        """Operations that were handed over and are not done."""
+        """The number of submitted operations that are not done."""
         queues = () if self.session is None else self.session.engine.queues().values()
         return self.pending + sum(queue.waiting + queue.in_flight for queue in queues)
 
@@ -573,14 +573,14 @@ class InlineDispatch:
     async def _open_library(self, session: Session, launch: Launch) -> Ref[LibraryActor] | None:
         """Start the actor of an operation's library on first use; None if the session ended meanwhile.
 
-        The library may belong to the next session already. Without a library the operation is over.
+        The library may already belong to the next session. Without a library, the operation has ended.
 
         Raises:
-            ContextLostError: The context was found to be lost over this.
+            ContextLostError: The context was found lost during this.
             DeviceLostError: The same, while the device closes.
-            NotSupportedError: The backend has no such library.
+            NotSupportedError: The backend does not have the library.
         """
-        assert self._context_ref is not None  # a session is a context's
+        assert self._context_ref is not None  # a session belongs to a context
         library = None
         try:
             library = await self._context_ref.ask(OpenLibrary(launch.library, launch.name))
@@ -592,12 +592,12 @@ class InlineDispatch:
         except ActorFailedError as error:
             cause = error.__cause__
             if isinstance(cause, ContextLostError):
-                # D63: not begun, but not tried again unasked either, as the library may be the one that loses
-                # contexts.
+                # D63: the operation has not begun, but it is not repeated without a request either, because
+                # its library may be the reason why contexts are lost.
                 raise session.engine.lost_while(launch.name, OPENING, "ask again", cause) from cause
             if not isinstance(cause, (ActorStoppedError, DeviceLostError)):
                 raise
-            # The context was ended during this request, but not by it.
+            # The context ended during this request, but not because of it.
             await self._end_of(session)
         finally:
             if library is None:
@@ -610,12 +610,12 @@ class InlineDispatch:
 
 
 def _are_borrowed(uses: Sequence[tuple[str, Block]]) -> bool:
-    """Whether no argument is an array that a context of the device takes with it: borrowed ones stay."""
+    """Return whether no argument is lost with the device's context, because all are borrowed."""
     return all(isinstance(block, BorrowedBlock) for _, block in uses)
 
 
 def _serving(launch: Launch, library: Ref[LibraryActor], engine: Engine) -> Awaitable[object]:
-    """Have an operation launched, past the mailbox if its actor is idle (D20); await it at once."""
+    """Launch an operation, bypassing the mailbox if its actor is idle (D20). Await the result at once."""
     reply = DirectReply(launch)
     actor = idle_actor(library, reply)
     if actor is not None and actor.launch_here(launch, reply):

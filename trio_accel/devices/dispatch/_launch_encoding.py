@@ -1,7 +1,7 @@
-"""Writes launches as the application sends them to a worker: whole, or by a template.
+"""Encodes launches for a worker, with or without a template.
 
-Operations that differ from earlier ones in their blocks alone are sent as the number of a launch template and
-these blocks: the rest is sent only once.
+An operation that differs from earlier ones only in its blocks is sent as the number of a launch template and
+these blocks. The rest is sent only once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..wire._protocol import Message
 from ..wire._specs import PLAIN, HostEncoder, encode_spec, result_of
 from ..wire._wire_values import encode_fault
 
-# Characters, or bytes, of a value in a template: recipes of graphs have some thousands.
+# The maximum length of a text or bytes value in a template. Recipes of graphs have some thousands.
 _MOST_TEXT = 1 << 16
 
 _AddressOf: TypeAlias = Callable[[HostArray], "Message | None"]
@@ -42,16 +42,16 @@ _BLOCK = attrgetter("block")
 
 
 def encode_launch(launch: Launch, read: HostEncoder, write: HostEncoder, fill: HostEncoder) -> Message:
-    """Make plain values of a launch.
+    """Encode a launch as plain values.
 
     Args:
         launch: The launch.
         read: Called with each host array that the operation reads.
-        write: Called with each one that it writes.
+        write: Called with each host array that it writes.
         fill: Called with status words, which are filled from the reply.
 
     Raises:
-        TypeError: The specification holds what cannot cross.
+        TypeError: The specification holds a value that cannot be encoded.
     """
     host = write if isinstance(launch.spec, CopyToHostSpec) else read
     return (
@@ -68,14 +68,14 @@ def encode_launch(launch: Launch, read: HostEncoder, write: HostEncoder, fill: H
 
 
 def _nowhere(host: HostArray) -> None:
-    """No host array is in memory that a worker shares."""
+    """Return None, because no host array is in memory that a worker shares."""
 
 
 class TemplateTable:
     """The launch templates of one worker (D23).
 
-    Two launches have one template if they are the same once their blocks are numbered in the order in which
-    they occur. The second of them makes it, as many occur only once.
+    Two launches have the same template if they are equal after their blocks are numbered in order of
+    occurrence. The second of them makes the template, because many launches occur only once.
 
     Args:
         send: Sends a message to the worker.
@@ -93,18 +93,18 @@ class TemplateTable:
     def find(  # noqa: C901, PLR0915  # calls that would make it shorter take as long as what they do
         self, launch: Launch, host: _AddressOf = _nowhere
     ) -> tuple[int, Ints, tuple[bytes, ...]] | None:
-        """Find the template of a launch; a new one is sent, ahead of what is sent next.
+        """Find the template of a launch. A new template is sent before the next message.
 
         Args:
             launch: The launch. Host arrays are part of the template, by their addresses.
-            host: Tells the address of one; None where the worker does not have it.
+            host: Returns the address of a host array; None if the worker does not have it.
 
         Returns:
-            Number of the template, the blocks in the order in which they occur, and the packed scalars. None
-            where the launch has no template, or is the first of its kind: then it is sent whole.
+            The number of the template, the blocks in order of occurrence, and the packed scalars. None if the
+            launch cannot have a template, or is the first of its kind: then it is sent completely.
 
         Raises:
-            TypeError: No other process can import the specification's class.
+            TypeError: Other processes cannot import the specification's class.
         """
         if launch.staged or launch.behind or launch.fault is not None or not self._is_on:
             return None
@@ -127,7 +127,7 @@ class TemplateTable:
         for block, nbytes in launch.allocations:
             key.append(nbytes)
             blocks.append(block)
-        # A separator, so that blocks of one kind are not taken for those of the next.
+        # A separator, so that blocks of one kind are not mistaken for those of the next.
         key.append("outputs")
         for output in launch.outputs:
             blocks.append(output.id)
@@ -152,11 +152,11 @@ class TemplateTable:
             plain = _encode(launch, positions, host)
             plan = kept.record(whole, launch.name)
             if self._forgotten:
-                # Posted in order with the launches, so the worker forgets between the same two.
+                # Sent in order with the launches, so that the worker forgets at the same point.
                 self._send(_orders.forget_templates(tuple(self._forgotten)))
                 self._forgotten.clear()
             self._send(_orders.template(plan.number, plain))
-        # Each block of a chain must occur once, so that their order is that of its arrays.
+        # Each block of a chain must occur once, so that the blocks are in the order of its arrays.
         if frame is not None and list(map(_BLOCK, spec.arrays)) == list(positions):
             frame.table, frame.plan = self, plan
             frame.nbytes = launch.allocations[-1][1] if launch.allocations else 0
@@ -164,7 +164,7 @@ class TemplateTable:
 
 
 def _encode(launch: Launch, positions: Mapping[int, int], host: _AddressOf) -> Message:
-    """Make plain values of a launch, with the positions of its blocks in place of their ids."""
+    """Encode a launch as plain values, with the positions of its blocks in place of their ids."""
     described = launch.spec.descriptor()
 
     def numbered(array: ArraySpec) -> ArraySpec:
@@ -184,14 +184,14 @@ def _encode(launch: Launch, positions: Mapping[int, int], host: _AddressOf) -> M
 def _spec_key(
     spec: OperationSpec, address: Callable[[HostArray], Message | None]
 ) -> tuple[list[Any], list[int], tuple[bytes, ...]] | None:
-    """Split a specification into its key, without blocks and packed scalars, and these.
+    """Split a specification into a key without blocks and packed scalars, the blocks, and the scalars.
 
-    Specifications with equal keys are the same once they are encoded. None where it holds a value that cannot
-    be told from others.
+    Specifications with equal keys have equal encodings. None if the specification holds a value that cannot
+    be compared.
 
     Args:
         spec: The specification.
-        address: Returns the place of a host array; None where that does not say all of it.
+        address: Returns the address of a host array; None if the address does not describe it completely.
     """
     described = DESCRIPTORS[type(spec)]
     if described.keywords:
@@ -209,13 +209,13 @@ def _spec_key(
         if kind is ArraySpec:
             array = value
             blocks.append(array.block)
-            # `array_key` makes the same part of a key, with a call for each array.
+            # `array_key` makes the same part of a key, with one more call for each array.
             key += array.offset, id(array.dtype), array.shape, array.strides
         elif kind in PLAIN and kind is not float:
             # `value_key` makes the same part.
             key += kind, value
             if (kind is bytes or kind is str) and len(value) > _MOST_TEXT:  # type: ignore[arg-type]  # it has one
-                # It is not kept for a template that is hardly ever found.
+                # A template with it would hardly ever be found again.
                 return None
         elif kind is tuple and (arrays := arrays_of(value)):
             blocks += [array.block for array in arrays]
@@ -229,7 +229,7 @@ def _spec_key(
 
 
 def _without_contents(described: Descriptor, fields: list[Any]) -> tuple[list[Any], tuple[bytes, ...]]:
-    """Take packed scalars out, and of status words all but how many there are."""
+    """Remove packed scalars, and replace status words by their number."""
     packed = tuple([fields[index] for index in described.packed])
     for index in described.packed:
         fields[index] = None

@@ -24,44 +24,46 @@ MessageHandler: TypeAlias = Callable[["WorkerLink", list[Received]], None]
 
 _logger = logging.getLogger("trio_accel.devices")
 
-# The launcher reports a death within milliseconds; tasks that wait for an outcome wait no longer.
+# The launcher reports a death within milliseconds, so tasks that wait for an outcome wait no longer than
+# this.
 _REPORT = 0.05
-# Messages that a worker answers, and its answers to them.
+# The messages that a worker answers, and its answers to them.
 _ASKS = frozenset(kind.name for kind in (_orders.request, _orders.replay, _orders.lease, _orders.call))
 _ANSWERS = frozenset(kind.name for kind in (_answers.done, _answers.granted, _answers.result))
-# Looks without a beat, and no seconds of a clock: a program that was stopped itself, by a debugger or a
-# suspended laptop, would find at its first look that a healthy worker was silent for an hour.
+# A count of checks without a heartbeat, and not of seconds. Otherwise a program that was stopped, by a
+# debugger or by suspending a laptop, would find at its first check that a healthy worker was silent for an
+# hour.
 _BEATS = 10
 _LONGEST_TICK = 0.1
-# The worker's own engine sees a stuck operation first, if its loop runs.
+# The worker's own engine detects a stuck operation first, if its loop runs.
 _MARGIN = 0.5
-# Long enough for several heartbeats, so that a busy machine does not hide all of them.
+# Long enough for several heartbeats, so that a busy machine does not delay all of them.
 _LEAST_SILENCE = 1.0
-# It imports its libraries first, on a machine that may be busy. Waits of a second, as looks are counted.
+# Seconds for imports on a busy machine. They are waited for one by one, because checks are counted.
 _START = 60
 
 
 @attrs.define(eq=False, slots=False)
 class WorkerLink:
-    """A worker from its start to its death: its process, its messages and the words it shares.
+    """A worker from its start to its death: its process, its messages and its shared words.
 
     Attributes:
         channel: Its messages.
-        libraries: Names of the libraries that its device has.
+        libraries: The names of its device's libraries.
         is_ready: Whether its device is open.
-        how: In words how it ended, or why it is not to be used any more; None while it serves.
+        how: A description of its end, or of the reason why it must not be used any longer; None before.
         is_started: Whether it serves a generation.
-        is_prepared: Whether all is open that was to be opened ahead.
-        is_serving: Whether requests go to it: it has started, and its context is not lost.
-        is_distrusted: Whether it has sent what makes no sense: nothing that it sent after that counts.
-        has_faulted: Whether a fault of the device has ended its context, which a request may have caused.
-        is_silent: Whether nothing of its context writes to memory any more, dead or not.
-        is_stuck: Whether it was killed because its loop stood still over an operation that does not end.
-        is_asked: Tells whether it has requests that it has not answered.
-        send: Sends a message; one to a worker that has ended is dropped. See `Channel.send`.
+        is_prepared: Whether it has opened all libraries in advance.
+        is_serving: Whether it gets requests: it has started, and its context is not lost.
+        is_distrusted: Whether it has sent a nonsensical message. Everything after that is ignored.
+        has_faulted: Whether a fault of the device has ended its context; a request may have caused the fault.
+        is_silent: Whether its context no longer writes to memory, even if it is not dead.
+        is_stuck: Whether it was killed because its loop was blocked by an operation that does not end.
+        is_asked: Returns whether it has unanswered requests.
+        send: Sends a message, which is dropped if the worker has ended. See `Channel.send`.
         templates: The launch templates that it has.
-        words: The shared words of the libraries that were used, by their import paths.
-        used: Libraries that have completed an operation in it.
+        words: The shared words of the used libraries, by import path.
+        used: The libraries that have completed an operation in it.
     """
 
     process: WorkerProcess
@@ -89,7 +91,7 @@ class WorkerLink:
     used: set[str] = attrs.field(factory=set[str])
     _error: Exception | None = None
     _free_words: list[int] = attrs.field(factory=list[int])
-    # The words at its death.
+    # The values of the words at its death.
     _last: dict[str, int] | None = None
     _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
     _is_over: trio.Event = attrs.field(factory=trio.Event)
@@ -99,9 +101,9 @@ class WorkerLink:
         if self._window:
             channel.spin_with(SpinWait(self._window, _ASKS, _ANSWERS))
             channel.share(*self.page.frames)
-        # A bound method without a call in between, as each operation sends a message.
+        # A bound method saves a call, because each operation sends a message.
         self.send = channel.send
-        # At once, so that the launch behind a template can go at once, too.
+        # Sent at once, because the launch that follows a template may be sent at once.
         self.templates = TemplateTable(partial(channel.send, now=True))
 
     def __repr__(self) -> str:
@@ -111,7 +113,7 @@ class WorkerLink:
         """Return the shared word of a library.
 
         Raises:
-            RuntimeError: There are too many.
+            RuntimeError: There are too many libraries.
         """
         word = self.words.get(library)
         if word is None:
@@ -124,13 +126,13 @@ class WorkerLink:
         return word
 
     def forget_library(self, library: str) -> None:
-        """Free the shared word of a library that was closed."""
-        # A dead worker's words stay: its requests are sorted by them (D58).
+        """Free the shared word of a closed library."""
+        # A dead worker's words stay, because its requests are sorted by them (D58).
         if self._last is None and library in self.words:
             self._free_words.append(self.words.pop(library))
 
     def started(self, library: str) -> int:
-        """Return the number of a library's last request that it began to launch; also when it is gone."""
+        """Return the number of a library's last request that it began to launch, even after its end."""
         if self._last is not None:
             return self._last.get(library, 0)
         word = self.words.get(library)
@@ -143,10 +145,10 @@ class WorkerLink:
         on_end: Callable[[WorkerLink], None],
         on_gone: Callable[[WorkerLink], None],
     ) -> None:
-        """Serve the connection until the worker has ended; the worker is dead and gone when this returns.
+        """Serve the connection until the worker has ended. It is dead and buried when this returns.
 
         Args:
-            handle: Takes what the worker sends.
+            handle: Handles the worker's messages.
             on_end: Called when it has ended; perhaps twice.
             on_gone: Called when nothing is left of it.
         """
@@ -161,12 +163,12 @@ class WorkerLink:
                     nursery.start_soon(self._watch_the_watch, self._stuck_after)
                     nursery.start_soon(self._watch_the_process, self._stuck_after)
                 await self._receive(handle)
-                # All its threads have ended, or it has closed its end by itself.
-                # Asked before the kill, which would be told as the reason.
+                # All its threads have ended, or it has closed its end of the connection.
+                # Its ending is read before the kill, which would otherwise be reported as the reason.
                 how = self.process.ending()
                 self.process.kill()
                 if how is None:
-                    # The launcher reports a death when the kernel has taken the process apart, which takes
+                    # The launcher reports a death after the kernel has dismantled the process, which takes
                     # long with the context of a GPU.
                     with trio.move_on_after(_REPORT):
                         how = await self.process.wait()
@@ -176,11 +178,11 @@ class WorkerLink:
         finally:
             try:
                 with trio.CancelScope(shield=True):
-                    # Each way out ends the process: the next worker takes its memory over (D4).
+                    # Each path ends the process, because the next worker takes over its memory (D4).
                     self.process.kill()
                     self._end(await self.process.wait())
-                    # The end is told again, in case it was not reached above. It comes before `_bury`: the
-                    # owner of the requests reads the shared words.
+                    # The end is reported again, in case that was skipped above. It precedes `_bury`, because
+                    # the owner of the requests reads the shared words.
                     on_end(self)
                     self._bury()
             finally:
@@ -188,12 +190,12 @@ class WorkerLink:
 
     @enable_ki_protection
     async def _wait_for_death(self) -> None:
-        """Wait for the death by the process: a child may hold the socket, which then tells of none."""
+        """Wait for the death of the process. A child may hold the socket, which then shows no end."""
         await self.process.wait_dead()
         self.channel.expect_no_more()
 
     async def _receive(self, handle: MessageHandler) -> None:
-        """Have messages handled until there are no more, or one makes no sense."""
+        """Handle messages until there are no more, or one is nonsensical."""
         try:
             while not self.is_distrusted:
                 handle(self, await self.channel.receive())
@@ -202,32 +204,32 @@ class WorkerLink:
                 self.distrust(end.__cause__)
 
     def distrust(self, error: NonsenseError) -> None:
-        """Kill it over a message that makes no sense."""
+        """Kill the worker because of a nonsensical message."""
         self.is_distrusted = True
         self.condemn(f"sent a message that makes no sense: {error}")
 
     def _end(self, how: str) -> None:
         if self.how is None:
-            # The first reason is the true one: later ones follow from the kill.
+            # Keep the first reason, because later ones result from the kill.
             self.how = how
             pid, extra = self.process.pid, {"device": self._path, "pid": self.process.pid}
             _logger.info("device %s: worker process %d %s", self._path, pid, how, extra=extra)
         self.notify()
 
     def condemn(self, why: str, error: Exception | None = None) -> None:
-        """Kill it; messages that it has sent are still taken."""
-        # The error belongs to the first reason, so it is kept before `_end` sets that.
+        """Kill the worker. Messages that it has sent are still handled."""
+        # The error belongs to the first reason, so it is stored before `_end` sets that.
         if self.how is None:
             self._error = error
         self._end(why)
         self.process.kill()
 
     async def wait(self, condition: Callable[[], Any]) -> None:
-        """Wait for an event that a message tells.
+        """Wait for an event that a message reports.
 
         Raises:
             ContextLostError: The worker ended before.
-            Exception: The error that the worker gave up over.
+            Exception: The error because of which the worker gave up.
         """
         while not condition():
             if self.how is not None:
@@ -235,7 +237,7 @@ class WorkerLink:
             await self._changed.park()
 
     async def wait_gone(self) -> None:
-        """Wait until it is dead and nothing of it is left."""
+        """Wait until it is dead and nothing is left of it."""
         await self._is_over.wait()
 
     def notify(self) -> None:
@@ -247,7 +249,7 @@ class WorkerLink:
         for _ in range(_START):
             if not self.is_ready and self.how is None:
                 with trio.move_on_after(1.0), suppress(Exception):
-                    # If it ends before, there is nothing to listen to.
+                    # If it ends before, it has no heartbeat to watch.
                     await self.wait(lambda: self.is_ready)
         if not self.is_ready:
             self.condemn(f"was not ready after {_START} s and was killed")
@@ -256,23 +258,23 @@ class WorkerLink:
 
     @enable_ki_protection
     async def _watch_the_watch(self, stuck_after: float) -> None:
-        """Watch that its engine looks for operations that do not end (D49).
+        """Check that its engine looks for operations that do not end (D49).
 
-        Behind such an operation a call of the driver may not return either, and with it the worker's loop.
+        After such an operation a driver call may not return either, and block the worker's loop.
         """
         tick = min(stuck_after, _LONGEST_TICK)
-        # D49: `looks` is 0 while nothing is in flight, and then no stillness counts.
+        # D49: `looks` is 0 while nothing is in flight. Then it is not expected to change.
         if await self._stands_still(tick, (stuck_after + _MARGIN) / tick, lambda: self.page.looks or None):
             self.is_stuck = True
             self.condemn(f"stood still for stuck_after = {stuck_after:g} s and was killed")
 
     @enable_ki_protection
     async def _watch_the_process(self, stuck_after: float) -> None:
-        """Watch that it runs while it has requests, begun or not (D73).
+        """Check that it runs while it has requests, begun or not (D73).
 
-        One that imports, plans or waits for its device runs: at least its heart beats, and where a library
-        holds the interpreter's lock meanwhile, that computes or reads from a disk. One that is stopped, or
-        frozen, has not even begun with its requests, so that its engine looks for nothing.
+        A worker that imports, plans or waits for its device is running: at least its heart beats, or, if a
+        library holds the interpreter's lock meanwhile, it computes or reads from a disk. A stopped or frozen
+        worker has not even begun with its requests, so its engine looks for nothing.
         """
 
         def used() -> object:
@@ -287,12 +289,12 @@ class WorkerLink:
                 )
 
     async def _stands_still(self, tick: float, ticks: float, look: Callable[[], object]) -> bool:
-        """Wait until something has been the same at so many looks in a row, and is not None.
+        """Wait until `look` has returned the same value, other than None, `ticks` times in a row.
 
-        Looks are counted, and not seconds: if this process was stopped, time has passed for both.
+        Checks are counted instead of seconds: if this process was stopped, time has passed for both.
 
         Returns:
-            Whether it is so; False once the worker has ended.
+            True when that happens; False once the worker has ended.
         """
         last, still = None, 0
         while self.how is None:
@@ -307,13 +309,13 @@ class WorkerLink:
     def _bury(self) -> None:
         self.process.close()
         self.channel.close()
-        # D58: the words are read after the process is dead, so they are its last state.
+        # D58: the words are read after the death of the process, so they are its last state.
         self._last = {library: self.page.words[word] for library, word in self.words.items()}
         self.page.close()
-        # The tasks that wait go on last: nothing of the worker is left by now.
+        # Waiting tasks continue last, when nothing of the worker is left.
         self._is_over.set()
 
 
 def died(how: str, device: str) -> ContextLostError:
-    """Make the error of a context whose worker has ended."""
+    """Make the error of a context after the end of its worker."""
     return ContextLostError(f"the worker process {how}", device=device)

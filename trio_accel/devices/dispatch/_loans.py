@@ -1,4 +1,4 @@
-"""Arrays that their devices hold for others, which read them; and how a device of this process does both."""
+"""Arrays that devices hold for other devices to read, and both sides for a device of this process."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _abroad = itertools.count(1)
 
 
 def next_abroad() -> int:
-    """Return an id for a chunk on devices that have it mapped for reading; it is below those of their own."""
+    """Return an id for a chunk on devices that map it read-only. It is below the ids of their own chunks."""
     return -next(_abroad)
 
 
 @attrs.define(eq=False)
 class Loan(abc.ABC):
-    """An array that its device holds for others.
+    """An array that its device holds for other devices.
 
     Attributes:
         ref: The array.
-        users: The ones who need it: the one who lends it, and readers.
+        users: The number of its users: the lender and all readers.
     """
 
     ref: AccelRef
@@ -36,29 +36,29 @@ class Loan(abc.ABC):
 
     @abc.abstractmethod
     async def wait(self, verb: str) -> None:
-        """Wait until it is held.
+        """Wait until the array is held.
 
         Raises:
-            StaleRefError, ContextLostError, DeviceLostError: It is not there any more.
+            StaleRefError, ContextLostError, DeviceLostError: The array no longer exists.
         """
 
     @abc.abstractmethod
     def map_to(self, device: AccelDevice, block: int) -> int | None:
-        """Have a device of this process know its memory, to be read, under the id of a block there.
+        """Make its memory readable on a device of this process, as the block with this id.
 
         Returns:
-            Id of the chunk that is mapped for that; None where it is the device's own.
+            The id of the chunk that was mapped; None if the memory is the device's own.
 
         Raises:
-            AccelError, OSError, ValueError: It is not there any more, or cannot be mapped.
+            AccelError, OSError, ValueError: The array no longer exists, or cannot be mapped.
         """
 
     @abc.abstractmethod
     def give_back(self) -> None:
-        """Hold it no longer."""
+        """Stop holding the array."""
 
     def end(self) -> None:
-        """End to lend it or to read it; when the last one ends, its device may write to it again."""
+        """End one use. After the last one, the array's device may write to it again."""
         self.users -= 1
         if not self.users:
             self.give_back()
@@ -66,7 +66,7 @@ class Loan(abc.ABC):
 
 @attrs.define(eq=False)
 class InlineLoan(Loan):
-    """An array of a device of this process that is held for others."""
+    """An array of a device of this process, held for other devices."""
 
     _session: Session
     _held: Held
@@ -98,10 +98,10 @@ class InlineLoan(Loan):
 
 
 class Reader(Protocol):
-    """The device that reads arrays of others.
+    """A device that reads arrays of other devices.
 
     Attributes:
-        session: Its context, if it has one now.
+        session: Its present context, if any.
         borrowed: The arrays that it reads.
         nursery: Runs tasks until the device ends.
     """
@@ -117,7 +117,7 @@ class Reader(Protocol):
 
 @attrs.define(eq=False)
 class InlineBorrowed:
-    """An array that was lent, as one of a device of this process; the next context has it, too.
+    """A borrowed array on a device of this process. The next context maps it again.
 
     Attributes:
         array: The array.
@@ -139,7 +139,7 @@ class InlineBorrowed:
         self.begin(await self._reader.ready())
 
     def begin(self, session: Session) -> None:
-        """Have a context know it; raises as `wait` does, and as `Loan.wait` if the array is not there."""
+        """Make the array known to a context; raises as `wait`, and as `Loan.wait` if the array is gone."""
         if self._session is session:
             return
         block = self.array.block
@@ -153,7 +153,7 @@ class InlineBorrowed:
         block.generation, self._session = session.generation, session
 
     def end(self) -> None:
-        """End to read it: operations that do by now are awaited, and not by the caller."""
+        """Stop reading it. Operations that already read it are awaited in the background."""
         block, session = self.array.block, self._session
         block.is_released = True
         self._reader.borrowed.discard(self)
@@ -164,7 +164,7 @@ class InlineBorrowed:
             self._reader.nursery.start_soon(self._give_back_later, held)
 
     async def _give_back_later(self, held: Held) -> None:
-        # The memory goes back behind all operations that read it: then its owner may change it.
+        # The memory is returned after all operations that read it, because then its owner may change it.
         try:
             async with held:
                 pass
@@ -177,10 +177,10 @@ class InlineBorrowed:
 
     def _give_back(self) -> None:
         block, session = self.array.block, self._session
-        # The memory of a context that is gone is unmapped with it.
+        # A lost context has unmapped the memory.
         if session is not None and session is self._reader.session:
             session.engine.release_all((block.id,))
             if self._chunk is not None:
                 session.engine.device.unmap_chunk(self._chunk)
-        # The owner gets the memory back last: nothing here reads it any more.
+        # The owner gets the memory back last, because nothing here reads it any longer.
         self._loan.end()

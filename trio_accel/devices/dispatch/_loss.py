@@ -1,6 +1,6 @@
-"""The rules after a loss of the context: who failed by it, and who runs again (D63, D136).
+"""The rules after the loss of a context: which operations fail, and which run again (D63, D136).
 
-They are the same in a worker and inline.
+Workers and inline devices use the same rules.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from collections.abc import Iterable, Mapping
 from ..base._options import DeviceOptions
 from ._request import OperationRequest
 
-# The library of copies from the host and to it.
+# The library that copies from and to the host.
 _COPIES = "trio_accel.devices:MemoryActor"
 _TO_BLAME = "; no other operation can have caused it"
 _AT_ONCE = ", so it does not run again without DeviceOptions(retry_suspects=True)"
 
 
 class LossPolicy:
-    """Says which operations may have caused a loss, which fail by it, and which run again.
+    """Decides which operations may have caused a loss, which fail, and which run again.
 
     Args:
-        options: Of the device.
+        options: The options of the device.
 
     Attributes:
-        guilty: Faults of the device that were found to be an operation's, by its library.
+        guilty: The number of device faults caused by operations, by library.
     """
 
     def __init__(self, options: DeviceOptions) -> None:
@@ -32,32 +32,33 @@ class LossPolicy:
         self._options = options
 
     def suspects(self, begun: Iterable[OperationRequest], done: Mapping[str, int]) -> list[OperationRequest]:
-        """Find the operations that may have caused a fault of the device, the likeliest last.
+        """Return the operations that may have caused a device fault, the likeliest last.
 
-        A stream runs in order, and the worker has told of all that ended before the fault (D136). So of each
-        library only the first that was begun can be to blame; copies only where nothing else was begun.
+        A stream runs in order, and the worker has reported all operations that ended before the fault (D136).
+        So only the first begun operation of each library is suspect. Copies are suspect only if nothing else
+        had begun.
 
         Args:
-            begun: What was begun, and had not ended.
-            done: How many requests each library has completed there.
+            begun: The operations in progress.
+            done: The number of completed requests per library.
         """
         firsts: dict[str, OperationRequest] = {}
         for request in begun:
             firsts.setdefault(request.library, request)
         found = [first for library, first in firsts.items() if library != _COPIES] or list(firsts.values())
-        # If all others run without a fault, the last one need not run again.
+        # If all others run without a fault, the last suspect need not run again.
         return sorted(found, key=lambda one: (self.guilty[one.library], -done.get(one.library, 0)))
 
     def why_it_fails(self, losses: int, *, is_repeatable: bool, is_to_blame: bool = False) -> str | None:
-        """Decide about an operation that was in flight.
+        """Decide about an operation in flight at the loss.
 
         Args:
-            losses: How many of its losses count, with this one.
-            is_repeatable: Whether all that another run needs is there, as it was.
-            is_to_blame: Whether no other operation can have caused a fault of the device.
+            losses: The number of losses that count, including this one.
+            is_repeatable: Whether all data for another run exists unchanged.
+            is_to_blame: Whether no other operation can have caused a device fault.
 
         Returns:
-            What its error says of its guilt, which is empty without any. None if it runs again.
+            The part of its error that blames it, empty if it is not to blame. None if it runs again.
         """
         may = is_repeatable and losses <= self._options.retry > 0
         if is_to_blame and not (may and self._options.retry_suspects):
@@ -65,5 +66,5 @@ class LossPolicy:
         return None if may else ""
 
     def is_opened_too_often(self, openings: int) -> bool:
-        """Tell whether a request fails whose library was being opened at so many losses."""
+        """Return whether a request fails after this many losses while its library was being opened."""
         return openings > max(self._options.retry, 1)

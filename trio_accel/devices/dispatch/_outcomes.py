@@ -1,4 +1,4 @@
-"""Copies of requests, their outcomes, and the effects of these on the arrays that they write."""
+"""Copies of host arrays, the outcomes of requests, and their effects on the written arrays."""
 
 from __future__ import annotations
 
@@ -31,41 +31,41 @@ from ._request import HostCopy, LeaseRequest, OperationRequest, RemoteRequest, S
 
 
 class CopyService:
-    """Copies between host arrays of requests and memory that is shared with the worker, in threads.
+    """Copies between host arrays of requests and memory shared with the worker, in threads.
 
-    That is the memory of the device itself where the application has it mapped, else a region of the pool
-    of host memory that the device transfers from and to. The former is copied when the stream of the
-    worker gets there; the latter as soon as the request is sent, or when it is done.
+    The shared memory is the device's own if the application has it mapped, and is copied when the worker's
+    stream gets there. Otherwise it is a region of the pool of host memory, from and to which the device
+    transfers. It is copied as soon as the request is sent, or after it is done.
 
     Attributes:
-        begun: Copies so far.
+        begun: The number of copies so far.
     """
 
     def __init__(self) -> None:
         self.begun: int = 0
-        # Copies that run, with their requests.
+        # The running copies, with their requests.
         self._running: dict[Copying, tuple[OperationRequest, HostCopy]] = {}
         self._changed = trio.lowlevel.ParkingLot()
         self._limiter = trio.CapacityLimiter(COPIES_AT_ONCE)
         self._nursery: trio.Nursery
 
     def open(self, nursery: trio.Nursery) -> None:
-        """Begin; copies are waited for by tasks of the nursery."""
+        """Begin; tasks of the nursery wait for copies."""
         self._nursery = nursery
 
     def stage(self, request: OperationRequest, filled: Callable[[HostCopy], None]) -> None:
-        """Fill the regions of a request that was sent, unless that has begun before.
+        """Fill the regions of a sent request, unless that has already begun.
 
         Args:
-            request: Whose they are.
-            filled: Called with each one that is filled, or never will be.
+            request: The request.
+            filled: Called with each copy when its region is filled, or never will be.
         """
         for copy in request.hosts.copies:
             if copy.is_upload and copy.region is not None and copy.stage == "planned":
                 self._start(request, copy, _memory(copy), partial(filled, copy))
 
     def fetch(self, request: OperationRequest) -> None:
-        """Bring what the worker has written to regions to the arrays of a request that is done."""
+        """Copy the worker's results from regions to the arrays of a completed request."""
         for copy in request.hosts.copies:
             if not copy.is_upload and copy.region is not None:
                 self._start(request, copy, _memory(copy), lambda: None)
@@ -77,13 +77,13 @@ class CopyService:
         view: Callable[[], HostArray],
         copied: Callable[[], None],
     ) -> None:
-        """Copy from or to memory of the device: the worker holds a stream there.
+        """Copy from or to memory of the device, while the worker holds a stream there.
 
         Args:
-            request: Its request, which remembers why a copy failed.
+            request: Its request, which stores the error of a failed copy.
             copy: The copy.
-            view: Makes the array over the device's memory.
-            copied: Called when the copy is over.
+            view: Returns the array over the device's memory.
+            copied: Called after the copy.
         """
         try:
             memory = view()
@@ -100,23 +100,23 @@ class CopyService:
                 copying.cancel()
 
     def unwind(self, request: RemoteRequest) -> None:
-        """End the copies of a request soon, and let its cancelled asker go behind them."""
+        """End the copies of a request soon, and let its cancelled caller leave after them."""
         self.cancel(request)
         request.unwind()
 
     def cancel_on_device(self) -> None:
-        """End all copies from and to the device's memory soon: what they were for is lost."""
+        """End all copies from and to the device's memory soon, because their purpose is lost."""
         for copying, (_, copy) in self._running.items():
             if copy.region is None:
                 copying.cancel()
 
     async def wait_off_device(self) -> None:
-        """Wait until none touches the device's memory."""
+        """Wait until no copy touches the device's memory."""
         while any(copy.region is None for _, copy in self._running.values()):
             await self._changed.park()
 
     async def wait_idle(self) -> None:
-        """Wait until none runs."""
+        """Wait until no copy runs."""
         while self._running:
             await self._changed.park()
 
@@ -130,7 +130,7 @@ class CopyService:
         self.begun += 1
         copy.stage = "running"
         copying = Copying(memory, copy.host) if copy.is_upload else Copying(copy.host, memory)
-        # The request's outcome waits for this count: until then the copy touches the program's array.
+        # The request's outcome waits for this count, because the copy touches the program's array until then.
         request.copies += 1
         self._running[copying] = request, copy
         self._nursery.start_soon(self._copy, request, copying, copy, copied)
@@ -141,7 +141,7 @@ class CopyService:
     ) -> None:
         try:
             await trio.to_thread.run_sync(copying.run, limiter=self._limiter)
-        except Exception as error:  # noqa: BLE001  # the system has no thread
+        except Exception as error:  # noqa: BLE001  # the system cannot start a thread
             request.failure = error
         finally:
             copy.stage = "over"
@@ -156,14 +156,14 @@ def _memory(copy: HostCopy) -> HostArray:
     return copy.region.array(copy.host.shape, copy.host.dtype)
 
 
-# The trouble of an operation that had none.
+# The trouble report of an operation without trouble.
 _FINE: Any = "done", True, False, None, ()
-# All phases of a launch in a worker are told at its end; `Launch.times` has their moments.
+# All phases of a launch in a worker are reported at its end; `Launch.times` has their times.
 _PHASES = (Phase.ENQUEUE, Phase.COMPLETE, Phase.REPLY, Phase.RELEASE)
 
 
 class OutcomePolicy:
-    """The rules by which every request gets its one outcome.
+    """The rules by which every request gets its only outcome.
 
     Args:
         device: The device of the requests.
@@ -186,18 +186,18 @@ class OutcomePolicy:
         results: tuple[Any, ...],
         trouble: Any,
     ) -> tuple[Sequence[Address], BaseException | None] | None:
-        """End an operation that the worker is done with.
+        """End an operation that the worker has ended.
 
         Args:
             request: Its request.
-            addresses: Places of its new blocks that were not known.
-            results: Host arrays by value.
-            trouble: The worker's report, unless it was launched and all went well.
+            addresses: The unknown addresses of its new blocks.
+            results: The host arrays by value.
+            trouble: The worker's report, unless the operation was launched and succeeded.
 
         Returns:
-            The blocks of the program's arrays that exist now, and the error of the operation. None if there
-            was not enough memory, and garbage may hold some: then the request has no outcome yet, and is to
-            be made once more.
+            The existing blocks of the program's arrays, and the error of the operation. None if there was not
+            enough memory, but garbage may hold some: then the request has no outcome yet, and must be sent
+            once more.
         """
         launch, device = request.launch, self._device
         error: BaseException | None = None
@@ -217,27 +217,27 @@ class OutcomePolicy:
         generation = device.availability.generation
         made: list[int] = []
         for block in launch.keep:
-            # The arrays of an asker that has gone are released already.
+            # The arrays of a caller that has left are already released.
             if isinstance(block, Block) and not block.is_released:
-                # It may have been planned while there was no context.
+                # It may have been planned while the device had no context.
                 block.generation = generation
                 made.append(block.id)
         if invalid or request.failure is not None:
-            # If a copy has failed, all are invalid.
+            # If a copy failed, all arrays are invalid.
             launch.spoil(error, None if request.failure is not None else invalid)
         launch.heal(error)
         if is_launched and device.hooks:
             notify(device.hooks, launch, *_PHASES)
-        # The outcome is told last: a callback that takes it may look at the arrays at once.
+        # The outcome comes last, because its callback may use the arrays at once.
         request.finish(error)
         return [address for address in addresses if address[0] in made] if addresses else (), error
 
     def end_plainly(self, request: OperationRequest, results: Sequence[bytes]) -> None:
-        """End an operation that went well, as `done` does where no array is copied and nobody observes.
+        """End a successful operation, as `done` does without copies and hooks.
 
         Args:
             request: Its request.
-            results: Host arrays by value, as long as those that are filled.
+            results: The host arrays by value, as long as the arrays that they fill.
         """
         for host, data in zip(request.hosts.filled, results, strict=True):
             host[...] = np.ndarray(host.shape, host.dtype, data)
@@ -262,11 +262,11 @@ class OutcomePolicy:
     def _may_try_again(
         self, request: OperationRequest, found: Exception | None, *, is_launched: bool
     ) -> bool:
-        # The arrays that it changes in place may be half changed.
+        # The arrays that it changes in place may be partly changed.
         is_as_it_was = not is_launched or request.reads.isdisjoint(request.writes)
-        # Where all memory is too little, garbage has none to give, and its collection holds the loop.
+        # If all memory is too little, garbage cannot help, and collecting it blocks the loop.
         is_short = isinstance(found, OutOfMemoryError) and found.requested <= found.total
-        # A request runs once more only, and not if others may have been refused because of it by then.
+        # A request runs again only once, and not if other requests may have been refused because of it.
         return is_short and is_as_it_was and not (request.shortages or request.invalidates or self.is_closing)
 
     def _error_of(self, error: Exception | None, *, is_launched: bool) -> Exception | None:
@@ -286,12 +286,12 @@ class OutcomePolicy:
         Args:
             requests: The requests.
             link: The worker.
-            cause: How it was lost.
-            done: How many requests each library has completed there.
-            lost_blocks: Blocks whose memory has gone with the worker.
+            cause: The reason for its loss.
+            done: The number of requests that each library has completed there.
+            lost_blocks: The blocks whose memory was lost with the worker.
 
         Returns:
-            The requests that the next worker gets.
+            The requests for the next worker.
         """
         requests = list(requests)
         begun = [one for one in requests if isinstance(one, OperationRequest) and _has_begun(one, link)]
@@ -301,8 +301,8 @@ class OutcomePolicy:
         _find_overtaken(begun)
         for request in requests:
             if isinstance(request, LeaseRequest) and request.stage == "left":
-                # These leases end before any request is asked whether it goes to the next worker: the end of
-                # what was borrowed may be that of a lease of this device.
+                # These leases end before any request is examined, because the end of a borrowed array may be
+                # the end of a lease on this device.
                 request.end()
         suspects = self._policy.suspects(begun, done) if link.has_faulted else []
         suspicion = Suspicion(cause, self._device.generation, {one.number for one in suspects})
@@ -320,10 +320,10 @@ class OutcomePolicy:
         return left
 
     def _fails_to_open(self, request: RemoteRequest, link: WorkerLink, cause: Exception) -> bool:
-        """Fail a request whose library was being opened at repeated losses; tell whether.
+        """Fail a request if its library was being opened at repeated losses; return whether it failed.
 
-        Nothing was in flight. The import of a module may end the process: it would end all workers, and
-        so the device for all of its users.
+        Nothing was in flight. The import of a module may end the process. It would end all workers, and so
+        the device for all of its users.
         """
         if not isinstance(request, OperationRequest) or request.library in link.used:
             return False
@@ -336,7 +336,7 @@ class OutcomePolicy:
         return is_over
 
     def _end_stuck(self, request: OperationRequest) -> None:
-        """Fail the operation that was begun first, which the others wait for."""
+        """Fail the operation that began first, because the others wait for it."""
         _strike(request.launch)
         stuck = CompletionTimeoutError("it did not complete, and the worker's loop stood still with it")
         self._device.locate(stuck, request.launch.name)
@@ -352,13 +352,12 @@ class OutcomePolicy:
         lost_blocks: Collection[int],
     ) -> bool:
         if isinstance(request, LeaseRequest):
-            # The memory is still there, and so is the program's view of it.
+            # The memory still exists, and so does the program's view of it.
             return request.stage == "sent"
         assert isinstance(request, OperationRequest)
         if _has_begun(request, link):
             request.is_suspect = request in suspects
-            # D136: an innocent request may meet as many faults as there are bad ones, so these losses do not
-            # count.
+            # D136: these losses do not count, because an innocent request may meet a fault for each bad one.
             request.losses += request.is_suspect or not suspects
             _strike(request.launch)
             may = request.may_run_again(needed) and request.is_apart_from(lost_blocks)
@@ -367,7 +366,7 @@ class OutcomePolicy:
             if why is not None:
                 self._fail_in_flight(request, cause, self._device.generation, why)
                 return False
-            # An injected fault has struck: it would end the next context, too.
+            # An injected fault has struck, and would end the next context as well.
             request.launch = request.launch.without_fault()
         if request.is_cancelled:
             self._copies.unwind(request)
@@ -377,12 +376,12 @@ class OutcomePolicy:
     def without_lost(
         self, requests: Iterable[RemoteRequest], lost_blocks: Collection[int]
     ) -> Iterable[RemoteRequest]:
-        """Refuse requests of arrays that have gone with a worker; yield the others."""
+        """Refuse requests of arrays that were lost with a worker; yield the others."""
         generation = self._device.generation
         for request in requests:
             if request.is_apart_from(lost_blocks):
                 for block in request.launch.keep if isinstance(request, OperationRequest) else ():
-                    # The next worker makes it.
+                    # The next worker makes the block.
                     if isinstance(block, Block) and not block.is_released:
                         block.generation = generation + 1
                 yield request
@@ -400,8 +399,8 @@ class OutcomePolicy:
             self.refuse(request, error)
 
     def convicts(self, request: RemoteRequest) -> bool:
-        """Fail a suspect of a fault of the device where all others have run without one; tell whether."""
-        assert isinstance(request, OperationRequest)  # leases are no suspects
+        """Fail a suspect if all other suspects have run without a fault; return whether it failed."""
+        assert isinstance(request, OperationRequest)  # leases cannot be suspects
         found = request.suspicion
         why = self._policy.why_it_fails(request.losses, is_repeatable=True, is_to_blame=True)
         if found is None or found.left != {request.number} or why is None:
@@ -410,7 +409,7 @@ class OutcomePolicy:
         return True
 
     def _fail_in_flight(self, request: OperationRequest, cause: Exception, generation: int, why: str) -> None:
-        """Fail an operation that was in flight at a loss; `why` is not empty if it is to blame."""
+        """Fail an operation that was in flight at a loss; `why` is not empty if it caused the loss."""
         self._policy.guilty[request.library] += bool(why) and not self.is_closing
         advice = request.launch.advice(is_kept=self._device.info.keeps_memory)
         error = lost(cause, IN_FLIGHT, advice, is_closing=self.is_closing, why=why)
@@ -422,16 +421,16 @@ class OutcomePolicy:
         launch = request.launch
         launch.spoil(error)
         notify(self._device.hooks, launch, *_PHASES)
-        # Copies that have not begun never take place; the outcome waits for those that run.
+        # Copies that have not begun never run; the outcome waits for running copies.
         self._copies.cancel(request)
         request.finish(error)
 
     def refuse(self, request: RemoteRequest, error: Exception) -> None:
-        """End a request that no worker has begun with."""
+        """End a request that no worker has begun."""
         if isinstance(request, LeaseRequest):
             request.failure = error
             request.granted.set()
-            # The end of what was borrowed, just now, may have been that of a lease of this device.
+            # The event may just have ended a borrowed array, and with it a lease on this device.
             if request.stage != "over":
                 request.end()
             return
@@ -445,27 +444,27 @@ class OutcomePolicy:
             request.finish(error)
 
     def end_lease(self, request: LeaseRequest) -> None:
-        """End a lease before its turn: its array was released, or the device is being closed."""
+        """End a lease before its turn, because its array was released or the device is being closed."""
         released = StaleRefError(
             "lease: its memory was released", device=self._device.name, generation=self._device.generation
         )
         self.refuse(request, self.closed() if self.is_closing else released)
 
     def closed(self) -> DeviceLostError:
-        """Make the error of a request that came too late."""
+        """Make the error of a request after the device was closed."""
         return DeviceLostError("the device is closed", device=self._device.name)
 
 
 def _has_begun(request: RemoteRequest, link: WorkerLink) -> bool:
-    """Tell whether a worker had begun with an operation."""
-    # D58: the worker writes a request's number to its library's word before the launch, and a library
-    # launches in the order of numbers. So the word tells what was begun, even of a killed worker.
+    """Return whether a worker had begun with an operation."""
+    # D58: before each launch, the worker writes the request's number to its library's word. A library
+    # launches in the order of numbers. So the word shows which requests had begun, even in a killed worker.
     return isinstance(request, OperationRequest) and request.number <= link.started(request.library)
 
 
 def _find_overtaken(begun: Sequence[OperationRequest]) -> None:
-    """Mark what must not run again: it reads what a later request may have written, and left undamaged."""
-    # D185: an idempotent request that fails damages nothing, so nothing else would refuse the later contents.
+    """Mark requests that must not run again, because a later request may have changed data they read."""
+    # D185: a failed idempotent request damages nothing, so nothing else would refuse the later contents.
     written: set[int] = set()
     for request in reversed(begun):
         request.is_overtaken = not written.isdisjoint(request.needed)

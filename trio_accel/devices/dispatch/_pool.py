@@ -1,4 +1,4 @@
-"""The worker processes of a device: the one that serves, those that stand ready, those that are dying."""
+"""The worker processes of a device: active, spare and dying."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from ..wire._protocol import SharedPage, WorkerConfig
 from ._chunks import Chunk, ChunkTable
 from ._link import MessageHandler, WorkerLink
 
-# The most bytes of a worker's message; with host arrays by value.
+# The maximum bytes of a worker's message; below, with host arrays by value.
 _LARGEST_ANSWER = 32 << 20
 _MOST_BY_VALUE = 2**32 - 1
-# Seconds between attempts to have a spare.
+# Seconds between attempts to start a spare.
 _LEAST_PAUSE = 0.05
 _LONGEST_PAUSE = 10.0
 _DOUBLINGS = 8
-# Seconds for which too few descriptors for a worker are put up with, and the longest pause between attempts.
+# Seconds for which a lack of descriptors for a worker is tolerated, and the longest pause between attempts.
 _SHORTAGE = 30.0
 _LONGEST_SHORTAGE_PAUSE = 1.0
-# A worker stays awake only for requests that follow their answers closely: half of this before one is due. A
-# loop cannot sleep for less than that millisecond, as `epoll` rounds up (D171).
+# A worker stays awake only for requests that closely follow their answers: for half of this time before one
+# is due. A loop cannot sleep for less than that millisecond, because `epoll` rounds up (D171).
 _WINDOW = 2e-3
 _logger = logging.getLogger("trio_accel.devices")
-# Modules of a worker itself, for backends whose workers have them imported ahead.
+# The worker's own module, for backends with preloaded workers.
 _PROGRAM = "trio_accel.devices.worker._process"
-# Packages with library actors that the program imports at their first use. A worker that takes over may need
-# one at once, so workers begin with them.
+# Packages with library actors that the program imports at their first use. Workers preload them, because a
+# worker that takes over may need one at once.
 _ACTORS = ("trio_accel.jit", "trio_accel.programs", "trio_accel.collectives")
 
 
@@ -57,8 +57,8 @@ def check_options(device: DeviceState) -> None:
     """Refuse options that another process cannot have.
 
     Raises:
-        NotSupportedError: A strategy that cannot be pickled, or whose class is one of __main__; or spares
-            on a device that takes one process at a time.
+        NotSupportedError: A strategy cannot be pickled, or its class is in __main__; or the options ask for
+            spares on a device that accepts only one process at a time.
     """
     options = device.options
     if options.spares and device.info.is_exclusive:
@@ -76,7 +76,7 @@ def check_options(device: DeviceState) -> None:
         else:
             try:
                 pickle.dumps(strategy)
-            except Exception as error:  # noqa: BLE001  # whatever a stranger's class raises
+            except Exception as error:  # noqa: BLE001  # a foreign class may raise anything
                 why = describe(error)
         if why is not None:
             raise NotSupportedError(
@@ -86,14 +86,14 @@ def check_options(device: DeviceState) -> None:
 
 
 class WorkerPool:
-    """The workers of a device: it starts them and hands them out; all are gone when it is closed.
+    """The workers of a device: starts them and hands them out. All have ended when it is closed.
 
     Args:
-        device: Whose they are.
+        device: The device.
         chunks: The memory that every worker maps.
 
     Attributes:
-        in_use: Libraries that the generation uses; every worker that starts opens them ahead.
+        in_use: The libraries that the generation uses. Every new worker opens them in advance.
     """
 
     def __init__(self, device: DeviceState, chunks: ChunkTable) -> None:
@@ -106,7 +106,7 @@ class WorkerPool:
         self._options = options = device.options
         modules = device.backend.preload
         self._preload = (*modules, *_ACTORS, _PROGRAM) if modules or options.preload else ()
-        # Large results come by value only where nothing else is possible.
+        # Large results are sent by value only if nothing else is possible.
         is_by_value = isinstance(options.completion, SyncCompletion)
         self._limit = _MOST_BY_VALUE if is_by_value else _LARGEST_ANSWER
         self._window = window_of(options.completion, device.info)
@@ -121,18 +121,18 @@ class WorkerPool:
         self._launcher: Launcher
         self._nursery: trio.Nursery
         self._is_refilling = False
-        # Spares in a row that died before they were used.
+        # The number of successive spares that died before they were used.
         self._failures = 0
         self._is_closed = False
 
     @property
     def links(self) -> Iterable[WorkerLink]:
-        """All workers that are not gone."""
+        """All workers that still exist."""
         return tuple(self._links)
 
     @property
     def spares(self) -> int:
-        """Workers that stand ready."""
+        """The number of spare workers."""
         return len(self._spares)
 
     def open(
@@ -147,8 +147,8 @@ class WorkerPool:
         Args:
             launcher: Starts the workers.
             nursery: Its tasks serve them.
-            handle: Takes what workers send.
-            on_end: Called when one has ended.
+            handle: Handles the messages of workers.
+            on_end: Called when a worker has ended.
         """
         self._launcher = launcher
         self._nursery = nursery
@@ -158,32 +158,32 @@ class WorkerPool:
         self._slabs.open(launcher)
 
     def _judge(self, module: str) -> tuple[Ahead, str | None]:
-        """Tell whether the next worker begins with a module, and why not."""
+        """Return whether the next worker begins with a module, and why not."""
         if not self._preload:
             return "refused", "the backend has nothing imported ahead"
         return self._launcher.ahead.judge(module)
 
     async def take(self) -> WorkerLink:
-        """Take a worker that is ready, alone: those before it are dead, and cannot write to memory (D4).
+        """Take a ready worker for exclusive use: its predecessors cannot write to memory any longer (D4).
 
         Raises:
-            ContextLostError: It did not come up.
+            ContextLostError: It was not ready in time.
             LauncherError: It could not be started.
         """
-        # A spare whose death is known by now does not count.
+        # Spares that are known to be dead do not count.
         self._spares = [spare for spare in self._spares if spare.how is None]
         if self._spares:
             self._failures = 0
             link = self._spares.pop(0)
         else:
             if self._is_exclusive:
-                # An exclusive device has room for one process: a silent one has to be gone, too, before the
-                # next starts.
+                # An exclusive device accepts only one process, so even a silent worker must be gone before
+                # the next starts.
                 await self._wait_gone(None)
             try:
                 link = await self._start_when_possible()
             except BaseException:
-                # D99: one of the libraries that are opened ahead may be the cause.
+                # D99: a library that is opened in advance may be the cause.
                 self.in_use.clear()
                 raise
         try:
@@ -194,45 +194,45 @@ class WorkerPool:
         return link
 
     async def _wait_gone(self, successor: WorkerLink | None) -> None:
-        """Wait for the end of workers that were given up and may still write to memory (D4)."""
+        """Wait for the end of abandoned workers that may still write to memory (D4)."""
         for other in self.links:
             is_over = other is not successor and other not in self._spares and other.how is not None
             if is_over and not (other.is_silent and successor is not None):
                 await other.wait_gone()
 
     def refill(self) -> None:
-        """Have as many spares as the options say."""
+        """Start as many spares as the options demand."""
         if self._options.spares and not self._is_refilling:
             self._is_refilling = True
             self._nursery.start_soon(self._refill)
 
     def observe(self, *, is_observed: bool, is_timed: bool) -> None:
-        """Tell the workers whether somebody observes messages, and whether times of launches are wanted."""
+        """Inform the workers whether messages are observed, and launches are timed."""
         if (is_observed, is_timed) != (self._is_observed, self._is_timed):
             self._is_observed, self._is_timed = is_observed, is_timed
             for link in self._links:
                 link.send(_orders.observe(is_observed, is_timed))
 
     def use(self, library: str) -> None:
-        """Note that a library is in use from now on: workers that stand ready open it ahead, too."""
+        """Note that a library is in use from now on. Spare workers open it in advance."""
         self.in_use.add(library)
         modules = modules_of(library)
         if modules and self._preload:
-            # The launcher imports the modules for workers that start from then on.
+            # The launcher imports the modules for later workers.
             self._nursery.start_soon(self._launcher.import_ahead, modules, self._preload)
         for link in self._links:
             if not link.is_serving:
                 self._prepare(link, library)
 
     def _prepare(self, link: WorkerLink, library: str) -> None:
-        """Have a worker open a library ahead, if the places of its blocks are known."""
+        """Let a worker open a library in advance, if the places of its blocks are known."""
         places = [self._chunks.blocks.get(block) for block in blocks_of(library)]
         addresses = [place for place in places if place is not None and place[2] in self._chunks.chunks]
         if len(addresses) == len(places):
             link.send(_orders.prepare(library, tuple(addresses)))
 
     def forget(self, library: str) -> None:
-        """Forget a library that was closed: workers that stand ready close it, too."""
+        """Forget a closed library. Spare workers close it as well."""
         self.in_use.discard(library)
         for link in self._links:
             link.used.discard(library)
@@ -240,26 +240,26 @@ class WorkerPool:
                 link.send(_orders.forget(library))
 
     def share(self, chunk: Chunk, maker: WorkerLink) -> None:
-        """Have all workers but its maker map a chunk."""
+        """Let all workers except its maker map a chunk."""
         for link in self._links:
             if link is not maker:
                 try:
                     chunk.send(link)
                 except OSError as error:
-                    # The worker would serve without a part of the memory.
+                    # Otherwise the worker would serve without a part of the memory.
                     link.condemn(f"was not needed: it could not be given memory ({error})")
 
     def unshare(self, number: int, *, but: WorkerLink | None) -> None:
-        """Have all workers but one unmap a chunk that is gone."""
+        """Let all workers except one unmap a freed chunk."""
         for link in self._links:
             if link is not but:
                 link.send(_orders.unchunk(number))
 
     async def close(self) -> None:
-        """End all workers that are left, and wait until they are gone."""
-        # No spare starts from here on, while the others end.
+        """End all remaining workers, and wait until they are gone."""
+        # From here on no spare starts, while the others end.
         self._is_closed = True
-        # All are killed before the first is waited for: together they take as long as the slowest.
+        # All are killed before the first is awaited, so that together they take as long as the slowest.
         for link in self.links:
             link.condemn("was ended with its device")
         for link in self.links:
@@ -269,19 +269,19 @@ class WorkerPool:
     @enable_ki_protection
     async def _refill(self) -> None:
         try:
-            # The worker that has just taken over has the processors for itself for a moment.
+            # The worker that has just taken over gets the processors for a moment.
             await trio.sleep(_LEAST_PAUSE)
             while self._wants_spare():
                 if self._failures:
                     await trio.sleep(min(_LEAST_PAUSE * 2 ** min(self._failures, _DOUBLINGS), _LONGEST_PAUSE))
                 try:
                     spare = await self._start()
-                    # Appended only now: `take` may have replaced the list during the wait.
+                    # It is appended only now, because `take` may have replaced the list during the wait.
                     self._spares.append(spare)
-                except Exception as error:  # noqa: BLE001  # whatever it is, the device goes on without
+                except Exception as error:  # noqa: BLE001  # the device continues without a spare
                     if self._is_closed:
                         return
-                    # Its error will show when it is needed.
+                    # Its error will appear when a worker is needed.
                     self._failures += 1
                     text, extra = "device %s: a spare worker did not come up: %s", {"device": self._path}
                     _logger.warning(text, self._path, describe(error), extra=extra)
@@ -292,7 +292,7 @@ class WorkerPool:
         return not self._is_closed and len(self._spares) < self._options.spares
 
     async def _start_when_possible(self) -> WorkerLink:
-        """Start a worker; where this process has too few descriptors for that, try again for a while."""
+        """Start a worker. If this process has too few descriptors, try again for a while."""
         end, pause = trio.current_time() + _SHORTAGE, _LEAST_PAUSE
         while True:
             try:
@@ -314,12 +314,12 @@ class WorkerPool:
             undo.callback(page.close)
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
-            # Closed as soon as the worker has its own: a copy here would hide the worker's death.
+            # Closed as soon as the worker has its own, because a copy here would hide the worker's death.
             with theirs:
                 process = await self._launcher.start_worker(
                     program_arguments(), (theirs.fileno(), page.descriptor), self._preload
                 )
-            # The link closes them from here on.
+            # From here on the link closes them.
             undo.pop_all()
         link = WorkerLink(
             process,
@@ -331,7 +331,7 @@ class WorkerPool:
             stuck_after=self._options.stuck_after,
             window=self._window,
         )
-        # The link counts before it is ready: memory that is made meanwhile is shared with it, too.
+        # The link counts before it is ready, so that it gets memory that is made meanwhile.
         self._links.add(link)
         self._nursery.start_soon(link.run, self._handle, self._on_end, self._gone)
         in_use = self.in_use.paths
@@ -349,7 +349,7 @@ class WorkerPool:
                 fast_paths=current_fast_paths(),
             )
             link.send(_orders.config(config))
-            # The chunks go ahead of the libraries that are placed: their blocks lie in them.
+            # The chunks precede the libraries with placed blocks, because these blocks are in the chunks.
             for chunk in self._chunks.chunks.values():
                 chunk.send(link)
             for library in placed:
@@ -363,7 +363,7 @@ class WorkerPool:
         return link
 
     def _gone(self, link: WorkerLink) -> None:
-        """Forget a worker of which nothing is left; replace it if it was a spare."""
+        """Forget a worker after its end, and replace it if it was a spare."""
         self._links.discard(link)
         if link in self._spares:
             self._spares.remove(link)
@@ -373,11 +373,11 @@ class WorkerPool:
 
 
 class SlabTable:
-    """Tells of each slab, before anything in it is named, and of its end.
+    """Announces each slab before its first use, and its end.
 
     Args:
-        pool: The pool; None if the workers' device needs none.
-        links: Gives the workers that there are.
+        pool: The pool; None if the workers' device does not need one.
+        links: Returns the existing workers.
     """
 
     def __init__(self, pool: HostPool | None, links: Callable[[], Iterable[WorkerLink]]) -> None:
@@ -386,20 +386,20 @@ class SlabTable:
         self._launcher: Launcher
 
     def open(self, launcher: Launcher) -> None:
-        """Begin; the launcher empties the memory if this process dies."""
+        """Begin. The launcher empties the memory if this process dies."""
         self._launcher = launcher
         if self._pool is not None:
             self._pool.on_make = self._share
             self._pool.on_drop = self._unshare
 
     def tell(self, link: WorkerLink) -> None:
-        """Have a new worker map what there is."""
+        """Let a new worker map all existing slabs."""
         if self._pool is not None:
             for slab in self._pool.slabs.values():
                 _send(link, slab)
 
     def close(self) -> None:
-        """Give the pool up; arrays in it stay as they are."""
+        """Give up the pool. Its arrays are not changed."""
         if self._pool is not None:
             for slab in self._pool.slabs.values():
                 self._forget(slab)

@@ -12,7 +12,7 @@ import numpy as np
 import outcome
 import trio
 
-from ...actors import WOKEN, Waiter
+from ...actors import WAKE_VALUE, Waiter
 from ...backends.base import DType, HostArray, Ints
 from ...backends.base.contract.errors import NoEdgeError
 from ...backends.base.contract.ops import DESCRIPTORS, ArraySpec, CopyFromHostSpec, CopyToHostSpec
@@ -28,61 +28,69 @@ from ._chunks import Chunk, Stay
 from ._launch_encoding import TemplateTable, encode_launch
 from ._link import WorkerLink
 
-# D61: the next array is copied while one is transferred. A bound is needed, since promised memory is not all
-# taken yet, and the machine's free memory does not tell.
+# D61: the next array is copied while one is transferred. A bound is needed, because promised memory is not
+# yet all in use, and the machine's free memory does not show it.
 _STAGED = 2 << 30
 
 _transfers = itertools.count(1)
 
 
 Stage: TypeAlias = Literal["queued", "sent", "copying", "unwinding", "left", "over"]
-"""Where a request is in its life.
+"""The stage of a request's life.
 
-It waits in the application; a worker has it; its outcome is known, or will be its cancellation, and copies of
-the program's arrays run; its asker waits for copies alone, or has gone, and the worker may go on; it is over.
-Whether a worker has begun with it is told by a word of memory, and only a dead worker's counts (D58).
+* ``queued``: it waits in the application.
+* ``sent``: a worker has it.
+* ``copying``: its outcome is known, and copies of the program's arrays run.
+* ``unwinding``: its outcome will be its cancellation, and copies of the program's arrays run.
+* ``left``: its cancelled caller waits only for copies, or has left, and the worker may continue with it.
+* ``over``: it has ended.
+
+The stage does not show whether a worker has begun with it. A word of shared memory does, which is read only
+for a dead worker (D58).
 """
 
 Step: TypeAlias = Literal["send", "return", "withdraw", "end", "unwind", "leave", "complete", "finish"]
-"""What happens to a request."""
+"""An event in a request's life."""
 
 
 @attrs.define(eq=False, repr=False)
 class RemoteRequest(Waiter):
-    """One request, from the moment it is handed over until its outcome; it may see several workers.
+    """One request, from its submission until its outcome; several workers may get it.
 
     Attributes:
-        number: Its place in the order of the device's requests.
-        library: Import path of the library that it goes to; "" for a lease.
-        reads: Blocks that it reads.
-        writes: Blocks that it changes.
-        stage: Where it is in its life.
-        losses: How often the context was lost while it was in flight.
-        openings: How often a worker was lost while its library was opened, and nothing was in flight.
-        turn: Its place behind those that it must follow, while it waits in the application.
-        copies: Users of its host arrays now: copies that run, and a lost worker that is not dead yet.
-        failure: Why one of these failed.
-        is_suspect: Whether it may have caused a fault of the device: it runs alone (D136).
-        rank: Its place among the suspects: the likeliest are last.
-        edges: All that may happen to a request in each stage, and the next stage.
+        number: Its position in the order of the device's requests.
+        library: The import path of its library; "" for a lease.
+        reads: The blocks that it reads.
+        writes: The blocks that it changes.
+        stage: Its stage.
+        losses: The number of times that the context was lost while it was in flight.
+        openings: The number of times that a worker was lost while its library was opened, and nothing was in
+            flight.
+        turn: Its turn after the requests that it must follow, while it waits in the application.
+        copies: The number of current users of its host arrays: running copies, and a lost worker until its
+            death.
+        failure: The reason why a copy failed.
+        is_suspect: Whether it may have caused a fault of the device, so that it runs alone (D136).
+        rank: Its position among the suspects: the likeliest come last.
+        edges: All possible steps in each stage, and the next stage.
     """
 
     edges: ClassVar[Mapping[tuple[Stage, Step], Stage]] = {
-        # D19: handed over in the order of its library, and behind what it must follow.
+        # D19: sent in the order of its library, and after the requests that it must follow.
         ("queued", "send"): "sent",
-        # D59: a lost worker had it, or had no memory for it; it has its old place.
+        # D59: its worker was lost, or did not have enough memory. It returns to its old position.
         ("sent", "return"): "queued",
         ("queued", "withdraw"): "over",
-        # Refused, or done. D4: a lost worker counts as a copy until it is dead.
+        # Refused or done. D4: a lost worker counts as a copy until it is dead.
         ("queued", "end"): "copying",
         ("sent", "end"): "copying",
         # Done, and no copy runs.
         ("sent", "finish"): "over",
         ("queued", "unwind"): "unwinding",
         ("sent", "unwind"): "unwinding",
-        # The grace of a cancelled asker is over: copies of results are not waited for either.
+        # The grace of a cancelled caller is over, so even copies of results are not awaited.
         ("copying", "unwind"): "unwinding",
-        # D72: buffers stay until the worker is done with them, however that ends.
+        # D72: buffers stay until the worker no longer uses them, however that ends.
         ("sent", "leave"): "left",
         ("left", "end"): "unwinding",
         ("left", "unwind"): "unwinding",
@@ -101,19 +109,19 @@ class RemoteRequest(Waiter):
     failure: Exception | None = attrs.field(default=None, init=False)
     is_suspect: bool = attrs.field(default=False, init=False)
     rank: int = attrs.field(default=0, init=False)
-    # Its outcome, while copies run.
+    # The outcome, while copies run.
     _error: BaseException | None = attrs.field(default=None, init=False)
     _on_cancel: Callable[[RemoteRequest], bool] | None = attrs.field(default=None, init=False)
 
     def is_apart_from(self, blocks: Collection[int]) -> bool:
-        """Tell whether it uses none of these blocks."""
+        """Return whether it uses none of these blocks."""
         return self.reads.isdisjoint(blocks) and self.writes.isdisjoint(blocks)
 
     def move(self, step: Step) -> None:
-        """Go to the next stage.
+        """Move to the next stage.
 
         Raises:
-            NoEdgeError: There is none.
+            NoEdgeError: This step is impossible in the present stage.
         """
         stage = self.edges.get((self.stage, step))
         if stage is None:
@@ -122,7 +130,7 @@ class RemoteRequest(Waiter):
 
     @property
     def has_room(self) -> bool:
-        """Whether there is host memory for the staged transfers of its host arrays."""
+        """Whether host memory is available for the staged transfers of its host arrays."""
         return True
 
     async def wait(self, on_cancel: Callable[[RemoteRequest], bool]) -> None:
@@ -130,7 +138,7 @@ class RemoteRequest(Waiter):
 
         Args:
             on_cancel: Called when the waiting task is cancelled; returns whether the request is withdrawn
-                at once. Otherwise its end is waited for.
+                immediately. Otherwise the task waits for its end.
         """
         if self.result is not None:
             await trio.lowlevel.cancel_shielded_checkpoint()
@@ -140,8 +148,8 @@ class RemoteRequest(Waiter):
         await self.park()
 
     def abort(self, raise_cancel: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-        """Withdraw the request of a cancelled task, or note that the task waits for its end."""
-        assert self._on_cancel is not None  # `wait` was called with it
+        """Withdraw a cancelled task's request, or note that the task waits for its end."""
+        assert self._on_cancel is not None  # set by `wait`
         if not self._on_cancel(self):
             return super().abort(raise_cancel)
         self.move("withdraw")
@@ -150,71 +158,71 @@ class RemoteRequest(Waiter):
         return trio.lowlevel.Abort.SUCCEEDED
 
     def finish(self, error: BaseException | None) -> None:
-        """Give the outcome when nothing uses the program's arrays any more; a copy may fail until then."""
+        """Deliver the outcome once nothing uses the program's arrays; until then a copy may fail."""
         self.move("end")
         self._error = error
         self._go_on()
 
     def end_well(self) -> None:
-        """Give the outcome of a request that went well, and of whose arrays none is copied."""
+        """Deliver plain success of a request without copies."""
         self.move("finish")
-        self.settle(WOKEN)
+        self.settle(WAKE_VALUE)
 
     def unwind(self) -> None:
-        """Let a cancelled asker go when nothing uses the program's arrays any more, whatever the outcome."""
+        """Let a cancelled caller leave once nothing uses the program's arrays, whatever the outcome."""
         self.move("unwind")
         self._go_on()
 
     def leave(self) -> None:
-        """Let a cancelled asker go when no copy uses the program's arrays any more, whatever the worker does.
+        """Let a cancelled caller leave once no copy uses the program's arrays, whatever the worker does.
 
-        The request keeps its buffers until its end at the worker.
+        The request keeps its buffers until the worker has ended it.
         """
         self.move("leave")
         self._go_on()
 
     def copy_over(self) -> None:
-        """Note the end of one use of its arrays."""
+        """Record the end of one use of its arrays."""
         self.copies -= 1
         self._go_on()
 
     def _go_on(self) -> None:
-        """Give the outcome, if it is known and nothing uses the program's arrays any more."""
+        """Deliver the outcome, if it is known and nothing uses the program's arrays any longer."""
         stage = self.stage
         if self.copies or stage in ("queued", "sent"):
             return
         if stage != "left":
-            # First of all: what is called from here on must find it over.
+            # This comes first, because every callee must find the request ended.
             self.move("complete")
             self._let_go()
         if stage == "copying":
-            # Taken out: frames of an error that lives on refer to the request.
+            # The error is taken out, because its frames refer to the request.
             error, self._error = self._error or self.failure, None
-            self.settle(WOKEN if error is None else outcome.Error(error))
+            self.settle(WAKE_VALUE if error is None else outcome.Error(error))
         elif self.task is not None:
-            # An asker that has left by now has its cancellation.
+            # A departed caller has already received its cancellation.
             self.settle(self.cancellation())
         if stage == "unwinding":
             self._forget()
 
     def _let_go(self) -> None:
-        """Give back the memory that it has taken for itself."""
+        """Free the memory that it has allocated for itself."""
 
     def _forget(self) -> None:
-        """Hold nothing of the program: nobody waits for it."""
+        """Drop all references to the program, because nobody waits for the request."""
 
 
 @attrs.define(eq=False)
 class HostCopy:
-    """A copy that the application makes between a host array and memory that it shares with the worker.
+    """A copy by the application between a host array and memory that it shares with the worker.
 
     Attributes:
         host: The array.
-        is_upload: Whether it is read.
-        region: Where it is copied to or from. None if that is the device's own memory: then the worker
-            tells the address when its stream gets there.
-        transfer: Number of a region that is not filled yet; the same for every worker.
-        stage: Whether the copy is to run, runs, or has run.
+        is_upload: Whether the array is read.
+        region: The region to copy to or from. None for the device's own memory: then the worker sends the
+            address when its stream gets there.
+        transfer: The number of a region that is not filled yet; the same for every worker.
+        stage: The stage of the copy.
     """
 
     host: HostArray
@@ -225,16 +233,16 @@ class HostCopy:
 
 
 class Staging:
-    """Regions of the pool for staged transfers of other arrays, so many bytes at a time.
+    """Regions of the pool for staged transfers of other arrays, with a limit on their bytes.
 
     Args:
-        pool: Where they are.
-        on_free: Called when some are given back.
+        pool: The pool of host memory.
+        on_free: Called when regions are returned.
 
     Attributes:
         pool: The pool; its own arrays need no region.
-        limit: The most bytes at a time, unless one request needs more.
-        taken: Bytes that are taken.
+        limit: The maximum number of bytes in use, unless a single request needs more.
+        taken: The number of bytes in use.
     """
 
     def __init__(self, pool: HostPool, on_free: Callable[[], None]) -> None:
@@ -247,14 +255,14 @@ class Staging:
         """Take a region.
 
         Raises:
-            OutOfMemoryError: The machine has not so much.
+            OutOfMemoryError: The machine does not have enough memory.
         """
         region = self.pool.stage(nbytes)
         self.taken += nbytes
         return region
 
     def give_back(self, copies: Iterable[HostCopy]) -> None:
-        """Give the regions of a request back."""
+        """Return the regions of a request."""
         self.taken -= sum(copy.region.nbytes for copy in copies if copy.region is not None)
         self._on_free()
 
@@ -264,13 +272,13 @@ class HostArrays:
     """The host arrays of one request; they are the same for every worker.
 
     Args:
-        by_value: Bytes up to which arrays are sent in the messages.
-        staging: Memory that the device transfers from and to by itself. None if the application has the
-            device's memory mapped.
+        by_value: The maximum size in bytes of an array sent within the message.
+        staging: The memory for the device's own transfers. None if the application has the device's memory
+            mapped.
 
     Attributes:
         copies: The arrays that the application copies, by index.
-        is_used: Whether there are any that a worker was told of one by one, and not by a template.
+        is_used: Whether any array was described to a worker individually, and not by a template.
         staging: The argument.
         filled: The arrays that are filled from the reply.
     """
@@ -283,7 +291,7 @@ class HostArrays:
     _next: int = 0
 
     def fit(self, launch: Launch) -> bool:
-        """Tell whether what the arrays of a launch need of host memory is there, or would be the first."""
+        """Return whether a launch's arrays fit into the staging memory, or would be the first there."""
         staging = self.staging
         if staging is None or not staging.taken or self.copies:
             return True
@@ -293,11 +301,11 @@ class HostArrays:
         return not needed or staging.taken + sum(needed) <= staging.limit
 
     def are_direct(self, launch: Launch) -> bool:
-        """Tell whether the device itself transfers an array of the program for a launch."""
+        """Return whether the device itself transfers an array of the program for a launch."""
         return any(host.size and self.address(host) is not None for host in _copied(launch))
 
     def are_written(self, launch: Launch) -> bool:
-        """Tell whether a worker that has a launch writes to memory of the application."""
+        """Return whether a worker writes to memory of the application for this launch."""
         if not isinstance(launch.spec, CopyToHostSpec):
             return False
         is_staged = any(copy.region is not None for copy in self.copies)
@@ -305,16 +313,16 @@ class HostArrays:
 
     @property
     def is_copied(self) -> bool:
-        """Whether no array of the program is read any more."""
+        """Whether no array of the program is read any longer."""
         return all(copy.stage == "over" for copy in self.copies if copy.is_upload)
 
     def begin(self) -> None:
-        """Begin the message to a worker, with the first host array."""
+        """Begin the message to a worker, before its first host array."""
         self.filled.clear()
         self._next = 0
 
     def tell(self, host: HostArray, *, is_upload: bool) -> Message:
-        """Tell how a host array is read, or filled: by the device itself, by value, or by a copy."""
+        """Encode how a host array is read or filled: by the device itself, by value, or by a copy."""
         self.is_used = True
         address = self.address(host)
         if address is not None:
@@ -324,29 +332,29 @@ class HostArrays:
         return ("value", encode_array(host)) if is_upload else self.fill_later(host)
 
     def fill_later(self, host: HostArray) -> Message:
-        """Tell how a host array is filled from the reply."""
+        """Encode how a host array is filled from the reply."""
         self.is_used = True
         self.filled.append(host)
         return result_of(host)
 
     def fits(self, results: Sequence[bytes]) -> bool:
-        """Tell whether these are as long as the host arrays that are filled from the reply."""
+        """Return whether the results are as long as the host arrays that they fill."""
         return [host.nbytes for host in self.filled] == list(map(len, results))
 
     def fill(self, results: Sequence[bytes]) -> None:
-        """Fill host arrays from the reply, which `fits`: it has their elements in C order."""
+        """Fill host arrays from a reply that `fits`, with their elements in C order."""
         for host, data in zip(self.filled, results, strict=True):
             np.copyto(host, np.ndarray(host.shape, host.dtype, data))
 
     def clear(self) -> None:
-        """Give regions of the pool back: the request is over."""
+        """Return regions to the pool, because the request has ended."""
         copies, self.copies = self.copies, []
         self.filled.clear()
         if self.staging is not None and copies:
             self.staging.give_back(copies)
 
     def address(self, host: HostArray) -> Message | None:
-        """Return the place of a host array in memory that the worker shares; None if it is elsewhere."""
+        """Return the address of a host array in memory shared with the worker; None if it is elsewhere."""
         if self.staging is None or not host.flags.c_contiguous:
             return None
         address = self.staging.pool.find(host)
@@ -366,7 +374,7 @@ class HostArrays:
 
 
 def _copied(launch: Launch) -> list[HostArray]:
-    """Host arrays that a launch copies from and to."""
+    """Return the host arrays that a launch copies from and to."""
     specs = (launch.spec, *launch.staged)
     return [spec.host for spec in specs if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))]
 
@@ -377,12 +385,12 @@ def _shared(slab: int, offset: int, host: HostArray, transfer: int | None) -> Me
 
 @attrs.define(eq=False)
 class Suspicion:
-    """A fault of the device that one of several requests has caused (D136).
+    """A device fault caused by one of several requests (D136).
 
     Attributes:
         cause: The loss of the context.
-        generation: The device's generation that was lost.
-        left: Numbers of the suspects that have not run since without a fault.
+        generation: The lost generation of the device.
+        left: The numbers of the suspects that have not run without a fault since.
     """
 
     cause: Exception
@@ -395,10 +403,10 @@ class OperationRequest(RemoteRequest):
 
     Attributes:
         launch: The launch.
-        suspicion: The last fault of the device that it may have caused.
+        suspicion: The last device fault that it may have caused.
         hosts: Its host arrays.
-        shortages: How often garbage was collected as there was not enough memory for it.
-        is_overtaken: Whether another run may see what a later request has written, which damages nothing.
+        shortages: The number of times that garbage was collected because of too little memory for it.
+        is_overtaken: Whether another run may read data that a later request has written and not damaged.
     """
 
     __slots__ = ("hosts", "is_overtaken", "launch", "shortages", "suspicion")
@@ -413,24 +421,24 @@ class OperationRequest(RemoteRequest):
 
     @property
     def invalidates(self) -> bool:
-        """Whether its outputs are invalid also if it was never launched: it was submitted."""
+        """Whether its outputs become invalid even if it was never launched, because it was submitted."""
         return self.on_done is not None
 
     @property
     def makes_all_it_writes(self) -> bool:
-        """Whether it changes no array that was there before."""
+        """Whether it changes no existing array."""
         return self.writes <= {block for block, _ in self.launch.allocations}
 
     @property
     def needed(self) -> frozenset[int]:
-        """Blocks that must be as they were when it first ran, for another run."""
+        """The blocks that another run needs in the state of the first run."""
         return self.reads - self.writes if self.launch.may_repeat else self.reads
 
     def may_run_again(self, needed: Collection[int]) -> bool:
-        """Tell whether it may run again alone: what it changes it overwrites, and it meets no other device.
+        """Return whether it may run again on its own: it only overwrites, and does not meet other devices.
 
         Args:
-            needed: Blocks that requests before it need as they were, which run again, too.
+            needed: The blocks that must stay unchanged for earlier requests, which also run again.
         """
         if self.launch.spec.runs_once or self.is_overtaken:
             return False
@@ -440,24 +448,23 @@ class OperationRequest(RemoteRequest):
 
     @property
     def has_room(self) -> bool:
-        """Whether there is host memory for the staged transfers of its host arrays."""
+        """Whether host memory is available for the staged transfers of its host arrays."""
         staging = self.hosts.staging
         return staging is None or not staging.taken or self.hosts.fit(self.launch)
 
     def message(self, word: int, released: Ints, templates: TemplateTable) -> Message:
-        """Make the message to the worker that has these templates.
+        """Encode the message to the worker with these templates.
 
         Raises:
-            InputFailedError, StaleRefError: An array of it must not be used any more.
-            OutOfMemoryError: There is no host memory for a staged transfer.
-            TypeError: The specification holds a value that cannot cross.
+            InputFailedError, StaleRefError: One of its arrays is no longer valid.
+            OutOfMemoryError: There is not enough host memory for a staged transfer.
+            TypeError: The specification holds a value that cannot be encoded.
         """
-        # The inputs are checked as the request is sent, and not as it was made: one may have failed or gone
-        # while it waited.
+        # The inputs are checked when the request is sent, and not when it was made, because one may have
+        # failed or been released while it waited.
         self.launch.check_inputs()
         hosts, launch = self.hosts, self.launch
-        # D59: one that went to a lost worker array by array has copies that are known by index, and keeps
-        # them.
+        # D59: a request sent to a lost worker without a template has copies known by index, and keeps them.
         found = None if hosts.is_used else templates.find(launch, hosts.address)
         if found is not None:
             template, blocks, packed = found
@@ -465,9 +472,9 @@ class OperationRequest(RemoteRequest):
             if described.has_status:
                 words = [getattr(launch.spec, described.fields[index].name) for index in described.status]
                 hosts.filled = [one for one in words if one is not None]
-            # A plain tuple, as the next: each operation has one, and a declaration takes a call.
+            # A plain tuple, like the next one: this runs for each operation, and a constructor costs a call.
             return "replay", self.number, word, self.invalidates, template, blocks, released, packed
-        # It may have gone to a lost worker by a template.
+        # A template may have been used for a lost worker.
         if hosts.is_used or hosts.filled:
             hosts.begin()
         read, write = partial(hosts.tell, is_upload=True), partial(hosts.tell, is_upload=False)
@@ -483,7 +490,7 @@ class OperationRequest(RemoteRequest):
 
 
 class LeaseRequest(RemoteRequest):
-    """Memory that the program holds; it survives the worker, and holds the same in the next."""
+    """Memory that the program holds. It survives the worker, and holds the same memory in the next one."""
 
     __slots__ = ("address", "array", "granted")
 
@@ -492,11 +499,11 @@ class LeaseRequest(RemoteRequest):
         super().__init__(number, "", frozenset() if write else block, block if write else frozenset())
         self.array: ArraySpec = array
         self.granted: trio.Event = trio.Event()
-        # Its place, once it is granted.
+        # The address, once the lease is granted.
         self.address: Address | None = None
 
     def end(self) -> None:
-        """End: the worker has given the block back, or there is none."""
+        """End the lease, because the worker has returned the block or has ended."""
         self.move("end")
         self.move("complete")
 
@@ -507,8 +514,8 @@ class Place:
 
     Attributes:
         chunk: The memory.
-        offset: Bytes from its start.
-        nbytes: Size of the block.
+        offset: The offset of the block in bytes.
+        nbytes: The size of the block.
     """
 
     chunk: Chunk
@@ -517,15 +524,15 @@ class Place:
 
 
 class BorrowRequest(LeaseRequest):
-    """An array that was lent, and that operations read; the next worker has it, too.
+    """A leased array that operations of another device read. The next worker gets it again.
 
     Args:
-        number: Its place in the order of the device's requests.
-        array: What is read, with the id that its block has for these operations.
-        place: Where it is.
-        chunk: Number of its memory at this device: the device's own, or that of others.
-        on_end: Called when no worker of this device reads it any more.
-        stay: Says how long the worker keeps the memory mapped; None for no longer than it reads the array.
+        number: Its position in the order of the device's requests.
+        array: The layout of the array, with its block's id in these operations.
+        place: Its place.
+        chunk: The number of its memory on this device: `Chunk.number` of its own memory, else `Chunk.abroad`.
+        on_end: Called when no worker of this device reads it any longer.
+        stay: Determines how long the worker keeps the memory mapped; None while it reads the array.
 
     Attributes:
         chunk: Its memory.
@@ -543,7 +550,7 @@ class BorrowRequest(LeaseRequest):
         *,
         stay: Stay | None,
     ) -> None:
-        # A borrowing counts as a writer: while requests wait, those that read it come behind.
+        # It counts as a writer, so that waiting requests that read the array follow it.
         super().__init__(number, array, write=True)
         self._place = place
         self._number = chunk
@@ -552,7 +559,7 @@ class BorrowRequest(LeaseRequest):
         self.chunk: Chunk = place.chunk
 
     def send(self, worker: WorkerLink, released: Ints) -> None:
-        """Send it to a worker, with the descriptor of the chunk where the worker does not have it mapped.
+        """Send it to a worker, with the descriptor of the chunk unless the worker has it mapped.
 
         Raises:
             OutOfMemoryError: There are too many open files.
@@ -577,11 +584,11 @@ class BorrowRequest(LeaseRequest):
             stay.add(chunk, worker)
 
     def known(self, worker: WorkerLink) -> None:
-        """Note that a worker has it mapped."""
+        """Note that a worker has the chunk mapped."""
         if worker in self.chunk.borrowers:
             self.chunk.borrowers[worker] = True
 
     def end(self) -> None:
-        """End: no worker of this device reads it any more."""
+        """End the request: no worker of this device reads the array any longer."""
         super().end()
         self._on_end()

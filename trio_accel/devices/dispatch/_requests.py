@@ -1,4 +1,4 @@
-"""The requests of a device that are not done; those whose turn it is go to the worker."""
+"""The unfinished requests of a device, and the rules by which they are sent to the worker."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from ._link import WorkerLink
 from ._outcomes import CopyService, OutcomePolicy
 from ._request import BorrowRequest, HostCopy, LeaseRequest, OperationRequest, RemoteRequest
 
-# Released blocks travel with the next operation, unless they are so many bytes or blocks.
-_LARGE = 64 << 20
-_MANY = 64
-# Seconds between two looks for what was dropped, while there are requests.
+# Released blocks travel with the next operation, unless there are this many bytes or blocks.
+_MAX_RELEASED_BYTES = 64 << 20
+_MAX_RELEASED_BLOCKS = 64
+# Seconds between checks for dropped blocks, while there are requests.
 _DRAINED = 0.1
-# Suspects wait under this name, in place of the queue of their library; no library has it.
+# The queue name of suspects, in place of their library's. No library has this name.
 _SUSPECTS = "?"
 _NUMBER, _RANK = attrgetter("number"), attrgetter("rank")
 
 
 class RequestTable:
-    """The requests of a device in order, of which the worker has so many of each library at a time.
+    """The requests of a device in order. The worker has a limited number of each library at a time.
 
-    A request waits while its window is full, while one before it in the same library waits, and while
-    one that it must follow (because of the memory they touch) waits. So the worker gets those that
-    depend on each other in the order in which they were made, and puts them in order from there.
+    A request waits while its library's window is full, while an earlier request of its library waits, and
+    while a request waits that it must follow, because they touch the same memory. So the worker gets
+    dependent requests in the order in which they were made, and orders them from there.
 
-    Suspects of a fault run behind all that was put back with them, one at a time, with nothing beside them
-    (D136). Later requests wait until they are done.
+    Suspects of a fault run after all requeued requests, one at a time and alone (D136). Later requests wait
+    until the suspects have ended.
 
     Args:
-        limit: The most of a library that the worker has at a time.
+        limit: The maximum number of a library's requests at the worker.
         send: Hands a request over to the worker.
     """
 
@@ -53,11 +53,11 @@ class RequestTable:
         self._sent: dict[int, RemoteRequest] = {}
         self._counts: dict[str, int] = {}
         self._queues: dict[str, deque[RemoteRequest]] = {}
-        # D19: requests of one library wait in their order anyway, and all of them in that of memory.
+        # D19: the requests of one library wait in their order; all requests wait in the order of memory.
         self._order = SubmissionOrder()
         self._is_open = False
         self._is_careful = False
-        # The suspect that runs alone, and the last number that still goes before the waiting suspects.
+        # The only running suspect, and the last request number that may precede the waiting suspects.
         self._alone: RemoteRequest | None = None
         self._last_innocent = 0
         self.waiting: int = 0
@@ -67,11 +67,11 @@ class RequestTable:
 
     @property
     def sent(self) -> int:
-        """The number that the worker has."""
+        """The number of requests that the worker has."""
         return len(self._sent)
 
     def next_number(self) -> int:
-        """Return the place of the next request."""
+        """Return the number of the next request."""
         return next(self._numbers)
 
     def get(self, number: int) -> RemoteRequest | None:
@@ -79,50 +79,50 @@ class RequestTable:
         return self._sent.get(number)
 
     def add(self, request: RemoteRequest) -> None:
-        """Hand a request over, now or in its turn."""
+        """Send a request, now or in its turn."""
         if request.stage != "queued":
             request.move("return")
         if self._is_open and not self.waiting and self._may_go(request):
             self._hand_over(request)
             return
         queue = self._queue(request)
-        # Others that wait could not go before this one came, and still cannot: only its own queue is looked
-        # at.
+        # The other waiting requests could not be sent before, and still cannot. So only this queue is
+        # checked.
         if self._is_open and queue[0] is request and self._may_go(request):
             self.pump()
 
     def open(self, *, carefully: bool = False) -> None:
-        """Begin with a worker: hand over the requests that wait.
+        """Begin with a worker: send the requests that wait.
 
         Args:
-            carefully: One request at a time, until `hurry` (D75). A waiting request may be the one that loses
-                the context, and the context should complete another one before it gets there.
+            carefully: Send one request at a time, until `hurry` (D75). A waiting request may lose the
+                context, and the context should complete another one before that.
         """
         self._is_open = True
         self._is_careful = carefully
         self.pump()
 
     def hurry(self) -> None:
-        """Hand over as many as the window takes."""
+        """Send as many requests as the window takes."""
         if self._is_careful:
             self._is_careful = False
             self.pump()
 
     def pump(self) -> None:
-        """Hand over what may be handed over now."""
+        """Send all requests that may be sent now."""
         self._pump_innocent()
         while (suspect := self._next_suspect()) is not None:
             self._queues[_SUSPECTS].remove(suspect)
             self._alone = suspect
             self._unqueue(suspect)
-            # The suspect may have been refused at once, and then others may go.
+            # The suspect may have been refused immediately, so that others may be sent.
             self._pump_innocent()
 
     def _next_suspect(self) -> RemoteRequest | None:
-        """Choose the suspect that may begin now, the likeliest last; a library's are in their order."""
+        """Return the suspect that may begin now, the likeliest last; a library's run in their order."""
         queue = self._queues.get(_SUSPECTS)
-        # Leases do not count: a lease launches nothing, and the program may hold it until later requests are
-        # served.
+        # Leases do not count, because they launch nothing, and the program may hold one until later requests
+        # are served.
         if not queue or not self._is_open or any(request.library for request in self._sent.values()):
             return None
         firsts = {request.library: request for request in reversed(queue)}
@@ -139,11 +139,11 @@ class RequestTable:
             for queue in queues:
                 while queue and self._is_open and self._may_go(queue[0]):
                     self._unqueue(queue.popleft())
-                    # A request of another library may have waited for the memory of this one.
+                    # A request of another library may have waited for the memory of this request.
                     is_moving = len(queues) > 1
 
     def done(self, number: int) -> RemoteRequest | None:
-        """Take a request out that the worker is done with; returns it, if it was known."""
+        """Remove a request that the worker has ended; return it, if it was known."""
         request = self._sent.pop(number, None)
         if request is not None:
             self._counts[request.library] -= 1
@@ -152,19 +152,19 @@ class RequestTable:
         return request
 
     def withdraw(self, request: RemoteRequest) -> bool:
-        """Take a request back that the worker does not have; returns whether it was waiting."""
+        """Take back a request that the worker does not have; return whether it was waiting."""
         queue = self._queues.get(_queue_name(request), ())
         if request not in queue:
             return False
         assert isinstance(queue, deque)
         queue.remove(request)
-        # A request of another library may have waited for its turn.
+        # A request of another library may have waited for this turn.
         self._leave(request)
         self.pump()
         return True
 
     def close(self) -> list[RemoteRequest]:
-        """End with a worker that is gone; returns its requests, in order."""
+        """End with a lost worker; return its requests, in order."""
         self._is_open = self._is_careful = False
         self._alone = None
         had = sorted(self._sent.values(), key=_NUMBER)
@@ -173,15 +173,15 @@ class RequestTable:
         return had
 
     def put_back(self, requests: Iterable[RemoteRequest]) -> None:
-        """Put requests of a lost worker back, each in its old place."""
+        """Return requests of a lost worker to their old positions."""
         waiting = sorted([*requests, *self.take_waiting()], key=_NUMBER)
-        # Requests up to this number go before the suspects, and later ones behind them (D136).
+        # Requests up to this number precede the suspects, and later ones follow them (D136).
         self._last_innocent = waiting[-1].number if waiting else 0
         for request in waiting:
             self._queue(request)
 
     def take_waiting(self) -> list[RemoteRequest]:
-        """Take all waiting requests back, in order."""
+        """Take back all waiting requests, in order."""
         waiting = self._in_order()
         self._queues.clear()
         self._order = SubmissionOrder()
@@ -189,7 +189,7 @@ class RequestTable:
         return waiting
 
     def forget_library(self, library: str) -> bool:
-        """Keep nothing of a library that has no requests; returns whether it has none."""
+        """Forget a library without requests; return whether it was forgotten."""
         suspects = self._queues.get(_SUSPECTS, ())
         if (
             self._counts.get(library)
@@ -205,7 +205,7 @@ class RequestTable:
         """Count requests by library.
 
         Args:
-            in_flight: How many the worker has launched; the others that it has wait there.
+            in_flight: The numbers of launched requests in the worker; the rest of its requests wait there.
         """
         counts: dict[str, QueueStatistics] = {}
         waits = Counter(request.library for queue in self._queues.values() for request in queue)
@@ -220,7 +220,7 @@ class RequestTable:
         """Count requests by library.
 
         Args:
-            started: Number of the last that a library has begun to launch.
+            started: Returns the number of the last request that a library has begun to launch.
         """
         in_flight = Counter(
             request.library for request in self._sent.values() if request.number <= started(request.library)
@@ -228,10 +228,10 @@ class RequestTable:
         return self.queues(in_flight)
 
     def _may_go(self, request: RemoteRequest) -> bool:
-        # D75: the first request after a loss is alone, until one has completed.
+        # D75: after a loss only one request runs at a time, until one has completed.
         if self._is_careful and any(sent.library for sent in self._sent.values()):
             return False
-        # D136: a suspect runs with nothing beside it, and later requests wait for all suspects.
+        # D136: a suspect runs without other requests, and later requests wait for all suspects.
         if self._alone is not None:
             return False
         if not request.is_suspect and request.number > self._last_innocent and self._queues.get(_SUSPECTS):
@@ -242,7 +242,7 @@ class RequestTable:
         turn = request.turn
         if turn is not None and turn.waits_for and not turn.is_ready:
             return False
-        # A request that is alone may go, however large: no other would ever make room for it.
+        # The only request may be sent however large it is, because no other would ever free memory for it.
         return request.has_room or not self._sent
 
     def _queue(self, request: RemoteRequest) -> deque[RemoteRequest]:
@@ -258,7 +258,7 @@ class RequestTable:
         return queue
 
     def _in_order(self) -> list[RemoteRequest]:
-        """Return all that wait, by their numbers."""
+        """Return all waiting requests, by number."""
         return sorted(itertools.chain.from_iterable(self._queues.values()), key=_NUMBER)
 
     def _unqueue(self, request: RemoteRequest) -> None:
@@ -272,7 +272,7 @@ class RequestTable:
             request.turn = None
 
     def _hand_over(self, request: RemoteRequest) -> None:
-        # The request is in the table before it is sent: a refusal there takes it out again.
+        # The request is in the table before it is sent, because a refusal in `send` removes it.
         self._sent[request.number] = request
         self._counts[request.library] = self._counts.get(request.library, 0) + 1
         request.move("send")
@@ -285,7 +285,7 @@ def _queue_name(request: RemoteRequest) -> str:
 
 @attrs.define(eq=False, repr=False)
 class RequestSender:
-    """Sends requests to the worker that serves, and with them the blocks that the program has let go.
+    """Sends requests to the active worker, and the blocks that the program has released with them.
 
     Args:
         device: The device.
@@ -294,8 +294,8 @@ class RequestSender:
         outcomes: Ends a request that cannot be sent.
 
     Attributes:
-        link: The worker that serves, if one does now.
-        requests: The requests that are not done.
+        link: The active worker, if any.
+        requests: The unfinished requests.
     """
 
     _device: DeviceState
@@ -304,55 +304,55 @@ class RequestSender:
     _outcomes: OutcomePolicy
     link: WorkerLink | None = None
     requests: RequestTable = attrs.field(init=False)
-    # Ids of released blocks that the worker is not told of yet, and those among them of unknown size.
+    # Released blocks that the worker does not know of yet, and their bytes, infinity if a size is unknown.
     _released: list[int] = attrs.field(factory=list[int])
     _released_bytes: float = 0.0
     _some_released: TaskNotifier = attrs.field(factory=TaskNotifier)
-    # The task that gives back what is dropped while the worker has requests; it waits while it has none.
+    # The task that frees dropped blocks while the worker has requests waits here while there are none.
     _first_sent: TaskNotifier = attrs.field(factory=TaskNotifier)
 
     def __attrs_post_init__(self) -> None:
         self.requests = RequestTable(self._device.options.in_flight, self._send)
 
     def open(self, nursery: trio.Nursery) -> None:
-        """Begin; blocks are given back by tasks of the nursery."""
+        """Begin; tasks of the nursery return blocks."""
         nursery.start_soon(self._send_released_soon)
         nursery.start_soon(self._drain_meanwhile)
 
     def begin(self, link: WorkerLink, told: Iterable[int]) -> None:
-        """Begin with a worker, which was told of these blocks."""
+        """Begin with a worker that knows these blocks."""
         self.link = link
         link.is_serving = True
-        # The program may have let blocks go since the list for this worker was made.
+        # The program may have released blocks since the list for this worker was made.
         self._released, self._released_bytes = [], 0.0
         self._release([block for block in told if block not in self._chunks.blocks])
         self._device.blocks.release = self._release
 
     def end(self) -> None:
-        """End with the worker that served."""
+        """End with the active worker."""
         if self.link is not None:
             self.link.is_serving = False
             self.link = None
 
     def serving(self) -> WorkerLink:
-        """Return the worker that serves.
+        """Return the active worker.
 
         Raises:
-            DeviceLostError: None does now.
+            DeviceLostError: There is none at present.
         """
         if self.link is None:
             raise DeviceLostError("the context of the device is being replaced", device=self._device.name)
         return self.link
 
     def _send(self, request: RemoteRequest) -> None:
-        """Hand a request over; the table has seen to it that it may go."""
+        """Send a request that may be sent according to the table."""
         if request.is_suspect and self._outcomes.convicts(request):
             self.requests.done(request.number)
             return
         link, library = self.link or self.serving(), request.library
         blocks = self._device.blocks
         if blocks.dropped:
-            # Dropped blocks go along with the request.
+            # Dropped blocks travel with the request.
             self._note_released(blocks.take_some())
         if self._first_sent.task is not None:
             self._first_sent.notify()
@@ -365,12 +365,12 @@ class RequestSender:
             if word is None:
                 word = link.word(library)
             message = request.message(word, tuple(self._released), link.templates)
-        except Exception as error:  # noqa: BLE001  # it is the asker's
+        except Exception as error:  # noqa: BLE001  # it is passed to the caller
             self.requests.done(request.number)
             self._device.locate(error, request.launch.name)
             self._outcomes.refuse(request, error)
             return
-        # The list is emptied only now: a message that could not be made has told the worker nothing.
+        # The list is emptied only now, because a failed encoding has sent nothing to the worker.
         if self._released:
             self._released, self._released_bytes = [], 0.0
         link.send(message, now=self.requests.sent == 1)
@@ -392,7 +392,7 @@ class RequestSender:
             self._released, self._released_bytes = [], 0.0
 
     def _filled(self, copy: HostCopy) -> None:
-        """Tell the worker that a host array is in shared memory: operations may wait for it."""
+        """Report to the worker that a host array is in shared memory, so that operations may use it."""
         if self.link is not None:
             self.link.send(_orders.filled(copy.transfer), now=True)
 
@@ -405,17 +405,17 @@ class RequestSender:
         self._note_released(list(blocks))
         if self.link is None:
             return
-        if self._released_bytes >= _LARGE or len(self._released) >= _MANY:
-            # Small ones, and few, can wait for a request to go with.
+        if self._released_bytes >= _MAX_RELEASED_BYTES or len(self._released) >= _MAX_RELEASED_BLOCKS:
+            # Few small blocks can wait for the next request.
             self._some_released.notify()
 
     def forget_library(self, library: str) -> None:
-        """Forget a library that was closed, unless it was asked for again."""
+        """Forget a closed library, unless new requests use it."""
         if self.requests.forget_library(library) and self.link is not None:
             self.link.forget_library(library)
 
     def send_released(self) -> None:
-        """Tell the worker now what the program has let go."""
+        """Report all released blocks to the worker now."""
         if self._released and self.link is not None:
             self.link.send(_orders.release(tuple(self._released)))
             self._released, self._released_bytes = [], 0.0
@@ -428,13 +428,13 @@ class RequestSender:
 
     @enable_ki_protection
     async def _drain_meanwhile(self) -> None:
-        """Give back what is dropped while requests come and go, without being notified of each."""
+        """Free dropped blocks while there are requests, without a notification for each."""
         blocks = self._device.blocks
         try:
             while True:
                 if not self.requests.sent:
-                    # The flag falls before the drain: blocks that are dropped after it wake the loop, and
-                    # those before it are drained here.
+                    # Clear the flag before draining: blocks dropped after that wake the loop, and blocks
+                    # dropped before are drained here.
                     blocks.is_watched = False
                     blocks.drain()
                     await self._first_sent.wait()

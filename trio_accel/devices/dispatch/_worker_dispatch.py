@@ -1,4 +1,4 @@
-"""Contexts in worker processes: operations go to the worker that serves, and survive its death."""
+"""Contexts in worker processes: the active worker gets the operations, which survive its death."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trio.lowlevel import enable_ki_protection
 from ...actors import Actor, ActorContext, ActorSnapshot
 from ...backends.base import ContextLostError, DeviceLostError, Ints
 from ..base._errors import damage_to_memory
-from ..base._host_pool import SMALL
+from ..base._host_pool import MAX_INLINE_BYTES
 from ..base._options import SyncCompletion
 from ..base._statistics import DeviceStatistics
 from ..base._waits import Alarms
@@ -44,7 +44,7 @@ from ._requests import RequestSender, RequestTable
 _logger = logging.getLogger("trio_accel.devices")
 
 _CLOSING = 1.0
-# A context that follows a loss gets one request at a time, until one has completed, and no longer than this.
+# After a loss, a context gets one request at a time, until one has completed or these seconds have passed.
 _CAREFUL = 0.2
 
 _Serve: TypeAlias = Callable[[ActorContext], AbstractAsyncContextManager[None]]
@@ -52,21 +52,21 @@ _Serve: TypeAlias = Callable[[ActorContext], AbstractAsyncContextManager[None]]
 
 @attrs.define(eq=False, repr=False)
 class Generations:
-    """The loop over generations: one worker after the other serves; requests of a lost one are sorted.
+    """The loop over generations: one worker after the other serves. The requests of a lost worker are sorted.
 
     Args:
         device: The device.
         chunks: Its memory.
         copies: Copies host arrays of requests.
-        outcomes: Gives requests their outcomes.
+        outcomes: Delivers the outcomes of requests.
         pool: The workers.
-        sender: Has the requests, and the worker that serves.
-        calls: Calls of workers beside requests.
-        alarms: Times at which cancelled requests are left.
+        sender: Knows the requests, and the active worker.
+        calls: The questions to workers.
+        alarms: The times at which cancelled callers leave their requests.
 
     Attributes:
-        answers: Takes what the workers tell.
-        last_error: Error of the last worker's loss, or the reason why none came up.
+        answers: Handles the messages of workers.
+        last_error: The error of the last worker's loss, or the reason why none was ready.
     """
 
     _device: DeviceState
@@ -92,7 +92,7 @@ class Generations:
         )
 
     def open(self, launcher: Launcher, nursery: trio.Nursery) -> None:
-        """Begin; workers are served by tasks of the nursery."""
+        """Begin; tasks of the nursery serve workers."""
         self._nursery = nursery
         self.answers.open(nursery)
         self._pool.open(launcher, nursery, self.answers.handle, self._ended)
@@ -106,15 +106,16 @@ class Generations:
             self.last_error = error
             raise
         try:
-            # No operation may run on the memory while a copy of the last generation still writes to it.
+            # No operation may run on the memory while a copy of the previous generation still writes to it.
             await self._copies.wait_off_device()
-            # The chunks are cleared up before the addresses are sent: the worker refuses blocks that overlap.
+            # The chunks are cleaned before the addresses are sent, because the worker refuses overlapping
+            # blocks.
             self._chunks.drop_unsound()
             self._chunks.drop_empty()
             number = self._device.generation + 1
             self._context = context
             self._pool.in_use.begin()
-            # A worker may have told of its actors and died before it served.
+            # Another worker may have reported its actors and died before it served.
             self.answers.actors.clear()
             addresses = tuple(self._chunks.blocks.values())
             link.is_asked = partial(self._asks, link)
@@ -130,7 +131,7 @@ class Generations:
             link.condemn("was ended with its context")
 
     def _asks(self, link: WorkerLink) -> bool:
-        """Tell whether a worker is to answer something: at first, that it serves."""
+        """Return whether a worker owes an answer: at first, the report that it serves."""
         return not link.is_serving or bool(self._requests.sent or len(self._calls))
 
     def _snapshots(self) -> tuple[ActorSnapshot, ...]:
@@ -138,7 +139,7 @@ class Generations:
         return self.answers.actors.snapshots({} if link is None else self._requests.queues_by(link.started))
 
     def _begin(self, context: ActorContext, link: WorkerLink, number: int, told: Iterable[int]) -> None:
-        # The callbacks are set before the requests go out, whose first success they tell.
+        # The callbacks are set before the requests are sent, because they report the first success of these.
         self.answers.on_first_success = partial(self._progress, context)
         self.answers.on_prepared = partial(self._prepared, context)
         self._sender.begin(link, told)
@@ -147,19 +148,19 @@ class Generations:
         extra = {"device": path, "pid": pid, "generation": number}
         _logger.info("device %s: worker process %d serves generation %d", path, pid, number, extra=extra)
         if link.is_prepared:
-            # It may have told of that before it served.
+            # It may have reported that before it served.
             self.answers.on_prepared()
         self._open_requests()
-        # D62: last, as requests that have waited come before the next spare.
+        # D62: this comes last, because waiting requests take precedence over the next spare.
         self._pool.refill()
 
     def _progress(self, context: ActorContext) -> None:
-        """Report progress: the context has completed a request without an error."""
+        """Report progress, because the context has completed a request without an error."""
         context.report_progress()
         self._requests.hurry()
 
     def _prepared(self, context: ActorContext) -> None:
-        """Count the context as one that works, once it was whole for a while without a request."""
+        """Count the context as working, once it has been complete for a while without a request."""
 
         def is_steady() -> None:
             self._progress(context)
@@ -168,7 +169,7 @@ class Generations:
         self._alarms.set(self._pool, trio.current_time() + STEADY, is_steady)
 
     def _open_requests(self) -> None:
-        """Hand over what waits; after a loss one request at a time, until one has completed."""
+        """Send waiting requests; after a loss one at a time, until one has completed."""
         intensity = self._device.options.intensity
         is_careful = self._device.losses.count > 0 and (intensity is None or not intensity.counts_progress)
         self._requests.open(carefully=is_careful)
@@ -176,57 +177,57 @@ class Generations:
             self._alarms.set(self._requests, trio.current_time() + _CAREFUL, self._requests.hurry)
 
     async def _close(self, link: WorkerLink) -> None:
-        """End a worker in order: waiting requests are refused, and its own are finished within the grace."""
-        # The flag is set first: a request that is lost during the end does not run again.
+        """End a worker in order: refuse waiting requests, and let it finish its own within the grace."""
+        # The flag is set first, so that a request that is lost during the end does not run again.
         self._outcomes.is_closing = True
         for request in self._requests.take_waiting():
             self._outcomes.refuse(request, self._outcomes.closed())
         link.send(_orders.close(), now=True)
         seconds = self._device.options.close_grace + _CLOSING
-        # Shielded, and bounded: a device whose task is cancelled still ends its worker in order.
+        # Shielded with a limit, so that a device with a cancelled task still ends its worker in order.
         with trio.move_on_after(seconds, shield=True), suppress(Exception):
-            # A worker that dies over that is closed as well.
+            # A worker that dies meanwhile is closed as well.
             await link.wait(lambda: not link.is_started)
 
     def rest(self) -> None:
-        """Refuse what waits, as the device is given up for a while; what the program holds, it holds on."""
+        """Refuse waiting requests while the device pauses. The program keeps its leases."""
         held: list[RemoteRequest] = []
         for request in self._requests.take_waiting():
             if isinstance(request, LeaseRequest) and request.granted.is_set():
                 held.append(request)
             else:
                 self._outcomes.refuse(request, self._device.outage())
-        # The refusal of what was borrowed may have been the end of one of these.
+        # The refusal of a borrowed array may have ended one of these.
         self._requests.put_back([request for request in held if request.stage == "queued"])
 
     def end(self, given_up: BaseException | None, arrays: str) -> None:
-        """End the device: no worker follows.
+        """End the device; no worker follows.
 
         Args:
-            given_up: Why, where it was not closed.
-            arrays: Text on the fate of its arrays.
+            given_up: The reason, unless it was closed.
+            arrays: A text on the fate of its arrays.
         """
         error = self._outcomes.closed()
         if given_up is not None:
             error.message = f"{self._device.path}: the device was given up: {given_up}{arrays}"
             error.generation = self._device.generation
         for request in (*self._requests.close(), *self._requests.take_waiting()):
-            # One object for each: tasks that raise the same object would write to one traceback.
+            # Each gets its own object, because tasks that raise the same object would write to one traceback.
             again = attrs.evolve(error)
             again.__cause__ = given_up
             self._outcomes.refuse(request, again)
         self._calls.lose()
 
     def _ended(self, link: WorkerLink) -> None:
-        """Lose the context of a worker that has ended by itself, or was killed."""
+        """Lose the context of a worker that has ended on its own, or was killed."""
         self._lose(link, died(link.how or "ended", self._device.name))
 
     def _lose(self, link: WorkerLink, error: Exception) -> None:
-        """Lose the context: sort its requests by whether they were begun, and have it replaced."""
+        """Lose the context: sort its requests by whether they had begun, and start its replacement."""
         if not link.is_serving:
             return
-        # First of all: from here on `is_serving` is false, so a second report of the same loss does nothing,
-        # and new requests wait in the table.
+        # This comes first: from here on `is_serving` is false, so a second report of the same loss does
+        # nothing, and new requests wait in the table.
         self._sender.end()
         self.last_error = error
         self._device.memory_failure = self._device.memory_failure or damage_to_memory(error)
@@ -243,10 +244,10 @@ class Generations:
         for request in had:
             self._alarms.drop(request)
             if isinstance(request, OperationRequest):
-                # Its outputs may have been made anew, or not at all.
+                # Its outputs may have been made again, or not at all.
                 self._chunks.forget_addresses(request.launch.allocations)
-        # D59: unbegun requests go back to their old places in the queue, before the actor's crash starts the
-        # next generation.
+        # D59: requests that had not begun return to their old positions in the queue, before the actor's
+        # crash starts the next generation.
         lost_blocks: frozenset[int] = frozenset()
         if not self._device.info.keeps_memory:
             lost_blocks = frozenset(self._chunks.blocks)
@@ -263,7 +264,7 @@ class Generations:
             self._context.crash(error)
 
     def _keep_until_gone(self, link: WorkerLink, requests: Iterable[RemoteRequest]) -> None:
-        """Memory that a lost worker may still write to counts as used until it is dead (D4)."""
+        """Keep memory that a lost worker may still write to in use until the worker is dead (D4)."""
         written = [
             request
             for request in requests
@@ -276,7 +277,7 @@ class Generations:
 
     @enable_ki_protection
     async def _wait_until_gone(self, link: WorkerLink, written: list[OperationRequest]) -> None:
-        # No deadline: the worker is being killed, and until it is dead it may write to these arrays.
+        # There is no deadline: the worker is being killed, and may write to these arrays until it is dead.
         with trio.CancelScope(shield=True):
             await link.wait_gone()
         for request in written:
@@ -284,7 +285,7 @@ class Generations:
 
 
 class WorkerContextActor(Actor):
-    """One incarnation is one generation of the device, served by one worker."""
+    """The context's actor. Each incarnation is one generation of the device, served by one worker."""
 
     # The device logs each loss.
     expected_crashes: ClassVar[tuple[type[Exception], ...]] = (ContextLostError,)
@@ -294,20 +295,20 @@ class WorkerContextActor(Actor):
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
-        """Hold a worker; when it is lost, the incarnation ends with it."""
+        """Hold a worker. The incarnation ends when the worker is lost."""
         async with self._serve(context):
             yield
 
 
-# A host array is being copied: seconds between two looks at it.
+# Seconds between checks of a host array while it is being copied.
 _COPYING = 0.001
 
 
 class WorkerDispatch:
-    """Serves a device from worker processes, one at a time; memory and requests outlive them.
+    """Serves a device from worker processes, one at a time. Memory and requests outlive them.
 
     Attributes:
-        left: The memory that this device leaves to be adopted.
+        left: The memory that this device leaves for adoption.
         adopted_by: The device that has adopted it.
     """
 
@@ -317,7 +318,7 @@ class WorkerDispatch:
         self._options = device.options
         device.tell_arrays = self._tell_arrays
         device.on_hooks = self._observe
-        # Memory that was another device's, until this one is open.
+        # The memory of another device, until this device is open.
         self._adopted = adopted
         self.left: LeftMemory | None = None
         self.adopted_by: str | None = None
@@ -338,31 +339,33 @@ class WorkerDispatch:
         device.on_rest = self._generations.rest
         self._measures = Measures(device, self._answers.actors)
         self._leases = Leases(device, self._sender, self._chunks)
-        # With `SyncCompletion` the worker's loop blocks, and cannot be told of copies: all arrays go by
-        # value.
-        self._by_value = sys.maxsize if isinstance(self._options.completion, SyncCompletion) else SMALL
+        # With `SyncCompletion` the worker's loop blocks and gets no messages about copies, so all arrays are
+        # sent by value.
+        self._by_value = (
+            sys.maxsize if isinstance(self._options.completion, SyncCompletion) else MAX_INLINE_BYTES
+        )
         self._token = trio.lowlevel.current_trio_token()
         self._staging = None if device.host_pool is None else Staging(device.host_pool, self._pump_soon)
         self._launcher: Launcher
 
     @property
     def process(self) -> WorkerProcess | None:
-        """The worker that serves, if one does now."""
+        """The active worker, if any."""
         return None if self._sender.link is None else self._sender.link.process
 
     @property
     def spares(self) -> int:
-        """Workers that stand ready."""
+        """The number of spare workers."""
         return self._pool.spares
 
     @property
     def pending(self) -> int:
-        """Requests that wait for a context."""
+        """The number of requests that wait for a context."""
         return 0 if self._sender.link is not None else self._requests.waiting
 
     @property
     def unfinished(self) -> int:
-        """Operations that were handed over and are not done; leases do not count."""
+        """The number of unfinished operations; leases do not count."""
         return sum(queue.waiting for queue in self._requests.queues({}).values())
 
     @property
@@ -372,26 +375,26 @@ class WorkerDispatch:
 
     @property
     def libraries(self) -> Sequence[str]:
-        """Names of the libraries of the current context."""
+        """The names of the present context's libraries."""
         return self._sender.serving().libraries
 
     async def prepare(self) -> None:
-        """Have the launcher of the system started: it must outlive the device's actor."""
+        """Start the system's launcher, which must outlive the device's actor."""
         self._launcher = await open_launcher(self._device.system)
         self._chunks.open(self._launcher)
 
     def started(self) -> None:
-        """Adopted memory is this device's from now on."""
+        """Take ownership of adopted memory."""
         self._adopted = None
 
     def _tell_arrays(self) -> str:
-        """Fate of the arrays of a device that was given up."""
+        """Return the fate of a failed device's arrays."""
         if self.adopted_by is not None:
             return f"; its arrays were adopted by the next device, {self.adopted_by}"
         return INTACT if self.left is not None and self.left.chunks.blocks else ""
 
     def have_back(self, memory: LeftMemory) -> None:
-        """Take the memory back: the device that was to adopt it could not be opened."""
+        """Take the memory back, because the adopting device could not be opened."""
         self.left, self.adopted_by = memory, None
         memory.leave(self._device.system)
 
@@ -420,17 +423,17 @@ class WorkerDispatch:
                         given_up, INTACT if self._chunks.blocks and self._leaves(context) else ""
                     )
                     with trio.CancelScope(shield=True):
-                        # Bounded by the kernel: the workers are killed.
+                        # The kernel limits the time, because the workers are killed.
                         await self._pool.close()
-                        # The copies' memory is given back behind this: none may touch it any more.
+                        # The copies' memory is freed after this, so none may touch it any longer.
                         await self._copies.wait_idle()
                 nursery.cancel_scope.cancel(reason="the device ends")
         finally:
-            # The workers are gone by now, so nothing writes to the memory any more.
+            # The workers have ended, so nothing writes to the memory.
             self._leave_memory(context)
 
     def _leaves(self, context: ActorContext) -> bool:
-        """Tell whether the memory stays for another device: this one was not closed, or never had it."""
+        """Return whether the memory stays for another device: this one was not closed, or never owned it."""
         is_broken = self._device.memory_failure is not None or not self._device.info.keeps_memory
         return self._adopted is not None or not (context.is_stopping or is_broken)
 
@@ -455,8 +458,8 @@ class WorkerDispatch:
         recording = admit(self._device, operation, "ask", _unknown)
         if recording is not None:
             return await recording.ask(self._device, operation)
-        # A request that is done at a cancellation still returns: without this look a loop of them would never
-        # end.
+        # A request that is done when it is cancelled still returns. Without this check, a loop of such
+        # requests would never end.
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._device.availability.is_shut:
             raise await self._device.lost()
@@ -465,8 +468,8 @@ class WorkerDispatch:
             self._requests.add(request)
             link = self._sender.link
             if link is not None and self._requests.sent == 1 and link.channel.may_spin:
-                # D38, D43: a lone asker polls for the answer in its own task, which saves the receiver's
-                # wake-up.
+                # D38, D43: a lone caller polls for the answer in its own task, which saves waking the
+                # receiver.
                 await link.channel.spin(
                     partial(self._answers.take_plain, link),
                     partial(self._answers.is_waited_for, request),
@@ -476,16 +479,16 @@ class WorkerDispatch:
                     return planned.result()
             await request.wait(self._cancel)
         finally:
-            # An operation that its asker has left may still run, and keeps its memory.
+            # If its caller has left, the operation may still run, and keeps its memory.
             if request.stage != "left":
                 request.launch.forget()
         return planned.result()
 
     def place(self, _path: str) -> None:
-        """Return nothing: the memory is the worker's."""
+        """Return None, because the memory belongs to the worker."""
 
     def due(self) -> tuple[Channel, Take] | None:
-        """Return where the worker's next answer comes from and what takes it, if it is due; see D171."""
+        """Return the channel of the worker's next answer and its handler, if it may be polled; see D171."""
         link = self._sender.link
         if link is None or not link.channel.may_spin:
             return None
@@ -509,7 +512,7 @@ class WorkerDispatch:
             request.launch.forget()
             settle(result.error if isinstance(result, outcome.Error) else None)
 
-        # The callback is set first: a request may be refused as it is handed over.
+        # The callback is set first, because a request may be refused while it is added.
         request.on_done = done
         self._requests.add(request)
         return pending
@@ -536,11 +539,11 @@ class WorkerDispatch:
         return MeasuredRequest(number, launch, hosts, self._measures), planned
 
     def _cancel(self, request: RemoteRequest) -> bool:
-        """Take the request of a cancelled asker back, or give it the grace to end."""
+        """Withdraw the request of a cancelled caller, or give it the grace to end."""
         if self._requests.withdraw(request):
             if not request.copies:
                 return True
-            # A lost worker had it, or its host array is being copied for the next one.
+            # A lost worker had it, or its host array is being copied for the next worker.
             self._copies.unwind(request)
             return False
         link = self._sender.link
@@ -554,25 +557,25 @@ class WorkerDispatch:
         self._alarms.set(request, trio.current_time() + seconds, lambda: self._leave(request))
 
     def _leave(self, request: RemoteRequest) -> None:
-        """Let a cancelled asker go, except for copies of its arrays, which end soon."""
+        """Let a cancelled caller leave, after copies of its arrays, which end soon."""
         if request.stage == "over":
             return
         if self._requests.get(request.number) is not request:
-            # The worker is done with it: only copies of its results are still running.
+            # The worker has ended it: only copies of its results are still running.
             self._copies.unwind(request)
             return
         assert isinstance(request, OperationRequest)
         if request.hosts.are_direct(request.launch):
-            # D72: the device itself uses memory of the program, so the asker must wait.
+            # D72: the device itself uses memory of the program, so the caller must wait.
             return
         if not (request.makes_all_it_writes or request.hosts.is_copied):
-            # Its changes would have no valid result.
+            # Otherwise the array that it changes would have no valid result.
             self._leave_in(request, _COPYING)
             return
         link = self._sender.link
         if link is not None and not request.hosts.is_copied:
-            # The worker hears it ahead of the end of the copies: no kernel is to see what they have not
-            # copied.
+            # The worker gets this before the end of the copies, because no kernel may see data that they did
+            # not copy.
             link.send(_orders.left(request.number), now=True)
         self._copies.cancel(request)
         request.leave()
@@ -582,16 +585,16 @@ class WorkerDispatch:
         return self._leases.hold(ref, write=write, stream=stream)
 
     def lend(self, ref: AccelRef) -> WorkerLoan:
-        """Ask to hold an array for devices that read it."""
+        """Lease an array to devices that read it."""
         return self._leases.lend(ref)
 
     def borrow(self, loan: Loan, stay: Stay | None) -> Borrowed:
-        """Ask to read an array that a device holds."""
+        """Borrow an array that another device holds."""
         return self._leases.borrow(loan, stay)
 
     async def synchronize(self) -> None:
         """See `Device.synchronize`."""
-        # Arrays that end while the first call waits are dropped by the second.
+        # The second call releases arrays that are dropped while the first one waits.
         for _ in range(2):
             self._device.blocks.drain()
             await self._calls.ask("synchronize")
@@ -618,7 +621,7 @@ class WorkerDispatch:
         self._sender.serving().send(_orders.poison(reason), now=True)
 
     def _pump_soon(self) -> None:
-        # The pump runs in a later turn: this is called in the midst of the end of a request.
+        # The pump runs in a later turn, because this is called while a request is ending.
         if self._requests.waiting:
             self._token.run_sync_soon(self._requests.pump, idempotent=True)
 

@@ -1,6 +1,6 @@
-"""The end of operations in flight: it is seen, their askers are told, and their memory is given back.
+"""The end of operations in flight: detection, replies, and the release of their memory.
 
-A cancelled asker waits for it no longer than its grace.
+A cancelled caller waits for the end only during its grace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...actors import DirectReply, is_number
 from ...backends.base import Refused
 from ...backends.base.contract.ops import CopyFromHostSpec, CopyToHostSpec, HostUse
 from ..base._errors import FailureClass, classify, leaves_unchanged
-from ..base._host_pool import SMALL
+from ..base._host_pool import MAX_INLINE_BYTES
 from ..base._port import CompletionPort, CompletionStrategy
 from ..base._waits import Alarms
 from ..operations._blocks import Block, bare
@@ -29,17 +29,17 @@ from ._in_flight import InFlight, MemoryInUse, Reply
 from ._leases import Leases
 from ._stream_queues import MOST_ON_A_STREAM, StreamQueue, StreamQueues
 
-# A host array is being copied: seconds between two looks at it.
+# Seconds between checks of a host array while it is being copied.
 _COPYING = 0.001
 
 
 class CancelGrace:
-    """Has a cancelled asker wait for its operation no longer than the grace.
+    """Limits how long a cancelled caller waits for its operation.
 
     Args:
-        alarms: Calls back when the grace is over. An operation's alarm is dropped when it is done: the alarm
-            holds on to its arrays.
-        seconds: The grace, where the asker has chosen none.
+        alarms: Calls back at the end of the grace. An operation's alarm is dropped when it is done, because
+            the alarm keeps its arrays alive.
+        seconds: The grace, unless the caller has chosen one.
     """
 
     def __init__(self, alarms: Alarms, seconds: float) -> None:
@@ -47,12 +47,12 @@ class CancelGrace:
         self._seconds = seconds
 
     def start(self, queue: StreamQueue, operation: InFlight, context: Context) -> None:
-        """Begin the grace of an operation in flight, whose asker is cancelled.
+        """Start the grace of a cancelled caller with an operation in flight.
 
         Args:
-            queue: Where the operation is.
+            queue: The queue of the operation.
             operation: The operation.
-            context: Context variables of the asker.
+            context: The context variables of the caller.
         """
         operation.has_grace = True
         if (asker := operation.launch.spec.asker) is not None:
@@ -64,7 +64,7 @@ class CancelGrace:
         self._alarms.set(operation, deadline, lambda: self._leave(operation, queue))
 
     def _leave(self, operation: InFlight, queue: StreamQueue) -> None:
-        """Let a cancelled asker go; the operation stays in flight, and its buffers with it."""
+        """Let a cancelled caller leave; the operation and its buffers stay in flight."""
         is_free = _leave_hosts(operation.launch)
         if not is_free:
             if is_free is not None:
@@ -73,23 +73,24 @@ class CancelGrace:
         operation.is_given_up = True
         if operation.reply is not None:
             operation.reply.cancelled()
-        # A drain passes by operations that were given up, so it has to look again.
+        # A drain ignores operations without a caller, so it has to look again.
         queue.notify()
 
 
 def _leave_hosts(launch: Launch) -> bool | None:
-    """Have an operation in flight use no host array of the program any more, as far as that is possible.
+    """Detach an operation in flight from the program's host arrays, as far as possible.
 
-    A copy that has not begun is withdrawn if its target was made for it, and is seen by no other operation.
-    Arrays that an operation changes in place are seen: for these a small host array is replaced by a private
-    copy.
+    A copy that has not begun is withdrawn if its target was made for it, and no other operation reads it.
+    Arrays that an operation changes in place are read by others: for them, a private copy replaces a small
+    host array.
 
     Returns:
-        Whether none is used any more. False if that is so soon, None if it may take as long as the operation.
+        Whether the operation no longer uses any. False if that will be so soon, None if it may take as long
+        as the operation.
     """
     is_seen = not launch.writes <= launch.made
     if launch.staged and not is_seen:
-        # First: a kernel, perhaps code of the program, must not see what was not copied.
+        # This comes first, because a kernel, perhaps code of the program, must not see missing data.
         launch.spec.is_withdrawn = True
     copies = [
         spec for spec in (launch.spec, *launch.staged) if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec))
@@ -100,7 +101,7 @@ def _leave_hosts(launch: Launch) -> bool | None:
             continue
         by = [spec for spec in copies if spec.host is kept]
         if not by:
-            # The operation itself uses it, as long as it runs.
+            # The operation itself uses the array while it runs.
             return None
         for spec in by:
             if spec.host.size:
@@ -113,7 +114,7 @@ def _leave_hosts(launch: Launch) -> bool | None:
 def _leave(use: HostUse, *, is_seen: bool) -> bool:
     if not is_seen:
         return use.withdraw()
-    return use.make_private(SMALL)
+    return use.make_private(MAX_INLINE_BYTES)
 
 
 _GRACE: ContextVar[float] = ContextVar("trio_accel.cancel_grace")
@@ -121,10 +122,10 @@ _GRACE: ContextVar[float] = ContextVar("trio_accel.cancel_grace")
 
 @contextmanager
 def cancel_grace(seconds: float) -> Generator[None]:
-    """Choose how long a cancelled asker waits, for the operations that are asked for in the body.
+    """Choose how long a cancelled caller waits, for the operations in the body.
 
-    It goes before ``DeviceOptions(cancel_grace=...)``, for every device. Tasks that are started in the
-    body inherit it. It is looked up when an asker is cancelled, and at no other time.
+    It takes precedence over ``DeviceOptions(cancel_grace=...)`` on every device. Tasks that are started in
+    the body inherit it. It is read only when a caller is cancelled.
 
     >>> import trio_accel
     >>> with trio_accel.cancel_grace(5.0):
@@ -135,7 +136,7 @@ def cancel_grace(seconds: float) -> Generator[None]:
             `trio.to_thread.run_sync` does.
 
     Raises:
-        ValueError: No number of seconds.
+        ValueError: `seconds` is not a number of at least 0.
     """
     if not is_number(seconds, 0.0):
         raise ValueError(f"cancel_grace: seconds must be a number of at least 0, got {seconds!r}")
@@ -147,28 +148,28 @@ def cancel_grace(seconds: float) -> Generator[None]:
 
 
 def grace_in(context: Context, default: float) -> float:
-    """Return the seconds that were chosen in the context of an asker, or the default."""
+    """Return the seconds chosen in a caller's context, or the default."""
     return context.get(_GRACE, default)
 
 
 @attrs.define(eq=False)
 class Completer:
-    """The ends of operations: seen, and replied to.
+    """Detects the ends of operations, and replies.
 
     Args:
         context: The context.
         queues: Its streams, with the operations in flight.
         memory: The blocks that they use.
-        leases: Leases, which have ends to see, too.
-        alarms: Alarms of operations whose cancelled askers wait.
-        hooks: See every operation.
-        is_alone: Whether the operation that is being launched is the only request.
-        strategy: How completions are learned of.
+        leases: The leases, which also have ends to detect.
+        alarms: The alarms of operations with waiting cancelled callers.
+        hooks: Receive every operation.
+        is_alone: Returns whether the operation that is being launched is the only request.
+        strategy: The way to learn of completions.
 
     Attributes:
         queues: The streams, with the operations in flight.
-        port: Sees the ends of operations.
-        completed: How many operations have completed, with or without an error.
+        port: Detects the ends of operations.
+        completed: The number of completed operations, with or without an error.
     """
 
     _context: ContextState
@@ -186,10 +187,9 @@ class Completer:
         self.port = self._strategy.open(self.reap)
 
     def see_to(self, operation: InFlight, queue: StreamQueue, reply: Reply) -> None:
-        """Have the asker see the end of a very short operation, and the loop see the ends of others (D38)."""
+        """Let the caller poll for the end of a very short operation, or have the loop detect it (D38)."""
         port = self.port
-        # D38: only a lone asker polls. With others in flight, a poll for one would hold up the replies to
-        # all.
+        # D38: only a lone caller polls, because polls for one operation would delay the replies to others.
         if not (port.polls and self._is_alone()):
             port.watch(queue.stream, operation.event)
         elif port.is_quick:
@@ -203,35 +203,35 @@ class Completer:
             port.watch(queue.stream, operation.event)
 
     async def _spin(self, queue: StreamQueue, operation: InFlight, reply: DirectReply) -> None:
-        """Spin-wait for an operation in its asker's task; one that is not done by then is watched."""
+        """Spin-wait for an operation in its caller's task. If that takes too long, the port watches it."""
         is_done = await self.port.spin(
             queue.stream, operation.event, lambda: self._is_alone() and not reply.is_done
         )
         if not is_done:
             if not reply.is_done:
                 self.port.watch(queue.stream, operation.event)
-        # The context may have been lost while the task polled: `fail_all` has replied then.
+        # The context may have been lost while the task polled. Then `fail_all` has replied.
         elif not operation.is_lost:
             self._reap(queue)
 
     def _poll(self, queue: StreamQueue, operation: InFlight) -> None:
-        """Reply if the operation is done, or will be in a moment; else it is watched from now on."""
+        """Reply if the operation is done, or will be in a moment. Otherwise the port watches it."""
         if not self.port.poll(operation.event):
             self.port.watch(queue.stream, operation.event)
         elif not operation.is_lost:
             self._reap(queue)
 
     def reap(self) -> None:
-        """Reply to everything that is done. Called on the Trio thread after a wake-up."""
+        """Reply to all completed operations. Called on the Trio thread after a wake-up."""
         if self._leases.tails:
             self._leases.reap()
-        # The list is copied: a queue that takes no more work leaves it with its last operation.
+        # Iterate over a copy, because a retired queue leaves the list with its last operation.
         for queue in tuple(self.queues.all):
             if queue.operations:
                 self._reap(queue)
 
     def reap_ended(self) -> None:
-        """Reply to operations that had ended well when the context was lost."""
+        """Reply to operations that had succeeded when the context was lost."""
         for queue in tuple(self.queues.all):
             operations, load = queue.operations, queue.load
             while operations and operations[0].event.is_done and operations[0].event.error is None:
@@ -242,14 +242,14 @@ class Completer:
     def _reap(self, queue: StreamQueue) -> None:
         operations, load = queue.operations, queue.load
         was_full, finished = load.outstanding >= MOST_ON_A_STREAM, load.finished
-        # A stream runs in order: while its first operation is not done, no other one is.
+        # A stream runs in order: while its first operation is not done, no later one is.
         while operations and operations[0].event.is_done:
             load.outstanding -= 1
             load.finished += 1
             self._finish(operations.popleft(), queue)
         if load.finished == finished:
             return
-        # Queues of other libraries on the same stream have waited for its room, too.
+        # Queues of other libraries on the same stream may also have waited for room.
         for other in tuple(self.queues.all) if was_full else (queue,):
             if other.load is load and other.changed is not None:
                 other.notify()
@@ -270,7 +270,8 @@ class Completer:
                 launch.heal(None)
                 reply.set(None)
                 if queue.on_progress is not None:
-                    # D75: the first success of an incarnation tells; later ones pay for a look alone.
+                    # D75: only the first success of an incarnation is reported; later ones only pay for a
+                    # check.
                     on_progress, queue.on_progress = queue.on_progress, None
                     on_progress()
             else:
@@ -278,29 +279,29 @@ class Completer:
                 self._tell(operation, reply, error)
             if self._hooks:
                 notify(self._hooks, launch, Phase.REPLY)
-        # The memory is given back after the reply: a task that this wakes runs later, and finds it free.
+        # The memory is freed after the reply: a task that this wakes runs later, and finds it free.
         operation.vacate(self._memory.unpin)
         launch.forget()
         if self._hooks and not operation.is_lost:
             notify(self._hooks, launch, Phase.RELEASE)
 
     def watch(self, operation: InFlight, queue: StreamQueue) -> None:
-        """Have the end of an operation seen that a thread has enqueued; the stream is others' again."""
+        """Detect the end of an operation that a thread has enqueued, and open the stream to others again."""
         if operation.event.is_done:
-            # Short work is over before the loop learns that it was enqueued: nothing else has to wake it.
+            # Short work is done before the loop learns that it was enqueued, so nothing else would wake it.
             self._reap(queue)
         else:
             self.port.watch(queue.stream, operation.event)
         self.queues.notify(queue.load)
 
     def refuse(self, operation: InFlight, error: Exception) -> None:
-        """Fail an operation that a thread has failed to enqueue: the part that it has enqueued still runs."""
+        """Fail an operation that a thread failed to enqueue. Its enqueued part still runs."""
         launch, reply = operation.launch, operation.reply
-        # The reply is taken before `_tell`, which may lose the context: `fail_all` would reply a second time.
+        # Take the reply before `_tell`, which may lose the context: `fail_all` would reply a second time.
         operation.reply = None
         self.completed += 1
         notify(self._hooks, launch, Phase.COMPLETE)
-        # A library that refuses has not begun to change anything; a method of a program may have.
+        # A library that refuses has not changed anything; a program's own method may have.
         is_damaged = classify(error) is FailureClass.SUSPECT or isinstance(error, Refused)
         self._spoil(launch, error, is_damaged=is_damaged)
         self._memory.release_all(launch.made)
@@ -309,36 +310,36 @@ class Completer:
         notify(self._hooks, launch, Phase.REPLY)
 
     def _spoil(self, launch: Launch, error: Exception, *, is_damaged: bool) -> None:
-        """Refuse the use of arrays that a failed operation has made, and of changed ones if damaged."""
+        """Invalidate the arrays that a failed operation made, and the changed ones if they are damaged."""
         is_damaged = is_damaged and not leaves_unchanged(error)
         launch.spoil(error, None if is_damaged else launch.made)
 
     def _tell(self, operation: InFlight, reply: Reply, error: Exception) -> None:
-        # This may lose the context. The operation has left its queue by now, or has no reply there any more,
-        # so `fail_all` passes it by.
+        # This may lose the context. The operation has already left its queue, or lost its reply there, so
+        # `fail_all` skips it.
         self._context.locate(error, operation.launch)
         if classify(error) is FailureClass.SUSPECT:
             reply.fail_as_crash(error)
             if operation.crash is not None:
                 operation.crash(error)
         else:
-            # The event has the error as long as others may wait for it. The asker's frames, which this gets
-            # when it is raised there, would keep the arrays that the operation was to make.
+            # Others may still wait for the event, which keeps its error. The caller's frames, which are added
+            # when the error is raised there, would keep the arrays that the operation was to make alive.
             told = bare(error).with_traceback(error.__traceback__)
             reply.fail(cast("Exception", told))
 
     def fail_all(self, cause: BaseException | None) -> None:
-        """Fail everything in flight: the context is gone."""
+        """Fail everything in flight, because the context is lost."""
         for queue in self.queues.all:
             for operation in queue.operations:
                 operation.is_given_up = True
                 if not operation.is_lost:
                     operation.is_lost = True
                     if (asker := operation.launch.spec.asker) is not None:
-                        # A kernel may still run, as one inline does to its end.
+                        # A kernel may still run: an inline kernel runs to its end.
                         asker.has_left = True
                     self._fail(operation, cause)
-            # The queue counts as lost only now: `wait_changed` of a drain or a lease gives up on it.
+            # The queue counts as lost only now, because then a drain or a lease stops its `wait_changed`.
             queue.is_lost = True
             queue.notify()
 

@@ -1,4 +1,4 @@
-"""One generation of a device: the context actor, its session, and operations that are handed over to it."""
+"""One generation of a device: the context actor, its session, and its submitted operations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ...backends.base.kit.modules import import_extra
 from ..base._errors import OPENING, locate, lost
 from ..base._options import DeviceOptions
 from ..operations._blocks import BlockTable
-from ..operations._faults import anew
+from ..operations._faults import copy_error
 from ..operations._operation import Launch
 from ._context_state import EngineObserver
 from ._engine import Engine
@@ -40,32 +40,32 @@ from ._library import LibraryActor
 from ._library_opener import LibraryOpener, OpenLibrary
 from ._recovery import recovery_policy
 
-# A library that cannot be opened is the asker's problem, unless the context is lost over it.
+# The caller gets the error of a library that cannot be opened, unless it means a lost context.
 _DIRECTIVES = {
     Exception: Directive.RESUME,
     ContextLostError: Directive.RESTART,
-    # No context will be had any more.
+    # No other context is possible.
     DeviceLostError: Directive.ESCALATE,
 }
 
 
 def context_policy(options: DeviceOptions) -> Policy:
-    """Tell how a context is supervised, and supervises its libraries."""
+    """Return the policy by which a context is supervised, and supervises its libraries."""
     return recovery_policy(options, directives=_DIRECTIVES, grace=options.close_grace + 5.0)
 
 
 @attrs.define(eq=False)
 class Session:
-    """Interface of one generation to the device's front.
+    """The interface of one generation for the device's front.
 
     Attributes:
         generation: Its number.
         engine: Its engine.
         context: The context actor.
-        libraries: Library actors that were started, by import path.
-        submissions: Operations that were handed over, without a task that waits.
-        discard: Drops what was opened ahead of the library of an import path.
-        variables: Context variables that they are served with; None for those of the submitter.
+        libraries: The started library actors, by import path.
+        submissions: Submitted operations without a waiting task.
+        discard: Drops the library of an import path that was opened in advance.
+        variables: The context variables for these operations; None for the submitter's.
     """
 
     generation: int
@@ -80,7 +80,7 @@ class Session:
         self.submissions = Submissions(self.engine, self.libraries, self.variables)
 
     def forget(self, path: str, library: Ref[LibraryActor]) -> None:
-        """Forget the actor of a library that has ended: the next request for it starts another."""
+        """Forget the actor of a library after its end. The next request for it starts another."""
         if self.libraries.get(path) is library:
             del self.libraries[path]
 
@@ -89,9 +89,9 @@ class ContextOwner(EngineObserver, Protocol):
     """The owner of a context: a device, or a worker process (D57).
 
     Attributes:
-        options: Options of the device.
-        blocks: Takes dropped blocks.
-        variables: Context variables of submitted operations; None for those of the submitter.
+        options: The options of the device.
+        blocks: Receives dropped blocks.
+        variables: The context variables for submitted operations; None for the submitter's.
     """
 
     options: DeviceOptions
@@ -100,17 +100,17 @@ class ContextOwner(EngineObserver, Protocol):
 
     @property
     def next_generation(self) -> int:
-        """Number of the context that is being opened; 0 where it stands ready and has none yet."""
+        """The number of the opening context; 0 for a spare, which does not have a number yet."""
         ...
 
     @property
     def in_use(self) -> Iterable[str]:
-        """Import paths of the libraries that were in use, and are opened ahead in this context."""
+        """The import paths of the libraries in use before, which this context opens in advance."""
         ...
 
     @property
     def opened(self) -> AccelDevice | None:
-        """The device, where it is open already."""
+        """The device, if it is already open."""
         ...
 
     def open_device(self) -> AccelDevice:
@@ -121,10 +121,10 @@ class ContextOwner(EngineObserver, Protocol):
         """Note that the context is ready."""
 
     def prepared(self) -> None:
-        """Note that the libraries that were in use are open, or cannot be opened."""
+        """Record that the opening of previously used libraries has ended, successfully or not."""
 
     def detach(self, error: BaseException | None) -> None:
-        """End with the context; called twice when it was lost, first with the error of the loss."""
+        """End with the context; called twice for a lost context, first with the error of the loss."""
 
 
 class ContextActor(LibraryOpener):
@@ -139,7 +139,7 @@ class ContextActor(LibraryOpener):
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
-        """Hold the open device and its engine; the library actors end before it is given back."""
+        """Hold the open device and its engine. The library actors end before the device is closed."""
         owner = self._owner
         if owner.options.nvtx:
             await trio.to_thread.run_sync(import_extra, "nvtx", "nvtx")
@@ -165,25 +165,24 @@ class ContextActor(LibraryOpener):
                 engine.libraries.start(nursery)
                 for path in owner.options.libraries:
                     await self.open_library(OpenLibrary(path, "DeviceOptions.libraries"))
-                # Requests come from here on, so the libraries that were asked for are open by now.
+                # The requested libraries are open by now, because requests arrive from here on.
                 owner.attach(session)
-                # D99: beside the first requests. One of another library does not wait for these.
+                # D99: this runs concurrently with the first requests, which do not wait for it.
                 nursery.start_soon(self._open_ahead)
                 yield
                 engine.expect_end(context.path)
                 nursery.cancel_scope.cancel(reason="the context ends")
         except BaseException as error:
-            # If a library was being opened in another task, that one has the error, and this one is only
-            # cancelled.
+            # If another task was opening a library, that task has the error, and this task is only cancelled.
             cause = self._found_lost or error
             raise
         finally:
-            # First, so that what is asked for from now on waits for the next context.
+            # Do this first, so that later requests wait for the next context.
             owner.detach(cause)
-            # An end without a loss fails the rest here. Replies come before the device is closed, which may
-            # take its grace.
+            # If the context was not lost, this fails the remaining operations. Replies precede the closing of
+            # the device, which may take its whole grace.
             engine.fail_all(cause)
-            # The device bounds this by its close_grace.
+            # The device limits this by its close_grace.
             with trio.CancelScope(shield=True):
                 await engine.close()
 
@@ -198,13 +197,14 @@ class ContextActor(LibraryOpener):
         try:
             return opened, await trio.to_thread.run_sync(opened.open_library, "memory")
         except BaseException:
-            # A cancellation may have come while the device was being opened: it is closed all the same.
+            # A cancellation may have arrived while the device was being opened. It must be closed
+            # nevertheless.
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(opened.close, self._owner.options.close_grace)
             raise
 
     def _lose(self, error: Exception) -> None:
-        """Send no more work to a context that is dead, and have it replaced."""
+        """Send no more work to a lost context, and start its replacement."""
         self._owner.detach(error)
         self.context.crash(error)
 
@@ -214,12 +214,13 @@ OnDone: TypeAlias = "Callable[[BaseException | None], None]"
 
 @attrs.define(eq=False)
 class _Submitted:
-    """One operation on its way.
+    """One submitted operation.
 
     Attributes:
         launch: The launch.
         on_done: Called with its error, or None.
-        invalidates: Whether its outputs are invalidated also if it was never launched: others count on it.
+        invalidates: Whether its outputs become invalid even if it was never launched, because others use
+            them.
         opener: Opens its library.
         library: Launches it.
         posted: Its place in the mailbox.
@@ -235,15 +236,15 @@ class _Submitted:
 
 @attrs.define(eq=False)
 class Submissions:
-    """The operations of one generation that were submitted and are not done.
+    """The unfinished submitted operations of one generation.
 
-    A library that is not open yet is opened; what is submitted meanwhile waits here, in order.
+    A library is opened on first use. Operations submitted meanwhile wait here, in order.
     """
 
     _engine: Engine
     _libraries: dict[str, Ref[LibraryActor]]
-    # The one context of all operations in a worker, as requests bring no context variables. There they are
-    # also launched at once: an error keeps frames, but none of the user's program.
+    # The only context of all operations in a worker, because requests do not carry context variables. There
+    # they are also launched at once, because an error keeps no frames of the user's program.
     _context: Context | None = None
     _opening: dict[str, list[_Submitted]] = attrs.field(factory=dict[str, list[_Submitted]], init=False)
     _submitted: dict[Launch, _Submitted] = attrs.field(factory=dict[Launch, _Submitted], init=False)
@@ -251,7 +252,7 @@ class Submissions:
     def submit(
         self, context: Ref[LibraryOpener], launch: Launch, on_done: OnDone, *, invalidates: bool = True
     ) -> None:
-        """Hand an operation over, to the library's actor or to those that wait for it."""
+        """Submit an operation: to its library's actor, or to the operations that wait for the library."""
         submitted = self._submitted[launch] = _Submitted(launch, on_done, invalidates, context)
         path = launch.library
         self._engine.enter(launch)
@@ -262,7 +263,7 @@ class Submissions:
             self._open(submitted)
 
     def _open(self, submitted: _Submitted) -> None:
-        """Have an operation wait until its library is open."""
+        """Let an operation wait until its library is open."""
         path = submitted.launch.library
         if path in self._opening:
             self._opening[path].append(submitted)
@@ -275,11 +276,11 @@ class Submissions:
             self._opened(path, outcome.Error(error))
 
     def withdraw(self, launch: Launch) -> bool:
-        """Take an operation back that is not launched; `on_done` is not called then.
+        """Withdraw an operation before its launch; then `on_done` is not called.
 
         Returns:
-            Whether it was; otherwise it is in flight or over, or its library has begun with it: then its
-            outcome is `WithdrawnError`, unless it is launched after all.
+            Whether it was withdrawn. Otherwise it is in flight or has ended, or its library has begun with
+            it. In the last case its outcome is `WithdrawnError`, unless it is launched after all.
         """
         submitted = self._submitted.get(launch)
         if submitted is None:
@@ -295,9 +296,10 @@ class Submissions:
         return True
 
     def found(self, path: str, library: Ref[LibraryActor]) -> None:
-        """Take an open library: operations that wait for it go before all later ones.
+        """Take an open library: operations that wait for it precede all later operations.
 
-        Others count on that order, and would wait for each other for ever: see `LaunchOrder`.
+        Other operations rely on that order, and would otherwise wait for each other for ever: see
+        `LaunchOrder`.
         """
         for submitted in self._opening.pop(path, ()):
             self._post(library, submitted)
@@ -305,13 +307,13 @@ class Submissions:
     def _opened(self, path: str, result: outcome.Outcome[Ref[LibraryActor]]) -> None:
         waiting = self._opening.pop(path, [])
         if self._engine.is_lost and isinstance(result, outcome.Value):
-            # The next context has opened it, and these operations are of the last one.
+            # The next context has opened the library, but these operations belong to this one.
             result = outcome.Error(ActorStoppedError(f"{path} was not opened in time", path=path))
         if isinstance(result, outcome.Error):
             for submitted in waiting:
                 error = result.error
                 if isinstance(error, NotSupportedError):
-                    error = anew(error)
+                    error = copy_error(error)
                     self._engine.locate(error, submitted.launch)
                 self._done(submitted, error)
             return
@@ -324,8 +326,8 @@ class Submissions:
             error = result.error if isinstance(result, outcome.Error) else None
             engine = self._engine
             if isinstance(error, ActorStoppedError) and not (engine.is_lost or engine.is_closing):
-                # The library's actor has ended alone, and its context has not: `_open` starts another, or
-                # tells why not.
+                # Only the library's actor has ended, and not its context. `_open` starts another actor, or
+                # raises the reason.
                 self._open(submitted)
             else:
                 self._done(submitted, error)
@@ -335,7 +337,7 @@ class Submissions:
             submitted.posted = library.post(
                 submitted.launch, done, context=self._context, at_once=self._context is not None
             )
-        # The library's actor has ended since it was looked at: as if it ended a moment later.
+        # The library's actor has ended just before this post, which is treated as an end just after it.
         except ActorError as error:
             done(outcome.Error(error))
 
@@ -345,13 +347,13 @@ class Submissions:
         if error is not None:
             error = self._what_happened(submitted.library, launch, error)
             if submitted.invalidates:
-                # The operation spoils even arrays that it was to change and did not: the program goes on as
-                # if they were changed.
+                # The operation damages even arrays that it was to change and did not, because the program
+                # continues as if they were changed.
                 launch.spoil(error)
         try:
             submitted.on_done(error)
         finally:
-            # The place is given up even if the callback raises: operations behind this one wait for it.
+            # The turn is given up even if the callback raises, because later operations wait for it.
             self._engine.over(launch)
 
     def _what_happened(
@@ -360,7 +362,7 @@ class Submissions:
         """Return the error in a device's terms: an actor that ended did so with its context."""
         if isinstance(error, ActorFailedError):
             if library is None:
-                # Without a library it was the context's actor that failed, as it opens libraries.
+                # Without a library, the context's actor has failed, because it opens libraries.
                 cause = error.__cause__
                 if isinstance(cause, (ContextLostError, DeviceLostError)):
                     return self._engine.lost_while(launch.name, OPENING, "ask again", cause)

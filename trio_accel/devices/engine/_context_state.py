@@ -1,4 +1,4 @@
-"""The context of an engine: its number, its loss, its name in errors, and the watchdog."""
+"""The shared state of an engine's context: its number, its loss, its name in errors; and the watchdog."""
 
 from __future__ import annotations
 
@@ -20,45 +20,44 @@ from ._stream_queues import StreamQueue
 
 
 class EngineObserver(Protocol):
-    """Observer of an engine: the owner of the context, a device or a worker process.
+    """The observer of an engine: the context's owner, a device or a worker process.
 
     Attributes:
-        hooks: See every operation at every step.
-        launching: Called with each operation before its launch, also if that fails. Not a hook (D142): a
-            worker has it with every launch, and hooks take a slower way. None where no other
-            process has to know.
+        hooks: Receive every operation at every step.
+        launching: Called with each operation before its launch, even if the launch fails. Not a hook (D142),
+            because a worker needs it for every launch, and hooks take a slower path. None if no other process
+            has to know.
     """
 
     hooks: list[EngineHook]
     launching: Callable[[Launch], None] | None
 
     def looked(self, number: int, /) -> None:
-        """Note the number of the engine's looks at operations in flight; 0 when there are none."""
+        """Note the number of the engine's checks of operations in flight; 0 if there are none."""
 
     def made(self, library: str, seconds: float, imports: float, /) -> None:
-        """Note that a program was made: the library's name, the seconds in all, and those of its import."""
+        """Note that a program was made: its library's name, the total seconds, and the import's share."""
 
     def progressed(self) -> None:
-        """Note that the first operation of a library actor's incarnation has completed without an error."""
+        """Note that the first operation of a library actor's incarnation has succeeded."""
 
     def is_alone(self) -> bool:
-        """Tell whether nothing else is asked for than the operation that is being launched."""
+        """Return whether the launching operation is the only request."""
         ...
 
 
 class ContextState:
-    """The base of the engine, as its parts know it.
+    """The base of the engine, as its parts use it.
 
     Args:
-        device_name: Name of the device.
-        generation: Number of the context.
+        device_name: The name of the device.
+        generation: The number of the context.
 
     Attributes:
-        generation: Number of the context.
-        is_lost: Whether the context is gone: nothing is launched any more, and replies do not matter any
-            more.
-        closed_alone: Paths of library actors that are closed while the context goes on.
-        is_closing: Whether the device closes, so that operations in flight are lost to that.
+        generation: The number of the context.
+        is_lost: Whether the context is lost: nothing is launched, and replies no longer matter.
+        closed_alone: The paths of library actors that are closed while the context continues.
+        is_closing: Whether the device is closing, and so ends operations in flight.
     """
 
     def __init__(self, device_name: str, generation: int) -> None:
@@ -69,59 +68,59 @@ class ContextState:
         self._device_name = device_name
 
     def expect_end(self, path: str) -> None:
-        """Note that an actor stops: unless it alone does, or the context is lost, the device closes."""
+        """Note that an actor stops: the device is closing, unless only it closes or the context is lost."""
         if path not in self.closed_alone:
             self.is_closing = not self.is_lost
 
     def lose_context(self, cause: Exception) -> None:
-        """Lose the context: end everything in flight, and have it replaced."""
+        """Lose the context: end everything in flight, and start its replacement."""
         raise NotImplementedError
 
     def give_up(self, cause: Exception | None, why: str) -> None:
-        """End everything in flight: the context's actor has failed, or is to fail."""
+        """End everything in flight, because the context's actor has failed or will fail."""
         raise NotImplementedError
 
     def locate(self, error: Exception, launch: Launch) -> None:
-        """Say where an error happened; if the context is lost with it, have the context replaced."""
+        """Add the place of an error. If the error means a lost context, start its replacement."""
         locate(error, device=self._device_name, operation=launch.name, generation=self.generation)
         if classify(error) is FailureClass.CONTEXT_LOST:
             self.lose_context(error)
 
     def lost(self, launch: Launch, cause: BaseException | None) -> ContextLostError | DeviceLostError:
-        """Make the error of an operation that was in flight when the context ended."""
+        """Make the error of an operation in flight at the end of the context."""
         return self.lost_while(launch.name, IN_FLIGHT, launch.advice(is_kept=False), cause)
 
     def lost_while(
         self, name: str, state: str, advice: str, cause: BaseException | None
     ) -> ContextLostError | DeviceLostError:
-        """Make the error of an operation that was in this state when the context ended; see `lost`."""
+        """Make the error of an operation in the given state at the end of the context; see `lost`."""
         error = lost(cause, state, advice, is_closing=self.is_closing)
         locate(error, device=self._device_name, operation=name, generation=self.generation)
         return error
 
 
 _INTERVAL = 0.02
-# The most that the time between two looks counts for, as a part of `stuck_after`. A machine that was
-# suspended, or a program that was stopped, finds that hours have passed, and no operation went on meanwhile.
+# The maximum time that counts between two checks, as a part of `stuck_after`. On a suspended machine, or in a
+# stopped program, hours may have passed without progress of any operation.
 _MOST_OF_LIMIT = 0.1
 
 
 @attrs.define(eq=False)
 class Watchdog:
-    """The second path of every wait (D9): it sees a lost context, and operations that do not end.
+    """The second path of every wait (D9): detects a lost context, and operations that do not end.
 
     Args:
         context: The context.
-        device: Name of the device.
+        device: The name of the device.
         queues: Its streams, with the operations in flight.
         leases: Its leases.
-        blocks: Drained at each look.
-        reap: Replies to everything that is done.
+        blocks: Drained at each check.
+        reap: Replies to all completed operations.
         stuck_after: Seconds after which an operation counts as hung; None for never.
-        observer: Is told of each look.
+        observer: Notified of each check.
 
     Attributes:
-        idle: Wakes it; there while nothing is in flight.
+        idle: Wakes the watchdog; exists while nothing is in flight.
     """
 
     _context: ContextState
@@ -136,15 +135,15 @@ class Watchdog:
 
     @enable_ki_protection
     async def run(self) -> None:
-        """Watch operations in flight, until it is cancelled."""
+        """Watch operations in flight, until cancelled."""
         number, blocks, watched = 0, self._blocks, 0.0
         most = max(_INTERVAL, _MOST_OF_LIMIT * (self._stuck_after or 0.0))
         try:
             while True:
                 if not self._leases.tails and not any(queue.operations for queue in self._queues):
                     self._observer.looked(0)
-                    # The flag falls before the drain: blocks that are dropped after it wake the loop, and
-                    # those before it are drained here.
+                    # Clear the flag before draining: blocks dropped after that wake the loop, and blocks
+                    # dropped before are drained here.
                     blocks.is_watched = False
                     blocks.drain()
                     self.idle = trio.Event()
@@ -159,35 +158,35 @@ class Watchdog:
                 if not self._context.is_lost:
                     self._look(watched)
         finally:
-            # Dropped blocks notify the loop again from here on; the end of the context drains the rest.
+            # From here on, dropped blocks notify the loop again. The end of the context drains the rest.
             blocks.is_watched = False
             if not (self._context.is_lost or self._context.is_closing):
-                # The context's actor has failed otherwise, and stops its libraries. These wait for what is in
-                # flight, and nothing sees its end from here on.
+                # The context's actor has failed otherwise, and stops its libraries. They wait for operations
+                # in flight, and nothing will detect the ends of these.
                 self._context.give_up(None, "the context's actor has failed")
 
     def begin(self) -> None:
-        """Begin to watch: an operation is about to be enqueued while nothing is in flight."""
+        """Start watching, because an operation is about to be enqueued while nothing is in flight."""
         self._observer.looked(1)
         self.wake()
 
     def wake(self) -> None:
-        """Look from now on."""
+        """Check from now on."""
         idle, self.idle = self.idle, None
         if idle is not None:
             idle.set()
 
     def _look(self, now: float) -> None:
         for queue in self._queues:
-            # D9: after a fault the driver calls no host function, so a loss is only found by asking.
+            # D9: after a fault the driver calls no host function, so only a query detects the loss.
             if queue.operations and (failure := queue.stream.failure) is not None:
                 self._context.lose_context(failure)
                 return
         if (failure := self._leases.failure) is not None:
             self._context.lose_context(failure)
             return
-        # D9: the thread that notifies may wait for the interpreter's lock for seconds, as a busy loop
-        # releases it only for moments, and each time the thread's wait begins anew.
+        # D9: the notifying thread may wait for the interpreter's lock for seconds, because a busy loop
+        # releases it only for moments, and each time the thread's wait starts again.
         self._reap()
         limit = self._stuck_after
         if limit is None:
@@ -197,13 +196,13 @@ class Watchdog:
             and (queue.operations[0].launch.spec.waits_for_others or queue.stream.is_preparing)
             for queue in self._queues
         ):
-            # D162: it waits for another device, or a compiler, which has a limit of its own; and others here
-            # may wait for it in turn.
+            # D162: an operation waits for another device, or for a compiler, which has its own limit. Other
+            # operations here may wait for it in turn.
             for queue in self._queues:
                 queue.forget_seen()
             return
-        # A stream runs in order, so only its first operation can be the one that is stuck; and of those of
-        # several streams, which may wait for one another, the one that was launched first.
+        # A stream runs in order, so only its first operation can be stuck. Streams may wait for one another,
+        # so of several stuck operations the first launched one is to blame.
         firsts = [queue.operations[0] for queue in self._queues if queue.is_stuck(now, limit)]
         if firsts:
             self._stuck(min(firsts, key=lambda operation: operation.number), limit)

@@ -1,4 +1,4 @@
-"""State that the parts of one open device share."""
+"""The state that the parts of one open device share."""
 
 from __future__ import annotations
 
@@ -26,35 +26,36 @@ _MAX_PENDING = 1024
 
 
 class DeviceState:
-    """One open device, as its dispatch, its actors and its contexts see it.
+    """One open device, for its dispatch, its actors and its contexts.
 
     Args:
         backend: Its backend.
-        info: Description of the device.
-        options: How it is opened.
-        path: Path of its actor in the tree.
-        system: The system that it is opened in.
-        blocks: The blocks of its arrays; they come with the generation of another device after an adoption.
+        info: The description of the device.
+        options: The options with which it was opened.
+        path: The path of its actor in the tree.
+        system: Its actor system.
+        blocks: The blocks of its arrays, from another device after an adoption.
 
     Attributes:
-        name: Name of the hardware.
-        availability: Whether it has a context, and which.
-        faults: Faults that are injected into its operations.
-        losses: Counts the contexts that it has lost.
-        recoveries: Measured times of recoveries.
-        hooks: Observers of its operations, at every step.
-        validators: Called with each operation that was validated; they observe no other step.
-        on_hooks: Called when there are others.
-        on_rest: Called when the device is given up for a while.
-        window: How much may be submitted ahead.
-        host_pool: Host memory that it transfers from and to by itself; None if it has no memory of its own.
-        memory_failure: The hardware's report on its memory, if that is broken.
-        leases: Arrays that the program holds by `lease`, where they outlive the context.
-        token: Token of the Trio run that it is opened in.
-        actor: Its actor, once it is started.
-        is_given_up: Whether it has ended by itself.
-        leaves_memory: Whether it has ended, and its arrays can be adopted or were.
-        tell_arrays: Tells the fate of its arrays, to be put behind the reason for its end.
+        name: The name of the hardware.
+        availability: Its present context, if any.
+        faults: The faults that are injected into its operations.
+        losses: Counts its lost contexts.
+        recoveries: The measured durations of recoveries.
+        hooks: Observers of every step of its operations.
+        validators: Called with each validated operation; they observe no other step.
+        on_hooks: Called when `hooks` change.
+        on_rest: Called when the device pauses after too many losses.
+        window: Limits the submitted operations.
+        host_pool: The host memory that it transfers from and to on its own; None if it has no memory of its
+            own.
+        memory_failure: The hardware's report on its memory, if that is defective.
+        leases: The number of arrays that the program holds by `lease`, if they outlive the context.
+        token: The token of its Trio run.
+        actor: Its actor, once started.
+        is_given_up: Whether it has ended on its own.
+        leaves_memory: Whether it has ended, and its arrays can be adopted or were adopted.
+        tell_arrays: Returns the fate of its arrays, as a supplement to the reason for its end.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class DeviceState:
         self.leases = 0
         self.actor: Ref[Actor] | None = None
         self.is_given_up: bool = False
-        # The time when a device that is given up for a while is opened again, and the reason why it is.
+        # The time when a pausing device opens again, and the reason for its pause.
         self._opened_again = 0.0
         self._rests_over: BaseException | None = None
         self.leaves_memory: bool = False
@@ -112,7 +113,7 @@ class DeviceState:
         """Refuse another thread or Trio run.
 
         Raises:
-            RuntimeError: The device is another run's.
+            RuntimeError: The device belongs to another run.
         """
         if not self.is_own_run():
             raise RuntimeError(
@@ -121,17 +122,17 @@ class DeviceState:
             )
 
     def is_own_run(self) -> bool:
-        """Tell whether this is the Trio run that the device was opened in."""
+        """Return whether this is the Trio run in which the device was opened."""
         try:
             return trio.lowlevel.current_trio_token() is self.token
         except RuntimeError:
             return False
 
     def check_pending(self, pending: int) -> None:
-        """Refuse a request more than may wait for a context.
+        """Refuse a request if too many wait for a context.
 
         Raises:
-            QueueFullError: So many wait already.
+            QueueFullError: The limit is reached.
         """
         if pending >= _MAX_PENDING:
             raise QueueFullError(
@@ -139,28 +140,28 @@ class DeviceState:
             )
 
     def validated(self, launch: Launch) -> None:
-        """Tell hooks and validators of an operation that was validated."""
+        """Call hooks and validators with a validated operation."""
         for hook in tuple(self.hooks):
             hook(Phase.VALIDATE, launch)
         for validator in tuple(self.validators):
             validator(launch)
 
     def restarted(self, event: ActorRestarted) -> None:
-        """Note that a context is gone, or could not be made, and that another follows."""
+        """Note that a context was lost, or could not be made, and that another follows."""
         self.losses.restarted(event)
         if event.is_paused:
             self._opened_again = trio.current_time() + event.delay
             self._rests_over = event.error
-            # Requests are refused from here on, and are told the time that was set above.
+            # From here on requests are refused, and their error contains the time set above.
             self.availability.shut()
             self.on_rest()
 
     def note(self) -> str:
-        """Tell what the tree shows of the device."""
+        """Return the note on the device in the tree."""
         return self.outage().message if self.availability.is_shut else str(self.recoveries.cost())
 
     async def lost(self) -> DeviceLostError:
-        """Tell why requests are refused; waits for the end of a device that is ending."""
+        """Return the reason for refusals. If the device is ending, wait for its end first."""
         if self.actor is not None and self.availability.is_ended:
             await self.actor.wait_terminated()
         else:
@@ -168,11 +169,11 @@ class DeviceState:
         return self.outage()
 
     def locate(self, error: Exception, operation: str) -> None:
-        """Fill in where an error of an operation happened, unless it says so itself."""
+        """Add the place of an operation's error, unless the error already contains it."""
         locate(error, device=self.name, operation=operation, generation=self.generation)
 
     def outage(self) -> DeviceLostError:
-        """Tell why requests are refused; a fresh instance for every asker."""
+        """Return the reason for refusals, as a new instance for each caller."""
         if self.actor is None:
             return DeviceLostError("the device was never opened", device=self.name)
         if not self.availability.is_ended:
@@ -184,7 +185,7 @@ class DeviceState:
         error = ended.error
         if error is None:
             return DeviceLostError("the device is closed", device=self.name)
-        # The first cause says more than the actor that failed over it.
+        # The first cause is more informative than the actor that failed because of it.
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, DeviceLostError):
             cause = cause.__cause__
@@ -212,16 +213,16 @@ class DeviceState:
         return lost
 
     def begin_end(self, context: ActorContext) -> None:
-        """Have no context follow, and tell whether the device was given up.
+        """Prevent further contexts, and determine whether the device has ended on its own.
 
-        Both at once: workers are still to be ended, and meanwhile others see that there is no device.
+        Do both at once, because ending the workers takes time, and meanwhile the device must not be found.
         """
         self.availability.end()
-        # One whose opening failed was never a device.
+        # After a failed opening, the device has never existed.
         self.is_given_up = self.actor is not None and not context.is_stopping
 
     def end(self, context: ActorContext) -> None:
-        """End the device, closed or given up."""
+        """End the device, whether it was closed or has failed."""
         self.begin_end(context)
         if self.is_given_up:
             self.losses.given_up(self.tell_arrays())
@@ -232,7 +233,7 @@ class DeviceState:
 
 
 class SubmitWindow:
-    """The operations of each library that were submitted and are not done."""
+    """Limits each library's unfinished operations."""
 
     __slots__ = ("_device", "_limit", "_outstanding")
 
@@ -242,10 +243,10 @@ class SubmitWindow:
         self._outstanding: dict[str, int] = {}
 
     def check_room(self, library: str) -> None:
-        """Refuse more than the window of a library holds.
+        """Refuse an operation if the window of its library is full.
 
         Raises:
-            QueueFullError: So many are submitted and not done.
+            QueueFullError: The window is full.
         """
         if self._outstanding.get(library, 0) >= self._limit:
             raise QueueFullError(
@@ -255,7 +256,7 @@ class SubmitWindow:
             )
 
     def enter(self, library: str, pending: Pending[Any]) -> OnDone:
-        """Count an operation; returns what to call when it is done."""
+        """Count an operation; return the callback for its end."""
         self._outstanding[library] = self._outstanding.get(library, 0) + 1
 
         def done(error: BaseException | None) -> None:

@@ -1,4 +1,4 @@
-"""The engine of one context: its parts, the libraries that it opens, and how it ends."""
+"""The engine of one context: its parts, its libraries, and its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ._stream_queues import StreamQueues
 
 @attrs.define(eq=False)
 class _Opening:
-    """A library that is being opened, or is open, and that no actor has taken yet."""
+    """A library that no actor has taken yet. It is being opened, or is open."""
 
     name: str
     library: KernelLibrary | None = None
@@ -39,15 +39,15 @@ class _Opening:
 
 
 class KernelLibraries:
-    """The libraries of one context, which are opened in threads: the loop and other libraries go on (D99).
+    """The libraries of one context. Threads open them, so that the loop and other libraries continue (D99).
 
-    An opening belongs to the context. It goes on when the actor that began it is cancelled, and the next
+    An opening belongs to the context. It continues when the actor that began it is cancelled, and the next
     actor takes the library.
 
     Args:
         device: The device of the context.
-        made: Called with the name of a program's library, when it is open, the seconds that this took, and
-            those of the import.
+        made: Called when a program's library is open, with its name, the seconds of the opening, and those of
+            the import.
     """
 
     def __init__(self, device: AccelDevice, made: Callable[[str, float, float], None]) -> None:
@@ -57,15 +57,15 @@ class KernelLibraries:
         self._openings: dict[str, list[_Opening]] = {}
 
     def start(self, nursery: trio.Nursery) -> None:
-        """Begin: libraries are opened by tasks of the nursery."""
+        """Begin; tasks of the nursery open libraries."""
         self._nursery = nursery
 
     async def take(self, name: str) -> KernelLibrary:
-        """Return a library for its caller alone: one that was opened ahead, or a new one.
+        """Return a library for its caller's exclusive use: one opened in advance, or a new one.
 
         Raises:
-            NotSupportedError: There is no such library.
-            Exception: Another error of its opening.
+            NotSupportedError: The library does not exist.
+            Exception: Another error while opening it.
         """
         while True:
             openings = self._openings.get(name)
@@ -74,24 +74,24 @@ class KernelLibraries:
             if opening.error is not None:
                 raise opening.error
             if opening in self._openings.get(name, ()):
-                # Another actor may have taken the library during the wait: then the loop goes round again.
+                # Another actor may have taken the library during the wait. Then the loop repeats.
                 self._remove(opening)
                 assert opening.library is not None
                 return opening.library
 
     async def prepare(self, name: str) -> None:
-        """Open a library ahead, for the next that takes it; raises as `take` does."""
+        """Open a library in advance, for the next actor that takes it; raises as `take` does."""
         opening = self._begin(name)
         await opening.is_over.wait()
         if opening.error is not None:
             raise opening.error
 
     async def drop(self, name: str) -> None:
-        """Close a library that was opened ahead and not taken."""
+        """Close an untaken library that was opened in advance."""
         await self._end(self._openings.pop(name, []))
 
     def discard(self, name: str) -> None:
-        """Withdraw a library that was opened ahead, and have it closed soon."""
+        """Withdraw a library that was opened in advance, and close it soon."""
         self._nursery.start_soon(self._end, self._openings.pop(name, []))
 
     @enable_ki_protection
@@ -99,7 +99,7 @@ class KernelLibraries:
         for opening in openings:
             await opening.is_over.wait()
             if opening.library is not None:
-                # A vendor's library waits for all work of the device when it closes, so a thread calls it.
+                # A thread closes it, because a vendor's library waits for all work of the device.
                 await trio.to_thread.run_sync(opening.library.close)
 
     def _remove(self, opening: _Opening) -> None:
@@ -123,7 +123,7 @@ class KernelLibraries:
             opening.library = library
             if isinstance(library, ImportsCode):
                 self._made(name, time.perf_counter() - began, library.import_seconds)
-        except Exception as error:  # noqa: BLE001  # told to the actor that waits for it
+        except Exception as error:  # noqa: BLE001  # raised in the actor that waits for it
             opening.error = error
         finally:
             if opening.library is None and opening in self._openings.get(name, ()):
@@ -131,12 +131,12 @@ class KernelLibraries:
                 opening.error = opening.error or ActorStoppedError(
                     f"the context ended before its library {name!r} was open", path=self._device.info.name
                 )
-            # A cancelled opening is over, too: the waiting actors belong to other tasks, and would wait for
-            # ever.
+            # A cancelled opening has ended as well: the waiting actors belong to other tasks, and would wait
+            # for ever.
             opening.is_over.set()
 
     def close(self) -> None:
-        """Close libraries that were opened ahead and not taken. Blocks; none is being opened now."""
+        """Close untaken libraries. Blocks; call this only while none is being opened."""
         for openings in self._openings.values():
             for opening in openings:
                 if opening.library is not None:
@@ -145,39 +145,39 @@ class KernelLibraries:
 
 
 _IDLE_POLL = 0.02
-# Seconds to wait for an idle moment, before what needs one is done all the same.
+# Seconds to wait for an idle moment. After that, work that needs one is done anyway.
 _MOST_PATIENCE = 10.0
-# Streams of a lost context do nothing useful: the next context does not wait long for them.
+# Streams of a lost context do nothing useful, so the next context waits only briefly for them.
 _GRACE_OF_A_LOST_CONTEXT = 0.1
 
 
 class Engine(ContextState):
-    """The engine of one context: launches operations, sees their ends, replies, gives memory back.
+    """The engine of one context: launches operations, detects their ends, replies, and frees memory.
 
-    Lives on the Trio thread; never blocks. Operations in flight belong to the engine, so they
-    outlive a restart of the library actor that launched them.
+    It lives on the Trio thread and never blocks. Operations in flight belong to the engine, so they outlive a
+    restart of the library actor that launched them.
 
     Attributes:
         device: The device of the context.
         libraries: Opens the libraries of the device.
-        named: Names of the backend's libraries, by the import paths of actors that were started.
+        named: The names of the backend's libraries, by the import paths of started actors.
         streams: Its streams, with the operations in flight.
-        gate: Operations that wait to be launched.
-        enqueuer: Gives operations to the backend.
-        threaded: The same for those whose kernel blocks.
+        gate: The operations that wait to be launched.
+        enqueuer: Passes operations to the backend.
+        threaded: The same for operations with blocking kernels.
         completer: Replies when they are done.
-        completion: How that is learned of.
+        completion: Detects that they are done.
         watchdog: Watches operations in flight (D9).
-        leases: Arrays that the program holds.
-        alarms: Calls back at a time.
-        cancel_grace: How long cancelled askers wait.
+        leases: The arrays that the program holds.
+        alarms: Callbacks with deadlines.
+        cancel_grace: Limits how long cancelled callers wait.
         observer: The owner of the context.
-        enter: Notes that an operation is handed over: later ones that touch its memory are launched after it.
-        over: Notes that an operation is not waited for any more; see `LaunchGate.over`.
-        placed: Returns the place of a block in a chunk that is kept; None if it is freed, or is to be.
+        enter: Enters a submitted operation: later operations that touch its memory are launched after it.
+        over: Notes that nobody waits for an operation; see `LaunchGate.over`.
+        placed: Returns the place of a block in a retained chunk; None if it is freed, or will be.
         uses: The uses of blocks.
-        exchange: Frees what the program has let go, and makes other blocks.
-        fresh: Blocks with new places; the code that tells their places removes them.
+        exchange: Frees released blocks, and makes others.
+        fresh: Blocks with new places. The code that reports a place removes its block.
         release_all: Frees blocks, each as soon as nothing in flight uses it.
         pin: Begins a use of a block.
         unpin: Ends uses of blocks.
@@ -203,7 +203,7 @@ class Engine(ContextState):
         self.observer: EngineObserver = observer
         self._close_grace = options.close_grace
         self._memory_in_use = MemoryInUse(device)
-        # Methods of the parts, bound once: the hot path makes no call in between.
+        # Methods of the parts, bound once, so that the hot path saves a call.
         self.uses: BlockUses = self._memory_in_use.uses
         self.exchange: Callable[[Sequence[tuple[int, int]]], None] = partial(
             self._memory_in_use.exchange, blocks
@@ -261,8 +261,8 @@ class Engine(ContextState):
         self.threaded: ThreadedLaunches = ThreadedLaunches(self.gate, self.enqueuer, self.completer)
 
     def queues(self) -> dict[str, QueueStatistics]:
-        """Count what waits and what is in flight, by the import path of the library."""
-        # Operations that a thread enqueues are in flight, and keep their places in the order (D111).
+        """Count waiting operations and operations in flight, by the import path of the library."""
+        # Operations that a thread enqueues are in flight, but keep their turns (D111).
         waiting = Counter(launch.library for launch in self.gate.order if not launch.is_in_flight)
         in_flight = self.streams.count()
         return {
@@ -271,10 +271,10 @@ class Engine(ContextState):
         }
 
     def usage(self) -> dict[str, LibraryUsage]:
-        """Count plans and workspace of libraries, by their import paths.
+        """Count plans and workspace of libraries, by import path.
 
-        One that several library actors launch with counts for the first of them; one that only others use,
-        under its own name.
+        A library that several actors launch with counts for the first of them. A library that only other
+        libraries use counts under its own name.
         """
         paths: dict[str, str] = {}
         for path, name in self.named.items():
@@ -286,28 +286,28 @@ class Engine(ContextState):
         }
 
     def begin(self, generation: int, adopted: Iterable[int]) -> None:
-        """Serve as a generation of the device; for an engine that stood ready.
+        """Serve as a generation of the device, after being a spare.
 
         Args:
             generation: Its number.
-            adopted: Blocks that are there from the context before.
+            adopted: The existing blocks of the previous context.
         """
         self.generation = generation
         self.adopt(adopted)
 
     async def synchronize(self, owner: str | None = None) -> None:
-        """Wait until nothing is in flight, of all or of one library actor.
+        """Wait until nothing is in flight, of all library actors or of one.
 
-        For one that ends, operations that their askers have left do not count.
+        For a single actor, operations that their callers have left do not count.
         """
         await self.streams.drain(owner)
         if owner is None:
             await self.leases.drain()
 
     async def wait_idle(self) -> None:
-        """Wait for an idle moment, for a while; then for the end of operations in flight.
+        """Wait some time for an idle moment, and otherwise for the end of the operations in flight.
 
-        Many calls of a driver wait for all running work, and hold up every launch meanwhile (D60).
+        Many driver calls wait for all running work, and block every launch meanwhile (D60).
         """
         with trio.move_on_after(_MOST_PATIENCE):
             while not self.is_lost and (self.streams.in_flight or self.leases.tails):  # noqa: ASYNC110  # rarely
@@ -315,51 +315,51 @@ class Engine(ContextState):
         await self.streams.settle()
 
     def lose_context(self, cause: Exception) -> None:
-        """Lose the context: end everything in flight, and have it replaced."""
+        """Lose the context: end everything in flight, and start its replacement."""
         if not self.is_lost:
             self.give_up(cause, str(cause))
             self._lose(cause)
 
     def give_up(self, cause: Exception | None, why: str) -> None:
-        """End everything in flight: the context's actor has failed, or is to fail."""
+        """End everything in flight, because the context's actor has failed or will fail."""
         self._close_grace = min(self._close_grace, _GRACE_OF_A_LOST_CONTEXT)
-        # D136: only operations that are still in flight can be to blame.
+        # D136: only operations that are still in flight can be the cause.
         self.completer.reap_ended()
         self.fail_all(cause)
-        # D129: loops of graphs on the device must end, or the streams never do.
+        # D129: loops of graphs on the device must end, because otherwise the streams never do.
         self.device.give_up(why)
 
     def fail_all(self, cause: BaseException | None) -> None:
-        """End everything in flight: the context is gone."""
-        # First: code that the replies below call back must find the context lost, and launch nothing.
+        """Fail everything in flight, because the context is lost."""
+        # This comes first, because code that the replies call back must not launch on a lost context.
         self.is_lost = True
         self.alarms.clear()
         self.completer.fail_all(cause)
-        # Operations that wait to be launched fail: it is too late.
+        # Operations that wait for their launch fail, because the context is lost.
         self.gate.order.release_all()
         self.leases.lose(lambda: self.lost_while("lease", "was waited for", "lease the array again", cause))
 
     async def close(self) -> bool:
-        """Give the device back; waits for streams within the grace.
+        """Close the device; wait for its streams during the grace.
 
         Returns:
-            Whether all streams ended; memory that one still uses stays reserved.
+            Whether all streams ended. Memory that a stream still uses stays reserved.
         """
         self.completion.close()
-        # D53: a stream that an injected fault holds would never end.
+        # D53: a stream held by an injected fault would never end.
         self.enqueuer.end_holds()
         for queue in self.streams.all:
-            # D111: not joined. A thread that hangs in a call would hang the end of the device, too.
+            # D111: the thread is not joined, because it may hang in a call.
             queue.end_thread()
         return await trio.to_thread.run_sync(self._end)
 
     def _end(self) -> bool:
         started = time.monotonic()
-        # Work that still runs may use plans and workspace of the libraries: then these are not given back.
+        # Running work may use plans and workspace of the libraries, so they stay open then.
         if self.streams.finish(self._close_grace):
             self.libraries.close()
             self._memory.close()
-        # One grace for all: the streams have used up a part of it.
+        # There is one grace for all: the streams have used a part of it.
         return self.device.close(max(0.0, self._close_grace - (time.monotonic() - started)))
 
     def _watch_lease(self, stream: AccelStream, event: AccelEvent) -> None:

@@ -1,4 +1,31 @@
-"""The launch of an operation: from its library actor to the backend, in the loop or by way of a thread."""
+"""The launch of an operation: from its library actor to the backend, in the loop or in a thread.
+
+`Enqueuer` launches in four steps: `begin` checks the inputs, allocates the outputs, makes the stream wait for
+earlier work and copies staged operands; the backend is called; `end_call` puts an injected fault on the
+stream; `add` puts the operation in flight. `enqueue` takes all steps in the loop.
+
+`ThreadedLaunches` is for backend calls that block (D111). The loop runs `begin`, which collects the
+stream's work in `later` instead of doing it, and `add` with the event `NOT_YET`. A thread runs
+`ThreadedCall.make`: it puts `later` on the stream, calls the backend and records the event. Then the loop
+runs `Enqueuer.bind`.
+
+These orders matter:
+
+* `launching` is called before the driver, which may never return: the other process must know what had begun
+  (D58). The watchdog starts before the call for the same reason.
+* The stream waits before it runs staged copies, because they write to memory that earlier work may use.
+* The event is recorded after the call, so that it covers everything that the call has enqueued.
+* A threaded operation is in flight before its thread begins, so that a lost context fails it like the others.
+  It keeps its place in the launch order until `_end`, because later operations cannot wait for an event that
+  does not exist yet. Holding the stream instead would hang: a driver that loads a kernel waits for held
+  streams (D50).
+* While a thread calls the backend, `CompletionPort.calls` keeps the port from polling, because it would take
+  the interpreter's lock from the thread.
+
+If a launch fails, its operation must not be in flight, and its outputs must be freed. `abandon` does both,
+and keeps the memory of already enqueued copies until they have run. A threaded operation is in flight by
+then, so `Completer.refuse` fails it, and its work still has to end on the stream.
+"""
 
 from __future__ import annotations
 
@@ -30,27 +57,28 @@ Enqueue: TypeAlias = "Callable[[OperationSpec, AccelStream], None]"
 
 @attrs.define(eq=False)
 class Enqueuer:
-    """The launch: operations go to the backend, with memory for results, behind the work they follow.
+    """Passes operations to the backend, with memory for their results, after the work that they follow.
 
-    Each launch takes the same steps: `begin` makes it ready, the backend is called, `end_call` follows, and
-    `add` puts it among what is in flight. `enqueue` takes them in a row. A kernel that blocks is called in a
-    thread, so its operation is added before the call, and `bind` gives it its event.
+    Each launch takes the same steps: `begin` prepares it, the backend is called, `end_call` follows, and
+        `add`
+    puts it in flight. `enqueue` takes all of them. A kernel that blocks is called in a thread, so its
+    operation is added before the call, and `bind` assigns its event.
 
     Args:
         context: The context.
         device: Its device.
-        copies: Library that brings operands to the device.
-        blocks: Blocks that the program has let go.
-        memory: The blocks that are in use.
+        copies: The library that copies operands to the device.
+        blocks: The blocks that the program has released.
+        memory: The blocks in use.
         watchdog: Watches operations in flight.
-        port: Sees the ends of operations.
-        alarms: For faults that are injected.
-        hooks: See every operation at every step.
-        launching: Called with each operation before its launch, also if that fails; or None.
-        ranges: Encloses the calls of the backend in ranges of profilers; or None.
+        port: Detects the ends of operations.
+        alarms: For injected faults.
+        hooks: Receive every operation at every step.
+        launching: Called with each operation before its launch, even if the launch fails; or None.
+        ranges: Encloses backend calls in profiler ranges; or None.
 
     Attributes:
-        launched: How many operations were enqueued.
+        launched: The number of enqueued operations.
     """
 
     _context: ContextState
@@ -65,23 +93,23 @@ class Enqueuer:
     _launching: Callable[[Launch], None] | None
     _ranges: Ranges | None
     launched: int = 0
-    # Holds of injected faults.
+    # The holds of injected faults.
     _holds: list[Hold] = attrs.field(factory=list[Hold])
 
     def enqueue(
         self, launch: Launch, library: KernelLibrary, queue: StreamQueue, failure: Exception | None = None
     ) -> InFlight:
-        """Give an operation to the backend; the caller sees to its reply.
+        """Pass an operation to the backend; the caller arranges its reply.
 
         Args:
-            launch: The validated operation. It was not handed over before, or its caller leaves the launch
-                gate for it.
-            library: Library that has it.
-            queue: Stream to put it on.
-            failure: Error of its preparation: it is refused with that, as by the library.
+            launch: The validated operation. It is new, or its caller leaves the launch gate for it.
+            library: Its library.
+            queue: The stream to put it on.
+            failure: The error of its preparation. The operation is refused with it, as if by the library.
 
         Raises:
-            Exception: The error of the backend; nothing is in flight, and what was allocated is freed.
+            Exception: The backend's error. Nothing is in flight, and allocated memory is freed.
+            Exception: The error of the backend; nothing is in flight, and the allocated memory is freed.
         """
         self.begin(launch, queue, failure)
         stream = queue.stream
@@ -92,7 +120,7 @@ class Enqueuer:
         except Exception as error:
             self.abandon(launch, queue, error)
             raise
-        # The event is recorded behind the call, so that it covers all that the call has enqueued.
+        # The event is recorded after the call, so that it covers everything that the call has enqueued.
         return self.add(launch, queue, stream.record())
 
     def begin(
@@ -102,26 +130,26 @@ class Enqueuer:
         failure: Exception | None,
         later: list[Callable[[], object]] | None = None,
     ) -> None:
-        """Take the steps before the call of the backend; raises as `enqueue` does.
+        """Take the steps before the backend call; raises as `enqueue` does.
 
         Args:
             launch: The operation.
-            queue: Stream to put it on.
-            failure: Error of its preparation.
-            later: Takes the work for the stream before the call, which the stream's thread does then. None:
-                it is done now.
+            queue: The stream to put it on.
+            failure: The error of its preparation.
+            later: Collects the work on the stream, which a thread does right before the call. None if it is
+                done now.
         """
         if self._context.is_lost:
             raise ActorStoppedError(f"{launch.name} was not started: the context is lost", path=queue.owner)
         has_staged = False
         memory, stream = self._memory, queue.stream
         try:
-            # D58: before the driver is called, which may never return: the other process must know what had
+            # D58: this precedes the driver call, which may never return. The other process must know what had
             # begun.
             if self._launching is not None:
                 self._launching(launch)
-            # The usual launch has no fault, no arrival and no hook: its operands are all that is looked at,
-            # without a call.
+            # The usual launch does not involve a fault, an arrival or a hook. Only its operands are checked,
+            # without a Python call.
             is_plain = launch.fault is None and not launch.arrivals and failure is None
             if is_plain and self._watchdog.idle is None and not self._hooks:
                 for _, used in launch.uses:
@@ -129,7 +157,7 @@ class Enqueuer:
                         launch.check_inputs()
             else:
                 self._check(launch, queue, failure)
-            # Memory that the program has let go by now is there for this operation.
+            # Memory that the program has released by now is available to this operation.
             memory.exchange(self._blocks, launch.allocations)
             if later is not None:
                 events: list[AccelEvent] = []
@@ -137,10 +165,10 @@ class Enqueuer:
                 later += [partial(stream.wait, event) for event in events]
                 later += [self._copy_later(copy, stream) for copy in launch.staged]
                 return
-            # The waits come before the copies, which write to memory that earlier work may still use.
+            # The waits precede the copies, which write to memory that earlier work may still use.
             memory.order(stream, launch.reads, launch.writes)
             for copy in launch.staged:
-                # The flag is set before the call: one that fails may have enqueued a part.
+                # The flag is set before the call, because a failed call may have enqueued a part.
                 has_staged = True
                 self._copies.enqueue(copy, stream)
         except Exception as error:
@@ -148,7 +176,7 @@ class Enqueuer:
             raise
 
     def _copy_later(self, copy: CopyFromHostSpec | CopySpec, stream: AccelStream) -> Callable[[], object]:
-        """Return the call that enqueues a copy; until then, the use of a host array can be withdrawn."""
+        """Return the call that enqueues a copy. Until it runs, the use of a host array can be withdrawn."""
         if isinstance(copy, CopySpec):
             return partial(self._copies.enqueue, copy, stream)
         use = HostUse(copy.host)
@@ -162,24 +190,24 @@ class Enqueuer:
         return partial(use.run, enqueue)
 
     def end_call(self, launch: Launch, stream: AccelStream) -> None:
-        """Take the steps on the stream behind the call of the backend: the injected fault."""
+        """Put the injected fault on the stream, after the backend call."""
         if launch.fault is not None:
             launch.fault.fault.behind(self._device, stream, sorted(launch.writes), self._holds)
 
     def add(self, launch: Launch, queue: StreamQueue, event: AccelEvent) -> InFlight:
-        """Put an operation among what is in flight, until its event is done.
+        """Put an operation in flight, until its event is done.
 
         Args:
             launch: The operation.
             queue: Its stream.
-            event: Event behind its work; `NOT_YET` if its kernel is still to be called.
+            event: The event after its work; `NOT_YET` if its kernel is still to be called.
         """
         operation = self._hold(launch, queue, event, is_whole=True)
         if launch.fault is not None and event is not NOT_YET:
             launch.fault.fault.after()
         for output in launch.outputs:
             if output.is_released:
-                # Its program released it before it existed: it is freed when the operation is complete.
+                # The program released it before it existed: free it when the operation is complete.
                 self._memory.release(output.id)
         self.launched += 1
         return operation
@@ -187,26 +215,25 @@ class Enqueuer:
     def bind(
         self, operation: InFlight, queue: StreamQueue, error: Exception | None, event: AccelEvent | None
     ) -> Exception | None:
-        """Give an operation its event that was added before the backend was called for it.
+        """Assign the event of an operation added before its backend call.
 
         Args:
             operation: The operation.
             queue: Its stream.
-            event: Its event, if that is recorded.
-            error: Error of the backend. Work that was enqueued by then is waited for all the same.
+            event: Its event, if recorded.
+            error: The backend's error. Already enqueued work is awaited nevertheless.
 
         Returns:
-            Its error, if it has failed.
+            The error of the operation, if it failed.
         """
         launch, stream = operation.launch, queue.stream
         is_launched = error is None
         try:
             if is_launched:
                 self.end_call(launch, stream)
-        except Exception as failed:  # noqa: BLE001  # it is the operation's
+        except Exception as failed:  # noqa: BLE001  # it belongs to the operation
             error = failed
-        # The thread has recorded none where the loop has to put a fault in between, or where the stream has
-        # refused.
+        # The thread recorded no event if the loop has to put a fault before it, or if the stream refused.
         operation.bind(stream, stream.record() if event is None else event)
         if launch.fault is not None and is_launched:
             launch.fault.fault.after()
@@ -215,17 +242,17 @@ class Enqueuer:
     def abandon(
         self, launch: Launch, queue: StreamQueue, error: Exception, *, has_staged: bool | None = None
     ) -> None:
-        """Clean up after a launch that failed; its error is the reply that follows.
+        """Clean up after a failed launch; its error is the reply that follows.
 
         Args:
             launch: The operation.
             queue: Its stream.
             error: Its error.
-            has_staged: Whether copies for it are enqueued already; by default, if it has any.
+            has_staged: Whether copies for it are already enqueued; by default, if it has any.
         """
         notify(self._hooks, launch, Phase.COMPLETE, Phase.REPLY)
         if bool(launch.staged) if has_staged is None else has_staged:
-            # The copies run all the same: their memory is held until they have.
+            # The copies run nevertheless, so their memory is held until then.
             stream = queue.stream
             copies = self._hold(launch, queue, stream.record(), is_whole=False)
             self._port.watch(stream, copies.event)
@@ -237,7 +264,7 @@ class Enqueuer:
         self._context.locate(error, launch)
 
     def call_of(self, launch: Launch, library: KernelLibrary) -> Enqueue:
-        """Return the function to call for a launch, in the loop or in a thread: the backend's library."""
+        """Return the backend function to call for a launch, in the loop or in a thread."""
         call = library.enqueue if self._ranges is None else self._ranges.around(launch, library)
         return partial(self._with_copies, call, launch.behind) if launch.behind else call
 
@@ -254,9 +281,9 @@ class Enqueuer:
             hold.release()
 
     def _check(self, launch: Launch, queue: StreamQueue, failure: Exception | None) -> None:
-        """Tell of a launch that starts the watchdog or is observed, and check that it may be."""
+        """Check a launch that starts the watchdog, is observed, or has a fault, a failure or arrivals."""
         if self._watchdog.idle is not None:
-            # The watchdog starts before the call: a driver that never returns must be seen, too.
+            # The watchdog starts before the call, because it must see a driver that never returns.
             self._watchdog.begin()
         if self._hooks:
             enter(self._hooks, launch)
@@ -272,7 +299,7 @@ class Enqueuer:
             hit.fault.before(self._device, queue.stream, self._alarms, self._holds)
 
     def _hold(self, launch: Launch, queue: StreamQueue, event: AccelEvent, *, is_whole: bool) -> InFlight:
-        """Put enqueued work in flight until it is done: the whole operation, or copies for it alone."""
+        """Put enqueued work in flight until it is done: the whole operation, or only its copies."""
         operation = InFlight(launch, event, self.launched)
         operation.occupy(self._memory.uses, queue.stream, is_whole=is_whole)
         queue.operations.append(operation)
@@ -283,14 +310,14 @@ class Enqueuer:
 
 @attrs.define(eq=False)
 class ThreadedCall:
-    """The call of the backend for one operation, which is in flight already.
+    """The backend call of an operation already in flight.
 
     Attributes:
         operation: The operation.
         queue: Its stream.
-        later: Work for the stream before the call; None if it is there already, as the call is made in the
-            loop.
-        event: Event behind its work, once that is recorded. An injected fault comes in between, in the loop.
+        later: The work to put on the stream before the call; None if it is there, as for a call in the loop.
+        event: The event after its work, once recorded. The loop records it if it puts an injected fault
+            before it.
     """
 
     operation: InFlight
@@ -302,7 +329,7 @@ class ThreadedCall:
         """Put everything on the stream, in order; raises as the backend does."""
         operation, stream = self.operation, self.queue.stream
         if operation.is_lost:
-            # It was handed over ahead, and its context is gone.
+            # It was handed to the thread in advance, and its context is lost.
             return
         try:
             for put in self.later or ():
@@ -311,31 +338,32 @@ class ThreadedCall:
                 call(operation.launch.spec, stream)
         finally:
             if operation.launch.fault is None:
-                # Recorded here, as the thread may be at the next call before the loop looks. A closed stream
-                # refuses.
+                # The event is recorded here, because the thread may be in its next call before the loop runs.
+                # A closed stream refuses.
                 with suppress(RuntimeError):
                     self.event = stream.record()
 
 
 class ThreadedLaunches:
-    """Launches in three steps, so that the loop goes on while the backend enqueues an operation (D111).
+    """Launches operations in three steps, so that the loop runs while the backend enqueues (D111).
 
-    In the loop, an operation gets its memory, its operands and its place among what is in flight. In a
-    thread, waits for the work that it follows are put on the stream, the backend is called, and the event is
-    recorded. In the loop again, others learn of the event.
+    In the loop, an operation gets its memory, its operands and its place in flight. In a thread, the stream
+    gets its waits for earlier work, the backend is called, and the event is recorded. In the loop again, the
+    event is published.
 
-    Until then it keeps its place in the launch order: operations that follow it are not launched. A hold on
-    the device instead would hang, as a driver that loads a kernel waits for held streams (D50).
+    Until then the operation keeps its place in the launch order, so operations that follow it are not
+    launched. A hold on the device instead would hang, because a driver that loads a kernel waits for held
+    streams (D50).
 
-    A queue may hand calls over ahead (`StreamQueue.hands_ahead`). By the launch order, these do not touch
-    memory of earlier ones that are not enqueued yet. So no work on a stream waits for work that the same
-    thread has still to put there.
+    A queue may hand calls to its thread in advance (`StreamQueue.hands_ahead`). By the launch order, these do
+    not touch memory of earlier operations before they are enqueued. So no work on a stream waits for work
+    that the same thread has still to put there.
 
-    A call that is short is made in the loop, in the same steps.
+    A short call is made in the loop, in the same steps.
 
     Args:
-        gate: Operations that wait to be launched.
-        enqueuer: Does the steps in the loop.
+        gate: The operations that wait to be launched.
+        enqueuer: Takes the steps in the loop.
         completer: Replies.
     """
 
@@ -347,13 +375,13 @@ class ThreadedLaunches:
     def begin(
         self, launch: Launch, queue: StreamQueue, failure: Exception | None, *, is_here: bool = False
     ) -> ThreadedCall:
-        """Take the first step; its caller sees to the reply, and takes the second one.
+        """Take the first step; the caller arranges the reply, and takes the second step.
 
         Args:
             launch: The operation.
             queue: Its stream.
-            failure: Error of its preparation.
-            is_here: Whether the call is made in the loop.
+            failure: The error of its preparation.
+            is_here: Whether the backend is called in the loop.
 
         Raises:
             Exception: See `Enqueuer.enqueue`.
@@ -364,30 +392,30 @@ class ThreadedLaunches:
         except BaseException:
             self._gate.leave(launch)
             raise
-        # The operation is in flight before the thread begins: a loss of the context fails it as it does the
+        # The operation is in flight before the thread begins, so that a lost context fails it like the
         # others.
         operation = self._enqueuer.add(launch, queue, NOT_YET)
         if not is_here:
             self._gate.keep(launch)
-            # The loop puts the fault behind this call: a next call of the thread would come before it.
+            # The loop puts the fault after this call, so the thread must not make another call before.
             queue.is_alone = launch.fault is not None
             queue.take()
         return ThreadedCall(operation, queue, later)
 
     def start(self, call: ThreadedCall, library: KernelLibrary, reply: Reply) -> None:
-        """Call the backend; the third step follows by itself."""
+        """Call the backend; the third step follows on its own."""
         operation, queue = call.operation, call.queue
         backend = self._enqueuer.call_of(operation.launch, library)
         if call.later is None:
             self._call_here(call, backend, reply)
             return
-        # The port stops polling: it would keep taking the interpreter's lock from the thread.
+        # The port stops polling, because it would keep taking the interpreter's lock from the thread.
         self._completer.port.calls += 1
         if queue.thread is None:
             try:
                 queue.thread = CallThread(f"{queue.stream.name} launches")
             except RuntimeError as error:
-                # The system has no thread left.
+                # The system cannot start another thread.
                 self._end(call, error)
                 return
         queue.thread.call(partial(call.make, backend), partial(self._end, call))
@@ -397,7 +425,7 @@ class ThreadedLaunches:
         error: Exception | None = None
         try:
             call.make(backend)
-        except Exception as raised:  # noqa: BLE001  # it is the operation's
+        except Exception as raised:  # noqa: BLE001  # it belongs to the operation
             error = failure_of(raised.with_traceback(raised.__traceback__ and raised.__traceback__.tb_next))
         error = self._enqueuer.bind(operation, queue, error, call.event)
         self._gate.leave(operation.launch)
@@ -408,11 +436,11 @@ class ThreadedLaunches:
             self._completer.watch(operation, queue)
 
     def _end(self, call: ThreadedCall, error: Exception | None) -> None:
-        """Take the third step: the thread has returned."""
+        """Take the third step, after the thread has returned."""
         operation, queue = call.operation, call.queue
         self._completer.port.calls -= 1
         if operation.is_lost:
-            # Lost with its context, whose memory and streams are not used any more.
+            # Its context is lost: the memory and streams are no longer used.
             return
         queue.give_back()
         error = self._enqueuer.bind(operation, queue, error, call.event)
@@ -423,23 +451,23 @@ class ThreadedLaunches:
 
 
 class Ranges:
-    """Encloses each call of the backend for an operation in a range of NVIDIA's profilers.
+    """Encloses each backend call of an operation in a range of NVIDIA's profilers.
 
     Ranges nest by thread, and a profiler assigns kernels to the range of the thread that launches them. So
-    each begins and ends in the thread that calls, where no hook is called: see decision 142.
+    each range begins and ends in the calling thread, where no hook is called: see decision 142.
     """
 
     def __init__(self) -> None:
-        # One that does nothing, where no profiler is attached.
+        # The domain does nothing if no profiler is attached.
         self._domain: Any = import_extra("nvtx", "nvtx").get_domain("trio_accel")
-        # The attributes, by the names of operation and library: to register them takes longer than a range.
+        # The attributes by operation and library name, because registering takes longer than a range.
         self._attributes: dict[tuple[str, str], Any] = {}
 
     def around(self, launch: Launch, library: KernelLibrary) -> Enqueue:
-        """Return the call of the library for this launch, in its range."""
+        """Return the library's call for this launch, in its range."""
         key = launch.name, library.name
         if key not in self._attributes:
-            # One of a program's own has the digest of its code behind its name.
+            # The name of a program's own library ends with the digest of its code.
             category = library.name.partition("?")[0]
             self._attributes[key] = self._domain.get_event_attributes(message=launch.name, category=category)
         attributes = self._attributes[key]

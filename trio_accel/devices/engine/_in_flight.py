@@ -1,4 +1,4 @@
-"""Operations in flight, their uses of blocks, and the order of work that follows from these."""
+"""Operations in flight, their uses of blocks, and the order of work that follows from the uses."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..operations._blocks import BlockTable
 from ..operations._operation import Launch
 
 Reply: TypeAlias = "DeferredReply[None] | DirectReply"
-"""Reply to the asker of an operation: by way of the library's mailbox, or without it."""
+"""The reply to an operation's caller: through the library's mailbox, or directly."""
 
 
 @attrs.frozen(eq=False)
@@ -36,31 +36,31 @@ NOT_YET = _NotYet()
 
 
 class Bound(Protocol):
-    """What refers to the memory of a block."""
+    """A reference to the memory of a block."""
 
     def drop(self) -> None:
-        """Let the memory go: it is freed."""
+        """Drop the reference, because the memory is freed."""
 
 
 class InFlight:
-    """An operation that the backend has, with the resources that it holds until it is done.
+    """An operation in the backend, with the resources that it holds until it is done.
 
     Attributes:
         launch: The launch.
         event: Done when the operation is; `NOT_YET` until it is enqueued.
-        number: How many were launched before it.
+        number: The number of earlier launches.
         uses: The blocks that it uses.
-        after: Operations in flight that make its inputs, if any. They are done when this one is, though
-            perhaps not seen to be.
-        reply: The reply to its asker.
+        after: The operations in flight that make its inputs, if any. They are done when this operation is,
+            though perhaps not detected yet.
+        reply: The reply to its caller.
         crash: Restarts the library actor.
-        has_grace: Whether its asker was cancelled and waits for it, so that an alarm is set.
-        is_lost: Its context is gone, and its asker knows.
-        is_given_up: Its asker was cancelled, has waited for its grace and has left it.
+        has_grace: Whether its cancelled caller waits for it, so that an alarm is set.
+        is_lost: Whether its context is lost, and its caller knows.
+        is_given_up: Whether its cancelled caller has left it after the grace.
     """
 
-    # The class has its own `__init__`, as attrs looks up each default that is no argument: one is made with
-    # each operation.
+    # This is a plain `__init__`, because attrs looks up each default that is not an argument, and every
+    # operation makes an instance.
     def __init__(self, launch: Launch, event: AccelEvent, number: int) -> None:
         self.launch: Launch = launch
         self.event: AccelEvent = event
@@ -75,12 +75,12 @@ class InFlight:
         self._failure: Exception | None = None
 
     def occupy(self, uses: BlockUses, stream: AccelStream, *, is_whole: bool) -> None:
-        """Pin the blocks that it uses, until `vacate`, and remember its reads and writes.
+        """Pin the blocks that it uses until `vacate`, and record its reads and writes.
 
         Args:
             uses: The uses of blocks.
-            stream: Its stream, where its event was recorded.
-            is_whole: Whether it was enqueued as a whole, so that it makes what it writes.
+            stream: The stream on which its event was recorded.
+            is_whole: Whether it was enqueued completely, so that it makes what it writes.
         """
         launch, event, pinned = self.launch, self.event, self.uses
         written = stream, event
@@ -108,14 +108,14 @@ class InFlight:
                 use.writer = self
 
     def bind(self, stream: AccelStream, event: AccelEvent) -> None:
-        """Replace `NOT_YET` by the event of an operation that is enqueued now."""
+        """Replace `NOT_YET` by the event of an operation that is now enqueued."""
         self.event = event
         writes = self.launch.writes
         for use in self.uses:
             if use.block not in writes:
-                # Others of the stream may read the block, too: then their event may have replaced this
-                # `NOT_YET`, or was done and made way. Operations of a stream are bound in its order, so this
-                # event is the later one.
+                # Other operations of the stream may also read the block. Then their event has replaced this
+                # `NOT_YET`, or was done and removed. Operations of a stream are bound in order, so this event
+                # is the later one.
                 use.read(stream, event)
             elif use.last_write == (stream, NOT_YET):
                 use.last_write = stream, event
@@ -124,7 +124,7 @@ class InFlight:
         """End its uses of blocks.
 
         Args:
-            unpin: Ends the use of a block that is to be freed, or is not there.
+            unpin: Ends the use of a block that is missing or will be freed.
         """
         for use in self.uses:
             if use.writer is self:
@@ -135,18 +135,18 @@ class InFlight:
                 unpin(use)
 
     def touches(self, block: int, *, write: bool) -> bool:
-        """Tell whether it must be over before the host reads a block, or writes it."""
+        """Return whether it must end before the host reads a block, or writes it."""
         launch = self.launch
         return block in launch.writes or (write and block in launch.reads)
 
     def failure(self) -> Exception | None:
-        """Return its error, its own or that of an input; may be asked once it is done."""
+        """Return its own error or that of an input, once it is done."""
         if self._failure is None:
             self._failure = self.event.error
             if self.after is not None:
                 self._failure = self._failure or self._failed_input(self.after)
-                # The list is empty and not None, which would make the completer look at the event alone, and
-                # miss this failure.
+                # The list becomes empty instead of None, because for None the completer would look only at
+                # the event, and miss this failure.
                 self.after = []
         return self._failure
 
@@ -168,13 +168,13 @@ class BlockUse:
 
     Attributes:
         block: Its id.
-        is_allocated: Whether it is there.
+        is_allocated: Whether it exists.
         is_dropped: Whether it is to be freed as soon as nothing uses it.
-        pins: How many operations in flight, and leases, use it.
+        pins: The number of operations in flight, and leases, that use it.
         writer: The operation in flight that writes it last.
-        last_write: The last write that was enqueued, unless it was seen to be done.
+        last_write: The last enqueued write, unless it is known to be done.
         reads: The reads since then, if any: the last of each stream.
-        bound: What is bound to its memory, and is dropped with it; None for nothing.
+        bound: References to its memory, which are dropped with it; None if there are none.
     """
 
     def __init__(self, block: int) -> None:
@@ -188,13 +188,13 @@ class BlockUse:
         self.bound: list[Bound] | None = None
 
     def order(self, stream: AccelStream, wait: Callable[[AccelEvent], object], *, is_write: bool) -> None:
-        """Have later work on a stream wait for all that a read must follow, or a write."""
+        """Make later work on a stream wait for all work that a read, or a write, must follow."""
         if self.last_write is not None:
             writer, written = self.last_write
-            # A stream runs in order by itself: a wait for its own event would only cost a call of the driver.
+            # A stream orders its own work, so waiting for its own event would only cost a driver call.
             if writer is not stream:
                 if written.is_done:
-                    # Forgotten, so that later work need not look at it.
+                    # It is forgotten, so that later work need not check it.
                     self.last_write = None
                 else:
                     wait(written)
@@ -204,27 +204,27 @@ class BlockUse:
                     wait(event)
 
     def read(self, stream: AccelStream, event: AccelEvent) -> None:
-        """Remember a read that was enqueued: the event is done when it is."""
+        """Record an enqueued read, which is done when the event is."""
         reads = self.reads
         if reads is None:
             self.reads = {stream: event}
             return
         if stream not in reads:
-            # Done ones go, so that an array that is read by one stream after the other does not collect
-            # events.
+            # Remove completed reads, so that an array that is read by one stream after the other does not
+            # collect events.
             for other in [other for other, last in reads.items() if last.is_done]:
                 del reads[other]
         reads[stream] = event
 
     def write(self, stream: AccelStream, event: AccelEvent) -> None:
-        """Remember a write that was enqueued."""
-        # Earlier reads are ordered before this write, so a wait for it includes them.
+        """Record an enqueued write."""
+        # Earlier reads precede this write, so waiting for it includes them.
         self.last_write = stream, event
         self.reads = None
 
 
 class BlockUses(dict[int, BlockUse]):
-    """The uses of blocks by their ids; one that is missing is made when it is asked for."""
+    """The uses of blocks by id; a missing use is made when it is looked up."""
 
     __slots__ = ()
 
@@ -234,17 +234,17 @@ class BlockUses(dict[int, BlockUse]):
 
 
 class MemoryInUse:
-    """The memory in use: blocks that were let go are freed as soon as no operation and no lease uses them.
+    """The memory in use. Released blocks are freed as soon as no operation and no lease uses them.
 
     It also knows unfinished uses of blocks, for the hazards: read-after-write, write-after-read and
-    write-after-write. Work on one stream is ordered by the stream; only other streams' events are waited
-    for, and only on the device: the host never waits.
+    write-after-write. Each stream orders its own work. Only the events of other streams are awaited, and only
+    on the device: the host never waits.
 
     Args:
         device: The device.
 
     Attributes:
-        fresh: Blocks whose new places were not told to the application yet.
+        fresh: The blocks with new addresses that the application does not know yet.
         uses: The uses of blocks that exist, or are in use.
     """
 
@@ -256,16 +256,16 @@ class MemoryInUse:
         self.uses: BlockUses = BlockUses()
 
     def adopt(self, blocks: Iterable[int]) -> None:
-        """Take over blocks that are there: from the context before, or of another device."""
+        """Take over existing blocks, from the previous context or from another device."""
         for block in blocks:
             self.uses[block].is_allocated = True
 
     def exchange(self, table: BlockTable, wanted: Sequence[tuple[int, int]]) -> None:
-        """Free what the program has let go, each as soon as nothing uses it, and make other blocks.
+        """Free the blocks that the program has released, each once nothing uses it, and make others.
 
         Args:
-            table: Blocks that were let go.
-            wanted: Ids and sizes of the others.
+            table: The released blocks.
+            wanted: The ids and sizes of the others.
 
         Raises:
             OutOfMemoryError: See `allocate`.
@@ -276,24 +276,24 @@ class MemoryInUse:
             self.allocate(wanted, table.make_room)
 
     def allocate(self, blocks: Iterable[tuple[int, int]], make_room: Callable[[], None]) -> None:
-        """Make blocks; one that exists is made anew in place.
+        """Make blocks; an existing block is made again in place.
 
-        A program that makes one result after the other has the same block for all.
+        So a program that makes one result after the other uses the same block for all.
 
         Args:
             blocks: Their ids and sizes.
-            make_room: Gives back what nobody needs.
+            make_room: Frees memory that nobody needs.
 
         Raises:
-            OutOfMemoryError: There is no memory, also when garbage was collected.
+            OutOfMemoryError: There is not enough memory, even after garbage was collected.
         """
         uses = self.uses
         for block, nbytes in blocks:
             use = uses.get(block)
             if use is not None and use.is_allocated:
-                # D22: a new array has taken the id of a dropped block, before that was freed.
+                # D22: a new array has taken the id of a dropped block before it was freed.
                 use.is_dropped = False
-                # Work that still runs must be followed by later work, so its events stay.
+                # Later work must follow work that still runs, so its events stay.
                 if not use.pins:
                     use.last_write = use.reads = None
                 if block in self._device.believed:
@@ -303,7 +303,7 @@ class MemoryInUse:
                 self._device.allocate(block, nbytes)
             except OutOfMemoryError as error:
                 if error.requested > error.total:
-                    # No garbage makes room for it, and its collection holds the loop.
+                    # Garbage cannot free enough for it, and collecting it blocks the loop.
                     raise
                 make_room()
                 self._device.allocate(block, nbytes)
@@ -317,13 +317,13 @@ class MemoryInUse:
         writes: Iterable[int],
         wait: Callable[[AccelEvent], object] | None = None,
     ) -> None:
-        """Have a stream wait for everything that work on these blocks must follow.
+        """Make a stream wait for all work that must precede work on these blocks.
 
         Args:
             stream: The stream.
-            reads: Blocks that are read.
-            writes: Blocks that are changed.
-            wait: Called for each event; None for `AccelStream.wait`, as it is not to be done later.
+            reads: The blocks to read.
+            writes: The blocks to change.
+            wait: Called for each event; None for `AccelStream.wait`, unless it is to be done later.
         """
         if self._device.believed:
             self.renew(writes)
@@ -339,13 +339,13 @@ class MemoryInUse:
                 use.order(stream, wait, is_write=True)
 
     def renew(self, blocks: Iterable[int]) -> None:
-        """Have the device forget what it knows of the contents of blocks: they are to be written."""
+        """Make the device forget what it knows of blocks' contents, because they are to be written."""
         for block in blocks:
             if block in self._device.believed:
                 self._device.renew(block)
 
     def release(self, block: int) -> None:
-        """Free a block, as soon as nothing uses it."""
+        """Free a block as soon as nothing uses it."""
         self.release_all((block,))
 
     def release_all(self, blocks: Iterable[int]) -> None:
@@ -354,7 +354,7 @@ class MemoryInUse:
         for block in blocks:
             use = uses.get(block)
             if use is None or not use.is_allocated:
-                # Its operation was withdrawn before it was launched.
+                # Its operation was withdrawn before the launch.
                 continue
             if use.pins:
                 use.is_dropped = True
@@ -367,7 +367,7 @@ class MemoryInUse:
                 self._device.free(block)
 
     def placed(self, block: int) -> PlacedBlock | None:
-        """Return the place of a block in a chunk that is kept; None if it is freed, or is to be."""
+        """Return the place of a block in a retained chunk; None if it is freed, or will be."""
         use = self.uses.get(block)
         if use is None or not use.is_allocated or use.is_dropped:
             return None

@@ -1,17 +1,18 @@
-"""Short work that its asker computes in its own task, where the backend computes on the host.
+"""Short work that the caller computes in its own task, if the backend computes on the host.
 
-To wait for a thread takes longer than most steps take: a park, a wake and two turns of the loop. A recorded
-chain that was quick in each of its last runs is computed in place, where nothing could tell the difference:
-its stream is empty, nothing in flight uses its blocks, nothing waits to be launched, and nobody observes
+Waiting for a thread takes longer than most steps: a park, a wake and two turns of the loop. A recorded chain
+is computed in place if it was quick in each of its last runs, and if nobody could tell the difference: its
+stream is empty, nothing in flight uses its blocks, nothing waits to be launched, and nobody observes
 messages.
 
 These orders matter:
 
-* The checkpoint of the asker comes before. So one that is cancelled never begins, and others have their turn.
-* All conditions are looked at behind that checkpoint. Until the end of the work there is no other one, so
-  they hold as long as it runs.
-* A deadline cannot cut it short. So it has a bound of processor time, and the runs of one turn of the loop
-  have one together: `Turn`.
+* The caller's checkpoint precedes the work. So a cancelled caller never begins, and other tasks get their
+  turn.
+* All conditions are checked after that checkpoint. The work contains no other checkpoint, so they hold while
+  it runs.
+* A deadline cannot interrupt the work. So its processor time is limited, and all runs in one turn of the loop
+  share a limit: `Turn`.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ from ._in_flight import BlockUse
 from ._library import LibraryActor
 
 LIMIT_NS = 400_000
-"""Nanoseconds of processor time: the most for a run in place, and for each of the runs in a thread before."""
-# Seconds of all runs of a turn of the loop, and the most that a turn is taken to last.
+"""The maximum nanoseconds of processor time of a run in place, and of each earlier run in a thread."""
+# The maximum seconds of all runs in a turn of the loop, and the assumed maximum length of a turn.
 _TURN, _LONGEST = 0.0005, 0.002
 _FRESH = 32
 
 
 class Turn:
-    """The runs in place of one turn of the loop.
+    """The runs in place in one turn of the loop.
 
-    Trio does not tell where a turn ends. A task runs once in a turn, so where one comes again, the next turn
-    has begun.
+    Trio does not report where a turn ends. A task runs once in a turn, so when a task runs again, the next
+    turn has begun.
     """
 
     __slots__ = ("_began", "_tasks", "spent")
@@ -57,7 +58,7 @@ class Turn:
         self.spent: float = 0.0
 
     def has_room(self, seconds: float) -> bool:
-        """Tell whether the task that calls this may compute for so long, in this turn of the loop."""
+        """Return whether the calling task may compute for this time in this turn of the loop."""
         task, tasks = trio.lowlevel.current_task(), self._tasks
         now = perf_counter()
         if task in tasks or now - self._began > _LONGEST:
@@ -69,17 +70,17 @@ class Turn:
 
 @attrs.define(eq=False)
 class BoundWork:
-    """A chain that is bound to blocks: what computes it, with its views and addresses.
+    """A chain bound to blocks, with its callables, views and addresses.
 
-    It holds no status words of a launch: those of its operations are the stream's.
+    It does not hold a launch's status words, because the stream holds them for its operations.
 
     Attributes:
-        works: Computes it.
-        given: Bytes for what is handed over with each run; None for none.
-        result: The array that goes to the host; None for none.
-        uses: Uses of the blocks, and whether it writes them.
+        works: The callables that compute it.
+        given: The bytes for the host data of each run; None if there are none.
+        result: The array that is returned to the host; None if there is none.
+        uses: The uses of the blocks, and whether it writes them.
         is_dropped: Whether a block was freed.
-        left: Runs until it is bound anew, as code may have been compiled by then.
+        left: The remaining runs until it is bound again, because code may have been compiled by then.
     """
 
     works: Sequence[Callable[[], object]]
@@ -90,7 +91,7 @@ class BoundWork:
     left: int = _FRESH
 
     def drop(self) -> None:
-        """Let the memory go."""
+        """Drop all references to the memory."""
         self.works, self.given, self.result = (), None, None
         self.is_dropped = True
 
@@ -100,12 +101,12 @@ class InPlace:
 
     Args:
         engine: The engine of the context.
-        library: The actor of graphs.
+        library: The graphs actor.
         actor: Its incarnation.
 
     Attributes:
         actor: The argument.
-        computed: How many runs there were.
+        computed: The number of runs.
     """
 
     def __init__(self, engine: Engine, library: Ref[LibraryActor], actor: LibraryActor) -> None:
@@ -119,29 +120,29 @@ class InPlace:
         self._thread = get_ident()
         self._is_stopped = False
         self._outcomes: Outcomes
-        # NumPy warns of no overflow here, as in the thread of a stream.
+        # NumPy does not warn of overflows here, as in the thread of a stream.
         self._quiet: Context = copy_context()
         self._quiet.run(np.seterr, all="ignore")
 
     def is_quick(self, recipe: bytes, runs: int) -> bool:
-        """Tell whether so many runs in the stream's thread were quick."""
+        """Return whether at least `runs` runs in the stream's thread were quick."""
         return self._kernels is not None and self._kernels.quick_runs(recipe, LIMIT_NS) >= runs
 
     def admits(self, seconds: float) -> bool:
-        """Tell whether the task that calls this may compute now: nothing waits, and nothing is in flight.
+        """Return whether the calling task may compute now: nothing waits, and nothing is in flight.
 
-        A lease waits, too, as long as it is held.
+        A held lease counts as waiting.
 
         Args:
-            seconds: How long it took last.
+            seconds: The duration of the last run.
         """
         engine, queue = self._engine, self._queue
-        # The launch refuses another thread, and tells it.
+        # The launch refuses calls from another thread, with an error.
         if get_ident() != self._thread or self._is_stopped:
             return False
         if engine.is_lost or not engine.gate.order.is_clear or queue.operations or queue.load.outstanding:
             return False
-        # The first success of an incarnation has to be told.
+        # The first success of an incarnation has to be reported.
         if queue.on_progress is not None:
             return False
         found = unobserved_actor(self._library)
@@ -151,19 +152,19 @@ class InPlace:
         return self._turn.has_room(seconds)
 
     def stop(self) -> None:
-        """Compute nothing more, because the context was poisoned: the next launch finds out."""
+        """Compute nothing more, because the context was poisoned. The next launch finds out."""
         self._is_stopped = True
 
     def allocate(self, allocations: Sequence[tuple[int, int]]) -> None:
-        """Make blocks, and free what the program has let go.
+        """Make blocks, and free blocks that the program has released.
 
         Raises:
-            OutOfMemoryError: There is no memory.
+            OutOfMemoryError: There is not enough memory.
         """
         self._engine.exchange(allocations)
 
     def bind(self, spec: ChainSpec) -> BoundWork | None:
-        """Bind a chain to its blocks; None where it cannot be computed in place."""
+        """Bind a chain to its blocks; return None if it cannot be computed in place."""
         assert self._kernels is not None  # it was quick
         works = self._kernels.bind_chain(spec, self._queue.stream)
         if works is None:
@@ -189,10 +190,10 @@ class InPlace:
         """Compute a bound chain.
 
         Returns:
-            Nanoseconds of processor time that it took; -1 if it must be launched, because blocks are in use.
+            The nanoseconds of processor time; -1 if it must be launched, because blocks are in use.
 
         Raises:
-            Exception: An error of the work.
+            Exception: The work failed.
         """
         for use, is_written in bound.uses:
             if use.pins and (is_written or (use.last_write is not None and not use.last_write[1].is_done)):

@@ -1,4 +1,4 @@
-"""The order of turns: launches that wait, and leases, by which an array is the program's for a while."""
+"""The order of turns: waiting launches, and leases, which give an array to the program for a while."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from ._stream_queues import StreamQueue
 
 
 class LaunchGate:
-    """Operations that wait until they may be launched, and can be taken back meanwhile.
+    """Operations that wait for their launch, and can be withdrawn until then.
 
     Args:
-        drain: Gives back blocks that the program has let go.
+        drain: Frees blocks that the program has released.
 
     Attributes:
-        order: The order of operations that wait.
+        order: The order of waiting operations.
     """
 
     def __init__(self, drain: Callable[[], None]) -> None:
         self.order: LaunchOrder = LaunchOrder()
         self._drain = drain
-        # Operations that their library actors have begun with, and those of them that are taken back.
+        # The operations with which their library actors have begun, and the withdrawn ones among them.
         self._waiting: dict[Launch, StreamQueue] = {}
         self._withdrawn: set[Launch] = set()
-        # D111: operations in flight that keep their places until a thread has enqueued them.
+        # D111: operations in flight that keep their turns until a thread has enqueued them.
         self._kept: set[Launch] = set()
 
     def leave(self, launch: Launch) -> None:
@@ -51,7 +51,7 @@ class LaunchGate:
         self.order.leave(launch)
 
     def over(self, launch: Launch) -> None:
-        """Note that an operation has no waiter any more: unless it is in flight, it gives its memory back."""
+        """Note that nobody waits for an operation. Unless it is in flight, it frees its memory."""
         if launch.is_forgotten or launch in self._kept:
             return
         self.leave(launch)
@@ -59,14 +59,14 @@ class LaunchGate:
             launch.forget()
 
     def keep(self, launch: Launch) -> None:
-        """Keep the place of an operation that a thread enqueues, until it is `launched`.
+        """Keep the turn of an operation that a thread enqueues, until `launched` is called.
 
-        Also if its asker leaves: later work cannot wait for it on the device before its event is recorded
-        (D111).
+        It keeps the turn even if its caller leaves, because later work cannot wait for it on the device
+        before its event is recorded (D111).
         """
         self._kept.add(launch)
-        # Turns for all: also operations of the same library must wait, as its actor may have restarted by
-        # then.
+        # All operations get turns, because even those of the same library must wait: its actor may have
+        # restarted by then.
         self.order.make_turns()
 
     def launched(self, launch: Launch) -> None:
@@ -75,7 +75,7 @@ class LaunchGate:
         self.leave(launch)
 
     def may_launch(self, launch: Launch, queue: StreamQueue) -> bool:
-        """Tell whether its arrivals, room in the window and all launches before it are there."""
+        """Return whether its arrivals, the window and all earlier launches permit its launch."""
         if self.order.has_turns:
             turn = self.order.turn(launch)
             if turn is not None and turn.waits_for and not turn.is_ready:
@@ -87,25 +87,25 @@ class LaunchGate:
     async def prepare(
         self, launch: Launch, queue: StreamQueue, prepare: Callable[[], None]
     ) -> Exception | None:
-        """Have a library prepare in a thread, as that would block the loop (D24).
+        """Let a library prepare in a thread, because that would block the loop (D24).
 
-        A cancelled asker waits for it, since the library can do nothing else meanwhile; the preparation
-        serves the next operation of the kind.
+        A cancelled caller waits for it, because the library can do nothing else meanwhile. The preparation
+        serves the next similar operation.
 
         Returns:
-            Its error; `Enqueuer.enqueue` tells the asker.
+            Its error; `Enqueuer.enqueue` raises it for the caller.
 
         Raises:
-            WithdrawnError: The operation was taken back meanwhile.
+            WithdrawnError: The operation was withdrawn meanwhile.
         """
         self._waiting[launch] = queue
         failure: Exception | None = None
-        # The drain comes before the thread: a plan may need memory that the program has let go.
+        # The drain comes before the thread, because a plan may need memory that the program has released.
         self._drain()
         try:
             try:
                 await trio.to_thread.run_sync(prepare)
-            except Exception as error:  # noqa: BLE001  # it is the operation's
+            except Exception as error:  # noqa: BLE001  # it belongs to the operation
                 failure = error
             await trio.lowlevel.checkpoint_if_cancelled()
             if launch in self._withdrawn:
@@ -119,25 +119,24 @@ class LaunchGate:
         """Wait until an operation may be launched.
 
         Raises:
-            WithdrawnError: It was taken back.
+            WithdrawnError: It was withdrawn.
         """
         self._waiting[launch] = queue
         try:
             for arrival in launch.arrivals:
-                # The end of an arrival wakes the loop below, as room does.
+                # The end of an arrival wakes the loop below, as a free slot does.
                 arrival.tell(queue.notify)
             is_ready = False
             while not is_ready:
                 while not (_has_room(launch, queue) and launch.has_arrived):
                     if launch in self._withdrawn or queue.is_lost:
-                        # It is not to be launched any more, and waits for its turn alone.
+                        # It will not be launched, and waits only for its turn.
                         break
                     await queue.wait_changed()
                 turn = self.order.turn(launch)
                 is_ready = turn is None or launch in self._withdrawn or turn.is_ready
                 if turn is not None and not is_ready:
-                    # During this wait a thread may begin to enqueue on the stream, so room is looked for
-                    # again.
+                    # During this wait a thread may begin to enqueue on the stream, so check for room again.
                     await turn.wait()
             if launch in self._withdrawn:
                 raise WithdrawnError
@@ -146,7 +145,7 @@ class LaunchGate:
             self._withdrawn.discard(launch)
 
     def withdraw(self, launch: Launch) -> None:
-        """Take an operation back that its library actor has, and that is not launched."""
+        """Withdraw an operation that its library actor has, and that is not launched."""
         queue, turn = self._waiting.get(launch), self.order.turn(launch)
         if queue is None and launch not in self.order:
             return
@@ -158,20 +157,20 @@ class LaunchGate:
 
 
 def _has_room(launch: Launch, queue: StreamQueue) -> bool:
-    """Tell whether there is room in the window and on the stream."""
-    # The loop puts an injected fault on the stream, where no thread may be at work then.
+    """Return whether there is room in the window and on the stream."""
+    # The loop puts an injected fault on the stream, while no thread may be using it.
     return not queue.is_full and (launch.fault is None or not queue.calls)
 
 
 class LaunchOrder:
-    """The order of operations and leases; they have turns only where anything depends on them (D19).
+    """The order of operations and leases. They have turns only if something depends on them (D19).
 
-    A library launches its operations in the order in which they were handed over. So while all that wait
-    are of one library, none has a turn. As soon as an operation of another library comes, or a lease, all
-    get theirs, in that order.
+    A library launches its operations in their submission order. So while all waiting operations belong to one
+    library, none has a turn. As soon as an operation of another library or a lease is added, all get their
+    turns in that order.
 
     Attributes:
-        has_turns: Whether they have.
+        has_turns: Whether they have turns.
         is_clear: Whether nothing waits, so that an operation that is launched at once need not be entered.
     """
 
@@ -182,7 +181,7 @@ class LaunchOrder:
         self._turns: dict[Launch, Turn | None] = {}
         self.has_turns: bool = False
         self.is_clear: bool = True
-        # The library of all that wait, while they have no turns.
+        # The library of all waiting operations, while they have no turns.
         self._library = ""
 
     def __contains__(self, launch: Launch) -> bool:
@@ -192,11 +191,11 @@ class LaunchOrder:
         return iter(self._turns)
 
     def admits(self, launch: Launch) -> bool:
-        """Tell whether an operation need not be entered: no other waits, and it uses no leased array."""
+        """Return whether an operation need not be entered: none waits, and it uses no leased array."""
         return not self._turns and self._order.is_free(launch.reads, launch.writes)
 
     def enter(self, launch: Launch) -> None:
-        """Note that an operation is handed over: later ones that touch its memory are launched after it."""
+        """Enter a submitted operation: later operations that touch its memory are launched after it."""
         turns = self._turns
         self.is_clear = False
         if not turns and self._order.is_empty:
@@ -218,11 +217,11 @@ class LaunchOrder:
             self.is_clear = self._order.is_empty
 
     def turn(self, launch: Launch) -> Turn | None:
-        """Return the turn of an operation; None where it has none."""
+        """Return the turn of an operation, or None."""
         return self._turns.get(launch)
 
     def enter_lease(self, block: int, *, write: bool) -> Turn:
-        """Give a lease of a block its place."""
+        """Give a lease of a block its turn."""
         self.make_turns()
         self.is_clear = False
         blocks = frozenset([block])
@@ -234,13 +233,13 @@ class LaunchOrder:
         self.is_clear = not self._turns and self._order.is_empty
 
     def release_all(self) -> None:
-        """Let all go on: the order does not matter any more."""
+        """Let all continue, because the order no longer matters."""
         for turn in self._turns.values():
             if turn is not None:
                 turn.release()
 
     def make_turns(self) -> None:
-        """Give turns to all, also while they are of one library."""
+        """Give turns to all operations, even if they belong to one library."""
         if self.has_turns:
             return
         self.has_turns = True
@@ -250,7 +249,7 @@ class LaunchOrder:
 
 @attrs.define(eq=False)
 class _Tail:
-    """Work that a program enqueued during a lease, on streams of its own, and that may still run."""
+    """Work that a program enqueued on its own streams during a lease, and that may still run."""
 
     use: BlockUse
     write: bool
@@ -260,22 +259,22 @@ class _Tail:
 
 @attrs.define(eq=False)
 class Leases:
-    """Leases of one context's arrays to the program, each in its turn; later work follows it (D36).
+    """The leases of one context's arrays to the program, each in its turn; later work follows it (D36).
 
     A lease takes its turn as an operation does, as a reader or a writer. It begins when all earlier work on
-    the array is done, which is waited for here. Later operations wait on the device for the program's work,
-    and the host does not wait.
+    the array is done, which is awaited here. Later operations wait for the program's work on the device, and
+    the host does not wait.
 
     Args:
         device: The device of the arrays.
         queues: Its streams, with the operations in flight.
         order: The order of launches.
-        memory: Blocks that are in use; it takes the program's work as a use.
-        watch: Has `reap` called soon after an event on a stream is done.
-        lose: Has the context replaced, which is lost.
+        memory: The blocks in use; the program's work counts as a use.
+        watch: Arranges a call of `reap` soon after an event on a stream is done.
+        lose: Starts the replacement of a lost context.
 
     Attributes:
-        tails: Work of programs from leases that are over, which may still run.
+        tails: The work of programs from ended leases that may still run.
     """
 
     _device: AccelDevice
@@ -290,23 +289,23 @@ class Leases:
 
     @property
     def failure(self) -> Exception | None:
-        """The reason why the context cannot be used any more, as what was enqueued last shows."""
+        """The reason why the context is unusable, according to the work enqueued last."""
         return next((failure for tail in self.tails if (failure := tail.stream.failure) is not None), None)
 
     @asynccontextmanager
     async def lease(
         self, block: Block, spec: ArraySpec, *, write: bool, stream: object
     ) -> AsyncGenerator[Any]:
-        """Give an array to the program; see `AccelRef.lease`.
+        """Lease an array to the program; see `AccelRef.lease`.
 
         Args:
             block: The memory of the array.
             spec: The array.
             write: Whether the program may change it.
-            stream: Where the program will enqueue its work; see `AccelDevice.lend`.
+            stream: The stream on which the program will enqueue its work; see `AccelDevice.lend`.
 
         Raises:
-            ContextLostError, DeviceLostError: The context ended before its turn came.
+            ContextLostError, DeviceLostError: The context ended before its turn.
             StaleRefError: The array was released by then, or has become invalid.
         """
         async with self.hold(spec.block, write=write):
@@ -322,12 +321,12 @@ class Leases:
                 self._end(lease, block, write=write)
 
     def hold(self, block: int, *, write: bool) -> Held:
-        """Hold a block that is given out elsewhere; its turn is that of this call."""
-        # The turn is that of this call, and not of a task's first step: the order is that of the calls.
+        """Hold a block that is passed elsewhere; this call takes its turn."""
+        # This call takes the turn, and not a task's first step, so that the order is that of the calls.
         return Held(self, self._order.enter_lease(block, write=write), block, write)
 
     def check(self, verb: str, block: Block, spec: ArraySpec) -> None:
-        """Refuse an array that was lost, released or damaged while its turn was waited for.
+        """Refuse an array that was lost, released or damaged during the wait for its turn.
 
         Raises:
             ContextLostError, DeviceLostError, StaleRefError: It was.
@@ -337,18 +336,18 @@ class Leases:
         block.check(verb, spec)
 
     def is_idle(self, block: int) -> bool:
-        """Tell whether no operation and no lease uses a block, and no operation waits that will."""
+        """Return whether no operation and no lease uses a block, and no waiting operation will."""
         used = any(block in launch.reads or block in launch.writes for launch in self._order)
         return not used and not self._memory.uses[block].pins
 
     def reap(self) -> None:
-        """Let go of the blocks that the program's work is done with."""
+        """Release blocks that the program's work no longer uses."""
         done = [tail for tail in self.tails if tail.event.is_done]
         if done:
             self.tails = [tail for tail in self.tails if tail not in done]
             errors = [error for tail in done if (error := tail.event.error) is not None]
             if errors:
-                # These events are done because the context is lost, but the program's work may run on.
+                # These events are done because the context is lost, but the program's work may still run.
                 self._lose(errors[0])
                 return
             for tail in done:
@@ -356,25 +355,26 @@ class Leases:
             self._changed.unpark_all()
 
     async def drain(self) -> None:
-        """Wait until nothing is left that a program has enqueued during a lease."""
+        """Wait until no work that a program enqueued during a lease is left."""
         while self.tails and self._lost is None:
             await self._changed.park()
 
     def lose(self, error: Callable[[], Exception]) -> None:
         """End with the context: tasks that wait for a lease get the error."""
         self._lost = error
-        # Their blocks stay taken until the device is closed, which waits for their work.
+        # Their blocks stay taken until the device is closed, because that waits for their work.
         self.tails.clear()
         self._changed.unpark_all()
 
     async def take(self, held: Held) -> BlockUse:
-        """Wait until a block that is held is not in use; see `Held.wait`."""
+        """Wait until a held block is not in use; see `Held.wait`."""
         block, write = held.block, held.write
-        # The turn comes when earlier operations are launched; the program's use waits until they are done.
+        # The turn comes when earlier operations are launched, but the program has to wait until they are
+        # done.
         await held.turn.wait()
         for queue in tuple(self._queues):
             while queue.operations and any(one.touches(block, write=write) for one in queue.operations):
-                # Nothing more is seen of its operations. Whether the context is lost is asked afterwards.
+                # Its operations can no longer be observed. The caller checks afterwards for a lost context.
                 if queue.is_lost:
                     break
                 await queue.wait_changed()
@@ -385,17 +385,17 @@ class Leases:
         return self._memory.pin(block)
 
     def leave(self, held: Held) -> None:
-        """End to hold a block, or to wait for that; later operations on it go on."""
+        """Stop holding a block, or waiting for it; later operations on it continue."""
         if held.use is not None:
             self._memory.unpin(held.use)
         self._order.leave_lease(held.turn)
 
     def _end(self, lease: Lease, block: Block, *, write: bool) -> None:
-        """Take an array back, before the turn of later operations comes."""
+        """Take an array back before later operations get their turn."""
         try:
             last = lease.take_back()
         except Exception as error:
-            # The end of the program's work cannot be seen: the memory is never used for anything else.
+            # The end of the program's work cannot be observed, so the memory is never used again.
             self._memory.pin(block.id)
             if write:
                 block.spoil("lease", error)
@@ -403,7 +403,7 @@ class Leases:
         if last is None:
             return
         use = self._memory.pin(block.id)
-        # The block stays pinned after a loss: the program's work may run until the device is closed.
+        # The block stays pinned after a loss, because the program's work may run until the device is closed.
         if self._lost is not None:
             return
         stream, event = last
@@ -417,12 +417,12 @@ class Leases:
 
 @attrs.define(eq=False)
 class Held:
-    """A block that is held, or waits for its turn; as an async context manager, it is held inside.
+    """A block that is held, or waits for its turn. As an async context manager, it is held inside.
 
     Attributes:
         turn: Its turn among operations and leases.
-        block: Id of the block.
-        write: Whether it may be changed meanwhile.
+        block: The id of the block.
+        write: Whether its holder may change it.
         use: Its use of the block, while it is held.
     """
 
@@ -437,14 +437,14 @@ class Held:
         self.use = await self._leases.take(self)
 
     def end(self) -> None:
-        """Let go of it; once only."""
+        """Release the block; call this only once."""
         self._leases.leave(self)
 
     async def __aenter__(self) -> None:
         try:
             await self.wait()
         except BaseException:
-            # A turn that is not given up would hold up all later operations on the block.
+            # A turn that is not given up would block all later operations on the block.
             self.end()
             raise
 

@@ -1,4 +1,4 @@
-"""Starting the actors of libraries on first use."""
+"""Starts the actors of libraries on first use."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from ._engine import Engine
 from ._library import LibraryActor, OwnSupervision
 from ._recovery import recovery_policy
 
-# Each waits for its own library alone, however many others wait for theirs.
+# Each request waits only for its own library, however many requests wait for others.
 _GROUP, _LIMIT = "libraries", sys.maxsize
 _logger = logging.getLogger("trio_accel.devices")
 
 
 @attrs.frozen
 class OpenLibrary(Request["LibraryOpener", Ref[LibraryActor]]):
-    """Start a library's actor, unless it runs already.
+    """Start a library's actor, unless it is running.
 
     Attributes:
-        library: Import path, ``"package.module:Class"`` or ``"package.module:Class?argument"``.
-        named_by: Operation or option that has the path, for errors.
+        library: The import path, ``"package.module:Class"`` or ``"package.module:Class?argument"``.
+        named_by: The operation or option with this path, for errors.
     """
 
     library: str
@@ -51,10 +51,10 @@ class OpenLibrary(Request["LibraryOpener", Ref[LibraryActor]]):
 
 @attrs.frozen
 class PrepareLibrary(Request["LibraryOpener", None]):
-    """Open the library of an actor ahead, unless that runs already; the reply comes when that is over.
+    """Open an actor's library in advance, unless the actor is running. The reply follows the opening.
 
     Attributes:
-        library: Import path, ``"package.module:Class"``.
+        library: The import path, ``"package.module:Class"``.
     """
 
     library: str
@@ -62,44 +62,44 @@ class PrepareLibrary(Request["LibraryOpener", None]):
 
 @attrs.frozen
 class CloseLibrary(Request["LibraryOpener", None]):
-    """End a library's actor when it has served what is queued, and close what was opened ahead.
+    """End a library's actor after its queued messages, and close its library if opened in advance.
 
     Attributes:
-        library: Import path.
+        library: The import path.
     """
 
     library: str
 
 
 class LibraryOpener(Actor):
-    """Supervises the library actors of one context: the part of its actor that is asked to start one.
+    """Supervises the library actors of one context, as the base of the context's actor.
 
     Args:
-        options: Options of the device.
+        options: The options of the device.
     """
 
     def __init__(self, options: DeviceOptions) -> None:
         self._options = options
-        # Both are set when the context is open.
+        # Both are set once the context is open.
         self._engine: Engine
         self._libraries: dict[str, Ref[LibraryActor]]
-        # Told of each library before any other task can hand it an operation.
+        # Called with each library before any other task can submit an operation to it.
         self._found: Callable[[str, Ref[LibraryActor]], None] = lambda path, library: None
-        # The lock of each import path is held while its actor is being started, or its library opened ahead.
+        # The lock of each import path is held while its actor is started, or its library is opened in
+        # advance.
         self._turns: dict[str, trio.Lock] = {}
-        # The libraries that were opened ahead, or are being opened, by import path; an actor may have taken
-        # one.
+        # The libraries opened in advance, or being opened, by import path. An actor may have taken some.
         self._ahead: dict[str, str] = {}
-        # Supervisors of actors that end alone, by import path; also of those that have ended for good.
+        # The supervisors of actors with their own supervision, by import path, even after their end.
         self._supervisors: dict[str, Ref[LibrarySupervisor]] = {}
-        # Names of the actors that are being started.
+        # The names of the actors that are being started.
         self._starting: set[str] = set()
-        # Error by which the opening of a library has found the context lost.
+        # The error by which the opening of a library has found the context lost.
         self._found_lost: Exception | None = None
 
     @handles(OpenLibrary, group=_GROUP, limit=_LIMIT, ki_protected=True)
     async def open_library(self, message: OpenLibrary) -> Ref[LibraryActor]:
-        """Start a library actor on first use; operations of other libraries go on meanwhile (D99)."""
+        """Start a library actor on first use; operations of other libraries continue meanwhile (D99)."""
         async with self._turn(message.library):
             running = self._libraries.get(message.library)
             if running is not None and not running.is_terminated:
@@ -110,7 +110,7 @@ class LibraryOpener(Actor):
                 library = await self._start(message)
             except (ContextLostError, DeviceLostError) as error:
                 if self._engine.is_lost or self._found_lost is not None:
-                    # The context was lost over something else: this library is opened in the next context.
+                    # Something else lost the context. The next context opens this library.
                     text = f"{message.library} was not opened in time"
                     raise ActorStoppedError(text, path=self.context.path) from error
                 self._found_lost = error
@@ -121,12 +121,12 @@ class LibraryOpener(Actor):
 
     @handles(PrepareLibrary, group=_GROUP, limit=_LIMIT, ki_protected=True)
     async def prepare_library(self, message: PrepareLibrary) -> None:
-        """Open a library ahead; a library that cannot be opened is no error before it is used."""
+        """Open a library in advance. A failure is reported only when the library is used."""
         await self.prepare([message.library])
 
     @handles(CloseLibrary, group=_GROUP, limit=_LIMIT, ki_protected=True)
     async def close_library(self, message: CloseLibrary) -> None:
-        """End a library actor; the next operation that names it starts another."""
+        """End a library actor; the next operation with its path starts another."""
         path = message.library
         async with self._turn(path):
             running, supervisor = self._libraries.pop(path, None), self._supervisors.pop(path, None)
@@ -145,10 +145,10 @@ class LibraryOpener(Actor):
         self._turns.pop(path, None)
 
     async def prepare(self, paths: Iterable[str]) -> None:
-        """Open libraries ahead, one after the other; one that is asked for meanwhile goes first.
+        """Open libraries in advance, one after the other. A requested library takes precedence.
 
         Args:
-            paths: Import paths of their actors.
+            paths: The import paths of their actors.
         """
         for path in paths:
             turn = self._turn(path)
@@ -157,10 +157,10 @@ class LibraryOpener(Actor):
             async with turn:
                 try:
                     await self._prepare(path)
-                except Exception as error:  # noqa: BLE001  # it is told to those who use it
+                except Exception as error:  # noqa: BLE001  # its users get the error
                     self._ahead.pop(path, None)
                     if isinstance(error, (ContextLostError, DeviceLostError)):
-                        # A spare must not take over with a lost context, and find that out then.
+                        # A spare with a lost context must not take over only to find that out.
                         self._engine.lose_context(error)
                     elif not self._engine.is_lost:
                         shown = title_of(path), describe(error)
@@ -173,12 +173,12 @@ class LibraryOpener(Actor):
         try:
             await self._engine.libraries.prepare(name)
         except Exception:
-            # A library that was discarded meanwhile may fail: its blocks may be gone.
+            # A library that was discarded meanwhile may fail, because its blocks may be freed.
             if path in self._ahead:
                 raise
 
     def discard(self, path: str) -> None:
-        """Withdraw a library that was opened ahead, or that is being opened."""
+        """Withdraw a library that was opened in advance, or is being opened."""
         name = self._ahead.pop(path, None)
         if name is not None:
             self._engine.libraries.discard(name)
@@ -202,7 +202,7 @@ class LibraryOpener(Actor):
         policy = recovery_policy(options, grace=options.close_grace)
         try:
             if own is None:
-                # A class of the program's own may take the engine alone.
+                # A class of the program may accept only the engine.
                 arguments = () if argument is None else (argument,)
                 spawn: Callable[..., Awaitable[Ref[LibraryActor]]] = self.context.spawn
                 return await spawn(actor_class, self._engine, *arguments, name=name, policy=policy)
@@ -218,7 +218,7 @@ class LibraryOpener(Actor):
         name: str,
         own: OwnSupervision,
     ) -> Ref[LibraryActor]:
-        """Start an actor below a supervisor of its own: its failure ends no other actor."""
+        """Start an actor below its own supervisor, so that its failure ends no other actor."""
         options = self._options
         if own.intensity is not None:
             options = attrs.evolve(options, intensity=own.intensity)
@@ -242,7 +242,7 @@ class LibraryOpener(Actor):
 
 @attrs.define(eq=False, slots=False)
 class LibrarySupervisor(Actor):
-    """The supervisor of one library actor: where its restarts exceed its intensity, it ends alone."""
+    """The supervisor of one library actor. Only that actor ends if its restarts exceed the intensity."""
 
     _actor_class: type[LibraryActor]
     _engine: Engine
@@ -281,13 +281,13 @@ async def _raise_end(supervisor: Ref[LibrarySupervisor]) -> None:
 
 
 def blocks_of(path: str) -> Ints:
-    """List the blocks that a library uses from its start, whose actor's module is imported here."""
+    """List the blocks that a library uses from its start, if its actor's module is imported here."""
     actor_class, argument = _imported(path), argument_of(path)
     return () if actor_class is None or argument is None else actor_class.blocks_of(argument)
 
 
 def modules_of(path: str) -> Strs:
-    """List the modules that a library needs beside its own, whose actor's module is imported here."""
+    """List the modules that a library needs besides its own, if its actor's module is imported here."""
     actor_class, argument = _imported(path), argument_of(path)
     return () if actor_class is None or argument is None else actor_class.modules_of(argument)
 
@@ -304,35 +304,35 @@ def _name_of(
 ) -> str:
     """Return the name of a library's actor in the tree.
 
-    The actors of this package have the names of their libraries, whatever was opened before. One of a
-    program's own has its import path, also where it launches with a library that has an actor here.
+    Actors of this package are named after their libraries, whatever was opened before. An actor of the
+    program is named by its import path, even if it launches with a library that has an actor here.
     """
     package = __name__.partition(".")[0]
     name = actor_class.library if actor_class.__module__.partition(".")[0] == package else path
     name = name if own is None else own.name
-    # An actor may be named by several import paths.
+    # Several import paths may name the same actor class.
     numbered = (f"{name}#{number}" for number in itertools.count(2))
     return next(free for free in itertools.chain([name], numbered) if free not in names)
 
 
 async def find_actor(path: str, named_by: str) -> type[LibraryActor]:
-    """Find the class of a library actor; its module is imported in a thread."""
+    """Return the class of a library actor, after a thread has imported its module."""
     if path.partition(":")[0] in sys.modules:
         return load_actor(path, named_by)  # noqa: ASYNC910  # what follows checkpoints
     return await trio.to_thread.run_sync(load_actor, path, named_by)
 
 
 def load_actor(path: str, named_by: str) -> type[LibraryActor]:
-    """Find the class of a library actor.
+    """Return the class of a library actor.
 
     Args:
         path: Its import path.
-        named_by: Operation or option that has the path.
+        named_by: The operation or option with this path.
 
     Raises:
-        ValueError: No import path, or one of __main__.
-        TypeError: No such class.
-        ImportError: No such module.
+        ValueError: `path` is not an import path, or names a class of __main__.
+        TypeError: The name is not a library actor.
+        ImportError: The module does not exist.
     """
     module, separator, name = path.partition("?")[0].partition(":")
     if not separator or module == "__main__":

@@ -1,4 +1,4 @@
-"""The default recovery policy, and how an operator is told of lost contexts."""
+"""The default recovery policy, and the log of lost contexts."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _logger = logging.getLogger("trio_accel.devices")
 
 _INTENSITY = Intensity(3, 60.0, counts_progress=False)
 _BACKOFF = Backoff()
-# A context that has worked for half a second is replaced at once. Where one follows the other more closely,
-# starting workers must not take the processors for itself.
+# A context that has worked for half a second is replaced at once. After quicker losses there is a delay,
+# because starting workers must not occupy the processors.
 _AFTER_PROGRESS = Backoff(initial=0.0, base=0.1, factor=2.0, maximum=1.0, reset_after=0.5)
-# A device that is given up for a while: so long, each time.
+# The pauses of a device after too many losses.
 _PAUSE = Backoff(initial=1.0, base=2.0, factor=2.0, maximum=60.0)
-# A context that was whole for so many seconds works, whether it was asked for anything or not.
+# A context counts as working after this many seconds, even without a request.
 STEADY = 1.0
 _NOTHING: Mapping[type[Exception], Directive] = {}
-# The losses within so many seconds that are told of apart, once in that time.
-_MANY = 5
+# If there are this many losses within `_WITHIN` seconds, a summary is logged, once in that time.
+_MAX_SEPARATE_REPORTS = 5
 _WITHIN = 60.0
 
 
@@ -39,14 +39,14 @@ def recovery_policy(
 ) -> Policy:
     """Make the policy of a device, its context or a library, as a child and as a supervisor.
 
-    Where the options are None it is the default recovery policy: an actor that has made progress is in no
-    crash loop, so its restart is not counted and waits for a second at most (D75).
+    Options that are None get the default recovery policy: an actor that has made progress is not in a crash
+    loop, so its restart does not count, and is delayed by one second at most (D75).
 
     Args:
-        options: Options of the device.
-        grace: Seconds that the actor may take to stop.
-        directives: Reactions of its supervisor to its errors.
-        reopens: Whether it lets its children pause where their restarts exceed the intensity.
+        options: The options of the device.
+        grace: The seconds that the actor may take to stop.
+        directives: The reactions of its supervisor to its errors.
+        reopens: Whether its children pause when their restarts exceed the intensity.
     """
     intensity = _INTENSITY if options.intensity is None else options.intensity
     pause = (intensity.pause or _PAUSE) if reopens else None
@@ -61,10 +61,10 @@ def recovery_policy(
 
 @attrs.define(eq=False)
 class Losses:
-    """Counts the contexts that a device has lost, and logs each.
+    """Counts the lost contexts of a device, and logs each.
 
     Attributes:
-        count: How many since the device was opened.
+        count: The number of losses since the device was opened.
     """
 
     _device: str
@@ -76,7 +76,7 @@ class Losses:
     _summed_up: float = attrs.field(default=float("-inf"), init=False)
 
     def restarted(self, event: ActorRestarted) -> None:
-        """Count a context that is gone, or could not be made; the next one is made after a delay."""
+        """Count a lost context, or one that could not be made. The next one follows after a delay."""
         generation = self._availability.generation
         cause = "it ended by itself" if event.error is None else describe(event.error)
         level = logging.ERROR if event.is_paused else logging.WARNING
@@ -94,7 +94,7 @@ class Losses:
         self._sum_up()
 
     def given_up(self, arrays: str) -> None:
-        """End the device: no context follows; the supervisor's error says why.
+        """Log the end of the device. No context follows; the supervisor's error has the reason.
 
         Args:
             arrays: Text on the fate of the arrays, or nothing.
@@ -106,12 +106,12 @@ class Losses:
         self._tell(logging.ERROR, text, self._last, self.count, arrays)
 
     def _sum_up(self) -> None:
-        """Say apart, once a minute, that a device loses contexts all the time."""
+        """Log, at most once a minute, that a device keeps losing contexts."""
         now = trio.current_time()
         self._recent.append(now)
         while self._recent[0] < now - _WITHIN:
             self._recent.popleft()
-        if len(self._recent) < _MANY or now < self._summed_up + _WITHIN:
+        if len(self._recent) < _MAX_SEPARATE_REPORTS or now < self._summed_up + _WITHIN:
             return
         self._summed_up = now
         given = self._intensity
@@ -130,7 +130,7 @@ class Losses:
         )
 
     def _tell(self, level: int, text: str, generation: int, *told: object) -> None:
-        """Log a text with the device, the generation, and the rest in its places."""
+        """Log a text with the device, the generation and further arguments."""
         _logger.log(level, text, self._device, generation, *told, extra=self._extra(generation))
 
     def _extra(self, generation: int) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""The streams of one context with their operations in flight: one for each incarnation of a library actor."""
+"""The streams of a context with their operations in flight: one for each incarnation of a library actor."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ..base._bridge import BackgroundCalls, CallThread
 from ..base._options import StreamSource
 from ._in_flight import NOT_YET, InFlight
 
-# A driver's queue is finite, and a launch into a full one blocks.
+# A driver's queue is finite, and a launch into a full queue blocks.
 MOST_ON_A_STREAM = 256
-# Calls that a thread has at once: it goes on to the next one without the loop. They cannot be
-# withdrawn any more, so there are no more than the loop needs to keep up.
+# The maximum number of calls that a thread has, so that it continues without the loop. They cannot be
+# withdrawn, so there are no more than the loop needs to keep up.
 _MOST_AHEAD = 8
-# Seconds between looks at operations that are still in flight when the context ends.
-_LOOK = 0.0005
+# Seconds between checks of operations that are still in flight when the context ends.
+_POLL_INTERVAL = 0.0005
 
 
 @attrs.define(eq=False)
 class StreamLoad:
-    """Load of a stream, of all queues that share it."""
+    """The load of a stream, summed over all queues that share it."""
 
     outstanding: int = 0
     finished: int = 0
     is_taken: bool = False
-    """Whether a thread enqueues on the stream: then there is no room for anything else."""
+    """Whether a thread enqueues on the stream, so that there is no room for other work."""
 
 
 @attrs.define(eq=False)
@@ -41,26 +41,26 @@ class StreamQueue:
     load: StreamLoad
     limit: int
     owner: str
-    """Path of the library actor whose incarnations launch here, one queue each."""
+    """The path of the library actor whose incarnations launch here, with one queue each."""
     on_progress: Callable[[], None] | None = None
-    """Called once, when the first operation has completed without an error."""
+    """Called once, when the first operation has succeeded."""
     operations: deque[InFlight] = attrs.field(factory=deque[InFlight])
     is_lost: bool = False
-    """Whether the context is gone: nothing is launched here any more."""
+    """Whether the context is lost, so that nothing is launched here."""
     is_released: bool = False
-    """Whether the stream was given back."""
+    """Whether the stream was returned."""
     thread: CallThread | None = None
-    """The thread that calls kernels that block, once there was one."""
+    """The thread that calls blocking kernels, once it exists."""
     hands_ahead: bool = False
-    """Whether its thread may be given the next call before it has returned from the last one."""
+    """Whether its thread may get the next call before it has returned from the previous one."""
     calls: int = 0
-    """Calls that its thread has been given and has not returned from."""
+    """The number of calls that its thread has not returned from."""
     is_alone: bool = False
-    """Whether the thread is to be given nothing behind the call that it has."""
+    """Whether the thread must not get another call after the present one."""
     on_idle: Callable[[], None] | None = None
     """Set when the stream takes no more work: called in a thread when the last operation is done."""
     on_end: Callable[[], None] | None = None
-    """The same, called before, and in the loop while that runs."""
+    """The same, but called before that, and in the loop if it still runs."""
     changed: trio.Event | None = None
     _seen: tuple[int, int] | None = None
     _seen_since: float = 0.0
@@ -69,32 +69,32 @@ class StreamQueue:
     def is_full(self) -> bool:
         """Whether an operation has to wait for room in the window, or on the stream."""
         if self.calls:
-            # The stream is the thread's, which takes some ahead.
+            # The stream belongs to the thread, which takes some calls in advance.
             has_room = self.hands_ahead and not self.is_alone and self.calls < _MOST_AHEAD
         else:
             has_room = self.load.outstanding < MOST_ON_A_STREAM
-        # On a lost context nothing waits for room: the launch is to fail now.
+        # On a lost context nothing waits for room, because the launch has to fail now.
         return not (has_room and len(self.operations) < self.limit) and not self.is_lost
 
     def take(self) -> None:
-        """Count a call that its thread is given."""
+        """Count a new call of its thread."""
         self.calls += 1
         if self.calls == 1:
-            # One number says for all queues of the stream that it is full: the hot path looks at it anyway.
+            # One number shows all queues of the stream that it is full, because the hot path reads it anyway.
             self.load.is_taken = True
             self.load.outstanding += MOST_ON_A_STREAM
 
     def give_back(self) -> None:
-        """Count a call that its thread has returned from."""
+        """Count a call from which its thread has returned."""
         self.calls -= 1
         if not self.calls:
             self.load.is_taken = False
             self.load.outstanding -= MOST_ON_A_STREAM
 
     async def drain(self, *, with_left: bool) -> None:
-        """Wait until nothing is in flight, or nothing but operations that their askers have left.
+        """Wait until nothing is in flight, or nothing except operations that their callers have left.
 
-        Those on a lost context do not count.
+        Operations on a lost context do not count.
         """
         while any(
             not (operation.is_lost or (operation.is_given_up and not with_left))
@@ -103,9 +103,9 @@ class StreamQueue:
             await self.wait_changed()
 
     def is_stuck(self, now: float, limit: float) -> bool:
-        """Tell whether neither its first operation nor others on the stream have got anywhere for so long.
+        """Return whether neither its first operation nor the stream has progressed for `limit` seconds.
 
-        The time begins when this first sees them so: nothing is timed while operations come and go.
+        The time begins when this method first sees that state, so nothing is timed while operations complete.
         """
         if not self.operations:
             return False
@@ -115,19 +115,19 @@ class StreamQueue:
         return now - self._seen_since > limit
 
     def forget_seen(self) -> None:
-        """Begin anew to time how long it has got nowhere."""
+        """Start the time without progress again."""
         self._seen = None
 
     def end_thread(self) -> None:
-        """Let the thread end when it has returned from its last call."""
+        """Let the thread end after its last call."""
         if self.thread is not None:
             self.thread.end()
             self.thread = None
 
     def finish(self, deadline: float) -> bool:
-        """Wait until the stream is through all that is in flight; tells whether it is. Any thread."""
+        """Wait until everything in flight on the stream is done; return whether it is. Any thread."""
         events = [operation.event for operation in self.operations]
-        # A thread may hang in its call, and a lost context gets nowhere: neither is waited for.
+        # Neither is awaited: a thread may hang in its call, and a lost context makes no progress.
         if NOT_YET in events:
             return False
         while events:
@@ -135,33 +135,33 @@ class StreamQueue:
                 return False
             events = [event for event in events if not event.is_done]
             if events:
-                time.sleep(_LOOK)
+                time.sleep(_POLL_INTERVAL)
         self.operations.clear()
         return True
 
     async def wait_changed(self) -> None:
         """Wait for a change."""
-        # Made by the first that waits: most completions have no waiter, and pay for a look alone.
+        # The first waiter makes the event: most completions have no waiter, and only pay for a check.
         if self.changed is None:
             self.changed = trio.Event()
         await self.changed.wait()
 
     def notify(self) -> None:
-        """Wake those that wait for a change."""
+        """Wake all waiters for a change."""
         changed, self.changed = self.changed, None
         if changed is not None:
             changed.set()
 
 
 class StreamQueues:
-    """The queues of a context: opened, retired, and waited for.
+    """The queues of a context: opens, retires, and awaits them.
 
     Args:
         streams: The streams of the context.
-        limit: The most operations that a queue has in flight.
+        limit: The maximum number of operations that a queue has in flight.
 
     Attributes:
-        all: The queues that have, or may get, operations in flight; not to be changed from outside.
+        all: The queues that have, or may get, operations in flight; do not change it from outside.
     """
 
     def __init__(self, streams: StreamSource, limit: int) -> None:
@@ -172,7 +172,7 @@ class StreamQueues:
 
     @property
     def in_flight(self) -> int:
-        """Operations that the backend has."""
+        """The number of operations that the backend has."""
         return sum(len(queue.operations) for queue in self.all)
 
     def open(self, library: str, owner: str, on_progress: Callable[[], None] | None = None) -> StreamQueue:
@@ -181,7 +181,7 @@ class StreamQueues:
         Args:
             library: Its library.
             owner: Its path.
-            on_progress: Called once, when the first operation has completed without an error.
+            on_progress: Called once, when the first operation has succeeded.
         """
         stream = self._streams.acquire(library)
         load = next((other.load for other in self.all if other.stream is stream), StreamLoad())
@@ -197,16 +197,16 @@ class StreamQueues:
         Args:
             queue: The queue.
             on_idle: Called in a thread when no operation is in flight on it.
-            on_end: The same, called before, and in the loop while that runs.
+            on_end: Called before `on_idle`, and in the loop if it still runs.
         """
         queue.on_idle, queue.on_end = on_idle, on_end
         if not queue.load.is_taken:
-            # The stream of a queue on which a thread enqueues is released later, by `sweep` (D111).
+            # If a thread enqueues on the queue, `sweep` releases its stream later (D111).
             self._release(queue)
         self.sweep(queue)
 
     def _release(self, queue: StreamQueue) -> None:
-        """Release the stream: this queue enqueues nothing more."""
+        """Release the stream, because this queue enqueues nothing more."""
         if not queue.is_released:
             queue.is_released = True
             self._streams.release(queue.stream)
@@ -219,46 +219,46 @@ class StreamQueues:
             self._release(queue)
             if queue.on_end is not None:
                 queue.on_end()
-            # The library closes in a thread: a vendor's waits for all work of the device when it closes.
+            # The library closes in a thread, because a vendor's library waits for all work of the device.
             self._closing.start(f"to close the library behind stream {queue.stream.name}", queue.on_idle)
 
     def count(self) -> Counter[str]:
-        """Count the operations in flight by the import path of their library."""
+        """Count the operations in flight, by the import path of their library."""
         return Counter(operation.launch.library for queue in self.all for operation in queue.operations)
 
     def notify(self, load: StreamLoad) -> None:
-        """Wake those that wait for a change on a stream."""
+        """Wake all waiters for a change on a stream."""
         for queue in tuple(self.all):
             if queue.load is load:
                 queue.notify()
 
     async def drain(self, owner: str | None) -> None:
-        """Wait until nothing is in flight, of all or of one library actor.
+        """Wait until nothing is in flight, of all library actors or of one.
 
-        An operation that its asker has left does not hold up the end of its library actor.
+        An operation that its caller has left does not delay the end of its library actor.
         """
         for queue in tuple(self.all):
             if owner in (None, queue.owner):
                 await queue.drain(with_left=owner is None)
 
     async def settle(self) -> None:
-        """Wait until what is in flight now is over, whatever is launched meanwhile."""
+        """Wait until all operations now in flight have ended, whatever is launched meanwhile."""
         for queue in tuple(self.all):
-            # Operations of a stream end in order: behind the last one of now, all of now are over.
+            # Operations of a stream end in order: after the present last operation, all have ended.
             last = queue.operations[-1] if queue.operations else None
             while last is not None and last in queue.operations and not last.is_lost:
                 await queue.wait_changed()
 
     def finish(self, seconds: float) -> bool:
-        """Wait for what is in flight, and until the libraries of retired queues are closed. Any thread.
+        """Wait for operations in flight, and until the libraries of retired queues are closed. Any thread.
 
-        To be called when the loop launches and completes nothing any more.
+        Call this only when the loop no longer launches or completes anything.
 
         Args:
-            seconds: The most to wait.
+            seconds: The maximum time to wait.
 
         Returns:
-            Whether nothing is in flight any more. What still runs may use its library, which stays open.
+            Whether nothing is in flight. Running operations may use their library, which stays open then.
         """
         deadline = time.monotonic() + seconds
         for queue in tuple(self.all):

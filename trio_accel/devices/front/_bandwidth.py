@@ -21,23 +21,23 @@ async def measure_bandwidth(
 ) -> float:
     """Measure copies of an array from one open device to another, as `AccelRef.copy_to` makes them.
 
-    One copy goes ahead and does not count: it makes the memory. What else the devices do meanwhile is part of
-    the measurement. It takes `nbytes` on the source, and as many on the target. They are given back at the
-    end, also if the call fails or is cancelled.
+    The first copy does not count, because it makes the memory. Other work of the devices is part of the
+    measurement. This takes `nbytes` on the source, and as many on the target. They are freed at the end, even
+    if the call fails or is cancelled.
 
     Args:
-        source: The device that has the array.
-        target: The device that gets the copy. The same one measures copies within its memory.
-        nbytes: Size of the array in bytes, at least 1. Small arrays tell of the time of a call.
-        repeats: How many copies are measured, at least 1.
+        source: The device with the array.
+        target: The device that gets the copy. The same device measures copies within its memory.
+        nbytes: The size of the array in bytes, at least 1. Small arrays measure the time of a call.
+        repeats: The number of measured copies, at least 1.
 
     Returns:
-        Bytes for each second: the median of the copies.
+        The median of the copies, in bytes per second.
 
     Raises:
-        TypeError: `source` or `target` is no open device, or a number is no whole one.
+        TypeError: `source` or `target` is not an open device, or a number is not an integer.
         ValueError: A number is below 1.
-        OutOfMemoryError: A device has not enough memory.
+        OutOfMemoryError: A device does not have enough memory.
         ContextLostError, DeviceLostError: A device was lost meanwhile.
     """
     check_device("measure_bandwidth", source)

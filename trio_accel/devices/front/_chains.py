@@ -1,10 +1,38 @@
-"""Chains of calls as one request: recorded when one of a structure comes, and kept.
+"""Run a chain of calls as one request.
 
-The actor of graphs runs the recipe that is kept, with small arrays of the host in the same message, and a
-small result in the answer. So a chain has one admission, one submission and one outcome: it is one operation.
-A chain without a recipe is asked step by step: one whose steps look at results in between, or that a graph
-cannot hold. So is the first call of a function that makes several operations by itself: to record it would
-take longer than to ask.
+When a program awaits a call, `operations._chain.Chain` collects the calls that it depends on, in execution
+order. `Chains` decides how to run them:
+
+* **As one operation.** The chain is recorded once into a `Template`: a graph recipe plus the positions of its
+  arrays. Later chains with the same key reuse the template. Each run is one `RunChain` message to the graphs
+  actor, which takes small host arrays along and can return small results in its reply. So a chain has one
+  admission, one submission and one outcome.
+* **Step by step** (`_BY_STEPS`), as if each call were awaited separately. That happens without a key, if a
+  graph cannot hold the chain, if a step inspects a result, if an array is damaged, and while an injected
+  fault waits or another recording is active.
+
+`Chains.kept` maps keys to plans (`backends.base.kit.kept_plans` explains their states). `_find` looks a plan
+up, and `_due` records it:
+
+* A chain of several steps is recorded at its first run. A single function is recorded at its second,
+  because recording takes longer than running.
+* Numbers are part of the key, because most programs use the same ones every time. But a loop with a changing
+  number would record a chain per value. So the third variant switches to the key without numbers, and passes
+  them as 0-d arrays (`_without_numbers`).
+* A chain with expansions (`Function.expand`) keeps the key of its unexpanded steps. `_expanded` expands it
+  only before it is recorded, or runs step by step.
+
+Three orders matter:
+
+* Host arrays are copied before the first checkpoint, because the program may change them while a template is
+  made, or while the steps run.
+* A template runs unfused at first. The fifth run fuses its neighbours: a GPU has to compile the fused launch,
+  so it pays only for chains that repeat.
+* If a run fails without a change to any array, the chain runs again step by step, so that the failing step
+  raises its own error. That happens outside the handler, so that the first error does not become the context
+  of the second.
+
+A template must never keep an array of the program alive, so placeholders replace them in its reply.
 """
 
 from __future__ import annotations
@@ -22,7 +50,7 @@ from ...backends.base import AccelError, DType, HostArray, Ints, KeptCounts, Not
 from ...backends.base.contract.ops import ArraySpec, ChainSpec, StatusArray, contiguous_strides
 from ...backends.base.kit.kept_plans import KeptPlan, KeptPlans
 from ..base._errors import FailureClass, classify
-from ..base._host_pool import SMALL
+from ..base._host_pool import MAX_INLINE_BYTES
 from ..base._waits import run_together
 from ..engine._device_state import DeviceState
 from ..operations._blocks import Block, BlockTable
@@ -57,38 +85,41 @@ from ._slots import Slot
 _logger = logging.getLogger("trio_accel.devices")
 _UINT8 = DType.uint8
 _CALLS = (Call, SpentCall)
-# The numbers of most chains never change: the third chain that differs by its numbers alone hands them over.
+# The numbers of most chains never change. The third chain that differs only in its numbers passes them.
 _MAX_SAME_NUMBERS = 2
-# The plan of chains that are asked step by step.
+# The plan of chains that run step by step.
 _BY_STEPS: KeptPlan[Any] = KeptPlan((), 0, KeptCounts())
 TOLD_BY_STEPS = (FailureClass.REFUSED, FailureClass.RESOURCE)
-# An expression computes in these without more precision: a number has one rounding, whatever it comes as.
+# Expressions compute in these dtypes without extra precision, so a number is rounded once: both as a literal
+# in the expression and as an argument.
 _NUMBER_DTYPES = DType.float32, DType.float64
-# A chain that comes so often gets neighbours that are one launch, which a GPU has to compile.
-_SOON = 4
-# Memory for results in between that is kept for the next chain.
-_KEPT = 64 << 20
+# The number of runs until neighbours are fused. A fused launch has to be compiled on a GPU, so only repeated
+# chains get one.
+_FUSE_AFTER_RUNS = 4
+# Larger scratch memory is freed after each chain, in bytes.
+_SPARE_BYTES = 64 << 20
 
 
 @attrs.define(eq=False)
 class Template:
-    """All chains of one structure, but for their arrays.
+    """A recorded chain, without its arrays: all chains with the same key share it.
 
     Attributes:
-        name: Names of the functions.
-        layout: Its arrays, and the recipe.
-        recipe: The recipe as bytes.
-        reads: Arrays on the device that it reads: place among the chain's, use, and bytes of their blocks.
-        updates: Those that it changes.
-        offsets: Where each host array begins in the scratch memory.
+        name: The names of its functions.
+        layout: The positions of its arrays, and the recipe.
+        recipe: The encoded recipe.
+        reads: The device arrays that it reads: index into `Chain.refs`, argument name, block size in bytes.
+        updates: The device arrays that it changes, in the same form.
+        offsets: The offset of each host array in the scratch memory.
         result: See `ChainSpec`.
-        reply: The result, with arrays of the recording: those that stay, and each `HostResult`.
-        is_finished: Whether the result needs no further work once the chain is done.
-        leaves: Places of arrays of the chain that the reply has, by what stands for them, and whether
-            they are returned as they are.
-        numbers: Dtypes of the numbers that are handed over.
-        until_joined: How many runs there are yet until neighbours become one; 0 where there are none.
-        frame: The template of its messages to a worker.
+        reply: The result, made of the recording's placeholder arrays and of a `HostResult` for each array
+            on the host.
+        is_finished: Whether the result needs no further work once the chain has run.
+        leaves: For each placeholder of an argument in `reply`: the index into `Chain.refs`, and whether the
+            argument is returned unchanged.
+        numbers: The dtypes of the numbers that are passed as arguments.
+        until_joined: The number of runs until neighbours are fused; 0 if there is nothing to fuse.
+        frame: The encoded template of its messages to a worker.
     """
 
     name: str
@@ -111,23 +142,24 @@ class RunChain(Operation[Any, Any]):
     """One run of a template.
 
     Attributes:
-        chains: The templates of the device.
+        chains: The device's cache of templates.
         template: The template.
-        refs: The arrays on the device, in the order of the key.
+        refs: The device arrays, in the order of the key.
         hosts: The host arrays.
-        operation: Names of the functions.
-        frame: That of the template.
+        operation: The names of the functions.
+        frame: The template's frame.
     """
 
     chains: Chains
     template: Template
     refs: Sequence[AccelRef]
     hosts: Sequence[HostArray]
-    # A property would be a call for each chain.
+    # This is a field because a property would cost one more call for each chain.
     operation: str  # pyright: ignore[reportIncompatibleMethodOverride]
-    # The contents of the host arrays when it was planned first: the program may change them then.
+    # The contents of the host arrays. The first `plan` copies them, because the program may change the arrays
+    # afterwards.
     given: bytes | None = attrs.field(default=None, init=False)
-    # The plan of a step, and the blocks of its arguments; for a chain nothing.
+    # The plan of a step, and the blocks of its arguments; unused by chains.
     armed: Armed | None = attrs.field(default=None, init=False)
     frame: LaunchFrame | None = attrs.field(default=None, init=False)
     blocks: list[Block] = attrs.field(factory=list[Block], init=False)
@@ -135,7 +167,7 @@ class RunChain(Operation[Any, Any]):
     stream: ClassVar[str] = ""
 
     def plan(self, planner: Planner) -> Planned[Any]:
-        """Take the arrays, whose layouts are those of the template."""
+        """Fill in this run's arrays. Their layouts match the template, because layouts are in the key."""
         template, refs = self.template, self.refs
         read: list[ArraySpec] = []
         for place, name, nbytes in template.reads:
@@ -166,7 +198,7 @@ class RunChain(Operation[Any, Any]):
         return Planned(spec, self.reply_of(made, words), None, is_checked=True)
 
     def outputs(self, planner: Planner) -> tuple[dict[int, AccelRef], tuple[ArraySpec, ...]]:
-        """Name the arrays that are made; returns these by their blocks in the template, and all written."""
+        """Make the output arrays; returns them by their blocks in the template, and all written arrays."""
         made: dict[int, AccelRef] = {}
         written: list[ArraySpec] = []
         layout = self.template.layout
@@ -175,7 +207,7 @@ class RunChain(Operation[Any, Any]):
             written.append(new.spec)
         if layout.scratch:
             blocks, nbytes = self.chains.blocks, layout.scratch
-            # Memory for results in between is the same for all chains of a stream, which follow one another.
+            # Chains of a stream run one after another, so they share the memory for intermediate results.
             kept: AccelRef | None = blocks.spares.get(self.stream) if self.stream else blocks.spare
             block = None if kept is None else kept.block
             if (
@@ -190,18 +222,18 @@ class RunChain(Operation[Any, Any]):
             else:
                 kept = planner.output((nbytes,), _UINT8)
                 written.append(kept.spec)
-                if nbytes <= _KEPT and self.stream:
+                if nbytes <= _SPARE_BYTES and self.stream:
                     blocks.spares[self.stream] = kept
-                elif nbytes <= _KEPT:
+                elif nbytes <= _SPARE_BYTES:
                     blocks.spare = kept
         return made, tuple(written)
 
     def reply_of(self, made: Mapping[int, AccelRef], words: StatusArray | None) -> Any:
-        """Make the reply of a run, with host arrays in these status words."""
+        """Make the reply of a run, with host arrays in the given status words."""
         template = self.template
         reply, whole = template.reply, None if words is None else words.view(np.uint8)
         if whole is not None and type(reply) is HostResult:
-            # `HostResult.of` says the same, with more calls.
+            # `HostResult.of` does the same, with more calls.
             layout = reply.ref.spec
             reply = whole[: template.result[2]].view(layout.dtype.dtype).reshape(layout.shape)
         elif type(reply) is AccelRef and reply.block.id in made:
@@ -211,7 +243,7 @@ class RunChain(Operation[Any, Any]):
         return reply
 
     def sent(self, chain: Chain) -> dict[int, Any]:
-        """Return the host arrays of a chain as they were sent, by the identities of the arrays."""
+        """Return the host arrays as they were sent, keyed by the `id` of the program's array."""
         if self.given is None or _writes_to_host(chain):
             return {}
         return {
@@ -220,7 +252,7 @@ class RunChain(Operation[Any, Any]):
         }
 
     def _joined(self) -> bytes:
-        """Join the contents of several host arrays."""
+        """Concatenate the host arrays at their offsets."""
         hosts, offsets = self.hosts, self.template.offsets
         given = bytearray(offsets[-1] + hosts[-1].nbytes)
         for offset, host in zip(offsets, hosts, strict=True):
@@ -228,7 +260,7 @@ class RunChain(Operation[Any, Any]):
         return bytes(given)
 
     def _reply(self, made: Mapping[int, AccelRef], words: npt.NDArray[np.uint8] | None) -> Any:
-        """Return the reply with the arrays of this run, the same one wherever the template has one."""
+        """Return the reply with the arrays of this run; a repeated placeholder becomes the same array."""
         seen: dict[int, Any] = {}
 
         def see(leaf: Any) -> Any:
@@ -251,31 +283,31 @@ class RunChain(Operation[Any, Any]):
 
 
 def _on(block: Block, ref: AccelRef) -> AccelRef:
-    """Return an array with the layout of another one, in a block."""
+    """Return an array with the layout of `ref` in another block."""
     spec = ref.spec
     return AccelRef(block, ArraySpec(block.id, spec.offset, spec.dtype, spec.shape, spec.strides))
 
 
 @lru_cache
 def run_on(stream: str) -> type[RunChain]:
-    """Return the class of runs on a stream of this name, which has an actor of its own."""
+    """Return the class of runs on the stream of this name, which has its own actor."""
     if not stream:
         return RunChain
     return type("RunChain", (RunChain,), {"library": f"{RunChain.library}?{stream}", "stream": stream})
 
 
 class Chains:
-    """The chains of one device.
+    """Runs the chains of one device, and caches their templates.
 
     Args:
         device: The device.
-        state: What it shares with its dispatch.
+        state: The state that the device shares with its dispatch.
 
     Attributes:
         device: The argument.
         state: The argument.
         blocks: The blocks of the device.
-        kept: The templates by the keys of their structures.
+        kept: The templates by key.
     """
 
     def __init__(self, device: Device, state: DeviceState) -> None:
@@ -298,7 +330,8 @@ class Chains:
                 return await self.ask(whole)
         plan.in_flight += 1
         if hosts and (template is None or template.until_joined == 1):
-            # It takes several turns of the loop, and the program may change an array meanwhile.
+            # Recording and running step by step take several turns of the loop. The program may change a
+            # host array in that time.
             given = _copied(chain)
             hosts = [given.get(id(host), host) for host in hosts]
         try:
@@ -316,8 +349,8 @@ class Chains:
                 except AccelError as error:
                     if template.updates or classify(error) not in TOLD_BY_STEPS:
                         raise
-                    # Nothing was changed. The step that is refused, or has no memory, tells so in its own
-                    # words, and not as what came while this error was handled.
+                    # No array was changed, so the chain can run again step by step. That happens below,
+                    # outside of this handler: the step's error must not have this one as its context.
                     given = message.sent(chain)
                 else:
                     return reply
@@ -327,11 +360,11 @@ class Chains:
             chain.let_go()
 
     def _expanded(self, chain: Chain, plan: KeptPlan[Template]) -> Chain:
-        """Expand a chain that is to be recorded, or is asked step by step.
+        """Expand a chain before it is recorded, or runs step by step.
 
         Returns:
-            The chain with other steps, or another chain if it has no template under its own key, because its
-            structure does not determine the steps, or because they use arrays that are not in the key.
+            `chain` itself with the expanded steps. Or another chain with its own key, because the structure
+            of `chain` does not determine the steps, or because they use arrays outside its key.
         """
         expanded, key = chain.expanded(), chain.key
         blocks, hosts = {ref.block for ref in chain.refs}, set(map(id, chain.hosts))
@@ -345,7 +378,7 @@ class Chains:
         return chain
 
     async def _due(self, chain: Chain, plan: KeptPlan[Template]) -> Template | None:
-        """Make the template of a chain, or the one in which its neighbours are one launch."""
+        """Record a chain without a template, or replace its template by the fused one when it is due."""
         counts, template = self.kept.counts, plan.value
         if template is not None:
             template.until_joined -= 1
@@ -356,7 +389,7 @@ class Chains:
             return await self._template(chain, plan)
         finally:
             if plan.state == "seen" or (template is not None and plan.value is template):
-                # It was cancelled, or its arrays went: the next one makes it.
+                # The chain was cancelled, or lost an array. The next chain makes the template instead.
                 counts.seen += 1
                 if template is not None:
                     template.until_joined = 1
@@ -367,11 +400,11 @@ class Chains:
             if step.ahead is None:
                 step.ahead = self._ahead_of(step)
         found = chain.steps[-1].ahead
-        assert found is not None  # it was found now
+        assert found is not None  # the loop has set it
         return found
 
     def _find(self, chain: Chain) -> KeptPlan[Template]:
-        """Find the plan of a chain, or one to be recorded, which has no template; `_BY_STEPS` for none."""
+        """Return the plan of a chain, a new one to be recorded, or `_BY_STEPS`."""
         key, recording = chain.key, RECORDING.get()
         if chain.has_expansions and not chain.is_fixed:
             return _BY_STEPS
@@ -379,14 +412,15 @@ class Chains:
             return _BY_STEPS
         for ref in chain.refs:
             block = ref.block
-            # An array that is damaged elsewhere can be used, and a chain takes whole blocks. What cannot be
-            # used is refused by its step. `Block.is_usable` would be a call for each array.
+            # A chain uses whole blocks, but a step may use the undamaged part of one. So if any block is
+            # damaged or stale, the chain runs step by step, and the step that needs it is refused.
+            # `Block.is_usable` would cost a call for each array.
             is_whole = block.damaged_by is None and not block.is_released
             if not is_whole or block.generation < block.table.valid_since:
                 return _BY_STEPS
         counts, plan = self.kept.counts, self.kept.plans.get(key)
         if plan is None:
-            # A single call is recorded the second time. Before, recording takes longer than asking.
+            # A single call is recorded the second time, because recording takes longer than one run.
             plan = self._without_numbers(chain, key) if len(chain.steps) > 1 else self._seen_before(key)
             if plan is None:
                 counts.seen += 1
@@ -399,38 +433,39 @@ class Chains:
         return plan
 
     def _seen_before(self, key: tuple[object, ...]) -> KeptPlan[Template] | None:
-        """Return a plan to record if a key was seen before."""
+        """Return a plan to record if the key was seen before."""
         return self.kept.new(key) if self.kept.see(key) else None
 
     def _without_numbers(self, chain: Chain, whole: tuple[object, ...]) -> KeptPlan[Template] | None:
-        """Find the plan of a chain that differs by its numbers alone from others, or one to record."""
+        """Return the plan of chains with other numbers, or a new one to be recorded."""
         kept = self.kept
         key, numbers = chain.without_numbers()
         if key is None or not numbers:
             return kept.new(whole)
         plan = kept.plans.get(key)
         if plan is not None and plan.state == "refused":
-            # It is in its key. Record it only if it comes again, because each other number has another plan.
+            # The number must stay in the key. Record it only if it repeats, because each value has a plan.
             return self._seen_before(whole)
         if plan is not None or kept.see(key) >= _MAX_SAME_NUMBERS:
             if chain.has_expansions:
-                # Its expanded steps may have the numbers, too, so the expanded chain hands them over.
+                # Expanded steps may contain the numbers as well, so the expanded chain passes them.
                 return None
             chain.numbers = numbers
             return plan or kept.new(key)
         return kept.new(whole)
 
     async def _template(self, chain: Chain, plan: KeptPlan[Template]) -> Template | None:
-        """Make the template of a structure, or join the one that it has; None if it has none."""
+        """Record a chain, or fuse its template; None to run step by step."""
         is_joined = plan.value is not None
         has_own_arrays = all(type(ref.block) is Block for ref in chain.refs)
         if not self.state.availability.is_ready or not has_own_arrays:
-            # It goes by steps, which wait for the next context. A borrowed array is no part of the structure.
+            # Steps wait for the next context; a recording does not. A borrowed array is not part of the key,
+            # so it must not be part of a template either.
             return None
         may_be_one = "graphs" in self.device.libraries and _is_small(chain)
         template = await self._recorded(chain, is_joined) if may_be_one else None
         if template is None and not all(ref.block.is_usable for ref in chain.refs):
-            # An array went meanwhile, and others of this structure are there: the next one is recorded.
+            # An array was lost while the chain was recorded. The next chain with this key is recorded.
             return None
         if template is not None and is_joined:
             plan.value = template
@@ -447,18 +482,18 @@ class Chains:
     async def record(
         self, chain: Chain, recorder: ChainRecorder, hosts: Sequence[AccelRef]
     ) -> Template | None:
-        """Make the template of a step, whose neighbours are one launch; None if it has none now.
+        """Make the fused template of a step; None if it cannot be made now.
 
         Args:
-            chain: Its calls, with the arrays of the step as its own.
-            recorder: Has made stand-ins of the step's host arrays.
-            hosts: These, which the template takes ahead of the host arrays of the chain.
+            chain: The step's calls, with its device arrays as `Chain.refs`.
+            recorder: The recorder that made the placeholders of the step's host arrays.
+            hosts: These placeholders, which precede the host arrays of the chain in the template.
         """
         has_own_arrays = all(type(ref.block) is Block for ref in chain.refs)
         if not (self.state.availability.is_ready and has_own_arrays and "graphs" in self.device.libraries):
             return None
         nbytes = [*[ref.nbytes for ref in hosts], *[host.nbytes for host in chain.hosts]]
-        if sum(map(aligned, nbytes)) > SMALL:
+        if sum(map(aligned, nbytes)) > MAX_INLINE_BYTES:
             return None
         return await self._recorded(chain, True, recorder, hosts)
 
@@ -469,7 +504,7 @@ class Chains:
         recorder: ChainRecorder | None = None,
         ahead: Sequence[AccelRef] = (),
     ) -> Template | None:
-        """Record a chain; None where a graph cannot hold it."""
+        """Record a chain; return None if a graph cannot hold it."""
         recorder = recorder or ChainRecorder(self.device, self.state, None)
         token = RECORDING.set(recorder)
         try:
@@ -483,7 +518,7 @@ class Chains:
             return await _made(
                 chain, recorder, hosts, numbers.stand_ins, reply, is_joined=is_joined, unjoined=unjoined
             )
-        except Exception:  # it comes again, or does not, as the chain is asked step by step
+        except Exception:  # the chain runs step by step next, and raises the error if it is a real one
             _logger.debug("%s is in no graph", _name_of(chain), exc_info=True)
             return None
         finally:
@@ -499,7 +534,7 @@ class Chains:
                 call.close()
         if step.function is GATHER:
             return tuple([each.ahead if type(each) in _CALLS else each.spec for each in step.args])
-        # The calls of a step that is traced have stand-ins of its recording.
+        # Calls inside a traced step use the placeholders of its recording.
         outer = recording_now()
         recorder = LookingAhead(self.device, self.state, outer if isinstance(outer, Recorder) else None)
         operands: list[Any] = [each for each in arguments_of(step) if type(each) in _CALLS]
@@ -508,7 +543,7 @@ class Chains:
             for each in operands
         }
         slots = [each for each in arguments_of(step) if isinstance(each, Slot)]
-        # The layout of `x * scale` is the same for each scale, and that of `linspace` is not.
+        # The layout of `x * scale` does not depend on the scale, but `linspace` depends on its number.
         is_free = takes_number(step)
         given.update({id(each): 1.0 if is_free else each.value_for_layout() for each in slots})
         args, named = replaced(step, given)
@@ -529,13 +564,13 @@ class Chains:
 
 
 class _Numbers:
-    """Has the numbers of a chain that are handed over recorded as arrays without axes.
+    """Records the numbers of a chain as 0-d arrays instead of literals.
 
     Args:
-        recorder: Records the chain.
+        recorder: The recorder of the chain.
 
     Attributes:
-        stand_ins: What stands for them, in their order.
+        stand_ins: The placeholders of the numbers, in order.
     """
 
     def __init__(self, recorder: Recorder) -> None:
@@ -543,7 +578,7 @@ class _Numbers:
         self._recorder = recorder
 
     def function(self, function: Function) -> Function:
-        """Return a function that takes its number as an array."""
+        """Return the function with its number replaced by a placeholder."""
         return attrs.evolve(function, make=partial(self._make, function.make))
 
     def _make(self, make: Callable[..., Any], *args: Any) -> Any:
@@ -556,7 +591,7 @@ class _Numbers:
 
 
 async def _run_recorded(chain: Chain, recorder: Recorder, numbers: _Numbers, given: Mapping[int, Any]) -> Any:
-    """Run the steps of a chain with functions that a recording needs in place of some."""
+    """Run the steps of a chain, with the functions that record in place of the usual ones."""
     functions, others = [step.function for step in chain.steps], recorded_functions(recorder)
     try:
         for step in chain.steps:
@@ -570,7 +605,7 @@ async def _run_recorded(chain: Chain, recorder: Recorder, numbers: _Numbers, giv
 
 
 async def _ask_all(parts: Sequence[tuple[Sequence[int], Call[Any]]]) -> tuple[Any, ...]:
-    """Run calls at the same time, and return their results by their places."""
+    """Run calls concurrently, and return their results by position."""
     results: dict[int, Any] = {}
 
     async def ask(places: Sequence[int], call: Call[Any]) -> None:
@@ -586,7 +621,7 @@ async def _ask_all(parts: Sequence[tuple[Sequence[int], Call[Any]]]) -> tuple[An
 
 
 def _as_arrays(chain: Chain, dtypes: Sequence[DType]) -> list[HostArray]:
-    """Make arrays of the numbers of a chain, as an expression converts them."""
+    """Convert the numbers of a chain to arrays, with the same rounding as a literal in an expression."""
     with np.errstate(over="ignore"):
         return [
             np.array(number, dtype.dtype) for (_, number), dtype in zip(chain.numbers, dtypes, strict=True)
@@ -594,8 +629,8 @@ def _as_arrays(chain: Chain, dtypes: Sequence[DType]) -> list[HostArray]:
 
 
 def _is_small(chain: Chain) -> bool:
-    """Tell whether a chain takes little of the host."""
-    return sum(aligned(host.nbytes) for host in chain.hosts) <= SMALL
+    """Return whether the host arrays of a chain are small enough to be sent with the request."""
+    return sum(aligned(host.nbytes) for host in chain.hosts) <= MAX_INLINE_BYTES
 
 
 def _writes_to_host(chain: Chain) -> bool:
@@ -603,10 +638,10 @@ def _writes_to_host(chain: Chain) -> bool:
 
 
 def _copied(chain: Chain) -> dict[int, Any]:
-    """Copy the small host arrays that a chain reads; returns the copies by the identities of the arrays."""
+    """Copy the small host arrays that a chain reads, keyed by the `id` of the program's array."""
     if _writes_to_host(chain):
         return {}
-    return {id(host): host.copy() for host in chain.hosts if host.nbytes <= SMALL}
+    return {id(host): host.copy() for host in chain.hosts if host.nbytes <= MAX_INLINE_BYTES}
 
 
 class _Results:
@@ -614,12 +649,12 @@ class _Results:
 
     Args:
         chain: The chain.
-        recorder: Has recorded it.
+        recorder: The recorder of the chain.
 
     Attributes:
-        places: The first place of each block among the arrays of the chain.
-        returned: Blocks of arrays that stay on the device.
-        kept: Blocks of arrays that go to the host.
+        places: The first position of each block in `Chain.refs`.
+        returned: The blocks of results that stay on the device.
+        kept: The blocks of results that are copied to the host.
         leaves: See `Template.leaves`.
     """
 
@@ -633,7 +668,7 @@ class _Results:
         self._noted: dict[int, Any] = {}
 
     def note(self, leaf: Any) -> Any:
-        """Note a result; returns what stands for it in the template, the same each time."""
+        """Return the placeholder of a result, the same one for the same result."""
         if id(leaf) not in self._noted:
             self._noted[id(leaf)] = self._stand_in(leaf)
         return self._noted[id(leaf)]
@@ -649,10 +684,10 @@ class _Results:
         self.returned.append(leaf.block.id)
         if leaf.block.id in self._recorder.made:
             return leaf
-        # A template keeps no array of the program's.
+        # A template must not keep the program's arrays alive.
         stand_in = self._recorder.stand_in_for((), leaf.dtype)
         same = [place for place, one in enumerate(self._refs) if one is leaf]
-        # Written arguments come last.
+        # If an array is passed twice, take the last position, because written arguments come last.
         self.leaves[stand_in.block.id] = (same or [self.places[leaf.block.id]])[-1], bool(same)
         return _on(stand_in.block, leaf)
 
@@ -667,7 +702,7 @@ async def _made(
     is_joined: bool,
     unjoined: frozenset[str],
 ) -> Template | None:
-    """Make the template of a chain that was recorded; None if it would not be the same as the steps."""
+    """Make the template of a recorded chain; return None if it would not behave like the single steps."""
     recorded = recorder.recorded()
     results = _Results(chain, recorder)
     reply, places = map_tree(reply, results.note), results.places
@@ -683,7 +718,7 @@ async def _made(
     for constant in layout.constants:
         ref = chain.refs[places[constant.ref.block.id]]
         if constant.use == "update" and ref.nbytes != ref.block.nbytes:
-            # All of the block would count as damaged after a failure.
+            # If this run failed, the whole block would count as damaged, and not only the view.
             return None
         uses[constant.use].append((places[ref.block.id], constant.name, ref.block.nbytes))
     reply, result = place_results(reply, layout)
@@ -699,12 +734,12 @@ async def _made(
         is_finished=is_finished(reply),
         leaves=results.leaves,
         numbers=[ref.dtype for ref in numbers],
-        until_joined=_SOON if may_join else 0,
+        until_joined=_FUSE_AFTER_RUNS if may_join else 0,
     )
 
 
 def _name_of(chain: Chain) -> str:
-    """Name a chain by its functions: the first few, and how many more."""
+    """Name a chain after its first six functions, with the number of the others."""
     steps = [step for step in chain.steps if step.function.how != "value" and step.function is not GATHER]
     names = [step.function.name for step in steps]
     return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
@@ -719,7 +754,7 @@ def _layout_of(step: Step, value: object) -> Layouts:
             dtype = DType.of(host.dtype)
             return ArraySpec(0, 0, dtype, host.shape, contiguous_strides(host.shape, dtype.itemsize))
         if one is not value and isinstance(one, (int, float)):
-            # Arrays next to a number are operands.
+            # Numbers cannot be operands, but arrays in the same result can.
             return None
         raise _no_operand(step, type(one).__name__)
 

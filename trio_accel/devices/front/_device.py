@@ -1,4 +1,4 @@
-"""A device that is open: the front of its dispatch, and its supervised address."""
+"""An open device: the front of its dispatch, and its supervised address."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from ...backends.base import (
     host_array,
 )
 from ...backends.base.contract.foreign_names import elsewhere
-from ..base._host_pool import SMALL, Copying
+from ..base._host_pool import MAX_INLINE_BYTES, Copying
 from ..base._options import DeviceOptions
 from ..base._progress import chosen_listener
 from ..base._refusals import shown, what_to_do
@@ -64,15 +64,15 @@ from ._chains import Chains
 from ._html import html_table
 from ._memory import Copy, Empty, PeerCopy, Put, copy_between, is_large
 
-__all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "alone_on", "lend", "look_for_answers", "opened"]
+__all__ = ["DeviceActor", "Lent", "OpenDevice", "Stay", "exclusive", "lend", "opened", "poll_answers"]
 
 
 class OpenDevice(Device):
-    """A `Device`, with the runtime behind it.
+    """A `Device` with its runtime.
 
     Attributes:
-        state: State that its parts share.
-        dispatch: Takes its operations, over all its generations: in this process, or to workers.
+        state: The state that its parts share.
+        dispatch: Takes its operations over all its generations: in this process, or for workers.
     """
 
     def __init__(
@@ -87,22 +87,22 @@ class OpenDevice(Device):
         blocks = None if adopted is None else adopted.blocks
         self.state: DeviceState = DeviceState(backend, info, options, path, system, blocks)
         if adopted is not None:
-            # Generations are counted on, so that no array has one above the device's.
+            # Generations continue, so that no array has a generation above the device's.
             self.state.availability.generation = adopted.generation
         self._have_blocks()
         self.dispatch: InlineDispatch | WorkerDispatch = (
             WorkerDispatch(self.state, adopted) if self.isolation == "process" else InlineDispatch(self.state)
         )
-        # `alone_on` takes this lock.
+        # `exclusive` takes this lock.
         self.turn: trio.Lock = trio.Lock()
         self._around: list[Around] = []
         self._recorders: list[LaunchRecorder] = []
         self._set_ask()
         self.chains: Chains = Chains(self, self.state)
-        # No coroutine stands in between.
+        # Set directly, to save a coroutine.
         self.ask_chain = self.chains.ask  # type: ignore[method-assign]
 
-    if not TYPE_CHECKING:  # a type checker would find every attribute with it
+    if not TYPE_CHECKING:  # with it, type checkers would find every attribute
 
         def __getattr__(self, name: str) -> NoReturn:
             told = "" if name.startswith("_") else elsewhere(name)
@@ -129,7 +129,7 @@ class OpenDevice(Device):
 
     @property
     def condition(self) -> str:
-        """Whether it is ready, closed, rebuilding or given up for now, in words."""
+        """A word for its state: ready, closed, rebuilding or pausing."""
         availability = self.state.availability
         if availability.is_shut and not availability.is_ended:
             return "given up for now"
@@ -212,7 +212,7 @@ class OpenDevice(Device):
 
     @property
     def descriptors(self) -> Ints:
-        """Descriptors of its memory, and of that of its host arrays."""
+        """The descriptors of its memory, and of its host arrays' memory."""
         pool = self.state.host_pool
         slabs = () if pool is None else pool.slabs.values()
         return (
@@ -235,12 +235,12 @@ class OpenDevice(Device):
 
     @contextmanager
     def observed(self, hook: EngineHook, around: Around) -> Generator[None]:
-        """Have operations seen, at every step and by their asks, inside the ``with``.
+        """Observe operations inside the ``with``, at every step and around each `ask`.
 
         Args:
-            hook: Called at every step of every operation. Where the device works in a worker, all steps
-                behind the validation are told at the end, and `Launch.times` says when they were.
-            around: Makes what is asked in place of the dispatch, in the task of the asker.
+            hook: Called at every step of every operation. If the device runs in a worker, all steps after the
+                validation are reported at the end, and `Launch.times` has their times.
+            around: Returns a replacement of the dispatch, for the caller's task.
         """
         self.state.hooks.append(hook)
         self.state.on_hooks()
@@ -253,7 +253,7 @@ class OpenDevice(Device):
 
     @contextmanager
     def recorded(self, recorder: LaunchRecorder) -> Generator[None]:
-        """Have a recorder called with operations and writes inside the ``with``."""
+        """Call a recorder with operations and writes inside the ``with``."""
         self._recorders.append(recorder)
         self.state.validators.append(recorder.validated)
         try:
@@ -275,7 +275,7 @@ class OpenDevice(Device):
 
     def _set_ask(self) -> None:
         cls = type(self)
-        # No coroutine stands in between, which every operation would wake. A subclass may have its own.
+        # Set directly, to save a coroutine that every operation would wake. A subclass may have its own.
         ask: Ask = self.dispatch.ask if cls.ask is OpenDevice.ask else partial(cls.ask, self)
         for around in self._around:
             ask = around(ask)
@@ -341,8 +341,8 @@ class OpenDevice(Device):
             async with opened(own.device).dispatch.lease(own, write=write, stream=stream) as array:
                 hold = own.block.hold()
                 if not isinstance(array, np.ndarray):
-                    # A library keeps this object in what it makes of a GPU's array; the object refuses after
-                    # the lease.
+                    # A library keeps this object in the arrays that it makes of a GPU's array. The object
+                    # refuses use after the lease.
                     weakref.finalize(array, _let_go, hold).atexit = False
                     yield array
                     return
@@ -405,11 +405,11 @@ class OpenDevice(Device):
         self.state.blocks.spare = None
         if self.state.actor is not None:
             with trio.CancelScope(shield=True):
-                # Bounded by the actor's grace.
+                # The actor's grace limits the time.
                 await self.state.actor.stop()
 
     async def wait_ended(self) -> bool:
-        """Tell whether the device is closed or was given up; waits for the end of one that is ending."""
+        """Return whether the device has ended. If it is ending, wait for the end first."""
         await trio.lowlevel.checkpoint()
         if not self.state.availability.is_ended or self.state.actor is None:
             return False
@@ -417,7 +417,7 @@ class OpenDevice(Device):
         return True
 
     async def start(self, parent: System | SupervisorScope) -> None:
-        """Start the device's actors, below the system or a supervisor in it."""
+        """Start the device's actors, below the system or one of its supervisors."""
         options = self.options
         await self.dispatch.prepare()
         self.state.actor = await parent.spawn(
@@ -429,15 +429,15 @@ class OpenDevice(Device):
                 options,
                 directives={Exception: Directive.STOP},
                 grace=options.close_grace + 10.0,
-                reopens=options.when_given_up == "reopen",
+                reopens=options.on_failure == "reopen",
             ),
         )
         self.dispatch.started()
 
     def have_back(self, memory: LeftMemory) -> None:
-        """Take the memory back: the device that was to adopt it could not be opened."""
+        """Take the memory back, because the adopting device could not be opened."""
         self._have_blocks()
-        assert isinstance(self.dispatch, WorkerDispatch)  # others leave nothing
+        assert isinstance(self.dispatch, WorkerDispatch)  # others do not leave memory
         self.dispatch.have_back(memory)
 
     def _have_blocks(self) -> None:
@@ -454,12 +454,17 @@ class OpenDevice(Device):
             return await self.ask(PeerCopy(borrowed[0]))
 
     async def _pinned(self, given: object) -> HostArray:
-        """Return the copy of a read-only array that the device transfers by itself; made when there is none.
+        """Return the copy of a read-only array that the device transfers on its own, or make it.
 
-        Where none is needed it is the array.
+        If no copy is needed, return the array.
         """
         host, pool = _check_lasting(given), self.state.host_pool
-        if pool is None or pool.is_closed or host.nbytes <= SMALL or isinstance(host, np.ma.MaskedArray):
+        if (
+            pool is None
+            or pool.is_closed
+            or host.nbytes <= MAX_INLINE_BYTES
+            or isinstance(host, np.ma.MaskedArray)
+        ):
             return host
         self.state.check_run("put")
         try:
@@ -475,7 +480,7 @@ class OpenDevice(Device):
         return copy
 
     def _check_foreign(self) -> None:
-        """Refuse arrays of other CUDA libraries where they are in another memory."""
+        """Refuse arrays of other CUDA libraries if the device cannot address their memory."""
         backend = self.state.backend
         if self.isolation == "process" or backend.shares_memory_with_host:
             raise NotSupportedError(
@@ -488,10 +493,10 @@ class OpenDevice(Device):
 
 
 def opened(device: Device) -> OpenDevice:
-    """Return the device with the runtime behind it, which every device has.
+    """Return the device with its runtime, which every device has.
 
     Raises:
-        TypeError: It is no device of a system.
+        TypeError: It is not a device of a system.
     """
     if not isinstance(device, OpenDevice):
         raise TypeError(f"a device must be opened by a system, got {device!r}")
@@ -503,19 +508,19 @@ def opened(device: Device) -> OpenDevice:
 async def lend(
     where: str, refs: Sequence[AccelRef], devices: Sequence[Device], stay: Stay | None = None
 ) -> AsyncGenerator[Lent]:
-    """Hold arrays for devices that read them: operations that write to them wait until none does any more.
+    """Lease arrays to devices that read them. Operations that write to them wait until the last reader ends.
 
-    What a device does not reach is copied to it first, by way of the host, and is not held.
+    If a device cannot reach an array, the array is first copied to it through the host, and is not leased.
 
-    Operations that are asked for inside must not wait for one that waits for these arrays, or for one of its
-    library. So they belong to a library of which none writes to an array that was there before, such as
+    Operations inside must not wait for an operation that waits for these arrays, or for another operation of
+    its library. So they must belong to a library that never writes to an existing array, such as
     `PeerCopyActor`.
 
     Args:
-        where: What reads them, for errors.
+        where: The name of the reader, for errors.
         refs: The arrays.
         devices: The devices.
-        stay: How long their workers keep the memory mapped; None for no longer than they read the arrays.
+        stay: Determines how long their workers keep the memory mapped; None while they read the arrays.
 
     Raises:
         StaleRefError, DeviceLostError: As for a lease.
@@ -538,8 +543,8 @@ async def lend(
                 else:
                     copies[number, device] = await ref.copy_to(device)
         await _have_contexts(homes)
-        # The loop has no checkpoint: all that lend the same arrays take their turns in one order, and none
-        # waits for a write that waits for another one.
+        # The loop does not contain a checkpoint. So all callers that lease the same arrays take their turns
+        # in one order, and none waits for a write that waits for another caller.
         for number, ref in reached.items():
             loans[number] = homes[number].dispatch.lend(ref)
         for loan in loans.values():
@@ -554,16 +559,16 @@ async def lend(
 
 @asynccontextmanager
 @enable_ki_protection
-async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None]:
-    """Have several devices for what runs on all of them at the same time: two such things take turns.
+async def exclusive(devices: Iterable[Device]) -> AsyncGenerator[None]:
+    """Reserve several devices for work that runs on all of them at once. Such tasks take turns.
 
-    Operations of a single device do not take part in that.
+    Operations of a single device are not affected.
     """
     held: list[trio.Lock] = []
     try:
-        # The locks are taken in one order by all, so that no two wait for each other.
+        # All callers take the locks in one order, so that no two wait for each other.
         for device in sorted(map(opened, devices), key=attrgetter("path")):
-            # A free lock is taken without a checkpoint: small collectives have no time for it.
+            # A free lock is taken without a checkpoint, because small collectives cannot afford it.
             try:
                 device.turn.acquire_nowait()
             except trio.WouldBlock:
@@ -576,14 +581,14 @@ async def alone_on(devices: Iterable[Device]) -> AsyncGenerator[None]:
 
 
 @enable_ki_protection
-async def look_for_answers(devices: Iterable[Device], goes_on: Callable[[], bool]) -> None:
-    """Poll for the answers of several workers in the task that waits for them, while these are due (D171).
+async def poll_answers(devices: Iterable[Device], goes_on: Callable[[], bool]) -> None:
+    """Poll for due answers of several workers in the task that waits for them (D171).
 
-    It may return at once. The caller waits for the answers that have not come.
+    It may return at once. The caller waits for the missing answers.
 
     Args:
         devices: The devices.
-        goes_on: Tells whether something is waited for.
+        goes_on: Returns whether an answer is still awaited.
     """
     dispatches = [opened(device).dispatch for device in devices]
     due = [one.due() for one in dispatches if isinstance(one, WorkerDispatch)]
@@ -593,7 +598,7 @@ async def look_for_answers(devices: Iterable[Device], goes_on: Callable[[], bool
 
 
 async def _have_contexts(devices: Iterable[OpenDevice]) -> None:
-    """Wait until devices of this process have contexts; those in workers have their requests wait."""
+    """Wait until devices of this process have contexts. Devices in workers queue their requests."""
     inline = [one.dispatch for one in devices if isinstance(one.dispatch, InlineDispatch)]
     while any(one.session is None for one in inline):
         for one in inline:
@@ -601,18 +606,18 @@ async def _have_contexts(devices: Iterable[OpenDevice]) -> None:
 
 
 async def _reaches(one: OpenDevice, other: OpenDevice) -> bool:
-    """Tell whether operations of a device can read the memory of another one, or of this one itself."""
+    """Return whether operations of a device can read the memory of another device, or of the same one."""
     if one is other or one.state.backend is not other.state.backend:
         return one is other
     if isinstance(one.dispatch, InlineDispatch):
         return (await one.dispatch.ready()).engine.device.reaches(other.info)
-    # Memory of this process has no descriptor that a worker could map.
+    # A worker cannot map this process's memory, because it lacks a descriptor.
     return isinstance(other.dispatch, WorkerDispatch)
 
 
 @attrs.frozen(eq=False)
 class Lent:
-    """Arrays that are held for devices that read them."""
+    """Arrays leased to reading devices."""
 
     _where: str
     _count: int
@@ -623,10 +628,10 @@ class Lent:
     @asynccontextmanager
     @enable_ki_protection
     async def to(self, device: Device) -> AsyncGenerator[list[AccelRef]]:
-        """Have one of the devices read them; the arrays are to be used in its operations alone.
+        """Let one of the devices read the arrays; use them only in its operations.
 
         Raises:
-            DeviceLostError: The device is closed, or was given up.
+            DeviceLostError: The device is closed, or has failed for good.
             NotSupportedError: The driver cannot map the memory.
         """
         dispatch = opened(device).dispatch
@@ -648,7 +653,7 @@ class Lent:
 
 
 def _check_host(host: object) -> None:
-    """Refuse what is there, or is not there yet: NumPy would make an array of objects of it."""
+    """Refuse device arrays and unfinished results, because NumPy would put them into an object array."""
     if isinstance(host, AccelRef):
         raise TypeError(
             f"put: the array is on {host.device.path} already; await ref.copy() copies it there, and "
@@ -662,7 +667,7 @@ def _check_host(host: object) -> None:
 
 
 def _check_lasting(host: object) -> HostArray:
-    """Refuse an array that may change between two calls, of which a copy would be out of date."""
+    """Refuse an array that may change between two calls, because its copy would be out of date."""
     if not isinstance(host, np.ndarray):
         raise TypeError(
             f"put: pinned=True takes a NumPy array, for which a copy is kept, got {type(host).__name__}"
@@ -693,7 +698,7 @@ def _extents(shape: int | Sequence[int]) -> Ints:
 class DeviceActor(Actor):
     """Restarts the context of a device, within the device's intensity."""
 
-    # Each may wait for its grace: several that hang would add up.
+    # Each may wait for its grace, and several that hang would add up.
     ends_together: ClassVar[bool] = True
 
     def __init__(self, state: DeviceState, dispatch: InlineDispatch | WorkerDispatch) -> None:
@@ -702,7 +707,7 @@ class DeviceActor(Actor):
 
     @asynccontextmanager
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
-        """Hold the context; when it is given up, so is the device."""
+        """Hold the context. The device ends with it."""
         state = self._state
         try:
             async with self._dispatch.open(context):
@@ -715,4 +720,4 @@ class DeviceActor(Actor):
 
 
 def _let_go(hold: Hold) -> None:
-    """Let go of an array's memory: no other library has it any more."""
+    """Release an array's memory, because no other library uses it."""

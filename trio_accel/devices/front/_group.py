@@ -1,4 +1,4 @@
-"""Several devices as one whole, and which of them gets the next work: rules that groups and routers share."""
+"""Several devices as one group, and the choice among them: rules that groups and routers share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
     "Key",
     "PlacementError",
     "PlacementPolicy",
-    "able",
+    "available",
     "by_key",
     "by_load",
 ]
@@ -33,7 +33,7 @@ __all__ = [
 
 @attrs.define(eq=False)
 class DeviceOpening(NotAwaited):
-    """A device being opened: await it, or use it in ``async with``, which closes the device at the end."""
+    """An opening device. Await it, or use it in ``async with``, which closes it at the end."""
 
     what_to_do = (
         "the device is not open yet: device = await system.open_device(...), "
@@ -58,7 +58,7 @@ class DeviceOpening(NotAwaited):
 
 
 Key: TypeAlias = str | bytes | int
-"""Types of keys: equal keys have equal places, in every process."""
+"""The types of keys. Equal keys have the same device in every process."""
 
 
 class _Named(Protocol):
@@ -77,22 +77,24 @@ NamedT = TypeVar("NamedT", bound=_Named)
 LivingT = TypeVar("LivingT", bound=_Living)
 
 
-def able(candidates: Iterable[LivingT], *, skips: bool) -> list[LivingT]:
-    """Leave out those that have ended for good.
+def available(candidates: Iterable[LivingT], *, skips: bool) -> list[LivingT]:
+    """Leave out permanently ended candidates.
 
     Args:
-        candidates: All that there are.
-        skips: Whether those that are being restarted or rebuilt are left out too, as long as another works.
+        candidates: All candidates.
+        skips: Whether candidates that are being restarted or rebuilt are also left out, as long as another
+            one works.
     """
     alive = [candidate for candidate in candidates if not candidate.is_dead]
     return [candidate for candidate in alive if candidate.is_available or not skips] or alive
 
 
 def by_key(key: object, candidates: Sequence[NamedT]) -> NamedT:
-    """Find the place of a key by rendezvous hashing (Thaler and Ravishankar, IEEE/ACM ToN 1998).
+    """Choose the candidate of a key by rendezvous hashing (Thaler and Ravishankar, IEEE/ACM ToN 1998).
 
-    The key and the names decide, not the number or order of the candidates. So when one goes, its keys move
-    to all the others, and when one comes, it gets a share of the keys of each. No other key moves.
+    The key and the names decide, and not the number or order of the candidates. So when a candidate is
+    removed, its keys move to all the others, and when one is added, it gets a share of the keys of each. No
+    other key moves.
 
     Args:
         key: A str, bytes or an int.
@@ -106,13 +108,13 @@ def by_key(key: object, candidates: Sequence[NamedT]) -> NamedT:
 
 
 def _score(key: bytes, name: str) -> bytes:
-    # The length parts the two, so that no other pair gives the same text.
+    # The length separates the two, so that no other pair gives the same bytes.
     named = name.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(len(named).to_bytes(8, "big") + named + key, digest_size=16).digest()
 
 
 def _as_bytes(key: object) -> bytes:
-    """Return a key as bytes, by which keys of several types differ."""
+    """Return a key as bytes, which differ for keys of different types."""
     if isinstance(key, str):
         return b"s" + key.encode("utf-8", "surrogatepass")
     if isinstance(key, bytes):
@@ -124,15 +126,15 @@ def _as_bytes(key: object) -> bytes:
 
 @attrs.frozen(kw_only=True)
 class DeviceLoad:
-    """The load of one device of a `DeviceGroup`, as this process knows it: the device is not asked.
+    """The load of one device in a `DeviceGroup`, as this process knows it, without asking the device.
 
     Attributes:
         device: The device.
-        name: Its name in the group, such as ``"cuda:0"``; keys find it by that.
-        in_flight: Operations that were handed over and are not done.
-        free: Bytes that arrays may still take: its limit, and the memory of the hardware, less the arrays
-            that the system has there.
-        turn: Number of its last placing in the group, from 1; 0 if it had none.
+        name: Its name in the group, such as ``"cuda:0"``, by which keys are assigned.
+        in_flight: The number of submitted operations that are not done.
+        free: The bytes that are available for arrays: the smaller of its limit and the hardware's memory,
+            minus the arrays that the system has there.
+        turn: The number of its last placing in the group, from 1; 0 if there was none.
     """
 
     device: Device
@@ -143,30 +145,30 @@ class DeviceLoad:
 
     @property
     def is_available(self) -> bool:
-        """Whether it has a context now."""
+        """Whether the device has a context now."""
         return self.device.is_ready
 
     @property
     def is_dead(self) -> bool:
-        """Whether it was closed or given up."""
+        """Whether the device has ended."""
         return self.device.is_ended
 
 
 PlacementPolicy: TypeAlias = Callable[[Sequence[DeviceLoad]], DeviceLoad]
-"""Chooses one of the devices, of which there is at least one."""
+"""Chooses one of the given devices, of which there is at least one."""
 
 
 def by_load(loads: Sequence[DeviceLoad]) -> DeviceLoad:
-    """Choose the device with the fewest operations in flight: the policy of a group that has no other.
+    """Choose the device with the fewest operations in flight. This is the default policy of a group.
 
-    Equal ones are told apart by the most free memory, and then by the longest time since the last choice.
+    Among equal devices it chooses the one with the most free memory, and then the longest unchosen one.
     """
     return min(loads, key=lambda load: (load.in_flight, -load.free, load.turn))
 
 
 @attrs.define(eq=False, slots=False)
 class PlacementError(AccelError):
-    """No device of a group meets the hints.
+    """No device of a group satisfies the hints.
 
     Attributes:
         reasons: The reason why each device does not, by its path.
@@ -176,7 +178,7 @@ class PlacementError(AccelError):
 
 
 class _Home(Protocol):
-    """The system of a group, as that sees it."""
+    """The system of a group."""
 
     @property
     def devices(self) -> tuple[Device, ...]: ...
@@ -196,11 +198,11 @@ class _Home(Protocol):
 
 @attrs.frozen
 class _Hints:
-    """The conditions under which a device is chosen.
+    """The conditions for the choice of a device.
 
     Raises:
-        TypeError, ValueError: A hint that is none.
-        StaleRefError: The array must not be used any more.
+        TypeError, ValueError: A hint is invalid.
+        StaleRefError: The array is no longer valid.
     """
 
     backend: str | None
@@ -226,7 +228,7 @@ class _Hints:
             self.near.block.check("place: near")
 
     def refusals(self, load: DeviceLoad) -> Iterator[str]:
-        """Tell why a device is not to be chosen; nothing if it may be."""
+        """Yield the reasons why a device must not be chosen; none if it may be."""
         device, info = load.device, load.device.info
         if load.is_dead:
             yield "was given up" if opened(device).state.is_given_up else "was closed"
@@ -244,13 +246,14 @@ class _Hints:
 
 @attrs.define(eq=False)
 class DeviceGroup:
-    """Devices that were opened together, and that are closed together. Made by `System.open_devices`.
+    """Devices opened and closed together. Made by `System.open_devices`.
 
-    Each is supervised as any other: one that loses its context gets the next, and one that is given up leaves
-    the group, while the others go on. Iterating over a group gives its open devices.
+    Each is supervised like any other: a device that loses its context gets the next one, and a device that
+    has failed for good leaves the group, while the others continue. Iterating over a group gives its open
+    devices.
 
     Attributes:
-        options: How devices are opened in it where nothing else is said.
+        options: The default options of its devices.
         scope: The supervisor of its devices.
     """
 
@@ -258,7 +261,7 @@ class DeviceGroup:
     scope: SupervisorScope
     options: DeviceOptions
     _policy: PlacementPolicy
-    # The members, by their names in the group. One that has ended stays until another takes its name.
+    # The members, by their names in the group. An ended device stays until another takes its name.
     _members: dict[str, OpenDevice] = attrs.field(factory=dict[str, OpenDevice], init=False)
     _turns: Counter[str] = attrs.field(factory=Counter[str], init=False)
     _last_turn: int = attrs.field(default=0, init=False)
@@ -275,12 +278,12 @@ class DeviceGroup:
 
     @property
     def path(self) -> str:
-        """Path of the group in the tree; those of its devices begin with it."""
+        """The path of the group in the tree; the paths of its devices begin with it."""
         return self.scope.path
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """Its devices that are open, in the order in which they were opened."""
+        """The open devices, in the order in which they were opened."""
         return tuple(device for device in self._members.values() if not device.is_ended)
 
     def __iter__(self) -> Iterator[Device]:
@@ -289,7 +292,7 @@ class DeviceGroup:
     def __len__(self) -> int:
         return len(self.devices)
 
-    if not TYPE_CHECKING:  # a type checker reports it where there is none
+    if not TYPE_CHECKING:  # so that type checkers report their use
 
         def __getitem__(self, index: object) -> NoReturn:
             raise TypeError("a DeviceGroup cannot be indexed; index its tuple of devices: devices.devices[0]")
@@ -302,9 +305,9 @@ class DeviceGroup:
         raise not_copied("a DeviceGroup", "open one where it is needed")
 
     def add(self, device: OpenDevice) -> None:
-        """Take a device in that has just been opened for the group."""
+        """Add a newly opened device to the group."""
         name = device.path.rpartition("/")[2]
-        # The member goes to the end, if another had the name.
+        # The device is added at the end, even if another had its name.
         self._members.pop(name, None)
         self._turns.pop(name, None)
         self._members[name] = device
@@ -318,17 +321,17 @@ class DeviceGroup:
         name: str | None = None,
         **_unknown: Never,
     ) -> DeviceOpening:
-        """Open one more device in the group, such as in place of one that was given up.
+        """Open another device in the group, for example to replace a failed device.
 
-        As `System.open_device`. A second context on hardware that the group has already is meant to be one,
-        so no warning tells of it.
+        It works like `System.open_device`. A second context on hardware of the group is taken as intended, so
+        it causes no warning.
 
         Args:
-            spec: Name of a backend or device.
-            options: How it is opened and supervised; None for the options of the group, or with `adopt` those
-                of that device.
-            adopt: A device of this system that was given up.
-            name: Its name below the group in the tree; by default that of the hardware.
+            spec: The name of a backend or device.
+            options: The options with which it is opened and supervised; None for the options of the group, or
+                with `adopt` those of that device.
+            adopt: A device of this system that has failed for good.
+            name: Its name below the group in the tree; by default the name of the hardware.
 
         Raises:
             Exception: See `System.open_device`.
@@ -338,10 +341,10 @@ class DeviceGroup:
         return self._home.open_in(self, spec, options, adopt, name, _unknown)
 
     def loads(self) -> tuple[DeviceLoad, ...]:
-        """Return the loads of its open devices, as this process knows them: no device is asked.
+        """Return the loads of its open devices, as this process knows them, without asking the devices.
 
         Raises:
-            RuntimeError: It is called in another thread or Trio run than the system's.
+            RuntimeError: You call it in another thread or Trio run than the system's.
         """
         self._home.check_run("loads")
         return tuple(load for load in self._loads() if not load.is_dead)
@@ -357,40 +360,39 @@ class DeviceGroup:
         exclude: Collection[Device] = (),
         near: AccelRef | None = None,
     ) -> Device:
-        """Choose the device that gets the next work. Waits for nothing, and takes nothing of the device.
+        """Choose the device for the next work. This neither waits nor reserves anything.
 
-        It is the one that the policy of the group chooses among those that meet the hints: where none was
-        given, that with the fewest operations in flight, then the most free memory, then that which was not
-        chosen for longest. A device without a context is left out as long as another one that meets the
-        hints has one; otherwise its requests wait for the next context. One that was closed or given up is
-        never chosen.
+        The policy of the group chooses among the devices that satisfy the hints. The default policy takes the
+        device with the fewest operations in flight, then with the most free memory, then the longest unchosen
+        one. A device without a context is left out as long as another device that satisfies the hints has
+        one; otherwise its requests wait for the next context. An ended device is never chosen.
 
-        With a key the policy is not asked. Equal keys go to the same device, in every process and in any
-        order. When that has ended, its keys move to all the others, and no other key moves. While it has no
-        context, its keys stay, and their requests wait for it.
+        With a key, the policy is not used. Equal keys get the same device, in every process and in any order.
+        When that device has ended, its keys move to all the others, and no other key moves. While it rebuilds
+        its context, its keys stay, and their requests wait for it.
 
         Args:
             backend: Only devices of this backend, such as ``"cuda"``.
             product: Only devices with this text in their description, such as ``"H200"``, in any case.
-            memory: Bytes that must be free; they are not reserved.
-            key: What is to stay on one device, such as a session.
-            exclude: Devices that are not to be chosen.
-            near: An array: only the device that has it.
+            memory: The bytes that must be free; they are not reserved.
+            key: A key for work that must stay on one device, such as a session.
+            exclude: Devices that must not be chosen.
+            near: An array: only its device.
 
         Raises:
-            PlacementError: No device meets the hints; it says of each why not.
-            TypeError: An argument of another type, or a policy that returns something else.
+            PlacementError: No device satisfies the hints; the error gives the reason for each device.
+            TypeError: An argument has another type, or the policy returns something else.
             ValueError: `memory` is negative.
-            StaleRefError: The array of `near` must not be used any more.
-            RuntimeError: It is called in another thread or Trio run than the system's.
+            StaleRefError: The array of `near` is no longer valid.
+            RuntimeError: You call it in another thread or Trio run than the system's.
         """
         self._home.check_run("place")
         hints = _Hints(backend, product, memory, exclude, near)
         loads = tuple(self._loads())
         reasons = {load.device.path: why for load in loads if (why := next(hints.refusals(load), None))}
-        fitting = able(
+        fitting = available(
             [load for load in loads if load.device.path not in reasons],
-            # D149: what is kept for a key is on its device, and is there again with the next context.
+            # D149: cached data for a key is on its device, and exists again with the next context.
             skips=key is None,
         )
         if not fitting:
@@ -408,7 +410,7 @@ class DeviceGroup:
         return chosen.device
 
     def _loads(self) -> Iterator[DeviceLoad]:
-        # Devices outside of the group count, too: hardware has one memory, however many contexts.
+        # Devices outside of the group also count, because all contexts share the hardware's memory.
         held = {device: opened(device).state.blocks.held() for device in self._home.devices}
         taken: Counter[str] = Counter()
         for other, nbytes in held.items():

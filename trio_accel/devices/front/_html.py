@@ -1,4 +1,4 @@
-"""Tables that notebooks show of devices; they have what is known, and ask no device."""
+"""Tables of devices for notebooks, which show known facts and do not ask the devices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["html_table"]
 
 
 def html_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Write a table in HTML, whose cells are text.
+    """Write a table in HTML with text cells.
 
     Args:
         head: The first row.

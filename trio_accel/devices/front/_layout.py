@@ -1,4 +1,4 @@
-"""Layout of a recording: the arrays of a replay, the result of its step, and its drawing."""
+"""The layout of a recording: the arrays of a replay, the result of its step, and its drawing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ..operations._ref import AccelRef
 from ._recorder import Recorded
 
 Use: TypeAlias = Literal["read", "update", "write", "none"]
-"""Access of a graph to an array: an update reads and changes it, a write overwrites all of it."""
+"""The access of a graph to an array: an update reads and changes it, a write overwrites all of it."""
 
 ReplyT = TypeVar("ReplyT")
 
@@ -39,8 +39,8 @@ class Input:
     Attributes:
         name: Its name in the step.
         spec: The layout that it must have.
-        use: Access of the graph.
-        block: The block that stands for it in the recording.
+        use: The access of the graph.
+        block: Its placeholder block in the recording.
     """
 
     name: str
@@ -51,12 +51,12 @@ class Input:
 
 @attrs.frozen(eq=False)
 class Constant:
-    """An array that a graph uses, and that is no argument of it.
+    """An array that a graph uses, but that is not an argument.
 
     Attributes:
         name: Its use, for errors.
-        ref: Its memory, or as much of it as the graph can use.
-        use: Access of the graph.
+        ref: Its memory, or the part that the graph can use.
+        use: The access of the graph.
     """
 
     name: str
@@ -66,17 +66,18 @@ class Constant:
 
 @attrs.frozen(eq=False)
 class Layout:
-    """The arrays of a graph, in the order in which its recipe numbers them, by what the graph does with them.
+    """The arrays of a graph in the order of the recipe's numbers, which is the order of their access.
 
-    Written ones are in this order: inputs, arrays that are returned, scratch memory.
+    Written arrays are in this order: inputs, returned arrays, scratch memory.
 
     Attributes:
-        inputs: The arguments, in their order.
-        constants: Other arrays of the device.
-        made: Bytes of the arrays that are made with each replay, by the blocks that stood for them.
-        scratch: Bytes of the memory for results in between.
+        inputs: The arguments, in order.
+        constants: The other arrays of the device.
+        made: The sizes of the arrays that each replay makes, by placeholder block.
+        scratch: The bytes of the memory for intermediate results.
         recipe: The chain.
-        places: Position of the array that holds each block, and the bytes between their offsets.
+        places: For each block: the position of the array that contains it, and the difference of their
+            offsets.
     """
 
     inputs: tuple[Input, ...]
@@ -94,14 +95,15 @@ def lay_out(
     given: Mapping[int, int] | None = None,
     kept: Iterable[int] = (),
 ) -> Layout:
-    """Say where the arrays of a recorded chain are.
+    """Assign positions to the arrays of a recorded chain.
 
     Args:
         recorded: The chain.
-        arguments: Name and layout of each argument.
+        arguments: The name and layout of each argument.
         returned: The blocks of the arrays that it returns.
-        given: Bytes of blocks that are filled before it runs, at the beginning of the scratch memory, by ids.
-        kept: Blocks of results in between that stay to the end, side by side.
+        given: The sizes of blocks that are filled before it runs, at the beginning of the scratch memory, by
+            id.
+        kept: The blocks of intermediate results that stay to the end, next to each other.
     """
     filled, start = dict[int, int](), 0
     for block, nbytes in (given or {}).items():
@@ -137,18 +139,18 @@ def lay_out(
 
 
 def aligned(nbytes: int) -> int:
-    """Return the bytes that an array takes among others; one without elements has a place, too."""
+    """Return the bytes that an array takes among others; even an empty array has a place."""
     return max(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
 
 
 def _uses(nodes: Iterable[GraphNode], given: Mapping[int, ArraySpec]) -> dict[int, Use]:
-    """Find the access of a chain to each block."""
+    """Determine the access of a chain to each block."""
     uses: dict[int, Use] = {}
 
     def note(array: ArraySpec, *, is_read: bool, is_written: bool) -> None:
         block = array.block
         before = uses.get(block, "none")
-        # Once it is overwritten, what is read of it is the chain's own.
+        # After an overwrite, the chain reads only its own data.
         if before in ("update", "write"):
             return
         base = given.get(block)
@@ -172,32 +174,32 @@ def _uses(nodes: Iterable[GraphNode], given: Mapping[int, ArraySpec]) -> dict[in
 def _share(
     nodes: Sequence[GraphNode], sizes: Mapping[int, int], kept: Iterable[int]
 ) -> tuple[dict[int, int], int]:
-    """Lay results in between out in one memory: where one was that no later operation uses, another may be.
+    """Place intermediate results in one memory, which results with separate lifetimes share.
 
     Operations of a graph run one after the other, so a result lives from its first use to its last (D167).
-    Each gets the first gap among those that live with it.
+    Each gets the first gap between the results that live at the same time.
 
     Args:
         nodes: The operations.
-        sizes: Bytes of the results, by their blocks.
-        kept: Those that stay to the end, side by side.
+        sizes: The sizes of the results, by block.
+        kept: The results that stay to the end, next to each other.
 
     Returns:
-        Where each begins that an operation uses, and how long the memory is.
+        The offset of each used result, and the length of the memory.
     """
     spans: dict[int, tuple[int, int]] = {}
     for number, node in enumerate(nodes):
         for array in (*node.spec.inputs(), *node.spec.outputs()):
             if array.block in sizes:
                 spans[array.block] = spans.get(array.block, (number, 0))[0], number
-    # They lie side by side, in their order.
+    # They are next to each other, in order.
     stay = {block: (0, len(nodes)) for block in kept if block in spans}
     offsets: dict[int, int] = {}
-    # The results that live, as last use, start and end; and the gaps between them, which do not touch.
+    # The living results, as last use, start and end; and the gaps between them, which do not touch.
     living: list[tuple[int, int, int]] = []
     gaps: list[tuple[int, int]] = []
     top = length = 0
-    # The blocks come in the order of their first use.
+    # The blocks are in the order of their first use.
     rest = {block: spans[block] for block in spans if block not in stay}
     for block, (first, last) in (stay | rest).items():
         while living and living[0][0] < first:
@@ -216,7 +218,7 @@ def _share(
 
 
 def _add_gap(gaps: list[tuple[int, int]], start: int, end: int, top: int) -> int:
-    """Join a gap with its neighbours; returns where the memory that is used ends now."""
+    """Merge a gap with its neighbours; return the new end of the used memory."""
     place = bisect.bisect(gaps, (start, end))
     if place < len(gaps) and gaps[place][0] == end:
         _, end = gaps.pop(place)
@@ -242,14 +244,14 @@ def _placed(node: GraphNode, places: Mapping[int, tuple[int, int]]) -> GraphNode
 
 
 def dot_of(nodes: Sequence[GraphNode]) -> str:
-    """Return a chain as a digraph: an edge leads to each operation that must follow because of an array."""
+    """Return a chain as a digraph, with an edge to each operation that must follow because of an array."""
     return "\n".join(["digraph graph_of_operations {", '  node [shape="box"];', *_body(nodes, "n"), "}", ""])
 
 
 def _body(nodes: Sequence[GraphNode], prefix: str) -> Iterator[str]:
     for number, node in enumerate(nodes):
         outs = ", ".join(f"{out.dtype} {out.shape}" for out in node.spec.outputs())
-        # A name expression of a kernel may have both.
+        # The name expression of a kernel may contain both.
         name = node.operation.replace("\\", "\\\\").replace('"', '\\"')
         yield f'  {prefix}{number} [label="{name}\\n{outs}"];'
         if isinstance(node.spec, (GraphSpec, BranchSpec, LoopSpec)):
@@ -262,19 +264,19 @@ def _body(nodes: Sequence[GraphNode], prefix: str) -> Iterator[str]:
 
 
 def _followed(earlier: Sequence[GraphNode], node: GraphNode) -> Iterator[int]:
-    """Yield the operations that one must follow, but for those that these follow by the same array."""
+    """Yield the operations that a node must follow, except those that these follow by the same array."""
     reads, writes = list(node.spec.inputs()), list(node.spec.outputs())
     for number in reversed(range(len(earlier))):
         made, used = earlier[number].spec.outputs(), earlier[number].spec.inputs()
         if _meet(made, (*reads, *writes)) or _meet(used, writes):
             yield number
-            # Blocks that this operation overwrites in full were made by earlier ones of the chain.
+            # Earlier operations of the chain made the blocks that this operation overwrites completely.
             reads = [array for array in reads if array not in made]
             writes = [array for array in writes if array not in made]
 
 
 def _meet(first: Sequence[ArraySpec], second: Sequence[ArraySpec]) -> bool:
-    """Tell whether arrays of two operations may share an element."""
+    """Return whether arrays of two operations may share an element."""
     return any(overlaps(one, other) for one in first for other in second)
 
 
@@ -282,7 +284,7 @@ def map_reply(reply: ReplyT, function: Callable[[AccelRef], AccelRef]) -> ReplyT
     """Replace each array of a reply.
 
     Raises:
-        TypeError: It holds something else.
+        TypeError: The reply contains another object.
     """
 
     def one(value: object) -> AccelRef:
@@ -297,17 +299,17 @@ def map_reply(reply: ReplyT, function: Callable[[AccelRef], AccelRef]) -> ReplyT
 
 
 def leaves_of(value: object) -> list[Any]:
-    """List the leaves of tuples, lists and dictionaries but None."""
+    """List the leaves of tuples, lists and dictionaries, except None."""
     leaves: list[Any] = []
     map_tree(value, leaves.append)
     return leaves
 
 
 def map_tree(value: object, function: Callable[[Any], Any], depth: int = 0) -> Any:
-    """Replace each leaf of tuples, lists and dictionaries but None.
+    """Replace each leaf of tuples, lists and dictionaries, except None.
 
     Raises:
-        ValueError: A list holds itself.
+        ValueError: A list contains itself.
     """
     if value is None:
         return None
@@ -318,7 +320,7 @@ def map_tree(value: object, function: Callable[[Any], Any], depth: int = 0) -> A
         items = [map_tree(item, function, depth + 1) for item in cast("Sequence[Any]", value)]
         if kind is list:
             return items
-        # A named tuple takes its items one by one.
+        # A named tuple takes its items as separate arguments.
         return kind(*items) if hasattr(kind, "_fields") else tuple(items)
     if kind is dict:
         return {

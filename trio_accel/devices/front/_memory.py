@@ -1,4 +1,4 @@
-"""Operations of every device on its memory: messages of the memory actor, and copies between devices."""
+"""Memory operations of every device: messages of the memory actor, and copies between devices."""
 
 from __future__ import annotations
 
@@ -57,33 +57,33 @@ __all__ = [
     "ToHost",
 ]
 
-_PIECE = 16 << 20
-"""Bytes of a piece of a large transfer."""
+_CHUNK_BYTES = 16 << 20
+"""The bytes of a piece of a large transfer."""
 _HANDED_OVER = 32
-"""Pieces of an array that are handed over at once: fewer than a library has in flight."""
+"""The number of pieces that are submitted at once: fewer than a library has in flight."""
 _IN_FLIGHT = 3
-"""Pieces on their way at a time: one leaves its device, one is copied by the host, one arrives."""
+"""The number of pieces in transit: one leaves its device, the host copies one, and one arrives."""
 
 _Part: TypeAlias = tuple[slice, ...]
 
 
 class MemoryActor(LibraryActor):
-    """Copies between host and device, and within the device, on a stream of its own."""
+    """Copies between host and device, and within the device, on its own stream."""
 
     library = "memory"
 
 
 class PeerCopyActor(LibraryActor):
-    """Copies arrays of other devices, on a stream of its own.
+    """Copies arrays of other devices, on its own stream.
 
-    Its operations make new arrays. So none of them waits for what waits until an array is not read any more.
+    Its operations make new arrays. So they never wait for an operation that waits for the end of reading.
     """
 
     library = "memory"
 
 
 class _OfMemory(Operation[MemoryActor, ReplyT_co]):
-    """Base of the messages."""
+    """The base of the messages."""
 
     __slots__ = ()
     library: ClassVar[str] = "trio_accel.devices:MemoryActor"
@@ -96,7 +96,7 @@ class Put(_OfMemory[AccelRef]):
     host: npt.NDArray[Any] | ForeignArray
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Refuse what is no array of a device dtype."""
+        """Refuse objects other than arrays of a device dtype."""
         if isinstance(self.host, ForeignArray):
             out = planner.output(self.host.shape, planner.dtype("host", self.host.dtype))
             planner.keep(self.host)
@@ -117,11 +117,11 @@ class ToHost(_OfMemory[HostArray]):
     out: npt.NDArray[Any] | None = None
 
     def plan(self, planner: Planner) -> Planned[npt.NDArray[Any]]:
-        """Refuse an `out` of another shape or dtype, or one that is read-only or whose elements overlap."""
+        """Refuse an `out` with another shape or dtype, with overlapping elements, or without write access."""
         source = planner.read("source", self.source)
         host = self.out
         if host is None:
-            # The array is not shared yet: a cancelled asker need not wait until it is filled.
+            # The array is not shared yet, so a cancelled caller need not wait until it is filled.
             host = np.empty(source.shape, source.dtype.dtype)
             return Planned(CopyToHostSpec(host, source), host)
         if not isinstance(host, np.ndarray):
@@ -149,7 +149,7 @@ class ToHost(_OfMemory[HostArray]):
 
 @attrs.define(eq=False, on_setattr=None)
 class Copy(_OfMemory[AccelRef]):
-    """Copy an array to new memory of its device, to another dtype if one is given."""
+    """Copy an array to new memory of its device, with another dtype if given."""
 
     source: AccelRef
     dtype: DType | None = None
@@ -165,7 +165,7 @@ class Copy(_OfMemory[AccelRef]):
 
 @attrs.define(eq=False, on_setattr=None)
 class PeerCopy(Copy):
-    """Copy an array of another device, which this one reads where it is."""
+    """Copy an array of another device, which this device reads in place."""
 
     library: ClassVar[str] = "trio_accel.devices:PeerCopyActor"
 
@@ -185,7 +185,7 @@ class Fill(_OfMemory[AccelRef]):
 
 @attrs.define(eq=False, on_setattr=None)
 class Assign(_OfMemory[AccelRef]):
-    """Write an array or a number into an array, or a view of one; replies with that.
+    """Write an array or a number into an array, or a view of one; replies with the array.
 
     Attributes:
         array: The array to write to, of any strides.
@@ -196,7 +196,7 @@ class Assign(_OfMemory[AccelRef]):
     value: Operand | complex | np.generic
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Refuse what does not broadcast, and what would be narrowed."""
+        """Refuse values that do not broadcast, or would be narrowed."""
         name, value, array = planner.name, self.value, planner.update("array", self.array)
         if not isinstance(value, (AccelRef, np.ndarray)):
             if not isinstance(cast("object", value), (int, float, complex, np.generic)):
@@ -217,14 +217,14 @@ class Assign(_OfMemory[AccelRef]):
                 f"{name}: value of shape {source.shape} does not broadcast to the array's {array.shape}"
             ) from None
         if overlaps(source, array):
-            # Elements are copied in any order.
+            # The order of copied elements is undefined.
             source = planner.convert(source, array.dtype)
         return Planned(CopySpec(source, array), self.array)
 
 
 @attrs.define(eq=False, on_setattr=None)
 class Empty(_OfMemory[AccelRef]):
-    """Make an array, filled with one value."""
+    """Make an array filled with one value."""
 
     shape: tuple[int, ...]
     dtype: DType
@@ -246,19 +246,19 @@ class Empty(_OfMemory[AccelRef]):
 class Stack(_OfMemory[AccelRef]):
     """Copy arrays next to each other, along a new first axis, as `numpy.stack` does.
 
-    Host arrays are copied to the device first, each by itself.
+    Host arrays are first copied to the device, one by one.
 
     Attributes:
-        arrays: Arrays of one dtype and number of axes, at least one.
-        pad: Value that shorter arrays are filled up with behind their ends, to the longest of each axis;
-            without it, all must have one shape.
+        arrays: Arrays with one dtype and one number of axes, at least one.
+        pad: The value that fills shorter arrays up to the longest along each axis; without it, all must have
+            one shape.
     """
 
     arrays: Sequence[Operand]
     pad: complex | None = None
 
     def plan(self, planner: Planner) -> Planned[AccelRef]:
-        """Refuse arrays that do not go together, and a padding that the dtype cannot hold."""
+        """Refuse arrays that do not fit together, and a padding that the dtype cannot hold."""
         sources = tuple(
             planner.read(f"arrays[{index}]", array) for index, array in enumerate(tuple(self.arrays))
         )
@@ -309,13 +309,13 @@ class PutPart(_OfMemory[AccelRef]):
 
 
 async def copy_between(backend: AccelBackend, source: AccelRef | HostArray, target: Device) -> AccelRef:
-    """Copy an array to another device, or from the host, in pieces that are on their way at the same time.
+    """Copy an array to another device, or from the host, with several pieces in transit at the same time.
 
-    Takes host memory for three pieces of 16 MiB. None is taken where the host addresses the memory of the
-    source: then the pieces are copied from there.
+    This takes host memory for three pieces of 16 MiB, or none if the host addresses the memory of the source:
+    then the pieces are copied from there.
 
     Args:
-        backend: Backend of the source.
+        backend: The backend of the source.
         source: The array.
         target: The device.
 
@@ -337,7 +337,7 @@ async def copy_between(backend: AccelBackend, source: AccelRef | HostArray, targ
 async def _copy(
     backend: AccelBackend, source: AccelRef | HostArray, target: Device, report: ProgressReport
 ) -> AccelRef:
-    first, *others = _parts(source.shape, source.dtype.itemsize, _PIECE)
+    first, *others = _parts(source.shape, source.dtype.itemsize, _CHUNK_BYTES)
     async with AsyncExitStack() as stack:
         readers: Sequence[_Shared | _Staged]
         if not isinstance(source, AccelRef):
@@ -368,19 +368,19 @@ async def _copy(
 
 
 def _is_addressed(backend: AccelBackend) -> bool:
-    """Tell whether the host addresses the memory of such a device; tests answer in its place."""
+    """Return whether the host addresses the memory of such a device; tests replace this."""
     return backend.shares_memory_with_host
 
 
 @attrs.frozen(eq=False)
 class _Shared:
-    """Gets pieces of an array that the host addresses."""
+    """Returns pieces of an array that the host addresses."""
 
     _array: HostArray
 
     async def read(self, part: _Part) -> HostArray:
         """Return a piece."""
-        # With the dots it is an array in any case.
+        # With the ellipsis it is always an array.
         index: tuple[Any, ...] = (*part, ...)
         piece: HostArray = self._array[index]
         return piece
@@ -388,23 +388,23 @@ class _Shared:
 
 @attrs.define(eq=False)
 class _Staged:
-    """Gets pieces by way of memory that the source transfers to by itself, one at a time."""
+    """Returns pieces through memory to which the source transfers on its own, one at a time."""
 
     _source: AccelRef
     _memory: HostArray | None = None
 
     async def read(self, part: _Part) -> HostArray:
-        """Return a piece; it is overwritten with the next."""
+        """Return a piece, which the next call overwrites."""
         piece = self._source[part]
         if self._memory is None:
-            count = min(max(_PIECE // piece.dtype.itemsize, piece.size), self._source.size)
+            count = min(max(_CHUNK_BYTES // piece.dtype.itemsize, piece.size), self._source.size)
             self._memory = self._source.device.host_empty(count, piece.dtype)
         host = self._memory[: piece.size].reshape(piece.shape)
         return await self._source.device.ask(ToHost(piece, host))
 
 
 def _parts(shape: Sequence[int], itemsize: int, nbytes: int) -> Iterator[_Part]:
-    """Cut an array into parts of so many bytes at most, each contiguous if the array is."""
+    """Split an array into parts of at most `nbytes`, each contiguous if the array is."""
     row = itemsize * int(np.prod(shape[1:], dtype=np.int64))
     rows = nbytes // row if row else 0
     if not shape or rows >= shape[0]:
@@ -419,9 +419,9 @@ def _parts(shape: Sequence[int], itemsize: int, nbytes: int) -> Iterator[_Part]:
 
 
 def _to_host(ref: Any, out: HostArray | None = None) -> Any:
-    """Make the message for an array, or those for the arrays of a reply."""
+    """Make the message for an array, or the messages for the arrays of a reply."""
     if isinstance(ref, AccelRef):
-        # A borrowed array is read by the device that has it.
+        # The owning device reads a borrowed array.
         return ToHost(owned("to_host", ref), out)
     if out is not None or not isinstance(cast("object", ref), (tuple, list)):
         told = "" if out is None else "; leave out= away"
@@ -439,15 +439,14 @@ def _ask_owner(message: Any) -> Awaitable[Any]:
 
 def is_large(array: AccelRef | HostArray) -> bool:
     """Return whether the transfer of an array reports its progress, piece by piece."""
-    return array.nbytes > _PIECE
+    return array.nbytes > _CHUNK_BYTES
 
 
 @enable_ki_protection
 async def _ask_in_pieces(message: ToHost) -> HostArray:
-    """Copy an array to the host in pieces, and report each; as a whole where that cannot be.
+    """Copy an array to the host in pieces, and report each; as a whole if that is impossible.
 
-    All pieces are handed over at once, because a later operation must not change an array that is half read
-    (D212).
+    All pieces are submitted at once, so that a later operation cannot change a half-read array (D212).
     """
     source, out, device = message.source, message.out, message.source.device
     if out is not None and not (
@@ -455,11 +454,11 @@ async def _ask_in_pieces(message: ToHost) -> HostArray:
     ):
         return await device.ask(message)
     host = np.empty(source.shape, source.dtype.dtype) if out is None else out
-    parts = _parts(source.shape, source.dtype.itemsize, max(_PIECE, source.nbytes // _HANDED_OVER))
+    parts = _parts(source.shape, source.dtype.itemsize, max(_CHUNK_BYTES, source.nbytes // _HANDED_OVER))
     try:
         pieces = [device.submit(ToHost(source[part], cast("Any", host)[(*part, ...)])) for part in parts]
     except (AccelError, TypeError, ValueError):
-        # The queue is full, or the whole message says better what is wrong.
+        # The queue is full, or the whole message gives the better error.
         with track_progress(f"copy from {device.name}", total=source.nbytes, unit="B") as report:
             host = await device.ask(message)
             report(source.nbytes)
@@ -476,7 +475,7 @@ async def _ask_in_pieces(message: ToHost) -> HostArray:
         return await device.ask(message)
     finally:
         if out is not None:
-            # The caller may change it from now on.
+            # From now on the caller may change it.
             with trio.CancelScope(shield=True):
                 for piece in pieces:
                     with suppress(AccelError):

@@ -1,6 +1,6 @@
-"""Operations of elements in a chain, joined with the expression that reads their results.
+"""Element-wise operations in a chain, fused with the expression that reads their results.
 
-What is computed has the same bits. A result in between is converted to the dtype that it would be stored in,
+The result has the same bits. An intermediate result is converted to the dtype in which it would be stored,
 and no backend contracts a product and a sum.
 """
 
@@ -20,16 +20,16 @@ from ...backends.base.expressions import (
     joined_programs,
 )
 
-# Larger expressions take long to compile, and gain little more.
+# Larger expressions take long to compile, and gain little.
 _MOST_INPUTS, _MOST_STEPS = 16, 200
-# A chain of more operations is left as it is: to join so many takes seconds already.
+# A longer chain is not fused, because that would already take seconds.
 _MOST_NODES = 1024
-# A kernel takes 4096 bytes of arguments: of each array some 8 for each axis, and the address.
+# A kernel takes 4096 bytes of arguments: for each array about 8 per axis, and the address.
 _MOST_ARGUMENTS = 2048
 
 
 def has_neighbours(nodes: Sequence[GraphNode], between: Collection[int], unjoined: frozenset[str]) -> bool:
-    """Tell whether `joined` may find some to join; see there for the arguments."""
+    """Return whether `joined` may find operations to fuse; see there for the arguments."""
     uses, makers = _uses(nodes), _makers(nodes)
     places = range(len(nodes) if len(nodes) <= _MOST_NODES else 0)
     return any(_find_ahead(nodes, place, between, uses, makers, unjoined) is not None for place in places)
@@ -38,17 +38,18 @@ def has_neighbours(nodes: Sequence[GraphNode], between: Collection[int], unjoine
 async def joined(
     nodes: Sequence[GraphNode], between: Collection[int], unjoined: frozenset[str]
 ) -> list[GraphNode]:
-    """Join neighbours that are expressions.
+    """Fuse neighbouring expressions.
 
-    To join two takes 0.3 to 4 ms, so the loop turns after each.
+    Fusing two takes 0.3 to 4 ms, so there is a checkpoint after each.
 
     Args:
-        nodes: The operations, in their order. Their arrays have ids of blocks.
-        between: Blocks of results in between, which nobody sees.
+        nodes: The operations in order. Their arrays have block ids.
+        between: The blocks of intermediate results, which nobody else reads.
         unjoined: See `AccelBackend.unjoined`.
 
     Returns:
-        The operations: one whose result one other expression reads, element by element, is a part of that.
+        The operations. If exactly one other expression reads the result of an operation, element by element,
+        the operation has become a part of that expression.
     """
     left = list(nodes)
     uses, makers = _uses(nodes), _makers(nodes)
@@ -73,7 +74,7 @@ def _uses(nodes: Sequence[GraphNode]) -> Counter[int]:
 
 
 def _makers(nodes: Sequence[GraphNode]) -> dict[int, int]:
-    """Find the place of the operation that makes each block, of those with one result."""
+    """Return the index of the operation that makes each block, among operations with one result."""
     return {made[0].block: place for place, node in enumerate(nodes) if len(made := node.spec.outputs()) == 1}
 
 
@@ -85,11 +86,11 @@ def _find_ahead(
     makers: Mapping[int, int],
     unjoined: frozenset[str],
 ) -> int | None:
-    """Find the first operation that may be computed where the one at a place reads its result."""
+    """Return the first operation that can be fused into the operation at an index, which reads its result."""
     spec = nodes[place].spec
     if not isinstance(spec, ExpressionSpec) or not _may_be_joined(spec, unjoined):
         return None
-    # A block that is used twice has one maker, so no other operation need be looked at.
+    # A block with two users has one maker, so other operations need not be checked.
     ahead = sorted({one for array in spec.arrays if (one := makers.get(array.block, place)) < place})
     return next(
         (
@@ -102,7 +103,7 @@ def _find_ahead(
 
 
 def _may_be_joined(spec: object, unjoined: frozenset[str]) -> bool:
-    """Tell whether an operation is an expression whose functions have the same bits beside others."""
+    """Return whether an operation is an expression whose functions have the same bits when fused."""
     if type(spec) is not ExpressionSpec:
         return False
     steps = decode_program(spec.program).program.steps if unjoined else ()
@@ -112,9 +113,9 @@ def _may_be_joined(spec: object, unjoined: frozenset[str]) -> bool:
 def _goes_into(
     nodes: Sequence[GraphNode], first: int, second: int, between: Collection[int], uses: Mapping[int, int]
 ) -> bool:
-    """Tell whether an expression may be computed where another one reads its result."""
+    """Return whether an expression can be fused into another one that reads its result."""
     ahead, behind = nodes[first].spec, nodes[second].spec
-    assert isinstance(behind, ExpressionSpec)  # as was found
+    assert isinstance(behind, ExpressionSpec)  # the caller has tested it
     if type(ahead) is not ExpressionSpec:
         return False
     if (
@@ -125,24 +126,24 @@ def _goes_into(
     ):
         return False
     result = ahead.results[0]
-    # Only the other one reads it: two uses are that of its maker, and that.
+    # Only the other expression reads it: the two uses are by its maker and by that expression.
     if result.block not in between or uses[result.block] != 2 or result not in behind.arrays:
         return False
-    # Elements of it are loaded from memory, which is not written then.
+    # Loaded elements must be in memory, which a fused operation does not write.
     if any(array.block == result.block for array in behind.loaded):
         return False
     if any(array.block == result.block and array != result for array in behind.arrays):
         return False
-    # Nothing that it reads is changed in between.
+    # Its inputs must not change before the second operation.
     changed = {block for node in nodes[first + 1 : second + 1] for block in node.spec.blocks()[1]}
     is_whole = result.shape == behind.shape and changed.isdisjoint(ahead.blocks()[0])
     return is_whole and _keeps_order(ahead, behind)
 
 
 def _keeps_order(ahead: ExpressionSpec, behind: ExpressionSpec) -> bool:
-    """Tell whether a reduction finds the elements in the same order in the arrays of the first operation.
+    """Return whether a reduction finds the first operation's arrays in the same order of elements.
 
-    The strides of arrays decide in which order a backend reduces. Those of the result are without gaps.
+    The strides of arrays determine the order in which a backend reduces. The result is contiguous.
     """
     program = decode_program(behind.program).program
     if not program.reductions:
@@ -153,7 +154,7 @@ def _keeps_order(ahead: ExpressionSpec, behind: ExpressionSpec) -> bool:
 
 
 def _keys(spec: ExpressionSpec, program: Program) -> list[Hashable]:
-    """Return for each argument the array or number that it is, and the array that is loaded from."""
+    """Return the array or number of each argument, with the array from which it is loaded."""
     elements, loads = program.program.elements, dict(program.program.loads)
     arrays, loaded, scalars = iter(spec.arrays), iter(spec.loaded), 0
     keys: list[Hashable] = []
@@ -168,9 +169,9 @@ def _keys(spec: ExpressionSpec, program: Program) -> list[Hashable]:
 
 
 def _one(first: GraphNode, second: GraphNode) -> GraphNode | None:
-    """Make one operation of two; None where that is too much for one program."""
+    """Fuse two operations; return None if they are too large for one program."""
     ahead, behind = first.spec, second.spec
-    assert isinstance(ahead, ExpressionSpec)  # as was found
+    assert isinstance(ahead, ExpressionSpec)  # the caller has tested it
     assert isinstance(behind, ExpressionSpec)
     programs = decode_program(ahead.program), decode_program(behind.program)
     keys = _keys(ahead, programs[0]), _keys(behind, programs[1])

@@ -1,4 +1,4 @@
-"""Recorders: they take the operations that a task asks, which are not launched."""
+"""Recorders, which record a task's operations instead of launching them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Recorded:
     """The recorded operations of a step.
 
     Attributes:
-        nodes: The operations, in their order. Their arrays have the ids of blocks.
-        inputs: Blocks that stand for the arguments of the step, in their order.
-        constants: Other arrays that the operations use, by their blocks: as much of the block as they can
-            use, and where it was used first, for errors. They are the device's, or those of a step in which
-            this one was recorded.
-        made: Bytes of blocks that the operations make, by their ids.
+        nodes: The operations in order. Their arrays have the ids of blocks.
+        inputs: The placeholder blocks of the step's arguments, in order.
+        constants: The other arrays that the operations use, by block: the usable part of the block, and the
+            place of its first use, for errors. They belong to the device, or to a step in which this step was
+            recorded.
+        made: The sizes of the blocks that the operations make, by id.
     """
 
     nodes: Sequence[GraphNode]
@@ -45,20 +45,20 @@ class Recorded:
 
 
 class Recorder:
-    """A recording: it plans operations for blocks that are never made, and notes their launches.
+    """Plans operations for imaginary blocks, and records their launches.
 
     Attributes:
-        path: Path of the device, for errors.
+        path: The path of the device, for errors.
         blocks: The blocks that are never made.
-        faults: None: they are for launches.
+        faults: No faults, because they are for launches.
         device: The blocks of the device.
-        outer: Recording of the step in which this one was begun, if any.
+        outer: The recording of the step in which this one began, if any.
         nodes: The recorded operations.
         constants: See `Recorded`.
         made: See `Recorded`.
         is_over: Whether the step has ended.
-        takes_status: Whether it takes operations that fail by their status words, where these are looked at.
-        is_ahead: Whether it only finds layouts, so that nothing else may change.
+        takes_status: Whether it accepts operations with status words, because these are checked.
+        is_ahead: Whether it only determines layouts, so that nothing else may change.
     """
 
     takes_status: ClassVar[bool] = False
@@ -76,13 +76,13 @@ class Recorder:
         self.made: dict[int, int] = {}
         self.is_over: bool = False
         self._state = state
-        # The blocks that somebody holds.
+        # The blocks that somebody references.
         self._named: WeakSet[Block] = WeakSet()
-        # The stand-ins for the arguments of the step, by their blocks.
+        # The placeholders of the step's arguments, by block.
         self._arguments: dict[int, ArraySpec] = {}
 
     def stand_in_for(self, shape: tuple[int, ...], dtype: DType) -> AccelRef:
-        """Return an array that stands for one that is filled before the recorded operations run."""
+        """Return the placeholder of an array to fill before the recorded operations run."""
         nbytes = math.prod(shape) * dtype.itemsize
         block = self.blocks.new(nbytes)
         self._named.add(block)
@@ -91,7 +91,7 @@ class Recorder:
         )
 
     def stand_in(self, array: AccelRef) -> AccelRef:
-        """Return an array that stands for another one."""
+        """Return the placeholder of another array."""
         array.block.check("capture")
         spec, block = array.spec, self.blocks.new(array.block.nbytes)
         self._named.add(block)
@@ -100,7 +100,7 @@ class Recorder:
         return stand_in
 
     def constant(self, block: Block) -> AccelRef | None:
-        """Return the usable part of a block from outside of the step; None if it is another device's."""
+        """Return the usable part of a block from outside of the step; None for a block of another device."""
         if block.table is self.device:
             return AccelRef(block, ArraySpec(block.id, 0, DType.uint8, (block.nbytes,), (1,)))
         recording = self.outer
@@ -108,13 +108,13 @@ class Recorder:
             recording = recording.outer
         if recording is None:
             return None
-        # An argument that is a view reaches no further: another replay may have no more than the view.
+        # If an argument is a view, its base is not usable, because another replay may have only the view.
         argument = recording._arguments.get(block.id)  # noqa: SLF001  # its own class
         start, end = (0, block.nbytes) if argument is None else reach(argument)
         return AccelRef(block, ArraySpec(block.id, start, DType.uint8, (end - start,), (1,)))
 
     def end(self) -> None:
-        """Record no more, and refuse later use of the recorded arrays."""
+        """Stop recording, and refuse later use of the recorded arrays."""
         self.is_over = True
         for block in self._named:
             block.release()
@@ -127,14 +127,14 @@ class Recorder:
         return self._record(device, operation, actor).result()
 
     def submit(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> Pending[ReplyT]:
-        """Record an operation; imports the module of its actor, if that is not imported yet."""
+        """Record an operation; imports the module of its actor if necessary."""
         actor = load_actor(operation.library, operation.operation)
         pending = Pending(operation.operation, self._record(device, operation, actor))
         pending.settle(None)
         return pending
 
     def recorded(self, inputs: Sequence[AccelRef] = ()) -> Recorded:
-        """Return what was recorded by now, of a step with these arguments."""
+        """Return the operations recorded so far, for a step with these arguments."""
         blocks = tuple([ref.block.id for ref in inputs])
         return Recorded(tuple(self.nodes), blocks, self.constants, self.made)
 
@@ -169,7 +169,7 @@ class Recorder:
         return planned
 
     def _check(self, node: GraphNode) -> None:
-        """Refuse a specification that holds more than a recipe can."""
+        """Refuse a specification with values that a recipe cannot contain."""
         spec = node.spec
         described = spec.descriptor()
         values = [
@@ -185,10 +185,10 @@ class Recorder:
 
 
 class RecordingPlanner(Planner):
-    """A planner for operations that are recorded: it takes arrays of the recording, and from outside of it.
+    """A planner for recorded operations. It accepts arrays of the recording and from outside.
 
     Attributes:
-        constants: The constants from outside: see `Recorded`.
+        constants: The constants from outside; see `Recorded`.
     """
 
     is_recording = True
@@ -199,7 +199,7 @@ class RecordingPlanner(Planner):
         self.constants: dict[int, tuple[AccelRef, str]] = {}
 
     def _use(self, argument: str, ref: AccelRef, *, is_read: bool) -> None:
-        # Asked for each array that is not of the planner's own table, and for all that are changed.
+        # Called for each array outside of the planner's own table, and for all changed arrays.
         block = ref.block if isinstance(ref, AccelRef) else None
         is_outside = block is not None and block.table is not self._recording.blocks
         constant = self._recording.constant(block) if block is not None and is_outside else None
@@ -214,13 +214,13 @@ class RecordingPlanner(Planner):
 
 
 class ChainRecorder(Recorder):
-    """A recorder of a chain of calls: the library of graphs looks at status words as it runs it."""
+    """A recorder for a chain of calls. The graphs library checks status words when the chain runs."""
 
     takes_status = True
 
 
 class LookingAhead(Recorder):
-    """A recorder that plans the operations of a call for the layout of its result, and notes nothing."""
+    """A recorder that plans a call's operations only for the layout of its result."""
 
     is_ahead: ClassVar[bool] = True
 
@@ -232,19 +232,19 @@ class LookingAhead(Recorder):
         found = planned.result()
         host: Any = found
         if isinstance(host, np.ndarray) and getattr(operation, "out", None) is None:
-            # A function that looks at elements sees ones, such as a norm or values of a matrix of full rank.
+            # Functions that check elements see ones, as for a norm, or values of a matrix of full rank.
             host.fill(1)
         return found
 
     def submit(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> Pending[ReplyT]:
-        """Plan an operation, for which nobody waits."""
+        """Plan an operation without a waiting task."""
         pending = _Known(operation.operation, operation.plan(RecordingPlanner(self, operation)))
         pending.settle(None)
         return pending
 
 
 class _Known(Pending[ReplyT]):
-    """A planned operation, whose result is there without a checkpoint."""
+    """A planned operation with a result that needs no checkpoint."""
 
     async def wait(self) -> ReplyT:
         """Return the result."""

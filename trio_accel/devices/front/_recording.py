@@ -1,4 +1,4 @@
-"""Recording the operations of a step, for a graph."""
+"""Recording of a step's operations, for a graph."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ async def record(
     arrays: Sequence[AccelRef],
     look: Callable[[ReplyT], ReplyT],
 ) -> tuple[Recorded, ReplyT]:
-    """Record the operations that a step asks of a device. None is launched.
+    """Record the operations that a step runs on a device, without launching them.
 
-    The step gets arrays that stand for its arguments. They, and those that its operations make, are of no
-    use when it has returned.
+    The step gets placeholders of its arguments. They, and the arrays that its operations make, become
+    unusable when it has returned.
 
     Args:
         device: The device.
         step: Called once.
-        arrays: Arguments of the step.
-        look: Looks at the step's result, before its arrays are of no use any more.
+        arrays: The arguments of the step.
+        look: Examines the step's result before its arrays become unusable.
 
     Raises:
-        NotSupportedError: The step asks for something that a graph cannot have.
-        TypeError: It is no async function.
+        NotSupportedError: The step uses an operation that a graph cannot contain.
+        TypeError: The step is not an async function.
         Exception: The error of the step.
     """
     state = opened(device).state

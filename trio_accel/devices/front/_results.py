@@ -1,4 +1,4 @@
-"""Results of a chain that go to the host: in its status words, or, if large, by operations of their own."""
+"""A chain's results for the host: in its status words, or, if large, by separate operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...backends.base import HostArray, Ints, NotSupportedError
-from ..base._host_pool import SMALL
+from ..base._host_pool import MAX_INLINE_BYTES
 from ..engine._device_state import DeviceState
 from ..operations._chain import METHODS, Function
 from ..operations._ref import AccelRef
@@ -20,13 +20,13 @@ from ._recorder import Recorder
 
 @attrs.frozen(eq=False)
 class HostResult:
-    """A result that goes to the host.
+    """A result for the host.
 
     Attributes:
-        ref: The array, of the recording.
+        ref: The array, in the recording.
         is_item: Whether it becomes a Python number.
-        nodes: The number of operations that were recorded before it is read.
-        start: Offset of its bytes in the status words; None if an operation of its own fetches it.
+        nodes: The number of recorded operations before it is read.
+        start: The offset of its bytes in the status words; None if a separate operation fetches it.
     """
 
     ref: AccelRef
@@ -36,14 +36,14 @@ class HostResult:
 
     def of(self, words: npt.NDArray[np.uint8]) -> HostArray:
         """Return its part of the status words."""
-        assert self.start is not None  # it is in them
+        assert self.start is not None  # it is in the status words
         spec = self.ref.spec
         part = words[self.start : self.start + self.ref.nbytes]
         return part.view(spec.dtype.dtype).reshape(spec.shape)
 
 
 def recorded_functions(recorder: Recorder) -> dict[int, Function]:
-    """Return functions that note results for the host, by the identities of those that copy there."""
+    """Return functions that note results for the host, by the `id` of the functions that copy them."""
 
     def note(value: Any) -> HostResult:
         if not isinstance(value, AccelRef):
@@ -68,9 +68,9 @@ def recorded_functions(recorder: Recorder) -> dict[int, Function]:
 
 
 async def settle_results(recorder: Recorder, state: DeviceState, reply: Any) -> Any:
-    """Choose which results for the host go by status words; returns the reply with these at offset 0.
+    """Choose the results that are returned in status words; return the reply with these at offset 0.
 
-    A result whose memory is also returned, or has gaps, is copied behind the last operation.
+    A result is copied after the last operation if its memory is also returned, or has gaps.
 
     Raises:
         NotSupportedError: A later operation changes a result.
@@ -90,7 +90,7 @@ async def settle_results(recorder: Recorder, state: DeviceState, reply: Any) -> 
     for key, one in found.items():
         if written.get(one.ref.block.id, -1) >= one.nodes:
             raise NotSupportedError("a later operation changes a result that goes to the host")
-        if used + one.ref.nbytes <= SMALL:
+        if used + one.ref.nbytes <= MAX_INLINE_BYTES:
             used += aligned(one.ref.nbytes)
             small.append(key)
         else:
@@ -98,7 +98,7 @@ async def settle_results(recorder: Recorder, state: DeviceState, reply: Any) -> 
     for key in small:
         one, ref = found[key], found[key].ref
         is_own = ref.spec.is_contiguous and ref.block.id in recorder.made and ref.block.id not in stays
-        # Results that lie side by side have no bytes of others between them.
+        # Neighbouring results must not have other bytes between them.
         if not is_own or (len(small) > 1 and ref.nbytes != recorder.made[ref.block.id]):
             ref = await recorder.ask(state, Copy(ref))
         stays.add(ref.block.id)
@@ -107,7 +107,7 @@ async def settle_results(recorder: Recorder, state: DeviceState, reply: Any) -> 
 
 
 def place_results(reply: Any, layout: Layout) -> tuple[Any, Ints]:
-    """Find the bytes that go to the host.
+    """Determine the bytes for the host.
 
     Returns:
         The reply with the offsets of its results, and `ChainSpec.result`.
@@ -141,10 +141,10 @@ def is_finished(reply: Any) -> bool:
 
 
 async def finish_results(template: Any, reply: Any) -> Any:
-    """Fetch the large results of a reply, and make numbers of items.
+    """Fetch the large results of a reply, and convert items to numbers.
 
     Args:
-        template: The reply, of the recording.
+        template: The reply, in the recording.
         reply: The reply of one run.
     """
     pairs = list(zip(leaves_of(template), leaves_of(reply), strict=True))

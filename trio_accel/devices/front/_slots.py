@@ -1,4 +1,4 @@
-"""Stand-ins for the arguments of a step while its function is called: for host arrays, and for numbers."""
+"""Placeholders for the arguments of a step while its function is called: for host arrays and numbers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from ._recorder import ChainRecorder
 
 @attrs.define(eq=False)
 class TracedNumbers:
-    """The numbers of a call that is traced. Slots share them, and a kept slot keeps no arrays by them.
+    """The numbers of a traced call. Slots share them, so that a cached slot does not keep arrays alive.
 
     Attributes:
-        values: The values that slots stand in for, in their order.
+        values: The values of the slots, in order.
         is_by_value: Whether a layout depends on the value of a number.
-        is_refused: Whether a slot has refused to tell its value.
+        is_refused: Whether a slot has refused to reveal its value.
     """
 
     values: list[float] = attrs.field(factory=list[float])
@@ -31,15 +31,15 @@ class TracedNumbers:
 
 
 class Slot:
-    """A number of a step while that is traced: its value may be another one at each call.
+    """A number of a step while that is traced. Its value may differ at each call.
 
-    Arithmetic with other numbers makes a slot whose value is computed with each call, by Python.
+    Arithmetic with other numbers makes a slot with a value that Python computes at each call.
 
     Args:
-        step: Name of the step.
-        name: Name of the parameter.
+        step: The name of the step.
+        name: The name of the parameter.
         compute: Computes the number from all numbers of a call.
-        traced: The numbers of the call that is traced.
+        traced: The numbers of the traced call.
     """
 
     __slots__ = ("_name", "_step", "_traced", "compute")
@@ -56,12 +56,12 @@ class Slot:
         return f"<number {self._name} of step {self._step}>"
 
     def value_for_layout(self) -> float:
-        """Return the value in the traced call, so that the structure has the values of all numbers."""
+        """Return the value in the traced call, and make the values of all numbers part of the structure."""
         self._traced.is_by_value = True
         return self.compute(self._traced.values)
 
     def refuse(self, *_: object) -> NoReturn:
-        """Refuse what needs the value.
+        """Refuse a use that needs the value.
 
         Raises:
             TypeError: Always.
@@ -75,14 +75,14 @@ class Slot:
 
     __bool__ = __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = refuse
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refuse
-    # A table or set would not find the number, and Python would go on with the default.
+    # A table or set would not find the number, and Python would continue with the default.
     __hash__ = refuse
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **named: Any) -> Any:
-        """Take the arithmetic of NumPy's own floats, and refuse arrays and other functions.
+        """Accept the arithmetic of NumPy's own floats, and refuse arrays and other functions.
 
         Raises:
-            TypeError: It is another one.
+            TypeError: It is another function.
         """
         name = _OF_UFUNCS.get(ufunc.__name__)
         if name is None or method != "__call__" or named:
@@ -94,9 +94,9 @@ class Slot:
         return self.refuse() if made is NotImplemented else made
 
     def combined(self, function: Callable[..., float], *others: object, is_reflected: bool = False) -> Any:
-        """Return the slot of a function of this number and others; NotImplemented beside what is none."""
+        """Return the slot of a function of this number and others; NotImplemented for other operands."""
         if not all(isinstance(other, (int, float, Slot)) for other in others):
-            # An array's own operator takes the slot.
+            # An array's own operator accepts the slot.
             return NotImplemented
         parts = [self, *others][:: -1 if is_reflected else 1]
 
@@ -121,7 +121,7 @@ def _have_arithmetic() -> None:
         setattr(Slot, f"__{name}__", of_one(getattr(operator, name)))
 
 
-# Functions of `operator` by the names of NumPy's.
+# The functions of `operator` by NumPy's names.
 _OF_UFUNCS = {
     "add": "add",
     "subtract": "sub",
@@ -135,17 +135,17 @@ _have_arithmetic()
 
 
 class StandIns:
-    """Stand-ins for the arguments of a step while its function is called.
+    """The placeholders of a step's arguments while its function is called.
 
     Args:
-        step: Name of the step.
-        static: Names and positions of parameters whose values are part of the structure.
+        step: The name of the step.
+        static: The names and positions of parameters with values in the structure.
         recorder: Records the operations.
-        has_slots: Whether slots stand in for numbers.
+        has_slots: Whether slots replace numbers.
 
     Attributes:
-        hosts: Those for host arrays, in their order.
-        numbers: The numbers that slots stand in for.
+        hosts: The placeholders of host arrays, in order.
+        numbers: The numbers of slots.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class StandIns:
     def of(
         self, args: tuple[Any, ...], named: Mapping[str, Any], parameters: Mapping[str, object]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments with stand-ins in place of host arrays and numbers."""
+        """Return the arguments with placeholders for host arrays and numbers."""
         names = [*list(parameters)[: len(args)], *[""] * (len(args) - len(parameters))]
         return (
             tuple(

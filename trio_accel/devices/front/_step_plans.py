@@ -1,4 +1,4 @@
-"""What a step keeps for one structure of its arguments, and its launch without a planner."""
+"""The plan that a step caches for one structure of its arguments, and its launch without a planner."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from ._slots import Slot
 
 _WORD = {DType.float32: Struct("=f"), DType.float64: Struct("=d")}
 _UINT8 = DType.uint8
-# So many runs in the stream's thread are quick before one is in place, and as many more each time that a run
-# in place was not.
+# The number of quick runs in the stream's thread before a run in place. And the maximum number of launches
+# between two looks for a place, which doubles each time that a place is given up because it was slow.
 _QUICK, _MOST_PAUSE = 8, 1 << 14
-# Misses in a row after which a place is given up for a while.
+# The number of successive misses after which runs in place are given up for a while.
 _MISSES = 32
 _MOST_BOUND = 4
 _STRIKES, _FORGIVEN = 3.0, 0.0625
-_NUMBER, _PLACE, _NAME = attrgetter("id"), itemgetter(0), itemgetter(1)
+_NUMBER, _INDEX, _NAME = attrgetter("id"), itemgetter(0), itemgetter(1)
 NOT_HERE: Any = object()
 
 
 @attrs.define(eq=False)
 class StepPlan:
-    """What a step has kept for one structure.
+    """The plan that a step has cached for one structure.
 
-    Its launch has the fields that `Planner` would find. Those that depend on the blocks of the arguments
-    alone are kept until a call has other blocks.
+    Its launch has the same fields as a launch by `Planner`. The fields that depend only on the blocks of the
+    arguments are cached until a call has other blocks.
 
     Attributes:
         chains: The chains of the device.
         template: The recorded operations.
         constants: Host arrays that the function uses besides its arguments, as they were when it was traced.
-        slots: The numbers that are handed over: offset, how its bytes are written, its dtype, and the slot.
-        nesting: How the results are nested, if there are several.
-        kept: The plan in the table of the device. It is bound once its launch is, and armed while it is
-            computed in place.
-        run: The class of its runs, which names their stream.
-        room: Bytes of all that is handed over.
+        slots: The numbers that are passed: offset, byte format, dtype, and slot.
+        nesting: The nesting of the results, if there are several.
+        kept: The plan in the table of the device. It is bound once its launch is, and armed while it runs in
+            place.
+        run: The class of its runs, which determines their stream.
+        room: The bytes of all passed data.
     """
 
     chains: Chains
@@ -63,24 +63,24 @@ class StepPlan:
     kept: KeptPlan[Any]
     run: type[RunChain]
     room: int = 0
-    # Ids of the blocks of the last call. A plan keeps no block, which would keep its memory.
+    # The block ids of the last call. A plan must not keep a block, because that would keep its memory.
     _numbers: tuple[int, ...] = attrs.field(default=(), init=False)
     _read: tuple[ArraySpec, ...] = attrs.field(default=(), init=False)
     _updated: tuple[ArraySpec, ...] = attrs.field(default=(), init=False)
     _reads: frozenset[int] = attrs.field(default=frozenset(), init=False)
     _writes: frozenset[int] = attrs.field(default=frozenset(), init=False)
-    # Where it is computed in place, if it may be; what it is bound to there, by the blocks.
+    # The place where it is computed, if it may be; below, its bindings there by block ids.
     place: InPlace | None = attrs.field(default=None, init=False)
     _bound: dict[tuple[int, ...], BoundWork] = attrs.field(
         factory=dict[tuple[int, ...], BoundWork], init=False
     )
-    # Runs by a launch, and the number of them after which to look for a place.
+    # The number of launches, and the number at which to look for a place again.
     _runs: int = attrs.field(default=0, init=False)
     _wanted: int = attrs.field(default=_QUICK, init=False)
     _misses: int = attrs.field(default=0, init=False)
-    # Runs in place that were slow, of which each is forgiven by some that were not.
+    # The number of slow runs in place, reduced by each quick run.
     _strikes: float = attrs.field(default=0.0, init=False)
-    # Nanoseconds of the last run in place.
+    # The nanoseconds of the last run in place.
     _cost: int = attrs.field(default=0, init=False)
     _pause: int = attrs.field(default=_QUICK, init=False)
 
@@ -95,7 +95,7 @@ class StepPlan:
         kept: KeptPlan[Any],
         run: type[RunChain],
     ) -> StepPlan:
-        """Make the plan of a template whose last host arrays are the numbers."""
+        """Make the plan of a template that has the numbers as its last host arrays."""
         offsets = template.offsets[len(template.offsets) - len(slots) :]
         words = [
             (offset, _WORD[dtype], dtype, slot)
@@ -104,7 +104,7 @@ class StepPlan:
         return cls(chains, template, constants, words, nesting, kept, run)
 
     def given(self, hosts: Sequence[HostArray], numbers: Sequence[float]) -> bytes:
-        """Copy what is handed over: host arrays and numbers."""
+        """Copy the data that is passed: host arrays and numbers."""
         template = self.template
         if not self.slots and not self.constants:
             if not hosts:
@@ -125,13 +125,13 @@ class StepPlan:
             try:
                 form.pack_into(given, offset, number)
             except OverflowError:
-                # An expression converts it to infinity, too.
+                # An expression also converts it to infinity.
                 with np.errstate(over="ignore"):
                     given[offset : offset + form.size] = np.array(number, dtype.dtype).tobytes()
         return bytes(given)
 
     def launch(self, message: RunChain, state: DeviceState) -> tuple[Launch, Planned[Any]] | None:
-        """Make the launch of a call; None where a planner has to look more closely, and to refuse it."""
+        """Make the launch of a call; return None if a planner has to check and perhaps refuse it."""
         template, table = self.template, self.chains.blocks
         if state.faults.waiting:
             return None
@@ -148,7 +148,7 @@ class StepPlan:
         if self._numbers != numbers:
             self._take(numbers)
         reads, updates = template.reads, template.updates
-        uses = list(zip(map(_NAME, reads), map(blocks.__getitem__, map(_PLACE, reads)), strict=True))
+        uses = list(zip(map(_NAME, reads), map(blocks.__getitem__, map(_INDEX, reads)), strict=True))
         planner: Planner | None = None
         scratch, made = table.spares.get(self.run.stream) if self.run.stream else table.spare, None
         allocations: tuple[tuple[int, int], ...] = ()
@@ -205,7 +205,7 @@ class StepPlan:
         return launch, Planned(spec, reply, None, is_checked=True)
 
     def launched(self, dispatch: Any) -> None:
-        """Note a run by a launch; look for a place from time to time."""
+        """Note a launch; look for a place from time to time."""
         self._runs += 1
         if self._runs < self._wanted:
             return
@@ -221,14 +221,14 @@ class StepPlan:
     def compute(  # noqa: C901, PLR0911, PLR0912  # a call for each part would take as long as the part
         self, blocks: list[Block], refs: Sequence[AccelRef], given: bytes
     ) -> Any:
-        """Compute it in place, now; returns the reply, or `NOT_HERE` if it is to be launched.
+        """Compute the step in place now; return the reply, or `NOT_HERE` if it must be launched.
 
-        A failed run has changed nothing but what is made for it, and is told by the launch that follows.
+        A failed run has changed only memory that was made for it. The launch that follows raises its error.
         """
         place, template, chains = self.place, self.template, self.chains
         table, state = chains.blocks, chains.state
         if place is None:
-            # The call of another task gave it up during the checkpoint.
+            # The call of another task gave up the place during the checkpoint.
             return NOT_HERE
         if state.hooks or state.validators or state.faults.waiting or not place.admits(self._cost * 1e-9):
             return self._missed()
@@ -261,7 +261,7 @@ class StepPlan:
                 if bound is None:
                     return NOT_HERE
             used = place.compute(bound, given)
-        except Exception:  # noqa: BLE001  # the launch meets it again, and tells it
+        except Exception:  # noqa: BLE001  # the launch that follows raises it again
             return self._gave_up()
         if used < 0:
             return self._missed()
@@ -275,7 +275,7 @@ class StepPlan:
         return None if reply is None else self._reply(result, made, refs)
 
     def _reply(self, result: HostArray | None, made: Mapping[int, AccelRef], refs: Sequence[AccelRef]) -> Any:
-        """Make the reply of a run in place: arrays on the device, or several results."""
+        """Make the reply of a run in place: device arrays, or several results."""
         template, words = self.template, None
         if result is not None:
             words = np.zeros(-(-template.result[2] // 4), np.int32)
@@ -285,7 +285,7 @@ class StepPlan:
     def _bind(
         self, place: InPlace, key: tuple[int, ...], written: tuple[ArraySpec, ...], given: bytes
     ) -> BoundWork | None:
-        """Bind it to blocks, and keep that."""
+        """Bind the step to blocks, and cache the binding."""
         template = self.template
         spec = ChainSpec(template.recipe, template.result, given, self._read, self._updated, written, None)
         bound = place.bind(spec)
@@ -295,13 +295,13 @@ class StepPlan:
             return None
         kept = self._bound
         if key in kept:
-            # Bound for the second time: it stays.
+            # The second binding to these blocks stays.
             bound.left = sys.maxsize
         over = [one for one, other in kept.items() if other.is_dropped or one == key]
         if not over and len(kept) >= _MOST_BOUND:
             over = [next(iter(kept))]
         for one in over:
-            # Its blocks refer to it, too.
+            # Its blocks also refer to it.
             kept.pop(one).drop()
         kept[key] = bound
         return bound
@@ -314,13 +314,13 @@ class StepPlan:
         return NOT_HERE
 
     def _judge(self, used: int) -> None:
-        """Launch it again where it is slow, and not once: a machine has its moments."""
+        """Launch the step again if it is slow repeatedly, because every machine has slow moments."""
         self._strikes = self._strikes + 1.0 if used > LIMIT_NS else max(self._strikes - _FORGIVEN, 0.0)
         if self._strikes >= _STRIKES:
             self._gave_up()
 
     def _leave(self) -> None:
-        """Be computed in place no more."""
+        """Stop computing in place."""
         self.place, self._strikes = None, 0.0
         self._bound.clear()
         if self.kept.state == "armed":
@@ -333,7 +333,7 @@ class StepPlan:
         return NOT_HERE
 
     def _take(self, numbers: tuple[int, ...]) -> None:
-        """Keep what depends on the blocks of the arguments."""
+        """Cache the data that depends on the blocks of the arguments."""
         template = self.template
 
         def whole(place: int, nbytes: int) -> ArraySpec:

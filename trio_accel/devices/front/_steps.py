@@ -1,21 +1,21 @@
-"""Steps: functions of arrays that are traced once for each structure of their arguments (D214).
+"""Steps: functions of arrays, traced once for each structure of their arguments (D214).
 
-A chain is made anew with each request: its calls, its key, the search for its template. A step does this at
-its first call alone. From then on a call compares its arguments, fills in what differs, and launches the
-template that it has kept.
+A chain is built for each request: its calls, its key, the lookup of its template. A step does this only at
+its first call. From then on, a call compares its arguments, fills in the differences, and launches the cached
+template.
 
-The structure is what decides which operations run: dtypes, shapes, strides and offsets of arrays, sizes of
-their blocks, which arrays share a block, and the values of whole numbers, strings and the like. A float is no
-part of it. While a function is traced, a `Slot` stands in for it, and the recorded operation reads the number
-as an array without axes. That is possible for the operators + - * / beside arrays of float32 and float64; in
-all other places the number's value is part of the structure, too.
+The structure determines which operations run: dtypes, shapes, strides and offsets of arrays, sizes of their
+blocks, which arrays share a block, and the values of integers, strings and the like. Floats are not part of
+it. While a function is traced, a `Slot` replaces each float, and the recorded operation reads the number as a
+0-d array. That is possible for the operators + - * / with arrays of float32 and float64. Everywhere else the
+value of the number is part of the structure as well.
 
 These orders matter:
 
 * Host arrays and numbers are copied before the first checkpoint of a call, because the program may change
   them as soon as other tasks run.
-* Whether the blocks may be used is looked at behind the last checkpoint before the launch.
-* A function is called without a checkpoint in between, so `_TRACING` has the steps of one call alone.
+* The blocks are checked after the last checkpoint before the launch.
+* A function is called without a checkpoint in between, so `_TRACING` contains only the steps of one call.
 """
 
 from __future__ import annotations
@@ -60,19 +60,19 @@ ResultT = TypeVar("ResultT")
 _Key: TypeAlias = "tuple[object, ...]"
 
 _logger = logging.getLogger("trio_accel.devices")
-# The log has a warning at this number of traces of one step.
-_MANY = 32
-# Values of these types are part of the structure, and stand for themselves.
+# The number of one step's traces that causes a warning.
+_WARN_AFTER_TRACES = 32
+# Values of these types are part of the structure as they are.
 _PLAIN = frozenset({type(None), bool, int, str, bytes, type(...)})
 _NESTED = frozenset({tuple, list, dict})
 _OF_SEVERAL = frozenset({inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD})
 _CALLS = frozenset({Call, SpentCall})
-# This value is kept for a structure in which the values of numbers count.
+# The cached value for a structure in which the values of numbers count.
 _BY_VALUE: Any = object()
 _TABLE = attrgetter("table")
 
 
-# The steps whose functions are being called, the innermost last.
+# The steps with a running function, the innermost last.
 _TRACING: ContextVar[tuple[Step[Any, Any], ...]] = ContextVar("trio_accel.steps", default=())
 
 
@@ -82,10 +82,10 @@ class _Arguments:
 
     Attributes:
         key: Their structure.
-        refs: The arrays on the device.
+        refs: The device arrays.
         blocks: Their blocks.
         hosts: The host arrays.
-        numbers: The numbers that are no part of the structure.
+        numbers: The numbers outside of the structure.
         is_damaged: Whether another part of a block must not be used.
     """
 
@@ -98,12 +98,12 @@ class _Arguments:
 
 
 class Step(Generic[ParametersP, ResultT]):
-    """A function of arrays that is traced once for each structure of its arguments. Made by `step`.
+    """A function of arrays, traced once for each structure of its arguments. Made by `step`.
 
     Args:
         function: The function.
-        static: Names of the parameters whose values are part of the structure.
-        stream: Name of its stream; empty for that of all recorded work.
+        static: The names of parameters with values in the structure.
+        stream: The name of its stream; empty for the stream of all recorded work.
 
     Attributes:
         function: The argument.
@@ -153,10 +153,10 @@ class Step(Generic[ParametersP, ResultT]):
     def __call__(self, *args: ParametersP.args, **named: ParametersP.kwargs) -> Coroutine[Any, Any, ResultT]:
         """Run the step; see `step`."""
         if _TRACING.get():
-            # It is part of another step.
+            # The call is part of another step.
             return cast("Coroutine[Any, Any, ResultT]", self._call(args, named))
         if not (_CALLS.isdisjoint(map(type, args)) and _CALLS.isdisjoint(map(type, named.values()))):
-            # It is part of the request of the call that is its argument.
+            # The call joins the request of its argument, which is also a call.
             return cast("Coroutine[Any, Any, ResultT]", self._calls(args, named)[0])
         return self._ask(args, named)
 
@@ -174,7 +174,7 @@ class Step(Generic[ParametersP, ResultT]):
             args, named, given = self._copied(args, named)
             found = await self._trace(key, args, named, given)
         if found is not None and found.value is _BY_VALUE:
-            # A number that can be no slot: the values are part of the structure.
+            # A number cannot be a slot, so the values are part of the structure.
             found.is_used = True
             key += tuple([pack("=d", number) for number in given.numbers])
             found = kept.plans.get(key)
@@ -189,7 +189,7 @@ class Step(Generic[ParametersP, ResultT]):
     def _copied(
         self, args: tuple[Any, ...], named: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any], _Arguments]:
-        """Copy the host arrays: to trace takes several turns of the loop, and the program may change them."""
+        """Copy the host arrays, because the program may change them during the turns of tracing."""
 
         def copied(each: Any) -> Any:
             return cast("Any", each).copy() if isinstance(each, np.ndarray) else each
@@ -200,12 +200,12 @@ class Step(Generic[ParametersP, ResultT]):
     async def _run(
         self, plan: StepPlan, given: _Arguments, args: tuple[Any, ...], named: Mapping[str, Any]
     ) -> ResultT:
-        """Run what was kept, in place or by a launch."""
+        """Run the cached plan, in place or by a launch."""
         template, chains, hosts = plan.template, plan.chains, given.hosts
         try:
             data = plan.given(hosts, given.numbers)
         except struct_error:
-            # A power of a negative number is complex, which makes an array of another dtype.
+            # A power of a negative number is complex, and so makes an array of another dtype.
             return await self._by_calls(args, named)
         reply: Any = NOT_HERE
         try:
@@ -228,7 +228,7 @@ class Step(Generic[ParametersP, ResultT]):
         else:
             made: ResultT = reply if plan.nesting is None else _nested(plan.nesting, reply)
             return made
-        # Nothing was changed. The call that is refused, or has no memory, tells so in its own words.
+        # Nothing was changed. Run step by step, so that the failing call raises its own error.
         copies = {
             id(host): np.frombuffer(data, host.dtype, host.size, offset).reshape(host.shape)
             for host, offset in zip(hosts, template.offsets, strict=False)
@@ -245,8 +245,8 @@ class Step(Generic[ParametersP, ResultT]):
         """Take the arguments of a call apart.
 
         Raises:
-            TypeError: One is no part of a structure, or none is an array on a device.
-            StaleRefError: An array must not be used.
+            TypeError: An argument cannot be part of a structure, or none is a device array.
+            StaleRefError: An array is no longer valid.
         """
         given = _Arguments([self])
         key, refs, blocks = given.key, given.refs, given.blocks
@@ -259,7 +259,7 @@ class Step(Generic[ParametersP, ResultT]):
             for name, each in zip(names, values, strict=True):
                 self._add(given, each, name, is_static=name in self._static)
             values = ()
-        # `_add` says the same of each, with a call.
+        # `_add` does the same for each argument, with one more Python call.
         for each in values:
             kind = type(each)  # pyright: ignore[reportUnknownVariableType]  # of anything
             if kind is AccelRef:
@@ -290,7 +290,7 @@ class Step(Generic[ParametersP, ResultT]):
         return given
 
     def _add(self, given: _Arguments, each: Any, name: int | str, *, is_static: bool) -> None:
-        """Take one argument: what is nested, or is to be part of the structure, and the usual ones."""
+        """Add one argument: nested, static, or of a usual kind."""
         kind = type(each)  # pyright: ignore[reportUnknownVariableType]  # of anything
         key = given.key
         if is_static and kind is not AccelRef and kind is not np.ndarray and kind not in _NESTED:
@@ -308,7 +308,7 @@ class Step(Generic[ParametersP, ResultT]):
         elif isinstance(each, AccelRef):
             spec, block = each.spec, each.block
             block.check(f"step {self._name}", spec)
-            # One that is damaged elsewhere can be used, and a chain takes whole blocks.
+            # An array in a block with damage elsewhere is usable, but a chain uses whole blocks.
             given.is_damaged = given.is_damaged or block.damaged_by is not None
             key += id(spec.dtype), spec.shape, spec.strides, spec.offset, block.nbytes
             given.refs.append(each)
@@ -341,12 +341,12 @@ class Step(Generic[ParametersP, ResultT]):
         )
 
     async def _by_calls(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> ResultT:
-        """Call the function, and run its calls as any other ones."""
+        """Call the function, and run its calls like any others."""
         call, nesting = self._calls(args, named)
         return cast("ResultT", _nested(nesting, await call))
 
     def _call(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        """Call the function; returns its result."""
+        """Call the function, and return its result."""
         steps = _TRACING.get()
         if any(one is self for one in steps):
             raise RecursionError(f"step {self._name} calls itself while it is traced; write a loop in it")
@@ -358,10 +358,10 @@ class Step(Generic[ParametersP, ResultT]):
             _TRACING.reset(token)
 
     def _calls(self, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Call[Any], Any]:
-        """Call the function; returns its calls as one, and how its results are nested if it returns several.
+        """Call the function; return its calls as one, and the nesting of its results if there are several.
 
         Raises:
-            TypeError: It returns no call.
+            TypeError: It does not return a call.
         """
         made = self._call(args, named)
         if type(made) is Call:
@@ -372,7 +372,7 @@ class Step(Generic[ParametersP, ResultT]):
             return Call[Any](GATHER, tuple(several)), map_tree(made, lambda _: 0)
         if inspect.iscoroutine(made):
             made.close()
-        # The error is enough: calls beside a wrong result are not reported, too.
+        # The error suffices, so calls besides a wrong result are not reported as well.
         silence(*several)
         wrong = [each for each in several if type(each) not in (Call, AccelRef)]
         raise TypeError(
@@ -394,10 +394,10 @@ class Step(Generic[ParametersP, ResultT]):
         *,
         by_value: bool = False,
     ) -> KeptPlan[Any] | None:
-        """Record the operations of a structure, and keep them.
+        """Record the operations of a structure, and cache them.
 
         Returns:
-            What is kept: a `StepPlan`, or `_BY_VALUE`; None if nothing is, for now.
+            The cached plan: a `StepPlan`, or `_BY_VALUE`; None if nothing is cached for now.
         """
         table = given.blocks[0].table
         device: Any = table.device
@@ -433,8 +433,8 @@ class Step(Generic[ParametersP, ResultT]):
         finally:
             recorder.end()
         if template is None:
-            # The calls wait for the next context if one is replaced. The structure does not say that an array
-            # is borrowed.
+            # If the context is being replaced, the calls wait for the next one. Whether an array is borrowed
+            # is not part of the structure.
             if not (
                 chains.state.availability.is_ready and all(type(block) is Block for block in given.blocks)
             ):
@@ -449,7 +449,7 @@ class Step(Generic[ParametersP, ResultT]):
     def _traced(
         self, stand_ins: StandIns, recorder: ChainRecorder, args: tuple[Any, ...], named: Mapping[str, Any]
     ) -> tuple[Chain, Any] | None:
-        """Call the function with stand-ins; returns its chain and nesting, or None if it needs the values."""
+        """Call the function with placeholders; return its chain and nesting, or None if it needs values."""
         token = RECORDING.set(recorder)
         try:
             call, nesting = self._calls(*stand_ins.of(args, named, self._parameters))
@@ -458,16 +458,16 @@ class Step(Generic[ParametersP, ResultT]):
         except Exception:
             if not stand_ins.numbers.values or stand_ins.numbers.is_refused:
                 raise
-            # A slot may have been the reason. If not, the function fails with the values, too.
+            # A slot may be the reason. If not, the function fails with the values as well.
             return None
         finally:
             RECORDING.reset(token)
 
     def _check_arrays(self, chain: Chain, given: _Arguments, recorder: ChainRecorder) -> None:
-        """Refuse arrays of a device that are no arguments.
+        """Refuse device arrays other than arguments.
 
         Raises:
-            ValueError: The function uses one.
+            ValueError: The function uses such an array.
         """
         own: dict[int, list[tuple[int, int]]] = {}
         for ref in given.refs:
@@ -483,27 +483,27 @@ class Step(Generic[ParametersP, ResultT]):
                 )
 
     def _tell_structures(self) -> None:
-        """Tell once that there are many: a program that traces each time gains nothing."""
+        """Warn once about many structures, because a program that traces each time gains nothing."""
         self._structures += 1
-        if self._structures == _MANY:
+        if self._structures == _WARN_AFTER_TRACES:
             _logger.warning(
                 "step %s was traced for %d structures of its arguments: each dtype, shape and layout of an "
                 "array, and each value of an integer, is one; pass what changes as a float or as an "
                 "array",
                 self._name,
-                _MANY,
+                _WARN_AFTER_TRACES,
             )
 
 
 def _bits_of(value: Any) -> object:
-    """Return the bits of a number, because 0.0 equals -0.0, or `told_by` of another value."""
+    """Return the bits of a number, because 0.0 equals -0.0; `told_by` of any other value."""
     if type(value) is float:
         return pack("=d", value)
     return pack("=2d", value.real, value.imag) if type(value) is complex else told_by(value)
 
 
 def _uses_of_slots(chain: Chain) -> list[tuple[int, Slot]]:
-    """List the slots among the arguments of the steps of a chain, with the places of these."""
+    """List the slots among the arguments of a chain's steps, with the indexes of the steps."""
     return [
         (place, each)
         for place, one in enumerate(chain.steps)
@@ -513,7 +513,7 @@ def _uses_of_slots(chain: Chain) -> list[tuple[int, Slot]]:
 
 
 def _nested(nesting: Any, results: Any) -> Any:
-    """Nest several results as the function has returned their calls."""
+    """Nest several results as the function nested their calls."""
     if nesting is None:
         return results
     each = iter(results)
@@ -521,7 +521,7 @@ def _nested(nesting: Any, results: Any) -> Any:
 
 
 def is_traced() -> bool:
-    """Tell whether the function of a step is being called here: it awaits nothing."""
+    """Return whether the function of a step is running here, which cannot await."""
     return bool(_TRACING.get())
 
 
@@ -544,51 +544,49 @@ def step(
 ]: ...
 @named_arguments
 def step(function: Any = None, *, static: str | Sequence[str] = (), stream: str = "") -> Any:
-    """Make an async function of a function of arrays, which is traced once for each structure of arguments.
+    """Make an async function from a function of arrays, tracing it once for each structure of arguments.
 
-    The first call with arguments of a structure calls the function and records the operations of the call
-    that it returns. All later calls launch what was recorded, as one request with one outcome, without
-    calling the function again. The results have the bits that the same calls have when they are awaited one
-    by one.
+    The first call with arguments of a structure calls the function and records the operations of the returned
+    call. All later calls launch the recorded operations, as one request with one outcome, without calling the
+    function again. The results have the same bits as if you awaited the same calls one by one.
 
     >>> import trio_accel as ta
     >>> @ta.step
     ... def layer(x, weights, scale):
     ...     return (ta.nn.relu(ta.linalg.matmul(x, weights)) * scale).to_host()
 
-    The structure is made of the dtypes, shapes, strides and offsets of arrays, of the sizes of their blocks,
-    of which arrays share memory, and of the values of all other arguments but floats. A float may differ at
+    The structure consists of the dtypes, shapes, strides and offsets of arrays, the sizes of their blocks,
+    the arrays that share memory, and the values of all other arguments except floats. A float may differ at
     each call. While the function is traced, its value is not known, so a branch like ``if scale > 1`` is
-    refused. If a float is not an operand of ``+ - * /`` beside arrays of float32 or float64, each of its
-    values is a structure of its own, and so is each value of a NumPy scalar.
+    refused. If a float is not an operand of ``+ - * /`` with arrays of float32 or float64, each of its values
+    is a separate structure, and so is each value of a NumPy scalar.
 
-    Effects of the Python code, such as a print, happen when it is traced. Host arrays that the function uses
-    besides its arguments are read then.
+    Effects of the Python code, such as a print, happen only when it is traced. Host arrays that the function
+    uses besides its arguments are read at that time.
 
     Args:
         function: A plain function. It returns a call, or several in tuples, lists and dictionaries, and
-            awaits nothing. Its arguments are arrays of one device, at least one, NumPy arrays, which are sent
-            with the request, numbers, strings, and tuples, lists and dictionaries of these. Arrays of a
-            device that it uses must be arguments.
-        static: Names of parameters whose values are part of the structure: floats that decide, and hashable
-            objects of other types.
-        stream: Name of a stream of its own, which steps of the same name share; empty for the stream of all
-            recorded work. On a GPU, steps of two streams run at the same time where neither waits for an
-            array of the other. Each stream has an actor in the tree, and handles of the libraries that it
-            uses.
+            cannot await. Its arguments are arrays of one device, at least one, NumPy arrays, which are sent
+            with the request, numbers, strings, and tuples, lists and dictionaries of these. Every device
+            array that it uses must be an argument.
+        static: The names of parameters with values in the structure: floats that decide, and hashable objects
+            of other types.
+        stream: The name of a separate stream, which steps of the same name share; empty for the stream of all
+            recorded work. On a GPU, steps of two streams run at the same time if neither waits for an array
+            of the other. Each stream has an actor in the tree, and handles of the libraries that it uses.
 
     Returns:
-        The async function. Where an argument is a call, it returns a call: the function becomes a part of
-        that request.
+        The async function. If an argument is a call, it returns a call: the function becomes a part of that
+        request.
 
     Raises:
-        TypeError: The function is async or returns no call, an argument has a type that is no part of a
-            structure, or a number decides.
+        TypeError: The function is async or does not return a call, an argument has a type that cannot be part
+            of a structure, or a number decides.
         ValueError: The function uses another array of a device, or arrays of two devices.
 
-    Calls raise the errors of the operations. See `Device.ask` for cancellation: a call that is cancelled
-    before it is launched never begins. A device keeps at most 1024 structures of steps and chains, those that
-    were used last.
+    Calls raise the errors of the operations. See `Device.ask` for cancellation: a call cancelled before its
+    launch never begins. A device keeps at most 1024 structures of steps and chains, the most recently used
+    ones.
     """
     if not isinstance(static, Iterable):
         raise TypeError(f"step: static must be names of parameters, got {shown(static)}")

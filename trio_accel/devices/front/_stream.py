@@ -1,4 +1,4 @@
-"""Batches of host arrays that are copied to a device ahead of the program that works on them (D151)."""
+"""Batches of host arrays that are copied to a device before the program needs them (D151)."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ KeyT = TypeVar("KeyT")
 _Batches: TypeAlias = Iterable[HostT] | AsyncIterable[HostT] | Callable[[], HostT | None]
 _Call: TypeAlias = Callable[[], Awaitable[Any]]
 
-# No batch: None may be one by mistake.
+# A marker for the end, because a batch may be None by mistake.
 _END = object()
 
 
 @overload
-def stream(  # type: ignore[overload-overlap]  # an iterable without batches is all of them
+def stream(  # type: ignore[overload-overlap]  # an iterable without batches matches all overloads
     device: Device, batches: _Batches[HostArray], *, depth: int = 3
 ) -> AbstractAsyncContextManager[AsyncIterator[AccelRef]]: ...
 @overload
@@ -44,41 +44,44 @@ def stream(
 ) -> AbstractAsyncContextManager[AsyncIterator[dict[KeyT, AccelRef]]]: ...
 @named_arguments
 def stream(device: Device, batches: Any, *, depth: int = 3) -> AbstractAsyncContextManager[Any]:
-    """Iterate over batches on a device, which are read and copied ahead of the program.
+    """Iterate over batches on a device, which are read and copied in advance.
 
-    ``async with ta.stream(device, batches) as ahead:``, and ``async for x in ahead:`` in it. A task reads
-    the next batch, and copies it to the device, while the program works on those before. So data may be
-    larger than the device: it holds `depth` batches ahead, and those that the program still refers to.
+    ``async with ta.stream(device, batches) as ahead:``, and ``async for x in ahead:`` inside. A task reads
+    the next batch, and copies it to the device, while your program works on the previous ones. So the data
+    may be larger than the device: it holds `depth` batches in advance, and those to which your program still
+    refers.
 
-    Each array is the program's own. Its memory is given back when the program drops the last reference, or
-    releases it, and serves for the next batches. The variable of the loop refers to its batch until it gets
-    the next one. A program that keeps all arrays comes to `OutOfMemoryError`, and never waits for itself.
+    Each array belongs to your program. Its memory is freed when you drop the last reference, or release it,
+    and is reused for the next batches. The loop variable refers to its batch until it gets the next one. If
+    you keep all arrays, you get `OutOfMemoryError`, and never wait for yourself.
 
-    The source is asked for a batch when the one before is on the device. So it may fill the same memory
-    again, of which `Device.host_empty` is the fastest. An iterator or callable is called in a worker thread,
-    one call at a time, and may block; an async iterator runs in a task beside the program.
+    The source is called for a batch when the previous one is on the device. So it may fill the same memory
+    again; memory of `Device.host_empty` is the fastest. An iterator or callable is called in a worker thread,
+    one call at a time, and may block. An async iterator runs in a task, concurrently with your program.
 
-    Leaving the block ends all of it: the call of the source that runs is waited for, its iterator is closed
-    (``close`` or ``aclose``, which has `DeviceOptions.close_grace` seconds), and what was copied ahead is
-    given back. That holds for ``break``, errors and cancellation too. Cancelling the wait for a batch loses
-    none. Several tasks may iterate: each batch goes to one of them.
+    Leaving the block ends everything: a running call of the source is awaited, its iterator is closed
+    (``close`` or ``aclose``, which has `DeviceOptions.close_grace` seconds), and batches that were copied in
+    advance are freed. The same happens after ``break``, errors and cancellation. If you cancel the wait for a
+    batch, none is lost. Several tasks may iterate; each batch is given to one of them.
 
     Args:
         device: The device.
-        batches: An iterable or async iterable of batches, or a callable that returns the next one, and None
-            behind the last. A batch is a NumPy array, or a tuple or dict of them, each of any shape and
-            device dtype.
-        depth: How many batches are ahead of the program at most, on the device or on their way, at least 1.
+        batches: An iterable or async iterable of batches, or a callable that returns the next batch, and None
+            after the last. A batch is a NumPy array, or a tuple or dict of them, each of any shape and device
+            dtype.
+        depth: The maximum number of batches that are in advance of your program, on the device or in transit,
+            at least 1.
 
     Returns:
-        A context manager for an async iterator over batches of the same structure, with arrays of the
-        device. It raises what the source raises, behind the batches before; and errors of `Device.put`, which
-        runs again as often as `DeviceOptions.retry` says. After an error it is at its end. Inline, arrays
-        that were copied ahead are lost with the context, as all are: their use is a `StaleRefError`.
+        A context manager for an async iterator over batches of the same structure, with arrays of the device.
+        It raises errors of the source, after the batches before them; and errors of `Device.put`, which is
+        repeated `DeviceOptions.retry` times. After an error it has ended. Inline, arrays that were copied in
+        advance are lost with the context, like all others: using them raises `StaleRefError`.
 
     Raises:
-        TypeError: No device, or no source of batches; later, what is no batch.
-        ValueError: `depth` is no whole number of at least 1.
+        TypeError: `device` is not a device, `batches` is not a source of batches, or, later, an item is not a
+            batch.
+        ValueError: `depth` is not an integer of at least 1.
     """
     check_device("stream", device)
     if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
@@ -87,10 +90,10 @@ def stream(device: Device, batches: Any, *, depth: int = 3) -> AbstractAsyncCont
 
 
 def _source_of(batches: object) -> Iterable[Any] | AsyncIterable[Any]:
-    """Return the source as something to iterate over.
+    """Return the source as an iterable.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is not a source.
     """
     told = f"{type(batches).__name__}{what_to_do(batches, is_array=False)}"
     if inspect.isgeneratorfunction(batches) or inspect.isasyncgenfunction(batches):
@@ -115,19 +118,19 @@ def _called(batches: Callable[[], Any]) -> Iterator[Any]:
 
 
 class _Stream(NotAwaited):
-    """Reads batches ahead while it is open, and iterates over them."""
+    """Reads batches in advance while it is open, and iterates over them."""
 
     what_to_do = "write `async with ta.stream(...) as ahead:`, and `async for x in ahead:` in it"
 
     def __init__(self, device: Device, source: Iterable[Any] | AsyncIterable[Any], depth: int) -> None:
         self._device = device
         self._source = source
-        # One more is on its way, or waits for its place.
+        # One more batch is in transit, or waits for room in the channel.
         self._send, self._ready = trio.open_memory_channel[Any](depth - 1)
         self._manager: AbstractAsyncContextManager[trio.Nursery, bool | None] | None = None
         self._scope = trio.CancelScope()
-        # The error that the program gets behind the last batch, and one of the end of a source that it has
-        # left.
+        # The error that the program gets after the last batch, and an error while closing a source that it
+        # has left.
         self._error: Exception | None = None
         self._end_error: Exception | None = None
 
@@ -145,10 +148,10 @@ class _Stream(NotAwaited):
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         assert self._manager is not None
         self._scope.cancel(reason="the program has left the stream")
-        # It is not told of the body's error, which it would put into a group. Python raises that by itself.
+        # The nursery does not get the body's error, because it would put it into a group. Python raises it.
         await self._manager.__aexit__(None, None, None)  # noqa: ASYNC102  # ends as soon as the source lets it
-        # The batches in the channel go with it; and an error that the program has not come to has this
-        # object.
+        # This drops the batches in the channel, and an error that the program has not reached, which refers
+        # to this object.
         self._ready.close()
         self._error = None
         if error is None and self._end_error is not None:
@@ -171,7 +174,7 @@ class _Stream(NotAwaited):
         try:
             raise error
         finally:
-            # The error has this frame, which would have the error.
+            # The error refers to this frame, so this frame must not refer to the error.
             del error
 
     @enable_ki_protection
@@ -183,11 +186,11 @@ class _Stream(NotAwaited):
             try:
                 next_batch, close = await self._begin()
                 while (batch := await next_batch()) is not _END:
-                    # No name refers to what is sent: the program alone is to have it.
+                    # No variable refers to the sent batch, because only the program may own it.
                     await self._send.send(await self._put(batch, number))
                     del batch
                     number += 1
-            except Exception as error:  # noqa: BLE001  # the program's, at its place
+            except Exception as error:  # noqa: BLE001  # the program gets it in order
                 error.add_note(f"stream: it was batch {number}")
                 self._error = error
             finally:
@@ -195,11 +198,11 @@ class _Stream(NotAwaited):
                     await self._close(close)  # noqa: ASYNC102  # it shields itself
 
     async def _begin(self) -> tuple[_Call, _Call | None]:
-        """Begin to iterate; returns what gets the next batch, or `_END`, and what closes the iterator."""
+        """Begin to iterate; return a function for the next batch or `_END`, and the closing function."""
         if isinstance(self._source, AsyncIterable):
             later: AsyncIterator[Any] = aiter(self._source)
             return partial(anext, later, _END), getattr(later, "aclose", None)
-        # A source that blocks is not to keep the threads of others.
+        # A blocking source must not occupy the threads of others.
         in_thread: Any = partial(trio.to_thread.run_sync, limiter=trio.CapacityLimiter(1))
         iterator: Iterator[Any] = await in_thread(iter, self._source)
         close = getattr(iterator, "close", None)
@@ -209,13 +212,13 @@ class _Stream(NotAwaited):
         try:
             with trio.move_on_after(self._device.options.close_grace, shield=True):
                 await close()
-        except Exception as error:  # noqa: BLE001  # the program's, if it has none
+        except Exception as error:  # noqa: BLE001  # the program gets it, unless it has another
             self._error = self._error or error
             if self._scope.cancel_called:
                 self._end_error = error
 
     async def _put(self, batch: object, number: int) -> Any:
-        """Copy the arrays of a batch, all or none; returns them as they were put together."""
+        """Copy the arrays of a batch, all or none; return them in the same structure."""
         if isinstance(batch, np.ndarray):
             return await self._device.put(cast("HostArray", batch))
         if isinstance(batch, dict):

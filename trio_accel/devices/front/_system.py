@@ -1,4 +1,4 @@
-"""A system of actors that can open devices, also with the arrays of one that was given up."""
+"""An actor system that can open devices, also with the arrays of a failed device."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from ._group import DeviceGroup, DeviceOpening, PlacementPolicy, by_load
 __all__ = ["System", "open_system"]
 
 _logger = logging.getLogger("trio_accel.devices")
-# Packages of operations that the program has not imported by the time it opens a device.
+# Packages of operations, which are imported while a device opens unless the program has imported them.
 _CAPABILITIES = tuple(
     [f"trio_accel.{name}" for name in ("linalg", "fft", "random", "sparse", "graphs", "jit", "nn")]
 )
 
 
 class System(actors.System):
-    """A tree of actors, devices among them. Made by `open_system`.
+    """A tree of actors and devices. Made by `open_system`.
 
     Attributes:
-        opening: Paths of devices that are being opened.
+        opening: The paths of devices that are being opened.
     """
 
     def __init__(self, name: str, options: SystemOptions, nursery: trio.Nursery) -> None:
@@ -51,26 +51,26 @@ class System(actors.System):
 
     @property
     def devices(self) -> tuple[Device, ...]:
-        """The devices of this system that are open, in the order in which they were opened."""
+        """The open devices of this system, in the order in which they were opened."""
         return tuple(device for device in self._devices.values() if not device.state.availability.is_ended)
 
     @property
     def outages(self) -> tuple[DeviceLostError, ...]:
-        """Why devices refuse requests: given up, for good or for now. Devices that were closed have none."""
+        """The reasons why devices refuse requests, for good or temporarily; none for closed devices."""
         known = self._devices.values()
         faulty = [device for device in known if device.state.is_given_up or not device.is_ended]
         return tuple(outage for device in faulty if (outage := device.outage) is not None)
 
     def expect(self, device: OpenDevice) -> OpenDevice:
-        """Have a device that is going to be started; its path is taken from now on."""
-        # Systems in the order of their opening.
+        """Reserve the path of a device that will be started."""
+        # The dictionary keeps the order of opening.
         self._devices.pop(device.path, None)
         self._devices[device.path] = device
         self.opening.add(device.path)
         return device
 
     async def start_device(self, device: OpenDevice, group: DeviceGroup | None = None) -> Device:
-        """Start the actors of a device that is expected, in the group if there is one."""
+        """Start the actors of a reserved device, in the group if any."""
         failure: Exception | None = None
         is_started = False
         try:
@@ -79,7 +79,7 @@ class System(actors.System):
                 try:
                     await device.start(self if group is None else group.scope)
                     is_started = True
-                    # The program would not get a device that is open, if this wait were cancelled.
+                    # Cancelling this wait would lose the open device.
                     nursery.cancel_scope.shield = True
                 except Exception as error:  # noqa: BLE001  # raised below, because the nursery would group it
                     failure = error
@@ -104,28 +104,28 @@ class System(actors.System):
     ) -> DeviceOpening:
         """Open a device: ``await system.open_device("cpu")``, or ``async with``, which closes it.
 
-        Open a device once and share the `Device`. Where it is open already, it gets a second context with
-        memory of its own, and a number in its name in the tree (``cpu:0#2``); a `RuntimeWarning` says so.
+        Open a device once and share the `Device`. If it is already open, you get a second context with its
+        own memory, and a number in its name in the tree (``cpu:0#2``); a `RuntimeWarning` points that out.
 
         Args:
-            spec: Name of a backend or device, such as ``"cpu"`` or ``"cuda:1"``. None takes what the
-                environment variable ``TRIO_ACCEL_BACKEND`` names, else the best device that can be opened.
-            options: How it is opened and supervised.
-            adopt: A device of this system that was given up (its requests raise `DeviceLostError`), on the
-                same hardware and with worker processes: the new device takes over its memory. All its arrays
-                are arrays of the new device then, by the same references, with the same contents; those that
-                were damaged stay so. Where nothing else is given, the new device is opened as that one was.
-                If it cannot be opened, the arrays stay where they are, and can be adopted again.
-            name: Name in the tree, in errors, metrics and the dashboard; by default that of the hardware.
-                A second context that has a name is meant to be one, so no warning tells of it.
+            spec: The name of a backend or device, such as ``"cpu"`` or ``"cuda:1"``. None takes the name in
+                the environment variable ``TRIO_ACCEL_BACKEND``, or else the best device that can be opened.
+            options: The options with which it is opened and supervised.
+            adopt: A device of this system that has failed for good (its requests raise `DeviceLostError`), on
+                the same hardware and with worker processes: the new device takes over its memory. Then all
+                its arrays are arrays of the new device, by the same references, with the same contents;
+                damaged arrays stay damaged. The other arguments default to those of that device. If the new
+                device cannot be opened, the arrays stay where they are, and can be adopted again.
+            name: The name in the tree, in errors, metrics and the dashboard; by default the name of the
+                hardware. A second context with a name is taken as intended, so it causes no warning.
 
         Raises:
-            ValueError: There is no such backend or device; the name is taken, empty or has a ``/``; or the
-                device to be adopted is another system's, is open, was closed or adopted already, is other
-                hardware, takes more than `memory_limit`, or has an array that is leased.
-            TypeError: No name, no options, or no device.
+            ValueError: The backend or device does not exist; the name is taken, empty or has a ``/``; or the
+                device to be adopted is another system's, is open, was closed or already adopted, is other
+                hardware, takes more than `memory_limit`, or has a leased array.
+            TypeError: An argument is not a name, options, or a device.
             NotSupportedError: The backend is not available, or does not have an option.
-            RuntimeError: It is awaited in another thread or Trio run than the system's.
+            RuntimeError: You await it in another thread or Trio run than the system's.
             DeviceLostError: The memory of the device to be adopted is lost: it was inline, or the hardware
                 reported an uncorrectable error of its memory.
         """
@@ -142,7 +142,7 @@ class System(actors.System):
     ) -> DeviceOpening:
         """Open a device, in a group if there is one; see `open_device`."""
         if unknown:
-            # Refuses what is no option there, either.
+            # This refuses names that are not options there either.
             DeviceOptions(**cast("dict[str, Never]", unknown))
             given = ", ".join(f"{name}={unknown[name]!r}" for name in unknown)
             raise TypeError(f"open_device: give options in one: options=ta.DeviceOptions({given})")
@@ -172,26 +172,28 @@ class System(actors.System):
     ) -> AsyncGenerator[DeviceGroup]:
         """Open several devices as one group: ``async with system.open_devices("cuda") as group``.
 
-        All are opened at the same time, and closed at the same time. If one cannot be opened, none
-        is. But where the program has not named each device, those that cannot be opened are left out with a
-        warning in the logs, as long as there is another.
+        All are opened at the same time, and closed at the same time. If one cannot be opened, none is. But
+        unless you name each device, devices that cannot be opened are left out with a warning in the logs, as
+        long as another can be opened.
 
-        The devices stand below a supervisor in the tree, so their paths are such as
-        ``"system/devices/cuda:0"``. One that is named twice has two contexts, each with memory of its own.
+        The devices are below a supervisor in the tree, so they have paths such as
+        ``"system/devices/cuda:0"``. If you name a device twice, it gets two contexts, each with its own
+        memory.
 
         Args:
-            specs: Name of a backend, for all its devices; of one device; or a sequence of names as for
-                `open_device`. None takes all devices of the machine, or what the environment variable
-                ``TRIO_ACCEL_BACKEND`` names.
-            options: How each is opened and supervised.
+            specs: The name of a backend, for all its devices; of one device; or a sequence of names as for
+                `open_device`. None takes all devices of the machine, or the name in the environment variable
+                ``TRIO_ACCEL_BACKEND``.
+            options: The options with which each is opened and supervised.
             policy: Chooses the device in `DeviceGroup.place`; None takes the one with the least load.
-            name: Name of the group among the actors of the system.
+            name: The name of the group among the actors of the system.
 
         Raises:
-            ValueError: There is no such backend or device, no name at all, or the name of the group is taken.
-            TypeError: No names, no options, or no policy.
+            ValueError: A backend or device does not exist, `specs` is empty, or the name of the group is
+                taken.
+            TypeError: An argument is not names, options, or a policy.
             NotSupportedError: A backend is not available, or does not have an option.
-            RuntimeError: It is used in another thread or Trio run than the system's.
+            RuntimeError: You use it in another thread or Trio run than the system's.
             ExceptionGroup: The error of the body.
         """
         self.check_run("open_devices")
@@ -204,7 +206,7 @@ class System(actors.System):
             group = DeviceGroup(self, scope, options, policy or by_load)
             refusal = await _open_all(self, group, chosen, is_each_named=not isinstance(specs, str | None))
             if refusal is None:
-                yield group  # noqa: ASYNC119  # as that of `open_system`
+                yield group  # noqa: ASYNC119  # as in `open_system`
         if refusal is not None:
             raise refusal
 
@@ -212,10 +214,10 @@ class System(actors.System):
 @opens("the system is not open yet: async with ta.open_system(...) as system")
 @enable_ki_protection
 async def open_system(name: str, *, options: SystemOptions | None = None) -> AsyncGenerator[System]:
-    """Open a system of actors and devices: the body of the ``async with`` runs beside them.
+    """Open a system of actors and devices. They run concurrently with the body of the ``async with``.
 
-    When the body ends, by itself or by an exception, devices and actors are stopped in reverse
-    start order; on exit no actor is alive. That holds too when the body is cancelled.
+    When the body ends, normally or by an exception, devices and actors are stopped in reverse start order; on
+    exit no actor is alive. The same holds if the body is cancelled.
 
     Raises:
         ExceptionGroup: The error of the body, and errors that failed actors escalated to the top.
@@ -230,7 +232,8 @@ async def open_system(name: str, *, options: SystemOptions | None = None) -> Asy
 async def _import_capabilities() -> None:
     """Import the packages of operations in a thread, while the program waits for a device anyway.
 
-    The first product of a program would import them in the loop, which takes 25 to 150 ms for one package.
+    Otherwise a program's first matrix product would import them in the loop, which takes 25 to 150 ms for one
+    package.
     """
     missing = [name for name in _CAPABILITIES if name not in sys.modules]
     if missing:
@@ -245,7 +248,7 @@ async def _open(
     *others, last = await trio.to_thread.run_sync(candidates, spec)
     for backend, info in others:
         device = _expect(system, group, backend, info, options, name)
-        # The program has named no device, so another one will do. Errors of the options were raised by now.
+        # The program has not named a device, so another will do. Errors of the options were already raised.
         try:
             return await system.start_device(device, group)
         except NotSupportedError as error:
@@ -264,7 +267,7 @@ async def _open_all(
     *,
     is_each_named: bool,
 ) -> Exception | None:
-    """Open the devices of a group at the same time; returns why it has none, for its caller to raise."""
+    """Open the devices of a group concurrently; return the error, if any, for the caller to raise."""
     devices = [_expect(system, group, backend, info, group.options) for backend, info in chosen]
     failures: dict[OpenDevice, Exception] = {}
 
@@ -279,7 +282,7 @@ async def _open_all(
             nursery.start_soon(start, device)
     for device in devices:
         if device not in failures:
-            # They may have come in any order.
+            # Restore the order, because they may have opened in any order.
             group.add(device)
     for device in devices:
         error = failures.get(device)
@@ -292,7 +295,7 @@ async def _open_all(
 
 
 def _chosen(specs: str | Sequence[str] | None) -> tuple[tuple[AccelBackend, DeviceInfo], ...]:
-    """Find the devices of a group; blocks."""
+    """Return the devices of a group; blocks."""
     if specs is None or isinstance(specs, str):
         return members(specs)
     return tuple([candidates(spec)[0] for spec in specs])
@@ -304,10 +307,10 @@ def _check_options(where: str, options: object) -> None:
 
 
 def _check_group(specs: object, options: object, policy: object) -> None:
-    """Refuse what no group can be opened with.
+    """Refuse arguments with which no group can be opened.
 
     Raises:
-        TypeError, ValueError: It is no such argument.
+        TypeError, ValueError: An argument is invalid.
     """
     names = cast("Sequence[object]", () if specs is None else specs)
     if not isinstance(specs, str | Sequence | None) or not all(isinstance(each, str) for each in names):
@@ -331,7 +334,7 @@ async def _open_adopting(
     adopt: Device,
     name: str | None,
 ) -> Device:
-    """Open a device with the memory of one that was given up, which keeps it if that fails."""
+    """Open a device with the memory of a failed device, which gets it back if that fails."""
     system.check_run("open_device")
     old = opened(adopt)
     await check_adoption(system, old)
@@ -356,11 +359,11 @@ def _expect(
     options: DeviceOptions,
     name: str | None = None,
 ) -> OpenDevice:
-    """Make a device that is to be started.
+    """Make a device that will be started.
 
     Raises:
         ValueError: The name is taken.
-        NotSupportedError: It does not have an option.
+        NotSupportedError: The device does not have an option.
     """
     _check_isolation(info, options)
     return system.expect(OpenDevice(backend, info, options, _free_path(system, group, info, name), system))
@@ -383,7 +386,7 @@ def _check_isolation(info: DeviceInfo, options: DeviceOptions) -> None:
 
 
 def _check_inline(info: DeviceInfo, options: DeviceOptions) -> None:
-    """Refuse what belongs to worker processes."""
+    """Refuse options of worker processes."""
     for given, is_given, what, none in (
         (f"spares={options.spares}", options.spares, "spares are worker processes", "spares=0"),
         (f"preload={options.preload!r}", options.preload, "it is for worker processes", "preload=()"),
@@ -398,13 +401,13 @@ def _check_inline(info: DeviceInfo, options: DeviceOptions) -> None:
 
 
 def _free_path(system: System, group: DeviceGroup | None, info: DeviceInfo, given: str | None) -> str:
-    """Find a path in the tree, numbered where it is taken; warns if the device is open already.
+    """Return a free path in the tree, with a number if necessary. Warn if the device is already open.
 
     Raises:
         ValueError: The program has given a name that is taken.
     """
     parent = system.name if group is None else group.path
-    # Others may be on their way to the tree.
+    # Other devices may be opening, and not in the tree yet.
     actor_classes = {actor.path: actor.actor_class for actor in system.tree().walk()}
     taken = actor_classes.keys() | system.opening
     if given is not None:
@@ -416,11 +419,11 @@ def _free_path(system: System, group: DeviceGroup | None, info: DeviceInfo, give
     path = next(path for name in names if (path := f"{parent}/{name}") not in taken)
     for other in (*actor_classes, *system.opening):
         above, _, name = other.rpartition("/")
-        # A group that has a device twice means it.
+        # A group that has a device twice intends it.
         is_meant = group is not None and above == parent
         is_same = name.partition("#")[0] == info.name and actor_classes.get(other, _DEVICE) == _DEVICE
         if (is_same or other in named) and not is_meant:
-            # No refusal: a program may want an inline context beside a worker, and tests two for two devices.
+            # This is not an error: a program may need an inline context besides a worker, and tests use two.
             warnings.warn(
                 f"open_device: {info.name} is open already, as {other}; {path} "
                 "is a second context, with memory of its own. Share the Device object that you have, or "
@@ -436,8 +439,8 @@ _DEVICE = DeviceActor.__name__
 
 
 def _levels_to_caller() -> int:
-    """Tell how far up the stack the program is, for a warning of the function that calls this."""
-    # A group is opened by way of `contextlib`.
+    """Return the number of stack levels up to the program, for a warning of the calling function."""
+    # A group is opened through `contextlib`.
     between, level = (__name__.partition(".")[0] + ".", "contextlib."), 1
     frame = inspect.currentframe()
     frame = frame and frame.f_back
@@ -451,10 +454,10 @@ def _levels_to_caller() -> int:
 
 
 def options_of_heir(old: OpenDevice, options: DeviceOptions | None) -> DeviceOptions:
-    """Choose the options of the device that adopts: as for the old one, where none are given.
+    """Choose the options of the adopting device: by default those of the old one.
 
     Raises:
-        ValueError: The arrays are out of reach of such a device.
+        ValueError: Such a device cannot reach the arrays.
     """
     if options is None:
         options = old.options
@@ -467,10 +470,10 @@ def options_of_heir(old: OpenDevice, options: DeviceOptions | None) -> DeviceOpt
 
 
 async def check_adoption(system: System, old: OpenDevice) -> None:
-    """Refuse a device that leaves nothing; waits for the end of one that is just being given up.
+    """Refuse a device that leaves no memory. If it is just ending, wait for its end.
 
     Raises:
-        ValueError: It is another system's, is open, was closed, or was adopted already.
+        ValueError: It belongs to another system, is open, was closed, or was already adopted.
         DeviceLostError: Its memory is lost.
     """
     if old.state.system is not system:
@@ -506,13 +509,13 @@ async def check_adoption(system: System, old: OpenDevice) -> None:
 def take_memory(
     old: OpenDevice, heir: str, backend: AccelBackend, info: DeviceInfo, options: DeviceOptions
 ) -> LeftMemory:
-    """Take the memory of a device that was given up.
+    """Take the memory of a failed device.
 
     Args:
         old: The device.
-        heir: Path of the one that adopts.
-        backend: Backend of that.
-        info: Description of that.
+        heir: The path of the adopting device.
+        backend: Its backend.
+        info: Its description.
         options: Its options.
 
     Raises:
@@ -523,10 +526,10 @@ def take_memory(
             f"the arrays are in the memory of {old.name}, which {info.name} cannot use; open {old.name!r}"
         )
     dispatch = old.dispatch
-    assert isinstance(dispatch, WorkerDispatch)  # as `_check_adoption` has seen
+    assert isinstance(dispatch, WorkerDispatch)  # `check_adoption` has tested it
     memory = dispatch.left
     if memory is None:
-        # Another call has adopted the memory while this one was on its way.
+        # Another call has adopted the memory meanwhile.
         raise _adopted_already(old, dispatch)
     limit = options.memory_limit
     if limit is not None and memory.nbytes > limit:

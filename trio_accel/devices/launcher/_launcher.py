@@ -1,4 +1,4 @@
-"""The launcher: starts the worker processes of a system, and none outlives it."""
+"""The launcher, which starts the worker processes of a system and outlives all of them."""
 
 from __future__ import annotations
 
@@ -48,35 +48,36 @@ __all__ = [
 ]
 
 _END = 2.0
-# D79: a process that has lived for a second after its start has served, and the back-off begins anew.
+# D79: a process that has lived for one second after its start counts as working, which resets the back-off.
 _POLICY = Policy(backoff=Backoff(base=0.1, maximum=2.0, reset_after=1.0))
-# Its failures are those of the devices that order workers, which count them; never the system's.
+# The devices that order workers count its failures, so these must not end the system.
 _ALWAYS = Policy(intensity=Intensity(sys.maxsize, 1.0), grace=2 * _POLICY.grace)
 _logger = logging.getLogger("trio_accel.devices")
 
-# The places of two fields among those that follow the name in a process's stat file; see proc_pid_stat(5).
+# The indexes of two fields after the name in a process's stat file; see proc_pid_stat(5).
 _FLAGS, _STATUS = 6, -1
 _IS_EXITING = 0x4
 
 
 @attrs.frozen
 class StartWorker(Request["LauncherActor", "WorkerProcess"]):
-    """Start a worker process; the reply comes when its program has begun.
+    """Start a worker process; the reply follows when its program has begun.
 
-    A cancelled asker gets its cancellation when nothing is left of the worker. With
+    If the caller is cancelled, its cancellation is delivered after the worker's end. With
     ``abandon_on_cancel`` the worker would have no owner, and live until the launcher ends.
 
     Attributes:
-        arguments: Its command line behind `sys.executable` and `interpreter_options`.
-        descriptors: It has them as 3, 4, 5 and so on. They stay the caller's.
-        preload: Modules to import ahead, found by the `sys.path` of this program. The launcher imports them
-            once; the worker is a fork of it, and runs the text behind ``-c``. Without, or where a fork would
-            not do, the worker is a fresh interpreter, isolated as the launcher is.
+        arguments: Its command line after `sys.executable` and `interpreter_options`.
+        descriptors: Descriptors that it gets as 3, 4, 5 and so on. They stay the caller's.
+        preload: Modules to import in advance, found by the `sys.path` of this program. The launcher imports
+            them once; the worker is a fork of it, and runs the text after ``-c``. Without them, or if a fork
+            is not possible, the worker is a fresh interpreter, isolated like the launcher.
 
-    If the launcher dies before that, the next one starts it. If it died of imports, no other tries them.
+    If the launcher dies before that, the next one starts the worker. If it died of imports, no other tries
+    them.
 
     Raises:
-        LauncherError: It could not be started, or a second launcher died over it.
+        LauncherError: The worker could not be started, or a second launcher died because of it.
         ActorFailedError: The launcher's actor ended meanwhile.
     """
 
@@ -87,12 +88,12 @@ class StartWorker(Request["LauncherActor", "WorkerProcess"]):
 
 @attrs.frozen
 class Order:
-    """A worker to be started, and the asker that is told.
+    """A worker to start, and its caller.
 
     Attributes:
         message: The request.
-        reply: Takes the worker.
-        is_again: Whether a launcher has died over it.
+        reply: Receives the worker.
+        is_again: Whether a launcher has died because of it.
     """
 
     message: StartWorker
@@ -101,7 +102,7 @@ class Order:
 
 
 class LauncherActor(Actor):
-    """Holds a launcher process; when that dies, all workers have died with it, and another is started."""
+    """Holds a launcher process. When it dies, all workers die with it, and another one is started."""
 
     def __init__(self, front: Launcher) -> None:
         self._front = front
@@ -109,13 +110,13 @@ class LauncherActor(Actor):
         self._numbers = itertools.count(1)
         self._orders: dict[int, Order] = {}
         self._workers: dict[int, WorkerProcess] = {}
-        # Modules that the process has imported, as workers were started with them.
+        # The modules that the process has imported for workers.
         self._imported: set[str] = set()
 
     @asynccontextmanager
     @enable_ki_protection
     async def lifespan(self, context: ActorContext) -> AsyncGenerator[None]:
-        """Hold the process; its workers end with it, and it is gone when this ends."""
+        """Hold the process. Its workers end with it, and it has ended when this returns."""
         try:
             self._link = link = await LauncherLink.open()
         except AccelError as error:
@@ -129,13 +130,14 @@ class LauncherActor(Actor):
                 context.show_process(link.pid)
                 for order in self._front.attach(link):
                     self._accept(order)
-                # The imports ahead come behind the waiting orders: their workers import modules themselves,
-                # which is sooner than a trial.
+                # The preloaded imports follow the waiting orders: their workers import the modules
+                # themselves, which is faster than a trial.
                 self._front.ahead.begin(link)
                 yield
                 nursery.cancel_scope.cancel(reason="the launcher ends")
         finally:
-            # The front lets go before the workers are told: orders that follow wait for the next process.
+            # The front detaches before the workers are notified, so that later orders wait for the next
+            # process.
             self._front.detach()
             how = await link.close()  # noqa: ASYNC102  # it shields itself, and is bounded
             await self._end_all(how)  # noqa: ASYNC102  # the same
@@ -175,7 +177,7 @@ class LauncherActor(Actor):
         except EndOfLink:
             how = await self._link.wait_end()
             if not all(self._imported.issuperset(order.message.preload) for order in self._orders.values()):
-                # The process may have died of the imports, and the next one would die of them, too.
+                # The imports may have killed the process, and would kill the next one as well.
                 self._front.preloads = False
                 self._front.warn(f"their launcher {how} while it imported modules")
             self.context.crash(LauncherError(f"the launcher of worker processes {how}"))
@@ -200,7 +202,7 @@ class LauncherActor(Actor):
         if number in self._workers:
             self._workers.pop(number).report(describe_exit(os.waitstatus_to_exitcode(detail)))
         if number in self._orders:
-            # The cancelled asker has waited for the end of its worker.
+            # The cancelled caller has waited for the end of its worker.
             self._orders.pop(number).reply.cancelled()
 
     def _begun(self, number: int, pid: int, descriptors: Sequence[int]) -> None:
@@ -218,7 +220,7 @@ class LauncherActor(Actor):
         if self._orders[number].reply.is_cancelled:
             worker.close()
         elif not self._orders.pop(number).reply.set(worker):
-            # The asker has gone meanwhile.
+            # The caller has left meanwhile.
             worker.close()
 
     def _begin_fresh(self, number: int, why: str) -> None:
@@ -243,13 +245,13 @@ class LauncherActor(Actor):
             if order.is_again or order.reply.is_cancelled:
                 self._refuse(number, f"a worker process was not started: the launcher {how}")
             else:
-                # D79: an order is tried once more by the next launcher. If there is none, the reply fails
-                # with this actor's end.
+                # D79: the next launcher tries an order once more. If there is none, the reply fails with this
+                # actor's end.
                 self._front.postponed.append(attrs.evolve(order, is_again=True))
         workers = tuple(self._workers.values())
         self._workers.clear()
         for worker in workers:
-            # The launcher's end has killed them, or will in a moment.
+            # The launcher's end has killed them, or is about to.
             worker.kill()
             worker.report("ended with its launcher")
         with trio.move_on_after(_END, shield=True):
@@ -258,13 +260,13 @@ class LauncherActor(Actor):
 
 
 class Launcher:
-    """The launcher of a system, for the devices that share it. Made by `open_launcher`.
+    """The launcher of a system, shared by its devices. Made by `open_launcher`.
 
     Attributes:
-        preloads: Whether it imports modules ahead: not once a launcher process has died meanwhile.
-        ahead: Modules that it imports ahead for programs.
-        reasons: Why workers were no forks, in the order of their first times.
-        ref: Address of its actor, once it is open.
+        preloads: Whether it preloads modules; not after a launcher process has died while doing so.
+        ahead: The modules that it imports in advance for programs.
+        reasons: The reasons why workers were not forks, each once.
+        ref: The reference of its actor, once open.
         postponed: Orders that a process has left to the next one.
     """
 
@@ -276,10 +278,10 @@ class Launcher:
         self.ref: Ref[LauncherActor]
         self._link: LauncherLink | None = None
         self._opening = trio.Lock()
-        # Descriptors of the chunks that are kept.
+        # The descriptors of the retained chunks.
         self._chunks: set[int] = set()
         self.postponed: list[Order] = []
-        # Scopes of tasks that have ordered, and the error that refuses them.
+        # The cancel scopes of tasks with an order, and the error that refuses them.
         self._asking: set[trio.CancelScope] = set()
         self._refusal: Exception | None = None
 
@@ -292,7 +294,7 @@ class Launcher:
         """Start a worker process; see `StartWorker`.
 
         Raises:
-            LauncherError: The same as there; or the launcher that is to start it does not start itself.
+            LauncherError: The same as there; or the launcher itself does not start.
         """
         message = StartWorker(tuple(arguments), tuple(descriptors), tuple(preload))
         with self._unless_refused():
@@ -300,15 +302,15 @@ class Launcher:
         raise LauncherError(f"a worker process was not started: {self._refusal}") from self._refusal
 
     async def import_ahead(self, modules: Iterable[str | Preload], preload: Iterable[str]) -> None:
-        """Have modules imported for all workers that start from then on; a child tries them all first.
+        """Import modules for all later workers, after a child has tried all of them.
 
-        If one cannot be imported, or no fork could use it then, none is imported ahead, and a warning in the
-        logs says why. Each launcher process that takes over imports them again. A cancelled caller leaves
-        that as it is.
+        If one cannot be imported, or a fork could not use it, none is imported in advance, and a warning in
+        the logs explains why. Each new launcher process imports them again. Cancelling the call does not
+        affect that.
 
         Args:
-            modules: Their names, or those of modules that are trusted; they are found by the `sys.path` of
-                this program.
+            modules: Their names, or `Preload` for trusted modules; they are found by the `sys.path` of this
+                program.
             preload: Modules that are imported before them, as in `StartWorker`.
         """
         wanted = tuple(Preload(module) if isinstance(module, str) else module for module in modules)
@@ -317,7 +319,7 @@ class Launcher:
             await is_over.wait()
 
     def warn(self, why: str) -> None:
-        """Say, once, why workers are no forks; for the actor."""
+        """Log, once, why workers are not forks; called by the actor."""
         if why not in self.reasons:
             self.reasons.append(why)
             _logger.warning(
@@ -337,16 +339,16 @@ class Launcher:
                 self._asking.discard(scope)
 
     def refuse(self, error: Exception) -> None:
-        """Refuse what is ordered now, as no launcher starts; for the actor."""
+        """Refuse present orders, because no launcher starts; called by the actor."""
         self._refusal = error
         for scope in self._asking:
             scope.cancel(reason="the launcher does not start")
 
     @enable_ki_protection
     def keep_chunk(self, descriptor: int) -> None:
-        """Have shared memory emptied when this process dies, whatever process has a descriptor.
+        """Empty shared memory when this process dies, even if other processes have a descriptor.
 
-        Each launcher process that takes over is told again.
+        Each new launcher process is informed again.
 
         Args:
             descriptor: It stays the caller's, and must be open until the chunk is forgotten.
@@ -360,16 +362,16 @@ class Launcher:
 
     @enable_ki_protection
     def forget_chunk(self, descriptor: int) -> None:
-        """Keep a chunk no longer; its memory goes when all its other descriptors and mappings have gone.
+        """Release a chunk. Its memory is freed when all its other descriptors and mappings are closed.
 
-        Harmless for one that is not kept.
+        Harmless for an unknown chunk.
         """
         self._chunks.discard(descriptor)
         if self._link is not None:
             self._link.send("forget", descriptor)
 
     def attach(self, link: LauncherLink) -> list[Order]:
-        """Go on with a new process; for the actor. Returns what the one before has left."""
+        """Continue with a new process; return the orders left by the previous one. For the actor."""
         self._link = link
         for descriptor in self._chunks:
             link.send("keep", descriptor, None, (descriptor,))
@@ -378,18 +380,18 @@ class Launcher:
         return left
 
     def detach(self) -> None:
-        """End with the process; for the actor."""
+        """End with the process; called by the actor."""
         self._link = None
 
     def withdraw(self) -> None:
-        """Let go of cancelled askers whom no process serves; for the actor. The others wait for theirs."""
+        """Release cancelled callers without a process; called by the actor. The others wait for theirs."""
         for order in tuple(self.postponed):
             if order.reply.is_cancelled:
                 self.postponed.remove(order)
                 order.reply.cancelled()
 
     async def open_in(self, system: System) -> None:
-        """Start the actor, unless it lives; for `open_launcher`."""
+        """Start the actor, unless it is alive; for `open_launcher`."""
         async with self._opening:
             if self._supervisor is not None and not self._supervisor.is_terminated:
                 if not self.ref.is_terminated:
@@ -402,7 +404,7 @@ class Launcher:
 
 
 class LauncherSupervisor(Actor):
-    """Has the actor of the launcher process restarted as often as it fails."""
+    """Restarts the actor of the launcher process however often it fails."""
 
     def __init__(self, front: Launcher) -> None:
         self._front = front
@@ -414,22 +416,22 @@ class LauncherSupervisor(Actor):
         yield
 
 
-# Weak on both sides, as a launcher's address holds its system: the actor itself keeps the launcher alive.
+# Weak on both sides, because a launcher refers to its system. The actor itself keeps the launcher alive.
 _launchers: weakref.WeakKeyDictionary[System, weakref.ref[Launcher]] = weakref.WeakKeyDictionary()
 
 
-# Processes look here which of their descriptors are open, and there for their threads and children.
+# Processes list their open descriptors there, and near it their threads and children.
 _DESCRIPTORS = "/proc/self/fd"
 
 
 async def open_launcher(system: System) -> Launcher:
-    """Find the launcher of a system, or start it: concurrent first calls start one.
+    """Return the launcher of a system, or start it. Concurrent first calls start only one.
 
-    Actors are stopped in reverse start order, and the workers end with the launcher. So call this
-    before the actors that use them are spawned.
+    Actors are stopped in reverse start order, and the workers end with the launcher. So call this before the
+    actors that use them are spawned.
 
     Raises:
-        NotSupportedError: The platform has not what worker processes take.
+        NotSupportedError: The platform cannot run worker processes.
         LauncherError: The launcher process did not start.
         RuntimeError: The system is stopping.
     """
@@ -448,7 +450,7 @@ async def open_launcher(system: System) -> Launcher:
 
 
 async def describe_workers() -> str:
-    """Say how worker processes start on this machine, and why so; starts one that ends at once."""
+    """Return how worker processes start on this machine, and why; starts one that ends at once."""
     async with open_system("trial") as system:
         try:
             backend, _ = resolve("cpu")
@@ -461,16 +463,16 @@ async def describe_workers() -> str:
 
 
 class WorkerProcess:
-    """A running worker. Made by the launcher; to be used on the Trio thread.
+    """A running worker. Made by the launcher; for use on the Trio thread.
 
     Args:
-        pid: Its process number.
-        descriptor: A descriptor of the process; it belongs to this from here on.
-        ask: Called when somebody waits for the launcher's report of its end.
+        pid: Its pid.
+        descriptor: A descriptor of the process, which now belongs to this object.
+        ask: Called when a task waits for the launcher's report of its end.
 
     Attributes:
-        pid: Its process number; after its death it may be another's.
-        is_asked_for: Whether somebody waits for that report.
+        pid: Its pid; after its death another process may get it.
+        is_asked_for: Whether a task waits for that report.
     """
 
     def __init__(self, pid: int, descriptor: int, ask: Callable[[], None]) -> None:
@@ -493,34 +495,34 @@ class WorkerProcess:
         return is_dead(self._descriptor)
 
     def ending(self) -> str | None:
-        """Tell how it ends or has ended, before its launcher reports that.
+        """Return how it ends or has ended, before the launcher reports it.
 
-        The kernel takes long to take a GPU's context apart, and on a busy machine the launcher is late.
+        The kernel takes long to dismantle a GPU's context, and on a busy machine the launcher is late.
 
         Returns:
-            See `wait`; None where it is not known yet, or no more.
+            See `wait`; None if it is not known yet, or no longer.
         """
         fields = self._fields()
-        # The pid cannot be reused before the process is reaped, so this is asked after the record was read.
+        # The pid cannot be reused before the process is reaped, so check that after reading the record.
         if fields is None or self._is_reaped():
             return None
         flags, status = int(fields[_FLAGS]), int(fields[_STATUS])
-        # Older kernels give 0 as an unknown status.
+        # Older kernels report 0 for an unknown status.
         if not flags & _IS_EXITING or not status:
             return None
         return describe_exit(os.waitstatus_to_exitcode(status))
 
     def processor_time(self) -> int:
-        """Nanoseconds for which its threads have run; 0 where the system does not say."""
+        """Return the nanoseconds for which its threads have run; 0 if the system has no data."""
         return processor_time(self.pid)
 
     def is_in_disk_wait(self) -> bool:
-        """Tell whether its main thread waits for a disk, as one does that loads a large library."""
+        """Return whether its main thread waits for a disk, as while loading a large library."""
         fields = self._fields()
         return fields is not None and fields[0] == "D"
 
     def _is_reaped(self) -> bool:
-        """Tell whether its number may be another's by now."""
+        """Return whether its pid may belong to another process."""
         if self._descriptor is None:
             return True
         try:
@@ -530,42 +532,43 @@ class WorkerProcess:
         return False
 
     def _fields(self) -> list[str] | None:
-        """Read the kernel's record of it, from its state on."""
+        """Return the kernel's record of it, from its state on."""
         try:
-            # The file is read as bytes: text may need a codec to be imported.
+            # Read as bytes, because text may need the import of a codec.
             with open(f"/proc/{self.pid}/stat", "rb") as file:
-                # The name of the process is in brackets and may have any characters, brackets too.
+                # The name of the process is in brackets, and may contain any characters, including brackets.
                 return file.read().rpartition(b")")[2].decode().split()
         except OSError:
             return None
 
     def kill(self) -> None:
-        """Kill it, whatever it is doing; harmless when it is dead."""
+        """Kill the worker, whatever it is doing; harmless after its death."""
         self.send_signal(signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """Send a signal; harmless when it is dead."""
+        """Send a signal; harmless after its death."""
         if self._descriptor is None:
             return
         try:
             signal.pidfd_send_signal(self._descriptor, number)
         except ProcessLookupError:
-            # Dead already, and reaped; the report is on its way.
+            # It is dead and reaped; the report follows.
             return
 
     async def wait_dead(self) -> None:
-        """Wait until it is dead; neither the launcher nor the ends of its sockets are needed for that."""
+        """Wait until it is dead. This needs neither the launcher nor the ends of its sockets."""
         async with self._watching:
             if self._descriptor is not None and not self.is_dead:
-                # Closed meanwhile: then the process was killed.
+                # If the descriptor is closed meanwhile, the process was killed.
                 with suppress(trio.ClosedResourceError):
                     await trio.lowlevel.wait_readable(self._descriptor)
 
     async def wait(self) -> str:
-        """Wait until it is dead, and reaped with all that it has started unless its launcher has gone.
+        """Wait until it is dead, and reaped with all its descendants unless its launcher is gone.
 
         Returns:
-            How it has ended: ``was killed by SIGKILL``, ``exited with code 3``, ``ended with its launcher``.
+            A description of its end: ``was killed by SIGKILL``, ``exited with code 3``, ``ended with its
+            launcher``.
         """
         await self.wait_dead()
         if not self._reported.is_set():
@@ -577,12 +580,12 @@ class WorkerProcess:
         return self._how
 
     def close(self) -> None:
-        """Give up the handle; the worker is killed if it lives."""
+        """Give up the handle; kills the worker if it is alive."""
         self.kill()
         self._close_descriptor()
 
     def report(self, how: str) -> None:
-        """Take note of its end, or of the end of its launcher; for the launcher."""
+        """Note its end, or the end of its launcher; called by the launcher."""
         self._how = how
         self._reported.set()
         if self.is_dead:

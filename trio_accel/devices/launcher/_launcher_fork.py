@@ -1,7 +1,7 @@
 """Workers that begin with their modules imported: forks of the launcher, which has imported them once.
 
-Loaded by the launcher when the first such worker is ordered. Like the launcher's own program it must import
-nothing but the standard library: the application's `sys.path` is not in force yet.
+The launcher loads this module when the first such worker is ordered. Like the launcher's own program it must
+import only the standard library, because the application's `sys.path` is not set yet.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ else:
     import __main__ as program
 
 Order: TypeAlias = Mapping[str, Any]
-"""Description of a worker; see `_read_order` of the launcher's program."""
+"""The description of a worker; see `_read_order` of the launcher's program."""
 
-_LONGEST = 30  # seconds for imports
-_LOOKS, _PAUSE = 20, 0.01  # for threads that end before a fork: the kernel may still list them
+_IMPORT_TIMEOUT = 30  # seconds for imports
+_LOOKS, _PAUSE = 20, 0.01  # for threads that end before a fork, because the kernel may still list them
 # The allocator of pyarrow locks its thread before a fork, and starts another in the child.
 _KNOWN_THREADS = {"jemalloc_bg_thd"}
 _COMMAND = "-c"
-# This interpreter is isolated, too, and whether it writes bytecode can be changed.
+# This interpreter is isolated as well, and can switch writing of bytecode.
 _OPTIONS = frozenset({"-I", "-B"})
-# Read by the dynamic linker or by the C library before a program begins.
+# The dynamic linker or the C library reads these before a program begins.
 _OF_THE_SYSTEM = ("GLIBC_TUNABLES", "LD_", "MALLOC_")
-# Read by a BLAS, by OpenMP and by NumPy while they are imported: threads, and kinds of processors.
+# A BLAS, OpenMP and NumPy read these at their import: threads, and kinds of processors.
 _OF_LIBRARIES = ("BLIS_", "GOTO_", "MKL_", "NPY_", "OMP_", "OPENBLAS_")
 _SELF = "/proc/self"
 _MASKS = (b"SigBlk", b"SigIgn", b"SigCgt")
-# Handled by readline from its import on, which debuggers import: it tells of the size of a terminal.
+# Debuggers import readline, which handles this signal from its import on, for the size of a terminal.
 _HARMLESS = {signal.SIGWINCH}
 
 
 class Forks:
-    """Imports of the launcher, and whether a worker may be a fork of it."""
+    """The imports of the launcher. Decides whether a worker may be a fork of it."""
 
     def __init__(self) -> None:
         self._has_site = False
@@ -54,32 +54,32 @@ class Forks:
         self._failed: dict[str, str] = {}
         # The application's environment at the first import.
         self._read: Mapping[str, str] = {}
-        # Changes of the modules to the environment, which a worker has to find.
+        # The changes of modules to the environment, which a worker must find.
         self._changes: dict[str, str | None] = {}
-        # An import has left this behind, which no fork may have.
+        # A trace of an import that no fork may have.
         self._obstacle: str | None = None
 
     def lacks(self, order: Order) -> bool:
-        """Tell whether some of the modules are not imported yet that a worker is to have."""
+        """Return whether a worker needs modules that are not imported yet."""
         return not self._imported.issuperset(order["preload"])
 
     def prepare(self, order: Order, directory: int) -> str | None:
-        """Import what is not imported yet.
+        """Import the missing modules.
 
         Args:
-            order: Description of the worker.
-            directory: Descriptor of the application's working directory.
+            order: The description of the worker.
+            directory: The descriptor of the application's working directory.
 
         Returns:
-            Why the worker must be a fresh interpreter; None if it may be a fork.
+            The reason why the worker must be a fresh interpreter; None if it may be a fork.
         """
         why = self._obstacle or _unlike(order["arguments"]) or self._changed_since(order["environment"])
         missing = [name for name in order["preload"] if name not in self._imported]
         if why is None and missing and not self._failed.keys() & missing:
             before = Traces()
-            # An import that hangs ends this process, even where no Python runs; the application goes on
+            # A hanging import ends this process, even if no Python code runs. The application continues
             # without.
-            signal.alarm(_LONGEST)
+            signal.alarm(_IMPORT_TIMEOUT)
             self._import(missing, order, directory)
             if (left := before.left()) is not None:
                 self._obstacle = f"an imported module {left}"
@@ -88,14 +88,14 @@ class Forks:
         return why or next(iter(failed), self._obstacle)
 
     def add(self, order: Order, directory: int) -> str | None:
-        """Import modules of the application, up to the first that is an obstacle; in a child of the launcher.
+        """Import modules of the application, up to the first obstacle; in a child of the launcher.
 
         Args:
-            order: The modules. Leftovers of those that are trusted are no obstacle.
-            directory: Descriptor of the application's working directory.
+            order: The modules. Leftovers of trusted modules are no obstacle.
+            directory: The descriptor of the application's working directory.
 
         Returns:
-            Why forks of this process would be damaged; None if they would not.
+            The reason why forks of this process would be damaged; None if they would not.
         """
         checks = [program.load(path).driver_in_use for path in order["checks"]]
         for name, is_trusted in order["modules"]:
@@ -103,7 +103,7 @@ class Forks:
             self._import([name], order, directory)
             if name in self._failed:
                 return self._failed[name]
-            # A driver that was initialised says more than the threads that it has started.
+            # An initialised driver is more informative than the threads that it has started.
             left = next((text for check in checks if (text := check()) is not None), None)
             if left is None and not is_trusted:
                 left = _child() or before.left() or _changed_too_late(changes, self._changes)
@@ -112,13 +112,13 @@ class Forks:
         return None
 
     def run(self, order: Order, free: int) -> NoReturn:
-        """Be the program until the end, in the forked child.
+        """Be the program until its end, in the forked child.
 
-        Threads are not waited for, and `atexit` functions are not run: both may be the launcher's.
+        Threads are not awaited, and `atexit` functions are not run, because both may be the launcher's.
 
         Args:
-            order: Description of the worker.
-            free: The first descriptor that is not the worker's; all from there on are closed.
+            order: The description of the worker.
+            free: The first descriptor that is not the worker's. It and all later ones are closed.
 
         Raises:
             Exception: The program has not begun.
@@ -144,7 +144,7 @@ class Forks:
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            # Never back into the launcher's loop, which is below on the stack.
+            # This must not return to the launcher's loop, which is lower on the stack.
             os._exit(status)
 
     def _import(self, modules: Sequence[str], order: Order, directory: int) -> None:
@@ -158,7 +158,7 @@ class Forks:
             try:
                 importlib.import_module(name)
                 self._imported.add(name)
-            except BaseException as error:  # noqa: ASYNC103, BLE001  # the worker meets it again, and tells
+            except BaseException as error:  # noqa: ASYNC103, BLE001  # the worker meets it again, and reports it
                 self._failed[name] = f"the import of {name} failed: {error!r}"
         os.chdir("/")
         now = dict(os.environ)
@@ -169,17 +169,17 @@ class Forks:
         gc.freeze()
 
     def _changed_since(self, environment: Mapping[str, str]) -> str | None:
-        """Say what only a fresh interpreter would read of the environment."""
+        """Return which environment change only a fresh interpreter would notice."""
         return _difference(environment, program.ENVIRONMENT, _OF_THE_SYSTEM) or _difference(
             environment, self._read or environment, _OF_LIBRARIES
         )
 
     def _settle(self, path: list[str]) -> None:
-        """Look for modules as the application does."""
+        """Find modules as the application does."""
         sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
         sys.pycache_prefix = os.environ.get("PYTHONPYCACHEPREFIX") or None
         if not self._has_site:
-            # Sets the prefixes of a virtual environment, and the finders that `.pth` files bring.
+            # This sets the prefixes of a virtual environment, and the finders from `.pth` files.
             import site
 
             self._has_site = True
@@ -190,8 +190,8 @@ class Forks:
 
 
 def _unlike(arguments: Sequence[str]) -> str | None:
-    """Say in what a fresh interpreter would differ from this one, by its command line."""
-    # `sys.executable` may be written otherwise than the path that this interpreter was started by.
+    """Return how a fresh interpreter would differ from this one, by its command line."""
+    # `sys.executable` may have another form than the path by which this interpreter was started.
     if arguments[0] != sys.orig_argv[0]:
         return f"the interpreter is another one now: {arguments[0]}"
     if _COMMAND not in arguments or set(arguments[1 : arguments.index(_COMMAND)]) - _OPTIONS:
@@ -209,7 +209,7 @@ def _difference(
 
 
 class Traces:
-    """Record the state of the process that an import may change."""
+    """Records the state of the process that an import may change."""
 
     def __init__(self) -> None:
         self._files = program.files()
@@ -217,7 +217,7 @@ class Traces:
         self._tasks = set(os.listdir(f"{_SELF}/task"))
 
     def left(self) -> str | None:
-        """Say what has been left behind since then that no fork may have; None if there is nothing."""
+        """Return the first change since then that no fork may have; None if there is none."""
         if threads := self._threads():
             return f"has left threads running: {', '.join(sorted(threads))}"
         files, signals = program.files(), _signals()
@@ -234,7 +234,7 @@ class Traces:
     def _threads(self) -> set[str]:
         """Return the names of the new threads that do not end before a fork."""
         if self._new_threads():
-            # D97: BLAS libraries end their threads before a fork, by `pthread_atfork`: an empty fork makes
+            # D97: BLAS libraries end their threads before a fork, by `pthread_atfork`. An empty fork makes
             # them do so.
             pid = program.fork()
             if pid == 0:
@@ -256,7 +256,7 @@ class Traces:
 
 
 def _signals() -> dict[str, tuple[object, ...]]:
-    """Tell how each signal is handled, as Python knows it and as the kernel does: libraries handle some."""
+    """Return how Python and the kernel handle each signal, because libraries handle some without Python."""
     with open(f"{_SELF}/status", "rb") as status:
         masks = [int(line.split()[1], 16) for line in status if line.startswith(_MASKS)]
     return {
@@ -267,7 +267,7 @@ def _signals() -> dict[str, tuple[object, ...]]:
 
 
 def _child() -> str | None:
-    """Say that this process, which has started none, has a child."""
+    """Return that this process has a child, although it has started none."""
     with suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return "has left a process running"
@@ -275,7 +275,7 @@ def _child() -> str | None:
 
 
 def _changed_too_late(before: Mapping[str, str | None], now: Mapping[str, str | None]) -> str | None:
-    """Say which variable has changed that libraries read once: another value needs a fresh interpreter."""
+    """Return which changed variable libraries have already read, so that it needs a fresh interpreter."""
     for name in sorted(now):
         if name.startswith((*_OF_THE_SYSTEM, *_OF_LIBRARIES)) and before.get(name, "") != now[name]:
             return f"changes {name}, which has been read by then"
@@ -283,13 +283,13 @@ def _changed_too_late(before: Mapping[str, str | None], now: Mapping[str, str | 
 
 
 def _changed(environment: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Change an environment; None stands for a variable that is gone."""
+    """Return a changed environment; None removes a variable."""
     now = {**environment, **changes}
     return {name: value for name, value in now.items() if value is not None}
 
 
 def _replace_environment(environment: Mapping[str, str]) -> None:
-    """Change what differs, in place: `os.environ` tells the C library too."""
+    """Change the differences in place, because `os.environ` also informs the C library."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     for name, value in environment.items():
@@ -300,7 +300,7 @@ def _replace_environment(environment: Mapping[str, str]) -> None:
 
 
 def _set_signals() -> None:
-    """Ignore and handle what an interpreter does from its start; here everything has its default action."""
+    """Set the signals as an interpreter does at its start, because they have their default action here."""
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
@@ -308,27 +308,27 @@ def _set_signals() -> None:
 
 
 def _reseed() -> None:
-    """Give a worker random numbers of its own. Python's `random` does that by itself."""
+    """Give a worker its own random numbers. Python's `random` does that on its own."""
     random = sys.modules.get("numpy.random")
     if random is not None:
         random.seed()
 
 
 def _run(code: str) -> int:
-    """Run a program as the main module, as ``python -c`` does; returns its exit code."""
+    """Run a program as the main module, like ``python -c``; return its exit code."""
     main = sys.modules["__main__"] = ModuleType("__main__")
     if sys.version_info >= (3, 13):
-        # Its lines are shown in tracebacks since then.
+        # Since then, tracebacks show its lines.
         linecache.cache["<string>"] = (len(code), None, code.splitlines(keepends=True), "<string>")
     try:
-        exec(compile(code, "<string>", "exec"), vars(main))  # noqa: S102  # what the application asked for
+        exec(compile(code, "<string>", "exec"), vars(main))  # noqa: S102  # ordered by the application
     except SystemExit as error:
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
-        print(error.code, file=sys.stderr)  # noqa: T201  # what the interpreter does with it
+        print(error.code, file=sys.stderr)  # noqa: T201  # as the interpreter does
         return 1
-    except BaseException as error:  # noqa: ASYNC103, BLE001  # the interpreter would end by it
-        # The frame of this module is cut off.
+    except BaseException as error:  # noqa: ASYNC103, BLE001  # the interpreter would end
+        # Cut off the frame of this module.
         trace = error.__traceback__ and error.__traceback__.tb_next
         sys.excepthook(type(error), error.with_traceback(trace), trace)
         return 1  # noqa: ASYNC104

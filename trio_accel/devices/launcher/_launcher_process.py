@@ -1,20 +1,33 @@
-"""The program of the launcher process: it starts worker processes, and sees to it that none is left behind.
+"""The program of the launcher process: it starts worker processes, and cleans up all of them.
 
-Run by its path, in an isolated interpreter without `site`: it is to be up in no time, and must import
-nothing but the standard library. It has one thread, the only one that workers may be forked from: a
-parent-death signal comes when the thread that forked has ended.
+The application runs this file by its path, in an isolated interpreter without `site`. It must start quickly,
+so it imports only the standard library. It has one thread, and only that thread forks workers: the kernel
+sends a parent-death signal when the thread that forked has ended.
 
-Orders and reports are JSON, one triple ``[kind, number, detail]`` a packet, with descriptors beside them. The
-detail of an order may be too long for a packet: then it is in a file, whose descriptor is the last.
+`Launcher.run` serves orders until the control socket or the application ends. Orders and reports are JSON,
+one triple ``[kind, number, detail]`` per packet, with descriptors attached. If the detail of an order is too
+long for a packet, it is in a file, and the last descriptor is that file's. `report` never waits, because the
+application may be busy while its end has to be noticed.
 
-Processes that a worker starts die with it (D78): the worker adopts the orphans among its descendants, and
-this process adopts those that the worker leaves when it dies. They are killed before the end of the worker is
-reported and before the next one starts, as they may hold what was the worker's: sockets, memory, files of the
-driver.
+A worker is a fresh interpreter (`_execute`), unless its order names modules to import in advance: the
+launcher imports them once, and forks the worker from itself. See `_launcher_fork.py`. Modules of the
+application are imported by other orders, which start no worker: see `_launcher_trial.py`.
 
-A worker is a fresh interpreter, unless its order names modules to be imported ahead: those the launcher
-imports once, and the worker is a fork of it. See `_launcher_fork.py`. Modules of the application itself are
-imported ahead by orders of their own, that start no worker: see `_launcher_trial.py`.
+These orders matter:
+
+* Deaths are handled before orders, so that the next worker finds nothing left of earlier ones.
+* Processes that a worker starts die with it (D78). The worker adopts its orphaned descendants (`_become`),
+  and the launcher adopts the orphans of a dead worker. `_reap` kills them before it reports the worker's end,
+  because they may hold its sockets, memory, and files of the driver.
+* Descriptors of an order are closed before ``started`` is reported, because the application relies on the
+  absence of copies in other processes.
+* A child asks for its parent-death signal first, and then checks its parent: if the launcher has died before,
+  the signal would never come.
+
+The launcher holds a descriptor of each memory chunk (``keep``, ``forget``). If the application dies without
+the order ``end``, the launcher empties the chunks, because they would otherwise live as long as any process
+has a descriptor (D3). After an orderly end it must not touch them: the program may still hold arrays over
+them.
 """
 
 from __future__ import annotations
@@ -42,12 +55,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 if TYPE_CHECKING:
     from types import ModuleType
 
-PACKET = 1 << 16  # the details of longer orders are sent in files
-_STRING = 1 << 17  # the kernel's own limit for one string of an environment, with the zero at its end
-_MOST_DESCRIPTORS = 253  # the kernel's own limit for one packet
-_FIRST = 3  # of a worker's own descriptors, behind the standard ones
-CODE_FOLDER = "trio-accel-code-"  # how the names of folders begin in which compilers work
-_UNWIND = 1.0  # seconds for what was killed to be gone
+PACKET = 1 << 16  # longer details of orders are sent in files
+_STRING = 1 << 17  # the kernel's limit for one string of an environment, with the zero at its end
+_MOST_DESCRIPTORS = 253  # the kernel's limit for one packet
+_FIRST = 3  # a worker's first own descriptor, after the standard ones
+CODE_FOLDER = "trio-accel-code-"  # prefix of the folders in which compilers work
+_UNWIND = 1.0  # seconds to wait for killed processes to end
 _SET_PDEATHSIG = 1
 _SET_CHILD_SUBREAPER = 36
 _SELF = "/proc/self/task"
@@ -59,7 +72,7 @@ _prctl = _libc.prctl
 _prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
 _fallocate = _libc.fallocate
 _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
-_PUNCH_HOLE = 0x3  # which must keep the size
+_PUNCH_HOLE = 0x3  # includes FALLOC_FL_KEEP_SIZE, which is required
 
 
 class Launcher:
@@ -71,10 +84,10 @@ class Launcher:
         self._poll = select.poll()
         self._poll.register(control, select.POLLIN)
         self._poll.register(application, select.POLLIN)
-        # The number of each worker among the orders, and its pid, by the descriptor of the process.
+        # By the descriptor of each worker's process: the number of its order, and its pid.
         self._workers: dict[int, tuple[int, int]] = {}
         self._chunks: dict[int, int] = {}
-        # `Forks` and `Trials`, of modules that import this one.
+        # `Forks` and `Trials` of modules that import this one.
         self._forks: Any = None
         self._trials: Any = None
         self._outbox: deque[tuple[bytes, tuple[int, ...]]] = deque()
@@ -82,10 +95,10 @@ class Launcher:
         self._ends_in_order = False
 
     def run(self) -> None:
-        """Serve; when this returns, no worker is left."""
+        """Serve; no worker is left when this returns."""
         self.report("ready", 0, os.getpid())
         while self._is_wanted:
-            # Deaths first: the next worker is to find nothing of those before it.
+            # Deaths come first, so that the next worker finds nothing left of earlier ones.
             patience = None if self._trials is None else self._trials.patience()
             ready = sorted(self._poll.poll(patience), key=lambda event: event[0] not in self._workers)
             for descriptor, events in ready:
@@ -99,10 +112,10 @@ class Launcher:
                 self._trials.look()
         self._end_workers()
         # D3: without this, chunks would live as long as any process has a descriptor of them. After an
-        # orderly end they stay, as the program may still hold arrays over them.
+        # orderly end they stay, because the program may still hold arrays over them.
         if not self._ends_in_order and is_dead(self._application, _UNWIND):
-            # A forked child of the application may have a copy of the descriptor, so closing them is not
-            # enough.
+            # Closing the descriptors is not enough, because a forked child of the application may have
+            # copies.
             for chunk in self._chunks.values():
                 _empty(chunk)
 
@@ -137,7 +150,7 @@ class Launcher:
             case "end":
                 self._ends_in_order = True
             case _:
-                # A chunk whose descriptor found no room here, and the end of that chunk.
+                # The order ``keep`` of a chunk without a free descriptor here, and its ``forget``.
                 pass
 
     def _start(self, number: int, detail: object, descriptors: list[int]) -> None:
@@ -150,12 +163,12 @@ class Launcher:
             close_all(descriptors)
             self.report("failed", number, str(error))
             return
-        # Closed before the report: its reader may rely on it that no other process has them.
+        # Close before the report, because its reader relies on the absence of copies in other processes.
         close_all(descriptors)
         self.report("started", number, pid, worker)
 
     def watch(self, number: int, pid: int) -> int:
-        """Look after a child; returns its descriptor."""
+        """Watch a child; return the descriptor of its process."""
         try:
             worker = os.pidfd_open(pid)
         except OSError:
@@ -168,7 +181,7 @@ class Launcher:
         return worker
 
     def _import_ahead(self, number: int, detail: object, descriptors: list[int]) -> None:
-        """Have modules of the application imported by a child."""
+        """Have a child import modules of the application."""
         try:
             order = _read_order(detail, descriptors)
         except OSError as error:
@@ -183,17 +196,17 @@ class Launcher:
     def _program(
         self, number: int, order: Mapping[str, Any], descriptors: Sequence[int]
     ) -> Callable[[int], object] | int:
-        """Return the body of a worker's process; modules to be imported ahead are imported now.
+        """Return the body of a worker's process, or its pid if it has already been forked.
 
-        Returns a pid where the process that has imported modules of the application has forked it already.
-
-        That takes half a second, in which this process sees nothing: the end of the application, which it
-        meets right after, and the ends of other workers. It dies of SIGALRM if it takes far too long.
+        Modules to import in advance are imported now, which takes half a second. In that time this process
+        does not notice the end of the application, or of other workers. It dies of SIGALRM if the import
+        takes far too long. The pid belongs to a fork of the process with the application's imported modules.
         """
         if order["preload"]:
             forks = self._forks = self._forks or _load_forks()
             if forks.lacks(order):
-                # Imports block this process: the application must not take the silence for a hang (D79).
+                # Imports block this process, and the application must not mistake its silence for a hang
+                # (D79).
                 self.report("importing", number, 0)
             why = forks.prepare(order, descriptors[0])
             if why is None:
@@ -212,7 +225,7 @@ class Launcher:
         self._poll.unregister(worker)
         os.close(worker)
         _, status = os.waitpid(pid, 0)
-        # The trials first: a process that a trial has left may be the template that workers are forked from
+        # The trials come first: a process left by a trial may be the template from which workers are forked
         # (D138).
         is_trial = self._trials is not None and self._trials.ended(pid, status)
         self._end_orphans()
@@ -224,7 +237,7 @@ class Launcher:
         return found if self._trials is None else found - self._trials.awaited(found)
 
     def _end_orphans(self) -> None:
-        """Kill what dead workers have left, and remove the folders of their compilers."""
+        """Kill the processes that dead workers left, and remove the folders of their compilers."""
         folders: set[str] = set()
         try:
             self._kill_orphans(folders)
@@ -235,16 +248,18 @@ class Launcher:
                 rmtree(folder, ignore_errors=True)
 
     def _kill_orphans(self, folders: set[str]) -> None:
-        # The death of each may make more.
+        # Each death may orphan further processes.
         deadline = time.monotonic() + _UNWIND
         while orphans := self._orphans():
             for pid in orphans:
                 with suppress(OSError):
-                    # A shell that ends a compiler works there, and would remove it if it were not killed.
+                    # A shell around a compiler works in this folder, and would remove it if it were not
+                    # killed.
                     folder = os.readlink(f"/proc/{pid}/cwd")
                     if os.path.basename(folder).startswith(CODE_FOLDER):
                         folders.add(folder)
-                # Forks in a chain may be quicker than a signal for each, but none escapes that of its group.
+                # Forks in a chain may be faster than a signal to each, but none escapes a signal to its
+                # group.
                 group = os.getpgid(pid)
                 if group != os.getpgrp():
                     os.killpg(group, signal.SIGKILL)
@@ -254,14 +269,14 @@ class Launcher:
                 has_ended = is_dead(process, max(deadline - time.monotonic(), 0.0))
                 os.close(process)
                 if not has_ended:
-                    # The kernel holds on to it. When the next worker dies it is looked for again.
+                    # The kernel delays its end. The next worker's death looks for it again.
                     return
                 os.waitpid(pid, 0)
 
     def report(
         self, kind: str, number: int, detail: int | str | dict[str, object], *descriptors: int
     ) -> None:
-        # Never waits: the application may be busy, and its end has to be noticed all the same.
+        # This never waits: the application may be busy, and its end has to be noticed nevertheless.
         self._outbox.append((json.dumps([kind, number, detail]).encode(), tuple(map(os.dup, descriptors))))
         self._flush()
 
@@ -279,16 +294,16 @@ class Launcher:
                 signal.pidfd_send_signal(worker, signal.SIGKILL)
         deadline = time.monotonic() + _UNWIND
         for worker, (_, pid) in self._workers.items():
-            # One that the kernel holds on to must not keep the others' memory.
+            # A worker that the kernel does not end must not keep the memory of the others.
             if is_dead(worker, max(deadline - time.monotonic(), 0.0)):
                 os.waitpid(pid, 0)
         self._end_orphans()
 
 
 def _empty(chunk: int) -> None:
-    """Give the pages of shared memory back; its size is sealed.
+    """Free the pages of shared memory; its sealed size stays.
 
-    What has no such seal is left alone: memory of a device, or a file that is no memory at all.
+    Descriptors without that seal are skipped: they are device memory, or not memory at all.
     """
     with suppress(OSError):
         if fcntl.fcntl(chunk, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
@@ -296,7 +311,7 @@ def _empty(chunk: int) -> None:
 
 
 def send(control: socket.socket, data: bytes, descriptors: Sequence[int]) -> bool:
-    """Send a packet and descriptors without waiting; returns whether there was room."""
+    """Send a packet and descriptors without waiting; return whether it was accepted."""
     # `send_fds` ignores the flags that it takes, and so does `recv_fds`.
     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))
     try:
@@ -304,13 +319,13 @@ def send(control: socket.socket, data: bytes, descriptors: Sequence[int]) -> boo
     except BlockingIOError:
         return False
     except ConnectionError:
-        # The other end has gone; that is noticed by reading.
+        # The other end is closed; reading notices that.
         return True
     return True
 
 
 def receive(control: socket.socket) -> tuple[bytes, list[int]]:
-    """Take a packet and its descriptors, which no child is to inherit."""
+    """Receive a packet and its descriptors, which children do not inherit."""
     descriptors = array("i")
     room = socket.CMSG_LEN(_MOST_DESCRIPTORS * descriptors.itemsize)
     data, ancillary, _, _ = control.recvmsg(PACKET, room, socket.MSG_CMSG_CLOEXEC)
@@ -320,12 +335,12 @@ def receive(control: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def _read_order(detail: object, descriptors: list[int]) -> dict[str, Any]:
-    """Read the description of a worker; it may be in a file, the last of the descriptors.
+    """Read the description of a worker, which may be in the file of the last descriptor.
 
     Returns:
-        Its arguments, its environment, the modules to import before (``preload``), and the ``path`` where
-        they are. For ``modules`` of the application also their names, each with whether it is trusted, and
-        ``checks``: files that say whether one has initialised a driver; see `AccelBackend.driver_check`.
+        Its arguments, its environment, the modules to import in advance (``preload``), and their ``path``.
+        For ``modules`` of the application also their names, each with whether it is trusted, and ``checks``:
+        files that report whether a driver has been initialised; see `AccelBackend.driver_check`.
 
     Raises:
         OSError: Some of the descriptors are missing.
@@ -352,7 +367,7 @@ def read_all(descriptor: int) -> bytes:
 
 
 def files() -> dict[int, str]:
-    """Name the file of each descriptor of this process."""
+    """Return the path of each open descriptor of this process."""
     found: dict[int, str] = {}
     for place in os.listdir("/proc/self/fd"):
         # The descriptor of the listing itself is closed by now.
@@ -362,7 +377,7 @@ def files() -> dict[int, str]:
 
 
 def close_from(first: int) -> None:
-    """Close what is the launcher's or the template's own, in a child."""
+    """Close the descriptors of the launcher or the template, in a child."""
     close_all(place for place in files() if place >= first)
 
 
@@ -373,14 +388,14 @@ def rename(name: bytes) -> None:
 
 
 def _children() -> set[int]:
-    """Return the children of this process, dead ones that are not reaped among them."""
+    """Return the children of this process, including dead, unreaped children."""
     found: set[int] = set()
     try:
         for task in os.listdir(_SELF):
             with open(f"{_SELF}/{task}/children", "rb") as file:
                 found.update(map(int, file.read().split()))
     except FileNotFoundError:
-        # Not every kernel has these lists.
+        # Some kernels lack these lists.
         return {
             pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _parent(pid) == os.getpid()
         }
@@ -392,19 +407,19 @@ def _parent(pid: int) -> int:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return int(file.read().rpartition(b")")[2].split()[1])
     except OSError:
-        # The process has ended meanwhile.
+        # The process has ended.
         return 0
 
 
 def is_dead(process: int, within: float = 0.0) -> bool:
-    """Tell whether all threads of a process have ended, by its descriptor; waits for some seconds."""
+    """Return whether all threads of a process have ended within some seconds, by its descriptor."""
     poll = select.poll()
     poll.register(process, select.POLLIN)
     return bool(poll.poll(within * 1000))
 
 
 def describe_exit(code: int) -> str:
-    """Say how a process ended, from its exit code, which is a negative signal number for a signal."""
+    """Describe how a process ended, from its exit code; a negative code is a signal number."""
     if code >= 0:
         return f"exited with code {code}"
     try:
@@ -418,7 +433,7 @@ def _load_forks() -> Any:
 
 
 def load(path: str | Path) -> ModuleType:
-    """Load a module by its path: there is no package here."""
+    """Load a module by its path, because this process does not load the package."""
     from importlib import util
 
     spec = util.spec_from_file_location(Path(path).stem, path)
@@ -430,15 +445,15 @@ def load(path: str | Path) -> ModuleType:
 
 
 def spawn(program: Callable[[int], object], descriptors: Sequence[int], launcher: int) -> int:
-    """Start a child of the launcher; returns its pid when its program has begun.
+    """Start a child of the launcher; return its pid after its program has begun.
 
     Args:
-        program: Takes the place of the forked child, given the first descriptor that is not its own.
-        descriptors: Of its working directory, and those it is to have.
-        launcher: Pid of the launcher, which may be another process that adopts it.
+        program: Runs in the forked child, with the first free descriptor number.
+        descriptors: The working directory, then the descriptors that the child gets.
+        launcher: The launcher's pid. If this is another process, the launcher adopts the child.
 
     Raises:
-        OSError: It could not be started.
+        OSError: The child could not be started.
     """
     directory, *given = descriptors
     reader, writer = os.pipe()
@@ -452,7 +467,7 @@ def spawn(program: Callable[[int], object], descriptors: Sequence[int], launcher
     finally:
         os.close(writer)
     with open(reader, "rb") as pipe:
-        # The pipe closes at the `execve`, or when the fork closes its descriptors: an empty read is success.
+        # The pipe closes at the `execve`, or when the fork closes its descriptors: no data means success.
         failure = pipe.read()
     if failure:
         with suppress(ChildProcessError):
@@ -462,7 +477,7 @@ def spawn(program: Callable[[int], object], descriptors: Sequence[int], launcher
 
 
 def fork() -> int:
-    """Fork without a warning: Python has one where an imported module has started a thread."""
+    """Fork without Python's warning about threads that an imported module has started."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning)
         return os.fork()
@@ -472,8 +487,8 @@ def _fork_for(launcher: int) -> int:
     """Fork a child of the launcher, which adopts it if this is another process."""
     if launcher == os.getpid():
         return fork()
-    # D138: an orphan goes to the nearest subreaper. This process must not be one, so that the launcher adopts
-    # the child and reaps it.
+    # D138: the nearest subreaper adopts an orphan. This process must not be one, so that the launcher
+    # adopts the child and reaps it.
     _prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
     reader, writer = os.pipe()
     between = fork()
@@ -482,15 +497,14 @@ def _fork_for(launcher: int) -> int:
         if (pid := fork()) != 0:
             os.write(writer, str(pid).encode())
             os._exit(0)
-        # The child waits until it is adopted, since its parent-death signal counts for its parent of that
-        # time.
+        # The child waits until it is adopted, because its parent-death signal is bound to its parent at the
+        # time of the request.
         while os.getppid() == between:
             time.sleep(0.0002)
         return 0
     os.close(writer)
     with open(reader, "rb") as pipe:
-        # The read takes what the parent of the child has said: the end of the file would not come, as the
-        # child has the other end, too.
+        # Read once, because the pipe stays open: the child inherited its other end.
         said = os.read(pipe.fileno(), 20)
     os.waitpid(between, 0)
     if not said:
@@ -499,14 +513,13 @@ def _fork_for(launcher: int) -> int:
 
 
 def _execute(arguments: list[str], environment: Mapping[str, str]) -> NoReturn:
-    """Be a fresh interpreter. Descriptors close by themselves: only the standard ones are inheritable here.
+    """Become a fresh interpreter. Only the standard descriptors and the worker's own are inheritable here.
 
-    An environment may have become so long that no program can be started with it, and the application goes on
-    with it; then the worker has what can be had.
+    The environment may be too long to start a program. Then the worker gets the launcher's own.
     """
     fitting = {name: value for name, value in environment.items() if _fits(name, value)}
     try:
-        os.execve(arguments[0], arguments, fitting)  # noqa: S606  # what was asked for
+        os.execve(arguments[0], arguments, fitting)  # noqa: S606  # as ordered
     except OSError as error:
         if error.errno != errno.E2BIG:
             raise
@@ -524,29 +537,29 @@ def _become(
     try:
         _prctl(_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != launcher:
-            # The launcher died before the parent-death signal was asked for, so it will never come.
+            # The launcher died before the request, so the parent-death signal will never come.
             os._exit(1)
-        # D78: the worker adopts the orphans among its descendants, so they die with it.
+        # D78: the worker adopts its orphaned descendants, so that they die with it.
         _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         _reset_signals()
         resource.setrlimit(resource.RLIMIT_NOFILE, _FILE_LIMIT)
         os.fchdir(directory)
-        # Moved out of the way first: a descriptor may have the number that is another one's place.
+        # First move all descriptors aside, because one may have a number that another needs.
         free = _FIRST + len(descriptors)
         failure = fcntl.fcntl(failure, fcntl.F_DUPFD_CLOEXEC, free)
         aside = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, free) for descriptor in descriptors]
         for place, descriptor in enumerate(aside, _FIRST):
             os.dup2(descriptor, place)
         program(free)
-    except Exception as error:  # noqa: BLE001  # whatever it is, it goes to the asker
+    except Exception as error:  # noqa: BLE001  # it is reported to the caller
         os.write(failure, (str(error) or type(error).__name__).encode(errors="replace"))
     finally:
         os._exit(127)
 
 
 def _reset_signals() -> None:
-    # Ignored signals are handed down from the application; handlers do not outlast an `execve`, and in a fork
-    # they are those of the modules that it has imported.
+    # Ignored signals are inherited from the application. Handlers do not survive an `execve`, but in a fork
+    # the handlers of imported modules are active.
     for number in signal.valid_signals():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
@@ -554,7 +567,7 @@ def _reset_signals() -> None:
 
 
 def _open_control(number: int) -> socket.socket:
-    """Take the control socket, out of the way of standard descriptors that the application had closed."""
+    """Move the control socket away from standard descriptors that the application had closed."""
     moved = fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, _FIRST)
     os.close(number)
     while (null := os.open(os.devnull, os.O_RDWR)) < _FIRST:
@@ -564,14 +577,15 @@ def _open_control(number: int) -> socket.socket:
 
 
 def _open_again() -> None:
-    """Have standard error apart from the application's own, where it is a pipe or a terminal.
+    """Reopen standard error if it is a pipe or a terminal, so that it is not shared with the application.
 
-    A worker that makes it non-blocking would cut what the application prints, without an error.
+    Otherwise a worker that makes it non-blocking would truncate the application's own output, without an
+    error.
     """
-    # Sockets cannot be opened so, and neither can files of another user.
+    # Sockets, and files of another user, cannot be opened this way.
     with suppress(OSError):
         if stat.S_ISFIFO(os.fstat(2).st_mode) or os.isatty(2):
-            # A pipe that is not read any more would block the open.
+            # Opening a pipe without a reader would block.
             again = os.open("/proc/self/fd/2", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
             os.set_blocking(again, True)
             os.dup2(again, 2)
@@ -582,30 +596,31 @@ def main(control: int, parent: int) -> None:
     """Run the launcher.
 
     Args:
-        control: Descriptor of the control socket.
-        parent: Pid of the application.
+        control: The descriptor of the control socket.
+        parent: The pid of the application.
     """
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # An application that ignores SIGCHLD hands that down, and then the kernel would reap the workers itself.
+    # An application that ignores SIGCHLD passes that on, and then the kernel would reap the workers itself.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     # An ignored SIGALRM would not end imports that hang.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    # It may keep the chunks of several devices.
+    # The launcher may keep the chunks of several devices.
     resource.setrlimit(resource.RLIMIT_NOFILE, (_FILE_LIMIT[1], _FILE_LIMIT[1]))
     _open_again()
     with _open_control(control) as connected:
         application = os.pidfd_open(os.getppid())
-        # Asked for afterwards: it was alive then, so that the descriptor is of the right process.
+        # This check comes second, because the application was alive then, so the descriptor is for the right
+        # process.
         if os.getppid() != parent:
             return
-        # No file system is kept busy by this process.
+        # The launcher must not keep a file system busy.
         os.chdir("/")
         Launcher(connected, application).run()
 
 
 _FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)
-# Imports of modules may change what this process has.
+# Kept here, because imported modules may change the environment of this process.
 ENVIRONMENT = dict(os.environ)
 
 if __name__ == "__main__":
@@ -613,7 +628,7 @@ if __name__ == "__main__":
     try:
         main(int(sys.argv[1]), int(sys.argv[2]))
         status = 0
-    except Exception as error:  # noqa: BLE001  # said as an interpreter says it
+    except Exception as error:  # noqa: BLE001  # reported as an interpreter does
         sys.excepthook(type(error), error, error.__traceback__)
     finally:
         # `sys.exit` would wait for threads that imported modules may have started.

@@ -1,13 +1,13 @@
-"""Modules of the application that the launcher imports ahead, a whole list of them on trial in a child first.
+"""The application's modules that the launcher imports in advance, after a child has tried the whole list.
 
-A module may do anything when it is imported: start threads, open files, initialise a driver, or end its
-process. The launcher could not take that back, and its forks would be of no use. So a child imports the list,
-looks at what each import has left behind, and says so. If there is no obstacle, a fork of the child is the
-template from then on: the process that forks workers, and children that try more lists. The launcher adopts
-them all, so it has imported nothing of the application. If there is one, workers import the list themselves.
-Each backend brings a file that knows whether its driver was initialised.
+An import may do anything: start threads, open files, initialise a driver, or end its process. The launcher
+could not undo that, and its forks would be useless. So a child imports the list, checks what each import has
+left, and reports it. Without an obstacle, a fork of the child becomes the template: the process that forks
+workers, and children that try further lists. The launcher adopts all of them, so it has not imported anything
+of the application. If there is an obstacle, workers import the list themselves. Each backend provides a file
+that detects whether its driver was initialised.
 
-Loaded by the launcher with the first such list. It must import nothing but the standard library.
+The launcher loads this module with the first such list. It must import only the standard library.
 """
 
 from __future__ import annotations
@@ -30,24 +30,22 @@ if TYPE_CHECKING:
 else:
     import __main__ as program
 
-_LONGEST = 30.0  # seconds for the imports of a child
-_CONTROL = (
-    3  # the descriptor of the socket by which a child tells its outcome, and by which the template serves
-)
+_IMPORT_TIMEOUT = 30.0  # seconds for the imports of a child
+_CONTROL = 3  # the descriptor of the socket on which a child reports its outcome, and the template serves
 _TEMPLATE = b"accel template"
-_NO_ORDER = -1  # instead of the number of an order for a worker
-_PATIENCE = 2.0  # seconds for the template to fork; the launcher is deaf for so long
-_MOST_DEATHS = 5  # of templates, until what they had is left to the workers
-_LONGEST_REASON = 2000  # characters, so that a report fits in its packet
+_NO_ORDER = -1  # instead of a worker's order number
+_FORK_TIMEOUT = 2.0  # seconds for the template to fork, in which the launcher is deaf
+_MOST_DEATHS = 5  # the number of templates' deaths after which workers import their modules themselves
+_LONGEST_REASON = 2000  # characters, so that a report fits into its packet
 
 
 class Trial(NamedTuple):
-    """A list of modules that is to be imported ahead.
+    """A list of modules to import in advance.
 
     Attributes:
         number: The order's number.
-        order: Which modules, and how a worker would start.
-        directory: Descriptor of the application's working directory; it belongs to the trials.
+        order: The modules, and how a worker would start.
+        directory: The descriptor of the application's working directory, which belongs to the trials.
     """
 
     number: int
@@ -56,11 +54,11 @@ class Trial(NamedTuple):
 
 
 class Trials:
-    """Tries and imports lists of modules, one after the other; the launcher serves while a child does.
+    """Tries and imports lists of modules, one after the other. The launcher continues to serve meanwhile.
 
     Args:
-        launcher: The launcher, which looks after children and tells the application.
-        forks: Imports of the launcher.
+        launcher: The launcher, which watches children and reports to the application.
+        forks: The imports of the launcher.
     """
 
     def __init__(self, launcher: program.Launcher, forks: Forks) -> None:
@@ -68,14 +66,14 @@ class Trials:
         self._watch = launcher.watch
         self._report = launcher.report
         self._launcher = os.getpid()
-        # The template (D138): its pid, the socket to it, and the lists that it has imported.
+        # The template (D138): its pid, its socket, and the lists that it has imported.
         self._template = 0
         self._control: socket.socket | None = None
         self._held: list[Trial] = []
         self._deaths = 0
         self._replaced: set[int] = set()
         self._waiting: deque[Trial] = deque()
-        # The list on trial; its child, the socket to that, and when it began.
+        # The list on trial; its child, the child's socket, and the time when it began.
         self._tried: Trial | None = None
         self._child = 0
         self._ours: socket.socket
@@ -83,30 +81,31 @@ class Trials:
         self._is_late = False
 
     def add(self, number: int, order: Mapping[str, Any], directory: int) -> None:
-        """Try a list, behind those that came before.
+        """Try a list, after the earlier lists.
 
         Args:
             number: The order's number.
             order: The modules to import, and how a worker would start.
-            directory: Descriptor of the application's working directory, which belongs to this from here on.
+            directory: The descriptor of the application's working directory, which now belongs to this
+                object.
         """
         self._waiting.append(Trial(number, order, directory))
         self._go_on()
 
     def patience(self) -> float | None:
-        """Tell the milliseconds until `look` is to be called; None if nothing waits for that."""
+        """Return the milliseconds until `look` must be called; None if nothing waits for that."""
         if self._tried is None or self._is_late:
             return None
-        return max(self._began + _LONGEST - time.monotonic(), 0.0) * 1000
+        return max(self._began + _IMPORT_TIMEOUT - time.monotonic(), 0.0) * 1000
 
     def look(self) -> None:
-        """End a child that has run for too long."""
+        """Kill a child after its time limit."""
         if self.patience() == 0:
             self._is_late = True
             os.kill(self._child, signal.SIGKILL)
 
     def ended(self, pid: int, status: int) -> bool:
-        """Take a child of the launcher that is dead and reaped; returns whether it was one of these."""
+        """Take a dead and reaped child of the launcher; return whether it belonged to this object."""
         if pid in self._replaced:
             self._replaced.remove(pid)
         elif pid == self._template:
@@ -120,10 +119,10 @@ class Trials:
         return True
 
     def ask(self, kind: str, detail: Mapping[str, Any], descriptors: Sequence[int]) -> int:
-        """Have the template fork a worker (``start``) or a child that tries a list (``try``).
+        """Let the template fork a worker (``start``) or a child that tries a list (``try``).
 
         Returns:
-            The pid of that; 0 if there is no template that may.
+            The pid of the fork; 0 without a suitable template.
         """
         if self._control is None:
             return 0
@@ -136,12 +135,12 @@ class Trials:
             except ConnectionError:
                 return 0
             except TimeoutError:
-                # A template that hangs would hold up every later worker.
+                # A hanging template would delay every later worker.
                 os.kill(self._template, signal.SIGKILL)
                 return 0
 
     def awaited(self, orphans: set[int]) -> set[int]:
-        """Find a template that has been forked, and of which the child is still to tell."""
+        """Return the pid of a forked template that its child has not reported yet."""
         if self._tried is None:
             return set()
         found: set[int] = set()
@@ -152,14 +151,14 @@ class Trials:
         return found
 
     def _outcome(self, tried: Trial, status: int) -> str | None:
-        """Say why workers import a list themselves whose child has ended; None if the template has it."""
+        """Return why workers import a list themselves after its child's end; None if they need not."""
         names = ", ".join(name for name, _ in tried.order["modules"])
         try:
             said = self._ours.recv(program.PACKET, socket.MSG_DONTWAIT)
         except (BlockingIOError, ConnectionError):
             said = b""
         if self._is_late:
-            why = f"the import of {names} did not end within {_LONGEST:g} s"
+            why = f"the import of {names} did not end within {_IMPORT_TIMEOUT:g} s"
         elif not said:
             how = program.describe_exit(os.waitstatus_to_exitcode(status))
             why = f"the process that imported {names} {how}"
@@ -171,7 +170,7 @@ class Trials:
         return why or f"the process that had imported {names} has ended"
 
     def _adopt(self, template: int) -> bool:
-        """Go on with a process that has one list more; returns whether it lives."""
+        """Continue with the process with one more imported list; return whether it is alive."""
         try:
             self._watch(_NO_ORDER, template)
         except OSError:
@@ -180,11 +179,11 @@ class Trials:
             self._control.close()
             self._replaced.add(self._template)
         self._template, self._control = template, self._ours
-        self._control.settimeout(_PATIENCE)
+        self._control.settimeout(_FORK_TIMEOUT)
         return True
 
     def _lose_template(self) -> None:
-        """Import again what a template had that is dead, unless that happens all the time."""
+        """Import a dead template's lists again, unless that happens too often."""
         assert self._control is not None
         self._control.close()
         self._control, self._template = None, 0
@@ -204,7 +203,7 @@ class Trials:
                 self._tell(trial, why)
 
     def _try(self, trial: Trial) -> str | None:
-        """Start a child; returns the reason if that fails."""
+        """Start a child; return the reason if that fails."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             with theirs:
@@ -227,14 +226,14 @@ class Trials:
         self._report("tried", trial.number, {"reason": why, "seconds": time.monotonic() - self._began})
 
     def _be(self, trial: Trial, free: int) -> NoReturn:
-        """Import the modules, say what that has left behind, and end; in the child."""
+        """Import the modules, report what is left, and end; in the child."""
         try:
             program.close_from(free)
             program.rename(b"accel trial")
             directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
             why, template = self._forks.add(trial.order, directory), 0
             if why is None:
-                # The name is set before the fork: it marks the template from its first moment on, see
+                # The name is set before the fork, so that it marks the template from its first moment; see
                 # `awaited`.
                 program.rename(_TEMPLATE)
                 template = program.spawn(self._serve, [directory, _CONTROL], self._launcher)
@@ -245,8 +244,8 @@ class Trials:
             os._exit(0)
 
     def _serve(self, free: int) -> NoReturn:
-        """Fork what the launcher wants, until that has gone or has another; in the template."""
-        # A template is a fork inside of the frames of the one before: calls keep their room.
+        """Fork for the launcher, until it has ended or has another template; in the template."""
+        # A template is a fork within the frames of the previous one, so calls need more room.
         sys.setrecursionlimit(sys.getrecursionlimit() + 8)
         try:
             program.close_from(free)

@@ -1,4 +1,4 @@
-"""The application's end of the launcher process: its start, its talk, its end; and what it imports ahead."""
+"""The application's end of the launcher process: its start, messages and end; and preloaded modules."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PROGRAM = Path(_launcher_process.__file__)
 _READY = 10.0
 _END = 2.0
 _TICK = 0.1
-# So long a launcher that is asked for something may be silent, and while it imports modules.
+# Seconds for which a launcher may be silent while it owes an answer; below, while it imports modules.
 _SILENCE = 3.0
 _IMPORTING = 35.0
 _MAY_BE = ("ready", "started", "failed", "exited", "fresh", "importing", "tried", "pong")
@@ -51,11 +51,11 @@ class Report:
     """A message of the launcher process.
 
     Attributes:
-        kind: ``ready``, ``started``, ``failed``, ``exited``, ``fresh``: a worker will be no fork,
-            ``importing``: nothing more is said until that is done, ``tried``, or ``pong``.
-        number: Number of the order that it is about.
+        kind: ``ready``, ``started``, ``failed``, ``exited``, ``fresh``: a worker will not be a fork,
+            ``importing``: there will be no message until that is done, ``tried``, or ``pong``.
+        number: The number of its order.
         detail: A pid, the text of an error, a wait status, a reason, or the outcome of a trial.
-        descriptors: Received with it; they belong to the receiver.
+        descriptors: The attached descriptors, which belong to the receiver.
     """
 
     kind: str
@@ -65,16 +65,16 @@ class Report:
 
 
 class LauncherLink:
-    """A launcher process and the socket to it. Made by `open`; orders keep their order and never block."""
+    """A launcher process and the socket to it. Made by `open`. Orders are sent in order and never block."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._process: trio.Process
         self._watched: int | None = None
         self._watching = trio.Lock()
-        # The reason if it was killed.
+        # The reason why it was killed, if it was.
         self._why = ""
-        # Seconds of its silence, seconds that it may be silent, and whether it is asked for anything.
+        # The seconds of its silence, the permitted seconds, and whether it owes an answer.
         self._silence = 0.0
         self._may_be_silent = _SILENCE
         self._has_asked = trio.Event()
@@ -118,7 +118,7 @@ class LauncherLink:
 
     @property
     def pid(self) -> int:
-        """Number of the launcher process."""
+        """The pid of the launcher process."""
         return self._process.pid
 
     def order(
@@ -136,12 +136,12 @@ class LauncherLink:
         Args:
             kind: ``start`` or ``import``.
             number: Its number.
-            arguments: A worker's command line behind the interpreter and its options.
+            arguments: A worker's command line after the interpreter and its options.
             descriptors: Descriptors for the worker.
-            preload: Modules that the launcher imports before.
-            trial: Of modules that are to be imported on trial: their names, each with whether leftovers of
-                its import are no obstacle (``modules``), and files that say whether one has initialised a
-                driver (``checks``; see `AccelBackend.driver_check`).
+            preload: Modules that the launcher imports first.
+            trial: For modules on trial: their names, each with whether its leftovers are permitted
+                (``modules``), and files that report whether a driver has been initialised (``checks``; see
+                `AccelBackend.driver_check`).
 
         Raises:
             NotSupportedError: The interpreter is not known.
@@ -161,10 +161,10 @@ class LauncherLink:
             os.close(directory)
 
     def send(self, kind: str, number: int, detail: object = None, descriptors: Sequence[int] = ()) -> None:
-        """Send an order. The descriptors stay the caller's; nothing happens when the process has gone.
+        """Send an order. The descriptors stay the caller's. Does nothing if the process has ended.
 
         Raises:
-            OSError: It cannot be sent: one of the descriptors is not open, or there are too many open files.
+            OSError: It cannot be sent: a descriptor is not open, or there are too many open files.
         """
         if self._is_closed:
             return
@@ -184,7 +184,7 @@ class LauncherLink:
 
     @enable_ki_protection
     async def write(self) -> None:
-        """Send what the socket had no room for, until cancelled."""
+        """Send data that did not fit into the socket, until cancelled."""
         while True:
             await self._has_more.wait()
             await trio.lowlevel.wait_writable(self._control)
@@ -208,8 +208,8 @@ class LauncherLink:
                 await trio.lowlevel.wait_readable(self._control)
                 continue
             except ConnectionError:
-                # A process that dies with unread orders resets the connection once; its last reports come
-                # after that.
+                # A process that dies with unread orders resets the connection once, before its last reports
+                # arrive.
                 continue
             await trio.lowlevel.cancel_shielded_checkpoint()
             if not data:
@@ -222,14 +222,14 @@ class LauncherLink:
 
     @enable_ki_protection
     async def close(self) -> str:
-        """End the process and so its workers, in order or else by force; returns how it has ended."""
+        """End the process and its workers, in order or else by force; return how it has ended."""
         if not self._is_closed:
             self.send("end", 0)
             self._is_closed = True
             while self._outbox:
                 close_all(self._outbox.popleft()[1])
-            # D78: a forked child of the application may have a copy of the socket, so `close` alone would not
-            # end it.
+            # D78: a forked child of the application may have a copy of the socket, so `close` would not end
+            # it.
             with suppress(OSError):
                 self._control.shutdown(socket.SHUT_RDWR)
             self._control.close()
@@ -242,38 +242,38 @@ class LauncherLink:
         return "does not end although it was killed"
 
     async def wait_end(self) -> str:
-        """Wait for a process that has closed its end; returns how it has ended."""
+        """Wait for a process after it has closed its end; return how it has ended."""
         with trio.move_on_after(_END):
             return await self._bury()
         return "has closed its socket"
 
     def kill(self) -> None:
-        """Kill the process, whatever it is doing; its workers die with it."""
+        """Kill the process, whatever it is doing. Its workers die with it."""
         if self._watched is not None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._watched, signal.SIGKILL)
 
     def ask(self) -> None:
-        """Have the process watched until it has answered; see `watch`."""
+        """Watch the process until it has answered; see `watch`."""
         if not self._has_asked.is_set():
             self._silence = 0.0
             self._has_asked.set()
 
     @enable_ki_protection
     async def watch(self, is_asked: Callable[[], bool]) -> None:
-        """Watch that the process lives, and answers; otherwise it is killed (D79).
+        """Check that the process is alive and answers; otherwise kill it (D79).
 
-        Returns when it is dead; its last reports can still be received. While it is not asked for anything
-        it may be stopped: its workers do not need it.
+        Returns when it is dead; its last reports can still be received. While it owes no answer it may be
+        stopped, because its workers do not need it.
 
         Args:
-            is_asked: Whether something that it was asked for is still to be said.
+            is_asked: Returns whether it still owes an answer.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_silence, is_asked)
             await self._wait_dead()
             nursery.cancel_scope.cancel(reason="the launcher is dead")
-        # Processes that it has started, or that were being forked from it, may hold its end of the socket.
+        # Its child processes, even unfinished forks, may hold its end of the socket.
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_RD)
 
@@ -282,8 +282,7 @@ class LauncherLink:
             await self._has_asked.wait()
             while is_asked():
                 self.send("ping", 0)
-                # Ticks are counted, not seconds of a clock: if this process was stopped, time has passed for
-                # both.
+                # Ticks are counted instead of seconds: if this process was stopped, time has passed for both.
                 await trio.sleep(_TICK)
                 self._silence += _TICK
                 if self._silence >= self._may_be_silent:
@@ -293,17 +292,16 @@ class LauncherLink:
             self._has_asked = trio.Event()
 
     async def _wait_dead(self) -> None:
-        """Wait until the process is dead. It is not reaped by that, so its number is not reused."""
+        """Wait until the process is dead. It is not reaped by that, so its pid is not reused."""
         async with self._watching:
             if self._watched is not None and not is_dead(self._watched):
                 await trio.lowlevel.wait_readable(self._watched)
 
     async def _bury(self) -> str:
-        """Wait until the process is dead, and end what may be left of its group; returns how it has ended."""
+        """Wait until the process is dead, and kill the rest of its group; return how it has ended."""
         await self._wait_dead()
         if self._watched is not None:
-            # Its workers die with it by their parent-death signal, but processes that they have started do
-            # not.
+            # Its workers die by their parent-death signal, but the processes that they have started do not.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             os.close(self._watched)
@@ -322,7 +320,7 @@ def _check_platform() -> None:
 
 
 def _check_interpreter() -> str:
-    """Return the path of the interpreter that runs this program, and is to run others.
+    """Return the path of this program's interpreter, which also runs workers.
 
     Raises:
         NotSupportedError: It is not known, as in a program that embeds Python.
@@ -351,7 +349,7 @@ async def _start(control: int) -> trio.Process:
         ) from error
 
 
-# The program imports nothing before the path is set but what the interpreter has loaded by then. The folder
+# Before the path is set, the program imports only modules that the interpreter has already loaded. The folder
 # of the user's own packages is part of the path, but an isolated interpreter has not run its `.pth` files.
 _BOOT = """\
 import site, sys
@@ -367,18 +365,18 @@ main()
 
 
 def program_arguments() -> Strs:
-    """Return the command line of a device's worker behind the interpreter and its options."""
-    # D77: one ASCII literal for each entry, which no encoding of arguments changes, and which together may be
+    """Return the command line of a device's worker after the interpreter and its options."""
+    # D77: one ASCII literal for each entry, which no encoding of arguments changes. Together they may be
     # long.
     path = map(ascii, search_path())
     return ("-c", _BOOT.format(prefix=ascii(sys.pycache_prefix)), *path)
 
 
 def interpreter_options() -> Strs:
-    """Options of the interpreter of every worker.
+    """Return the options of every worker's interpreter.
 
-    It is isolated: neither the working directory nor variables of the environment say where modules are.
-    So what variables say of other things is told by options, but for those that have no option.
+    It is isolated: neither the working directory nor environment variables determine where modules are. So
+    the other environment variables are passed as options, except variables without an option.
     """
     options = ["-I", "-B"] if sys.dont_write_bytecode else ["-I"]
     if not sys.flags.ignore_environment:
@@ -397,22 +395,22 @@ def interpreter_options() -> Strs:
     return tuple(options)
 
 
-# A launcher that has died twice while modules were to be imported may have died of them.
+# After this number of deaths during imports, the imports are assumed to be the reason.
 _MOST_DEATHS = 2
 
 
 @attrs.define(eq=False)
 class _List:
-    """Modules that are to be imported together.
+    """Modules imported together.
 
     Attributes:
         modules: The modules.
-        preload: Modules that are imported before them.
+        preload: The modules to import before them.
         number: The number of the last order.
-        is_asked: Whether that is not answered.
-        deaths: How many launchers in a row have died before they had it.
-        reason: Why workers import the modules themselves; None if they do not.
-        is_over: Set when the first launcher has it, or it is refused.
+        is_asked: Whether that is unanswered.
+        deaths: The number of successive launchers that died before the import.
+        reason: The reason why workers import the modules themselves; None if they do not.
+        is_over: Set when the first launcher has imported them, or they are refused.
     """
 
     modules: tuple[Preload, ...]
@@ -434,11 +432,11 @@ class ImportsAhead:
 
     @property
     def is_pending(self) -> bool:
-        """Whether the launcher is still to say what became of one."""
+        """Whether the launcher still owes the outcome of a list."""
         return any(each.is_asked for each in self._lists.values())
 
     def judge(self, module: str) -> tuple[Ahead, str | None]:
-        """Tell whether the next worker begins with a module, and why not."""
+        """Return whether the next worker begins with a module, and why not."""
         over = [
             each.reason
             for each in self._lists.values()
@@ -449,14 +447,14 @@ class ImportsAhead:
         return ("fully", None) if None in over else ("refused", over[0])
 
     def want(self, modules: tuple[Preload, ...], preload: Strs) -> trio.Event:
-        """Have modules imported, all or none, unless they were asked for before.
+        """Import modules in advance, all or none, unless they were already requested.
 
         Args:
             modules: The modules, which workers find by the `sys.path` of this program.
-            preload: Modules that are imported before them, as in `StartWorker`.
+            preload: Modules to import before them, as in `StartWorker`.
 
         Returns:
-            An event that is set when the launcher has them, or a warning has said why it will not.
+            An event, set when the launcher has imported them, or a warning has explained why it will not.
         """
         wanted = self._lists.get(modules)
         if wanted is None:
@@ -465,7 +463,7 @@ class ImportsAhead:
         return wanted.is_over
 
     def begin(self, link: LauncherLink) -> None:
-        """Go on with a new process: it has imported nothing."""
+        """Continue with a new process, which has imported nothing."""
         self._link = link
         for each in self._lists.values():
             self._order(each)
@@ -481,7 +479,7 @@ class ImportsAhead:
                     self._judge(each, f"the launcher of worker processes {how} meanwhile")
 
     def take(self, report: Report) -> None:
-        """Take what the process says of one."""
+        """Take the process's report on a list."""
         wanted = next(each for each in self._lists.values() if each.number == report.number)
         wanted.is_asked, wanted.deaths = False, 0
         assert isinstance(report.detail, dict)

@@ -1,4 +1,4 @@
-"""Memory blocks as the caller's side knows them: owners, damage, and holds of code outside."""
+"""Memory blocks from the caller's side: ownership, damage, and holds by outside code."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from ..base._views import reach
 from ..base._waits import Availability
 
 Ranges: TypeAlias = "list[tuple[int, int]]"
-"""Ranges of bytes of a block: sorted, none empty, with gaps between them."""
+"""Ranges of bytes of a block: sorted, not empty, with gaps between them."""
 
 in_turn: Callable[[], int] = partial(next, itertools.count(1))
-"""Number launches in the order in which they were planned. Those of one block are begun in this order."""
+"""Returns the next number in planning order. Launches that use the same block begin in this order."""
 
-# A view of more pieces counts as all bytes from its first to its last, or as none.
-_MOST = 4096
+# A view with more pieces counts as all bytes from its first to its last, or as none.
+_MAX_VIEW_PIECES = 4096
 
 
 @attrs.frozen(eq=False)
@@ -38,10 +38,10 @@ class Damage:
     """Damage by one operation.
 
     Attributes:
-        by: Name of the operation.
+        by: The name of the operation.
         failure: Its error.
-        ranges: What is damaged.
-        turn: Number of the operation: later ones may heal it, earlier ones do not.
+        ranges: The damaged bytes.
+        turn: The number of the operation. Later operations may heal the damage, earlier ones do not.
     """
 
     by: str
@@ -51,11 +51,11 @@ class Damage:
 
 
 def ranges_of(arrays: Sequence[ArraySpec], *, at_most: bool = False) -> Ranges:
-    """Find the bytes that arrays of one block have.
+    """Return the bytes of arrays in one block.
 
     Args:
         arrays: The arrays.
-        at_most: Whether one that is too scattered is left out; else all bytes in between count.
+        at_most: Whether a too scattered array is left out. Otherwise, all bytes in between count.
     """
     found: Ranges = []
     for array in arrays:
@@ -71,7 +71,7 @@ def _pieces(array: ArraySpec) -> Ranges | None:
     for step, count in sorted((abs(step), n) for step, n in zip(array.strides, array.shape, strict=True)):
         if step <= run:
             run += step * (count - 1)
-        elif len(starts) * count > _MOST:
+        elif len(starts) * count > _MAX_VIEW_PIECES:
             return None
         else:
             starts = [start + step * index for start in starts for index in range(count)]
@@ -79,7 +79,7 @@ def _pieces(array: ArraySpec) -> Ranges | None:
 
 
 def _joined(ranges: Ranges) -> Ranges:
-    """Sort ranges, and join those that meet."""
+    """Sort ranges, and merge touching ranges."""
     joined: Ranges = []
     for start, end in sorted(ranges):
         if joined and start <= joined[-1][1]:
@@ -90,7 +90,7 @@ def _joined(ranges: Ranges) -> Ranges:
 
 
 def without(ranges: Ranges, others: Ranges) -> Ranges:
-    """Return what is left of ranges without others."""
+    """Return the parts of ranges outside other ranges."""
     left: Ranges = []
     place = 0
     for start, end in ranges:
@@ -108,25 +108,25 @@ def without(ranges: Ranges, others: Ranges) -> Ranges:
 
 
 def meet(ranges: Ranges, others: Ranges) -> bool:
-    """Tell whether ranges have a byte in common with others."""
+    """Return whether ranges have a byte in common with others."""
     return without(ranges, others) != ranges
 
 
 def nothing() -> None:
-    """Tell that nothing holds a block."""
+    """Return None, because nothing holds the block."""
 
 
 class Hold:
-    """Keeps memory that code outside of the package has, as the memory of one of its own arrays.
+    """Keeps memory alive that outside code uses, as the memory of one of its own arrays.
 
-    Its finaliser runs where the last reference goes, on any thread. What releases the block has a reference
-    while it sets the flag, so the memory is given back exactly once.
+    Its finaliser runs on the thread that drops the last reference. `Block.release` holds a reference while it
+    sets the flag, so the memory is freed exactly once.
 
     Args:
-        give_back: Gives the memory back; it keeps the block alive, too.
+        give_back: Frees the memory; it also keeps the block alive.
 
     Attributes:
-        is_last: Whether the block was released, so that its memory goes with this.
+        is_last: Whether the block was released, so that its memory is freed together with the hold.
     """
 
     __slots__ = ("__weakref__", "_give_back", "is_last")
@@ -141,14 +141,14 @@ class Hold:
 
 
 def held(given: HostArray, hold: Hold) -> HostArray:
-    """Return an array that has a hold, as what is made of it has: views, buffers, arrays by DLPack."""
+    """Return an array that refers to a hold, as do its views, buffers and DLPack arrays."""
     if not given.size:
         return given
     steps = [(extent - 1) * stride for extent, stride in zip(given.shape, given.strides, strict=True)]
     start = -sum(step for step in steps if step < 0)
     end = start + sum(step for step in steps if step > 0) + given.itemsize
     memory: Any = (ctypes.c_char * end).from_address(given.__array_interface__["data"][0] - start)
-    # NumPy looks for the base of a view through arrays, but not through this.
+    # NumPy follows the base of a view through arrays, but not through this object.
     memory.held = given, hold
     data = memory if given.flags.writeable else np.frombuffer(memoryview(memory).toreadonly(), np.uint8)
     return np.ndarray(given.shape, given.dtype, data, start, given.strides)
@@ -156,18 +156,18 @@ def held(given: HostArray, hold: Hold) -> HostArray:
 
 _ids = itertools.count(1)
 
-_LARGE = 8 << 20
-_MANY = 64
-# The most dropped blocks that are looked at for one of the size that is wanted.
+_MAX_DROPPED_BYTES = 8 << 20
+_MAX_DROPPED_BLOCKS = 64
+# The maximum number of dropped blocks to check for one of the wanted size.
 _LOOKS = 4
-# The most blocks that are kept for a while, and the most bytes of each and together. A program whose results
-# have many shapes finds one for each of them.
-_KEPT = 64
-_SMALL = 4 << 20
-_KEPT_BYTES = 64 << 20
+# The limits of retained blocks: their number, the bytes of each, and the total bytes. They suffice for a
+# program with results of many shapes.
+_MAX_SPARE_BLOCKS = 64
+_MAX_SPARE_BLOCK_BYTES = 4 << 20
+_MAX_SPARE_BYTES = 64 << 20
 _Dropped: TypeAlias = "tuple[int, int, ArraySpec | None]"
-# This number in place of a size says: the block is no place for another.
-_NONE = -1
+# In place of a size: no other array may take this block.
+_NO_SIZE = -1
 
 
 class Owner(Protocol):
@@ -175,31 +175,32 @@ class Owner(Protocol):
 
     @property
     def path(self) -> str:
-        """Its path in the tree."""
+        """The path of the device in the tree."""
         ...
 
 
 class Block:
     """One block of device memory, shared by the references to it.
 
-    It is given back when the last of them is gone. The finaliser may run on any thread, so it
-    only puts the id on a queue.
+    It is freed when the last reference is dropped. The finaliser may run on any thread, so it only puts the
+    id on a queue.
 
     Attributes:
         id: Its number.
         nbytes: Its size.
         generation: The generation of the device in which it was made.
-        damaged_by: The operation that was to write it and did not finish.
+        damaged_by: The name of the operation that was to write it and did not finish.
         failure: The error of that operation.
         damages: All damage; empty for most blocks.
-        is_unmade: Whether the operation failed that was to make it: no write heals what has no memory.
-        frozen_by: Names of programs that are open with it: it must not be written to or released (D113).
-        is_released: Whether its memory was given back.
-        spec: The array that it was made for, if that is known.
-        table: The table of its device, which takes it when it is dropped.
+        is_unmade: Whether the operation that was to make it failed. Writing cannot heal such a block, because
+            it has no memory.
+        frozen_by: The names of open programs that use it: it must not be written or released (D113).
+        is_released: Whether its memory was freed.
+        spec: The array for which it was made, if known.
+        table: The table of its device, which gets it back when it is dropped.
     """
 
-    # Set in those that are damaged.
+    # Set only in damaged blocks.
     damages: tuple[Damage, ...] = ()
     is_unmade: bool = False
 
@@ -216,11 +217,11 @@ class Block:
         self.spec: ArraySpec | None = spec
         self.table: BlockTable = table
 
-    # The last `Hold` of it; few blocks have any.
+    # Returns the last `Hold` of the block; few blocks have one.
     _held: Callable[[], Hold | None] = staticmethod(nothing)
 
     def release(self) -> None:
-        """Give the memory back, when nothing holds it any more; later use of any reference is refused."""
+        """Free the memory once nothing holds it. Later use of any reference is refused."""
         if not self.is_released:
             self.is_released = True
             hold = self._held()
@@ -231,7 +232,7 @@ class Block:
                 self.table.drop(self, is_free=False)
 
     def hold(self) -> Hold:
-        """Keep the memory for as long as the object that is returned lives, also after `release`."""
+        """Keep the memory while the returned object lives, even after `release`."""
         hold = self._held()
         if hold is None:
             hold = Hold(partial(self.table.drop, self, is_free=False))
@@ -239,7 +240,7 @@ class Block:
         return hold
 
     def check_writable(self, argument: str) -> None:
-        """Refuse to write to a block, or to release it, that programs count on.
+        """Refuse to write or release a block on which programs rely.
 
         Raises:
             ValueError: It is frozen.
@@ -252,7 +253,7 @@ class Block:
 
     @property
     def is_lost(self) -> bool:
-        """Whether its memory is gone with the context that it was made in."""
+        """Whether its memory was lost together with its context."""
         return self.generation < self.table.valid_since
 
     def spoil(
@@ -262,15 +263,15 @@ class Block:
         parts: Sequence[ArraySpec] = (),
         turn: int | None = None,
     ) -> None:
-        """Refuse later use of contents: an operation that writes them did not finish.
+        """Refuse later use of contents, because an operation that writes them did not finish.
 
         Args:
             operation: Its name.
             failure: Its error.
-            parts: Arrays that it was to write; none for the whole block.
-            turn: Its number; None for the next one.
+            parts: The arrays that it was to write; none for the whole block.
+            turn: Its number; None for the next number.
         """
-        # The first damage of a byte is the one that is told.
+        # Only the first damage of a byte is reported.
         ranges = ranges_of(parts) if parts else [(0, max(self.nbytes, 1))]
         for damage in self.damages:
             ranges = without(ranges, damage.ranges)
@@ -280,7 +281,7 @@ class Block:
             self._set_damages((*self.damages, damage))
 
     def heal(self, parts: Sequence[ArraySpec], turn: int) -> None:
-        """Allow the use again of what an operation has overwritten that an earlier one had damaged."""
+        """Remove earlier damage from the arrays that an operation has overwritten."""
         written = ranges_of(parts, at_most=True)
         left = [
             attrs.evolve(one, ranges=without(one.ranges, written)) if one.turn < turn else one
@@ -294,25 +295,25 @@ class Block:
         self.failure = damages[0].failure if damages else None
 
     def damage_of(self, array: ArraySpec) -> Damage | None:
-        """Return the damage of an array in this block; None if that is whole."""
+        """Return the damage of an array in this block; None if it is undamaged."""
         ranges = ranges_of((array,))
         return next((one for one in self.damages if self.is_unmade or meet(one.ranges, ranges)), None)
 
     def is_usable_as(self, array: ArraySpec) -> bool:
-        """Whether `check` lets an array of it pass."""
+        """Return whether `check` accepts an array of the block."""
         is_there = not self.is_released and not self.is_lost
         return self.is_usable or (is_there and self.damage_of(array) is None)
 
     def __del__(self) -> None:
         if not self.is_released:
-            # Nearly every block ends here. Operations in flight refer to their blocks, so this one is not in
-            # use.
+            # Nearly every block ends here. Operations in flight refer to their blocks, so this block is not
+            # in use.
             self.is_released = True
             self.table.drop(self, is_free=self.damaged_by is None)
 
     @property
     def is_usable(self) -> bool:
-        """Whether `check` lets all of it pass."""
+        """Whether `check` accepts the whole block."""
         return not self.is_released and self.damaged_by is None and self.generation >= self.table.valid_since
 
     def check(self, argument: str, array: ArraySpec | None = None) -> None:
@@ -320,10 +321,10 @@ class Block:
 
         Args:
             argument: Its name in the error.
-            array: What is used of it; None for all.
+            array: The used part; None for the whole block.
 
         Raises:
-            StaleRefError: It was released, lost with an earlier generation, or damaged there.
+            StaleRefError: The block was released, lost with an earlier generation, or damaged in this part.
         """
         if self.is_usable or (array is not None and self.is_usable_as(array)):
             return
@@ -337,7 +338,7 @@ class Block:
         raise StaleRefError(f"{argument}: {why}", device=device, generation=generation)
 
     def spoiled(self, argument: str, damage: Damage) -> StaleRefError:
-        """Make the error for the use of what is damaged."""
+        """Make the error for the use of damaged contents."""
         or_else = "" if self.is_unmade else ", or overwrite what is spoiled, by fill, assign or out="
         why = f"its contents were spoiled by {damage.by}, which did not finish; make it again{or_else}"
         return StaleRefError(
@@ -348,11 +349,11 @@ class Block:
 
 
 class BorrowedBlock(Block):
-    """A block of another device, which operations of this one read; see `Device.borrow`.
+    """A block of another device that operations of this device read; see `Device.borrow`.
 
     Args:
-        table: The table of the device that reads it.
-        source: The block, of the device that owns it.
+        table: The table of the reading device.
+        source: The block of the owning device.
     """
 
     def __init__(self, table: BlockTable, source: Block) -> None:
@@ -361,7 +362,7 @@ class BorrowedBlock(Block):
         self.frozen_by: Strs = (source.table.device.path,)
 
     def check(self, argument: str, array: ArraySpec | None = None) -> None:
-        """Refuse it once it was given back.
+        """Refuse the block after it was given back.
 
         Raises:
             StaleRefError: It was.
@@ -373,7 +374,7 @@ class BorrowedBlock(Block):
         super().check(argument, array)
 
     def check_writable(self, argument: str) -> None:
-        """Refuse to write to it, or to release it.
+        """Refuse to write or release the block.
 
         Raises:
             ValueError: Always.
@@ -387,7 +388,7 @@ def bare(error: BaseException) -> BaseException:
     """Return a copy of an error without its frames, which would keep the arrays in their variables alive."""
     try:
         again = copy.copy(error)
-    except Exception:  # noqa: BLE001  # a stranger's exception, that cannot be made again
+    except Exception:  # noqa: BLE001  # a foreign exception that cannot be copied
         return RuntimeError(describe(error))
     again.__cause__ = error.__cause__
     return again
@@ -395,30 +396,30 @@ def bare(error: BaseException) -> BaseException:
 
 @attrs.define(eq=False)
 class BlockTable:
-    """The dropped blocks of one device, which later results take again (D22, D98).
+    """The dropped blocks of one device, which later results reuse (D22, D98).
 
     Args:
-        device_name: Name of the device.
-        availability: Which generation there is.
-        keeps: Whether some may wait for more than the next operation. Not where bytes are limited: a program
-            that counts them is to have all that it has let go.
-        reuses: Whether later results take them. Not in a recording, which lays them out when it is complete.
+        device_name: The name of the device.
+        availability: The generations of the device.
+        keeps: Whether blocks may wait for more than the next operation. Not with a limit on bytes, because a
+            program that counts them must be able to use all that it has released.
+        reuses: Whether later results reuse them. Not in a recording, which lays them out at its end.
 
     Attributes:
-        device: The device, unless this is a worker's; another one after an adoption.
+        device: The device, which changes at an adoption; not set in a worker.
         device_name: Its name.
-        availability: Which generation there is.
-        dropped: Blocks that were let go, and are not given back yet: ids, sizes of those that nothing uses,
-            and the arrays that they were made for.
-        kept: The ones that were there at an operation before, by their size: a program with several
-            arrays in each round wants one of each size again.
-        is_watched: Whether they are given back soon in any case.
-        makers: By the ids of blocks that were not given back: path of the actor whose task made them, or
-            None, and their sizes. It holds operations' arrays, on the application's side.
-        valid_since: First generation whose memory is still there.
-        spare: An array that is kept for results in between, as long as there is memory.
-        spares: Those of streams that steps have named, by the names.
-        release: Gives the memory of blocks back.
+        availability: The generations of the device.
+        dropped: The dropped blocks that are not freed yet: ids, sizes of blocks that nothing uses, and the
+            arrays for which they were made.
+        kept: The blocks that earlier operations left, by size, because a program with several arrays in each
+            round needs one of each size again.
+        is_watched: Whether they are freed soon in any case.
+        makers: By the ids of blocks that are not freed: the path of the actor whose task made it, or None,
+            and its size. It contains operations' arrays, in the application.
+        valid_since: The first generation with existing memory.
+        spare: A retained array for intermediate results, as long as there is memory.
+        spares: Such arrays of named streams, by name.
+        release: Frees the memory of blocks.
     """
 
     device_name: str
@@ -437,8 +438,8 @@ class BlockTable:
     is_watched: bool = False
     _looks: int = attrs.field(init=False)
     _is_notified: bool = False
-    # A block of so many bytes is given back at once.
-    _large: int = _LARGE
+    # A block of at least this size is freed at once.
+    _large: int = _MAX_DROPPED_BYTES
     _notifier: LoopNotifier = attrs.field(init=False)
     release: Callable[[Iterable[int]], None] = attrs.field(init=False)
 
@@ -449,30 +450,30 @@ class BlockTable:
         self._notifier, self.release = LoopNotifier(self.drain), _nowhere
 
     def new(self, nbytes: int, number: int | None = None) -> Block:
-        """Name a block of the current generation; no memory is taken yet.
+        """Make a block of the current generation; no memory is allocated yet.
 
         Args:
             nbytes: Its size.
-            number: Its id, if another process has named it.
+            number: Its id, if another process has assigned it.
         """
         spec: ArraySpec | None = None
         if number is None:
             number, spec = self.next(nbytes)
-        # Between two contexts it is of the next one, if the memory of the last one is gone.
+        # Between two contexts it belongs to the next one, if the memory of the last one is lost.
         generation = max(self.availability.generation, self.valid_since)
         return Block(self, nbytes, generation, number, spec)
 
     def next(self, nbytes: int) -> tuple[int, ArraySpec | None]:
-        """Return the id for a new block: that of a dropped one of this size, if there is one.
+        """Return the id for a new block, if possible from a dropped block of this size.
 
-        Then its memory is there, and stays. Trio thread only.
+        Then its memory exists, and stays. Trio thread only.
 
         Returns:
-            The id, and the array that it was made for.
+            The id, and the array for which the block was made.
         """
         dropped = self.dropped
         for _ in range(min(len(dropped), self._looks)):
-            # Finalisers may append others meanwhile.
+            # Finalisers may append more blocks meanwhile.
             last = dropped.pop()
             if last[1] == nbytes:
                 return last[0], last[2]
@@ -487,47 +488,47 @@ class BlockTable:
         return kept.pop()
 
     def drop(self, block: Block, *, is_free: bool) -> None:
-        """Give a block back: soon if it is large or one of many, else with the next operation.
+        """Free a block: soon if it is large or there are many, and otherwise with the next operation.
 
         Any thread.
 
         Args:
-            block: The block, which is not kept.
-            is_free: Whether nothing uses it, so that it is a place for another.
+            block: The block, which no one references.
+            is_free: Whether nothing uses it, so that another array may take it.
         """
         nbytes = block.nbytes
-        self.dropped.append((block.id, nbytes if is_free else _NONE, block.spec))
-        if len(self.dropped) < _MANY and (nbytes < self._large or self.is_watched):
-            # The block is not worth a wake-up of the loop, which costs a third of a small operation: the next
+        self.dropped.append((block.id, nbytes if is_free else _NO_SIZE, block.spec))
+        if len(self.dropped) < _MAX_DROPPED_BLOCKS and (nbytes < self._large or self.is_watched):
+            # The block is not worth waking the loop, which costs a third of a small operation. The next
             # operation drains.
             return
-        # A race with `drain`: a block is appended before the flag is read here, and the drain unsets the flag
+        # A race with `drain`: a block is appended before the flag is read here, and the drain clears the flag
         # before it takes blocks. So a thread that finds the flag set is always in time. A test for an empty
-        # queue would not do.
+        # queue would not suffice.
         if not self._is_notified:
             self._is_notified = True
             self._notifier.notify()
 
     def make_room(self) -> None:
-        """Give all back that nobody needs, as memory is short. Trio thread only."""
+        """Free all unneeded memory, because memory is short. Trio thread only."""
         self.spare = None
         self.spares.clear()
-        # Arrays in reference cycles, such as those of an error's frames, wait to be collected.
+        # Arrays in reference cycles, such as an error's frames, are not collected yet.
         gc.collect()
         self.drain()
 
     def drain(self) -> None:
-        """Give all dropped blocks back now. Trio thread only."""
+        """Free all dropped blocks now. Trio thread only."""
         dropped = self.take()
         if dropped:
             self.release(dropped)
 
     def take(self) -> list[int]:
-        """Ids of all dropped blocks, for the caller to give back. Trio thread only."""
+        """Return the ids of all dropped blocks, which the caller frees. Trio thread only."""
         self._is_notified = False
         dropped = self.dropped
         taken: list[int] = []
-        # Finalisers may append others meanwhile.
+        # Finalisers may append more blocks meanwhile.
         while dropped:
             taken.append(dropped.popleft()[0])
         while self.kept:
@@ -536,9 +537,10 @@ class BlockTable:
         return taken
 
     def take_some(self) -> list[int]:
-        """Ids of dropped blocks, but for some that are given back soon in any case.
+        """Return the ids of dropped blocks, except some that are freed soon in any case.
 
-        For the launch of an operation: a later one may want blocks that this one does not. Trio thread only.
+        For the launch of an operation, because a later one may need other blocks than this one. Trio thread
+        only.
         """
         if not (self._keeps and self.is_watched):
             return self.take()
@@ -547,7 +549,7 @@ class BlockTable:
         taken: list[int] = []
         while dropped:
             number, nbytes, spec = dropped.popleft()
-            if not _NONE < nbytes <= _SMALL:
+            if not _NO_SIZE < nbytes <= _MAX_SPARE_BLOCK_BYTES:
                 taken.append(number)
                 continue
             if nbytes in kept:
@@ -556,20 +558,20 @@ class BlockTable:
                 kept[nbytes] = [(number, spec)]
             self._kept_count += 1
             self._kept_bytes += nbytes
-        while self._kept_count > _KEPT or self._kept_bytes > _KEPT_BYTES:
+        while self._kept_count > _MAX_SPARE_BLOCKS or self._kept_bytes > _MAX_SPARE_BYTES:
             self._give_up_oldest(taken)
         if taken:
             self._forget(taken)
         return taken
 
     def _forget(self, taken: list[int]) -> None:
-        """Forget the makers of blocks that are given back."""
+        """Forget the makers of freed blocks."""
         makers = self.makers
         for number in taken:
             makers.pop(number, None)
 
     def bytes_by_actor(self) -> dict[str, int]:
-        """Bytes of blocks by the path of the actor that made them; ``""`` stands for all other tasks."""
+        """Return the bytes of blocks by the path of their maker's actor; ``""`` for all other tasks."""
         found: dict[str, int] = {}
         for maker, nbytes in self.makers.values():
             path = maker or ""
@@ -577,12 +579,12 @@ class BlockTable:
         return found
 
     def held(self) -> int:
-        """Bytes of all blocks, once those that were dropped are given back. Trio thread only."""
+        """Return the bytes of all blocks, after freeing the dropped ones. Trio thread only."""
         self.drain()
         return sum(map(itemgetter(1), self.makers.values()))
 
     def _give_up_oldest(self, taken: list[int]) -> None:
-        """Give up the oldest block of the size that was not wanted for longest."""
+        """Free the oldest block of the least recently used size."""
         nbytes, kept = next(iter(self.kept.items()))
         if len(kept) == 1:
             del self.kept[nbytes]
@@ -591,29 +593,29 @@ class BlockTable:
         self._kept_bytes -= nbytes
 
     def lose(self) -> None:
-        """Forget all memory: it is gone with the context."""
+        """Forget all memory, because it is lost with the context."""
         self.makers.clear()
         self.release = _nowhere
 
     def leave(self, release: Callable[[Iterable[int]], None]) -> None:
-        """Leave a device that was given up: its memory stays, and blocks are freed as they are dropped."""
+        """Leave a failed device: its memory stays, and blocks are freed when they are dropped."""
         self.release = release
         self.is_watched = False
-        # No operation follows: small blocks wake the loop, too.
+        # No operation follows, so small blocks wake the loop as well.
         self._large = 0
         self.drain()
 
     def move(self, device: Owner, availability: Availability, *, keeps: bool) -> None:
-        """Pass the blocks to another device, which has no context yet (D76)."""
+        """Move the blocks to another device without a context (D76)."""
         self.device, self.availability = device, availability
         self._keeps = keeps and self._looks > 0
-        self._large = _LARGE
+        self._large = _MAX_DROPPED_BYTES
 
     def close(self) -> None:
-        """Take no more notice of dropped blocks."""
+        """Ignore dropped blocks from now on."""
         self._notifier.close()
         self.lose()
 
 
 def _nowhere(blocks: Iterable[int]) -> None:
-    """Release of blocks whose context is gone."""
+    """Release a lost context's blocks, because their memory is already free."""

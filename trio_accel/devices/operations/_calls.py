@@ -1,6 +1,28 @@
-"""Calls: what functions of arrays return. Nothing happens until one is awaited, then all that it is made of.
+"""Calls: the lazy results of array functions, and how one is run.
 
-References to arrays and calls have the same operators, which make calls by functions of the layers above.
+Functions of arrays return a `Call` and do nothing else. Operators do the same: `have_operators` gives them to
+`Operators`, the common base of calls and array references. A call may be an operand of further calls.
+Awaiting the last one runs all of them as one request.
+
+A call is used once. Its class is its state: a fresh call is a `Call`, and `Chain` turns it into a `SpentCall`
+when it is awaited or is an operand of an awaited call. Using it again raises `spent_error`. `Call.__del__`
+warns about a call that was never awaited; `silence` prevents that for a call and its operands, so that a
+chain warns once, and a refused chain not at all.
+
+`SpentCall._run` chooses one of three ways:
+
+* A direct function with plain arguments is evaluated at once, without a `Chain`. Most calls are like this, so
+  this path avoids every unnecessary Python call.
+* A chain without device arrays, or of one step that is direct or lacks a key, runs step by step
+  (`_run_alone`).
+* Any other chain is passed to `Device.ask_chain`, which may run it as one operation (see `front._chains`).
+
+`start` hands a chain over without waiting, so it refuses functions that wait between operations. `spec`,
+`len` and iteration look ahead: they plan the chain without a launch, and leave its calls fresh.
+
+Memory must be released early, because arrays are large. `run_steps` drops each intermediate result after its
+last use, and clears its variables at the end, because an error's traceback keeps the frame alive. A spent
+call drops its arguments for the same reason: it may stay in a variable of the program.
 """
 
 from __future__ import annotations
@@ -53,17 +75,17 @@ T = TypeVar("T")
 
 
 class Operators(OnDevice, Generic[T_co]):
-    """Base of references to arrays, and of calls: operators make calls."""
+    """Base of array references and calls: their operators make calls."""
 
     __slots__ = ()
 
     __hash__ = object.__hash__
 
     def __array_namespace__(self, /, *, api_version: str | None = None) -> Any:
-        """Return the namespace of the array API standard, whose functions make calls.
+        """Return the array API namespace with functions that make calls.
 
         Raises:
-            ValueError: A version of the standard that is not there.
+            ValueError: This version of the standard is not supported.
         """
         if api_version not in (None, *VERSIONS):
             raise ValueError(f"api_version must be one of {', '.join(VERSIONS)}, got {api_version!r}")
@@ -75,13 +97,13 @@ class Operators(OnDevice, Generic[T_co]):
             name = OF_UFUNCS.get(ufunc.__name__, ufunc.__name__)
             is_operator = method == "__call__" and name in OF_TWO.values() and not named
             if is_operator and not isinstance(inputs[0], OnDevice):
-                # NumPy comes here for ``array + self``, too.
+                # NumPy also comes here for ``array + self``.
                 return getattr(NAMESPACE[0], name)(*inputs)
             path = ufunc.__name__ if method == "__call__" else f"{ufunc.__name__}.{method}"
             return self.refuse_numpy("", path)
 
     if TYPE_CHECKING:
-        # A reference has it as an attribute, and a call finds it.
+        # An attribute of references; a call computes it.
         @property
         def spec(self: Operators[Operators[RefT]]) -> ArraySpec: ...
         def __add__(self: Operators[Operators[RefT]], other: Other) -> Call[RefT]: ...
@@ -123,32 +145,32 @@ class Operators(OnDevice, Generic[T_co]):
 
     @property
     def dtype(self: Operators[Operators[RefT]]) -> DType:
-        """Element type; of a call, as all that follows, that of its result (see `Call.spec` for errors)."""
+        """The element type. These properties of a call describe its result; see `Call.spec` for errors."""
         return self.spec.dtype
 
     @property
     def shape(self: Operators[Operators[RefT]]) -> Ints:
-        """Elements along each axis."""
+        """The number of elements along each axis."""
         return self.spec.shape
 
     @property
     def strides(self: Operators[Operators[RefT]]) -> Ints:
-        """Bytes from one element to the next along each axis."""
+        """The bytes between neighbouring elements along each axis."""
         return self.spec.strides
 
     @property
     def ndim(self: Operators[Operators[RefT]]) -> int:
-        """Number of axes."""
+        """The number of axes."""
         return self.spec.ndim
 
     @property
     def size(self: Operators[Operators[RefT]]) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return self.spec.size
 
     @property
     def nbytes(self: Operators[Operators[RefT]]) -> int:
-        """Bytes that the elements take."""
+        """The total size of the elements in bytes."""
         return self.spec.size * self.spec.dtype.itemsize
 
     def __len__(self: Operators[Operators[RefT]]) -> int:
@@ -162,10 +184,10 @@ class Operators(OnDevice, Generic[T_co]):
     def to_host(self: Operators[tuple[Any, ...]]) -> Call[tuple[Any, ...]]: ...
     @named_arguments
     def to_host(self: Operators[Any], *, out: HostArray | None = None) -> Call[Any]:
-        """Copy the array to host memory, after everything that writes it.
+        """Copy the array to host memory, after all operations that write it.
 
         Args:
-            out: Array of the same shape and dtype to fill; by default a new one.
+            out: An array of the same shape and dtype to fill; by default a new one.
 
         Returns:
             `out`, or a new C-contiguous array that belongs to the caller. For a call with several results,
@@ -173,7 +195,7 @@ class Operators(OnDevice, Generic[T_co]):
 
         Raises:
             ValueError: `out` has another shape or dtype, is read-only, or has elements that share memory.
-            StaleRefError: The array must not be used any more.
+            StaleRefError: The array is no longer valid.
         """
         if out is None:
             return Call(METHODS["to_host"], (self,))
@@ -192,26 +214,27 @@ class Operators(OnDevice, Generic[T_co]):
 
     @named_arguments
     def copy(self: Operators[Operators[RefT]]) -> Call[RefT]:
-        """Copy the array to new memory of its device."""
+        """Copy the array to new memory on its device."""
         return Call(METHODS["copy"], (self,))
 
     @named_arguments
     def cast(self: Operators[Operators[RefT]], dtype: DTypeLike) -> Call[RefT]:
         """Copy the array to new memory with another element type, as `numpy.ndarray.astype` does.
 
-        C does not define the result of a floating number that an integer type does not hold, such as NaN, and
-        NumPy's depends on the layout. On the CPU the result is the same in each call, layout and chain. On
-        x86-64 it is the least integer of int32 or int64; smaller types keep its low bits, and uint32 keeps
+        C does not define the result if an integer type cannot hold a floating number, such as NaN, and
+        NumPy's result depends on the layout. On the CPU, the result is the same in each call, layout and
+        chain. On x86-64 it is the smallest integer of int32 or int64; smaller types keep its low bits, and
+        uint32 keeps the low bits of int64. CUDA takes the nearest integer, and 0 or the smallest one for NaN.
         the low bits of int64. CUDA takes the nearest integer, and 0 or the least one for NaN.
 
         Raises:
-            TypeError: Not an element type, or complex to real.
+            TypeError: `dtype` is not an element type, or is real while the array is complex.
         """
         return Call(METHODS["copy"], (self, DType.of(dtype)))
 
     @named_arguments
     def fill(self: Operators[Operators[RefT]], value: complex) -> Call[RefT]:
-        """Set every element to one value; returns this reference.
+        """Set every element to one value, and return this reference.
 
         Raises:
             TypeError, ValueError: The dtype cannot hold the value.
@@ -222,23 +245,23 @@ class Operators(OnDevice, Generic[T_co]):
     def assign(self: Operators[Operators[RefT]], value: Other) -> Call[RefT]:
         """Write an array or a number into this one, as ``x[...] = value`` does in NumPy.
 
-        On a view, it writes to that part of the array: ``await x[1:4, 2:6].assign(y)``. An array on the host
-        of this shape and dtype is copied straight there. One of another shape or dtype is copied to the
-        device first. A `value` that shares memory with this array is read as it was before.
+        On a view, it writes to that part of the array: ``await x[1:4, 2:6].assign(y)``. A host array of this
+        shape and dtype is copied there directly; any other host array is first copied to the device. If
+        `value` shares memory with this array, its old elements are read.
 
         Args:
-            value: An array of this device or of the host, which broadcasts to this shape, or a number. It is
-                converted to this dtype as NumPy does with ``"same_kind"``.
+            value: An array on this device or on the host, which broadcasts to this shape, or a number. It is
+                converted to this dtype by NumPy's rule ``"same_kind"``.
 
         Returns:
             This reference.
 
         Raises:
-            TypeError: A dtype of a wider kind: complex to real, floating to whole numbers, or signed to
-                unsigned ones.
+            TypeError: The dtype of `value` is of a wider kind: complex to real, floating to integer, or
+                signed to unsigned.
             ValueError: The shapes do not broadcast, the dtype cannot hold the number, `value` is on another
                 device, or elements of this view share memory.
-            StaleRefError: An array must not be used any more.
+            StaleRefError: An array is no longer valid.
         """
         return Call(METHODS["assign"], (self, value))
 
@@ -248,7 +271,7 @@ Other: TypeAlias = "Operators[Any] | HostArray | complex | np.generic"
 
 
 class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
-    """A call that was awaited, or that was an operand of one that was."""
+    """An awaited call, or an operand of an awaited call."""
 
     __slots__ = ("_is_silent", "_running")
     noun = "a Call"
@@ -266,11 +289,11 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
     def __repr__(self) -> str:
         return f"<Call {self.function.name}>"
 
-    if not TYPE_CHECKING:  # a checker takes it for the name of a coroutine, which can be set
+    if not TYPE_CHECKING:  # a checker takes it for a coroutine's name, which can be set
 
         @property
         def __name__(self) -> str:
-            # Trio names it where a call is given in place of a function.
+            # Trio uses the name if a call is passed in place of a function.
             return self.function.name
 
     def __await__(self) -> Generator[Any, Any, T_co]:
@@ -286,7 +309,7 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
         return self._coroutine().throw(*error)
 
     def silence(self) -> None:
-        """Let it, and the calls that it is made of, end without a warning."""
+        """Suppress the warnings about this call and its operands, if they are never awaited."""
         stack: list[SpentCall[Any]] = [self]
         while stack:
             step = stack.pop()
@@ -294,13 +317,13 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
                 step._is_silent = True  # noqa: SLF001
                 stack += [each for each in arguments_of(step) if type(each) is Call]
 
-    def __iter__(  # type: ignore[override]  # references have no parts
+    def __iter__(  # type: ignore[override]  # references are not iterable
         self: SpentCall[tuple[T, ...]],
     ) -> Iterator[Call[T]]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Return a call for each of several results, which are operands of further calls.
+        """Return a call for each of several results, as operands of further calls.
 
         Raises:
-            TypeError: It has one result, or the device decides how many.
+            TypeError: The call has one result, or the device determines their number.
         """
         try:
             layouts = self._look_ahead()
@@ -313,7 +336,7 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
 
     def _part(self, number: int, layout: Any) -> Call[Any]:
         part = Call[Any](METHODS["__getitem__"], (self, number))
-        # Parts may be left out: the call itself warns where none is awaited.
+        # Some parts may stay unused: the call itself warns if none is awaited.
         part.ahead, part._is_silent = layout, False  # noqa: SLF001
         return part
 
@@ -332,8 +355,8 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
             )
 
     def close(self) -> None:
-        """Let it end without being run."""
-        self.__class__ = SpentCall  # pyright: ignore[reportAttributeAccessIssue]  # no warning at its end
+        """Let the call end without running it."""
+        self.__class__ = SpentCall  # pyright: ignore[reportAttributeAccessIssue]  # it no longer warns
         self.silence()
         if hasattr(self, "_running"):
             self._running.close()
@@ -344,7 +367,7 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
         return self._running
 
     def _run(self) -> Any:
-        """Begin all calls that it is made of as one request; returns what is awaited."""
+        """Begin this call and its operands as one request; return the coroutine to await."""
         if type(self) is not Call:
             raise spent_error(self)
         args, named, is_direct = self.args, self.named, self.function.is_direct
@@ -353,11 +376,11 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
             and _COMPOSED.isdisjoint(map(type, args))
             and (named is None or _COMPOSED.isdisjoint(map(type, named.values())))
         ):
-            # The usual call has no other in it, and no array of the host's.
+            # Most calls have neither another call nor a host array among their arguments.
             used: Any = self  # pyright: ignore[reportUnknownVariableType]
-            # No warning at its end.
+            # It no longer warns.
             used.__class__ = SpentCall
-            # A kept call keeps no arrays.
+            # A spent call must not keep arrays alive.
             self.args, self.named = (), None
             return evaluate(self.function, args, named or {})
         try:
@@ -367,28 +390,28 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
             raise
         if not chain.refs or (len(chain.steps) == 1 and (is_direct or chain.key is None)):
             return _run_alone(chain)
-        # `Chain.device` says the same, with two calls.
+        # `Chain.device` returns the same, with two more Python calls.
         device: Asked = chain.refs[0].block.table.device
         return device.ask_chain(chain)
 
     def start(self) -> Pending[T_co]:
-        """Hand it over without waiting, as `Device.submit` hands a message over.
+        """Hand the call over without waiting, as `Device.submit` does with a message.
 
         Returns:
-            The operation. Arrays in its ``value`` can be given to further calls at once.
+            The operation. Arrays in its ``value`` can be passed to further calls at once.
 
         Raises:
-            NotSupportedError: It waits in between.
+            NotSupportedError: The call has to wait between its operations.
         """
         return start(self)
 
     @property
     def spec(self: SpentCall[Operators[RefT]]) -> ArraySpec:
-        """Layout of the array that it will make. It is found by a plan that is not launched.
+        """The layout of the resulting array, found by planning without a launch.
 
         Raises:
-            TypeError, ValueError: A wrong argument.
-            NotSupportedError: It depends on what the device computes; await the call.
+            TypeError, ValueError: An argument is wrong.
+            NotSupportedError: The layout depends on computed values; await the call.
         """
         layouts = self.ahead or self._look_ahead()
         if not isinstance(layouts, ArraySpec):
@@ -400,7 +423,7 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
         return layouts
 
     def _look_ahead(self) -> Layouts:
-        """Return the layout of its result, or those of several, by a plan that is not launched."""
+        """Return the layout of the result, or of several results, by planning without a launch."""
         if self.ahead is None:
             if type(self) is not Call:
                 raise spent_error(self)
@@ -417,7 +440,7 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
     @overload
     def __getitem__(self: SpentCall[tuple[T, ...]], index: int) -> Call[T]: ...
     def __getitem__(self: SpentCall[Any], index: Index) -> Call[Any]:
-        """View a part, see `AccelRef.__getitem__`; or take one of several results."""
+        """View a part, see `AccelRef.__getitem__`; or select one of several results."""
         return Call(METHODS["__getitem__"], (self, index))
 
     def reshape(self: SpentCall[Operators[RefT]], shape: int | Sequence[int], *sizes: int) -> Call[RefT]:
@@ -431,7 +454,7 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
 
     @property
     def mT(self: SpentCall[Operators[RefT]]) -> Call[RefT]:  # noqa: N802  # NumPy's name
-        """A view of a stack of matrices, each transposed."""
+        """A view of the stack with each matrix transposed."""
         return Call(METHODS["mT"], (self,))
 
     def transpose(self: SpentCall[Operators[RefT]], axes: int | Sequence[int], *more: int) -> Call[RefT]:
@@ -440,18 +463,18 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
 
 
 class Call(SpentCall[T_co]):
-    """A call of a function of arrays. Nothing happens until it is awaited.
+    """A call to a function of arrays. It does nothing until it is awaited.
 
-    It is an operand of further calls. Awaiting the last of them runs all as one request: one that is used
-    twice runs once. Each can be awaited, or be part of one that is, a single time.
+    A call is an operand of further calls. Awaiting the last of them runs all as one request, in which a call
+    used twice runs once. Each call can be awaited, or be part of an awaited call, only once.
 
     See `Device.ask` for cancellation, and the errors that any operation can end with.
 
     Attributes:
         function: The function.
-        args: Its arguments, by their places.
-        named: Its arguments by name; None for none.
-        ahead: Layout of its result, or layouts of several, if they were found.
+        args: The positional arguments.
+        named: The keyword arguments, or None.
+        ahead: The layout of its result, or of several results, if known.
     """
 
     __slots__ = ()
@@ -460,7 +483,7 @@ class Call(SpentCall[T_co]):
         return f"<Call {self.function.name}, not run>"
 
     def __del__(self) -> None:
-        # Once for a chain; and not where it was refused to await it, or to make it.
+        # Warn once for a chain, and not if awaiting or making the call was refused.
         if hasattr(self, "ahead") and not hasattr(self, "_is_silent"):
             self.silence()
             told = f"{super().__repr__()} was never awaited: nothing of it has run"
@@ -472,7 +495,7 @@ Step.spent, Step.fresh = SpentCall, Call
 
 
 async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """Run one call, among whose arguments is no other."""
+    """Run one call without other calls among its arguments."""
     try:
         made = function.make(*args, **named)
         if function.how == "value":
@@ -482,7 +505,7 @@ async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str
                 made = function.ask(made)
             else:
                 for each in args:
-                    # `asked` finds the same one, with five calls.
+                    # `asked` finds the same device, with five more Python calls.
                     if isinstance(each, Operators):
                         array: Any = each  # pyright: ignore[reportUnknownVariableType]
                         made = array.block.table.device.ask(made)
@@ -503,8 +526,8 @@ async def run_steps(steps: Sequence[Step], given: Mapping[int, Any]) -> Any:
     """Run calls one after the other, and return the result of the last.
 
     Args:
-        steps: The calls; each comes behind its operands.
-        given: What stands for host arrays, or for calls, by their identities.
+        steps: The calls, each after its operands.
+        given: Placeholders of host arrays or calls, by the `id` of the original.
     """
     last: dict[int, int] = {}
     for number, step in enumerate(steps):
@@ -517,19 +540,19 @@ async def run_steps(steps: Sequence[Step], given: Mapping[int, Any]) -> Any:
     try:
         for number, step in enumerate(steps):
             args, named = replaced(step, values)
-            # Results in between go as soon as nothing needs them any more.
+            # Drop each intermediate result after its last use.
             for each in over.get(number, ()):
                 values.pop(each, None)
             values[id(step)] = made = await evaluate(step.function, args, named)
             del args, named
         return made
     finally:
-        # An error keeps this frame.
+        # An error's traceback keeps this frame alive.
         values.clear()
 
 
 async def run_by_steps(chain: Chain, given: Mapping[int, Any]) -> Any:
-    """Run the steps of a chain, expanded if need be; see `run_steps`."""
+    """Run the steps of a chain, expanded if necessary; see `run_steps`."""
     if chain.has_expansions:
         chain.take_steps(chain.expanded())
     return await run_steps(chain.steps, given)
@@ -544,7 +567,7 @@ async def _run_alone(chain: Chain) -> Any:
 
 
 def start(call: SpentCall[T_co]) -> Pending[T_co]:
-    """Hand a call over, and those that it is made of, without waiting; see `Call.start`."""
+    """Hand over a call and its operands without waiting; see `Call.start`."""
     if type(call) is not Call:
         raise spent_error(call)
     values: dict[int, Any] = {}
@@ -579,12 +602,12 @@ def start(call: SpentCall[T_co]) -> Pending[T_co]:
 def composed(
     function: Callable[ParametersP, Coroutine[Any, Any, ResultT]],
 ) -> Callable[ParametersP, Call[ResultT]]:
-    """Tell type checkers what a public function of a package makes, of which `named` has it make calls."""
+    """Declare the type of a public function from which `named` makes calls, for type checkers."""
     return cast("Any", function)  # type: ignore[no-any-return]  # as it is
 
 
 def called(function: Function) -> Callable[..., Call[Any]]:
-    """Make what a program calls, which makes calls of a function."""
+    """Return the callable that a program uses, which makes calls of a function."""
 
     def call(*args: Any, **named: Any) -> Call[Any]:
         return Call(function, args, named or None)
@@ -598,7 +621,7 @@ def have_operators(namespace: Any) -> None:
     """Give references and calls their operators.
 
     Args:
-        namespace: Has the functions by their names, such as ``add``, once they are needed.
+        namespace: Provides the functions by name, such as ``add``, when they are first used.
     """
     NAMESPACE.append(namespace)
     give_operators(Operators, partial(getattr, namespace))

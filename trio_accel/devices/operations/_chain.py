@@ -1,4 +1,4 @@
-"""Chains: the calls that one is made of, in their order, and the key of their structure."""
+"""Chains: a call and all its operands in execution order, with the key of their structure."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ._pending import Pending
 __all__ = ["Chain", "Function", "arguments_of"]
 
 Layouts: TypeAlias = "ArraySpec | Sequence[Layouts]"
-"""Layout of an array, or those of several."""
+"""The layout of an array, or of several."""
 
-# A chain is planned in one turn of the loop, and a program that builds one in a loop has forgotten to await.
-_MOST = 4096
-# Values of these types stand for themselves in the key of a chain. Others have no key, and such a chain is
-# asked step by step.
+# A chain is planned in one turn of the loop. A program that builds a longer one forgot to await.
+_MAX_CALLS = 4096
+# Values of these types are compared as they are in the key of a chain. Values of other types have no key, and
+# such a chain runs step by step.
 _PLAIN = frozenset({type(None), bool, int, str, bytes, type(...), object})
 _SEVERAL = frozenset({list, tuple})
-# They stand around the members of a sequence, and before names: a key tells lists from tuples by them.
+# Brackets around the members of a sequence, and before names, by which a key distinguishes lists from tuples.
 _OPENED: dict[type[Any], object] = {list: object(), tuple: object()}
 _CLOSED = object()
 
-# Functions that take a number as an array without axes, of the other operand's dtype, with the same bits.
+# Functions that take a number as a 0-d array of the other operand's dtype, with bit-identical results.
 _OF_NUMBERS = frozenset({"arrays.add", "arrays.divide", "arrays.multiply", "arrays.subtract"})
 
 
@@ -39,21 +39,22 @@ def _is_one_operation(function: Function) -> bool:
 
 @attrs.frozen(eq=False)
 class Function:
-    """A function of arrays, as its calls know it.
+    """A function of arrays, as its calls use it.
 
     Attributes:
         name: Its name, such as ``"linalg.matmul"``.
-        make: Called with the arguments, once no call is left among them.
-        how: What that returns: a message for a device, an awaitable, or the result itself.
-        ask: Asks for a message; None for the device of the arguments.
-        refuse: Raises the error of a call in the function's own words, if it has any.
-        is_direct: Whether a call alone is asked for as it is. One that makes several operations, or has a
-            long plan, is a chain of one: the plan is kept.
-        expand: Makes the calls that compute it, by its arguments; None if `make` computes it. It is called
-            when a chain is recorded, and not for later chains of the structure.
-        is_fixed: Whether `expand` may look at its calls: they depend on nothing but their arguments.
-        takes_hosts: Whether it makes arrays on the device of host arrays, so that no other function sees
-            their elements.
+        make: Called with the arguments, after all calls among them have run.
+        how: The kind of the value that `make` returns: a message for a device, an awaitable, or the result.
+        ask: Sends a message; None for the device of the arguments.
+        refuse: Replaces the error of a call by the function's own, if any.
+        is_direct: Whether a single call runs directly. A function with several operations, or with a long
+            plan, is a chain of one step, so that the plan is cached.
+        expand: Returns the calls that compute it, given its arguments; None if `make` computes it. It runs
+            when a chain is recorded, and not for later chains with the same key.
+        is_fixed: Whether `expand` may be used for look-ahead and recording, because its calls depend on
+            nothing but its arguments.
+        takes_hosts: Whether it copies host arrays to the device, so that no other function sees their
+            elements.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Function:
 
 
 class Asked(Protocol):
-    """The device that calls are asked of."""
+    """The device that runs calls."""
 
     @property
     def ask(self) -> Callable[[Any], Awaitable[Any]]:
@@ -84,27 +85,27 @@ class Asked(Protocol):
         ...
 
     def look_ahead(self, chain: Chain, /) -> Layouts:
-        """Find what the last call of a chain makes, without a launch."""
+        """Return the layout of a chain's result, without a launch."""
         ...
 
 
 METHODS: dict[str, Function] = {}
-"""Functions that operators and methods make calls of, by their names; the layers above add them."""
+"""The functions of operators and methods, by name; the layers above add them."""
 
 DEVICE_OF: list[Callable[..., Any]] = []
-"""Finds the device of operands: the module of devices is above this one."""
+"""Returns the device of operands. A list, because the module of devices is in a layer above."""
 
 
 class Step:
-    """A call, as a chain knows it.
+    """A call, as a chain uses it.
 
     Attributes:
         function: The function.
-        args: Its arguments, by their places.
-        named: Its arguments by name; None for none.
-        ahead: Layout of its result, or layouts of several, if they were found.
-        spent: The class of calls that were used.
-        fresh: The class of those that were not.
+        args: The positional arguments.
+        named: The keyword arguments, or None.
+        ahead: The layout of its result, or of several results, if known.
+        spent: The class of used calls.
+        fresh: The class of unused calls.
     """
 
     __slots__ = ("ahead", "args", "function", "named")
@@ -126,28 +127,28 @@ GATHER = Function("gather", _gathered, "awaitable")
 
 
 class Chain:
-    """The calls that one is made of, in an order in which they can run.
+    """A call and all its operands, in an order in which they can run.
 
     Args:
-        call: The last one.
-        is_spent: Whether the calls are used now, which each is once.
-        ends: Identities of calls that are operands of the chain, and none of its steps.
+        call: The last call.
+        is_spent: Whether this uses the calls, which is possible once.
+        ends: The `id` of each call that is an operand of the chain, but not one of its steps.
 
     Attributes:
-        steps: The calls; each comes behind its operands.
-        key: Tells chains of one structure from others: functions, arguments, layouts of arrays, and which of
-            these are the same. None where an argument cannot be compared.
-        refs: The arrays on the device among the arguments, in the order of the key.
+        steps: The calls, each after its operands.
+        key: Identifies the structure: functions, arguments, layouts of arrays, and which arrays are the same.
+            None if an argument cannot be compared.
+        refs: The device arrays among the arguments, in the order of the key.
         hosts: The host arrays, each once.
-        numbers: Numbers that are handed over as host arrays are, with the places of their steps. Others are
-            in the key.
-        has_expansions: Whether steps are to be expanded before the chain can run.
-        is_fixed: Whether all chains with the key expand to chains of one structure: no step has a rule of the
-            program's own, or a host array whose elements a rule may read.
+        numbers: Numbers that are passed like host arrays, each with the index of its step. All other numbers
+            are in the key.
+        has_expansions: Whether steps must be expanded before the chain can run.
+        is_fixed: Whether all chains with the key expand to the same structure: no step has an expansion rule
+            of the program, or a host array with elements that a rule may read.
 
     Raises:
-        RuntimeError: A call was used before.
-        ValueError: There are too many.
+        RuntimeError: A call was already used.
+        ValueError: The chain has too many calls.
     """
 
     __slots__ = ("has_expansions", "hosts", "is_fixed", "key", "numbers", "refs", "steps")
@@ -159,7 +160,7 @@ class Chain:
         while stack:
             step = stack[-1]
             depth = len(stack)
-            # `_given` says the same of the usual call, with another one.
+            # `arguments_of` returns the same for the usual call, with one more Python call.
             args, named = step.args, step.named
             for each in (
                 args if named is None and _SEVERAL.isdisjoint(map(type, args)) else arguments_of(step)
@@ -171,7 +172,7 @@ class Chain:
                     stack.append(each)
             if len(stack) > depth:
                 if id(step) in opened:
-                    # Its operands were on the stack above it, so that they are known by now.
+                    # Its operands were above it on the stack, so all of them are known by now.
                     raise ValueError(f"{step!r} is an operand of itself; take it out of the list in it")
                 opened.add(id(step))
                 # The first operand runs first, as in an expression of Python.
@@ -181,8 +182,8 @@ class Chain:
             if id(step) not in places:
                 places[id(step)] = len(steps)
                 steps.append(step)
-        if len(steps) > _MOST:
-            raise ValueError(f"a chain has at most {_MOST} calls: await one in between")
+        if len(steps) > _MAX_CALLS:
+            raise ValueError(f"a chain has at most {_MAX_CALLS} calls: await one in between")
         for step in steps if is_spent else ():
             step.__class__ = spent
         self.refs: list[Any] = []
@@ -193,16 +194,16 @@ class Chain:
         self.key: tuple[object, ...] | None = self._read(places)
 
     def expanded(self) -> Chain:
-        """Return the chain with the calls of each `Function.expand` in place of its step.
+        """Return the chain with each step replaced by the calls of its `Function.expand`.
 
         Raises:
-            Exception: A function has raised it: the steps are spent.
+            Exception: A function raised it. The steps are spent.
         """
         made: dict[int, Any] = {}
         *_, last = steps = self.steps
         try:
             for step in steps:
-                # It becomes an operand once more.
+                # The step becomes an operand again.
                 step.__class__ = Step.fresh
             for step in steps:
                 args, named = replaced(step, made)
@@ -220,18 +221,18 @@ class Chain:
                 step.__class__ = Step.spent
 
     def take_steps(self, expanded: Chain) -> None:
-        """Have the steps of the chain that this one expands to."""
+        """Take over the steps of this chain's expansion."""
         self.steps, self.has_expansions = expanded.steps, False
 
     def without_numbers(self) -> tuple[tuple[object, ...] | None, list[tuple[int, float]]]:
-        """Return a key without the numbers that may be handed over, and these."""
+        """Return a key without the numbers that can be passed as arguments, and these numbers."""
         self.refs, self.hosts, numbers = [], [], list[tuple[int, float]]()
         return self._read({id(step): place for place, step in enumerate(self.steps)}, numbers), numbers
 
     def _read(
         self, places: Mapping[int, int], handed: list[tuple[int, float]] | None = None
     ) -> tuple[object, ...] | None:
-        """Take the arguments; returns the key, without numbers that are added to `handed`."""
+        """Collect the arguments, and return the key. It omits the numbers that are added to `handed`."""
         key: list[object] = []
         refs, hosts, blocks, numbers = self.refs, self.hosts, dict[Any, int](), dict[int, int]()
         is_keyed = True
@@ -241,7 +242,7 @@ class Chain:
             if function.expand is not None:
                 self.has_expansions = True
             is_fixed = function.is_fixed
-            # `_given` says the same of the usual call, with another one.
+            # `arguments_of` returns the same for the usual call, with one more Python call.
             args, named = step.args, step.named
             for each in (
                 args if named is None and _SEVERAL.isdisjoint(map(type, args)) else arguments_of(step)
@@ -265,7 +266,7 @@ class Chain:
                     key.append(float)
                     handed.append((places[id(step)], each))
                 else:
-                    # The sign of what is no number counts, too, and its text does not show it.
+                    # The bits are compared, because the sign of a NaN counts, and its text does not show it.
                     told = (
                         each
                         if kind in _PLAIN
@@ -281,13 +282,13 @@ class Chain:
         return tuple(key) if is_keyed else None
 
     def let_go(self) -> None:
-        """Let the arguments go: the calls may stay in variables of the program."""
+        """Drop the arguments, because the program may keep the calls in variables."""
         for step in self.steps:
             step.args, step.named = (), None
 
     @property
     def device(self) -> Asked:
-        """The device of the first array that is on one.
+        """The device of the first device array.
 
         Raises:
             TypeError: There is none.
@@ -301,7 +302,7 @@ class Chain:
 
 
 def refuse_results(name: str, args: Iterable[object]) -> None:
-    """Refuse a result of another call which has no operators: several arrays, or elements on the host."""
+    """Refuse another call's result that has no operators: several arrays, or elements on the host."""
     for each in args:
         kind = type(each)
         if issubclass(kind, (tuple, np.ndarray)):
@@ -311,7 +312,7 @@ def refuse_results(name: str, args: Iterable[object]) -> None:
 
 
 def replaced(step: Step, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call, with values in place of what is known by its identity."""
+    """Return the arguments of a call, with those in `values` replaced by their values."""
 
     def one(each: Any) -> Any:
         if type(each) in _SEVERAL:
@@ -322,7 +323,7 @@ def replaced(step: Step, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], di
 
 
 def asked(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Asked:
-    """Find the device of the first array that is on one.
+    """Return the device of the first device array.
 
     Raises:
         TypeError: There is none.
@@ -332,7 +333,7 @@ def asked(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Asked:
 
 
 def arguments_of(step: Step) -> list[Any]:
-    """List the arguments of a call, with the members of sequences one by one."""
+    """List the arguments of a call, and the members of sequences among them."""
     named = step.named
     return _flat(step.args if named is None else (*step.args, _CLOSED, *named, *named.values()))
 
@@ -348,17 +349,17 @@ def _flat(given: Iterable[Any]) -> list[Any]:
 
 
 def takes_number(step: Step) -> bool:
-    """Tell whether the function of a call takes a number as an array without axes, with the same bits."""
-    # A number in a sequence is none of its operands.
+    """Return whether a call's function can take a number as a 0-d array with bit-identical results."""
+    # A number inside a sequence is not an operand.
     is_one = step.named is None and step.function.name in _OF_NUMBERS
     return is_one and _SEVERAL.isdisjoint(map(type, step.args))
 
 
 def told_by(given: Any) -> object:
-    """Return what tells an argument from others; NotImplemented where nothing does."""
+    """Return a value that identifies an argument; NotImplemented if none exists."""
     value: Any = given
     if isinstance(given, DType):
-        # Its hash takes longer than all the rest.
+        # Hashing a DType takes longer than everything else here.
         return id(value)
     if isinstance(given, slice):
         bounds = value.start, value.stop, value.step

@@ -1,7 +1,8 @@
 """Operations declared once: message, specification, checks and function follow from a signature and shapes.
 
-The plan of a declared operation runs for each message, so its source is generated: one straight line of steps
-for each operation, in place of a loop over its parameters. Frames of it have the place of the declaration.
+The plan of a declared operation runs for each message, so its source is generated: each operation gets a
+straight line of steps instead of a loop over its parameters. Frames of the plan show the place of the
+declaration.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 Check: TypeAlias = Callable[[str, Any], None]
 Failure: TypeAlias = "str | Callable[[DeclaredSpec, str, int, tuple[int, ...]], LibraryError]"
 
-# The number of shapes of its arrays for which an operation remembers the results.
-_KEPT = 1024
-# The status word of a matrix that no routine was given.
+# The number of shape combinations for which an operation caches the results.
+_MAX_CACHED_SHAPES = 1024
+# The status word of a matrix that was passed to no routine.
 _NOT_FINITE = -1
 
 
@@ -84,18 +85,18 @@ class Declaration:
     """A declared operation.
 
     Attributes:
-        name: Capability and function, such as ``"linalg.cholesky"``.
-        function: Name of the function.
-        library: Import path of the library actor.
-        parameters: Kinds of its parameters, by name: ``"array"``, ``"bool"``, ``"whole"``, ``"text"``,
-            ``"real"`` or ``"number"`` (factors), a tuple of the values that are allowed, the class of an
-            operand that is several arrays, or ``"other"``.
-        variants: Shapes, by the values of the parameters `by`; empty where a function plans it.
-        by: The parameters that choose among `variants`.
-        dtypes: Dtypes that it has; empty where the backends say.
-        status: Meaning of a status word that is not 0; None without status words.
-        check: Refuses arguments by rules that shapes cannot tell.
-        place: File and line.
+        name: The capability and function, such as ``"linalg.cholesky"``.
+        function: The name of the function.
+        library: The import path of the library actor.
+        parameters: The kinds of its parameters, by name: ``"array"``, ``"bool"``, ``"whole"``, ``"text"``,
+            ``"real"`` or ``"number"`` (factors), a tuple of the allowed values, the class of an operand that
+            consists of several arrays, or ``"other"``.
+        variants: The shapes, by the values of the parameters `by`; empty if a function plans it.
+        by: The parameters that select one of `variants`.
+        dtypes: Its dtypes; empty if the backends determine them.
+        status: The meaning of a status word other than 0; None without status words.
+        check: Refuses arguments by rules that shapes cannot express.
+        place: The file and line.
     """
 
     name: str
@@ -111,7 +112,7 @@ class Declaration:
 
     @property
     def arrays(self) -> dict[str, str]:
-        """The parameter of each array of operands that are several arrays."""
+        """The parameter name of each array that belongs to an operand of several arrays."""
         names: dict[str, str] = {}
         for name, kind in self.parameters.items():
             if isinstance(kind, type):
@@ -120,7 +121,7 @@ class Declaration:
         return names
 
     def check_function(self) -> None:
-        """Hold the shapes against the parameters.
+        """Compare the shapes with the parameters.
 
         Raises:
             TypeError, ValueError: They contradict each other.
@@ -151,13 +152,13 @@ class Declaration:
 
 
 class DeclaredSpec(OperationSpec):
-    """Base of the specifications that follow from declarations, by whose names kernels are registered.
+    """The base of declared specifications. Kernels are registered by the declared names.
 
-    The fields are the parameters of the function, in their order, then the arrays that the operation makes.
-    An operand that is several arrays is its shape, and then these: ``matrix``, ``matrix_data``. Last comes
-    `info` where there are status words: one for each matrix of the stack of the first array, in C order, all
-    written by the kernel, 0 where it succeeded and -1 for a matrix with a NaN or an infinity that no routine
-    was given. A result that another line of shapes makes is None.
+    The fields are the parameters of the function in order, then the arrays that the operation makes. An
+    operand of several arrays becomes its shape, followed by these arrays: ``matrix``, ``matrix_data``. Last
+    is `info` if there are status words: one for each matrix of the stack of the first array, in C order. The
+    kernel writes all of them: 0 for success, and -1 for a matrix with a NaN or an infinity, which was passed
+    to no routine. A result of another line of shapes is None.
     """
 
     __slots__ = ()
@@ -167,11 +168,11 @@ class DeclaredSpec(OperationSpec):
 
         def __init__(self, *values: Any, **named: Any) -> None: ...
 
-        # Its fields, in kernels: a signature says which there are, and no checker reads it.
+        # Its fields, for kernels. Signatures list them, but type checkers do not read these.
         def __getattr__(self, name: str) -> Any: ...
 
     def check_shapes(self, name: str) -> None:
-        """Hold one that no plan made against the declaration; see `OperationSpec.check_shapes`."""
+        """Compare a specification made without a plan with the declaration."""
         declaration, name = self.declaration, f"{name}: {type(self).__name__}"
         kinds = cast("dict[str, tuple[object, ...]]", declaration.parameters)
         literals = [(parameter, kinds[parameter]) for parameter in kinds if type(kinds[parameter]) is tuple]
@@ -207,7 +208,7 @@ class DeclaredSpec(OperationSpec):
             declaration.check(name, self)
 
     def check_status(self) -> None:
-        """Fail the operation over the first matrix whose status word is not 0."""
+        """Fail the operation because of the first matrix with a status word other than 0."""
         info: StatusArray | None = getattr(self, "info", None)
         if info is None or not info.any():
             return
@@ -225,11 +226,11 @@ class DeclaredSpec(OperationSpec):
 
 
 class Declared(Protocol[ParametersP, ReplyT_co]):
-    """A function that asks the device of its operands for an operation, as `operation` makes it."""
+    """A function that runs an operation on the device of its operands, as made by `operation`."""
 
     @property
     def declaration(self) -> Declaration:
-        """The declaration that it was made from."""
+        """The declaration from which it was made."""
         ...
 
     @property
@@ -239,22 +240,22 @@ class Declared(Protocol[ParametersP, ReplyT_co]):
 
     @property
     def spec(self) -> type[DeclaredSpec]:
-        """The class of its specification; None where a specification was given."""
+        """The class of its specification; None if `operation` got one."""
         ...
 
     def __call__(self, *args: ParametersP.args, **kwargs: ParametersP.kwargs) -> Call[ReplyT_co]:
-        """Ask for the operation, once it is awaited."""
+        """Make a call of the operation."""
         ...
 
 
 DECLARED: dict[str, Declared[..., Any]] = {}
-"""All operations that were declared, by their names."""
+"""All declared operations by name."""
 
 
 def message_of(
     function: Callable[ParametersP, Coroutine[Any, Any, ReplyT]],
 ) -> Callable[ParametersP, Operation[Any, ReplyT]]:
-    """Find the message of a declared function with overloads, which a type checker takes for a plain one."""
+    """Return the message of a declared function with overloads, which type checkers take for a plain one."""
     message: Callable[ParametersP, Operation[Any, ReplyT]] = cast("Any", function).message
     return message
 
@@ -273,35 +274,35 @@ def operation(
     plan: Callable[[Any, Planner], Planned[Any]] | None = None,
     not_recorded: str = "",
 ) -> Callable[[Callable[ParametersP, Coroutine[Any, Any, ReplyT]]], Declared[ParametersP, ReplyT]]:
-    """Declare an operation by the signature and the docstring of a function, whose body is ``...``.
+    """Declare an operation by the signature and the docstring of a function with the body ``...``.
 
-    The result is a function of the same signature, which asks the device of its operands. It has the class of
-    its message as ``.message``, whose plan checks the arguments in the caller's task and names the results,
-    and that of its specification as ``.spec``; see `DeclaredSpec`.
-    Parameters that are annotated as `Operand` or `AccelRef` are arrays; `bool`, `int`, `str` and ``Literal``
-    are exact values, of which a ``Literal`` names the allowed ones; `float` and `complex` are factors of the
-    arrays. A class with ``operand_fields`` is an operand that is several arrays, of these names; its objects
-    have `shape`, `dtype` and `device` too, and ``made_by`` of the class says where they come from.
-    A parameter `out` takes the caller's array for the result. Where there is a parameter `beta`, an
-    array on the right that is a parameter too is added to, or is a new one where it is None.
+    The result is a function of the same signature, which uses the device of its operands. Its ``.message`` is
+    the class of its message, whose plan checks the arguments in the caller's task and makes the results. Its
+    ``.spec`` is the class of its specification; see `DeclaredSpec`.
+    Parameters annotated as `Operand` or `AccelRef` are arrays; `bool`, `int`, `str` and ``Literal`` are exact
+    values, and a ``Literal`` lists the allowed ones; `float` and `complex` are factors of the arrays. A class
+    with ``operand_fields`` is an operand that consists of several arrays with these names; its objects also
+    have `shape`, `dtype` and `device`, and ``made_by`` of the class names the function that makes them.
+    A parameter `out` takes the caller's array for the result. If there is a parameter `beta`, an array on the
+    right that is also a parameter is added to, or is new if the argument is None.
 
     Args:
         shapes: Arrays, shapes and dtypes: ``"a(..., n, n) -> out(..., n, n)"``; see `ops.parse_shapes`. A
-            mapping, where they depend on a parameter.
-        actor: Class of the library actor that serves it, or its import path.
-        spec: Makes a specification that other operations have too, of arguments by the names of parameters
+            mapping, if they depend on a parameter.
+        actor: The class of the library actor that serves it, or its import path.
+        spec: Makes a specification that other operations share, from arguments with the names of parameters
             and results.
-        status: There is a status word for each matrix of the first array, and one that is not 0 fails the
-            operation: what is wrong with the matrix, with the word in place of ``{}``; or a function of the
-            specification, the matrix in words, the word and the index, which makes the error.
-        check: Refuses arguments by rules that shapes cannot tell, given the name for the error and the
+        status: Declares a status word for each matrix of the first array. A word other than 0 fails the
+            operation: the text explains the fault of the matrix, with the word in place of ``{}``. Or a
+            function of the specification, the matrix in words, the word and the index, which makes the error.
+        check: Refuses arguments by rules that shapes cannot express, given the name for the error and the
             specification.
-        by: The parameter, or several, whose value is the key of `shapes`.
-        dtypes: Dtypes of the arrays that have no dtype of their own. Without it, they are those that the
-            class of the actor names as its `dtypes`; if it names none, the kernels say which.
-        reply: Makes the reply of several results; without it, it is a tuple.
-        alias: The operand that each result may be, by the name of that.
-        plan: The way out, where no line of shapes says it: plans a message as `Operation.plan` does.
+        by: The parameter or parameters that are the key of `shapes`.
+        dtypes: The dtypes of the arrays without their own dtype. By default, the `dtypes` of the actor's
+            class; if it has none, the kernels determine them.
+        reply: Makes the reply of several results; by default it is a tuple.
+        alias: The operand that each result may be, by the name of the result.
+        plan: Plans a message as `Operation.plan` does, if lines of shapes do not suffice.
         not_recorded: See `Operation`.
 
     Raises:
@@ -352,12 +353,12 @@ def operation(
 def operation_like(
     other: FunctionT, shapes: str | Mapping[Any, str] = "", **options: Any
 ) -> Callable[[Callable[[], None]], FunctionT]:
-    """Declare an operation with the signature and the actor of another one, as `operation` does.
+    """Declare an operation with the signature and the actor of another operation, as `operation` does.
 
-    The name and the docstring are those of a function without parameters. Its body is empty.
+    The name and the docstring come from a function without parameters and with an empty body.
 
     Args:
-        other: The other one, declared in the same module.
+        other: The other operation, declared in the same module.
         shapes: See `operation`.
         options: See `operation`.
     """
@@ -381,7 +382,7 @@ def _listed(dtypes: tuple[DType, ...] | None) -> tuple[DType, ...]:
 
 
 def _dtypes_of(spec: type[OperationSpec], declaration: Declaration) -> dict[str, tuple[DType, ...]]:
-    """Return the dtypes of the fields that have no dtype of their own, as a kernel may name them."""
+    """Return the dtypes of the fields without their own dtype, as a kernel may name them."""
     lines = declaration.variants.values()
     fields = {item.field for line in lines for item in line.inputs if not item.kind}
     first = next(field.name for field in spec.descriptor().fields if field.is_array)
@@ -398,7 +399,7 @@ def _lines(shapes: str | Mapping[Any, str], *, is_planned: bool) -> dict[tuple[o
 
 
 def _check_module(module: str, package: str) -> None:
-    """Refuse a module that no worker imports by a public name."""
+    """Refuse a module that workers cannot import by a public name."""
     if module == "__main__" or not package:
         raise ValueError(
             f"it is declared in module {module!r}, which cannot be imported by a public name; declare it in "
@@ -407,7 +408,7 @@ def _check_module(module: str, package: str) -> None:
 
 
 def _public(module: str) -> str:
-    """Return the package that exports what a module has."""
+    """Return the package that exports a module's names."""
     return ".".join(part for part in module.split(".") if not part.startswith("_"))
 
 
@@ -415,9 +416,9 @@ def _path_of(actor: type[Any] | str) -> str:
     return actor if isinstance(actor, str) else f"{_public(actor.__module__)}:{actor.__qualname__}"
 
 
-# A module without `from __future__ import annotations` has the union itself in place of these texts.
+# In modules without `from __future__ import annotations`, the annotation is the union itself.
 _ARRAYS = ("Operand", "Operand | None", "AccelRef", "AccelRef | None", "Out")
-# A parameter that no operation takes: its refusal tells what to write.
+# A parameter that no operation accepts. Its refusal names the valid parameters.
 _UNKNOWN = inspect.Parameter("unknown", inspect.Parameter.VAR_KEYWORD)
 _QUALIFIED = re.compile(r"\w+\.")
 _KINDS = {bool: "bool", int: "whole", str: "text", float: "real", complex: "number"}
@@ -442,7 +443,7 @@ def _kind(function: FunctionType, parameter: inspect.Parameter) -> Any:
 
 
 class _Maker:
-    """Makes what follows from one declaration."""
+    """Makes the parts that follow from one declaration."""
 
     def __init__(self, function: FunctionType, declaration: Declaration) -> None:
         self._function = function
@@ -510,14 +511,14 @@ class _Maker:
             text = source.text(
                 self._optional, declaration.dtypes, alias, declaration.check, is_checked=is_own
             )
-            names = {"fit": lru_cache(_KEPT)(line.fit), "Spec": spec, "Reply": reply}
+            names = {"fit": lru_cache(_MAX_CACHED_SHAPES)(line.fit), "Spec": spec, "Reply": reply}
             plans[key] = self._compiled(text, "plan", source.names | names)
         if not declaration.by:
             return plans[()]
         first = next(iter(plans.values()))
 
         def plan(message: Any, planner: Planner) -> Planned[Any]:
-            """Plan by the parameters that the shapes depend on; each plan refuses other values of these."""
+            """Plan by the parameters that select the shapes; each plan refuses their other values."""
             key = tuple([getattr(message, name) for name in declaration.by])
             try:
                 chosen = plans.get(key, first)
@@ -529,7 +530,7 @@ class _Maker:
         return plan
 
     def check_values(self, plan: Any) -> Any:
-        """Have flags and values of a ``Literal`` checked ahead of a plan by hand."""
+        """Check flags and values of a ``Literal`` before a handwritten plan."""
         names: dict[str, Any] = {"own": plan, "refuse_value": refuse_value}
         steps = check_steps(self._declaration.parameters, names)
         if not steps:
@@ -558,7 +559,7 @@ class _Maker:
         )
 
     def make_function(self, message: type[Any]) -> Any:
-        """Make the function that asks."""
+        """Make the function that returns calls."""
         function, declaration, kinds = self._function, self._declaration, self._declaration.parameters
         arrays = [name for name, kind in kinds.items() if kind == "array" or isinstance(kind, type)]
         first = next(iter(kinds))
@@ -588,10 +589,10 @@ class _Maker:
         return made
 
     def _compiled(self, text: str, name: str, names: Mapping[str, Any]) -> Any:
-        """Make a function of its source, whose frames show the declaration."""
+        """Make a function from its source; its frames show the declaration."""
         code, space = self._function.__code__, dict(names)
-        # The source comes behind empty lines, so that it begins where the declaration does. To walk a tree
-        # for the lines took an eighth of the package's import.
+        # Empty lines precede the source, so that it begins at the line of the declaration. Changing the line
+        # numbers of a tree took an eighth of the package's import.
         source = "\n" * (code.co_firstlineno - 1) + text
-        exec(compile(source, code.co_filename, "exec"), space)  # noqa: S102  # made of names of parameters
+        exec(compile(source, code.co_filename, "exec"), space)  # noqa: S102  # contains only names of parameters
         return space[name]

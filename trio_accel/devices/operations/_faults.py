@@ -1,4 +1,4 @@
-"""Faults that are injected into operations."""
+"""Faults for injection into operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...backends.base import AccelDevice, AccelError, AccelStream, Hold, Poison
 from ..base._bridge import LoopNotifier
 from ..base._waits import Alarms
 
-__all__ = ["Fault", "FaultHow", "FaultKind", "FaultPlan", "anew"]
+__all__ = ["Fault", "FaultHow", "FaultKind", "FaultPlan", "copy_error"]
 
 FaultKind = Literal["fail", "delay", "hang", "poison", "segfault", "kill"]
 FaultHow: TypeAlias = Literal["kernel", "writing"] | Poison
@@ -26,14 +26,14 @@ class Fault:
     """The fault of one launch; made by `trio_accel.testing.inject_fault`.
 
     Attributes:
-        kind: ``"fail"``, the backend raises; ``"delay"``, the operation takes longer; ``"hang"``, it
-            never ends; ``"poison"``, it loses the context; ``"segfault"`` and ``"kill"``, the process
-            that has the context dies while it runs.
-        how: ``"poison"`` has the kinds of `Poison`. An operation that hangs is held back by the host, or by a
-            ``"kernel"`` that does not end, or by one that is ``"writing"`` to the operation's outputs; by
-            that a process may be killed, too.
+        kind: ``"fail"``: the backend raises. ``"delay"``: the operation takes longer. ``"hang"``: it never
+            ends. ``"poison"``: it loses the context. ``"segfault"`` and ``"kill"``: the process with the
+            context dies while it runs.
+        how: For ``"poison"``, a kind of `Poison`. For ``"hang"``, None if the host holds the operation, or
+            ``"kernel"`` for an endless kernel, or ``"writing"`` for one that writes to the operation's
+            outputs. ``"writing"`` is also possible for ``"kill"``.
         error: The backend's error.
-        seconds: How much longer it takes.
+        seconds: The additional duration.
     """
 
     kind: FaultKind
@@ -48,7 +48,7 @@ class Fault:
             Exception: The error of kind ``"fail"``, a new instance each time.
         """
         if self.kind == "fail" and self.error is not None:
-            raise anew(self.error)
+            raise copy_error(self.error)
         if self.kind == "segfault":
             stream.crash()
         elif self.kind == "delay":
@@ -59,13 +59,13 @@ class Fault:
     def behind(
         self, device: AccelDevice, stream: AccelStream, written: Sequence[int], holds: list[Hold]
     ) -> None:
-        """Act when the work is enqueued, and its end is not.
+        """Act after the work is enqueued, and before its end is.
 
         Args:
-            device: Where.
-            stream: The operation's.
-            written: Blocks that it writes.
-            holds: Takes what is to be released with the context.
+            device: The device.
+            stream: The operation's stream.
+            written: The blocks that it writes.
+            holds: Collects the holds to release with the context.
         """
         if self.kind == "poison":
             how = cast("Poison | None", self.how) or "illegal_address"
@@ -81,13 +81,13 @@ class Fault:
             waker.close()
             alarms.set(id(hold), trio.current_time() + self.seconds, hold.release)
 
-        # The time begins when the stream gets there: delays on one stream add up.
+        # The time begins when the stream gets here, so delays on one stream add up.
         waker = LoopNotifier(reached)
         hold = stream.hold(waker)
         return hold
 
     def after(self) -> None:
-        """Act once it is launched."""
+        """Act after the launch."""
         if self.kind == "kill" and self.how != "writing":
             _Kill().ring()
 
@@ -99,9 +99,9 @@ class _Kill:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def anew(error: Exception) -> Exception:
-    """Return a copy of an error: an exception object must not be raised twice."""
-    # Errors of devices have fields that their `args` do not tell.
+def copy_error(error: Exception) -> Exception:
+    """Return a copy of an error, because an exception object must not be raised twice."""
+    # Errors of devices have fields outside of their `args`.
     return attrs.evolve(error) if isinstance(error, AccelError) else copy.copy(error)
 
 
@@ -110,11 +110,11 @@ class FaultPlan:
     """A fault that waits for its operation.
 
     Attributes:
-        operation: Name of the operation it hits, such as ``"linalg.Matmul"``.
+        operation: The name of the operation, such as ``"linalg.Matmul"``.
         fault: The fault of each launch that it hits.
-        remaining: How many more it hits.
-        hit: How many it has hit.
-        is_removed: Whether it is to hit no more.
+        remaining: The number of hits left.
+        hit: The number of hits so far.
+        is_removed: Whether it must not hit again.
         again: Whether it hits a request again that runs again.
     """
 
@@ -127,11 +127,11 @@ class FaultPlan:
 
 
 class FaultHit:
-    """A fault that goes with one request. Made by `Faults.take`.
+    """A fault assigned to one request. Made by `Faults.take`.
 
     Attributes:
         fault: The fault.
-        is_struck: Whether it has happened, or was given back.
+        is_struck: Whether it has happened, or was returned.
     """
 
     __slots__ = ("_faults", "_plan", "fault", "is_struck")
@@ -148,23 +148,23 @@ class FaultHit:
         return self._plan.again and not self._plan.is_removed
 
     def strike(self) -> None:
-        """Note that it happens now."""
+        """Note that the fault happens now."""
         if not self.is_struck:
             self.is_struck = True
             self._plan.hit += 1
 
     def give_back(self) -> None:
-        """End with the request: unless the fault has happened, it hits the next one."""
+        """End with the request. A fault that has not happened hits the next request."""
         if not self.is_struck:
             self.is_struck = True
             self._faults.put_back(self._plan)
 
 
 class Faults:
-    """The faults that wait on one device. Each goes with one request, on whichever context that runs.
+    """The waiting faults of one device. Each is assigned to one request, in whichever context that runs.
 
     Attributes:
-        waiting: The faults that have hits left.
+        waiting: The faults with hits left.
     """
 
     __slots__ = ("waiting",)
@@ -180,13 +180,13 @@ class Faults:
         self.waiting.append(plan)
 
     def remove(self, plan: FaultPlan) -> None:
-        """Hit no more."""
+        """Stop hitting."""
         plan.is_removed = True
         if plan in self.waiting:
             self.waiting.remove(plan)
 
     def take(self, operation: str) -> FaultHit | None:
-        """Take a hit for the next request for an operation, if a fault waits for it."""
+        """Take a hit for an operation's next request, if a fault waits for it."""
         for plan in self.waiting:
             if plan.operation == operation:
                 plan.remaining -= 1
@@ -196,7 +196,7 @@ class Faults:
         return None
 
     def put_back(self, plan: FaultPlan) -> None:
-        """Take a hit back whose request was never launched."""
+        """Return the hit of a request that was never launched."""
         plan.remaining += 1
         if not plan.is_removed and plan not in self.waiting:
             self.waiting.insert(0, plan)

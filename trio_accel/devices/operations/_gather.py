@@ -1,4 +1,4 @@
-"""Several calls as one: their results come back together, and calls that they share run once."""
+"""Several calls as one: their results are returned together, and shared calls run once."""
 
 from __future__ import annotations
 

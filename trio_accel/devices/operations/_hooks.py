@@ -1,4 +1,4 @@
-"""Observers of every operation at every step: the one place where phases are told (D142)."""
+"""Observers of every step in every operation. All phases are reported here (D142)."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _logger = logging.getLogger("trio_accel.devices")
 
 
 Ask: TypeAlias = Callable[[Operation[Any, Any]], Coroutine[Any, Any, Any]]
-"""Asks an operation of a device, as `Device.ask` does."""
+"""Runs an operation on a device, as `Device.ask` does."""
 Around: TypeAlias = Callable[[Ask], Ask]
-"""Makes what is asked in place of another."""
+"""Returns a replacement of an `Ask`."""
 
 
 class Phase(enum.Enum):
-    """Steps of an operation, in their order.
+    """The steps of an operation, in order.
 
-    An operation that was enqueued, or failed in that, takes all later steps exactly once. One that
-    was withdrawn, or never reached a library, ends with VALIDATE; one that outlives its context
-    in a queue is validated again on the next.
+    An operation that enters the queue, or fails to enter, passes through all later steps exactly once. An
+    operation that fails to reach a library, perhaps because it was withdrawn, ends with VALIDATE. An
+    operation that outlives its context in a queue is validated again on the next.
     """
 
     VALIDATE = "validate"
@@ -38,18 +38,18 @@ class Phase(enum.Enum):
 
 
 class LaunchRecorder(Protocol):
-    """Writes down operations and their outcomes."""
+    """Records operations and their outcomes."""
 
     def validated(self, launch: Launch, /) -> None:
-        """Note an operation that was validated. An error goes to the asker, and nothing is launched."""
+        """Record a validated operation. The caller gets an error raised here, and nothing is launched."""
         ...
 
     def around(self, ask: Ask, /) -> Ask:
-        """Make what is asked in place of the dispatch, in the task of the asker."""
+        """Return a replacement of the dispatch, for the caller's task."""
         ...
 
     def submitted(self, pending: Pending[Any], /) -> None:
-        """Note the outcome to be of the operation that was submitted last."""
+        """Assign the outcome to the operation submitted last."""
         ...
 
     def written(self, block: Block, /) -> None:
@@ -58,21 +58,21 @@ class LaunchRecorder(Protocol):
 
 
 class EngineHook(Protocol):
-    """Sees every operation of a device at every step; tracing and fault injection hook in here."""
+    """Observes every step in every operation of a device, for tracing and fault injection."""
 
     def __call__(self, phase: Phase, launch: Launch, /) -> None:
         """Called on the Trio thread.
 
-        An error of it goes to the asker in phase VALIDATE and counts as the backend's failure in
-        phase ENQUEUE. Later it is logged: the operation has happened.
+        The caller gets an error in phase VALIDATE. An error in phase ENQUEUE counts as a failure of the
+        backend. Later errors are only logged, because the operation has happened.
         """
 
 
 def enter(hooks: Sequence[EngineHook], launch: Launch) -> None:
-    """Tell all of a launch, whatever one of them raises.
+    """Call all hooks for a launch, even if some raise.
 
     Raises:
-        Exception: The first that one raised.
+        Exception: The first error of a hook.
     """
     failures: list[Exception] = []
     for hook in tuple(hooks):
@@ -85,11 +85,11 @@ def enter(hooks: Sequence[EngineHook], launch: Launch) -> None:
 
 
 def notify(hooks: Sequence[EngineHook], launch: Launch, *phases: Phase) -> None:
-    """Tell all of later steps; what one of them raises is logged."""
+    """Call all hooks for later steps; their errors are logged."""
     for phase in phases:
         for hook in tuple(hooks):
             try:
                 hook(phase, launch)
             except Exception:
-                # The reply must be given and the memory freed all the same.
+                # The caller must get its reply, and the memory must be freed, nevertheless.
                 _logger.exception("a hook failed in phase %s of %s", phase.value, launch.name)

@@ -1,4 +1,4 @@
-"""Refusals of functions that are made of others: by their own names, and none of Python's own texts."""
+"""Errors of functions composed from other functions: with their own names, and never Python's own texts."""
 
 from __future__ import annotations
 
@@ -25,12 +25,19 @@ from ._ref import AccelRef
 
 _HEAD = re.compile(r"[a-z_]+(?:\.\w+){1,2}|Generator(?:\.\w+)?")
 _PLAIN = (TypeError, ValueError, IndexError, np.exceptions.AxisError, np.linalg.LinAlgError)
-# An attribute that is not there, of what is right, is a defect of this package.
+# An AttributeError for a valid argument is a defect of this package.
 _HEADLESS = (*_PLAIN, ArithmeticError, AttributeError, NotSupportedError)
 _ARGUMENT = re.compile(r"[\w.]+: (\w\d?)(?=:| (?:must|has|have|is|holds) )")
 _NUMBERS: dict[Any, type] = {int: Integral, float: Real, complex: Complex, inspect.Parameter.empty: object}
 _BITS: dict[Any, int] = {Integral: 63, Real: 1023, Complex: 1023}
-_KNOWN = {"np": np, "npt": npt, "AccelRef": AccelRef, "Call": Call, "Any": Any, "Sequence": Sequence}
+_ANNOTATION_NAMES = {
+    "np": np,
+    "npt": npt,
+    "AccelRef": AccelRef,
+    "Call": Call,
+    "Any": Any,
+    "Sequence": Sequence,
+}
 _NAME = re.compile(r"\b(?<!')[A-Za-z_]\w*")
 _SEVERAL = (list, tuple, range, np.ndarray)
 _WORDS = {
@@ -47,15 +54,15 @@ _WORDS = {
 
 
 class RangeError(ValueError, OverflowError):
-    """A number in an argument that no dtype or float64 holds. NumPy raises `OverflowError` there."""
+    """A number that no dtype or float64 can hold. NumPy raises `OverflowError` for it."""
 
 
 def export_operations(package: str) -> None:
-    """Export what a package of operations has imported, and prepare the package for a program's mistakes.
+    """Export the names that a package of operations has imported, and make its errors helpful.
 
-    Its functions make calls, and refuse in their own names what the functions in them refuse; a declared
-    operation and an expression do so themselves. The error for a missing name says where that name is. Type
-    checkers do not see the ``__getattr__`` set here, because they would accept any name then.
+    Its functions make calls, and their errors carry the outer function's name. Declared operations and
+    expressions do so themselves. The error for a missing name explains where that name is. Type checkers do
+    not see the ``__getattr__`` set here, because with it they would accept any name.
     """
     export(package)
     module = sys.modules[package]
@@ -64,7 +71,7 @@ def export_operations(package: str) -> None:
 
 
 def named_methods(prefix: str, cls: type[Any]) -> None:
-    """Let the public methods of a class do so, by names that begin with a prefix."""
+    """Do the same for the public methods of a class, with names that begin with a prefix."""
     for base in cls.__mro__[:-1]:
         _name(prefix, base, [name for name in vars(base) if name[0] != "_"])
 
@@ -75,7 +82,7 @@ def _name(prefix: str, owner: Any, names: Sequence[str]) -> None:
         if isinstance(function, FunctionType) and not hasattr(function, "asked"):
             made = _naming(f"{prefix}.{name}", function)
             if isinstance(owner, ModuleType):
-                # Where it is found: a function is pickled by its module and name.
+                # The module that exports it, because a function is pickled by its module and name.
                 made.__module__ = owner.__name__
             setattr(owner, name, made)
 
@@ -93,7 +100,7 @@ def _naming(name: str, function: Any) -> Any:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if Call in map(type, args):
-            # A view of what is to be made is a step of the chain.
+            # A view of an unfinished result is a step of the chain.
             made: Call[Any] = Call(viewed, args, kwargs or None)
             return made
         try:
@@ -106,19 +113,19 @@ def _naming(name: str, function: Any) -> Any:
 
 
 def refuse_as(name: str, function: Any, error: Exception, given: Mapping[str, Any]) -> None:
-    """Raise the error that the caller of a function gets in place of another one, if that is another one.
+    """Raise the error of a function's caller in place of an inner error, if the texts differ.
 
-    What comes from elsewhere, such as a callback, stays as it is.
+    Errors from elsewhere, such as from a callback, are not changed.
 
     Args:
-        name: The function, with its package.
-        function: It, with its signature.
-        error: The other one.
-        given: Arguments by their names.
+        name: The function's name, with its package.
+        function: The function, for its signature.
+        error: The inner error.
+        given: The arguments by name.
 
     Raises:
-        Exception: The error in the same type, or `TypeError` or `ValueError` in place of an error of Python's
-            or NumPy's own.
+        Exception: An error of the same type, or `TypeError` or `ValueError` in place of one from Python or
+            NumPy itself.
     """
     signature = inspect.signature(function)
     said = error.message if isinstance(error, AccelError) else str(error)
@@ -135,14 +142,14 @@ def refuse_as(name: str, function: Any, error: Exception, given: Mapping[str, An
     elif text not in ("", said):
         if type(error) in _PLAIN:
             raise type(error)(text) from None
-        # Python's own errors of numbers, and NumPy's classes of errors, which take no text.
+        # Python's own arithmetic errors, and NumPy's error classes with special constructors.
         for own, of in (RangeError, OverflowError), (ValueError, ArithmeticError), (TypeError, TypeError):
             if isinstance(error, of):
                 raise own(text) from None
 
 
 def _is_huge(value: object) -> bool:
-    """Return whether a value has an integer that is larger than float64 holds."""
+    """Return whether a value contains an integer too large for float64."""
     given: Any = value
     if isinstance(value, int):
         return value.bit_length() > _BITS[Real]
@@ -152,11 +159,11 @@ def _is_huge(value: object) -> bool:
 
 
 def _named_text(name: str, said: str, signature: inspect.Signature, given: Mapping[str, Any]) -> str:
-    """Write an error's text with the names of the function and of its arguments; empty for another's text."""
+    """Rewrite an error's text with the names of the function and its arguments; empty if it is unrelated."""
     head, colon, rest = said.removeprefix("devices.Put: host: ").partition(": ")
     parameters = signature.parameters
     if colon and (_HEAD.fullmatch(head) or head == name.partition(".")[2]):
-        # The message of a declared operation has the function's name, in other letters.
+        # The message of a declared operation has the function's name in another spelling.
         is_own = head.replace("_", "").casefold() == name.replace("_", "").casefold() and "." in head
         text = f"{head if is_own else name}: {rest}"
     elif head.partition(" ")[0].partition("[")[0].rstrip(":") in parameters:
@@ -166,24 +173,24 @@ def _named_text(name: str, said: str, signature: inspect.Signature, given: Mappi
         text = ": ".join([name, *found[:1], head, rest])
     else:
         return ""
-    # A pair has the names of both: `c_and_lower`.
+    # A pair has both names: `c_and_lower`.
     notes = {one.name.partition("_and_")[0]: str(one.annotation) for one in parameters.values()}
     arrays = [one for one, note in notes.items() if note in ("Operand", "AccelRef") or "tuple[Op" in note]
     arrays = arrays or [one for one, note in notes.items() if note == "Operand | None"]
     is_first = len(arrays) == 1 or not parameters.keys() >= {*arrays[:1]}
     inner = _ARGUMENT.match(text)
     if inner and inner[1] not in notes and (is_first or f"{inner[1]}1" in parameters):
-        # An argument of the function in it.
+        # An argument of the inner function.
         own = arrays[0] if is_first else f"{inner[1]}1"
         text = re.sub(rf"(?<=: ){inner[1]}\b|(?<=await ){inner[1]}(?=\.)", own, text)
     for one in parameters:
-        # Inputs of an expression, for a sequence of arrays.
+        # The inputs of an expression, for a sequence of arrays.
         text = re.sub(rf"\b{one.removesuffix('s')}s?_(\d+)\b", rf"{one}[\1]", text)
     return text
 
 
 def _check_kinds(name: str, function: Any, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
-    """Refuse the first argument that is not of the kind that the function's annotation says."""
+    """Refuse the first argument that does not fit the function's annotation."""
     for argument, value in given.items():
         parameter = signature.parameters[argument]
         kind = _Kind(parameter.annotation, vars(sys.modules[function.__module__]))
@@ -198,21 +205,21 @@ class _Kind:
     """The values that an annotation allows.
 
     Args:
-        note: The annotation, or its text, or that of an alias.
-        space: The globals of its module. What is there for type checkers alone allows everything.
+        note: The annotation, its text, or the text of an alias.
+        space: The globals of its module. Names that exist only for type checkers allow everything.
     """
 
     def __init__(self, note: Any, space: dict[str, Any]) -> None:
         note = getattr(note, "__forward_arg__", note)
         while isinstance(note, str):
-            # An alias may be a text, too.
+            # An alias may also be a text.
             text = _NAME.sub(lambda one: alias if type(alias := space.get(one[0])) is str else one[0], note)
             try:
-                note = text if text != note else eval(note, {**_KNOWN, **space})  # noqa: S307  # of ours
+                note = text if text != note else eval(note, {**_ANNOTATION_NAMES, **space})  # noqa: S307  # of ours
             except NameError:
                 note = object
         origin = get_origin(note)
-        # NumPy's `NDArray` is a name for a type, of the form that Python 3.12 has.
+        # NumPy's `NDArray` is a type alias of Python 3.12's form.
         while hasattr(origin or note, "__value__"):
             note = (origin or note).__value__
             origin = get_origin(note)
@@ -222,11 +229,11 @@ class _Kind:
         self._is_any = origin in (Union, UnionType)
         self._is_several = origin in (tuple, Sequence)
         parts = get_args(note) if self._is_any or self._is_several else ()
-        # A call was awaited by now.
+        # A call was already awaited.
         self._members = [_Kind(one, space) for one in parts if one is not ... and get_origin(one) is not Call]
 
     def fits(self, value: object) -> bool:
-        """Tell whether a value is allowed."""
+        """Return whether a value is allowed."""
         if self._is_any:
             return any(one.fits(value) for one in self._members)
         if self._choices:
@@ -234,7 +241,7 @@ class _Kind:
         if self._is_several:
             if not getattr(value, "ndim", 1) or not isinstance(value, _SEVERAL):
                 return False
-            # A few tell enough: there may be millions.
+            # A few members suffice, because there may be millions.
             several: list[Any] = [*value[:64]]
             kinds = self._members * (len(several) if len(self._members) == 1 else 1)
             return len(kinds) == len(several) and all(map(_Kind.fits, kinds, several))
@@ -243,7 +250,7 @@ class _Kind:
         return not isinstance(self._cls, type) or isinstance(value, self._cls)
 
     def told(self, *, is_plural: bool = False) -> str:
-        """Say it."""
+        """Describe the allowed values."""
         if self._choices:
             told = list(map(repr, self._choices))
         elif self._is_several:

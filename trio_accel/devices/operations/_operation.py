@@ -1,4 +1,4 @@
-"""Operations: messages that a device serves, and their way to a launch."""
+"""Operations: the messages that devices serve, and their path to a launch."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ __all__ = ["Launch", "Operand", "Operation", "Planned", "Planner", "operation_na
 
 # The name of this package.
 _PACKAGE = __name__.partition(".")[0]
-# Limit of NumPy.
+# NumPy's limit.
 _MAX_AXES = 64
 
 LibraryT_contra = TypeVar("LibraryT_contra", contravariant=True)
 
 Operand: TypeAlias = AccelRef | Call[AccelRef] | HostArray
-"""Operand of an operation: an array on the device, a call of one, or a NumPy array, which is copied there."""
+"""An operand: an array on the device, a call of one, or a NumPy array, which is copied there."""
 
 
 @attrs.define(on_setattr=None)
@@ -68,11 +68,12 @@ class Planned(Generic[ReplyT_co]):
     """A validated operation: the backend's specification, and the reply.
 
     Attributes:
-        spec: Specification for the backend.
+        spec: The specification for the backend.
         reply: The reply, if it is known before the operation runs; None otherwise.
-        finish: Makes the reply when the operation is complete and its status words are there. It runs in the
-            task that waits; an error of it is raised there.
-        is_checked: Whether the plan has checked all fields, and `OperationSpec.check_shapes` is not needed.
+        finish: Makes the reply after the operation has completed, from its status words. It runs in the
+            waiting task, which gets its error.
+        is_checked: Whether the plan has checked all fields, so that `OperationSpec.check_shapes` is not
+            needed.
     """
 
     spec: OperationSpec
@@ -81,7 +82,7 @@ class Planned(Generic[ReplyT_co]):
     is_checked: bool = False
 
     def result(self) -> ReplyT_co:
-        """Return the reply of an operation that is complete."""
+        """Return the reply of a completed operation."""
         if self.finish is not None:
             return self.finish()
         reply: Any = self.reply
@@ -89,17 +90,17 @@ class Planned(Generic[ReplyT_co]):
 
 
 class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):
-    """Base of the messages that devices serve: attrs classes, asked of a `Device`.
+    """The base of device messages: attrs classes, which you pass to `Device.ask`.
 
-    None is to be changed once it is made. Those of this package are not frozen, as that would take longer
-    than to make one.
+    Do not change an operation after it is made. Those of this package are not frozen, because that would cost
+    more time than making one.
 
     Attributes:
-        library: Import path of the library actor, ``"package.module:Class"``.
-        not_recorded: Why the step of a graph cannot ask it; empty where it can.
-        armed: Makes its launch without a planner; None for all but the operations of steps.
-        frame: The template of its message to a worker, which other operations have, too; None if it is found
-            by the whole launch.
+        library: The import path of the library actor, ``"package.module:Class"``.
+        not_recorded: The reason why a graph's step cannot ask it; empty if it can.
+        armed: Makes its launch without a planner; None except for operations of steps.
+        frame: The template of its message to a worker, which it shares with other operations; None if the
+            whole launch determines the template.
     """
 
     __slots__ = ()
@@ -109,25 +110,25 @@ class Operation(DeviceRequest[LibraryT_contra, ReplyT_co]):
 
     @property
     def operation(self) -> str:
-        """Capability and class, such as ``"linalg.Matmul"``."""
-        return _name_of(type(self))  # type: ignore[arg-type]  # mypy takes no class for hashable
+        """The capability and class, such as ``"linalg.Matmul"``."""
+        return _name_of(type(self))  # type: ignore[arg-type]  # for mypy, a class is not hashable
 
     def plan(self, planner: Planner) -> Planned[ReplyT_co]:
         """Validate the operation and lower it to a specification. Runs in the caller's task.
 
         Raises:
-            TypeError, ValueError: A wrong argument; the message names it.
-            StaleRefError: An array that must not be used.
+            TypeError, ValueError: An argument is wrong; the message names it.
+            StaleRefError: An array is no longer valid.
             NotSupportedError: The operation does not exist.
         """
         raise NotSupportedError(f"{type(self).__name__} lowers to no operation specification")
 
 
 class Armed(Protocol):
-    """What makes the launch of an operation from what an earlier one has kept."""
+    """Makes the launch of an operation from data that an earlier operation has stored."""
 
     def launch(self, message: Any, state: Any, /) -> tuple[Launch, Planned[Any]] | None:
-        """Make it; None where a planner has to look more closely."""
+        """Make the launch; return None if a planner has to check the operation."""
         ...
 
 
@@ -138,8 +139,8 @@ def _is_operation(cls: Any) -> bool:
 
 
 def operation_name(cls: type[object]) -> str:
-    """Capability and class name of an operation."""
-    return _name_of(cls)  # type: ignore[arg-type]  # mypy takes no class for hashable
+    """Return the capability and class name of an operation."""
+    return _name_of(cls)  # type: ignore[arg-type]  # for mypy, a class is not hashable
 
 
 @cache
@@ -155,12 +156,12 @@ def _name_of(cls: type[object]) -> str:
 
 @attrs.define(eq=False)
 class LaunchFrame:
-    """What the messages of several launches to a worker have in common, once the worker has it.
+    """The common part of several launches' messages to a worker, once the worker has received it.
 
     Attributes:
         table: The templates of that worker.
-        plan: The template among these.
-        nbytes: Bytes of the block that is allocated last, the only size that may differ.
+        plan: The template in this table.
+        nbytes: The size of the last allocated block, which is the only size that may differ.
     """
 
     table: object = None
@@ -170,31 +171,32 @@ class LaunchFrame:
 
 @attrs.define(eq=False, on_setattr=None)
 class Launch(Request[Any, None]):
-    """A validated operation on its way to a library actor: the same inline and in a worker.
+    """A validated operation for a library actor, in this process or in a worker.
 
-    Not to be changed once it is made, which is not enforced: that would take as long as to make it.
+    Do not change a launch after it is made. This is not enforced, because that would take as long as making
+    one.
 
     Attributes:
-        name: Name of the operation.
-        spec: Specification for the backend.
-        reads: Blocks that it reads, with those of staged operands.
-        writes: Blocks that it changes.
-        allocations: Id and bytes of the blocks to make first.
-        staged: Copies and conversions of operands, to be enqueued before `spec`.
-        behind: Copies of results to views, to be enqueued behind `spec`.
-        outputs: Blocks that are written; they are damaged if it does not finish.
-        uses: Arguments that exist already, and their blocks: checked again at the launch.
-        keep: Other objects that must live until it is complete: new blocks, and host arrays of the program.
-        library: Import path of the library actor.
+        name: The name of the operation.
+        spec: The specification for the backend.
+        reads: The blocks that it reads, including those of staged operands.
+        writes: The blocks that it changes.
+        allocations: The ids and sizes of the blocks to make first.
+        staged: Copies and conversions of operands, which are enqueued before `spec`.
+        behind: Copies of results to views, which are enqueued after `spec`.
+        outputs: The written blocks; they are damaged if it does not finish.
+        uses: The existing arguments and their blocks, which are checked again at the launch.
+        keep: Other objects that must live until it has completed: new blocks, and host arrays of the program.
+        library: The import path of the library actor.
         fault: An injected fault.
-        number: Place among the requests of the device; 0 where these are not counted.
-        arrivals: Arrivals that must be over before it is launched.
-        times: When the worker began to launch it and when it was complete, if that was to be told.
+        number: Its position among the requests of the device; 0 if these are not counted.
+        arrivals: The arrivals that must be over before it is launched.
+        times: The times of its launch and completion in the worker, if requested.
         is_in_flight: Whether the backend has it.
-        is_forgotten: Whether it is over and holds nothing any more.
-        spoiled: Blocks that it has damaged.
-        turn: Its number among all that were planned.
-        is_overwriting: Whether what it changes in place depends on its other arguments alone.
+        is_forgotten: Whether it has ended and released its arrays.
+        spoiled: The blocks that it has damaged.
+        turn: Its number among all planned launches.
+        is_overwriting: Whether its in-place changes depend only on its other arguments.
         frame: See `Operation.frame`.
     """
 
@@ -221,7 +223,7 @@ class Launch(Request[Any, None]):
     frame: LaunchFrame | None = attrs.field(default=None, init=False)
 
     def advice(self, *, is_kept: bool) -> str:
-        """Return advice for an operation that was lost in flight; `is_kept`: its arrays are there as ever."""
+        """Return advice after a loss in flight. With `is_kept`, the arrays have survived the loss."""
         if isinstance(self.spec, CopyToHostSpec):
             return "read the array again"
         if self.made.issuperset(output.id for output in self.outputs):
@@ -239,31 +241,31 @@ class Launch(Request[Any, None]):
 
     @property
     def made(self) -> set[int]:
-        """Ids of the blocks that are made for it."""
+        """The ids of its new blocks."""
         return {number for number, _ in self.allocations}
 
     @property
     def has_arrived(self) -> bool:
-        """Whether everything that it needs is there, or never will be."""
+        """Whether every arrival that it needs is over."""
         return not self.arrivals or all(arrival.is_over for arrival in self.arrivals)
 
     def _read(self, block: int) -> list[ArraySpec]:
-        """List what it reads of a block, with what is copied for it first."""
+        """List the arrays of a block that it reads, including staged copies."""
         read = [one for spec in (self.spec, *self.staged) for one in spec.inputs()]
         return [one for one in read if one.block == block]
 
     def _written(self, block: int, *, whole: bool) -> list[ArraySpec]:
-        """List what it writes of a block, or only what it overwrites."""
+        """List the arrays of a written block; without `whole`, only the overwritten arrays."""
         written = [*self.spec.outputs(), *[copy.out for copy in self.behind]]
         updated = self.spec.inputs() if whole else ()
         return [one for one in written if one.block == block and one not in updated]
 
     def spoil(self, error: BaseException | None, only: Collection[int] | None = None) -> None:
-        """Refuse the use of what it was to write: it did not finish.
+        """Mark the arrays that it was to write as damaged, because it did not finish.
 
         Args:
             error: Its error.
-            only: Ids of the blocks; None for all.
+            only: The ids of the blocks; None for all.
         """
         made = self.made
         sound = self.reads - made if self.spec.is_idempotent else ()
@@ -276,22 +278,22 @@ class Launch(Request[Any, None]):
                 self.spoiled |= {output.id}
 
     def heal(self, error: BaseException | None) -> None:
-        """Allow the use again of what it has overwritten, now that it is done, unless it has failed."""
+        """Mark the arrays that it has overwritten as undamaged, unless it has failed."""
         for output in self.outputs:
             if error is None and output.damaged_by is not None:
                 output.heal(self._written(output.id, whole=True), self.turn)
 
     def check_inputs(self) -> None:
-        """Refuse arrays that were spoiled or released while the operation was queued.
+        """Refuse arrays damaged or released while the operation was queued.
 
-        What it only overwrites may be spoiled.
+        Arrays that it only overwrites may be damaged.
 
         Raises:
-            InputFailedError: An argument was to be written by an operation that failed.
+            InputFailedError: The operation that was to write an argument failed.
             StaleRefError: An argument was released or lost.
         """
         for argument, used in self.uses:
-            # Blocks of an earlier generation were refused before, and what is launched has its context.
+            # Blocks of an earlier generation were already refused, and every launch has its context.
             if not used.is_released and used.damaged_by is None:
                 continue
             if used.damaged_by is None:
@@ -307,37 +309,37 @@ class Launch(Request[Any, None]):
             raise failed
 
     def damage_of(self, block: Block) -> Damage | None:
-        """Return the damage of what it reads of a block, or of a block that was never made."""
+        """Return the damage to a read block's arrays, or to a block without memory."""
         if block.is_unmade:
             return block.damages[0]
         return next(filter(None, map(block.damage_of, self._read(block.id))), None)
 
     def without_fault(self) -> Launch:
-        """Copy it for another run, without an injected fault; the copy shares the held memory."""
+        """Return a copy for another run, without an injected fault. Both share the memory."""
         return self if self.fault is None or self.fault.comes_again else attrs.evolve(self, fault=None)
 
     def forget(self) -> None:
-        """Hold nothing any more: the operation is over.
+        """Release everything, because the operation has ended.
 
-        Errors live on, in the tree and in the program, with frames that refer to the launch; they
-        must not keep its arrays alive.
+        Errors live on, in the tree and in the program, with frames that refer to the launch. They must not
+        keep its arrays alive.
         """
         if self.is_forgotten:
             return
         self.is_forgotten = True
-        # Others may be launched with the same.
+        # Other launches may use the same.
         self.outputs = self.uses = self.keep = ()
         if self.fault is not None:
             self.fault.give_back()
 
     @property
     def operation(self) -> str:
-        """Name of the operation that is launched."""
+        """The name of the operation."""
         return self.name
 
 
 class PlannedFor(Protocol):
-    """The device that an operation is planned for."""
+    """The device for which an operation is planned."""
 
     path: str
     blocks: BlockTable
@@ -345,21 +347,21 @@ class PlannedFor(Protocol):
 
 
 class Recording(Protocol):
-    """Takes the operations that a task asks."""
+    """Records the operations of a task."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it takes no more: those of tasks that outlive it are launched."""
+        """Whether it records no more. Later operations of its tasks are launched."""
         ...
 
     is_ahead: ClassVar[bool]
-    """Whether it only finds layouts, so that nothing else may change."""
+    """Whether it only determines layouts, so that nothing else may change."""
 
     async def ask(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> ReplyT:
         """Record an operation; see `Device.ask`.
 
         Raises:
-            NotSupportedError: A graph cannot have it.
+            NotSupportedError: A graph cannot contain it.
         """
         ...
 
@@ -369,7 +371,7 @@ class Recording(Protocol):
 
 
 RECORDING: ContextVar[Recording | None] = ContextVar("trio_accel.recording", default=None)
-"""Recorder of the operations of a task; perhaps one that is over."""
+"""The recorder of a task's operations, even after its end."""
 
 
 def recording_now() -> Recording | None:
@@ -379,13 +381,13 @@ def recording_now() -> Recording | None:
 
 
 def is_looking_ahead() -> bool:
-    """Return whether the operations of this task are planned for the layout of a result alone."""
+    """Return whether this task's operations are planned only for the layout of a result."""
     recording = recording_now()
     return recording is not None and recording.is_ahead
 
 
 def refuse_recording(verb: str, instead: str) -> None:
-    """Refuse what a step of a graph cannot do.
+    """Refuse an action that a graph's step cannot perform.
 
     Raises:
         NotSupportedError: The operations of this task are recorded.
@@ -395,27 +397,27 @@ def refuse_recording(verb: str, instead: str) -> None:
 
 
 class AskedDevice(Protocol):
-    """The device that an operation is asked of."""
+    """The device that runs an operation."""
 
     token: TrioToken
 
     def check_run(self, verb: str) -> None:
-        """Refuse another thread or Trio run than that of the token."""
+        """Refuse another thread or Trio run than the token's."""
 
 
 def admit(device: AskedDevice, operation: object, verb: str, unknown: Collection[str]) -> Recording | None:
     """Refuse operations that a device does not serve, and options that it does not have.
 
     Returns:
-        The recorder of this task's operations, if they are not to be launched.
+        The recorder of this task's operations, if they are recorded instead of launched.
 
     Raises:
-        TypeError: It is no operation, or does not name its library actor.
+        TypeError: `operation` is not an operation, or does not name its library actor.
         RuntimeError: The device belongs to another Trio run.
     """
     if unknown:
         raise unknown_option(verb, next(iter(unknown)), ())
-    if not _is_operation(type(operation)):  # type: ignore[arg-type]  # mypy takes no class for hashable
+    if not _is_operation(type(operation)):  # type: ignore[arg-type]  # for mypy, a class is not hashable
         cls = type(operation)
         if not issubclass(cls, Operation):
             told = what_to_do(operation, is_array=False)
@@ -427,7 +429,7 @@ def admit(device: AskedDevice, operation: object, verb: str, unknown: Collection
     try:
         is_own_run = current_trio_token() is device.token
     except RuntimeError:
-        # There is no run in this thread.
+        # The current thread does not run Trio.
         is_own_run = False
     if not is_own_run:
         device.check_run(verb)
@@ -436,17 +438,17 @@ def admit(device: AskedDevice, operation: object, verb: str, unknown: Collection
 
 
 class Planner:
-    """Checks operands and names outputs while an operation is planned.
+    """Checks operands and makes outputs while an operation is planned.
 
     Attributes:
-        name: Name of the operation.
-        is_recording: Whether the operation is recorded for a graph, and not launched.
+        name: The name of the operation.
+        is_recording: Whether the operation is recorded for a graph instead of launched.
         is_overwriting: Whether it may run again after a loss although it updates arrays; see `Launch`.
     """
 
     is_recording: ClassVar[bool] = False
     is_overwriting: bool = False
-    # Set where it changes an array that is spoiled, and a part of that may be overwritten.
+    # Set if it changes a damaged array that it may partly overwrite.
     _spoiled: tuple[tuple[str, Block], ...] = ()
 
     def __init__(self, device: PlannedFor, operation: Operation[Any, Any]) -> None:
@@ -454,22 +456,22 @@ class Planner:
         self._device = device
         self._table = device.blocks
         self._library = operation.library
-        # Most operations have none of these, or one.
+        # Most operations have at most one of these.
         self._allocations: tuple[tuple[int, int], ...] = ()
         self._staged: tuple[CopyFromHostSpec | CopySpec, ...] = ()
-        # Views to write to, and the memory without gaps that is written in place of them.
+        # The views to write to, each with the contiguous memory that is written instead.
         self._views: tuple[tuple[ArraySpec, ArraySpec], ...] = ()
         self._outputs: list[Block] = []
         self._uses: list[tuple[str, Block]] = []
         self._keep: list[object] = []
-        # The argument that each host array is, by its block on the device.
+        # The argument name of each host array, by its block on the device.
         self._hosts: dict[int, str] | None = None
 
     def read(self, argument: str, operand: Operand) -> ArraySpec:
-        """Take an operand that is read; a NumPy array is copied to the device first."""
+        """Use an operand for reading. A NumPy array is first copied to the device."""
         if type(operand) is AccelRef or isinstance(operand, AccelRef):
             block, table = operand.block, self._table
-            # `_use` finds out the same, with a call for each.
+            # `_use` finds the same, with one more Python call for each operand.
             if (
                 block.table is table
                 and not block.is_released
@@ -496,12 +498,12 @@ class Planner:
         return staged.spec
 
     def convert(self, source: ArraySpec, dtype: DType) -> ArraySpec:
-        """Convert an operand on the device before the operation, to memory that is freed after it.
+        """Convert an operand on the device before the operation, into temporary memory.
 
-        Values are converted as `AccelRef.cast` converts them.
+        Values are converted as by `AccelRef.cast`.
 
         Raises:
-            TypeError: Complex to real, which would drop the imaginary parts.
+            TypeError: The conversion from complex to real would drop the imaginary parts.
         """
         check_conversion(self.name, self._argument(source), source.dtype, dtype)
         converted = self._new(source.shape, dtype)
@@ -509,14 +511,14 @@ class Planner:
         return converted.spec
 
     def update(self, argument: str, operand: AccelRef) -> ArraySpec:
-        """Take an array that is changed in place."""
+        """Use an array to change in place."""
         self._change(argument, operand)
         return operand.spec
 
     def copied(self, argument: str, operand: Operand) -> AccelRef:
-        """Name a new array that begins as a copy of an operand, to be changed in place.
+        """Make a new array as a copy of an operand, to be changed in place.
 
-        The copy is made ahead of each run, so the operation may run again after a loss.
+        The copy is made before each run, so the operation may run again after a loss.
         """
         source = self.read(argument, operand)
         made = self.output(source.shape, source.dtype)
@@ -526,10 +528,10 @@ class Planner:
     def output(
         self, shape: Ints, dtype: DType, out: AccelRef | None = None, *, argument: str = "out"
     ) -> AccelRef:
-        """Name the array that is written: a new one, or the caller's if it has this shape and dtype.
+        """Make the written array, or take the caller's if it has this shape and dtype.
 
-        The operation writes to memory without gaps. For a view of other strides that is temporary memory,
-        which `launch` puts into the specification, and from which it is copied behind the operation.
+        The operation writes to contiguous memory. For a view with other strides this is temporary memory,
+        which `launch` puts into the specification, before it is copied to the view after the operation.
         """
         if out is None:
             new = self._new(shape, dtype)
@@ -546,12 +548,12 @@ class Planner:
         return out
 
     def again(self, kept: AccelRef) -> AccelRef:
-        """Name an array that an earlier launch of the asker's has made, to be made anew in place.
+        """Use an array that an earlier launch of this caller has made, to be made again in place.
 
-        Its contents are not needed, so the operation may run again after a loss as if it were new.
+        Its contents are not needed, so the operation may run again after a loss as if the array were new.
 
         Args:
-            kept: An array that `output` has named for an operation whose launch is behind this one's asker.
+            kept: An array that `output` has made for an operation that this caller has already launched.
         """
         block = kept.block
         self._allocations += ((block.id, block.nbytes),)
@@ -560,7 +562,7 @@ class Planner:
         return kept
 
     def memory(self, nbytes: int) -> Block:
-        """Name new memory, which is no output by itself."""
+        """Make new memory, which is not an output by itself."""
         return self._new((nbytes,), DType.uint8).block
 
     def take(
@@ -571,14 +573,14 @@ class Planner:
         views: tuple[tuple[ArraySpec, ArraySpec], ...] = (),
         keep: Sequence[object] = (),
     ) -> None:
-        """Take the parts of a launch that another planner has made, for blocks of this device.
+        """Take over the parts of a launch that another planner has made, for blocks of this device.
 
         Args:
-            outputs: Blocks that are written.
-            uses: Arguments that exist already, and their blocks.
-            staged: Copies of operands, to be enqueued before it.
-            views: Views to write to, and the memory without gaps that is written in place of them.
-            keep: Host arrays that must live until it is complete.
+            outputs: The written blocks.
+            uses: The existing arguments and their blocks.
+            staged: Copies of operands, which are enqueued first.
+            views: The views to write to, each with the contiguous memory that is written instead.
+            keep: The host arrays that must live until completion.
         """
         self._staged += staged
         self._views += views
@@ -590,39 +592,39 @@ class Planner:
         """Make the status words of an operation, for a `status` field of its specification.
 
         Args:
-            count: How many: one for each matrix of a stack, for example.
+            count: The number of words, such as one for each matrix of a stack.
         """
         return np.zeros(count, np.int32)
 
     def factor(self, argument: str, value: object, dtype: DType) -> complex:
-        """Require a number by which arrays of a dtype can be multiplied; returns it as a Python number.
+        """Check a factor for arrays of a dtype, and return it as a Python number.
 
         Raises:
-            TypeError: No number; or a complex one for real arrays; or the dtype is one of whole numbers.
+            TypeError: It is not a number, it is complex for real arrays, or the dtype is an integer type.
             ValueError: It is outside the range of the dtype.
         """
-        # Others are looked at more closely: large ones, and what is no float.
+        # Large numbers, and other types than float, need a closer check.
         if type(value) is float and dtype.is_inexact and -ALWAYS_HELD <= value <= ALWAYS_HELD:
             return value
         return factor(self.name, argument, value, dtype)
 
     def keep(self, item: object) -> None:
-        """Keep something alive until the operation is complete.
+        """Keep an object alive until the operation has completed.
 
-        A cancelled asker waits for the operation, as that may use host memory; but not for references of
-        arrays in a tuple.
+        A cancelled caller waits for the operation, because that may use host memory. But it does not wait for
+        array references in a tuple.
         """
         self._keep.append(item)
 
     def dtype(self, argument: str, like: np.dtype[Any]) -> DType:
-        """Find the dtype of a host operand."""
+        """Return the dtype of a host operand."""
         try:
             return DType.of(like)
         except TypeError as error:
             raise TypeError(f"{self.name}: {argument}: {error}") from None
 
     def refuse_dtypes(self, **arrays: ArraySpec | None) -> NoReturn:
-        """Refuse operands that differ in dtype, and say how to convert them.
+        """Refuse operands with different dtypes, with advice on their conversion.
 
         Raises:
             TypeError: Always.
@@ -631,7 +633,7 @@ class Planner:
         refuse_dtypes(self.name, {name: one.dtype for name, one in arrays.items() if one is not None}, hosts)
 
     def distinct(self, argument: str, written: ArraySpec, **others: ArraySpec) -> None:
-        """Refuse a written array that shares memory with one of the others; a new one does with none."""
+        """Refuse a written array that shares memory with another. A new array never does."""
         if self._allocations and written.block == self._allocations[-1][0]:
             return
         for name, other in others.items():
@@ -642,16 +644,16 @@ class Planner:
 
     @property
     def changed(self) -> list[Block]:
-        """Blocks that are written, and were there before."""
+        """The existing blocks to write."""
         made = {number for number, _ in self._allocations}
         return [block for block in self._outputs if block.id not in made]
 
     def launch(self, planned: Planned[Any]) -> Launch:
-        """Put what was planned together.
+        """Combine the planned parts into a launch.
 
         Raises:
-            TypeError, ValueError: A field of the specification that no library can work with; or the plan
-                returned something else.
+            TypeError, ValueError: No library can work with a field of the specification, or the plan returned
+                another type.
         """
         if not isinstance(planned, Planned):
             raise TypeError(
@@ -688,17 +690,17 @@ class Planner:
         if self.is_overwriting:
             launch.is_overwriting = True
         for argument, block in self._spoiled:
-            # The arrays that the operation overwrites may be spoiled; its specification tells which.
+            # The operation may overwrite damaged arrays; its specification determines which.
             if (damage := launch.damage_of(block)) is not None:
                 raise block.spoiled(f"{self.name}: {argument}", damage)
         return launch
 
     def made(self) -> tuple[tuple[tuple[int, int], ...], list[Block], list[object]]:
-        """Return what it has named by now: blocks to make first, those that are written, and what is kept."""
+        """Return the blocks to make first, the written blocks, and the objects kept alive so far."""
         return self._allocations, self._outputs, self._keep
 
     def _without_views(self, spec: OperationSpec) -> tuple[OperationSpec, tuple[CopySpec, ...]]:
-        """Have it write to memory without gaps in place of views; returns the copies to these as well."""
+        """Replace views by contiguous memory in the specification; return it with the copies to the views."""
         described, values, packed = spec.descriptor(), list[Any](), dict(self._views)
         for field, value in zip(described.fields, described.values(spec), strict=True):
             is_written = field.is_array and field.role.access != "read"
@@ -710,7 +712,7 @@ class Planner:
         return described.make(values), tuple([CopySpec(one, view) for view, one in self._views])
 
     def _change(self, argument: str, ref: AccelRef) -> None:
-        """Take an array that is changed."""
+        """Use an array to change."""
         self._use(argument, ref, is_read=False)
         if ref.block.frozen_by:
             ref.block.check_writable(f"{self.name}: {argument}")
@@ -739,7 +741,7 @@ class Planner:
         self._uses.append((argument, block))
 
     def _argument(self, source: ArraySpec) -> str:
-        """Return the name of the operand in this place."""
+        """Return the argument name of an operand."""
         for argument, block in self._uses:
             if block.id == source.block:
                 return argument
@@ -750,7 +752,7 @@ class Planner:
             raise ValueError(f"{self.name}: shape must have at most {_MAX_AXES} axes, got {len(shape)}")
         strides, nbytes = _layout(shape, dtype.itemsize)
         if not nbytes and math.prod(extent or 1 for extent in shape) * dtype.itemsize > sys.maxsize:
-            # Where there are elements, their memory is refused; here there are none.
+            # Memory with elements is refused later; here there are no elements.
             raise ValueError(f"{self.name}: shape {shape} of {dtype} is larger than any memory")
         table = self._table
         number, spec = table.next(nbytes)
@@ -766,6 +768,6 @@ class Planner:
 
 @lru_cache
 def _layout(shape: Ints, itemsize: int) -> tuple[Ints, int]:
-    """Strides and bytes of a new array."""
+    """Return the strides and bytes of a new array."""
     extents = tuple(map(int, shape))
     return contiguous_strides(extents, itemsize), math.prod(extents) * itemsize

@@ -1,4 +1,4 @@
-"""Operations that were handed over and may be waited for later."""
+"""Submitted operations, which may be awaited later."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 
 class _Planned(Protocol[ReplyT_co]):
-    """A planned operation, which knows its reply."""
+    """A planned operation, which determines its reply."""
 
     @property
     def finish(self) -> Callable[[], ReplyT_co] | None: ...
@@ -26,7 +26,7 @@ class _Planned(Protocol[ReplyT_co]):
 
 
 class Pending(NotAwaited, Generic[ReplyT]):
-    """An operation that was handed over. Made by `Device.submit`."""
+    """A submitted operation. Made by `Device.submit`."""
 
     __slots__ = ("_callbacks", "_done", "_error", "_operation", "_planned")
     what_to_do = (
@@ -48,39 +48,39 @@ class Pending(NotAwaited, Generic[ReplyT]):
             state = "done" if self.is_done else "in flight"
         return f"<Pending {self._operation}, {state}>"
 
-    if not TYPE_CHECKING:  # a type checker reports it where there is none
+    if not TYPE_CHECKING:  # so that type checkers report an `await`
 
         def __await__(self) -> Generator[Any, Any, ReplyT]:
             raise TypeError(f"a Pending is not awaited itself; {self.what_to_do}")
 
     @property
     def value(self) -> ReplyT:
-        """Its reply, before the device has completed it.
+        """The reply, before the device has completed the operation.
 
-        Arrays in it can be given to further operations at once, which are ordered after this one. A host
-        array in it is filled by the time that `wait` returns.
+        Arrays in it can be passed to further operations at once, which follow this one. A host array in it is
+        filled when `wait` returns.
 
         Raises:
             RuntimeError: The reply depends on the outcome, and the operation is not done.
         """
-        # D28: blocks were named when it was planned, and later operations are ordered by them. So arrays can
-        # be given out before anything has run.
+        # D28: blocks got their ids in the plan, and later operations are ordered by them. So arrays can be
+        # used before anything has run.
         planned = self._planned
         if planned.finish is None:
             return planned.result()
-        # A reply that is made of status words does not exist before these are written.
+        # A reply made of status words does not exist before these are written.
         if not self._done.is_set() or self._error is not None:
             raise RuntimeError(f"{self._operation}: its reply depends on its outcome; await pending.wait()")
         return planned.result()
 
     @property
     def is_done(self) -> bool:
-        """Whether the device has completed it, or it has failed."""
+        """Whether the device has completed the operation, or it has failed."""
         return self._done.is_set()
 
     @property
     def error(self) -> BaseException | None:
-        """Its error; None if it has not failed."""
+        """The error of the operation; None if it has not failed."""
         return self._error
 
     async def wait(self) -> ReplyT:
@@ -92,23 +92,23 @@ class Pending(NotAwaited, Generic[ReplyT]):
             `value`.
 
         Raises:
-            InputFailedError: It did not run, because one that makes its input failed.
+            InputFailedError: It did not run, because the operation that makes its input failed.
             Exception: See `Device.ask`.
         """
         await self._done.wait()
         if self._error is not None:
-            # Two tasks that raise one object would write to one traceback: the next one that waits gets a
-            # copy.
-            # The copy has no frames either: they would keep the arrays in the first waiter's variables.
+            # If two tasks raised one object, they would both write to its traceback. So the next waiting task
+            # gets a copy, which has no frames, because they would keep the arrays in the first task's
+            # variables alive.
             error, self._error = self._error, bare(self._error)
             raise error
         return self._planned.result()
 
     def when_done(self, callback: Callable[[], None]) -> None:
-        """Call something short when it is done, or now if it is.
+        """Call a short function when the operation is done, or now if it already is.
 
         Args:
-            callback: One of several. It must not raise.
+            callback: The function, which must not raise. There may be several.
         """
         if self.is_done:
             callback()
@@ -116,7 +116,7 @@ class Pending(NotAwaited, Generic[ReplyT]):
             self._callbacks += (callback,)
 
     def settle(self, error: BaseException | None) -> None:
-        """Take the outcome; called by the device, once."""
+        """Take the outcome. The device calls this once."""
         self._error = error
         self._done.set()
         callbacks, self._callbacks = self._callbacks, ()

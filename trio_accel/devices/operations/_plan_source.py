@@ -1,4 +1,4 @@
-"""Writes the source of the plan of a declared operation, and has the steps that it calls."""
+"""Writes the source of a declared operation's plan, and contains the functions that it calls."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ._ref import AccelRef
 
 
 class Structured(Protocol):
-    """A class of operands that are several arrays each, such as sparse matrices.
+    """A class of operands that consist of several arrays, such as sparse matrices.
 
-    A parameter that is annotated with it stands in a line of shapes with its shape, and its arrays behind it:
+    In a line of shapes, a parameter with this annotation has its shape, followed by its arrays:
     ``"matrix(m, n), matrix.data(e)"``. Objects have `shape`, `dtype` and `device`, and the arrays by name.
 
     Attributes:
-        operand_fields: Names of the arrays.
-        made_by: The function that makes one.
+        operand_fields: The names of the arrays.
+        made_by: The function that makes such operands.
     """
 
     operand_fields: ClassVar[Strs]
@@ -33,13 +33,13 @@ class PlanSource:
     """The plan of one line of shapes: ``plan(self, planner)``, as an author would write it.
 
     Args:
-        kinds: The annotation of each parameter, as `operation` tells them apart.
+        kinds: The kind of each parameter; see `Declaration.parameters`.
         line: The shapes.
-        fields: Arguments of what makes the specification, in order.
-        absent: The ones that another line of shapes makes, and this one does not.
+        fields: The arguments of the specification, in order.
+        absent: The results of other lines of shapes only.
 
     Attributes:
-        names: Objects that the source refers to by name.
+        names: The objects to which the source refers by name.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class PlanSource:
         *,
         is_checked: bool,
     ) -> str:
-        """Write it.
+        """Write the source.
 
         Args:
-            optional: Parameters that may be None.
-            dtypes: Dtypes of the arrays; empty where the kernels say.
-            alias: The operand that each result may be, by the name of that.
-            check: Refuses a specification, where the shapes do not say it all; or None.
-            is_checked: Whether these steps are all the checks that the specification has.
+            optional: The parameters that may be None.
+            dtypes: The dtypes of the arrays; empty if the kernels determine them.
+            alias: The operand that each result may be, by the name of the result.
+            check: Refuses a specification, if the shapes do not suffice; or None.
+            is_checked: Whether these steps are all checks of the specification.
         """
         self._optional = optional
         replies = [f"self.{name}" for name in self._line.updated]
@@ -95,11 +95,11 @@ class PlanSource:
         return "def plan(self, planner):\n" + "\n".join(f"    {step}" for step in steps)
 
     def _given(self, name: str) -> str:
-        """Write the specification's field: of an operand that is several arrays, its shape."""
+        """Write a field of the specification; an operand of several arrays becomes its shape."""
         return f"{name}.shape" if isinstance(self._kinds.get(name), type) else name
 
     def _values(self) -> list[str]:
-        """Take exact values."""
+        """Write the steps for exact values."""
         steps = check_steps(self._kinds, self.names)
         for name, kind in self._kinds.items():
             if kind in ("whole", "text"):
@@ -111,7 +111,7 @@ class PlanSource:
         return steps
 
     def _reads(self) -> list[str]:
-        """Take operands, in the order of the parameters."""
+        """Write the steps for operands, in the order of the parameters."""
         items = {item.name: item for item in self._line.inputs}
         steps: list[str] = []
         for name, kind in self._kinds.items():
@@ -134,7 +134,7 @@ class PlanSource:
         return steps
 
     def _dtypes(self, dtypes: Sequence[DType]) -> list[str]:
-        """Require the dtypes of the operands."""
+        """Write the checks of the operands' dtypes."""
         first, *others = [item.field for item in self._line.inputs if not item.kind]
         steps = [f"dtype = {first}.dtype"]
         if dtypes:
@@ -164,7 +164,7 @@ class PlanSource:
         return f"KIND_{item.kind}(dtype)"
 
     def _numbers(self) -> list[str]:
-        """Take factors."""
+        """Write the steps for factors."""
         steps: list[str] = []
         for name, kind in self._kinds.items():
             if kind == "number":
@@ -174,7 +174,7 @@ class PlanSource:
         return steps
 
     def _fit(self) -> str:
-        """Find the shapes of the results."""
+        """Write the step that determines the shapes of the results."""
         shapes = [
             f"{item.name} and {item.name}.shape" if item.name in self._optional else f"{item.field}.shape"
             for item in self._line.inputs
@@ -184,7 +184,7 @@ class PlanSource:
         return f"shapes, stack, is_flat = fit(name, {given}, {ops})"
 
     def _output(self, place: int, item: Item, alias: str | None) -> list[str]:
-        """Name a result."""
+        """Write the steps that make a result."""
         name, like = item.name, f"shapes[{place}], {self._dtype_of(item)}"
         if name not in self._kinds:
             return [f"{name}_ref = planner.output({like})", f"{name} = {name}_ref.spec"]
@@ -202,7 +202,7 @@ class PlanSource:
         ]
 
     def _others(self, name: str) -> str:
-        """Return the operands that an array which is written must not share memory with, as arguments."""
+        """Return the operands that must not share memory with a written array, as arguments."""
         names: list[str] = []
         for item in self._line.inputs:
             if item.name == name:
@@ -211,24 +211,24 @@ class PlanSource:
                 names.append(item.field)
         else:
             return "".join(f", {one}={one}" for one in names)
-        # An array that is changed is held against the changed ones before it, and against all that are read.
+        # Compare a changed array with the changed arrays before it, and with all read arrays.
         behind = self._line.inputs[self._line.inputs.index(item) + 1 :]
         names += [other.name for other in behind if other.name not in self._line.updated]
         return "".join(f", {one}={one}" for one in names)
 
 
 def check_steps(kinds: Mapping[str, Any], names: dict[str, Any]) -> list[str]:
-    """Write the steps that refuse values which annotations do not allow: flags, and those of a ``Literal``.
+    """Write the steps that refuse values outside of the annotations: flags, and values of a ``Literal``.
 
     Args:
-        kinds: The annotation of each parameter.
-        names: Gets the objects that the steps refer to by name.
+        kinds: The kind of each parameter.
+        names: Receives the objects to which the steps refer by name.
     """
     steps: list[str] = []
     for name, kind in kinds.items():
         if kind == "bool" or isinstance(kind, tuple):
-            # Looked up by hashes: an array equals no value, and is none. What equals one, such as -0.0 or a
-            # number of NumPy's, is taken as that.
+            # Values are looked up by hash, because comparing an array with a value gives another array. A
+            # value that equals an allowed one, such as -0.0 or a NumPy number, is replaced by it.
             allowed = (False, True) if kind == "bool" else cast("tuple[object, ...]", kind)
             names[f"ALLOWED_{name}"] = dict(zip(allowed, allowed, strict=True))
             steps.append(
@@ -275,7 +275,7 @@ def written(
     alias: str | None = None,
     **others: ArraySpec,
 ) -> tuple[AccelRef, ArraySpec]:
-    """Take an array that is changed: a new one, or the caller's, which may be the operand `alias`."""
+    """Use an array that is changed: a new one, or the caller's, which may be the operand `alias`."""
     if ref is None:
         ref = planner.output(*like)
         return ref, ref.spec

@@ -1,6 +1,6 @@
-"""Arrays in device memory, and the device as they see it."""
+"""Arrays in device memory, and their view of the device."""
 
-# A reference and its device are one module for this: the reference asks the device in its own way.
+# A reference and its device share a module, because the reference uses private methods of the device.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 class AccelRef(Operators["AccelRef"]):
     """An array in the memory of a device, or a view of one. Made by `Device.put` and by operations.
 
-    The memory is given back when the last reference to it is gone, or by `release`; work that
-    still uses it is finished first. Every use is checked before the device is touched.
+    Its memory is freed when the last reference is dropped, or by `release`; work that still uses it is
+    finished first. Every use is checked before the device is called.
 
-    The operators of the array API make calls, which are awaited: ``y = await (x @ w + b)``. So ``==`` is by
-    element too. Two references are told apart by ``is``; as members of sets and keys of dictionaries they go
-    by identity. There is no truth value, and ``x += 1`` binds the name to a call.
+    The operators of the array API make calls, which you await: ``y = await (x @ w + b)``. So ``==`` also
+    compares element by element. Compare references with ``is``; in sets and as keys of dictionaries they are
+    compared by identity. An array has no truth value, and ``x += 1`` binds the name to a call.
 
     Attributes:
-        block: The memory block, for the runtime's own use.
-        spec: Its place and layout, for operations that lower themselves.
+        block: The memory block, for use by the package itself.
+        spec: The place and layout, for operations that lower themselves.
     """
 
     __slots__ = ("block", "spec")
@@ -65,7 +65,7 @@ class AccelRef(Operators["AccelRef"]):
     first = "ref"
 
     def __init__(self, block: Block, spec: ArraySpec) -> None:
-        # No properties: they are looked at with each operation.
+        # Attributes instead of properties, because each operation reads them.
         self.block: Block = block
         self.spec: ArraySpec = spec  # pyright: ignore[reportIncompatibleMethodOverride]  # of a call
 
@@ -82,20 +82,20 @@ class AccelRef(Operators["AccelRef"]):
 
     @property
     def device(self) -> Device:
-        """The device whose memory it is: after an adoption (`System.open_device`), the new one."""
-        return self.block.table.device  # type: ignore[return-value]  # whose blocks these are is a device
+        """The device of its memory. After an adoption (`System.open_device`), this is the new device."""
+        return self.block.table.device  # type: ignore[return-value]  # the owner of blocks is a device
 
     @property
     def generation(self) -> int:
-        """Generation of the device in which the memory was made."""
+        """The generation of the device in which the memory was made."""
         return self.block.generation
 
     @property
     def is_usable(self) -> bool:
-        """Whether operations take the array now: it is not released, lost or damaged, and its device is open.
+        """Whether operations accept the array now: it is not released, lost or damaged; its device is open.
 
-        The device is not asked. When an inline context is lost, its arrays are usable until the device has
-        the next context, and an operation that uses one meanwhile raises `StaleRefError`.
+        This does not ask the device. When an inline context is lost, its arrays are usable until the device
+        has the next context. An operation that uses one meanwhile raises `StaleRefError`.
         """
         block = self.block
         return not block.table.availability.is_ended and block.is_usable_as(self.spec)
@@ -104,23 +104,23 @@ class AccelRef(Operators["AccelRef"]):
         """Return a view of a part, by NumPy's basic indexing; it shares the memory.
 
         Raises:
-            TypeError: An index that is no whole number, slice, ``...`` or ``None``.
-            IndexError: Out of range, or too many.
+            TypeError: An index is not an integer, a slice, ``...`` or ``None``.
+            IndexError: An index is out of range, or there are too many.
         """
         return AccelRef(self.block, indexed(self.spec, index))
 
     def reshape(self, shape: int | Sequence[int], *sizes: int) -> AccelRef:
-        """Return a view of the elements in C order under another shape; one size may be -1.
+        """Return a view of the elements in C order with another shape; one size may be -1.
 
         Raises:
-            ValueError: Another number of elements, or a layout of which there is no such view.
+            ValueError: The number of elements differs, or the layout permits no such view.
         """
         first = (shape,) if isinstance(shape, SupportsIndex) else tuple(shape)
         return AccelRef(self.block, reshaped(self.spec, (*first, *sizes)))
 
     @property
     def T(self) -> AccelRef:  # noqa: N802  # NumPy's name
-        """A view with the axes in the opposite order."""
+        """A view with the axes in opposite order."""
         return AccelRef(self.block, transposed(self.spec))
 
     @property
@@ -129,10 +129,10 @@ class AccelRef(Operators["AccelRef"]):
         return AccelRef(self.block, seen(self.spec, lambda array: array.mT))
 
     def transpose(self, axes: int | Sequence[int], *more: int) -> AccelRef:
-        """Return a view with the axes in another order; negative ones count from the end.
+        """Return a view with the axes in another order; negative axes count from the end.
 
         Raises:
-            ValueError: The axes are not all there are, each once.
+            ValueError: `axes` does not contain each axis once.
         """
         order = (axes, *more) if isinstance(axes, SupportsIndex) else tuple(axes)
         return AccelRef(self.block, permuted(self.spec, order))
@@ -141,31 +141,32 @@ class AccelRef(Operators["AccelRef"]):
     @opens("the array is not leased yet: async with ref.lease() as array")
     @enable_ki_protection
     async def lease(self, *, write: bool = False, stream: object = None) -> AsyncGenerator[Any]:
-        """Hold the array itself, without a copy, for code that is not the device's.
+        """Hold the array itself, without a copy, for code outside the device.
 
-        On the CPU backend that is a NumPy array over the same memory. On CUDA in this process it is an
-        object with ``__dlpack__`` and ``__cuda_array_interface__``, of which ``cupy.asarray`` and
-        ``torch.from_dlpack`` make arrays of theirs.
+        On the CPU backend this gives a NumPy array over the same memory. On CUDA in this process it gives an
+        object with ``__dlpack__`` and ``__cuda_array_interface__``, which ``cupy.asarray`` and
+        ``torch.from_dlpack`` convert to their arrays.
 
-        Earlier operations are waited for as far as they concern it. Until the end of the ``async
-        with`` it counts as a reader, or a writer: later operations on the same memory wait, and behind
-        them later requests of the same library. So do not wait inside for an operation that must come
-        after the lease, and do not keep the array. If it is kept, its memory stays, also after `release`,
-        until the array and all that was made of it are gone; on CUDA until the device is closed.
+        The lease waits for earlier operations as far as they concern the array. Until the end of the ``async
+        with`` it counts as a reader, or a writer: later operations on the same memory wait, and so do later
+        requests of the same libraries. So do not wait inside for an operation that must follow the lease, and
+        do not keep the array. If you keep it, its memory stays, even after `release`, until the array and
+        everything made from it are dropped; on CUDA until the device is closed.
 
-        Work that was enqueued on a stream of the program meanwhile may still run at the end. Later operations
-        on the same memory follow it on the device, and your program does not wait for it.
+        Work that you enqueued on your own stream meanwhile may still run at the end. Later operations on the
+        same memory follow it on the device, and your program does not wait for it.
 
         Args:
-            write: Whether the array is to be changed; otherwise it is read-only.
-            stream: CUDA only: the stream on which the array is used. A stream of CuPy or PyTorch, an object
+            write: Whether you will change the array; otherwise it is read-only.
+            stream: CUDA only: the stream on which you use the array. A stream of CuPy or PyTorch, an object
                 with ``__cuda_stream__``, or a handle; by default the legacy default stream, as in both.
 
         Raises:
-            NotSupportedError: The array cannot be had without a copy; or a stream, and the device has none.
-            StaleRefError: The array must not be used any more.
-            ContextLostError, DeviceLostError: The context ended while the array was waited for.
-            TypeError: `stream` is no stream.
+            NotSupportedError: The array is not accessible without a copy; or `stream` is given, and the
+                device does not have streams.
+            StaleRefError: The array is no longer valid.
+            ContextLostError, DeviceLostError: The context ended during the wait for the array.
+            TypeError: `stream` is not a stream.
         """
         async with self.device.lease(self, write=write, stream=stream) as array:
             yield array
@@ -174,18 +175,18 @@ class AccelRef(Operators["AccelRef"]):
     async def copy_to(self, device: Device) -> AccelRef:
         """Copy the array to another device. The copy is contiguous.
 
-        Where `device` can read the memory, it copies it at once from where it is; see `Device.borrow`.
-        Otherwise it goes through host memory. Then a large one is copied in pieces of 16 MiB. Several pieces
-        are on their way at the same time, and no more host memory than these need is taken.
+        If `device` can read the memory, it copies directly from there; see `Device.borrow`. Otherwise the
+        copy passes through host memory. Then a large array is copied in pieces of 16 MiB. Several pieces are
+        in transit at the same time, and no more host memory is used than they need.
 
         Returns:
-            The copy, once all of it is there. If the call fails or is cancelled, nothing is left of it.
+            The complete copy. If the call fails or is cancelled, nothing is left of the copy.
 
         Raises:
-            OutOfMemoryError: There is not enough memory there.
-            StaleRefError: The array must not be used any more.
+            OutOfMemoryError: The other device does not have enough memory.
+            StaleRefError: The array is no longer valid.
             ContextLostError, DeviceLostError: One of the devices was lost meanwhile.
-            TypeError: It is no open device.
+            TypeError: `device` is not an open device.
         """
         check_device("copy_to", device)
         if device is self.device:
@@ -194,13 +195,13 @@ class AccelRef(Operators["AccelRef"]):
 
     @enable_ki_protection
     def release(self) -> None:
-        """Give the memory back now, for every view of it too; work in flight is finished first.
+        """Free the memory now, and with it all views of the array; work in flight is finished first.
 
-        Memory that other code still has is given back when that lets it go: a NumPy array that a lease gave,
-        or what was made of one, and an array that another library has by DLPack.
+        Memory that other code still uses is freed when that code drops it: a NumPy array from a lease,
+        anything made from it, or an array that another library has by DLPack.
 
         Raises:
-            ValueError: A program is open with it.
+            ValueError: An open program uses the array.
         """
         self.block.check_writable("release")
         self.block.release()
@@ -209,10 +210,10 @@ class AccelRef(Operators["AccelRef"]):
 
 
 class DeviceRequest(Request[LibraryT_contra, ReplyT_co]):
-    """Request to a device: the base of `Operation`.
+    """A request to a device: the base of `Operation`.
 
     Attributes:
-        library: Import path of the library actor, ``"package.module:Class"``.
+        library: The import path of the library actor, ``"package.module:Class"``.
     """
 
     __slots__ = ()
@@ -230,27 +231,27 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def _repr_html_(self) -> str:
-        """Return a table of what is known without asking the device, as notebooks show it."""
+        """Return a table of the known facts, without asking the device, for notebooks."""
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """Name of the hardware, such as ``"cpu:0"``."""
+        """The name of the hardware, such as ``"cpu:0"``."""
 
     @property
     @abc.abstractmethod
     def path(self) -> str:
-        """Path of the device's actor in the tree."""
+        """The path of the device's actor in the tree."""
 
     @property
     @abc.abstractmethod
     def info(self) -> DeviceInfo:
-        """Description of the device."""
+        """The description of the device."""
 
     @property
     @abc.abstractmethod
     def system(self) -> System:
-        """The system that it was opened in."""
+        """The actor system of the device."""
 
     @property
     @abc.abstractmethod
@@ -260,141 +261,142 @@ class Device(abc.ABC):
     @property
     @abc.abstractmethod
     def generation(self) -> int:
-        """The number of this context, counting from 1."""
+        """The number of the present context, counted from 1."""
 
     @property
     @abc.abstractmethod
     def losses(self) -> int:
-        """Contexts that it has lost since it was opened."""
+        """The number of lost contexts since the device was opened."""
 
     @property
     @abc.abstractmethod
     def recovery(self) -> RecoveryCost:
-        """The time that the next recovery takes, as measured by now, and why."""
+        """The expected duration of the next recovery, as measured so far, and its reasons."""
 
     @property
     @abc.abstractmethod
     def isolation(self) -> Isolation:
-        """The place of its context: a worker process, or this one."""
+        """The place of the context: a worker process, or this process."""
 
     @property
     @abc.abstractmethod
     def libraries(self) -> Sequence[str]:
-        """Names of the libraries that the device has.
+        """The names of the device's libraries.
 
         Raises:
-            DeviceLostError: The device is closed, lost or being rebuilt.
+            DeviceLostError: The device is closed or lost, or its context is being rebuilt.
         """
 
     @property
     @abc.abstractmethod
     def pending(self) -> int:
-        """Requests that wait while the context is being rebuilt; 0 while there is one."""
+        """The number of requests that wait while the context is being rebuilt; 0 while it exists."""
 
     @property
     @abc.abstractmethod
     def is_open(self) -> bool:
-        """Whether it was opened; also when it has ended since."""
+        """Whether the device was opened, even if it has ended since."""
 
     @property
     @abc.abstractmethod
     def is_ready(self) -> bool:
-        """Whether it has a context now; if not, requests wait for the next, unless `is_ended`."""
+        """Whether the device has a context now. If not, requests wait for the next, unless `is_ended`."""
 
     @property
     @abc.abstractmethod
     def is_ended(self) -> bool:
-        """Whether it has ended for good: it was closed or given up."""
+        """Whether the device has ended for good: it was closed, or has failed for good."""
 
     @property
     @abc.abstractmethod
     def outage(self) -> DeviceLostError | None:
-        """The reason why it refuses requests: it was closed or given up; None while they are served, or wait.
+        """The reason why the device refuses requests; None while they are served or wait.
 
-        Where the device is opened again, the error's `retry_after` says in how many seconds.
+        If the device will be opened again, the error's `retry_after` contains the seconds until then.
         """
 
     @abc.abstractmethod
     async def ask(self, operation: DeviceRequest[LibraryT, ReplyT], /) -> ReplyT:
-        """Run an operation and wait for its reply, which comes when the device has completed it.
+        """Run an operation and wait for its reply, which arrives when the device has completed it.
 
-        The operation is validated in the calling task. While the device's context is being
-        rebuilt, the request waits for it.
+        The operation is validated in the calling task. While the device's context is being rebuilt, the
+        request waits for it.
 
-        When cancelled, a queued operation is withdrawn. A running one is awaited for `cancel_grace`
-        seconds; then the asker is let go, while the operation keeps its buffers until it ends. The asker
-        is let go later where the device uses host memory of the program itself: while a host array is
-        being copied, which ends soon; and until the operation ends where the device transfers an array of
-        `host_empty`, or reads an array of another GPU library. An operation that changes an array in place
-        is awaited until its large host operands are copied.
+        If you cancel the call, a queued operation is withdrawn. A running operation is awaited for
+        `cancel_grace` seconds; then the call ends, while the operation keeps its buffers until its end. The
+        call ends later if the device uses host memory of your program: while a host array is being copied,
+        which ends soon; and until the operation ends if the device transfers an array of `host_empty`, or
+        reads an array of another GPU library. If an operation changes an array in place, the call also waits
+        until its large host operands are copied.
 
         Raises:
-            TypeError, ValueError: A wrong argument; nothing was launched.
-            StaleRefError: An array that must not be used any more; nothing was launched.
+            TypeError, ValueError: An argument is wrong; nothing was launched.
+            StaleRefError: An array is no longer valid; nothing was launched.
             NotSupportedError: The backend does not have the operation.
             LibraryError, OutOfMemoryError: The library refused it; the device stays usable.
-            ActorFailedError: The library's actor crashed over it and was restarted.
+            ActorFailedError: The library's actor crashed because of it and was restarted.
             ContextLostError: The context was lost while it was in flight, or while its library was
                 opened for it.
-            DeviceLostError: The device is closed, or gave up.
+            DeviceLostError: The device is closed, or has failed for good.
             QueueFullError: Too many requests wait for the context.
         """
 
     @abc.abstractmethod
     def submit(self, operation: DeviceRequest[LibraryT, ReplyT], /) -> Pending[ReplyT]:
-        """Hand an operation over without waiting; its arrays can be used in further operations at once.
+        """Submit an operation without waiting; its arrays can be used in further operations at once.
 
-        Submitted operations take effect in the order in which they were handed over, also those of
-        different libraries: where they touch the same memory, the device keeps the order, and the
-        program waits for nothing in between.
+        Submitted operations take effect in the order of their submission, even those of different libraries:
+        if they touch the same memory, the device keeps the order, and your program does not wait in between.
 
         Returns:
-            The operation: ``pending.value`` is its reply, ``await pending.wait()`` its completion. One
-            whose producer failed does not run; its error is `InputFailedError`. When it fails, the
-            arrays that it was to write or change are damaged, and their use is refused.
+            The operation: ``pending.value`` is its reply, ``await pending.wait()`` waits for its completion.
+            It does not run if an operation that makes its input has failed; then its error is
+            `InputFailedError`. When it fails, the arrays that it was to write or change are damaged, and
+            their use is refused.
 
         Raises:
-            QueueFullError: As many operations of the library as `in_flight` allows are not done, or the
+            QueueFullError: The number of unfinished operations of the library has reached `in_flight`, or the
                 context is being rebuilt.
-            TypeError, ValueError, StaleRefError, NotSupportedError: As for `ask`; nothing was handed over.
-            DeviceLostError: The device is closed, or gave up.
+            TypeError, ValueError, StaleRefError, NotSupportedError: As for `ask`; nothing was submitted.
+            DeviceLostError: The device is closed, or has failed for good.
         """
 
     @abc.abstractmethod
     def ask_chain(self, chain: Chain, /) -> Awaitable[Any]:
-        """Run the calls that a call is made of as one request; awaiting the call does this."""
+        """Run a call and all its operands as one request, as awaiting the call does."""
 
     @abc.abstractmethod
     def look_ahead(self, chain: Chain, /) -> Layouts:
-        """Find the layout of what the last call of a chain makes; `Call.shape` and its kind do this.
+        """Return the layout of a chain's result, for `Call.shape` and similar properties.
 
         Raises:
-            NotSupportedError: It depends on what the device computes.
+            NotSupportedError: The layout depends on computed values.
         """
 
     @abc.abstractmethod
     async def put(self, host: npt.ArrayLike | SharesCudaMemory, *, pinned: bool = False) -> AccelRef:
-        """Copy an array to the device; returns when the original may be changed again.
+        """Copy an array to the device; it returns when you may change the original again.
 
-        With `pinned`, a device with memory of its own copies the array to pinned host memory once, and
-        keeps that copy while the array object lives, or until the device is closed. Each later call with the
-        same object is a transfer alone. The copy takes as much host memory as the array. On the CPU backend,
-        and for arrays of at most 64 KiB, there is nothing to gain, and no copy. Cancelling the first call
-        waits for the copy on the host.
+        With `pinned`, a device with its own memory copies the array to pinned host memory once, and keeps
+        that copy while the array object lives, or until the device is closed. Each later call with the same
+        object is only a transfer. The copy takes as much host memory as the array. On the CPU backend, and
+        for arrays of at most 64 KiB, there is no gain, and no copy is made. If you cancel the first call, it
+        still waits for the copy on the host.
 
         Args:
-            host: A NumPy array of any strides and a device dtype (native byte order), or what
-                `numpy.asarray` makes one of. A CUDA device in this process also takes arrays of CuPy, PyTorch
-                and others, by ``__cuda_array_interface__``: they are copied on the device, after the stream
-                that they name, or the legacy default stream where they cannot name one.
-            pinned: Whether `host` is put often. It must be a NumPy array that is read-only, and no view of a
-                writable one, on every backend: a copy of what changes would be out of date. For an array that
-                changes use `host_empty`, whose arrays are pinned already.
+            host: A NumPy array of any strides and a device dtype (native byte order), or an object that
+                `numpy.asarray` converts to one. A CUDA device in this process also takes arrays of CuPy,
+                PyTorch and others, by ``__cuda_array_interface__``: they are copied on the device, after the
+                stream that they name, or the legacy default stream if they cannot name one.
+            pinned: Whether you put `host` often. It must be a read-only NumPy array, and not a view of a
+                writable one, on every backend, because a copy of changing data would be out of date. For an
+                array that changes use `host_empty`, whose arrays are already pinned.
 
         Raises:
-            TypeError: Its dtype is no element type of a device; or with `pinned`, no NumPy array.
-            ValueError: With `pinned`, a writable array.
-            NotSupportedError: An array on a GPU, which the device's context does not address.
+            TypeError: The dtype is not an element type of a device; or, with `pinned`, `host` is not a NumPy
+                array.
+            ValueError: With `pinned`, `host` is writable.
+            NotSupportedError: The array is on a GPU that the device's context does not address.
             OutOfMemoryError: There is not enough device memory.
         """
 
@@ -405,7 +407,7 @@ class Device(abc.ABC):
 
     @named_arguments
     async def empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> AccelRef:
-        """Make an array to be written; like `zeros`, so that no other program's data shows."""
+        """Make an array to be written. It is like `zeros`, so that it shows no data of other programs."""
         return await self.full(shape, 0, dtype)
 
     @abc.abstractmethod
@@ -415,24 +417,25 @@ class Device(abc.ABC):
         """Make an array with every element set to a value.
 
         Raises:
-            ValueError, TypeError: A negative size, or a value that the dtype cannot hold.
+            ValueError, TypeError: A size is negative, or the dtype cannot hold the value.
             OutOfMemoryError: There is not enough device memory.
         """
 
     @abc.abstractmethod
     def host_empty(self, shape: int | Sequence[int], dtype: DTypeLike = "float64") -> HostArray:
-        """Make a host array, not initialised, that travels to and from the device without a copy in between.
+        """Make an uninitialised host array that is transferred without an intermediate copy.
 
-        With `put` and ``to_host(out=)`` it is copied once, by the device itself or to where the device
-        has it; so are parts of it that are contiguous. On the CPU backend that is so of any host array; a
-        device with memory of its own needs such. The array may be kept for as long as you like, beyond the
-        end of the device; its memory is used again when no array over it is left.
+        `put` and ``to_host(out=)`` copy it once: the device itself does, or it is copied directly to the
+        device's memory. The same holds for its contiguous parts. On the CPU backend that is true of any host
+        array; a device with its own memory needs such an array. You may keep the array as long as you like,
+        even after the end of the device. Its memory is used again when no array over it is left.
 
-        Made in another thread than the device's own, or when the device is closed, it is an ordinary array.
+        If you call this in another thread than the device's own, or when the device is closed, you get an
+        ordinary array.
 
         Raises:
-            ValueError, TypeError: A negative size, or no element type.
-            MemoryError: The machine has not so much.
+            ValueError, TypeError: A size is negative, or the dtype is not an element type.
+            MemoryError: The machine does not have enough memory.
         """
 
     @abc.abstractmethod
@@ -443,47 +446,47 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def borrow(self, ref: AccelRef) -> AbstractAsyncContextManager[AccelRef]:
-        """Hold an array of another device, so that operations of this device read it where it is.
+        """Hold an array of another device, so that operations of this device read it in place.
 
         ``async with device.borrow(x) as borrowed:`` gives an array of this device over the same memory.
-        Operations and views take it as they take others. It can only be read, and `x` is not changed
-        meanwhile: operations of its own device that write to it wait, as they do for `AccelRef.lease`. So do
-        not wait inside for one of these.
+        Operations and views take it like any other. It is read-only, and `x` does not change meanwhile:
+        operations of its own device that write to it wait, as they do for `AccelRef.lease`. So do not wait
+        inside for one of these.
 
-        Both devices are of one backend, and a device in a worker reads those in workers alone. In other
-        cases, and where the hardware cannot reach the memory, `borrowed` is a copy, which is given back at
-        the end. An array of this device is given as it is.
+        Both devices must be of one backend, and a device in a worker reads only those in workers. In other
+        cases, and if the hardware cannot reach the memory, `borrowed` is a copy, which is freed at the end.
+        An array of this device is returned unchanged.
 
-        If one of the devices is lost meanwhile, `borrowed` is there afterwards: operations have the outcome
-        that they have with arrays of their own. Only `x` itself is lost with an inline device that has it.
+        If one of the devices is lost meanwhile, `borrowed` exists afterwards: operations have the same
+        outcome as with the device's own arrays. Only `x` itself is lost if its device is inline.
 
         Raises:
-            StaleRefError: The array must not be used any more.
-            DeviceLostError: One of the devices is closed, or was given up.
+            StaleRefError: The array is no longer valid.
+            DeviceLostError: One of the devices is closed, or has failed for good.
             OutOfMemoryError: It has to be copied, and there is not enough memory.
         """
 
     @abc.abstractmethod
     async def synchronize(self) -> None:
-        """Wait until everything launched is complete and all dropped memory is given back."""
+        """Wait until all launched work is complete and all dropped memory is freed."""
 
     @abc.abstractmethod
     async def close_library(self, path: str) -> None:
         """End the actor of a library, once it has served all requests.
 
-        It gives its memory back, and is not opened ahead in the next context. The next operation that
-        names it starts another. On a device that is closed, or rebuilds its context, there is nothing to end.
+        It frees its memory, and is not opened in advance in the next context. The next operation with this
+        library starts another actor. On a device that is closed, or rebuilds its context, nothing happens.
 
         Args:
-            path: Import path of the actor, with its argument if it has one.
+            path: The import path of the actor, with its argument if any.
         """
 
     @abc.abstractmethod
     def watch_generation(self) -> AsyncGenerator[int]:
         """Iterate over the generations: the current one first, then each new one; ends with the device.
 
-        A slow reader sees the latest, and not each one in between. Close it (``aclosing``) if the loop
-        is left early.
+        A slow reader gets only the latest generation. Close the iterator (``aclosing``) if you leave the loop
+        early.
         """
 
     @abc.abstractmethod
@@ -492,7 +495,7 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     async def close(self) -> None:
-        """Finish what is in flight, within `close_grace`, and give the device back."""
+        """Finish work in flight within `close_grace`, and close the device."""
 
     @abc.abstractmethod
     def _copy_from(self, ref: AccelRef) -> Awaitable[AccelRef]:
@@ -500,11 +503,11 @@ class Device(abc.ABC):
 
 
 def check_device(where: str, device: object) -> None:
-    """Refuse what is no open device.
+    """Refuse an object that is not an open device.
 
     Raises:
-        TypeError: It is none.
-        NotSupportedError: It is what has no device here, such as an entity of a cluster.
+        TypeError: It is not.
+        NotSupportedError: The object has no device in this process, such as an entity of a cluster.
     """
     if not isinstance(device, Device):
         if without := getattr(device, "without_device", None):
@@ -522,10 +525,10 @@ def check_device(where: str, device: object) -> None:
 
 
 def owned(where: str, ref: AccelRef) -> AccelRef:
-    """Return a borrowed array as its own device has it; others as they are.
+    """Return a borrowed array as its own device has it; return any other array unchanged.
 
     Raises:
-        StaleRefError: It was given back.
+        StaleRefError: The borrowed array was given back.
     """
     block = ref.block
     if not isinstance(block, BorrowedBlock) or block.source.table is block.table:
@@ -535,7 +538,7 @@ def owned(where: str, ref: AccelRef) -> AccelRef:
 
 
 def device_of(operation: str, *operands: Any) -> Device:
-    """Find the device that an operation runs on: that of its first operand that is on one.
+    """Return the device of an operation: that of its first operand on a device.
 
     Raises:
         TypeError: No operand is on a device.

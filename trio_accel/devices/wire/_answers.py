@@ -1,9 +1,9 @@
-"""The messages of a worker as bytes that hold values and nothing else.
+"""The messages of a worker as bytes that contain only values.
 
-A worker runs native code of others, so its messages may be anything. To unpickle that would let it
-run what it likes in the application. The answers to operations, of which there are many, are a few words
-packed in binary. All other messages are JSON. Each message is checked here against its declaration (D80). The
-dispatch checks what it is about: requests, chunks, blocks.
+A worker runs foreign native code, so its messages may be anything. Unpickling them would let it run arbitrary
+code in the application. The many answers to operations are a few words, packed in binary. All other messages
+are JSON. Each message is checked here against its declaration (D80). The dispatch checks its contents:
+requests, chunks, blocks.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ import attrs
 from ...actors import Event
 from ...backends.base import ArraySpec, CacheCounts, DType, Ints, KeptCounts, MemoryStatistics, Strs
 from ...backends.base.contract.program_definition import build, tree_of
-from ._messages import SHORT, Count, Data, Integer, Messages, counts, refuse
+from ._messages import SHORT_REPR, Count, Data, Integer, Messages, counts, refuse
 from ._protocol import Codec, Message, NonsenseError
 from ._wire_values import WireError, decode_error, decode_event
 
 MEMORY = tuple(field.name for field in attrs.fields(MemoryStatistics))
-KEPT = tuple(field.name for field in attrs.fields(KeptCounts))
+KEPT_COUNTS = tuple(field.name for field in attrs.fields(KeptCounts))
 USAGE = (*(field.name for field in attrs.fields(CacheCounts)), "workspace")
-"""Counts of a worker's memory, in this order."""
+"""The counts of a worker's memory, in this order."""
 
 KINDS = Messages(are_read=True)
 """All messages of a worker."""
 
 _answer = KINDS.declare()
 
-# First byte of a message: the encoding of the rest.
+# The first byte of a message: the encoding of the rest.
 _JSON, _DONE, _GRANTED, _RESULTS, _COPY, _TIMES = 0, 1, 2, 3, 4, 7
 _HEAD = struct.Struct("<BQ")
 _THREE = struct.Struct("<BQQQ")
@@ -41,14 +41,14 @@ _HEAD_OF_RESULTS = struct.Struct("<BQII")
 _HEAD_OF_COPY = struct.Struct("<B5QqQBB")
 _ADDRESS = struct.Struct("<QQQQ")
 _LENGTH = struct.Struct("<Q")
-# The values that are read take some twenty times as much memory.
-_LONGEST = 16 << 20
+# The decoded values take some twenty times as much memory.
+_MAX_ANSWER_BYTES = 16 << 20
 _DTYPES = tuple(DType)
 _NUMBERS = {member.value: number for number, member in enumerate(_DTYPES)}
 _BYTES, _COMPLEX = "\0bytes", "\0complex"
 
 
-# The declarations, with what reads their fields.
+# The declarations, with the readers of their fields.
 
 
 def _end(value: Any) -> str:
@@ -79,7 +79,7 @@ def _report(value: Any) -> str:
 
 
 def _try_texts(error: BaseException) -> None:
-    """Check that its text can be made of the fields that were sent."""
+    """Check that its text can be made from the received fields."""
     str(error)
     repr(error)
     if isinstance(error, BaseExceptionGroup):
@@ -90,9 +90,9 @@ def _try_texts(error: BaseException) -> None:
 
 
 def _write_done(number: int, addresses: Any, results: Sequence[bytes], trouble: object) -> bytes | None:
-    """Write an answer to an operation that went well: its places alone, or with host arrays.
+    """Encode an answer to a successful operation: only its places, or these with host arrays.
 
-    These come behind the numbers of addresses and results, the addresses, and the lengths of the results.
+    The results follow the numbers of addresses and results, the addresses, and the lengths of the results.
     """
     if trouble is not None:
         return None
@@ -111,7 +111,7 @@ def _write_done(number: int, addresses: Any, results: Sequence[bytes], trouble: 
 
 
 def _read_done(data: Data) -> Message:
-    """Read what `_write_done` wrote."""
+    """Decode the result of `_write_done`."""
     if data[0] == _DONE:
         _, number = _HEAD.unpack_from(data)
         addresses = () if len(data) == _HEAD.size else tuple(_ADDRESS.iter_unpack(data[_HEAD.size :]))
@@ -170,14 +170,14 @@ def _read_copy(data: Data) -> Message:
     return "copy", *head[1:-4], array
 
 
-# The form in which an error or an event is sent, annotated with what makes it again.
+# The encoded form of an error or an event, annotated with its decoder.
 _Error: TypeAlias = Annotated[WireError, _error]
 _Event: TypeAlias = Annotated[Message, _event]
 _Place: TypeAlias = tuple[Count, Count, Count, Count]
 _Trouble: TypeAlias = tuple[Annotated[str, _end], bool, bool, _Error | None, tuple[Integer, ...]]
 _Memory: TypeAlias = Annotated[tuple[object, ...], counts(len(MEMORY))]
 _Usage: TypeAlias = Annotated[tuple[object, ...], counts(len(USAGE))]
-_Kept: TypeAlias = Annotated[tuple[object, ...], counts(len(KEPT))]
+_Kept: TypeAlias = Annotated[tuple[object, ...], counts(len(KEPT_COUNTS))]
 _Counted: TypeAlias = tuple[Count, Count, dict[str, Count], _Memory, dict[str, _Usage], _Kept]
 
 
@@ -193,66 +193,67 @@ def started() -> None:
 
 @_answer
 def prepared() -> None:
-    """All is open that was to be opened ahead."""
+    """All libraries are open that were to be opened in advance."""
 
 
 @_answer
 def made(library: str, taken: Count, imports: Count) -> None:
-    """A program's library is open; nanoseconds that this took, those of them for the import of its module."""
+    """A program's library is open. The total nanoseconds, and those for the import of its module."""
 
 
 @_answer
 def progress(number: Count, text: Annotated[str, _report]) -> None:
-    """The last value that a method has reported; the next once it is heard, or ahead of `done`."""
+    """The last value that a method has reported. The next one follows after `heard`, or before `done`."""
 
 
-# The two are written by hand: where launches are timed, each operation has one.
+# The two are handwritten, because each timed operation has one.
 @KINDS.declare(_TIMES, write=_write_times, read=_read_times)
 def times(number: Count, begun: Count, completed: Count) -> None:
-    """The times when a launch began and was complete, in nanoseconds: ahead of `done`."""
+    """The times when a launch began and was complete, in nanoseconds; sent before `done`."""
 
 
-# These are written by hand: each operation has one, and where all went well its head is all that there is.
+# These are handwritten, because each operation has one, and a plain success consists only of the head.
 @KINDS.declare(_DONE, _RESULTS, write=_write_done, read=_read_done)
 def done(
     number: Count, addresses: tuple[_Place, ...], results: tuple[bytes, ...], trouble: _Trouble | None
 ) -> None:
     """The end of a request or a lease; exactly one for each.
 
-    The bytes are those of host arrays. `trouble` is None if it was launched and all went well, otherwise
-    "done" or "withdrawn", whether it was launched, whether its fault has struck, its error, and ids of
-    invalid blocks. Where all went well, blocks that are where they were before are not named; otherwise all
-    are that it has made and that are there.
+    The results are bytes of host arrays. `trouble` is None if it was launched and succeeded. Otherwise it
+    contains "done" or "withdrawn", whether it was launched, whether its fault has struck, its error, and the
+    ids of invalid blocks. After a success, blocks with unchanged places are left out. Otherwise all existing
+    blocks that it has made are listed.
     """
 
 
-# These are written by hand: a world of devices holds its arrays for each collective.
+# These are handwritten, because a world of devices leases its arrays for each collective.
 @KINDS.declare(_GRANTED, write=_write_granted, read=_read_granted)
 def granted(number: Count, address: _Place) -> None:
-    """A block is held; without a place where it was borrowed."""
+    """A block is held; its place is not meaningful if it was borrowed."""
 
 
-# These are written by hand: the message itself tells how many axes an array has.
+# These are handwritten, because the message itself contains the number of an array's axes.
 @KINDS.declare(_COPY, write=_write_copy, read=_read_copy)
 def copy(transfer: int, number: int, index: int, chunk: int, offset: int, array: Message) -> None:
-    """Copy from or to the host array of this index of a request: the stream is there."""
+    """Copy from or to the host array with this index of a request, because the stream is there."""
 
 
 @_answer
 def chunk(number: Count, nbytes: Count, *descriptors: int) -> None:
-    """Memory was made; before any block in it is named."""
+    """Memory was made; sent before any block in it is used."""
 
 
 @_answer
 def unchunk(number: Count) -> None:
-    """That memory is gone."""
+    """Memory was freed."""
 
 
 @_answer
 def result(number: Count, value: _Counted | None) -> None:
     """The answer to a question.
 
-    To "count" these are: launched, completed, in flight by library, memory, plans and workspace by library.
+    For "count" it contains: launched, completed, in flight by library, memory, plans and workspace by
+    library.
     """
 
 
@@ -263,12 +264,12 @@ def event(event: _Event, actor_class: str) -> None:
 
 @_answer
 def log(name: str, level: Count, text: str) -> None:
-    """A record of the logs: logger, level, text."""
+    """A log record: logger, level, text."""
 
 
 @_answer
 def lost(error: _Error, is_silent: bool) -> None:
-    """The context is gone, nothing more is launched; whether nothing of it writes any more."""
+    """The context is lost, and launches nothing more. `is_silent`: it no longer writes to memory."""
 
 
 @_answer
@@ -276,7 +277,7 @@ def closed() -> None:
     """The context has ended in order."""
 
 
-# The functions from here on turn messages into bytes, and bytes into messages.
+# The functions below encode messages as bytes, and decode them.
 
 
 def _encode(message: Message) -> bytes:
@@ -284,23 +285,23 @@ def _encode(message: Message) -> bytes:
     if write is not None and (packed := write(*message[1:])) is not None:
         return packed
     text = b"\0" + _to_json(message).encode()
-    if len(text) > _LONGEST:
-        raise ValueError(f"a message of {len(text)} bytes is too long; allowed: {_LONGEST}")
+    if len(text) > _MAX_ANSWER_BYTES:
+        raise ValueError(f"a message of {len(text)} bytes is too long; allowed: {_MAX_ANSWER_BYTES}")
     return text
 
 
 def _plain(value: object) -> object:
-    """Write a value that JSON has no form for."""
+    """Encode a value for which JSON has no form."""
     if isinstance(value, bytes):
         return {_BYTES: value.decode("latin-1")}
     if isinstance(value, complex):
         return {_COMPLEX: [value.real, value.imag]}
     if isinstance(value, SupportsIndex):
         return int(value)
-    raise TypeError(f"{SHORT.repr(value)} cannot be sent: it is not a plain value")
+    raise TypeError(f"{SHORT_REPR.repr(value)} cannot be sent: it is not a plain value")
 
 
-# Made once: an encoder takes longer to make than a message to encode.
+# Made once, because making an encoder takes longer than encoding a message.
 _to_json = json.JSONEncoder(default=_plain, separators=(",", ":")).encode
 
 
@@ -309,17 +310,17 @@ def _decode(data: Data) -> Message:
         return KINDS.readers.get(data[0], _read_json)(data)
     except NonsenseError:
         raise
-    except Exception as error:  # noqa: BLE001  # whatever it stumbles over is the worker's doing
+    except Exception as error:  # noqa: BLE001  # any failure is caused by the worker
         raise NonsenseError(f"{type(error).__name__}: {error}") from None
 
 
 def _read_json(data: Data) -> Message:
-    if data[0] != _JSON or len(data) > _LONGEST:
+    if data[0] != _JSON or len(data) > _MAX_ANSWER_BYTES:
         raise NonsenseError(f"{len(data)} bytes that begin with {data[0]} are not a message")
     name, *fields = _tuples(_from_json(str(data[1:], "ascii")))
     kind = KINDS.kinds.get(name) if type(name) is str else None
     if kind is None or kind.read is None:
-        raise NonsenseError(f"unknown message {SHORT.repr(name)}")
+        raise NonsenseError(f"unknown message {SHORT_REPR.repr(name)}")
     try:
         return kind.name, *kind.read(tuple(fields))
     except Exception as error:  # noqa: BLE001  # as above
@@ -327,10 +328,10 @@ def _read_json(data: Data) -> Message:
 
 
 def _tuples(value: Any) -> Any:
-    """Make tuples of JSON's arrays."""
+    """Convert JSON's arrays to tuples."""
     if type(value) is list:
-        # A text that is nested too deeply ends in RecursionError, which `_decode` makes nonsense of the
-        # worker's.
+        # A text with too deep nesting ends in RecursionError, which `_decode` converts to nonsense of the
+        # worker.
         return tuple([_tuples(item) for item in cast("Sequence[Any]", value)])
     if type(value) is dict:
         return {name: _tuples(item) for name, item in cast("Mapping[str, Any]", value).items()}
@@ -349,11 +350,11 @@ def _value(found: dict[str, Any]) -> object:
 _from_json = json.JSONDecoder(object_hook=_value).decode
 
 ANSWERS = Codec(_encode, _decode)
-"""Codec of a worker's messages to the application (D80).
+"""The codec of a worker's messages to the application (D80).
 
-Reading makes errors, events and arrays of their fields, so the values differ from the written ones in these.
+Decoding makes errors, events and arrays from their fields, so these values differ from the encoded ones.
 
 Raises:
-    NonsenseError: While reading: it is no message of a worker.
-    TypeError: While writing: a value is not plain.
+    NonsenseError: While decoding: it is not a message of a worker.
+    TypeError: While encoding: a value is not plain.
 """

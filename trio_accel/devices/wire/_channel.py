@@ -18,41 +18,41 @@ from ._frames import MAX_LENGTH, RETRY, Inbox, Outbox, Received, close_all
 from ._protocol import PICKLED, Codec, SharedFrame
 
 Take: TypeAlias = Callable[[list[Received]], bool]
-"""Takes messages, and says whether it has."""
+"""Takes messages, and returns whether it has taken them."""
 
-# Turns of the loop before the receiver sleeps, where answers come one after the other.
+# The turns of the loop before the receiver sleeps, while answers arrive one after the other.
 _TURNS = 2
-# Seconds of one poll where an answer is due: as long as two turns of the loop take.
+# The seconds of one poll for a due answer: as long as two turns of the loop take.
 _POLL = 20e-6
-# Polls between two looks for a cancellation.
+# The number of polls between two checks for a cancellation.
 _TURNS_TO_LOOK = 8
-# A read of the socket in vain takes as long as so many looks at memory.
+# A socket read without a result takes as long as this number of memory checks.
 _LOOKS = 6
 
 
 class EndOfChannel(Exception):  # noqa: N818 - an end, as Trio names it; only sometimes an error
-    """The peer is gone, or this end was closed; everything that came before was received."""
+    """The peer has ended, or this end was closed. All earlier data was received."""
 
 
 class Channel:
-    """One end of a connected pair of Unix stream sockets: whole messages, in order, with descriptors.
+    """One end of a connected pair of Unix stream sockets: complete messages, in order, with descriptors.
 
-    `send` never blocks: what the socket does not take waits in an outbox, which `run` empties. One
-    task receives. Reading does not wait for writing nor the other way round, so that two ends that
-    both have much to say cannot block one another. How much may wait is up to the sender.
+    `send` never blocks: data that the socket does not accept waits in an outbox, which `run` sends. One task
+    receives. Reading and writing do not wait for each other, so that two ends with much data cannot block one
+    another. The sender limits the waiting data.
 
-    Once both `share` memory, a lone frame to a peer that is awake is not sent, but shown there.
+    Once both ends `share` memory, a single frame to an awake peer is shown there instead of being sent.
 
     Args:
-        sock: The socket, which belongs to the channel from here on.
-        sends: How messages are written.
-        receives: How the peer's are read.
-        limit: The most bytes that a frame of the peer may have.
+        sock: The socket, which now belongs to the channel.
+        sends: The encoding of messages.
+        receives: The encoding of the peer's messages.
+        limit: The maximum bytes of a frame from the peer.
 
     Attributes:
         send: Sends a message; see `Outbox.send`.
-        run: Sends what waits, in a task; see `Outbox.run`.
-        spin_wait: Tells when to stay awake for an answer, if `spin_with` was called.
+        run: Sends waiting data, in a task; see `Outbox.run`.
+        spin_wait: Determines when to stay awake for an answer, if `spin_with` was called.
     """
 
     def __init__(
@@ -67,18 +67,17 @@ class Channel:
         self.spin_wait: SpinWait | None = None
         self._sock = sock
         self._outbox = outbox = Outbox(sock, sends)
-        # The methods are those of the outbox, without a call in between.
+        # The outbox's methods, bound directly to save a call.
         self.send = outbox.send
         self.run = outbox.run
         self._inbox = Inbox(receives.decode, limit)
-        # Two tasks take turns where there is a `spin_wait`: the one that waits for messages, and the one that
-        # listens for them meanwhile. The listener pauses from its first notice on until the other sleeps
-        # again.
+        # With `spin_wait`, two tasks cooperate: one waits for messages, and the other listens for them
+        # meanwhile. The listener pauses from its first notification until the receiver sleeps again.
         self._sleeper = TaskNotifier()
         self._listener = TaskNotifier()
-        # Whether an asker's task receives for a while (`spin`).
+        # Whether a caller's task receives for a while (`spin`).
         self._is_spinning = False
-        # Messages that it has received and leaves to the receiver.
+        # The messages that it has received and leaves to the receiver.
         self._left: list[Received] = []
         self._is_closed = False
 
@@ -87,17 +86,17 @@ class Channel:
         return f"<Channel {state}, {self._outbox.pending_bytes} bytes to send>"
 
     def spin_with(self, spin_wait: SpinWait) -> None:
-        """Stay awake for answers that are due, from now on. Then a task must `listen`."""
+        """Stay awake for due answers from now on. Then a task must `listen`."""
         self.spin_wait = spin_wait
         self._outbox.asks = spin_wait.asks
         self._outbox.on_asked = self._asked
 
     def share(self, shown: SharedFrame, seen: SharedFrame) -> None:
-        """Show lone frames to the peer while it is awake, and take those that it shows; after `spin_with`.
+        """Show single frames to the awake peer, and take the peer's shown frames; after `spin_with`.
 
         Args:
-            shown: Where the peer looks.
-            seen: Where it shows its own.
+            shown: The memory where the peer looks.
+            seen: The memory where the peer shows its frames.
         """
         if SharedFrame.is_possible():
             self._outbox.shown = shown
@@ -105,11 +104,11 @@ class Channel:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that are encoded, and that the socket has not taken yet."""
+        """The number of encoded bytes that the socket has not accepted yet."""
         return self._outbox.pending_bytes
 
     def _asked(self) -> None:
-        """Note that the peer has something to answer."""
+        """Note that the peer has to answer."""
         if self.spin_wait is not None and self.spin_wait.sent():
             # An answer is due.
             self._sleeper.notify()
@@ -118,14 +117,15 @@ class Channel:
         """Wait for messages; cancelling it loses none.
 
         Returns:
-            All that have arrived, at least one.
+            All arrived messages, at least one.
 
         Raises:
-            EndOfChannel: There will be no more: the peer is gone or sent something that is no
-                message (the cause says what), or this end is closed.
+            EndOfChannel: There will be no more messages: the peer is gone or sent an invalid message (see the
+                cause), or this end is closed.
         """
         spin_wait = self.spin_wait
-        # Tasks that have waited for what was received go first, and may ask again: to sleep takes as long.
+        # Tasks that waited for the received messages run first, and may ask again. Sleeping would take as
+        # long.
         turns = 0 if spin_wait is None or not spin_wait.is_steady else _TURNS
         while self._left or not (self._is_closed or self._inbox.is_at_end):
             if self._left:
@@ -138,21 +138,21 @@ class Channel:
                 turns -= 1
                 await trio.lowlevel.checkpoint()
                 if turns:
-                    # The peer cannot have answered yet, and to read in vain takes as long as half a turn.
+                    # The peer cannot have answered yet, and a useless read takes as long as half a turn.
                     continue
             else:
                 try:
                     await self._sleep(pause)
                 except trio.ClosedResourceError:
                     continue
-            # From here on there is no checkpoint: a cancellation cannot lose messages that were read.
+            # There are no further checkpoints, so a cancellation cannot lose already read messages.
             if not self._is_spinning and not self._left:
                 received = self._take(0.0 if pause else _POLL)
                 if received:
                     return received
                 if self._inbox.is_refused:
-                    # The kernel had no memory for the read, but the socket stays readable: without a pause
-                    # this would spin.
+                    # The kernel lacked memory for the read, but the socket stays readable. Without a pause
+                    # this loop would spin.
                     await trio.sleep(RETRY)
         self._outbox.close()
         raise EndOfChannel("this end is closed" if self._is_closed else "the peer is gone") from (
@@ -161,22 +161,22 @@ class Channel:
 
     @property
     def may_spin(self) -> bool:
-        """Whether an answer is due so soon that the task that waits for it may `spin`."""
+        """Whether an answer is due so soon that the waiting task may `spin`."""
         if self.spin_wait is None or self._is_spinning or self._left:
-            # Messages that are left over came first.
+            # Remaining messages take precedence.
             return False
         return not self.spin_wait.pause()
 
     async def spin(self, take: Take, goes_on: Callable[[], bool]) -> None:
-        """Poll for an answer in the task that waits for it; see `spin_together`."""
+        """Poll for an answer in the waiting task; see `spin_together`."""
         await spin_together(((self, take),), goes_on)
 
     def begin_spin(self) -> None:
-        """Leave to the receiver only what a task does not take that polls, until `end_spin`."""
+        """Leave only messages to the receiver that a polling task does not take, until `end_spin`."""
         self._is_spinning = True
 
     def look(self, take: Take, seconds: float) -> bool | None:
-        """Look once for what a task waits for that polls; returns whether it has come, or None at the end."""
+        """Check once for a polling task; return whether its message has arrived, or None at the end."""
         assert self.spin_wait is not None
         if self._inbox.is_at_end or self.spin_wait.pause():
             return None
@@ -187,24 +187,24 @@ class Channel:
         return bool(received)
 
     def end_spin(self, take: Take) -> None:
-        """Leave the rest to the receiver."""
+        """Leave the remaining messages to the receiver."""
         assert self.spin_wait is not None
         self._is_spinning = False
         received = [] if self._left else self._doze()
         if received and not take(received):
             self._left = received
         if self._left or self._inbox.is_at_end or self.spin_wait.pause() != inf:
-            # Something is left, over or due: the receiver looks after it.
+            # Messages are left, the channel has ended, or an answer is due: the receiver takes over.
             self._sleeper.notify()
-        # The listener has paused since its first notice: it waits for the socket again.
+        # The listener has paused since its first notification, and waits for the socket again.
         self._listener.notify()
 
     def _take(self, seconds: float) -> list[Received]:
-        """Read what has arrived; where an answer is near, look for so long."""
+        """Read the arrived messages. If an answer is due, poll for this time."""
         spin_wait, inbox = self.spin_wait, self._inbox
         if inbox.seen is not None:
-            # D44: from here on the peer may show frames in place of sending them, as this end looks once more
-            # before it sleeps.
+            # D44: from here on the peer may show frames instead of sending them, because this end checks once
+            # more before it sleeps.
             inbox.seen.wake()
         received = inbox.poll() or inbox.read(self._sock)
         if spin_wait is not None:
@@ -215,24 +215,24 @@ class Channel:
         return received
 
     def _poll(self, seconds: float) -> list[Received]:
-        """Look for a short while: a turn of the loop takes longer than the answer does from here on."""
+        """Poll for a short time, because a turn of the loop would take longer than the answer."""
         inbox = self._inbox
         end = time.perf_counter() + seconds
         received: list[Received] = []
         looks = 0
         while not (received or inbox.is_at_end) and time.perf_counter() < end:
-            # Several answers that come together are sent by the socket, so it is read now and then, too.
+            # Several answers at once are sent through the socket, so it is also read from time to time.
             received = inbox.poll() if looks % _LOOKS else inbox.read(self._sock)
             looks += 1
         return received
 
     def _doze(self) -> list[Received]:
-        """Poll no more for frames that are shown; returns one that was by then."""
+        """Stop polling for shown frames; return any frame shown by then."""
         seen = self._inbox.seen
         if seen is None:
             return []
         seen.sleep()
-        # D44: the flag is down before this look, so a frame that was shown in between is not missed.
+        # D44: the flag is cleared before this check, so a frame shown in between is not missed.
         received = self._inbox.poll()
         if received and self.spin_wait is not None:
             self.spin_wait.received(received)
@@ -240,21 +240,21 @@ class Channel:
 
     @enable_ki_protection
     async def listen(self) -> None:
-        """Tell the receiver when there is something to read, until the channel is closed; after `spin_with`.
+        """Notify the receiver of readable data, until the channel is closed; after `spin_with`.
 
-        A task that waits for the socket itself has to be cancelled to be woken by anything else, which takes
-        three times as long as to wake one that waits for another task.
+        A task that waits for the socket itself must be cancelled for any other wake-up, which takes three
+        times as long as waking a task that waits for another task.
         """
         with suppress(trio.ClosedResourceError):
             while not self._is_closed:
                 await trio.lowlevel.wait_readable(self._sock)
-                # A task that spins reads the socket itself, and the receiver sleeps on.
+                # A spinning task reads the socket itself, and the receiver continues to sleep.
                 if not self._is_spinning:
                     self._sleeper.notify()
                 await self._listener.wait()
 
     async def _sleep(self, seconds: float) -> None:
-        """Wait until there is something to read, for so long at most, or until something else is due.
+        """Wait until data is readable, at most for these seconds, or until another event is due.
 
         Raises:
             trio.ClosedResourceError: This end is closed.
@@ -280,21 +280,20 @@ class Channel:
                 self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close this end at once; what was not sent is dropped, and tasks that wait are woken."""
+        """Close this end at once. Unsent data is dropped, and waiting tasks are woken."""
         if self._is_closed:
             return
         self._is_closed = True
         self._outbox.close()
         self._inbox.close()
         for _, descriptors in self._left:
-            # They came for messages that are dropped here: left open they would leak, and keep chunks (D3).
+            # Their messages are dropped here. Open descriptors would leak, and keep chunks (D3).
             close_all(descriptors)
         self._left = []
-        # D78: a forked child may hold a copy of the socket, and then `close` alone would not end the peer's
-        # wait.
+        # D78: a forked child may hold a copy of the socket. Then `close` would not end the peer's wait.
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        # Trio has to hear of the end before the descriptor is closed: its number may soon be another's.
+        # Trio must be notified before the descriptor is closed, because another file may soon get its number.
         with suppress(RuntimeError):  # outside of Trio no task waits
             trio.lowlevel.notify_closing(self._sock)
             self._sleeper.notify()
@@ -303,16 +302,16 @@ class Channel:
 
 
 async def spin_together(ends: Iterable[tuple[Channel, Take]], goes_on: Callable[[], bool]) -> None:
-    """Poll for answers of several peers in the task that waits for them, while due and `goes_on` says so.
+    """Poll for answers of several peers in the waiting task, while they are due and `goes_on` returns true.
 
-    Then it need not be woken by the receivers, which takes a turn of the loop for each. They sleep until the
-    answer of their peer has come. Once the task is cancelled this returns, as it does after a while in any
-    case: Trio tells the main task of Ctrl-C only where it is parked.
+    Then the receivers need not wake the task, which takes a turn of the loop for each. They sleep until their
+    peer's answer has arrived. This returns once the task is cancelled, and after a while in any case, because
+    Trio delivers Ctrl-C to the main task only while it is parked.
 
     Args:
-        ends: Each with what takes messages that were received, if they are what the task waits for or belong
-            to it, and says whether it has; what it has not is the receiver's.
-        goes_on: Called between two looks.
+        ends: Each channel with a function that takes messages if they belong to the task, and returns whether
+            it has taken them; others are left to the receiver.
+        goes_on: Called between two polls.
     """
     spinning = dict(ends)
     for channel in spinning:
@@ -334,7 +333,7 @@ async def spin_together(ends: Iterable[tuple[Channel, Take]], goes_on: Callable[
             if has_come and not goes_on():
                 break
             turns += 1
-            # To ask Trio for a cancellation takes as long as the rest of a turn.
+            # Checking for a cancellation takes as long as the rest of a turn.
             is_cancelled = not turns % _TURNS_TO_LOOK and trio.current_effective_deadline() == -inf
             if is_cancelled or time.perf_counter() > end:
                 break
@@ -344,15 +343,15 @@ async def spin_together(ends: Iterable[tuple[Channel, Take]], goes_on: Callable[
 
 
 class SpinWait:
-    """Tells when a message is due, so that the task that waits for it does not sleep then.
+    """Determines when a message is due, so that the waiting task stays awake then.
 
-    A processor that has slept takes long to wake. So where the peer has taken about as long for its last
-    two answers, its messages are looked for from a while before the next is due until a while after.
+    A sleeping processor takes long to wake up. So if the peer's last two answers took about the same time,
+    its messages are polled for from some time before the next one is due until some time after.
 
     Args:
-        window: The most seconds to stay awake for one message: half of them before it is due.
-        asks: First items of the messages that something answers, or follows.
-        answers: First items of the messages that do. Others may come and go in between, and mean nothing.
+        window: The maximum seconds to stay awake for one message: half of them before it is due.
+        asks: The first items of messages that are answered or followed by others.
+        answers: The first items of these answers. Other messages in between are ignored.
     """
 
     def __init__(self, window: float, asks: frozenset[object], answers: frozenset[object]) -> None:
@@ -364,16 +363,16 @@ class SpinWait:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the next answer can be told."""
+        """Whether the time of the next answer can be estimated."""
         return self._forecast.is_steady
 
     @property
     def is_near(self) -> bool:
-        """Whether the answer is likely to come in these moments."""
+        """Whether the answer is likely to arrive at about this time."""
         return self._is_expected and self._forecast.is_near(time.perf_counter())
 
     def sent(self) -> bool:
-        """Note that something was sent that is answered; returns whether `pause` has changed."""
+        """Record that a message with an expected answer was sent; return whether `pause` has changed."""
         if self._is_expected:
             return False
         self._is_expected = True
@@ -381,7 +380,7 @@ class SpinWait:
         return self._forecast.is_steady
 
     def received(self, messages: Sequence[tuple[tuple[object, ...], object]]) -> None:
-        """Note that messages have come, and among them perhaps an answer."""
+        """Note that messages have arrived, and perhaps an answer among them."""
         if self._is_expected:
             answers = self.answers
             for message, _ in messages:
@@ -394,7 +393,7 @@ class SpinWait:
         self._forecast.end(time.perf_counter())
 
     def pause(self) -> float:
-        """Return the seconds for which one may sleep; 0 while an answer is due, infinity if none is."""
+        """Return the seconds for which the task may sleep; 0 while an answer is due, infinity without one."""
         forecast = self._forecast
         if not self._is_expected or not forecast.is_steady:
             return inf
@@ -403,6 +402,6 @@ class SpinWait:
             return left - self._half
         if left > -self._half:
             return 0.0
-        # The answer did not come when it was due: stay awake no more until the times agree again.
+        # The answer was late. Do not stay awake again until two times agree.
         forecast.is_steady = False
         return inf

@@ -21,43 +21,43 @@ from ..base._waits import TaskNotifier
 from ._protocol import Codec, Message, NonsenseError, SharedFrame
 
 Received: TypeAlias = tuple[Message, Ints]
-"""A message and the descriptors that came with it, which belong to the receiver.
+"""A message and its descriptors, which belong to the receiver.
 
-`LOST` stands for all of them if too many files are open in the process that receives.
+`LOST` replaces all of them if too many files are open in the receiving process.
 """
 
 MAX_DESCRIPTORS = 16
-"""Descriptors that one message can carry."""
+"""The maximum number of descriptors of one message."""
 
 LOST = -1
-"""In place of the descriptors of a message that were lost."""
+"""In place of a message's lost descriptors."""
 
 HEADER = struct.Struct("<IBQ")
-"""Header of each payload: its length, the number of descriptors, the number of the frame."""
+"""The header of each payload: its length, the number of descriptors, the number of the frame."""
 
 MAX_LENGTH = 2**32 - 1
-"""The most bytes of a payload."""
+"""The maximum bytes of a payload."""
 
 BUFFER = 256 * 1024
-"""One read takes at most so many bytes, and one write gathers about so many."""
+"""The maximum bytes of one read, and the approximate bytes that one write collects."""
 
 TRANSIENT = frozenset({errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS})
-"""The kernel has no memory, or too many descriptors are on their way to processes that do not read.
+"""The kernel lacks memory, or too many descriptors are in transit to processes that do not read.
 
-A socket counts as ready all the same, so one looks again after `RETRY` seconds.
+The socket counts as ready nevertheless, so the call is repeated after `RETRY` seconds.
 """
 
 RETRY = 0.005
 
-# A frame from this size on is sent alone, which saves a copy.
-_LARGE = 64 * 1024
-# The most system calls in a row before the writer lets other tasks run.
+# Frames of at least this size are sent separately, which saves a copy.
+_SEND_ALONE_FROM_BYTES = 64 * 1024
+# The maximum number of successive system calls before the writer lets other tasks run.
 _BURST = 8
-# A send to a peer that is gone fails with this flag, and raises no SIGPIPE.
+# With this flag, sending to an ended peer fails without a SIGPIPE.
 _NO_SIGNAL = int(getattr(socket, "MSG_NOSIGNAL", 0))
 _ANCILLARY = socket.CMSG_SPACE(MAX_DESCRIPTORS * array.array("i").itemsize)
-# The flags are plain numbers: Python code puts members of an enumeration together. Other systems have no
-# workers, but import this.
+# The flags are plain numbers, because Python code combines members of an enumeration. Other systems do not
+# have workers, but import this module.
 _CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
 _TRUNCATED = int(socket.MSG_CTRUNC)
 
@@ -66,7 +66,7 @@ def duplicates(descriptors: Sequence[int]) -> Ints:
     """Duplicate descriptors.
 
     Raises:
-        OSError: One cannot be duplicated; then none is.
+        OSError: A descriptor cannot be duplicated; then none is.
     """
     copies: list[int] = []
     try:
@@ -78,32 +78,32 @@ def duplicates(descriptors: Sequence[int]) -> Ints:
 
 
 def close_all(descriptors: Iterable[int]) -> None:
-    """Close descriptors that came with a message, or were to go with one."""
+    """Close descriptors that arrived with a message, or were to be sent with one."""
     for descriptor in descriptors:
         if descriptor != LOST:
             os.close(descriptor)
 
 
 def _ignore() -> None:
-    """Nothing follows from it."""
+    """Do nothing."""
 
 
 class Outbox:
-    """Sends frames, through the socket or by showing them in shared memory; what cannot go yet waits here.
+    """Sends frames through the socket, or shows them in shared memory. Frames wait here until then.
 
-    A frame holds one message. One that carries descriptors is sent by a system call of its own: the kernel
-    hands them over with its first byte, so they come in the order of the frames that name their number.
+    A frame contains one message. A frame with descriptors is sent by a separate system call: the kernel
+    delivers them with its first byte, so they arrive in the order of the frames that contain their number.
 
     Args:
         sock: The socket.
-        codec: How messages are written.
+        codec: The encoding of messages.
 
     Attributes:
-        is_broken: Whether nothing is sent any more.
-        pending_bytes: Bytes that are encoded, and that the socket has not taken yet.
-        shown: Where lone frames are shown to a peer that is awake, instead of being sent.
-        asks: First items of the messages that are answered.
-        on_asked: Called when one of them was sent, or shown.
+        is_broken: Whether nothing can be sent any longer.
+        pending_bytes: The number of encoded bytes that the socket has not accepted yet.
+        shown: The memory where single frames are shown to an awake peer instead of being sent.
+        asks: The first items of messages that are answered.
+        on_asked: Called when such a message was sent, or shown.
     """
 
     def __init__(self, sock: socket.socket, codec: Codec) -> None:
@@ -114,33 +114,32 @@ class Outbox:
         self.on_asked: Callable[[], None] = _ignore
         self._sock = sock
         self._encode = codec.encode
-        # Frames, with descriptors.
+        # The frames, with their descriptors.
         self._queue: deque[tuple[bytes, Ints]] = deque()
-        # Bytes that are being sent: the rest of one or several frames, and descriptors that go with its
-        # start.
+        # The bytes in transmission: the rest of one or several frames, and the descriptors for its start.
         self._rest: bytes | memoryview | None = None
         self._attached: Ints = ()
-        # The number of frames; and the last one's content, while it is shown alone.
+        # The number of frames; and the content of the last one, while it is only shown.
         self._frames = 0
         self._held: bytes | None = None
         self._is_refused = False
-        # Whether there is something to be sent that is answered.
+        # Whether a message with an expected answer waits to be sent.
         self._is_asking = False
         self._work = TaskNotifier()
 
     def send(self, message: Message, descriptors: Sequence[int] = (), *, now: bool = False) -> None:
-        """Put a message into the outbox; once it is broken, do nothing.
+        """Put a message into the outbox; do nothing if it is broken.
 
-        The message is encoded and its descriptors are duplicated here and now.
+        The message is encoded and its descriptors are duplicated immediately.
 
         Args:
             message: Plain values.
-            descriptors: At most `MAX_DESCRIPTORS` that the peer shall have too.
-            now: Try to send it right here if nothing waits: a lone message saves the way through
-                the writer, many in a row are cheaper together.
+            descriptors: At most `MAX_DESCRIPTORS` descriptors for the peer.
+            now: Try to send it immediately if nothing waits. A single message saves the detour through the
+                writer, while many in a row are cheaper together.
 
         Raises:
-            ValueError: Too many descriptors, or 4 GiB and more.
+            ValueError: There are too many descriptors, or 4 GiB and more.
             OSError: A descriptor cannot be duplicated.
         """
         if self.is_broken:
@@ -153,36 +152,36 @@ class Outbox:
                 f"a message of {len(payload)} bytes with {len(descriptors)} descriptors is too large; "
                 f"allowed: {MAX_LENGTH} bytes, {MAX_DESCRIPTORS} descriptors"
             )
-        # A frame is shown only where nothing waits, as it must not overtake others. Descriptors need the
+        # A frame is shown only if nothing waits, because it must not overtake others. Descriptors need the
         # socket.
         now = now and self._rest is None and not self._queue
         if now and not descriptors and self._show(payload):
             return
-        # The caller may close its own before the socket takes them.
+        # Duplicates, because the caller may close its own before the socket takes them.
         self._put(payload, duplicates(descriptors) if descriptors else ())
         if not (now and self._flush(1)):
             self._work.notify()
 
     @enable_ki_protection
     async def run(self) -> None:
-        """Send what the outbox holds, until the channel is closed or the peer is gone.
+        """Send the contents of the outbox, until the channel is closed or the peer has ended.
 
-        Cancelling it loses nothing: it may be run again.
+        Cancelling it loses nothing, and it may run again.
         """
         while not self.is_broken:
             if self._flush(_BURST):
                 if not self.is_broken:
                     await self._work.wait()
             elif self._is_refused:
-                # The kernel had no memory for the send, but the socket stays writable: to wait for that would
-                # spin.
+                # The kernel lacked memory for the send, but the socket stays writable, so waiting for that
+                # would spin.
                 await trio.sleep(RETRY)
             else:
                 with suppress(trio.ClosedResourceError):
                     await trio.lowlevel.wait_writable(self._sock)
 
     def close(self) -> None:
-        """Send nothing any more; what waits is dropped."""
+        """Stop sending. Waiting messages are dropped."""
         self.is_broken = True
         self._held = self.shown = None
         self.on_asked = _ignore
@@ -196,12 +195,12 @@ class Outbox:
         self._work.notify()
 
     def _show(self, payload: bytes) -> bool:
-        """Show a frame instead of sending it; returns whether the peer will see it."""
+        """Show a frame instead of sending it; return whether the peer will see it."""
         shown = self.shown
         if shown is None:
             return False
         if self._held is not None:
-            # One frame is shown at a time: the next would overwrite it.
+            # One frame is shown at a time, because the next would overwrite it.
             if not shown.is_taken(self._frames):
                 return False
             self._held = None
@@ -215,7 +214,7 @@ class Outbox:
         return True
 
     def _flush(self, calls: int) -> bool:
-        """Send what goes without blocking, in so many system calls; say whether nothing is left."""
+        """Send without blocking, in at most this number of system calls; return whether nothing is left."""
         for _ in range(calls):
             rest = self._rest or self._gather()
             if rest is None:
@@ -228,14 +227,15 @@ class Outbox:
                 self._is_refused = error.errno in TRANSIENT
                 if self._is_refused:
                     return False
-                # The peer is gone. The receiver still reads all that came before, and reports the end.
+                # The peer has ended. The receiver still reads everything before that, and reports the end.
                 self.close()
                 return True
             self._is_refused = False
             if self._is_asking:
                 self._is_asking = False
                 self.on_asked()
-            # The kernel has handed them over with the first byte: the rest of the frame goes without them.
+            # The kernel has delivered them with the first byte, so the rest of the frame is sent without
+            # them.
             if self._attached:
                 close_all(self._attached)
                 self._attached = ()
@@ -249,8 +249,8 @@ class Outbox:
             self._held = None
             assert self.shown is not None
             if not self.shown.is_taken(self._frames):
-                # D44: the peer may take the shown frame at this moment, too; it drops a frame whose number it
-                # has seen.
+                # D44: the peer may take the shown frame at this moment as well. It drops a frame with a
+                # number that it has already seen.
                 self._append(self._frames, held, ())
         self._frames += 1
         self._append(self._frames, payload, descriptors)
@@ -261,18 +261,18 @@ class Outbox:
         self.pending_bytes += len(frame)
 
     def _gather(self) -> bytes | None:
-        """Take from the outbox what one system call can send."""
+        """Take the data for one system call from the outbox."""
         if not self._queue:
             return None
         frame, self._attached = self._queue.popleft()
-        if self._queue and not self._attached and len(frame) < _LARGE:
+        if self._queue and not self._attached and len(frame) < _SEND_ALONE_FROM_BYTES:
             frames = [frame]
             size = len(frame)
             while self._queue and size < BUFFER:
                 following, descriptors = self._queue[0]
-                # Descriptors go with the first byte of a call, so of a frame. To join a large frame would
-                # copy it.
-                if descriptors or len(following) >= _LARGE:
+                # Descriptors are sent with the first byte of a call, which must begin a frame. Joining a
+                # large frame would copy it.
+                if descriptors or len(following) >= _SEND_ALONE_FROM_BYTES:
                     break
                 frames.append(following)
                 size += len(following)
@@ -290,30 +290,30 @@ def _transmit(sock: socket.socket, data: bytes | memoryview, descriptors: Ints) 
 
 
 class Inbox:
-    """Frames that were read and not yet returned, of the socket and of the memory where the peer shows them.
+    """Reads frames from the socket and from the memory where the peer shows them.
 
     Args:
         decode: Reads a payload.
-        limit: The most bytes that one may have.
+        limit: The maximum bytes of a payload.
 
     Attributes:
-        is_at_end: There is nothing more to read.
-        error: Why, where the peer did not simply close its end.
-        is_refused: The kernel had no memory to read with, for now.
+        is_at_end: Whether there is nothing more to read.
+        error: The reason, unless the peer simply closed its end.
+        is_refused: Whether the kernel has too little memory for reading at present.
         seen: The memory where the peer shows frames.
     """
 
     def __init__(self, decode: Callable[[bytes | memoryview], Message], limit: int) -> None:
         self._read_payload = decode
         self._limit = limit
-        # Mapped: the heap would keep the place of one that is gone, and all of it would be resident.
+        # Mapped, because the heap would retain the memory of a freed buffer, and all of it would be resident.
         self._buffer = memoryview(mmap.mmap(-1, BUFFER, flags=mmap.MAP_PRIVATE))
-        # The buffer, or a larger one for the frame that is coming alone.
+        # The buffer, or a larger one for a frame that does not fit.
         self._view = self._buffer
         self._start = 0
         self._end = 0
         self._descriptors: deque[int] = deque()
-        # Number of the last frame that was returned.
+        # The number of the last returned frame.
         self._last = 0
         self.is_at_end: bool = False
         self.is_refused: bool = False
@@ -325,7 +325,7 @@ class Inbox:
         seen = self.seen
         if seen is None:
             return []
-        # D44: a later frame comes behind some that the socket still has, and an earlier one was read there.
+        # D44: a later frame follows frames still in the socket, and an earlier frame was read there.
         number = self._last + 1
         payload = seen.take(number)
         if payload is None:
@@ -339,12 +339,12 @@ class Inbox:
             return []
 
     def read(self, sock: socket.socket) -> list[Received]:
-        """Read once; return the messages that are complete by then."""
+        """Read once; return the messages that are now complete."""
         received: list[Received] = []
         self.is_refused = False
         try:
-            # The same call marks the descriptors: a program that another thread starts meanwhile would keep
-            # the chunks (D3).
+            # The same call marks the descriptors as not inheritable. Otherwise a program that another thread
+            # starts meanwhile would keep the chunks (D3).
             size, ancillary, flags, _ = sock.recvmsg_into(
                 [self._view[self._end :] if self._end else self._view], _ANCILLARY, _CLOSE_ON_EXEC
             )
@@ -355,18 +355,18 @@ class Inbox:
             self._decode(received)
         except (BlockingIOError, InterruptedError):
             pass
-        except Exception as error:  # noqa: BLE001 - a peer that sends nonsense is as good as gone
+        except Exception as error:  # noqa: BLE001 - a peer that sends nonsense is treated as gone
             self.is_refused = isinstance(error, OSError) and error.errno in TRANSIENT
             if not self.is_refused:
                 self.is_at_end = True
                 self.error = error.with_traceback(None)
         if self.is_at_end:
-            # The frame that it showed last was sent before.
+            # The last shown frame precedes the end.
             received += self.poll()
         return received
 
     def close(self) -> None:
-        """Drop everything; descriptors whose message was not returned are closed."""
+        """Drop everything, and close the descriptors of unreturned messages."""
         self.is_at_end = True
         self.seen = None
         close_all(self._descriptors)
@@ -381,12 +381,12 @@ class Inbox:
         if len(self._descriptors) > MAX_DESCRIPTORS:
             raise NonsenseError(f"{len(self._descriptors)} descriptors came that no message names")
         if flags & _TRUNCATED:
-            # D74: the lost descriptors are those of the message that is being read, as the kernel hands over
-            # those of one message at a time.
+            # D74: the lost descriptors belong to the present message, because the kernel delivers one
+            # message's descriptors at a time.
             self._descriptors.append(LOST)
 
     def _decode(self, received: list[Received]) -> None:
-        """Append the messages that are complete, and make room for the next one."""
+        """Append the complete messages, and make room for the next one."""
         view, start, end, ahead = self._view, self._start, self._end, HEADER.size
         needed = ahead
         while end - start >= ahead:
@@ -399,7 +399,7 @@ class Inbox:
                 break
             if number > self._last + 1:
                 raise NonsenseError(f"frame {number} came behind frame {self._last}: others are missing")
-            # D44: a frame that was shown in memory and sent as well has a number that was seen.
+            # D44: a frame both shown in memory and sent repeats a number.
             if number > self._last:
                 self._last = number
                 message = self._read_payload(view[begin : begin + length])
@@ -412,7 +412,7 @@ class Inbox:
             self._make_room(needed)
 
     def _claim(self, count: int) -> Ints:
-        """Take the descriptors of the next message that has some; `LOST` if one of them was."""
+        """Take the descriptors of the next message that has any; `LOST` if one of them was lost."""
         claimed: list[int] = []
         while len(claimed) < count:
             descriptor = self._descriptors.popleft() if self._descriptors else None
@@ -425,10 +425,10 @@ class Inbox:
         return tuple(claimed)
 
     def _make_room(self, needed: int) -> None:
-        """Move the beginning of a frame to where the whole of it fits; happens once for each frame."""
+        """Move the beginning of a frame to a buffer where it fits; happens once for each frame."""
         rest = self._view[self._start : self._end]
-        # D80: mapped memory, which the system gives as it is filled: a frame may be announced, and never
-        # come.
+        # D80: mapped memory, which the system allocates as it is filled, because an announced frame may never
+        # arrive.
         self._view = self._buffer if needed <= BUFFER else memoryview(mmap.mmap(-1, needed))
         self._view[: len(rest)] = rest
         self._start, self._end = 0, len(rest)

@@ -1,8 +1,8 @@
-"""Kinds of messages between application and worker, each declared once, by the signature of a function.
+"""Kinds of messages between application and worker. The signature of a function declares each one.
 
-The declaration says what a message is made of. Calling it makes one, a plain tuple whose first item is the
-name. What reads it at the other end, where that does not trust the sender, follows from the annotations. A
-declaration that does not fit is refused at import, by name.
+The declaration lists the fields of a message. Calling it makes one, a plain tuple with the name as its first
+item. If the receiver does not trust the sender, the readers of the fields follow from the annotations. An
+invalid declaration is refused at import, by name.
 """
 
 from __future__ import annotations
@@ -29,34 +29,34 @@ ParametersP = ParamSpec("ParametersP")
 
 Data: TypeAlias = bytes | memoryview
 Reader: TypeAlias = Callable[[Any], Any]
-"""Called with a value of any kind; returns it as the type that was declared, or raises `NonsenseError`."""
+"""Called with any value; returns it as the declared type, or raises `NonsenseError`."""
 
 _LARGEST = 2**63
-SHORT = reprlib.Repr()
-"""Texts of values that may be anything."""
-SHORT.maxstring = SHORT.maxother = 60
+SHORT_REPR = reprlib.Repr()
+"""Texts of arbitrary values."""
+SHORT_REPR.maxstring = SHORT_REPR.maxother = 60
 
 
 def expect(is_so: object, what: str) -> None:
-    """See that something is so; not for what happens with each operation, as the text takes long to make.
+    """Check a condition. Not for every operation, because making the text takes long.
 
     Raises:
-        NonsenseError: It is not.
+        NonsenseError: The condition is false.
     """
     if not is_so:
         raise NonsenseError(what)
 
 
 def refuse(value: object, what: str) -> NoReturn:
-    """Refuse a value that is not what was declared."""
-    raise NonsenseError(f"{SHORT.repr(value)} is not of type {what}")
+    """Refuse a value that does not fit its declaration."""
+    raise NonsenseError(f"{SHORT_REPR.repr(value)} is not of type {what}")
 
 
-# Readers (D80). They must expect any value: a worker with damaged memory may send it.
+# Readers (D80). They must expect any value, because a worker with damaged memory may send it.
 
 
 def _integer(least: int, what: str) -> Reader:
-    """Make a reader of whole numbers of 64 bits that are not less."""
+    """Make a reader of 64-bit integers from `least`."""
 
     def read(value: Any) -> int:
         if type(value) is not int or not least <= value < _LARGEST:
@@ -67,7 +67,7 @@ def _integer(least: int, what: str) -> Reader:
 
 
 def _of_type(kind: type, what: str) -> Reader:
-    """Make a reader of values of exactly this type: a subclass may have methods of its own."""
+    """Make a reader of values with exactly this type, because a subclass may have its own methods."""
 
     def read(value: Any) -> Any:
         if type(value) is not kind:
@@ -86,24 +86,24 @@ _PLAIN: dict[object, Reader] = {
 }
 
 Count: TypeAlias = Annotated[int, _count]
-"""A whole number of 63 bits, in a declaration."""
+"""A 63-bit unsigned integer, in a declaration."""
 
 Integer: TypeAlias = Annotated[int, _integer(1 - _LARGEST, "integer")]
-"""A whole number of 64 bits with a sign, likewise."""
+"""A 64-bit signed integer, in a declaration."""
 
 
 def counts(number: int) -> Reader:
-    """Make a reader of so many counts."""
+    """Make a reader of `number` counts."""
     return _fields([_count] * number)
 
 
 def _each(reader: Reader) -> Reader:
-    """Make a reader of sequences of any length."""
+    """Make a reader of sequences with any length."""
     return lambda values: tuple([reader(item) for item in _sequence(values)])
 
 
 def _fields(readers: Sequence[Reader]) -> Reader:
-    """Make a reader of so many fields, each of which has its own reader."""
+    """Make a reader of fields, each of which has its own reader."""
 
     def read(values: Any) -> tuple[Any, ...]:
         if len(_sequence(values)) != len(readers):
@@ -114,7 +114,7 @@ def _fields(readers: Sequence[Reader]) -> Reader:
 
 
 def _reader_of(hint: Any) -> Reader | None:
-    """Find the reader of an annotation; None where there is none."""
+    """Return the reader of an annotation; None if there is none."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return cast("Reader", arguments[1])
@@ -132,12 +132,12 @@ def _reader_of(hint: Any) -> Reader | None:
     return lambda value: None if value is None else last(value)
 
 
-# The flag of a function whose parameter has a star: descriptors come with the message.
+# The flag of functions with a starred parameter, which means that descriptors are attached to the message.
 _VARIADIC = 4
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[list[str], bool]:
-    """Return the names of a function's parameters, and whether there is one with a star."""
+    """Return the names of a function's parameters, and whether one is starred."""
     code = cast("FunctionType", function).__code__
     return [*code.co_varnames[: code.co_argcount]], bool(code.co_flags & _VARIADIC)
 
@@ -147,9 +147,9 @@ class Kind(Generic[ParametersP]):
 
     Attributes:
         name: The first item of its messages.
-        fields: Names of the others, in order.
-        carries: Whether descriptors come with it.
-        read: Reads the fields as JSON has them; None where it is not sent in JSON.
+        fields: The names of the other items, in order.
+        carries: Whether descriptors are attached.
+        read: Reads the fields from JSON; None if it is not sent in JSON.
     """
 
     def __init__(self, declaration: Callable[ParametersP, None]) -> None:
@@ -161,7 +161,7 @@ class Kind(Generic[ParametersP]):
         return f"{self.name}({', '.join(self.fields)})"
 
     def __call__(self, *values: ParametersP.args, **named: ParametersP.kwargs) -> Message:
-        """Make a message; its fields are given by their places."""
+        """Make a message from its fields, in order."""
         assert len(values) == len(self.fields), self
         return self.name, *values
 
@@ -170,12 +170,12 @@ class Messages:
     """The kinds of messages that one end sends to the other.
 
     Args:
-        are_read: Whether the receiver checks each field, as it does not trust the sender.
+        are_read: Whether the receiver checks each field, because it does not trust the sender.
 
     Attributes:
         kinds: The kinds, by name.
-        writers: Makes bytes of the fields of a kind that has a layout of its own, or None for JSON.
-        readers: What reads a payload with such a layout, by its first byte.
+        writers: For kinds with their own layout: encodes the fields, or returns None for JSON.
+        readers: Decodes payloads with such a layout, by their first byte.
     """
 
     def __init__(self, *, are_read: bool) -> None:
@@ -187,16 +187,16 @@ class Messages:
     def declare(
         self, *tags: int, write: Callable[..., bytes | None] | None = None, read: Reader | None = None
     ) -> Callable[[Callable[ParametersP, None]], Kind[ParametersP]]:
-        """Declare a kind by a function without a body: its fields are the parameters.
+        """Declare a kind by a function without a body, with the fields as its parameters.
 
         Args:
-            tags: First bytes of the payloads of a kind that has a layout of its own, made by hand.
-            write: Makes a payload of the fields; None for JSON.
-            read: Reads what `write` has made.
+            tags: The first bytes of payloads with a handwritten layout.
+            write: Encodes the fields as a payload; None for JSON.
+            read: Decodes the result of `write`.
 
         Raises:
-            TypeError: An annotation has no reader, the layout is for other fields, or another kind has the
-                name or a tag.
+            TypeError: An annotation lacks a reader, the layout has other fields, or another kind has the same
+                name or tag.
         """
 
         def make(declaration: Callable[ParametersP, None]) -> Kind[ParametersP]:
@@ -226,19 +226,20 @@ class Messages:
 def handlers(
     messages: Messages, *owners: type, given: Sequence[str] = (), but: Sequence[Kind[...]] = ()
 ) -> Callable[..., dict[object, Callable[..., None]]]:
-    """Find the methods that take each kind of message: `on_chunk` or `_on_chunk` takes `chunk`.
+    """Find the methods that handle each kind of message: `on_chunk` or `_on_chunk` handles `chunk`.
 
     Args:
-        messages: What the other end sends.
-        owners: Classes that have these methods. A method's parameters are the fields.
-        given: Names of parameters ahead of the fields.
-        but: Kinds that are taken elsewhere.
+        messages: The messages of the other end.
+        owners: The classes with these methods. The parameters of a method are the fields.
+        given: The names of parameters before the fields.
+        but: The kinds that are handled elsewhere.
 
     Returns:
-        Called with objects of these classes, it returns their methods by the name of the kind.
+        A function that takes objects of these classes, and returns their methods by the name of the kind.
 
     Raises:
-        TypeError: A kind has no method, or two, or one with other parameters; or a method has no kind.
+        TypeError: A kind lacks a method, has two, or its method has other parameters; or a method lacks a
+            kind.
     """
     found: dict[object, tuple[int, str]] = {}
     for place, owner in enumerate(owners):

@@ -1,11 +1,11 @@
-"""The messages of the application to a worker, which trusts it: they are pickled.
+"""The messages of the application to a worker. They are pickled, because the worker trusts the application.
 
-A launch is its name, the import path of its library, the specification, id and bytes of the blocks to be
-made, what is staged for it, copies behind it, ids of the blocks that it writes, arguments that exist already
-and their blocks, and the fault that is to hit it.
+A launch contains its name, the import path of its library, the specification, ids and sizes of the blocks to
+make, staged copies, later copies, ids of the written blocks, existing arguments and their blocks, and the
+fault that hits it.
 
-A specification is the import path of its class and the values of its fields. A value that is not plain is a
-tuple that begins with one of the tags.
+A specification consists of the import path of its class and the values of its fields. A value that is not
+plain is encoded as a tuple that begins with one of the tags.
 """
 
 from __future__ import annotations
@@ -15,57 +15,57 @@ from ._messages import Messages
 from ._protocol import Address, Message, WorkerConfig
 
 ORDERS = Messages(are_read=False)
-"""All of them."""
+"""All orders."""
 
 _order = ORDERS.declare()
 
 
 @_order
 def config(config: WorkerConfig) -> None:
-    """Begin; first of all."""
+    """Begin; this is the first message."""
 
 
 @_order
 def chunk(number: int, nbytes: int, *descriptors: int) -> None:
-    """Map memory that there is already, or another worker has made."""
+    """Map existing memory, which may be another worker's."""
 
 
 @_order
 def kept(number: int) -> None:
-    """The descriptor of a chunk has come."""
+    """The application has received the descriptor of a chunk."""
 
 
 @_order
 def tell_chunk(number: int) -> None:
-    """Send a chunk again, whose descriptor was lost."""
+    """Send a chunk again, because its descriptor was lost."""
 
 
 @_order
 def unchunk(number: int) -> None:
-    """That memory is gone, or was borrowed and need not stay mapped."""
+    """Unmap memory that is freed, or was borrowed and is no longer needed."""
 
 
 @_order
 def prepare(library: str, blocks: tuple[Address, ...]) -> None:
-    """Open a library ahead that is in use now.
+    """Open a library in advance that is in use.
 
-    Blocks that it has from its start are told with their places, behind their chunks.
+    It contains the places of the blocks that the library has from its start. Their chunks are sent before.
     """
 
 
 @_order
 def forget(library: str) -> None:
-    """A library was closed: what was opened ahead is not needed."""
+    """A library was closed, so it need not be open in advance."""
 
 
 @_order
 def start(generation: int, blocks: tuple[Address, ...]) -> None:
-    """Begin to serve, with blocks that there are."""
+    """Begin to serve, with these existing blocks."""
 
 
 @_order
 def template(number: int, launch: Message) -> None:
-    """A launch with positions of blocks in place of their ids; ahead of its first replay."""
+    """A launch with positions of blocks in place of their ids; sent before its first replay."""
 
 
 @_order
@@ -80,68 +80,67 @@ def replay(
 ) -> None:
     """A request by a template: its blocks, ids of released blocks, and packed scalars.
 
-    The word is that of its library. `invalidates` says whether outputs are invalid although it was not
-    launched.
+    The word is its library's. `invalidates` is whether outputs become invalid even if it is not launched.
     """
 
 
 @_order
 def forget_templates(numbers: Ints) -> None:
-    """No later replay names these templates."""
+    """Forget these templates, because no later replay uses them."""
 
 
 @_order
 def request(number: int, word: int, invalidates: bool, launch: Message, released: Ints) -> None:
-    """A request that is sent whole; see `replay`."""
+    """A request without a template; see `replay`."""
 
 
 @_order
 def lease(number: int, block: int, write: bool, released: Ints) -> None:
-    """Hold a block, and say whether it is written."""
+    """Hold a block; `write` is whether it is written."""
 
 
 @_order
 def borrow(number: int, released: Ints, place: Address, size: int, stays: bool, *descriptors: int) -> None:
-    """Memory of another device, which is read until `unlease`.
+    """Make memory of another device readable until `unlease`.
 
-    The size is that of the chunk, and `stays` says whether it stays mapped until `unchunk`. Its descriptor
-    comes with it if the worker does not have it mapped.
+    The size is the chunk's, and `stays` is whether it stays mapped until `unchunk`. Its descriptor is
+    attached if the worker does not have it mapped.
     """
 
 
 @_order
 def unlease(number: int) -> None:
-    """A lease is over: the block is given back."""
+    """A lease has ended, and the block is returned."""
 
 
 @_order
 def cancel(number: int) -> None:
-    """The asker of a request was cancelled."""
+    """The caller of a request was cancelled."""
 
 
 @_order
 def left(number: int) -> None:
-    """The asker of a request has gone, and not all of its host arrays were copied."""
+    """The caller of a request has left before all of its host arrays were copied."""
 
 
 @_order
 def heard(number: int) -> None:
-    """The progress of a request has come, and the next may follow."""
+    """The progress of a request was received, and the next may follow."""
 
 
 @_order
 def copied(transfer: int) -> None:
-    """A copy is over that the worker has asked for."""
+    """A copy that the worker has requested is done."""
 
 
 @_order
 def slab(number: int, nbytes: int, *descriptors: int) -> None:
-    """Host memory of the application, before any array in it is named."""
+    """Host memory of the application; sent before any array in it is used."""
 
 
 @_order
 def unslab(number: int) -> None:
-    """A slab has no array any more."""
+    """A slab no longer contains arrays."""
 
 
 @_order
@@ -151,7 +150,7 @@ def filled(transfer: int) -> None:
 
 @_order
 def release(blocks: Ints) -> None:
-    """Blocks that the program has let go."""
+    """Blocks that the program has released."""
 
 
 @_order
@@ -166,7 +165,7 @@ def poison(reason: str) -> None:
 
 @_order
 def observe(is_observed: bool, is_timed: bool) -> None:
-    """Say whether somebody observes messages, and whether times of launches are wanted."""
+    """Whether messages are observed, and launches are timed."""
 
 
 @_order

@@ -1,4 +1,4 @@
-"""Specifications as plain values, and back: what a worker and a journal get of an operation."""
+"""Specifications as plain values, and back, for workers and journals."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ import numpy as np
 from ...backends.base import DType, HostArray, Ints
 from ...backends.base.contract.ops import DESCRIPTORS, ArraySpec, Descriptor, OperationSpec
 from ..base._library_paths import why_not_found
-from ._messages import SHORT
+from ._messages import SHORT_REPR
 from ._protocol import ARRAY, COMPLEX, DTYPES, ENUM, HOST, TUPLE, Message
 
 HostEncoder: TypeAlias = Callable[[HostArray], object]
 """Called with each host array; returns the plain values to send instead."""
 
 HostDecoder: TypeAlias = Callable[[Any], HostArray]
-"""Called with what was sent for a host array; returns the array."""
+"""Called with the plain values of a host array; returns the array."""
 
 T = TypeVar("T")
 
 PLAIN = frozenset({type(None), bool, int, float, str, bytes})
-"""Values of these types stand for themselves."""
+"""Values of these types are sent unchanged."""
 
 _NAMES = {id(member): member.value for member in DType}
 _PATHS: dict[type[OperationSpec], str] = {}
 
 
 def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None = None) -> Message:
-    """Make plain values of a specification.
+    """Encode a specification as plain values.
 
     Args:
-        spec: Any attrs class that another process can import.
+        spec: An instance of any attrs class that another process can import.
         host: Called with each host array; returns the plain values to send instead.
-        status: The same for status words; `host` if there is none.
+        status: The same for status words; `host` by default.
 
     Raises:
-        TypeError: The class cannot be imported elsewhere, or a field holds something that cannot
-            cross (the message names it).
+        TypeError: Another process cannot import the class, or a field contains a value that cannot be encoded
+            (the message names it).
     """
     cls = type(spec)
     values: list[object] = [_PATHS.get(cls) or _path_of(cls)]
@@ -57,13 +57,13 @@ def encode_spec(spec: OperationSpec, host: HostEncoder, status: HostEncoder | No
             raise TypeError(
                 "a specification that crosses to a worker holds numbers, strings, bytes, None, dtypes, "
                 "members of enums, ArraySpec, host arrays and tuples of these; "
-                f"{cls.__qualname__}.{name} is {SHORT.repr(field)}{error}"
+                f"{cls.__qualname__}.{name} is {SHORT_REPR.repr(field)}{error}"
             ) from None
     return tuple(values)
 
 
 def _by_field(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None) -> HostEncoder:
-    """Encode status words by one function, and other host arrays by another."""
+    """Return an encoder that treats status words and other host arrays separately."""
     if status is None:
         return host
     fields = spec.descriptor().fields
@@ -72,10 +72,10 @@ def _by_field(spec: OperationSpec, host: HostEncoder, status: HostEncoder | None
 
 
 def _path_of(cls: type[OperationSpec]) -> str:
-    """Tell where another process finds a specification class.
+    """Return the import path of a specification class.
 
     Raises:
-        TypeError: It cannot, or the class is no attrs class.
+        TypeError: It cannot be imported, or is not an attrs class.
     """
     try:
         path = _class_path(cls)
@@ -92,14 +92,14 @@ def _path_of(cls: type[OperationSpec]) -> str:
 
 
 class _CannotCrossError(Exception):
-    """The value that is being encoded cannot cross; the text says more than the value does, or nothing."""
+    """The value cannot be encoded. The text adds details, or is empty."""
 
 
 def _encode_value(value: object, host: HostEncoder) -> object:
-    """Make plain values of one.
+    """Encode one value as plain values.
 
     Raises:
-        _CannotCrossError: It cannot cross.
+        _CannotCrossError: It cannot be encoded.
     """
     kind = type(value)
     if kind in PLAIN:
@@ -120,22 +120,22 @@ def _encode_value(value: object, host: HostEncoder) -> object:
 
 @functools.lru_cache(1024)
 def _layout_of(offset: int, dtype: int, shape: Ints, strides: Ints) -> Message:
-    """Return all of an array but its block; a pickle has one that occurs again only once.
+    """Return an array without its block; cached, because a pickle stores a repeated object only once.
 
     Args:
-        offset: Offset in the block.
-        dtype: Identity of the dtype: its hash takes longer than all the rest.
-        shape: Extents.
-        strides: Steps.
+        offset: The offset in the block.
+        dtype: The `id` of the dtype, because its hash takes longer than all the rest.
+        shape: The extents.
+        strides: The steps.
     """
-    # The integers are made exact: NumPy would pickle extents and steps that came from it.
+    # Conversion to int, because NumPy would pickle extents and steps of its own types.
     return int(offset), _NAMES[dtype], tuple(map(int, shape)), tuple(map(int, strides))
 
 
 def _encode_number(value: Any) -> object:
     plain: object = value if type(value) is complex else value.item()
     if type(plain) is complex:
-        # The pickler calls Python for these.
+        # The pickler would call Python code for these.
         return COMPLEX, plain.real, plain.imag
     if type(plain) not in PLAIN:
         raise _CannotCrossError(f", a {type(value).__name__}")
@@ -143,10 +143,10 @@ def _encode_number(value: Any) -> object:
 
 
 def _class_path(cls: type[object]) -> str:
-    """Tell where another process finds a class.
+    """Return the import path of a class.
 
     Raises:
-        _CannotCrossError: It does not.
+        _CannotCrossError: Another process cannot import it.
     """
     why = why_not_found(cls)
     if why is not None:
@@ -155,28 +155,28 @@ def _class_path(cls: type[object]) -> str:
 
 
 def encode_array(array: HostArray) -> Message:
-    """Make plain values of a small host array: dtype, shape and bytes in C order.
+    """Encode a small host array as plain values: dtype, shape and bytes in C order.
 
     Raises:
-        TypeError: Devices have no such dtype.
+        TypeError: Devices do not have this dtype.
     """
     return DType.of(array.dtype).value, array.shape, array.tobytes()
 
 
 def result_of(host: HostArray) -> Message:
-    """Tell a worker of a host array that is filled from its reply."""
+    """Encode a host array that is filled from a worker's reply."""
     return "result", DType.of(host.dtype).value, host.shape
 
 
 def decode_spec(data: Message, host: HostDecoder) -> OperationSpec:
-    """Make a specification of what `encode_spec` made of it.
+    """Decode a specification from the result of `encode_spec`.
 
     Args:
-        data: From `encode_spec`.
-        host: Called with what its counterpart returned; returns the host array.
+        data: The result of `encode_spec`.
+        host: Called with the encoder's plain values; returns the host array.
 
     Raises:
-        ImportError: This process has no such module.
+        ImportError: This process lacks the module.
     """
     path, *fields = cast("tuple[Any, ...]", data)
     spec: OperationSpec = _descriptor_at(path).make([_decode_value(field, host) for field in fields])
@@ -189,7 +189,7 @@ def _descriptor_at(path: str) -> Descriptor:
 
 
 def _decode_value(data: object, host: HostDecoder) -> object:
-    """Make the value that something stands for: itself, unless it is a tuple."""
+    """Decode a value. Everything except tuples is unchanged."""
     kind = type(data)
     if kind is not tuple:
         return data
@@ -212,11 +212,11 @@ def _enum_at(path: str) -> Callable[[object], enum.Enum]:
 
 
 def resolve(path: str, base: type[T]) -> type[T]:
-    """Find the class of a path.
+    """Return the class with an import path.
 
     Raises:
-        ImportError: This process has no such module.
-        TypeError: It is no subclass of `base`.
+        ImportError: This process lacks the module.
+        TypeError: It is not a subclass of `base`.
     """
     module, _, name = path.partition(":")
     found: object = importlib.import_module(module)
@@ -228,6 +228,6 @@ def resolve(path: str, base: type[T]) -> type[T]:
 
 
 def decode_array(data: Message) -> HostArray:
-    """Make a writable array, contiguous in C order, of what `encode_array` made of it."""
+    """Decode a writable array, contiguous in C order, from the result of `encode_array`."""
     dtype, shape, content = cast("tuple[str, tuple[int, ...], bytes]", data)
     return np.ndarray(shape, DTYPES[dtype].dtype, bytearray(content))

@@ -1,7 +1,7 @@
-"""Errors, events of actors and faults as plain tuples: what a worker process says of itself.
+"""Errors, actor events and faults as plain tuples, as a worker process reports them.
 
-No exception is pickled: unpickling one calls whatever its class says, and a class that one end can
-import the other may not. Instead the classes that mean something to both ends are registered here.
+Exceptions are not pickled, because unpickling calls arbitrary code of their class, and one end may be unable
+to import a class of the other. Instead, the classes that both ends know are registered here.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ._protocol import Message
 T = TypeVar("T")
 
 Fields: TypeAlias = tuple[tuple[object, ...], dict[str, object]]
-"""Positional arguments and keywords that make an exception."""
+"""The positional and keyword arguments that make an exception."""
 
 WireError: TypeAlias = tuple[object, ...]
-"""(registered name, fields, text, notes, traceback, cause): plain values all the way down."""
+"""(registered name, fields, text, notes, traceback, cause): plain values at all levels."""
 
-# Causes and members of groups: so deep, and so many in all. Causes may form a circle.
+# Limits of depth and total number for causes and members of groups, because causes may form a circle.
 _MAX_DEPTH = 8
 _MAX_ERRORS = 64
-# The innermost frames say where it happened; those of a recursion without end say it a thousand times.
+# The innermost frames show the place of the error; those of an endless recursion repeat it a thousand times.
 _MAX_FRAMES = 40
-# A text of so many characters says enough.
+# The maximum characters of a text.
 _MAX_TEXT = 1 << 16
 _MAX_ITEMS = 1024
 _MAX_NOTES = 64
@@ -45,15 +45,15 @@ _GROUP = "ExceptionGroup"
 
 
 def encode_error(error: BaseException) -> WireError:
-    """Make plain values of an error, its notes, its traceback and its causes.
+    """Encode an error, its notes, its traceback and its causes as plain values.
 
-    Whatever the exception's class does, this succeeds; the less is known of it, the more of it is text.
+    This succeeds whatever the exception's class does. The less is known of it, the more is sent as text.
     """
     return _Encoder().encode(error, _MAX_DEPTH)
 
 
 def decode_error(data: WireError) -> Exception:
-    """Make an error of what `encode_error` made of it; it was never raised, so it has no traceback."""
+    """Decode an error from the result of `encode_error`. It was never raised, so it has no traceback."""
     name, fields, text, notes, frames, cause = cast(
         "tuple[str, Fields, str, tuple[str, ...], str, WireError | None]", data
     )
@@ -69,7 +69,7 @@ def decode_error(data: WireError) -> Exception:
 
 @attrs.define
 class _Encoder:
-    """Encoder of one error with its causes and members."""
+    """The encoder of one error with its causes and members."""
 
     left: int = _MAX_ERRORS
 
@@ -91,19 +91,19 @@ class _Encoder:
         return depth > 0 and self.left > 0
 
     def _describe(self, error: BaseException, text: str, depth: int) -> tuple[str, Fields]:
-        """Find the class that an error is sent as, and what makes another one of it."""
+        """Return the class name with which an error is sent, and the arguments to make it again."""
         try:
             if issubclass(type(error), BaseExceptionGroup) and self._has_room(depth):
                 return _GROUP, self._members(cast("BaseExceptionGroup[BaseException]", error), depth)
             return _described(error, text)
-        except Exception:  # noqa: BLE001 - a stranger's class may break anything it defines
+        except Exception:  # noqa: BLE001 - a foreign class may break anything it defines
             return _as_runtime_error(error, text)
 
     def _members(self, group: BaseExceptionGroup[BaseException], depth: int) -> Fields:
         message = group.message
         if type(group) not in (ExceptionGroup, BaseExceptionGroup):
             message = f"{_name(group)}: {message}"
-        # `_has_room` is asked for each: the members before it have taken room.
+        # `_has_room` is called for each, because the previous members have taken room.
         members = [self.encode(member, depth - 1) for member in group.exceptions if self._has_room(depth)]
         return (str(message), tuple(members)), {}
 
@@ -126,9 +126,9 @@ def _as_runtime_error(error: BaseException, text: str) -> tuple[str, Fields]:
 
 
 def _fields_of(cls: type[BaseException]) -> Callable[[Any, str, str], Fields]:
-    """Find the function that takes an exception of a registered class apart.
+    """Return the function that takes an exception of a registered class apart.
 
-    It is given the exception, what to put in front of its message, and its text.
+    It gets the exception, a prefix for its message, and its text.
     """
     for base, function in _FIELDS:
         if issubclass(cls, base):
@@ -154,12 +154,12 @@ def _os_fields(error: OSError, prefix: str, text: str) -> Fields:
     if error.filename is not None:
         arguments.append(error.filename)
     if error.filename2 is not None:
-        arguments += [None, error.filename2]  # the one between is of another operating system
+        arguments += [None, error.filename2]  # the argument in between is for another operating system
     return tuple(map(_plain, arguments)), {}
 
 
 def _named_fields(*names: str) -> Callable[[Any, str, str], Fields]:
-    """Make the function for a class that keeps its arguments, and fields of these names."""
+    """Make the function for a class that stores its arguments, and fields with these names."""
 
     def fields(error: BaseException, prefix: str, text: str) -> Fields:
         arguments, _ = _plain_fields(error, prefix, text)
@@ -178,13 +178,13 @@ def _unicode_fields(error: UnicodeDecodeError | UnicodeEncodeError, prefix: str,
 
 
 def _plain_fields(error: BaseException, prefix: str, text: str) -> Fields:
-    """Return the arguments of an exception that only keeps them."""
+    """Return the arguments of an exception that only stores them."""
     if not prefix and all(_is_plain(argument) for argument in error.args):
         return error.args, {}
     return (f"{prefix}{text}",), {}
 
 
-# The first entry that fits counts.
+# The first matching entry counts.
 _FIELDS: tuple[tuple[type[BaseException], Callable[[Any, str, str], Fields]], ...] = (
     (AccelError, _accel_fields),
     (ActorError, lambda error, prefix, text: ((f"{prefix}{text}",), {"path": str(error.path)})),
@@ -224,7 +224,7 @@ def _rebuild(name: str, fields: Fields, text: str) -> Exception:
         return ExceptionGroup(message, [decode_error(member) for member in members])
     try:
         return _CLASSES[name](*arguments, **keywords)
-    except Exception:  # noqa: BLE001 - arguments that its class does not take, or a name of another version
+    except Exception:  # noqa: BLE001 - arguments that the class refuses, or a name of another version
         return RuntimeError(text)
 
 
@@ -234,22 +234,22 @@ def _name(error: BaseException) -> str:
 
 
 def _had(get: Callable[[], T], otherwise: T) -> T:
-    """Get something of an exception; a stranger's class may break anything it defines."""
+    """Return something of an exception, or `otherwise`, because a foreign class may break anything."""
     try:
         return get()
-    except Exception:  # noqa: BLE001 - as it says
+    except Exception:  # noqa: BLE001 - see the docstring
         return otherwise
 
 
 def _notes(error: BaseException) -> Strs:
-    # `__notes__` may hold any objects.
+    # `__notes__` may contain any objects.
     notes = [note for note in getattr(error, "__notes__", ()) if isinstance(note, str)]
     return tuple(_exact(note) for note in notes[:_MAX_NOTES])
 
 
 def _traceback(error: BaseException) -> str:
-    """Return the traceback as text: nothing may keep the frames, and the arrays in them, alive."""
-    # Source lines come from the loader that the module names, which may be the program's own.
+    """Return the traceback as text, because nothing may keep the frames, and the arrays in them, alive."""
+    # The module's loader provides the source lines, and may belong to the program.
     return "".join(traceback.format_tb(error.__traceback__, limit=-_MAX_FRAMES)).rstrip()
 
 
@@ -266,7 +266,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _plain(value: object) -> object:
-    """Make a value of a field plain: itself, the number or string that it is, or its text."""
+    """Convert a field's value to a plain one: itself, its number or string, or its text."""
     if _is_plain(value):
         return value
     if isinstance(value, str):
@@ -279,7 +279,7 @@ def _plain(value: object) -> object:
 
 
 def _exact(text: str) -> str:
-    # A subclass of `str` may have methods of its own.
+    # A subclass of `str` may have its own methods.
     exact = text if type(text) is str else str.__str__(text)
     return exact if len(exact) <= _MAX_TEXT else f"{exact[:_MAX_TEXT]} ... ({len(exact)} characters)"
 
@@ -287,7 +287,7 @@ def _exact(text: str) -> str:
 _EVENTS: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
 
 
-# Types of values by the annotation of a field.
+# The types of values by the field's annotation.
 _TYPES_OF_FIELDS: dict[object, Any] = {
     "str": str,
     "bool": bool,
@@ -302,7 +302,7 @@ _TYPES_OF_FIELDS: dict[object, Any] = {
 
 
 def encode_event(event: Event) -> Message:
-    """Make plain values of an event; of a dead letter only its message's name is sent, and no context."""
+    """Encode an event as plain values, without contexts; a dead letter only has its message's name."""
     fields: dict[str, object] = {}
     for field in attrs.fields(type(event)):
         value: object = getattr(event, field.name)
@@ -333,11 +333,11 @@ def decode_event(data: Any) -> Event:
 
 
 def encode_fault(fault: Fault) -> Message:
-    """Make plain values of a fault."""
+    """Encode a fault as plain values."""
     return fault.kind, fault.how, fault.seconds, None if fault.error is None else encode_error(fault.error)
 
 
 def decode_fault(data: Any) -> Fault:
-    """Make a fault of what `encode_fault` made of it."""
+    """Decode a fault from the result of `encode_fault`."""
     kind, how, seconds, error = data
     return Fault(kind=kind, how=how, seconds=seconds, error=None if error is None else decode_error(error))

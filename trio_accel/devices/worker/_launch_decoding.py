@@ -1,4 +1,4 @@
-"""Reads launches as the application has written them: whole, or by a template."""
+"""Decodes launches from the application, with or without a template."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def decode_launch(
     shared: Callable[..., HostArray],
     results: list[HostArray],
 ) -> Launch:
-    """Make a launch of what the application made of it.
+    """Decode a launch.
 
     Args:
         data: The launch as plain values.
-        number: Number of the request.
-        blocks: The blocks by their ids.
-        shared: Makes an array over memory of the application's, and adds what must be over before it is used.
-        results: Takes the host arrays that are sent with the reply.
+        number: The number of the request.
+        blocks: The blocks by id.
+        shared: Makes an array over the application's memory, and adds the arrivals that must precede its use.
+        results: Collects the host arrays that are sent with the reply.
 
     Raises:
-        ImportError: This process does not have the specification's module.
+        ImportError: This process lacks the specification's module.
     """
     name, library, spec, allocations, staged, behind, outputs, uses, fault = data
     arrivals: list[Arrival] = []
@@ -55,7 +55,7 @@ def decode_launch(
         dtype: str
         shape: Ints
         dtype, shape = rest
-        # An operation may leave words as they are, and what this process had in the memory is not to be sent.
+        # Zeros, because an operation may skip words, and this process's old memory must not be sent.
         results.append(np.zeros(shape, DType(dtype).dtype))
         return results[-1]
 
@@ -86,13 +86,13 @@ def decode_launch(
 
 
 def no_host(array: Any) -> NoReturn:
-    """Refuse a host array, for specifications without any."""
+    """Refuse a host array, for specifications without host arrays."""
     raise TypeError(f"the operation takes host arrays nowhere, got {reprlib.repr(array)}")
 
 
 @attrs.frozen
 class _HostAddress:
-    """Place of a host array in a template."""
+    """The place of a host array in a template."""
 
     plain: Any
 
@@ -103,13 +103,13 @@ class Binding:
 
     Attributes:
         spec: The specification; None if it has host arrays, because each launch has its own.
-        reads: Blocks that it reads.
-        writes: Blocks that it changes.
-        allocations: Id and bytes of the blocks to make first.
-        outputs: Blocks that it writes.
-        uses: Arguments that exist already, and their blocks.
-        written: The `outputs`, as they were found last.
-        used: The `uses`, likewise.
+        reads: The blocks that it reads.
+        writes: The blocks that it changes.
+        allocations: The ids and sizes of the blocks to make first.
+        outputs: The ids of the blocks that it writes.
+        uses: The existing arguments, with the ids of their blocks.
+        written: The blocks of `outputs`, as found last.
+        used: The blocks of `uses`, as found last.
     """
 
     spec: OperationSpec | None
@@ -121,18 +121,18 @@ class Binding:
     written: tuple[Block, ...] = ()
     used: tuple[tuple[str, Block], ...] = ()
     _new: tuple[Block, ...] = ()
-    # Value of the table's `changes` at that time.
+    # The value of the table's `changes` at that time.
     _changes: int = -1
 
     def is_found(self, table: WorkerBlocks) -> bool:
-        """Whether all blocks are the ones that were found last, and none of those to be made is invalid."""
+        """Return whether the found blocks are still valid, and no block to be made is damaged."""
         is_found = self._changes == table.changes
         for block in self._new:
             is_found = is_found and block.damaged_by is None
         return is_found
 
     def find(self, table: WorkerBlocks) -> None:
-        """Find the blocks."""
+        """Look up the blocks."""
         self.written = tuple([table[block] for block in self.outputs])
         self.used = tuple([(argument, table[block]) for argument, block in self.uses])
         self._new = tuple([table[block] for block, _ in self.allocations])
@@ -140,15 +140,15 @@ class Binding:
 
 
 class LaunchTemplate:
-    """A launch template in the worker (D23): it makes launches that differ in their blocks alone.
+    """A launch template in the worker (D23). Its launches differ only in their blocks.
 
     Args:
-        data: The template, as the application's `TemplateTable` has sent it.
+        data: The template, as sent by the application's `TemplateTable`.
         number: Its number.
-        bindings: Has the bindings of all templates.
+        bindings: The bindings of all templates.
 
     Raises:
-        ImportError: This process does not have the specification's module.
+        ImportError: This process lacks the specification's module.
     """
 
     def __init__(self, data: Any, number: int, bindings: KeptPlans[LaunchTemplate]) -> None:
@@ -162,7 +162,7 @@ class LaunchTemplate:
         self._make_spec: Callable[[list[Any]], OperationSpec] = described.make
         self._reads, self._writes = spec.blocks()
         self._fields: list[Any] = list(described.values(spec))
-        # Fields of one array each; and fields of many, with positions in place of blocks.
+        # Fields with one array; then fields with several, which have positions in place of block ids.
         self._arrays = [
             (index, field.block, (field.offset, field.dtype, field.shape, field.strides))
             for index, field in enumerate(self._fields)
@@ -178,7 +178,7 @@ class LaunchTemplate:
             for index, field in enumerate(self._fields)
             if isinstance(field, _HostAddress) and field.plain[0] != "result"
         ]
-        # Status words: each launch has its own.
+        # Status words, which are new for each launch.
         self._words = [
             (index, DTYPES[field.plain[1]].dtype, field.plain[2])
             for index, field in enumerate(self._fields)
@@ -190,7 +190,7 @@ class LaunchTemplate:
         self._bindings = bindings
 
     def bind(self, blocks: Ints) -> Binding:
-        """Bind the template to the blocks of a launch, in the order in which they occur."""
+        """Bind the template to the blocks of a launch, in their order of occurrence."""
         key = self._number, blocks
         plan = self._bindings.plans.get(key)
         if plan is None:
@@ -225,12 +225,12 @@ class LaunchTemplate:
         """Make a launch of this template.
 
         Args:
-            number: Number of the request.
-            blocks: Its blocks, in the order in which they occur.
-            binding: The binding to these; its blocks are found.
-            shared: Makes an array over memory of the application's; see `decode_launch`.
+            number: The number of the request.
+            blocks: Its blocks, in their order of occurrence.
+            binding: The binding to these blocks, which are already found.
+            shared: Makes an array over the application's memory; see `decode_launch`.
             packed: Its packed scalars.
-            results: Takes the host arrays that are sent with the reply.
+            results: Collects the host arrays that are sent with the reply.
         """
         arrivals: list[Arrival] = []
         spec = binding.spec
@@ -239,7 +239,7 @@ class LaunchTemplate:
         if packed or self._words:
             spec = self._with_own(spec, packed, results)
         if spec.asker is not None:
-            # Each call has an asker of its own, and the binding's specification is shared.
+            # Each call has its own `asker`, and the binding's specification is shared.
             spec = self._make_spec(list(self._values(spec)))
         return Launch(
             self._name,
@@ -261,7 +261,7 @@ class LaunchTemplate:
     def _with_own(
         self, spec: OperationSpec, packed: tuple[bytes, ...], results: list[HostArray] | None
     ) -> OperationSpec:
-        """Return the same specification with these scalars and new words; itself if it has them."""
+        """Return the specification with these scalars and new words, or itself if nothing differs."""
         fields = list(self._values(spec))
         if not self._words and packed == tuple([fields[index] for index in self._packed]):
             return spec
@@ -274,12 +274,12 @@ class LaunchTemplate:
         return self._make_spec(fields)
 
     def _fields_on(self, blocks: Ints) -> list[Any]:
-        """Return the fields of a specification, but for host arrays; the next call changes them."""
+        """Return the fields of a specification, without host arrays. The next call changes the list."""
         fields = self._fields
         for index, position, layout in self._arrays:
             block = blocks[position]
             if fields[index].block != block:
-                # Most operands are those of the launch before, so their specifications can stay.
+                # Most operands are the same as in the previous launch, so their specifications can stay.
                 fields[index] = ArraySpec(block, *layout)
         for index, arrays in self._many:
             fields[index] = map_arrays(arrays, lambda array: attrs.evolve(array, block=blocks[array.block]))
@@ -293,6 +293,6 @@ class LaunchTemplate:
             fields[index] = shared(arrivals, *where)
         spec = self._make_spec(fields)
         for index, _ in self._hosts:
-            # The template must keep no array over memory that may be taken back (D60).
+            # The template must not keep an array over memory that may be taken back (D60).
             fields[index] = None
         return spec

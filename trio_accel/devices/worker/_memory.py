@@ -1,4 +1,4 @@
-"""Memory as a worker has it: blocks, chunks, slabs of host memory, and copies that the application does."""
+"""A worker's view of memory: blocks, chunks, slabs of host memory, and copies by the application."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from ..operations._blocks import Block, BlockTable
 from ..wire import _answers
 from ..wire._channel import Channel
 
-# At so many arrays of a slab all are forgotten: they are made again in a moment.
+# At this number of arrays of a slab, all are forgotten. Making them again takes little time.
 _MOST_ARRAYS = 256
 _Copy: TypeAlias = CopyFromHostSpec | CopyToHostSpec
 
 
 class WorkerBlocks(dict[int, Block]):
-    """Blocks by their ids; an id that the application has released gives a released block.
+    """Blocks by id. An id that the application has released maps to a released block.
 
-    To be changed by its methods alone.
+    Change it only by its methods.
 
     Args:
-        blocks: Makes them.
+        blocks: Makes the blocks.
 
     Attributes:
-        changes: How often it was changed: what was found in it holds until the next time.
+        changes: The number of changes. Blocks that were found stay valid until it changes.
     """
 
     __slots__ = ("_blocks", "changes")
@@ -63,29 +63,29 @@ class WorkerBlocks(dict[int, Block]):
         return block
 
     def adopt(self, number: int, nbytes: int) -> None:
-        """Know a block that is there."""
+        """Add an existing block."""
         self.changes += 1
         self[number] = self._blocks.new(nbytes, number)
 
     def name(self, allocations: Iterable[tuple[int, int]]) -> None:
-        """Know the blocks that an operation is to make, given their ids and sizes."""
+        """Add the blocks that an operation will make, by their ids and sizes."""
         for number, nbytes in allocations:
             known = self.get(number)
             if known is not None:
-                # The application names one block for one array after the other (D22).
+                # The application uses one block for one array after the other (D22).
                 if known.damaged_by is None:
                     continue
                 known.is_released = True
             self.adopt(number, nbytes)
 
     def remove(self, number: int) -> None:
-        """Forget a block that is not the device's own."""
+        """Remove a block that belongs to another device."""
         self.changes += 1
-        # The table does not give it back.
+        # The table does not free it.
         self.pop(number).is_released = True
 
     def let_go(self, numbers: Iterable[int]) -> None:
-        """Note that the application has dropped blocks; the next operation gives them back, or `drain`."""
+        """Note that the application has dropped blocks. The next operation or `drain` frees them."""
         dropped = self._blocks.dropped
         for number in numbers:
             block = self.pop(number, None)
@@ -93,7 +93,7 @@ class WorkerBlocks(dict[int, Block]):
                 continue
             self.changes += 1
             if not block.is_released:
-                # `release` would wake the loop, which is awake.
+                # `release` would wake the loop, which is already awake.
                 block.is_released = True
                 dropped.append((number, block.nbytes, None))
 
@@ -102,27 +102,27 @@ class WorkerBlocks(dict[int, Block]):
 class _Slab:
     memory: npt.NDArray[np.uint8]
     registered: Arrival = attrs.field(factory=Arrival)
-    # Arrays that operations used, by offset, type and shape: a program uses the same again and again.
+    # The arrays of operations, by offset, type and shape, because a program uses the same ones repeatedly.
     arrays: dict[tuple[int, str, Ints], HostArray] = attrs.field(
         factory=dict[tuple[int, str, Ints], "HostArray"]
     )
 
 
 class WorkerSlabs(Registrations):
-    """The slabs of the application's pool, mapped and made known to the device.
+    """The slabs of the application's pool, mapped, and registered with the device.
 
-    Before an array in a slab is used, the slab must be registered, since the driver copies other memory while
-    its caller waits, and the application must have copied to it (D60).
+    Before an array in a slab is used, the slab must be registered, because the driver copies unregistered
+    memory while its caller waits. The application must have copied to it as well (D60).
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._slabs: dict[int, _Slab] = {}
-        # The copies, by the application's numbers, as long as an operation still needs them.
+        # The copies by the application's numbers, while an operation needs them.
         self._copies: WeakValueDictionary[int, Arrival] = WeakValueDictionary()
 
     def add(self, device: AccelDevice, number: int, nbytes: int, descriptor: int) -> None:
-        """Map a slab, and have the device know it soon.
+        """Map a slab, and register it with the device soon.
 
         Raises:
             OSError: It cannot be mapped.
@@ -142,21 +142,21 @@ class WorkerSlabs(Registrations):
         shape: Ints,
         transfer: int | None,
     ) -> HostArray:
-        """Return an array in a slab; the same for the same offset, type and shape.
+        """Return an array in a slab; the same array for the same offset, type and shape.
 
         Args:
-            arrivals: Takes what must be over before the array is used.
+            arrivals: Collects the arrivals that must precede the use of the array.
             number: The slab.
-            offset: Where the array begins in it.
+            offset: The offset of the array.
             dtype: Its type.
             shape: Its shape; it is contiguous.
-            transfer: Which copy of the application's is to fill it first.
+            transfer: The application's copy that must fill it first, if any.
         """
         slab = self._slabs[number]
         if not slab.registered.is_over:
             arrivals.append(slab.registered)
         if transfer is not None:
-            # The application sends the same number again with a repeated request.
+            # The application sends the same number again when it repeats a request.
             arrivals.append(self._copies.setdefault(transfer, Arrival()))
         key, arrays = (offset, dtype, shape), slab.arrays
         array = arrays.get(key)
@@ -167,18 +167,18 @@ class WorkerSlabs(Registrations):
         return array
 
     def on_filled(self, transfer: int) -> None:
-        """End an arrival that the application has copied: operations that wait for it are launched."""
+        """End a filled arrival: operations that wait for it are launched."""
         arrival = self._copies.get(transfer)
         if arrival is not None:
             arrival.end()
 
     def remove(self, device: AccelDevice, number: int, wait_idle: Callable[[], Awaitable[None]]) -> None:
-        """Forget a slab: no array of the application is in it.
+        """Forget a slab without arrays of the application.
 
         Args:
-            device: The device, which forgets it, too.
-            number: Which one; the application may not have been able to tell of it.
-            wait_idle: Waits until nothing uses it: an operation that failed may have left a transfer behind.
+            device: The device, which also forgets it.
+            number: The slab. The application may have failed to announce it.
+            wait_idle: Waits until nothing uses it, because a failed operation may have left a transfer.
         """
         slab = self._slabs.pop(number, None)
         if slab is not None:
@@ -186,37 +186,37 @@ class WorkerSlabs(Registrations):
 
 
 class WorkerMemory:
-    """Tells the application of chunks that the device makes, and the device of what the application has.
+    """Reports the device's chunks to the application, and maps the application's memory on the device.
 
-    The device calls `keep` and `drop` while it allocates, on the Trio thread or in that of `adopt`.
+    The device calls `keep` and `drop` while it allocates, on the Trio thread or in the thread of `adopt`.
 
     Args:
-        channel: Where the application is told.
+        channel: The channel to the application.
 
     Attributes:
-        device: The device, once it is open.
-        slabs: The slabs that it has been told of.
+        device: The device, once open.
+        slabs: The slabs that the application has announced.
     """
 
     def __init__(self, channel: Channel) -> None:
         self.device: AccelDevice
         self.slabs: WorkerSlabs = WorkerSlabs()
         self._channel = channel
-        # Size and descriptor of chunks that the application has not acknowledged.
+        # The size and descriptor of chunks that the application has not acknowledged.
         self._told: dict[int, tuple[int, int]] = {}
-        # The number of blocks that are read in each chunk of other devices; and chunks that stay mapped
-        # without any.
+        # The number of blocks that are read in each foreign chunk, and the chunks that stay mapped without
+        # one.
         self._borrowed: Counter[int] = Counter()
         self._staying: set[int] = set()
 
     def keep(self, chunk: int, nbytes: int, descriptor: int) -> None:
-        """Give memory that was made to the application, too.
+        """Pass new memory to the application as well.
 
         Raises:
             MemoryError: There are too many open files.
         """
         try:
-            # D74: the application may have no descriptor left for it now, and asks again later.
+            # D74: the application may have no free descriptor now, and asks again later.
             self._told[chunk] = nbytes, os.dup(descriptor)
             self._tell(chunk)
         except OSError as error:
@@ -224,7 +224,7 @@ class WorkerMemory:
             raise MemoryError(f"a chunk of {nbytes} bytes: {error}") from error
 
     def drop(self, chunk: int) -> None:
-        """Memory is gone."""
+        """Report freed memory."""
         self.on_kept(chunk)
         self._channel.send(_answers.unchunk(chunk))
 
@@ -235,35 +235,35 @@ class WorkerMemory:
             self._channel.send(_answers.chunk(chunk, nbytes), (descriptor,))
 
     def on_tell_chunk(self, number: int) -> None:
-        """Send a chunk again that the application had no room for; it asks again if this fails."""
+        """Send a chunk again that the application had no descriptor for; it asks again if this fails."""
         with suppress(OSError):
             self._tell(number)
 
     def on_kept(self, number: int) -> None:
-        """Close the own descriptor of a chunk, which the application has, or needs no more."""
+        """Close the descriptor of a chunk that the application has received, or no longer needs."""
         told = self._told.pop(number, None)
         if told is not None:
             os.close(told[1])
 
     def on_chunk(self, number: int, nbytes: int, *descriptors: int) -> None:
-        """Have the device map a chunk that there is."""
+        """Map an existing chunk on the device."""
         self.device.map_chunk(number, nbytes, *descriptors)
 
     def borrow(self, place: PlacedBlock, nbytes: int, *descriptor: int, stays: bool) -> None:
-        """Know a block of another device, or one that this device has lent itself.
+        """Make a block readable that another device, or this device itself, has lent.
 
         Args:
-            place: The block. Ids of chunks of other devices are negative.
-            nbytes: Size of its chunk.
-            descriptor: The descriptor of the chunk, where it may not be mapped. It can only be read.
+            place: The block. Ids of other devices' chunks are negative.
+            nbytes: The size of its chunk.
+            descriptor: The read-only descriptor of the chunk, unless it is certainly mapped.
             stays: Whether the chunk stays mapped until `remove_chunk`.
 
         Raises:
-            ValueError, OSError: It cannot be mapped.
+            ValueError, OSError: The chunk cannot be mapped.
         """
         chunk = place.chunk
         if descriptor:
-            # Another request may have come with it: then it is there.
+            # Another request may have brought the chunk. Then it is already mapped.
             with suppress(ValueError):
                 self.device.map_chunk(chunk, nbytes, *descriptor, write=False)
         if stays:
@@ -276,7 +276,7 @@ class WorkerMemory:
             raise
 
     def give_back(self, chunk: int) -> None:
-        """Have one block less in a chunk that was borrowed; without any, its mapping ends."""
+        """End the use of one block in a borrowed chunk; without other blocks, the chunk is unmapped."""
         self._borrowed[chunk] -= 1
         self._unmap_unused(chunk)
 
@@ -287,23 +287,23 @@ class WorkerMemory:
                 self.device.unmap_chunk(chunk)
 
     def remove_chunk(self, number: int) -> None:
-        """Unmap a chunk that is gone, or that was borrowed: that one when nothing reads it any more."""
+        """Unmap a freed chunk, or a borrowed chunk as soon as nothing reads it."""
         if number < 0:
             self._staying.discard(number)
             self._unmap_unused(number)
             return
-        # This worker itself may have given it back.
+        # This worker may have freed it itself.
         with suppress(KeyError, ValueError):
             self.device.unmap_chunk(number)
 
 
 @attrs.frozen
 class RemoteArray:
-    """Stands for a host array of the application in a specification.
+    """The placeholder of the application's host array in a specification.
 
     Attributes:
-        request: Number of the request that it belongs to.
-        index: Which of its host arrays it is.
+        request: The number of its request.
+        index: Its index among the request's host arrays.
     """
 
     request: int
@@ -311,9 +311,9 @@ class RemoteArray:
 
 
 class RemoteCopies:
-    """Holds a stream where a copy has its place, until the application has copied.
+    """Holds a stream at the position of a copy, until the application has copied.
 
-    So it is where the application has the device's memory mapped: there is one copy and not two.
+    This is used if the application has the device's memory mapped, because it saves one of two copies.
     """
 
     def __init__(self, send: Callable[..., None]) -> None:
@@ -322,11 +322,11 @@ class RemoteCopies:
         self._waiting: dict[int, tuple[Hold, LoopNotifier]] = {}
 
     def wrap(self, device: AccelDevice) -> AccelDevice:
-        """Return the device, with a memory library that knows such arrays."""
+        """Return the device, with a memory library that accepts such arrays."""
         return cast("AccelDevice", _Device(device, self))
 
     def enqueue(self, copy: _Copy, device: AccelDevice, stream: AccelStream) -> None:
-        """Hold a stream, and have the application copy when it gets there."""
+        """Hold a stream, and let the application copy when the stream gets there."""
         array = copy.source if isinstance(copy, CopyToHostSpec) else copy.out
         host = cast("RemoteArray", copy.host)
         place = device.placement(array.block)
@@ -337,19 +337,19 @@ class RemoteCopies:
         self._waiting[transfer] = stream.hold(notifier), notifier
 
     def on_copied(self, transfer: int) -> None:
-        """Release the stream: the application has copied."""
+        """Release the stream, because the application has copied."""
         hold, notifier = self._waiting.pop(transfer)
         notifier.close()
         hold.release()
 
 
 class _Device:
-    """A device whose memory library is this one's."""
+    """A device with this module's memory library."""
 
     def __init__(self, device: AccelDevice, copies: RemoteCopies) -> None:
         self._device = device
         self._copies = copies
-        # Used by every operation.
+        # Every operation uses these.
         self.allocate = device.allocate
         self.free = device.free
         self.renew = device.renew
@@ -368,7 +368,7 @@ class _Device:
 
 @attrs.frozen(eq=False)
 class _Memory:
-    """A memory library that has the application copy its own arrays."""
+    """A memory library that lets the application copy its own arrays."""
 
     name: str
     operations: frozenset[str]
@@ -381,7 +381,7 @@ class _Memory:
 
     def enqueue(self, spec: OperationSpec, stream: AccelStream) -> None:
         host = cast("object", spec.host) if isinstance(spec, (CopyFromHostSpec, CopyToHostSpec)) else None
-        # A specification knows only NumPy's of the array types.
+        # A specification's array types include only NumPy's.
         if type(host) is RemoteArray:
             self._copies.enqueue(cast("_Copy", spec), self._device, stream)
         else:

@@ -25,30 +25,30 @@ from ..wire._protocol import SharedPage, WorkerConfig
 from ._server import WorkerServer
 
 _SOCKET, _PAGE = 3, 4
-# The messages that may soon follow an answer (D43).
+# The kinds of messages that may soon follow an answer (D43).
 _REQUESTS = frozenset(kind.name for kind in (_orders.request, _orders.replay, _orders.lease, _orders.borrow))
-# Seconds between two beats, and the most characters of a record of the logs.
+# Seconds between heartbeats, and the maximum number of characters of a log record.
 _INTERVAL, _LONGEST = 0.1, 1 << 16
-# Seconds after which a thread is asked for the interpreter's lock. With Python's own 5 ms, replies to
-# operations that are done wait while others are launched: 64 askers of 64×64 products got 7000 of them a
-# second, and 11 000 with this.
+# Seconds after which a thread requests the interpreter's lock. With Python's default of 5 ms, replies to
+# completed operations wait while others are launched: 64 callers of 64×64 products got 7000 of them a second,
+# and 11 000 with this value.
 _SWITCH = 0.0005
 
 
 def main() -> None:
-    """Serve one device until the application says that it is enough, or is gone."""
+    """Serve one device until the application ends the worker, or is gone."""
     if os.environ.get("PYTHONFAULTHANDLER"):
         # D77: an isolated interpreter does not read this variable.
         faulthandler.enable()
     _keep_to_itself(_SOCKET, _PAGE)
     page = SharedPage(_PAGE)
-    # A thread: an operation that keeps the loop busy is no silence. A daemon, as the process must end in any
-    # case.
+    # A thread beats, because an operation that keeps the loop busy is not a hang. It is a daemon, because the
+    # process must end in any case.
     threading.Thread(target=_beat, args=(page,), name="heartbeat", daemon=True).start()
-    # The loop and the threads of the streams take turns with the interpreter's lock for microseconds each.
+    # The loop and the threads of the streams take the interpreter's lock in turns of microseconds.
     sys.setswitchinterval(_SWITCH)
     trio.run(_main, page)
-    # Threads of stuck streams must not keep the process.
+    # Threads of stuck streams must not keep the process alive.
     os._exit(0)
 
 
@@ -59,10 +59,11 @@ def _beat(page: SharedPage) -> None:
 
 
 def _keep_to_itself(*descriptors: int) -> None:
-    """Keep descriptors from children of this process, which may outlive it for a moment."""
+    """Keep descriptors from children of this process, which may briefly outlive it."""
 
     def replace() -> None:
-        # The numbers stay taken: the child has copies of this process's objects, which may close them.
+        # The numbers stay taken, because the child has copies of this process's objects, which may close
+        # them.
         null = os.open(os.devnull, os.O_RDWR)
         for descriptor in descriptors:
             os.dup2(null, descriptor, inheritable=False)
@@ -86,11 +87,11 @@ async def _main(page: SharedPage) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(channel.run)
         if config.window:
-            # D43: a task that has its answer may ask again at once, so the worker stays awake for a moment.
+            # D43: a caller with its answer may ask again at once, so the worker stays awake for a moment.
             channel.spin_with(SpinWait(config.window, frozenset({_answers.done.name}), _REQUESTS))
             channel.share(*reversed(page.frames))
             nursery.start_soon(channel.listen)
-        # A loop that is held is no silence here either: the heartbeat and `stuck_after` watch a worker.
+        # A blocked loop is not a hang here, because the heartbeat and `stuck_after` watch a worker.
         async with System.open(config.path, SystemOptions(held_after=None)) as system:
             server = WorkerServer(system, channel, page, config)
             with system.subscribe(server.events.tell, messages=False):
@@ -99,7 +100,7 @@ async def _main(page: SharedPage) -> None:
 
 
 class LogForwarder(logging.Handler):
-    """Handler that sends records to the application, to the logger of the same name. Made by the loop.
+    """A handler that sends records to the application's logger of the same name. Made by the loop.
 
     Args:
         send: Sends a message.
@@ -113,7 +114,7 @@ class LogForwarder(logging.Handler):
         self._notifier = LoopNotifier(self._send_others)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send one record as text; one of another thread is sent by the loop soon."""
+        """Send one record as text. The loop soon sends a record of another thread."""
         message = _answers.log(record.name, record.levelno, self.format(record)[:_LONGEST])
         if threading.get_ident() == self._loop:
             self._send(message)

@@ -29,20 +29,20 @@ from ._memory import WorkerBlocks, WorkerMemory
 
 @attrs.define(eq=False, repr=False)
 class WorkerRequests:
-    """Has requests launched, and answers them.
+    """Launches requests, and answers them.
 
     Args:
-        channel: Where the answers go.
-        page: Where the application sees what is begun.
-        blocks: Where dropped blocks go.
-        table: Blocks by their ids.
-        memory: Chunks, and host memory of the application.
+        channel: The channel for answers.
+        page: Shows the application which requests have begun.
+        blocks: Receives dropped blocks.
+        table: The blocks by id.
+        memory: The chunks, and the application's host memory.
 
     Attributes:
-        serving: The requests that are not answered, by number.
-        session: The context that serves them, while there is one.
+        serving: The unanswered requests, by number.
+        session: The context that serves them, if any.
         context: The actor of that context.
-        is_closing: Whether the application wants the context to end.
+        is_closing: Whether the application has ordered the end of the context.
     """
 
     _channel: Channel
@@ -54,32 +54,32 @@ class WorkerRequests:
     session: Session | None = None
     context: Ref[ContextActor] = attrs.field(init=False)
     is_closing: bool = False
-    # Events that are set when the application gives a leased array back, by the number of the lease.
+    # Set when the application returns a leased array, by the number of the lease.
     _leases: dict[int, trio.Event] = attrs.field(factory=dict[int, trio.Event])
-    # Arrays that the application has borrowed, by the number of the request, with the engine that reads them.
+    # The arrays that the application has borrowed, by request number, with the engine that reads them.
     _borrowed: dict[int, tuple[PlacedBlock, Engine]] = attrs.field(
         factory=dict[int, "tuple[PlacedBlock, Engine]"], init=False
     )
-    # Words of libraries that were being opened when the context turned out lost.
+    # The words of libraries still opening when the context was found lost.
     _opening: set[int] = attrs.field(factory=set[int])
-    # Launch templates that were used by now; and all, as they came.
+    # The decoded, used launch templates; below, all templates in their encoded form.
     _templates: dict[int, LaunchTemplate] = attrs.field(factory=dict[int, LaunchTemplate])
     _told_templates: dict[int, Any] = attrs.field(factory=dict[int, Any])
-    # Templates with the blocks of a launch.
+    # Templates bound to the blocks of a launch.
     bindings: KeptPlans[LaunchTemplate] = attrs.field(factory=KeptPlans["LaunchTemplate"], init=False)
     _nursery: trio.Nursery = attrs.field(init=False)
 
     def open(self, nursery: trio.Nursery) -> None:
-        """Begin; leases are held by tasks of the nursery."""
+        """Begin; tasks of the nursery hold leases."""
         self._nursery = nursery
 
     def on_release(self, blocks: Ints) -> None:
-        """Give back what the application has let go."""
+        """Free blocks that the application has released."""
         self._table.let_go(blocks)
         self._blocks.drain()
 
     def on_request(self, number: int, word: int, invalidates: bool, launch: Any, released: Ints) -> None:
-        """Serve a request that was sent whole."""
+        """Serve a request sent without a template."""
         session = self.session
         if released:
             self._table.let_go(released)
@@ -89,19 +89,20 @@ class WorkerRequests:
         results: list[HostArray] = []
         try:
             decoded = decode_launch(launch, number, self._table, self._memory.slabs.array, results)
-        except Exception as error:  # noqa: BLE001  # a module of the program's that this process does not have
+        except Exception as error:  # noqa: BLE001  # this process lacks a module of the program
             invalid = launch[OUTPUTS] if invalidates else ()
             self._cannot_read(number, launch[NAME], launch[ALLOCATIONS], invalid, error, session.engine)
             return
         self._serve(_Serving(decoded, word, session, self, results, invalidates=invalidates))
 
     def on_template(self, number: int, launch: Any) -> None:
-        """Take note of a launch template."""
-        # It is decoded with its first operation, so that an error in it is the error of that operation.
+        """Store a launch template."""
+        # The first operation decodes the template, so that an error in it becomes the error of that
+        # operation.
         self._told_templates[number] = launch
 
     def on_forget_templates(self, numbers: Ints) -> None:
-        """Forget templates that are not named again."""
+        """Forget unused templates."""
         forgotten = [self._templates.pop(number, None) for number in numbers]
         for number in numbers:
             del self._told_templates[number]
@@ -119,7 +120,7 @@ class WorkerRequests:
         released: Ints,
         packed: tuple[bytes, ...],
     ) -> None:
-        """Serve a request that differs from earlier ones in its blocks and packed scalars alone."""
+        """Serve a request that differs from earlier requests only in its blocks and packed scalars."""
         session = self.session
         if released:
             self._table.let_go(released)
@@ -137,7 +138,7 @@ class WorkerRequests:
                 table.name(binding.allocations)
                 binding.find(table)
             launch = found.launch(number, blocks, binding, self._memory.slabs.array, packed, results)
-        except Exception as error:  # noqa: BLE001  # the same, or memory that is not here
+        except Exception as error:  # noqa: BLE001  # as in `on_request`, or missing memory
             allocations: tuple[tuple[int, int], ...]
             outputs: Ints
             name, _, _, allocations, outputs, _ = self._told_templates[template]
@@ -149,7 +150,7 @@ class WorkerRequests:
         self._serve(_Serving(launch, word, session, self, results, invalidates=invalidates))
 
     def _serve(self, serving: _Serving) -> None:
-        """Have an operation launched, now if nothing is before it."""
+        """Launch an operation, at once if no other precedes it."""
         launch, session = serving.launch, serving.session
         self.serving[launch.number] = serving
         if launch.spec.asker is not None:
@@ -163,7 +164,7 @@ class WorkerRequests:
             # The operation may have failed before it was in flight.
             session.engine.over(launch)
         if self._blocks.dropped:
-            # A launch here and now would have given dropped blocks back.
+            # An immediate launch would have freed dropped blocks.
             self._blocks.drain()
 
     def _cannot_read(
@@ -175,27 +176,27 @@ class WorkerRequests:
         error: Exception,
         engine: Engine,
     ) -> None:
-        """Refuse a request that means nothing here."""
+        """Refuse a request that cannot be decoded here."""
         _all_addresses(allocations, engine)
         for block in invalid:
             self._table[block].spoil(name, error)
         self._end(number, "done", False, False, encode_error(error), tuple(invalid))
 
     def _end(self, number: int, *trouble: Any) -> None:
-        """Answer a request that has no results, with its trouble if there is any."""
+        """Answer a request without results, with its trouble if any."""
         self._channel.send(_answers.done(number, (), (), trouble or None), now=True)
 
     def done(self, serving: _Serving, error: BaseException | None) -> None:
-        """Answer what was served, or has failed."""
+        """Answer a served or failed request."""
         launch, engine = serving.launch, serving.session.engine
         number = launch.number
         if launch.spec.asker is not None and launch.spec.asker.reports:
-            # Reports of progress go ahead of the answer, which is the last that is said of a request.
+            # Progress reports precede the answer, which is the last message about a request.
             serving.is_heard = True
             self._tell_progress(serving)
         del self.serving[number]
         if engine.is_lost and not self.is_closing:
-            # The application decides about its outcome: it sorts all requests when it hears of the loss.
+            # The application decides about its outcome, when it sorts all requests after the loss.
             return
         if isinstance(error, ContextLostError) and not self.is_closing and self._is_sorted(serving, error):
             return
@@ -212,17 +213,17 @@ class WorkerRequests:
             addresses = _all_addresses(launch.allocations, engine)
         made = serving.results
         results = tuple([array.tobytes() for array in made]) if made and error is None else ()
-        # A plain tuple: each operation has one, and a declaration takes a call.
+        # A plain tuple, because each operation makes one, and a constructor costs a call.
         answer = "done", number, addresses, results, trouble
         self._channel.send(answer, now=not self.serving)
 
     def _is_sorted(self, serving: _Serving, error: ContextLostError) -> bool:
-        """Tell whether the application decides about a request whose library was not open at the loss."""
+        """Return whether the application decides about a request that waited for its library at the loss."""
         launch, word = serving.launch, serving.word
         if serving.is_launched or isinstance(error.__cause__, ActorStoppedError):
             return not serving.is_launched
-        # The opening found the loss. Where something was in flight, that or the opening may be to blame, so
-        # the first request that waited counts as begun: a suspect as the others are (D136).
+        # The opening detected the loss. If operations were in flight, they or the opening may be the cause.
+        # So the first request that waited counts as begun: it becomes a suspect like the others (D136).
         made = {block for block, _ in launch.allocations}
         if not serving.session.engine.streams.in_flight or not launch.writes <= made:
             return False
@@ -232,12 +233,12 @@ class WorkerRequests:
         return True
 
     def launching(self, launch: Launch) -> None:
-        """Note that an operation is begun: after this process's death it counts as in flight."""
+        """Record the beginning of an operation: after this process's death it counts as in flight."""
         number = launch.number
         serving = self.serving[number]
         serving.is_launched = True
-        # D58: written before the launch. If the process dies in between, the request counts as begun, which
-        # is safe; the other way round it could run twice.
+        # D58: this is written before the launch. If the process dies in between, the request counts as begun,
+        # which is safe. In the opposite order it could run twice.
         self._page.words[serving.word] = number
 
     def on_cancel(self, number: int) -> None:
@@ -252,21 +253,22 @@ class WorkerRequests:
             asker.has_left = True
 
     def on_left(self, number: int) -> None:
-        """Have a request not run, unless it has begun: host arrays of its asker do not come any more."""
+        """Prevent a request from running, unless it has begun: its caller's host arrays will not arrive."""
         serving = self.serving.get(number)
-        # Others have no such arrays, or are copies; their specifications may be those of a template.
+        # Other requests do not have such arrays, or are copies. Their specifications may belong to a
+        # template.
         if serving is not None and serving.launch.staged:
             serving.launch.spec.is_withdrawn = True
 
     def on_heard(self, number: int) -> None:
-        """Tell of the next progress of a request: the application has taken the last."""
+        """Send the next progress of a request, because the application has received the previous one."""
         serving = self.serving.get(number)
         if serving is not None:
             serving.is_heard = True
             self._tell_progress(serving)
 
     def _tell_progress(self, serving: _Serving) -> None:
-        """Tell of the progress of a request, unless the last was not heard yet: so nothing piles up."""
+        """Send the progress of a request, once the previous one was received, so that no backlog grows."""
         number, asker = serving.launch.number, serving.launch.spec.asker
         if asker is None or not serving.is_heard or self.serving.get(number) is not serving:
             return
@@ -280,13 +282,13 @@ class WorkerRequests:
         self._end(launch.number, "withdrawn", False, False, None, ())
 
     def on_lease(self, number: int, block: int, write: bool, released: Ints) -> None:
-        """Hold a block, and tell its place once it is its turn."""
+        """Hold a block, and send its place when its turn comes."""
         if released:
             self.on_release(released)
         session = self.session
         if session is not None:
             over = self._leases[number] = trio.Event()
-            # Its turn is taken now, in the order of messages: a task would take it after later requests.
+            # The turn is taken now, in the order of messages. A task would take it after later requests.
             lease = session.engine.leases.hold(block, write=write)
             self._nursery.start_soon(self._hold, number, block, lease, over)
 
@@ -309,13 +311,13 @@ class WorkerRequests:
         stays: bool,
         *descriptors: int,
     ) -> None:
-        """Know a block of another device until `on_unlease`; operations read it."""
+        """Make a block of another device readable for operations until `on_unlease`."""
         if released:
             self._table.let_go(released)
         block, session = PlacedBlock(*place), self.session
         try:
             self._memory.borrow(block, size, *descriptors, stays=stays)
-        except Exception as error:  # noqa: BLE001  # the system or the driver refused it: the asker's error
+        except Exception as error:  # noqa: BLE001  # the system or the driver refused it
             refused = NotSupportedError(
                 f"borrow: the worker cannot map the memory: {error}", operation="borrow"
             )
@@ -328,50 +330,51 @@ class WorkerRequests:
             self._channel.send(_answers.granted(number, (block.block, block.nbytes, 0, 0)), now=True)
 
     async def _give_back_later(self, number: int, place: PlacedBlock, engine: Engine) -> None:
-        # The memory goes back behind all operations that read it: then its owner may change it.
+        # The memory is returned after all operations that read it, because then its owner may change it.
         async with engine.leases.hold(place.block, write=True):
             pass
         self._give_back(number, place, engine)
 
     def _give_back(self, number: int, place: PlacedBlock, engine: Engine) -> None:
         self._table.remove(place.block)
-        # The context may be gone, and all blocks with it: the end of a lease can come behind its end.
+        # The context may have ended with all its blocks, because the end of a lease can follow it.
         if self.session is not None and self.session.engine is engine:
             engine.release_all((place.block,))
         self._memory.give_back(place.chunk)
         self._end(number)
 
     def on_unlease(self, number: int) -> None:
-        """End a lease: the application has given the block back."""
+        """End a lease, because the application has returned the block."""
         borrowed = self._borrowed.pop(number, None)
         if borrowed is None:
             if number in self._leases:
                 self._leases[number].set()
         elif borrowed[1].leases.is_idle(borrowed[0].block):
-            # The chunk goes at once: what the application asks for next is not to find it mapped.
+            # The chunk is unmapped at once, because the application's next request must not find it mapped.
             self._give_back(number, *borrowed)
         else:
             self._nursery.start_soon(self._give_back_later, number, *borrowed)
 
     def end_leases(self) -> None:
-        """End all leases: the context is to end."""
+        """End all leases, because the context is to end."""
         for number in (*self._leases, *self._borrowed):
             self.on_unlease(number)
 
 
 @attrs.define(eq=False, repr=False)
 class _Serving(DirectReply):
-    """A request that is being served.
+    """A request in service.
 
     Attributes:
         launch: The launch.
-        word: Shared word of its library.
-        results: Host arrays that are sent with the reply.
-        invalidates: Whether its outputs are invalid also if it was never launched, as others count on it.
+        word: The shared word of its library.
+        results: The host arrays that are sent with the reply.
+        invalidates: Whether its outputs become invalid even if it was never launched, because others use
+            them.
         session: The context that serves it.
-        requests: Tells the application its outcome.
+        requests: Reports its outcome to the application.
         is_launched: Whether the library has begun.
-        is_heard: Whether the application has taken the last progress, if there was any.
+        is_heard: Whether the application has received the last progress, if any.
     """
 
     launch: Launch
@@ -388,18 +391,18 @@ class _Serving(DirectReply):
     )
 
     def poll_first(self, poll: Callable[[], Awaitable[None]]) -> bool:
-        """Poll for nothing: no task of the worker waits for the end."""
+        """Return false, because no task of the worker waits for the end."""
         return False
 
     def deliver(self, error: BaseException | None) -> None:
-        """Take the outcome of what was launched without the library's mailbox."""
+        """Take the outcome of a launch that bypassed the library's mailbox."""
         if error is not None and self.invalidates:
             self.launch.spoil(error)
         self.requests.done(self, error)
 
 
 def _new_addresses(launch: Launch, engine: Engine) -> tuple[Address, ...]:
-    """Return the places of blocks that an operation has made, where they are new to the application."""
+    """Return the places of an operation's new blocks that the application does not know yet."""
     fresh = engine.fresh
     blocks = [block for block, _ in launch.allocations if block in fresh]
     fresh.difference_update(blocks)
@@ -407,9 +410,9 @@ def _new_addresses(launch: Launch, engine: Engine) -> tuple[Address, ...]:
 
 
 def _all_addresses(allocations: Iterable[tuple[int, int]], engine: Engine) -> tuple[Address, ...]:
-    """Return the places of blocks that a failed operation was to make; the application forgets these.
+    """Return the places of blocks that a failed operation was to make. The application forgets them.
 
-    They are not noted as told, so the next operation that makes these blocks tells them again.
+    They are not marked as reported, so the next operation that makes these blocks reports them again.
     """
     addresses = _addresses([block for block, _ in allocations], engine)
     engine.fresh.update([block for block, *_ in addresses])
@@ -417,5 +420,5 @@ def _all_addresses(allocations: Iterable[tuple[int, int]], engine: Engine) -> tu
 
 
 def _addresses(blocks: Iterable[int], engine: Engine) -> tuple[Address, ...]:
-    """Return the places of blocks, without those that are freed."""
+    """Return the places of blocks, without the freed blocks."""
     return tuple([address[:] for block in blocks if (address := engine.placed(block)) is not None])

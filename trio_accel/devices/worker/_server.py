@@ -1,4 +1,4 @@
-"""The worker's end: it takes messages and has them served by the same engine as any other device."""
+"""The worker's end: it takes messages, and the same engine serves them as on any other device."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ from ..wire._wire_values import encode_error, encode_event
 from ._memory import RemoteCopies, WorkerBlocks, WorkerMemory, WorkerSlabs
 from ._requests import WorkerRequests
 
-# The most messages that are taken before other tasks have their turn.
+# The maximum number of messages to handle before other tasks run.
 _IN_A_ROW = 16
 _FOREVER = 1e9
 
 
 class WorkerServer:
-    """Owner of the context in a worker; everything runs in the one task that reads, or by callbacks."""
+    """The owner of the context in a worker. Everything runs in the one task that reads, or in callbacks."""
 
     def __init__(self, system: System, channel: Channel, page: SharedPage, config: WorkerConfig) -> None:
-        # The application waits for operations and ends a worker that does not close, so no grace is needed
-        # here.
+        # No grace is needed here, because the application waits for operations, and ends a worker that does
+        # not close.
         self.options: DeviceOptions = attrs.evolve(
             config.options, cancel_grace=_FOREVER, close_grace=_FOREVER
         )
-        # D99: libraries that the generation before has used.
+        # D99: the libraries that the previous generation used.
         self.in_use: Strs = config.in_use
-        # The device, once it is open.
+        # The device, once open.
         self.opened: AccelDevice
         self.hooks: list[EngineHook] = []
         self.next_generation: int = 0
@@ -69,60 +69,60 @@ class WorkerServer:
         self._copies = RemoteCopies(channel.send)
         self.events: EventForwarder = EventForwarder(system, channel, config.path)
         self._clock = LaunchClock(channel, self.hooks)
-        # The engine calls them with each operation, and with each look.
+        # The engine calls them with each operation, and at each check.
         self.launching: Callable[[Launch], None] | None = self._requests.launching
         self.looked: Callable[[int], None] = page.look
         self._serving = self._requests.serving
         self._context: Ref[ContextActor]
-        # Set once the context has opened ahead what it was told of at its start.
+        # Set once the context has opened in advance the libraries named at its start.
         self._has_opened_ahead = trio.Event()
         self._is_lost = False
-        # The number of messages that came together, of which one is being handled.
+        # The number of messages that arrived together with the present one.
         self._received = 0
         self._nursery: trio.Nursery
         self._handlers = _HANDLERS(
             self, self._requests, self._copies, self._memory, self._memory.slabs, self._prepared
         )
 
-    # Answers to the context's questions to its owner.
+    # The owner's methods, which the context calls.
 
     def open_device(self) -> AccelDevice:
-        """Return the device, which is open already."""
+        """Return the device, which is already open."""
         return self.opened
 
     def attach(self, session: Session) -> None:
-        """Take the session of a context that stands ready."""
+        """Take the session of a spare context."""
         self._requests.session = session
         self.progressed: Callable[[], None] = session.context.report_progress
         self.blocks.release = session.engine.release_all
 
     def detach(self, error: BaseException | None) -> None:
-        """End with the context; the application hears the error of its loss, if that is known by now."""
+        """End with the context. The application gets the error of its loss, if it is already known."""
         self._requests.session = None
-        # Arrays that are dropped from now on are gone with the device.
+        # Arrays that are dropped from now on end with the device.
         self.blocks.lose()
         if isinstance(error, Exception) and not self._requests.is_closing:
             self._lose(error)
 
     def prepared(self) -> None:
-        """Note that the context has opened ahead what it was told of."""
+        """Note that the context has opened the libraries in advance."""
         self._has_opened_ahead.set()
 
     def made(self, library: str, seconds: float, imports: float) -> None:
-        """Tell how long a program took."""
+        """Report the duration of making a program."""
         self._channel.send(_answers.made(library, int(seconds * 1e9), int(imports * 1e9)))
 
     def is_alone(self) -> bool:
-        """Tell whether the application has sent nothing else."""
+        """Return whether the application has sent nothing else."""
         return self._received == 1 and len(self._serving) == 1
 
-    # The one task.
+    # The only task.
 
     async def run(self, received: list[Received]) -> None:
         """Open the device, then serve until the application closes the channel, which ends the process.
 
         Args:
-            received: Messages that have come by now.
+            received: The messages received so far.
         """
         try:
             self.opened = self._memory.device = await trio.to_thread.run_sync(self._open)
@@ -135,26 +135,26 @@ class WorkerServer:
             self._requests.open(self._nursery)
             self._nursery.start_soon(self._memory.slabs.run)
             await self._stand_ready()
-            # Imports and the context live as long as the process: the collector need not walk through them.
+            # Imports and the context live as long as the process, so the collector need not scan them.
             gc.freeze()
             self._channel.send(_answers.ready(tuple(self.opened.libraries)), now=True)
             while True:
                 self._received = len(received)
                 for start in range(0, len(received), _IN_A_ROW):
                     if start:
-                        # Operations that are launched by now may be done.
+                        # Launched operations may be done by now.
                         await trio.lowlevel.checkpoint()
                     for message, descriptors in received[start : start + _IN_A_ROW]:
                         if LOST in descriptors:
-                            # D74: a descriptor was lost on the way, so the device would serve without a part
-                            # of the memory.
+                            # D74: a descriptor was lost in transit, so the device would serve without a part
+                            # of its memory.
                             self._give_up(lost_descriptors())
                         else:
                             handlers[message[0]](*message[1:], *descriptors)
                 try:
                     received = await self._channel.receive()
                 except EndOfChannel:
-                    # The application is gone, or has no more use for this process.
+                    # The application has ended, or no longer needs this process.
                     os._exit(0)
 
     def _open(self) -> AccelDevice:
@@ -175,7 +175,7 @@ class WorkerServer:
         self._channel.send(_answers.result(number, None), now=True)
 
     async def _stand_ready(self) -> None:
-        """Have the context's actor run before it is needed; its memory follows."""
+        """Start the context's actor before it is needed; its memory follows."""
         try:
             self._context = self._requests.context = await self._system.spawn(
                 ContextActor,
@@ -191,22 +191,22 @@ class WorkerServer:
         self._nursery.start_soon(self._watch_context)
 
     async def _watch_context(self) -> None:
-        """Watch for the failure of the context's actor over its libraries: the error is known at its end."""
+        """Report a failure of the context's actor that its libraries caused; its end has the error."""
         error = (await self._context.wait_terminated()).error
         if not self._requests.is_closing:
             self._lose(error or AccelError("the context ended by itself"))
 
     def _lose(self, error: BaseException) -> None:
-        """Give the context up; the device says whether anything of it may still write."""
+        """Give the context up. The device knows whether any of its work may still write."""
         self._give_up(error, is_silent=self.opened.is_dead)
 
     def _give_up(self, error: BaseException, *, is_silent: bool = False) -> None:
-        """Tell the application the error of the context's loss; it ends this process.
+        """Report the context's loss to the application, which ends this process.
 
         Args:
             error: The error of the loss.
-            is_silent: Whether its kernels cannot write to memory any more, so that the next need not wait
-                (D4).
+            is_silent: Whether its kernels can no longer write to memory, so that the next worker need not
+                wait (D4).
         """
         if not self._is_lost:
             self._is_lost = True
@@ -215,7 +215,7 @@ class WorkerServer:
     def _on_start(self, generation: int, blocks: Iterable[Address]) -> None:
         session = self._requests.session
         if session is None:
-            # The context was lost while it stood ready, and the application knows.
+            # The context was lost while it was a spare, and the application knows.
             return
         try:
             self._begin(session, generation, list(starmap(PlacedBlock, blocks)))
@@ -225,7 +225,7 @@ class WorkerServer:
             self._channel.send(_answers.started(), now=True)
 
     def _begin(self, session: Session, generation: int, blocks: list[PlacedBlock]) -> None:
-        # Chunks that are gone must be unmapped before `adopt` takes every mapped chunk over.
+        # Freed chunks must be unmapped first, because `adopt` takes over every mapped chunk.
         self._prepared.remove_leaving()
         if self._keeps_memory:
             self.opened.adopt(blocks)
@@ -240,7 +240,7 @@ class WorkerServer:
         self._nursery.start_soon(self._tell_prepared)
 
     async def _tell_prepared(self) -> None:
-        """Tell once all is there that was to be opened ahead: from here on the worker is whole."""
+        """Report that the worker is complete, because all libraries to open in advance are open."""
         await self._has_opened_ahead.wait()
         await self._prepared.wait_over()
         self._channel.send(_answers.prepared(), now=True)
@@ -289,7 +289,7 @@ class WorkerServer:
             await session.engine.wait_idle()
 
     def _on_close(self) -> None:
-        # First: from here on the end of the context is no loss that the application is told of.
+        # This comes first: from here on the end of the context is not reported as a loss.
         self._requests.is_closing = True
         self._requests.end_leases()
         self._nursery.start_soon(self._close)
@@ -300,12 +300,12 @@ class WorkerServer:
 
 
 class EventForwarder:
-    """Tells of the actors below the context: of their lives always, of their messages if somebody observes.
+    """Forwards events of actors below the context: always life events, and message events if observed.
 
     Args:
-        system: The worker's own.
-        channel: Where the application is told.
-        path: Path of the device's actor.
+        system: The worker's own system.
+        channel: The channel to the application.
+        path: The path of the device's actor.
     """
 
     def __init__(self, system: System, channel: Channel, path: str) -> None:
@@ -313,17 +313,17 @@ class EventForwarder:
         self._channel = channel
         self._below = f"{path}/context/"
         self._subscription: Subscription | None = None
-        # Events of the time in which the worker stood ready.
+        # The events from the time before the worker was active.
         self._early: list[Message] | None = []
 
     def begin(self) -> None:
-        """Show the worker's actors from now on: it serves."""
+        """Show the worker's actors from now on, because it is active."""
         early, self._early = self._early, None
         for message in early or ():
             self._channel.send(message)
 
     def observe(self, is_observed: bool) -> None:
-        """Begin or end to tell of messages."""
+        """Start or stop forwarding message events."""
         if is_observed and self._subscription is None:
             self._subscription = self._system.subscribe(self._observe_message)
         elif not is_observed and self._subscription is not None:
@@ -331,7 +331,7 @@ class EventForwarder:
             self._subscription = None
 
     def tell(self, event: Event) -> None:
-        """Tell of an event."""
+        """Forward an event."""
         path = event.path
         if not path.startswith(self._below):
             return
@@ -343,7 +343,7 @@ class EventForwarder:
         if self._early is None:
             self._channel.send(message)
         else:
-            # The tree shows the actors of the worker that serves.
+            # The tree shows only the actors of the active worker.
             self._early.append(message)
 
     def _observe_message(self, event: Event) -> None:
@@ -352,10 +352,10 @@ class EventForwarder:
 
 
 class LaunchClock:
-    """Notes when operations are launched and when they are complete.
+    """Records the times of launches and completions.
 
     Args:
-        channel: Where the application is told.
+        channel: The channel to the application.
         hooks: The hooks of the worker's engine.
     """
 
@@ -365,7 +365,7 @@ class LaunchClock:
         self._begun: dict[int, int] = {}
 
     def run(self, *, is_timed: bool) -> None:
-        """Begin or end to note times."""
+        """Start or stop recording times."""
         if is_timed and self._see not in self._hooks:
             self._hooks.append(self._see)
         elif not is_timed and self._see in self._hooks:
@@ -384,10 +384,10 @@ class LaunchClock:
 
 @attrs.define(eq=False)
 class _Prepared:
-    """A library that is opened ahead.
+    """A library opened in advance.
 
     Attributes:
-        blocks: Where its blocks lay when it was to be opened.
+        blocks: The places of its blocks at the time of the order.
         is_over: Set when it is open, or cannot be opened.
         is_closed: Whether the application has closed it.
     """
@@ -398,11 +398,11 @@ class _Prepared:
 
 
 class PreparedLibraries:
-    """Opens libraries ahead, before and after the worker takes over.
+    """Opens libraries in advance, before and after the worker takes over.
 
-    Before that, another worker serves. A library that has blocks from its start, as a program has, may read
-    them at the places that were told. If they have moved at the takeover, or are gone, the library is dropped
-    (D115).
+    Before the takeover, another worker is active. A library with blocks from its start, such as a program,
+    may read them at the reported places. If they have moved by the takeover, or are freed, the library is
+    dropped (D115).
 
     Args:
         memory: Maps the chunks.
@@ -414,9 +414,9 @@ class PreparedLibraries:
         self._context: Ref[ContextActor]
         self._nursery: trio.Nursery
         self._prepared: dict[str, _Prepared] = {}
-        # The libraries that are being opened.
+        # The libraries in the process of opening.
         self._running: set[_Prepared] = set()
-        # Chunks that are gone, and stay mapped while a library that is opened ahead has blocks in them.
+        # Freed chunks that stay mapped while a library opened in advance has blocks in them.
         self._leaving: set[int] = set()
         self._has_begun = False
 
@@ -427,37 +427,37 @@ class PreparedLibraries:
         self._nursery = nursery
 
     def on_prepare(self, library: str, blocks: Iterable[Address]) -> None:
-        """Open a library ahead.
+        """Open a library in advance.
 
         Args:
-            library: Import path of its actor.
-            blocks: Places of the blocks that it has from its start.
+            library: The import path of its actor.
+            blocks: The places of the blocks that it has from its start.
         """
         prepared = _Prepared(tuple(starmap(PlacedBlock, blocks)))
         if not self._has_begun:
             try:
                 self._device.expect(prepared.blocks)
             except ValueError:
-                # A place outside of the mapped chunks: the library is opened when it is used.
+                # A place is outside of the mapped chunks. The library is opened when it is used.
                 return
             self._prepared[library] = prepared
         self._running.add(prepared)
         self._nursery.start_soon(self._prepare, library, prepared)
 
     async def _prepare(self, path: str, prepared: _Prepared) -> None:
-        # The context may be about to end: then nothing is opened ahead.
+        # If the context is ending, nothing is opened in advance.
         with suppress(ActorError):
             await self._context.ask(PrepareLibrary(path))
         self._running.discard(prepared)
         prepared.is_over.set()
 
     async def wait_over(self) -> None:
-        """Wait until nothing is being opened ahead."""
+        """Wait until no library is being opened in advance."""
         while self._running:
             await next(iter(self._running)).is_over.wait()
 
     def on_forget(self, library: str) -> None:
-        """Close a library that was opened ahead: the application has closed it."""
+        """Close a library opened in advance, because the application has closed it."""
         prepared = self._prepared.get(library)
         if prepared is not None:
             prepared.is_closed = True
@@ -473,7 +473,7 @@ class PreparedLibraries:
             self._prepared.pop(path, None)
 
     def begin(self, session: Session, blocks: Iterable[PlacedBlock]) -> None:
-        """Take over: drop libraries that were opened with blocks that have moved.
+        """Take over: drop libraries opened with blocks that have moved.
 
         Args:
             session: The context.
@@ -485,13 +485,13 @@ class PreparedLibraries:
         self._prepared.clear()
         for path, each in prepared.items():
             if any(places.get(place.block) != place for place in each.blocks):
-                # D115: its objects refer to addresses that may be another block's now.
+                # D115: its objects refer to addresses that may now belong to another block.
                 session.discard(path)
                 if not each.is_closed:
                     self.on_prepare(path, ())
 
     def on_unchunk(self, number: int) -> None:
-        """Unmap a chunk that is gone; libraries that were opened ahead with blocks in it go first."""
+        """Unmap a freed chunk, after closing the libraries opened in advance with blocks in it."""
         paths = [
             path
             for path, prepared in self._prepared.items()
@@ -511,7 +511,7 @@ class PreparedLibraries:
             self._memory.remove_chunk(number)
 
     def remove_leaving(self) -> None:
-        """Unmap chunks that are gone, before the worker takes over all that are mapped."""
+        """Unmap freed chunks, before the worker takes over all mapped chunks."""
         for number in self._leaving:
             self._memory.remove_chunk(number)
         self._leaving.clear()

@@ -1,7 +1,7 @@
-"""A stand-in for the CUDA driver, NVRTC, cuBLAS, cuFFT, cuSPARSE and cuDSS: CUDA programs run without a GPU.
+"""A simulated CUDA driver with NVRTC, cuBLAS, cuFFT, cuSPARSE and cuDSS: CUDA programs run without a GPU.
 
 `python -m trio_accel.testing.stand_in program.py` runs a program on it. The libraries are compiled once, by
-gcc and g++, from the sources beside this file. These variables say what they simulate:
+gcc and g++, from the sources next to this file. These variables configure the simulation:
 
 - `STAND_IN_DEVICES`: how many devices the machine has (2); `CUDA_VISIBLE_DEVICES` chooses among them.
 - `STAND_IN_MEMORY`: the size of each in bytes (8 GiB), as far as one process sees it.
@@ -9,7 +9,7 @@ gcc and g++, from the sources beside this file. These variables say what they si
 - `STAND_IN_COMPUTE_MODE`: 0, 2 (no contexts) or 3 (one process).
 - `STAND_IN_PEERS`: which devices reach one another, a row for each, such as `-0-/0-1/-1-`: a digit is the
   performance rank of the link, and 0 is a link with native atomics; without it none do.
-- `STAND_IN_INIT_ERROR`: what `cuInit` returns.
+- `STAND_IN_INIT_ERROR`: the result of `cuInit`.
 - `STAND_IN_FAULT_DELAY`: milliseconds from a fault of a kernel to its error (5).
 - `STAND_IN_LOG`: 1 prints each call to the driver.
 - `STAND_IN_DIR`: folder for compiled kernels and for the locks of exclusive devices.
@@ -46,9 +46,9 @@ _HEADERS = [Path(compiled.__file__).with_name(name) for name in ("kernels.h", "s
 _COMMAND = ("gcc", "-O2", "-g1", "-fPIC", "-fvisibility=hidden", "-pthread", "-shared")
 # The options with which it compiles kernels.
 _KERNELS = ("-std=c++17", "-O1", "-w", "-fPIC", "-fno-semantic-interposition", "-ffp-contract=off")
-# Programs import these in the place of cuda-cccl.
+# Programs import these instead of cuda-cccl.
 _SORT = [Path(__file__).with_name(name) for name in ("compute.py", "radix_sort.cu")]
-# The library of each source, by the beginning of its name. All others may call the driver.
+# The library of each source, by name prefix. All others may call the driver.
 _LIBRARIES = {
     "driver": "libcuda.so.1",
     "nvrtc": "libnvrtc.so.13",
@@ -62,15 +62,15 @@ _LIBRARIES = {
 
 
 class BuildError(Exception):
-    """A source of the stand-in does not compile, or there is no compiler; the text says which."""
+    """A source of the libraries does not compile, or the compiler is missing; the text names the reason."""
 
 
 @attrs.frozen
 class StandIn:
-    """Stand-in libraries that are built.
+    """The built libraries.
 
     Attributes:
-        folder: Where the libraries are.
+        folder: The folder of the libraries.
         libraries: Their paths, the driver first.
     """
 
@@ -78,9 +78,9 @@ class StandIn:
     libraries: tuple[Path, ...]
 
     def environment(self) -> dict[str, str]:
-        """Return variables under which a program finds the stand-in before anything that is installed.
+        """Return variables by which a program finds these libraries before any installed ones.
 
-        Caches of programs are kept apart, for what the stand-in compiles runs on no device.
+        Caches of programs are kept separate, because programs compiled here cannot run on a device.
         """
         return {
             STAND_IN: str(self.folder),
@@ -92,19 +92,19 @@ class StandIn:
 
 
 def is_available() -> bool:
-    """Tell whether this machine has the compilers that the stand-in needs."""
+    """Return whether this machine has the necessary compilers."""
     return sys.platform == "linux" and all(map(shutil.which, ("gcc", "g++")))
 
 
 def build(folder: Path | None = None) -> StandIn:
-    """Build what is not built yet, and return where it is.
+    """Build the libraries if necessary, and return their location.
 
     Args:
-        folder: Where builds are kept, each in a folder named by the hash of its sources; by default below the
-            system's folder for temporary files. Several processes may build at once.
+        folder: The folder for builds, each in a subfolder named by the hash of its sources; by default below
+            the system's folder for temporary files. Several processes may build at once.
 
     Raises:
-        BuildError: A source does not compile, there is no compiler, or the folder is another user's.
+        BuildError: A source does not compile, the compiler is missing, or the folder belongs to another user.
     """
     if not is_available():
         raise BuildError(
@@ -138,7 +138,7 @@ def _build_into(target: Path) -> None:
         described.write_text("Metadata-Version: 2.1\nName: cuda-cccl\nVersion: 0\n")
         for path in _SORT:
             shutil.copy(path, aside / "python" / "cuda")
-        # Most of the time of a small kernel is that of its header.
+        # Precompile the header, because it takes most of a small kernel's compile time.
         header = str(aside / _HEADERS[0].name)
         ahead = ("g++", "-x", "c++-header", *_KERNELS, header, "-o", f"{header}.gch")
         driver, *others = (_library(aside, stem, name) for stem, name in _LIBRARIES.items())

@@ -1,6 +1,6 @@
-"""A stand-in for the module ``cuda.compute`` of the package cuda-cccl: its radix sort, as one kernel.
+"""A simulation of the module ``cuda.compute`` of the package cuda-cccl: its radix sort, as one kernel.
 
-Programs on the stand-in find a copy of this file under that name.
+Programs on the simulated driver find a copy of this file under that name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cuda.core import Program, ProgramOptions
 
 __all__ = ["DoubleBuffer", "ProxyArray", "SortOrder", "deserialize", "make_radix_sort"]
 
-# Its stubs know numbers alone where it takes tuples.
+# Its stubs accept only numbers where it takes tuples.
 driver: Any = bindings
 ProxyArray = np.dtype
 SortOrder = {"ASCENDING": b"\0", "DESCENDING": b"\1"}
@@ -24,7 +24,7 @@ SortOrder = {"ASCENDING": b"\0", "DESCENDING": b"\1"}
 
 @attrs.define
 class DoubleBuffer:
-    """Two arrays: one that is sorted, and room for as much. `selector` says where the result is."""
+    """Two arrays: the sorted one, and one of the same size. `selector` is the index of the result."""
 
     current: Any = None
     other: Any = None
@@ -72,7 +72,7 @@ deserialize = _RadixSort
 
 
 def _checked(result: tuple[Any, ...]) -> Any:
-    """Return what a call gave beside its code."""
+    """Return the value of a call without its code."""
     if int(result[0]):
         raise RuntimeError(str(result[0]))
     return result[-1]

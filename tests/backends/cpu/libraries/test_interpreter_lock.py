@@ -17,7 +17,7 @@ from trio_accel import linalg, sparse
 from trio_accel.backends import resolve
 from trio_accel.backends.base import DType
 from trio_accel.backends.base.contract.ops import (
-    PLACE,
+    PHILOX_START,
     CopyFromHostSpec,
     CopySpec,
     CopyToHostSpec,
@@ -234,7 +234,7 @@ def _contiguous_to_host(rig):
 
 
 def _philox(distribution, count, dtype):
-    place = PLACE.pack(1, 0)
+    place = PHILOX_START.pack(1, 0)
     return lambda rig: ("random", PhiloxSpec(distribution, place, 0.0, 1.0, rig.empty((count,), dtype)))
 
 

@@ -139,7 +139,7 @@ number, rng, found = blas_threads.find_number(np), np.random.default_rng(0), []
 for turn in range(400):
     while True:
         m, k, n = np.exp(rng.uniform(0.0, 7.0, 3)).astype(int) + 2
-        if max(m * k * max(n, 8), k * n * max(m, 8)) <= blas_threads.ALONE:
+        if max(m * k * max(n, 8), k * n * max(m, 8)) <= blas_threads.MAX_SINGLE_THREAD_PRODUCT:
             break
     dtype = (np.float32, np.float64)[turn % 2]
     a = rng.standard_normal((m, k)).astype(dtype)

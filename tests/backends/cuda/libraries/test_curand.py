@@ -13,7 +13,7 @@ import pytest
 from chosen import BACKEND, IS_STAND_IN
 
 from trio_accel.backends.base import DType
-from trio_accel.backends.base.contract.ops import PHILOX_ROW, PLACE, PhiloxSpec
+from trio_accel.backends.base.contract.ops import PHILOX_ROW, PHILOX_START, PhiloxSpec
 
 pytestmark = pytest.mark.one_backend
 
@@ -73,7 +73,7 @@ def draw(rig: Any, curand: Any) -> Iterator[Draw]:
 
 def ours(rig: Any, distribution: Any, dtype: str, seed: int, row: int, size: int) -> Any:
     out = rig.empty((size,), dtype)
-    rig.enqueue("random", PhiloxSpec(distribution, PLACE.pack(seed, row), 0.0, 1.0, out))
+    rig.enqueue("random", PhiloxSpec(distribution, PHILOX_START.pack(seed, row), 0.0, 1.0, out))
     return rig.get(out)
 
 

@@ -31,7 +31,7 @@ _SEQUENCES = {list: _LIST, tuple: _TUPLE}
 _VALUES = _PLAIN | {complex, bytes}
 _NESTED = frozenset({list, tuple, dict})
 # Walking over this number of values takes no longer than checking them.
-_FEW = 16
+_SCANNED_LENGTH = 16
 
 
 def flatten(
@@ -88,7 +88,7 @@ def _is_packed(where: str, value: Any) -> bool:
     for _ in range(_MOST_DEPTH):
         kinds = frozenset(map(type, level))
         if kinds <= _VALUES:
-            return count > _FEW
+            return count > _SCANNED_LENGTH
         if not kinds <= _VALUES | _NESTED:
             return False
         if dict in kinds:

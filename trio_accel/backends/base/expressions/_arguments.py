@@ -74,11 +74,11 @@ def unpack_scalars(data: bytes, dtypes: Sequence[DType]) -> list[Any]:
     ]
 
 
-_WHOLE = {dtype.value: DType.float64 for dtype in DType if dtype.kind in ("bool", "int", "uint")}
+_FLOAT_OF_INTEGERS = {dtype.value: DType.float64 for dtype in DType if dtype.kind in ("bool", "int", "uint")}
 
 # The keys are names, because the hash of a low-precision dtype imports ml_dtypes.
 WIDE: Mapping[str, Mapping[str, DType]] = {
-    "float32": {**_WHOLE, "float16": DType.float32, "bfloat16": DType.float32},
-    "float64": {**_WHOLE, **WIDER},
+    "float32": {**_FLOAT_OF_INTEGERS, "float16": DType.float32, "bfloat16": DType.float32},
+    "float64": {**_FLOAT_OF_INTEGERS, **WIDER},
 }
 """The dtypes that arrays are converted to, for each least precision."""

@@ -74,16 +74,16 @@ _DTYPES: dict[str, str] = {
     **dict.fromkeys(_STORES, "aka"),
 }
 # The least and the largest number of operands.
-_MANY = _MAX_STEPS
+_MAX_OPERANDS = _MAX_STEPS
 _OPERANDS: dict[str, tuple[int, int]] = {
     **{name: (function.arity, function.arity) for name, function in _FUNCTIONS.items()},
     **dict.fromkeys(("argument", "constant", "index", "count"), (0, 0)),
     **dict.fromkeys((*_REDUCTIONS, "cast", "carried", "fold", "left", "right"), (1, 1)),
     **dict.fromkeys(_STORES, (2, 1 + _MAX_AXES)),
     "load": (1, _MAX_AXES),
-    "loop": (2, _MANY),
-    "break": (2, _MANY),
-    "end": (1, _MANY),
+    "loop": (2, _MAX_OPERANDS),
+    "break": (2, _MAX_OPERANDS),
+    "end": (1, _MAX_OPERANDS),
     "result": (2, 2),
     "folded": (2, 2),
 }

@@ -214,7 +214,7 @@ def _special(name: str, x: Any) -> Any:
     return np.asarray(getattr(scipy.special, name)(wide)).astype(x.dtype, copy=False)
 
 
-_OTHERS: dict[str, Any] = {
+_NON_UFUNCS: dict[str, Any] = {
     "where": np.where,
     "real": np.real,
     "imag": np.imag,
@@ -234,7 +234,7 @@ _OTHERS: dict[str, Any] = {
 
 def numpy_function(name: str) -> Any:
     """Return how NumPy computes a function of elements, which has the values of the standard."""
-    return _OTHERS.get(name) or _UFUNCS[name]
+    return _NON_UFUNCS.get(name) or _UFUNCS[name]
 
 
 _NOTHING: Mapping[int, Any] = MappingProxyType({})
@@ -477,7 +477,7 @@ class _Evaluation:
         dtype = step.dtype.dtype
         if step.function == "cast":
             return by_way_of_int64(given[0], dtype).astype(dtype, copy=False)
-        other = _OTHERS.get(step.function)
+        other = _NON_UFUNCS.get(step.function)
         if other is not None:
             return other(*given)
         # Large arrays are not written twice.

@@ -45,7 +45,7 @@ _REAL: frozenset[str] = frozenset({"bool", "int", "uint", "float"})
 _ALL: frozenset[str] = _REAL | {"complex"}
 _FLOATS: frozenset[str] = frozenset({"float"})
 _INEXACT: frozenset[str] = frozenset({"float", "complex"})
-_WHOLE: frozenset[str] = frozenset({"bool", "int", "uint"})
+_INTEGER_KINDS: frozenset[str] = frozenset({"bool", "int", "uint"})
 
 
 @attrs.frozen(eq=False)
@@ -112,7 +112,7 @@ FUNCTIONS: Mapping[str, Function] = {
         "remainder trunc",
     ),
     **_ufuncs(frozenset({"int", "uint"}), "gcd lcm"),
-    **_ufuncs(_WHOLE, "bitwise_and bitwise_or bitwise_xor invert bitwise_not left_shift right_shift"),
+    **_ufuncs(_INTEGER_KINDS, "bitwise_and bitwise_or bitwise_xor invert bitwise_not left_shift right_shift"),
     **{name: Function(name, 1, "cast") for name in _DTYPES.split()},
     "int": Function("int64", 1, "cast"),
     "float": Function("float64", 1, "cast"),

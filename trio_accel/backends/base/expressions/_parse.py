@@ -78,8 +78,8 @@ _REFUSED: dict[type[ast.stmt], str] = {
     ast.Continue: "continue is not allowed: write the rest under if not condition",
     ast.Expr: "a result that no name is given to: write name = expression",
 }
-_GONE = "has no value behind the loop: give it one before"
-_GONE_IN_BRANCH = "has no value here: give it one before the if, and before the loop"
+_UNDEFINED_AFTER_LOOP = "has no value behind the loop: give it one before"
+_UNDEFINED_AFTER_BRANCH = "has no value here: give it one before the if, and before the loop"
 # Functions that take and make vectors, and how many arguments they take; names like any other likewise.
 _OF_VECTORS = {"vector": 0, "dot": 2, "cross": 2, "length": 1, "normalize": 1}
 
@@ -226,7 +226,7 @@ class _Parser:
             told = ", ".join(f"{name}_{each} = {name}.{each}" for each in _COMPONENTS[:count])
             self._refuse_at(f"{name} is a vector, and a result is a number: write {told}", place)
         if name in self._gone:
-            self._refuse_at(f"{name!r} {_GONE}", place)
+            self._refuse_at(f"{name!r} {_UNDEFINED_AFTER_LOOP}", place)
 
     def _block(self, body: Sequence[ast.stmt]) -> None:
         for statement in body:
@@ -445,7 +445,10 @@ class _Parser:
         if name in FUNCTIONS:
             self._refuse(f"{name} is a function: write {name}(...)", node)
         if name in self._gone and name not in self._inputs:
-            self._refuse(f"{name!r} {_GONE if self._condition is None else _GONE_IN_BRANCH}", node)
+            self._refuse(
+                f"{name!r} {_UNDEFINED_AFTER_LOOP if self._condition is None else _UNDEFINED_AFTER_BRANCH}",
+                node,
+            )
         return (nodes.Literal(CONSTANTS[name], place),) if name in CONSTANTS else self._read(name, place)
 
     def _read(self, name: str, place: Place) -> _Value:

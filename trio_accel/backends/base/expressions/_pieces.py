@@ -17,7 +17,7 @@ REDUCING = {**COMBINED, "mean": "add", "nanmin": "fmin", "nanmax": "fmax"}
 """NumPy's function that combines two values, by the name of the reduction."""
 
 # The number of elements mapped at a time.
-_PIECE = 1 << 18
+_CHUNK_ELEMENTS = 1 << 18
 
 
 def reduced_in_pieces(
@@ -46,7 +46,7 @@ def reduced_in_pieces(
     # All reductions except sums of rows combine elements in order, even if other axes are between.
     many = sum(is_reduced for _, is_reduced in groups)
     is_simple = many == 1 or (many and groups[-1][1] and ufunc is np.add)
-    if math.prod(shape) <= _PIECE or is_there or not is_simple:
+    if math.prod(shape) <= _CHUNK_ELEMENTS or is_there or not is_simple:
         return np.asarray(ufunc.reduce(mapped(operands, shape), axis=axes, dtype=dtype))
     *outer, (extent, is_row) = groups
     three = math.prod(extent for extent, _ in outer), extent, 1
@@ -107,10 +107,10 @@ def _in_pieces(
 ) -> HostArray:
     """Reduce the middle of three axes; `part` makes some rows, and some elements of them."""
     lead, count, tail = shape
-    many, step = max(_PIECE // (count * tail), 1), max(_PIECE // tail, 1)
+    many, step = max(_CHUNK_ELEMENTS // (count * tail), 1), max(_CHUNK_ELEMENTS // tail, 1)
 
     def reduced(rows: slice, first: int, stop: int) -> Any:
-        if ufunc is np.add and tail == 1 and stop - first > _PIECE:
+        if ufunc is np.add and tail == 1 and stop - first > _CHUNK_ELEMENTS:
             # NumPy adds the sums of both halves.
             middle = first + (stop - first) // 2 - (stop - first) // 2 % 8
             return reduced(rows, first, middle) + reduced(rows, middle, stop)

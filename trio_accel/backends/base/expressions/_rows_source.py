@@ -110,9 +110,9 @@ def rows_source(
     begin = f"arguments.out{_row_offset(layouts.kept, at)}"
     if is_whole:
         place = f"out + {_step_in_row(layouts.reduced, layouts.access, at, dtype)}"
-        finish = _WHOLE.replace("BEGIN", begin)
+        finish = _STORE_ROW_SOURCE.replace("BEGIN", begin)
     else:
-        place, finish = begin, _ONE
+        place, finish = begin, _FINISH_ROW_SOURCE
     finish = finish.replace("STORE", indented("\n".join((*last, f"{store}({place}, t{output});")), 4).strip())
     own = "i64 outputs, count;\n    char *out;"
     kernel = _ROWS.replace("RESULTS", indented("\n".join(results)).strip())
@@ -294,7 +294,7 @@ def combination_of(program: TypedExpression, number: int) -> str:
         lines = _statements(program, [made], pair)
         return _FOLD.format(**parts, lines=indented("\n".join(lines), 4), made=made)
     if name.startswith("arg"):
-        return _PLACE.format(**parts, less="<" if name == "argmin" else ">")
+        return _INDEX_PARTIAL_SOURCE.format(**parts, less="<" if name == "argmin" else ">")
     return _COMBINED.format(**parts, function=REDUCING[name])
 
 
@@ -343,7 +343,7 @@ FUNCTION Partial combine(const Partial &a, const Partial &b)
 }}"""
 
 # NaN comes first; of equal values, the first one counts.
-_PLACE = """struct Partial {{ {register} value; i64 index; }};
+_INDEX_PARTIAL_SOURCE = """struct Partial {{ {register} value; i64 index; }};
 FUNCTION Partial nothing() {{ return {{{identity}, 0x7fffffffffffffffll}}; }}
 FUNCTION Partial element({register} value, i64 index) {{ return {{value, index}}; }}
 FUNCTION bool precedes({register} x, {register} y) {{ return x {less} y || (x != x && y == y); }}
@@ -367,7 +367,8 @@ FUNCTION Partial combine(const Partial &a, const Partial &b)
     return {{t{made}, 1}};
 }}"""
 
-_WHOLE = """FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded &loaded,
+_STORE_ROW_SOURCE = """FUNCTION void store_at(const Arguments &arguments, const Row &row, const Loaded
+&loaded,
     char *out, Index i)
 {
     STORE
@@ -379,7 +380,7 @@ FUNCTION void finish(const Arguments &arguments, const Bases &bases, const Row &
     EACH_OF_ROW(lane, GROUP, store_at(arguments, row, loaded, out, i));
 }"""
 
-_ONE = """FUNCTION void finish(const Arguments &arguments, const Bases &, const Row &row,
+_FINISH_ROW_SOURCE = """FUNCTION void finish(const Arguments &arguments, const Bases &, const Row &row,
     Index output, Index lane, Index)
 {
     if (lane)

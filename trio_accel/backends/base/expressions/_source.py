@@ -52,9 +52,9 @@ _EXACT = frozenset(
 _NOTHING: Mapping[int, str] = MappingProxyType({})
 _MASK = (1 << 64) - 1
 # Element size in bytes up to which a thread takes more elements.
-_SHORT = 2
+_NARROW_BYTES = 2
 # From this number of steps or arrays on, a thread takes one element of an expression.
-_LONG, _MANY = 64, 8
+_MAX_SHORT_WORK, _MAX_SHORT_OPERANDS = 64, 8
 
 
 @functools.cache
@@ -374,9 +374,9 @@ def elements_of_thread(dtypes: Sequence[DType], work: int) -> int:
         dtypes: Dtypes of the arrays.
         work: See `TypedExpression.work`: copies of a long one take registers and time to compile.
     """
-    if work > _LONG or len(dtypes) > _MANY:
+    if work > _MAX_SHORT_WORK or len(dtypes) > _MAX_SHORT_OPERANDS:
         return 1
-    return 8 if max(dtype.itemsize for dtype in dtypes) <= _SHORT else 4
+    return 8 if max(dtype.itemsize for dtype in dtypes) <= _NARROW_BYTES else 4
 
 
 def structure(name: str, dtypes: Sequence[DType]) -> str:

@@ -38,7 +38,7 @@ CHAINS = (GraphSpec, ChainSpec, BranchSpec, LoopSpec)
 """Specifications that hold a recipe."""
 
 # The most graphs of a library's chains; each is captured at the addresses of one replay.
-_MOST = 128
+_MAX_GRAPHS = 128
 _MOST_DUE = 1024
 
 
@@ -125,7 +125,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         self._libraries: dict[str, Any] = {self.name: self}
         self._chains = KeptChains(device.blocks, device.kept)
         # Any graph can be discarded at any time, because the driver lets a graph in flight run to its end.
-        self._captured = CapturedLaunches(device.kept, self._discard, _MOST)
+        self._captured = CapturedLaunches(device.kept, self._discard, _MAX_GRAPHS)
         # The number of enqueued operations.
         self._enqueued = 0
         # The last query for a key, and the key.

@@ -37,9 +37,9 @@ _SOURCE = Path(__file__).with_name("primitives.cu")
 # block counts by itself.
 _THREADS = 256
 _TILE = 7 * _THREADS
-# One thread scans a line of at most `_SHORT` elements. So it does if the elements of a line have gaps, and
-# there are at least `_MANY` lines.
-_SHORT, _MANY = 64, 4096
+# One thread scans a line of at most `_MAX_THREAD_LENGTH` elements. So it does if the elements of a line have
+# gaps, and there are at least `_MIN_THREAD_LINES` lines.
+_MAX_THREAD_LENGTH, _MIN_THREAD_LINES = 64, 4096
 # To find few of many elements, a block takes this number of elements, or eight times the number to find.
 _LED = 1 << 14
 # Indices below this are of 32 bits.
@@ -245,7 +245,7 @@ class PrimitivesLibrary(CompiledLibrary):
         if not out.size:
             return
         lines = out.size // out.shape[axis]
-        if count <= _SHORT or (inner > 1 and lines >= _MANY):
+        if count <= _MAX_THREAD_LENGTH or (inner > 1 and lines >= _MIN_THREAD_LINES):
             values = call.packed(x), call.result(out), 0, lines, count, inner, 1, count, initial
             code.launch("scan_lines", call, lines, *values)
             return

@@ -12,7 +12,7 @@ from .kept_plans import KeptPlan, KeptPlans
 
 # A launch is captured after its key was seen this number of times.
 _SEEN_BEFORE = 2
-_PATIENCE = 8
+_KEYS_PER_MOVE = 8
 _MOST_REFUSED = 16
 
 
@@ -68,7 +68,9 @@ class CapturedLaunches(KeptPlans[Any]):
         bound: int,
         is_free: Callable[[KeptPlan[Any]], bool] | None = None,
     ) -> None:
-        super().__init__(bound, counts, lambda plan: discard(plan.value), is_free=is_free, patience=_PATIENCE)
+        super().__init__(
+            bound, counts, lambda plan: discard(plan.value), is_free=is_free, patience=_KEYS_PER_MOVE
+        )
 
     def is_due(self, key: Key) -> bool:
         """Note a launch that was not captured; return whether to capture it, if there is room."""

@@ -26,7 +26,7 @@ T = TypeVar("T")
 _EAGER = 200
 _PAUSE = 50e-6
 # The most looks in an event loop, where nothing can be given up meanwhile.
-_SHORT = 1200
+_MAX_LOOP_POLLS = 1200
 # Seconds for a call into the vendor's library to return, before the communicator is given up all the same.
 _LEAVING = 1.0
 
@@ -117,7 +117,7 @@ class Communicator:
         for look in itertools.count(1):
             if self.call(methodcaller("poll")):
                 return
-            if is_short and look > _SHORT:
+            if is_short and look > _MAX_LOOP_POLLS:
                 raise LibraryError("other ranks have not come", library=self._library, code=NOT_IN_TIME)
             if look > _EAGER:
                 time.sleep(_PAUSE)

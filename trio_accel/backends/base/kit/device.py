@@ -41,7 +41,7 @@ from ..contract.errors import OutOfMemoryError
 from ..contract.protocols import AccelStream, KeptCounts, LibraryUsage, MemoryStatistics, PlacedBlock
 from .memory import BlockMemory
 
-_LOOK = 0.0005
+_POLL_INTERVAL = 0.0005
 
 
 StreamT = TypeVar("StreamT", bound=AccelStream)
@@ -180,7 +180,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         for stream in self.streams:
             stream.close()
         while not (is_idle := self.is_idle()) and time.monotonic() < deadline:
-            time.sleep(_LOOK)
+            time.sleep(_POLL_INTERVAL)
         self._has_ended = is_idle
         self.end(is_idle=is_idle)
         return is_idle

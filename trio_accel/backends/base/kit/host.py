@@ -197,7 +197,7 @@ def usable_cores() -> int:
 # From glibc's malloc.h. Other C libraries lack the function, or ignore it.
 _TRIM_THRESHOLD = -1
 _MMAP_THRESHOLD = -3
-_KEPT = 128 << 20
+_TRIM_THRESHOLD_BYTES = 128 << 20
 # The largest that glibc takes.
 _ALWAYS_MAPPED = 32 << 20
 
@@ -212,5 +212,5 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_TRIM_THRESHOLD, _KEPT)
+        mallopt(_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
         mallopt(_MMAP_THRESHOLD, _ALWAYS_MAPPED)

@@ -38,9 +38,9 @@ PlanStep: TypeAlias = Literal[
 T = TypeVar("T")
 Key: TypeAlias = tuple[Any, ...]
 
-_KEPT: tuple[PlanState, ...] = ("recorded", "bound", "armed", "refused")
+_RETAINED_STATES: tuple[PlanState, ...] = ("recorded", "bound", "armed", "refused")
 # The counter that a step adds to.
-_COUNTED: Mapping[PlanStep, str] = {
+_COUNTERS: Mapping[PlanStep, str] = {
     "record": "recorded",
     "refuse": "refused",
     "join": "recorded",
@@ -82,10 +82,10 @@ class KeptPlan(Generic[T]):
         ("armed", "disarm"): "bound",
         # The driver has captured a launch, which has no recording.
         ("seen", "arm"): "armed",
-        **{(state, "evict"): "over" for state in _KEPT},
+        **{(state, "evict"): "over" for state in _RETAINED_STATES},
         # The other end of a link has forgotten it, or the recording that it depends on has ended.
-        **{(state, "forget"): "over" for state in _KEPT},
-        **{(state, "close"): "over" for state in _KEPT},
+        **{(state, "forget"): "over" for state in _RETAINED_STATES},
+        **{(state, "close"): "over" for state in _RETAINED_STATES},
     }
     key: Key
     number: int
@@ -109,7 +109,7 @@ class KeptPlan(Generic[T]):
         self.state = state
         if state == "over" or step in ("refuse", "unbind"):
             self.binding = None
-        counter = _COUNTED.get(step)
+        counter = _COUNTERS.get(step)
         if counter is not None:
             setattr(self._counts, counter, getattr(self._counts, counter) + 1)
 

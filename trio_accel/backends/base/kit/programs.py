@@ -38,7 +38,7 @@ from .library import ComputingDevice
 from .program_values import check_written, leaves_of, shortened
 from .ranks import ProgramRank, RoomRank, as_rank
 
-GONE = "gone"
+INSTANCE_LOST = "gone"
 """Code of the `LibraryError` of a result or stream that is not kept: the program was made again since."""
 
 _logger = logging.getLogger("trio_accel.backends")
@@ -412,7 +412,7 @@ class ProgramHost:
             stream = self._streams[spec.stream] = _Stream(generator, [*views, *updated], updated)
         elif stream is None:
             if spec.item > 0:
-                raise Refused(f"{where} was lost between two items", code=GONE, unchanged=True)
+                raise Refused(f"{where} was lost between two items", code=INSTANCE_LOST, unchanged=True)
             return
         is_over = True
         try:
@@ -571,7 +571,7 @@ class ProgramHost:
             raise LibraryError(
                 f"program {self.definition.name!r} was made again before its result was fetched; ask again",
                 library="program",
-                code=GONE,
+                code=INSTANCE_LOST,
             )
         return kept
 

@@ -47,7 +47,7 @@ _BEGUN, _ENDED, _READY, _READ = range(4)
 _EAGER, _LONGER, _LONGEST = 50, 2e-5, 1e-3
 _OPERATIONS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum}
 
-ENDED, MISMATCH, AGAIN = "ENDED", "MISMATCH", "AGAIN"
+ENDED, MISMATCH, REPEATED = "ENDED", "MISMATCH", "AGAIN"
 """Codes of a `Refused`: another rank has failed; ranks do not call the same; a call runs a second time."""
 
 
@@ -315,7 +315,7 @@ class RoomRank(ProgramRank):
         own = self._places[self.number]["words"]
         if own[_BEGUN] == self._call:
             # A worker was lost, and the next worker got its call again, while the other ranks continued.
-            raise Refused(f"rank {self.number} has begun this call before", code=AGAIN)
+            raise Refused(f"rank {self.number} has begun this call before", code=REPEATED)
         own[_BEGUN] = self._call
 
     def end(self) -> None:

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-ALONE = ("erf", "erfc")
+NOT_IN_NUMPY = ("erf", "erfc")
 """Functions that NumPy does not have: expressions of one are compiled, too."""
 
-_SAME = ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sinh", "cosh", "tanh", "hypot", *ALONE]
-OWN: Mapping[str, str] = {name: name for name in _SAME} | {
+_OWN_FUNCTIONS = [
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sinh",
+    "cosh",
+    "tanh",
+    "hypot",
+    *NOT_IN_NUMPY,
+]
+C_NAMES: Mapping[str, str] = {name: name for name in _OWN_FUNCTIONS} | {
     "power": "pow",
     "arctan": "atan",
     "arctan2": "atan2",
 }
 """Their C names."""
 
-FAR = ("sin", "cos")
+VECTOR_FUNCTIONS = ("sin", "cos")
 """Loops call functions of vectors for these."""
 
-VECTOR = frozenset((*OWN, *FAR, "logaddexp"))
+VECTOR = frozenset((*C_NAMES, *VECTOR_FUNCTIONS, "logaddexp"))
 """Functions of our own, which have other bits than NumPy's, and the same in vectors of any width."""

@@ -34,7 +34,7 @@ from ...base.kit.host import usable_cores
 from ...base.kit.kernels import HostCall
 from ..runtime.blas_threads import NUMPY
 from ._compiler import Entry, compile_text, compiler, counts, has_fma, mode
-from ._functions import ALONE, VECTOR
+from ._functions import NOT_IN_NUMPY, VECTOR
 from ._loops import text_of
 from ._text import Access, LoopLayout, depths_of
 
@@ -71,7 +71,7 @@ _ORDERED = ("reduce_sum", "reduce_prod")
 _PATTERNS = ([True], [False, True], [True, False], [False, True, False])
 _SQUARED = (DType.float32, DType.float64)
 # With more steps than this, a function of NumPy's no longer dominates the time of an expression.
-_FEW, _NO_WORK = 3, ("argument", "constant", "cast", "count")
+_MAX_NUMPY_STEPS, _NO_WORK = 3, ("argument", "constant", "cast", "count")
 _VECTORS = (DType.float16, DType.bfloat16, DType.float32, DType.float64)
 
 
@@ -356,9 +356,10 @@ def are_vectors(program: TypedExpression, chosen: str) -> bool:
         return False
     # A single function has NumPy's bits, because it is as fast, and nobody waits for a compiler.
     is_long = len(others) > 1 or any(
-        step.function in ("load", "loop", *ALONE) or step.function.startswith("store_") for step in steps
+        step.function in ("load", "loop", *NOT_IN_NUMPY) or step.function.startswith("store_")
+        for step in steps
     )
-    is_long = is_long or sum(step.function not in _NO_WORK for step in steps) > _FEW
+    is_long = is_long or sum(step.function not in _NO_WORK for step in steps) > _MAX_NUMPY_STEPS
     return has_fma() and (chosen == "always" or is_long)
 
 

@@ -1,6 +1,6 @@
 """C++ statements for a program's steps, in the form for processors (D186).
 
-Each step has a level: ``ONCE`` if it has one value in all loops of a row, ``COLUMN`` for one value in each
+Each step has a level: ``ROW`` if it has one value in all loops of a row, ``COLUMN`` for one value in each
 column, and ``ELEMENT`` for one value in each element. `_loops` writes the loops.
 
 An index along a row may have a sum, `%`, a minimum or a maximum. Elements where these change nothing have a
@@ -20,7 +20,7 @@ import attrs
 from ...base.contract.dtypes import DType
 from ...base.expressions import Argument, Step, TypedExpression, needed_steps
 from ...base.expressions import _source as source
-from ._functions import FAR, OWN, VECTOR
+from ._functions import C_NAMES, VECTOR, VECTOR_FUNCTIONS
 
 Access: TypeAlias = source.Access
 Condition: TypeAlias = tuple[str, str | None, str | None]
@@ -32,7 +32,7 @@ _ROUND_TRIP = '#pragma GCC optimize("trapping-math")\n'
 _SHIFTS = {"add": "f_add", "subtract": "f_subtract"}
 _STEPS = re.compile(r"\bt(\d+)")
 _BOUNDS = ("remainder", "minimum", "maximum")
-_WHOLE = {DType.int64: "", DType.int32: "2147483647"}
+_INTEGER_LIMITS = {DType.int64: "", DType.int32: "2147483647"}
 
 
 def head_of(program: TypedExpression) -> str:
@@ -59,25 +59,25 @@ def head(called: frozenset[str] = frozenset()) -> str:
     lines = [before]
     if called & VECTOR:
         lines.append((here / "functions.h").read_text(encoding="utf-8"))
-        far = sorted(called & frozenset(FAR))
+        far = sorted(called & frozenset(VECTOR_FUNCTIONS))
         for name in far:
             lines += [f"LOOPED({name}, double, , 4, 8)", f"LOOPED({name}, float, f, 8, 16)"]
         lines += [
             f"template <class... T> OWN auto own_{name}{suffix}(T... x) {{ return own::{name}(x...); }}"
-            for name in OWN.values()
+            for name in C_NAMES.values()
             for suffix in ("", "f")
         ]
         # The names come last, because the definitions before contain them.
         lines += [
             f"#define {name}{suffix} own_{name}{suffix}"
-            for name in (*OWN.values(), *far)
+            for name in (*C_NAMES.values(), *far)
             for suffix in ("", "f")
         ]
     return "\n".join((*lines, source.prelude(), behind))
 
 
 # The levels of steps.
-ONCE, COLUMN, ELEMENT = 0, 1, 2
+ROW, COLUMN, ELEMENT = 0, 1, 2
 
 
 @attrs.frozen
@@ -178,19 +178,19 @@ class Statements:
     def _level_of(self, step: Step) -> int:
         """Return the level of a step, whatever its operands are."""
         if step.is_reduction:
-            return COLUMN if self.layout.reduced == 2 else ONCE
+            return COLUMN if self.layout.reduced == 2 else ROW
         if step.function == "index":
-            return ELEMENT if self._axis(step) == self.last else ONCE
+            return ELEMENT if self._axis(step) == self.last else ROW
         if step.function.startswith("store_"):
             # Each element stores, even if all of them store the same.
             return ELEMENT
         array = self._array_of.get(int(step.value.real)) if step.function == "argument" else None
         if array is None:
-            return ONCE
+            return ROW
         is_same = self.layout.access[array] == "same"
         if self.layout.reduced == 2:
-            return ELEMENT if self.layout.across[array] else ONCE if is_same else COLUMN
-        return ONCE if is_same else ELEMENT
+            return ELEMENT if self.layout.across[array] else ROW if is_same else COLUMN
+        return ROW if is_same else ELEMENT
 
     def _spread(self, *, is_whole: bool) -> list[int]:
         """Find the levels of steps.
@@ -200,7 +200,7 @@ class Statements:
                 divided. Otherwise, only values that change have a high level: all elements count the same
                 loops.
         """
-        found, before = [ONCE] * len(self.steps), list[int]()
+        found, before = [ROW] * len(self.steps), list[int]()
         while found != before:
             before = list(found)
             for number, step in enumerate(self.steps):
@@ -262,7 +262,7 @@ class Statements:
         step = self.steps[number]
         if step.function == "index":
             return "(i64)0", ()
-        most = _WHOLE.get(step.dtype)
+        most = _INTEGER_LIMITS.get(step.dtype)
         if most is None or not step.steps:
             return None
         first, *others = step.steps
@@ -272,7 +272,7 @@ class Statements:
         if found is None or not all(map(self._is_ahead, others)):
             return None
         shift, conditions = found
-        if step.function == "cast" and self.steps[first].dtype in _WHOLE:
+        if step.function == "cast" and self.steps[first].dtype in _INTEGER_LIMITS:
             pass
         elif step.function in _SHIFTS:
             shift = f"{_SHIFTS[step.function]}({shift}, (i64)t{others[0]})"

@@ -11,9 +11,9 @@ import numpy as np
 from ...base import DType, HostArray, Ints
 
 # NumPy inserts the elements of rows up to this length one by one, which is stable, and the fastest.
-_SHORT = 24
+_INSERTION_SORT_LENGTH = 24
 # If at most one in this number of elements is needed, they are selected before they are sorted.
-_FEW = 8
+_PARTITION_RATIO = 8
 
 
 def comparable(x: HostArray) -> HostArray:
@@ -56,7 +56,7 @@ def order_of(x: HostArray, *, descending: bool = False) -> HostArray:
         turned: HostArray = count - 1 - order_of(x[..., ::-1])[..., ::-1]
         return turned
     key = comparable(x)
-    if _is_small(key) or count <= _SHORT:
+    if _is_small(key) or count <= _INSERTION_SORT_LENGTH:
         return np.argsort(key, kind="stable")
     key = _whole(key)
     if key.itemsize == 4:
@@ -80,7 +80,7 @@ def order_of(x: HostArray, *, descending: bool = False) -> HostArray:
 
 def first_of(x: HostArray, count: int, *, descending: bool) -> HostArray:
     """Return the indices of the first elements in order along the last axis: of equal ones the first."""
-    if not 0 < count * _FEW <= x.shape[-1]:
+    if not 0 < count * _PARTITION_RATIO <= x.shape[-1]:
         return order_of(x, descending=descending)[..., :count]
     key = comparable(x)
     if key.dtype.kind == "f" and np.isnan(key).any():

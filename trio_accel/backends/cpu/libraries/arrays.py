@@ -17,11 +17,11 @@ from ..runtime._memory import pieces
 from ._order import comparable, first_of, order_of, sort_to
 
 # Elements of the rows computed at a time.
-_PIECE = 1 << 18
+_CHUNK_ELEMENTS = 1 << 18
 # Elements of a histogram whose bins are searched at a time.
 _GUESSED = 1 << 14
 # Integers checked and counted at a time.
-_COUNTED = 1 << 17
+_COUNT_CHUNK = 1 << 17
 # Elements converted and accumulated at a time.
 _ACCUMULATED = 1 << 14
 
@@ -90,7 +90,7 @@ def _row_pieces(shape: Ints, axes: Ints) -> Iterator[tuple[slice, ...]]:
         yield (slice(None),) * len(shape)
         return
     extent = shape[longest]
-    step = max(1, _PIECE * extent // max(math.prod(shape), 1))
+    step = max(1, _CHUNK_ELEMENTS * extent // max(math.prod(shape), 1))
     for start in range(0, extent, step):
         yield (*(slice(None),) * longest, slice(start, start + step))
 
@@ -259,10 +259,10 @@ def count(spec: ops.CountSpec, call: HostCall) -> None:
 def _count_numbers(x: HostArray, weights: HostArray | None, out: HostArray) -> bool:
     """Count integers that are the numbers of bins; return whether all of them are."""
     # Pieces stay in a cache from the check to the count. Sums of weights keep their order.
-    is_whole = weights is not None or len(out) > _COUNTED // 4
+    is_whole = weights is not None or len(out) > _COUNT_CHUNK // 4
     found = [] if is_whole else [np.zeros(len(out), np.int64)]
-    for first in range(0, len(x), len(x) if is_whole else _COUNTED):
-        piece = x if is_whole else x[first : first + _COUNTED]
+    for first in range(0, len(x), len(x) if is_whole else _COUNT_CHUNK):
+        piece = x if is_whole else x[first : first + _COUNT_CHUNK]
         # Without a sign, negative integers are larger than all others.
         if piece.view(f"u{piece.itemsize}").max() >= len(out):
             return False

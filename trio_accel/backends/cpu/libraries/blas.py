@@ -24,7 +24,7 @@ from ...base import (
 from ...base.contract.ops import ArraySpec, Transpose
 from ...base.kit.blas import plan_routine
 from ..runtime._memory import convert, pieces, to_float32, widened
-from ..runtime.blas_threads import ONCE, SCIPY, matrix_product
+from ..runtime.blas_threads import LOAD_COST, SCIPY, matrix_product
 from ._fortran import LONGEST, Blas, FortranRoutine, find
 
 
@@ -223,7 +223,7 @@ def _axpy(routine: FortranRoutine, alpha: HostArray, x: HostArray, y: HostArray)
         xs, ys = x[start : start + LONGEST], y[start : start + LONGEST]
         counts = np.array([len(xs), *steps], np.int32)
         size, x_step, y_step = (counts[place:].ctypes.data for place in range(3))
-        with SCIPY.for_work(ONCE * len(xs)):
+        with SCIPY.for_work(LOAD_COST * len(xs)):
             routine(size, alpha.ctypes.data, xs.ctypes.data, x_step, ys.ctypes.data, y_step)
 
 

@@ -14,7 +14,7 @@ from ..runtime.blas_threads import matrix_product
 # Hendrycks and Gimpel, Gaussian Error Linear Units (2016): sqrt(2 / pi), and the factor of the cube.
 _ROOT, _CUBE = 0.7978845608028654, 0.044715
 
-_MOST = {DType.float8_e4m3fn: 448.0, DType.float8_e5m2: 57344.0}
+_MAX_FINITE = {DType.float8_e4m3fn: 448.0, DType.float8_e5m2: 57344.0}
 
 
 @kernel(FusedMatmulSpec, backend="cpu")
@@ -115,5 +115,5 @@ def _round(x: HostArray, out: HostArray) -> None:
         # A sum may be longer; it wraps around as sums of int32 do.
         x = x.astype(np.int64)
     elif dtype.itemsize == 1:
-        np.clip(x, -_MOST[dtype], _MOST[dtype], out=x)
+        np.clip(x, -_MAX_FINITE[dtype], _MAX_FINITE[dtype], out=x)
     convert(x, out)

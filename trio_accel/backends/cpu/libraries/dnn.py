@@ -401,7 +401,7 @@ def avg_pool_grad(spec: ops.AvgPoolGradSpec, call: HostCall) -> None:
 
 
 # Scores made at a time.
-_PIECE = 1 << 20
+_CHUNK_SCORES = 1 << 20
 
 
 @attrs.frozen
@@ -492,7 +492,7 @@ class _Attention:
     def places(self) -> Iterator[tuple[int | slice, ...]]:
         """Yield the index of each key head, or of several heads if their scores are few."""
         lead, served = self.query.shape[:-3], math.prod(self.query.shape[-3:-1])
-        step = _PIECE // max(1, math.prod(lead[1:]) * served * self._columns) if self._is_whole else 0
+        step = _CHUNK_SCORES // max(1, math.prod(lead[1:]) * served * self._columns) if self._is_whole else 0
         if step:
             for first in range(0, lead[0], step):
                 yield (slice(first, first + step),)
@@ -506,7 +506,7 @@ class _Attention:
             step = max(1, rows)
         else:
             rows, columns = (int(one[place[:-1]]) for one in (self._query_lengths, self._key_lengths))
-            step = max(1, _PIECE // max(1, columns * self.query.shape[-3]))
+            step = max(1, _CHUNK_SCORES // max(1, columns * self.query.shape[-3]))
         for first in range(0, rows, step):
             yield self._part(place, slice(first, min(first + step, rows)), rows, columns)
 

@@ -18,13 +18,21 @@ import numpy as np
 import numpy.typing as npt
 
 from ...base import HostArray, HostCall, kernel
-from ...base.contract.ops import FIRST, PHILOX_ROW, PLACE, PhiloxSpec, RejectionSpec, SequenceSpec, SobolSpec
+from ...base.contract.ops import (
+    FIRST,
+    PHILOX_ROW,
+    PHILOX_START,
+    PhiloxSpec,
+    RejectionSpec,
+    SequenceSpec,
+    SobolSpec,
+)
 from ..compiled._compiler import has_fma, mode
 from ..compiled._plans import Plan
 
 # Counters or numbers of one piece: its arrays stay in the caches, and the stream's thread lets others run in
 # between.
-_PIECE = 1 << 14
+_CHUNK_NUMBERS = 1 << 14
 
 _Words = npt.NDArray[np.uint64]
 
@@ -46,7 +54,7 @@ def _compiled(*names: str, is_exact: bool = True) -> Plan:
         return "\n".join((folder / name).read_text(encoding="utf-8") for name in names)
 
     # The code that it replaces has some hundred steps.
-    return Plan(text, is_exact=is_exact, weight=_PIECE * 8 * 100)
+    return Plan(text, is_exact=is_exact, weight=_CHUNK_NUMBERS * 8 * 100)
 
 
 def philox4x32(counter: tuple[_Words, _Words, _Words, _Words], seed: int) -> list[_Words]:
@@ -141,15 +149,17 @@ def rejection(spec: RejectionSpec, call: HostCall) -> None:
     spec.fault[0] = not _are_in_range(spec.distribution, *parameters)
     if spec.fault[0]:
         return
-    seed, row = PLACE.unpack(spec.place)
-    for first in range(0, out.size, _PIECE):
-        places = np.arange(first, min(first + _PIECE, out.size), dtype=np.uint64)
+    seed, row = PHILOX_START.unpack(spec.place)
+    for first in range(0, out.size, _CHUNK_NUMBERS):
+        places = np.arange(first, min(first + _CHUNK_NUMBERS, out.size), dtype=np.uint64)
         a, b = (
-            np.broadcast_to(one if one.size == 1 else one[first : first + _PIECE], places.shape)
+            np.broadcast_to(one if one.size == 1 else one[first : first + _CHUNK_NUMBERS], places.shape)
             for one in parameters
         )
         with np.errstate(all="ignore"):
-            out[first : first + _PIECE] = _MAKERS[spec.distribution](_Numbers(seed, row, places), a, b)
+            out[first : first + _CHUNK_NUMBERS] = _MAKERS[spec.distribution](
+                _Numbers(seed, row, places), a, b
+            )
 
 
 def _are_in_range(distribution: str, a: _Doubles, b: _Doubles) -> bool:
@@ -429,8 +439,8 @@ def philox(spec: PhiloxSpec, call: HostCall[_Transform]) -> None:
     """Fill an array with random numbers, four a counter, whatever they are made of."""
     out, is_double = call.array(spec.out).reshape(-1), spec.out.dtype.itemsize == 8
     counters, whole = -(-out.size // 4), out.size // 4
-    for first in range(0, counters, _PIECE):
-        count = min(_PIECE, counters - first)
+    for first in range(0, counters, _CHUNK_NUMBERS):
+        count = min(_CHUNK_NUMBERS, counters - first)
         # Of four double numbers, two come from a counter, and two from the counter in the next row.
         columns = [_words(spec, first, count, 1 + is_double, ahead) for ahead in range(1 + is_double)]
         piece = out[4 * first : 4 * (first + count)]
@@ -444,7 +454,7 @@ def philox(spec: PhiloxSpec, call: HostCall[_Transform]) -> None:
 
 def _words(spec: PhiloxSpec, first: int, count: int, step: int, ahead: int) -> list[_Words]:
     """Make the four words of `count` counters from number `first`, in rows at a distance of `step`."""
-    seed, row = PLACE.unpack(spec.place)
+    seed, row = PHILOX_START.unpack(spec.place)
     # A piece is in one row.
     half, column = first // PHILOX_ROW * step + row + ahead, first % PHILOX_ROW
     words = [np.full(count, word, np.uint64) for word in (half & 0xFFFFFFFF, half >> 32, 0)]

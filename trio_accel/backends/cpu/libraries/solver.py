@@ -117,7 +117,7 @@ def det(spec: Any, lapack: Lapack, a: HostArray, *wanted: HostArray | None) -> N
 
 
 # Rows of matrices for which a call by `ctypes` takes longer than the solution.
-_SMALL = 16
+_MAX_CTYPES_ROWS = 16
 
 
 @_solver("solve inv", "a", "b", "out")
@@ -134,7 +134,7 @@ def solve(spec: Any, lapack: Lapack, a: HostArray, b: HostArray | None, out: Hos
             _substitute(b"N", packed, piv, b, out)
         return
     n, columns = out.shape[-2:]
-    if n <= _SMALL:
+    if n <= _MAX_CTYPES_ROWS:
         # NumPy calls the same routine in a loop of C, but does not report which matrix of a stack is
         # singular.
         with suppress(np.linalg.LinAlgError):
@@ -217,7 +217,7 @@ def svd(
             if vectors is not None:
                 np.copyto(vectors, np.eye(*vectors.shape[-2:]))
         return
-    left, right = (_NONE, _NONE) if u is None or vh is None else (each(vh), each(u))
+    left, right = (_PLACEHOLDER, _PLACEHOLDER) if u is None or vh is None else (each(vh), each(u))
     columns = 1 if u is None else u.shape[-1]
     job = b"N" if u is None else b"A" if columns == m and vh is not None and vh.shape[-2] == n else b"S"
     least, most = sorted((m, n))
@@ -229,7 +229,7 @@ def svd(
     )
 
 
-_NONE = np.empty(1)
+_PLACEHOLDER = np.empty(1)
 
 
 @_solver("eigh eigvalsh", "a", "w", "v", "b", workspace=lambda _, n: 2 * n * n + 64 * n)
@@ -275,7 +275,7 @@ def eig(spec: Any, lapack: Lapack, a: HostArray, w: HostArray, v: HostArray | No
         each(packed),
         n,
         *(each(part, 1) for part in values),
-        _NONE,
+        _PLACEHOLDER,
         1,
         each(vectors),
         n,

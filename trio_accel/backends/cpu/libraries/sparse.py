@@ -41,7 +41,7 @@ _sparse: Any = sparse
 _OUT, _DTYPES = {"out": NATIVE}, {"matrix_data": NATIVE}
 
 # Elements of the rows and columns that one piece of a sampled product gathers.
-_PIECE = 1 << 18
+_CHUNK_ELEMENTS = 1 << 18
 
 
 @kernel("sparse.spmv", backend="cpu", dtypes=_OUT)
@@ -82,7 +82,7 @@ def sddmm(spec: Any, call: HostCall) -> None:
     indptr, indices = _structure(spec, call)
     a, b = call.array(spec.a), call.array(spec.b)
     rows = np.repeat(np.arange(len(a)), np.diff(indptr))
-    step = max(_PIECE // max(a.shape[1], 1), 1)
+    step = max(_CHUNK_ELEMENTS // max(a.shape[1], 1), 1)
     with _contiguous(call.array(spec.out)) as out:
         for first in range(0, len(out), step):
             piece = slice(first, first + step)

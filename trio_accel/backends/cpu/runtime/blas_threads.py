@@ -22,12 +22,12 @@ from ...base import HostArray
 
 BOUND = 1 << 22
 """The most multiplications of a call that has one thread: with two it would save 0.07 ms at most."""
-ALONE = 1 << 18
+MAX_SINGLE_THREAD_PRODUCT = 1 << 18
 """The most multiplications of a product of real matrices that OpenBLAS gives one thread by itself.
 
 Its `interface/gemm.c` has this bound, 65536 times `GEMM_MULTITHREAD_THRESHOLD`, which is 4.
 """
-ONCE = 8
+LOAD_COST = 8
 """The multiplications that take as long as loading a number from memory that is used only once."""
 
 
@@ -121,11 +121,11 @@ NUMPY, SCIPY = (BlasThreads(find_number(package)) for package in (np, scipy))
 def matrix_product(a: HostArray, b: HostArray, out: HostArray | None = None) -> HostArray:
     """Multiply as `numpy.matmul` does, which uses the BLAS for numbers other than integers."""
     rows, columns = a.shape[-2] if a.ndim > 1 else 1, b.shape[-1] if b.ndim > 1 else 1
-    most = max(a.size * max(columns, ONCE), b.size * max(rows, ONCE))
+    most = max(a.size * max(columns, LOAD_COST), b.size * max(rows, LOAD_COST))
     kind = a.dtype.kind
     # NumPy has another routine for an array by its own transpose, with bounds of its own.
     is_plain = rows > 1 < columns and a.ctypes.data != b.ctypes.data
-    if kind in "iu" or (kind == "f" and most <= ALONE and is_plain):
+    if kind in "iu" or (kind == "f" and most <= MAX_SINGLE_THREAD_PRODUCT and is_plain):
         return np.matmul(a, b, out=out)
     NUMPY.enter(most)
     try:

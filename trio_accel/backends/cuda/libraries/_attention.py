@@ -37,7 +37,7 @@ from ._cudnn import (
 )
 
 # Scores made at a time.
-_PIECE = 1 << 24
+_CHUNK_SCORES = 1 << 24
 _TABLE = 3
 _ADDED = 2
 
@@ -272,7 +272,7 @@ class Attention:
         self._kernels, self._spec, self._call = kernels, spec, call
         self.lengths = kernels.check_lengths(spec, self.sizes, call)
         self._kind = KINDS[self.wide]
-        self._most = max(1, _PIECE // max(1, self.sizes.batches * self.sizes.columns))
+        self._most = max(1, _CHUNK_SCORES // max(1, self.sizes.batches * self.sizes.columns))
         self._scores = self._sums = 0
 
     @cached_property

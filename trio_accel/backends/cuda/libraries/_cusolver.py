@@ -301,7 +301,7 @@ class SolverKernels:
 
 
 # Larger matrices need no more kernels than one of this size.
-_LARGE = {"xpotrf": 2048, "xgetrf": 2048, "xgesvd": 256, "xgeev": 256}
+_WARM_UP_ROWS = {"xpotrf": 2048, "xgetrf": 2048, "xgesvd": 256, "xgeev": 256}
 _LARGE_OTHERS = 1024
 
 
@@ -324,7 +324,7 @@ class Trials:
 
     def run(self, *routines: Routine) -> None:
         """Try out routines, each on the results of the previous ones; blocks. The context is current."""
-        most = _LARGE.get(routines[-1].name, _LARGE_OTHERS)
+        most = _WARM_UP_ROWS.get(routines[-1].name, _LARGE_OTHERS)
         chain = [_shrunk(routine, most) for routine in routines]
         key = tuple(map(_key, chain))
         if key not in self._done:

@@ -10,7 +10,7 @@ import attrs
 from cuda.bindings import driver
 
 from ...base import DType, LibraryError, Refused
-from ...base.kit.ranks import AGAIN, ENDED, Collective, Move, ProgramRank
+from ...base.kit.ranks import ENDED, REPEATED, Collective, Move, ProgramRank
 from ..runtime._signals import StatusWord, StatusWords
 from .nccl import OPEN, TYPES, enqueue, exchange
 
@@ -62,7 +62,9 @@ class NcclRank(ProgramRank):
             try:
                 OPEN.find(self._room)
             except LibraryError as error:
-                raise Refused(f"rank {self.number} has a new worker: {error.message}", code=AGAIN) from error
+                raise Refused(
+                    f"rank {self.number} has a new worker: {error.message}", code=REPEATED
+                ) from error
 
     def _meet(self, asked: Collective, stream: Any) -> None:
         """See `ProgramRank`."""

@@ -107,7 +107,7 @@ TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
 """Numbers of the types of values, as sources have them."""
 
 # Values are numbered by 32 bits.
-_MOST = (1 << 31) - 1
+_MAX_VALUES = (1 << 31) - 1
 ANY = 1 << 62
 """No limit."""
 
@@ -197,13 +197,13 @@ class Maker:
 
     def run(self) -> None:
         """Enqueue it."""
-        if max(array.size for array in self._job.arrays) > _MOST:
+        if max(array.size for array in self._job.arrays) > _MAX_VALUES:
             raise self._too_many("values")
         getattr(self, f"_{_WAYS.get(self._job.function, self._job.function)}")()
 
     def _too_many(self, what: str) -> NotSupportedError:
         return NotSupportedError(
-            f"{self._job.function}: the CUDA backend supports no matrices of more than {_MOST} {what}",
+            f"{self._job.function}: the CUDA backend supports no matrices of more than {_MAX_VALUES} {what}",
             backend="cuda",
         )
 
@@ -297,7 +297,7 @@ class Maker:
         first, second = (self._take(job.numbers, job.arrays[k : k + 3]) for k in (0, 3))
         sizes = [job.arrays[k].size for k in (2, 5)]
         count = sum(sizes)
-        if count > _MOST:
+        if count > _MAX_VALUES:
             raise self._too_many("values")
         self._make_room(columns, rows, count)
         for (indptr, indices, _), size, start in zip((first, second), sizes, (0, sizes[0]), strict=True):
@@ -345,7 +345,7 @@ class Maker:
             cusparse.sp_gemm_compute(*terms, nbytes.ctypes.data, 0)
             cusparse.sp_gemm_compute(*terms, nbytes.ctypes.data, call.workspace(max(int(nbytes[0]), 1)))
             stored = int(cusparse.sp_mat_get_size(product)[2])
-            if stored > _MOST:
+            if stored > _MAX_VALUES:
                 raise self._too_many("values")
             if not stored:
                 self._write_none(rows)

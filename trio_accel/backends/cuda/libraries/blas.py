@@ -37,7 +37,7 @@ _MATRICES = ("linalg.symm", "linalg.syrk", "linalg.syr2k", "linalg.trmm", "linal
 # Operations with routines that wait for the device at their first call.
 _TRIED = frozenset({*_MATRICES, "linalg.asum", "linalg.iamax", "linalg.rot"})
 # Larger arrays need the same kernels as arrays of this size.
-_LARGE = 512
+_WARM_UP_EXTENT = 512
 
 
 class RoutineLibrary(CudaLibrary):
@@ -247,7 +247,7 @@ class RoutineLibrary(CudaLibrary):
 
     def _try_out(self, spec: OperationSpec, key: tuple[object, ...]) -> None:
         arrays = _arrays(spec)
-        kind, room = KINDS[spec.inputs()[0].dtype], 16 * _LARGE**2
+        kind, room = KINDS[spec.inputs()[0].dtype], 16 * _WARM_UP_EXTENT**2
         with self._blas.scratch(len(arrays) * (room + 8)) as (stream, place):
             addresses = {field: place + number * room for number, field in enumerate(arrays)}
             if spec.operation in _MATRICES:
@@ -292,7 +292,9 @@ def _arrays(spec: Any) -> dict[str, ArraySpec | None]:
 
 
 def _small_array(array: ArraySpec, stack: Ints) -> ArraySpec:
-    rows, columns = (min(1 << max(extent - 1, 0).bit_length(), _LARGE) for extent in array.shape[-2:])
+    rows, columns = (
+        min(1 << max(extent - 1, 0).bit_length(), _WARM_UP_EXTENT) for extent in array.shape[-2:]
+    )
     size, is_by_rows = array.dtype.itemsize, array.strides[-2] >= array.strides[-1]
     strides = contiguous_strides((rows, columns), size) if is_by_rows else (size, rows * size)
     return ArraySpec(0, 0, array.dtype, (*stack, rows, columns), (*(0,) * len(stack), *strides))

@@ -157,7 +157,7 @@ def _compiled(text: str, architecture: str) -> bytes:
 _WRONG = range(12300, 12400)
 # Longer transforms take several kernels. These are slower with callbacks than separate launches, and so are
 # epilogs of real transforms (D173).
-_LONGEST = 1 << 13
+_MAX_ONE_KERNEL_LENGTH = 1 << 13
 # The alignment of temporary buffers, like that of device memory.
 _ALIGNMENT = 256
 
@@ -358,7 +358,7 @@ class FftLibrary(CudaLibrary):
         ahead, transform, behind = spec.parts(has_ahead, has_behind)
         found = single(transform)
         is_wrong = spec.kind != "c2c" and cufft.get_version() in _WRONG
-        is_slow = max(spec.lengths) > _LONGEST or (spec.kind == "r2c" and spec.has_epilog)
+        is_slow = max(spec.lengths) > _MAX_ONE_KERNEL_LENGTH or (spec.kind == "r2c" and spec.has_epilog)
         if found is None or is_wrong or is_slow or not (has_ahead or has_behind):
             raise NotSupportedError("fft: callbacks go with one plan", backend=self.backend)
         sides = (

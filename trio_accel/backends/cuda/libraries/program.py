@@ -24,7 +24,7 @@ from ..runtime._stream import CudaStream
 from ._nccl_ranks import Marks, NcclRank
 
 # A call that takes longer holds up the loop: the next one is made in the thread.
-_SHORT = 0.002
+_MAX_INLINE_SECONDS = 0.002
 _SHORT_CALL = InThread(is_short=True)
 _NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 
@@ -87,7 +87,7 @@ class ProgramLibrary(CudaLibrary):
         with self._arrays.of(call), self._streams.of_call(call.handle):
             self._host.call(spec)
         if spec.arguments and self._host.enqueues(spec.method):
-            self._is_short[spec.method] = time.perf_counter() - began < _SHORT
+            self._is_short[spec.method] = time.perf_counter() - began < _MAX_INLINE_SECONDS
 
     # D111: blocking, so that it runs in the stream's thread, after a call that is being enqueued there.
     @kernel(ops.ProgramResult, backend="cuda", is_blocking=True)

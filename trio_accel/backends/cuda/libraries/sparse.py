@@ -52,7 +52,7 @@ _ARGUMENTS = struct.Struct("<6Q3qiii4x")
 _SCALE = struct.Struct("<Qqddi4x")
 _LANES = 32
 # The layout matches the structure in residuals.cu.
-_LEAST = struct.Struct("<7Qdqi4x")
+_RESIDUAL_STRUCT = struct.Struct("<7Qdqi4x")
 _MOST_STRUCTURES = 256
 _ALGORITHM = cusparse.SpMVAlg.DEFAULT
 _OUT, _DTYPES = {"out": NATIVE}, {"matrix_data": NATIVE}
@@ -181,7 +181,7 @@ class SparseLibrary(CudaLibrary):
         self._guard = load("sparse", "guard", _GUARD.size)
         self._unchecked = load("sparse", "multiply_unchecked", _ARGUMENTS.size)
         self._scale = load("sparse", "scale", _SCALE.size)
-        self._least = load("residuals", "least_residual", _LEAST.size)
+        self._least = load("residuals", "least_residual", _RESIDUAL_STRUCT.size)
         self._seen: dict[tuple[object, ...], Seen] = {}
         self._uses = 0
         self._made_by: MakerKernels | None = None
@@ -483,7 +483,7 @@ class SparseLibrary(CudaLibrary):
         arrays = [call.packed(array) for array in (spec.h, spec.sizes, spec.size, spec.made)]
         room = call.workspace((steps * (steps + 2) + 1) * 16 + steps * 8)
         places = *arrays, call.result(spec.y), call.result(spec.count), room
-        self._least.run(call.handle, 1, _LEAST, *places, spec.wanted, steps, TYPES[spec.h.dtype])
+        self._least.run(call.handle, 1, _RESIDUAL_STRUCT, *places, spec.wanted, steps, TYPES[spec.h.dtype])
 
     @kernel("sparse.spsolve_triangular", backend="cuda", dtypes=_DTYPES, is_blocking=True)
     def _solve_triangular(self, spec: Any, call: KernelCall) -> None:

@@ -18,7 +18,7 @@ from ...base.kit.kept_plans import KeptPlan
 from ._context import CudaContext, is_sticky
 from ._stream import CudaStream
 
-MOST = 128
+MAX_GRAPHS = 128
 """So many are cached for a device. One takes 114 KiB of its memory."""
 
 # The most nodes of one graph: for more there may be no memory yet.
@@ -141,7 +141,7 @@ class Graphs:
             graph = self._capture_largest(stream, enqueue)
             made: list[Any] = []
             try:
-                while graph is not None and len(made) < MOST + _rooms[number]:
+                while graph is not None and len(made) < MAX_GRAPHS + _rooms[number]:
                     executable = self._take(driver.cuGraphInstantiate(graph, 0))
                     if executable is None:
                         break

@@ -16,10 +16,10 @@ from ._context import CudaContext, CudaMemoryError
 
 _DESCRIPTOR = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 # Seconds to wait for memory whose release may depend on streams that this thread has to release.
-_PATIENCE = 0.5
+_RELEASE_TIMEOUT = 0.5
 # D32: a sixteenth of the memory is kept in empty chunks.
-_KEPT = 16
-_NONE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+_EMPTY_CHUNKS_DIVISOR = 16
+_NO_HANDLE = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
 
 
 @attrs.frozen
@@ -65,7 +65,7 @@ class _Source:
 
     def __init__(self, context: CudaContext, reclaimer: Reclaimer, limit: int, *, is_kept: bool) -> None:
         # A program that makes a large array again and again is not to wait for the driver each time.
-        self.keep = max(self.first, limit // _KEPT)
+        self.keep = max(self.first, limit // _EMPTY_CHUNKS_DIVISOR)
         self._context = context
         self._reclaimer = reclaimer
         self._postponed: list[DeviceChunk] = []
@@ -76,7 +76,7 @@ class _Source:
         self._properties = driver.CUmemAllocationProp()
         self._properties.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
         self._properties.location = location
-        self._properties.requestedHandleTypes = _DESCRIPTOR if is_kept else _NONE
+        self._properties.requestedHandleTypes = _DESCRIPTOR if is_kept else _NO_HANDLE
         flags = driver.CUmemAccess_flags
         self._access = _access(location, flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
         self._reading = _access(location, flags.CU_MEM_ACCESS_FLAGS_PROT_READ)
@@ -166,7 +166,7 @@ class _Source:
         try:
             return self._check(driver.cuMemCreate(nbytes, self._properties, 0))
         except CudaMemoryError:
-            if not self._reclaimer.wait(_PATIENCE):
+            if not self._reclaimer.wait(_RELEASE_TIMEOUT):
                 raise
             return self._check(driver.cuMemCreate(nbytes, self._properties, 0))
 

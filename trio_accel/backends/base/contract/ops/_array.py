@@ -121,12 +121,12 @@ class Role:
     is_packed: bool = False
 
 
-_OTHER = Role("other")
+_OTHER_ROLE = Role("other")
 
 
 def role_of(field: attrs.Attribute[Any]) -> Role:
     """Return the role that a field of an attrs class was declared with."""
-    role: Role = field.metadata.get(_ROLE, _OTHER)
+    role: Role = field.metadata.get(_ROLE, _OTHER_ROLE)
     return role
 
 

@@ -79,7 +79,7 @@ def _results() -> dict[tuple[DType, DType], tuple[DType, ...]]:
     }
 
 
-_KNOWN: dict[tuple[int, int, int], FusedDtypes] = {}
+_DTYPES_BY_NUMBERS: dict[tuple[int, int, int], FusedDtypes] = {}
 
 _MOST_CHECKED = 4096
 # Keys of plans with arrays that are known to fit.
@@ -106,9 +106,9 @@ def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> FusedDtype
     """
     # The key holds identities: a member's hash takes longer than all the rest.
     key = id(a), id(b), id(out)
-    known = _KNOWN.get(key)
+    known = _DTYPES_BY_NUMBERS.get(key)
     if known is None:
-        known = _KNOWN[key] = _find_dtypes(name, a, b, out)
+        known = _DTYPES_BY_NUMBERS[key] = _find_dtypes(name, a, b, out)
     return known
 
 

@@ -14,7 +14,7 @@ from ._spec import OperationSpec, specification
 __all__ = [
     "FIRST",
     "JUMP_WORDS",
-    "PLACE",
+    "PHILOX_START",
     "LinearSequence",
     "Rejection",
     "RejectionSpec",
@@ -22,7 +22,7 @@ __all__ = [
     "SobolSpec",
 ]
 
-PLACE = Struct("<QQ")
+PHILOX_START = Struct("<QQ")
 """Key and first row in a Philox sequence: a plan does not depend on them."""
 
 FIRST = Struct("<Q")

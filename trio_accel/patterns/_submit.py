@@ -1,4 +1,4 @@
-"""Base of all blueprints: the request, the model, calls in tasks, their counts; many items through one."""
+"""The base of all patterns: requests, models, calls in tasks, counts; and many items through one model."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from ..actors import (
 )
 
 __all__ = [
-    "Call",
     "CallStatistics",
     "GetStatistics",
     "Model",
     "ResultStream",
-    "Servant",
-    "TaskServant",
+    "Submit",
+    "SubmitActor",
+    "TaskSubmitActor",
     "as_callable",
     "open_results",
 ]
@@ -58,8 +58,8 @@ ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 
 @attrs.frozen
-class Call(ItemRequest[ItemT_co], Request["Servant[ItemT_co, object]", object]):
-    """Ask a servant for the result of one item.
+class Submit(ItemRequest[ItemT_co], Request["SubmitActor[ItemT_co, object]", object]):
+    """Request the result of one item.
 
     Attributes:
         item: The model's input.
@@ -69,12 +69,12 @@ class Call(ItemRequest[ItemT_co], Request["Servant[ItemT_co, object]", object]):
 
 
 @attrs.frozen
-class GetStatistics(Request["Servant[Any, Any]", Any]):
-    """Ask a servant for its counts since its incarnation began: its `Servant.statistics`."""
+class GetStatistics(Request["SubmitActor[Any, Any]", Any]):
+    """Request the counts since the incarnation began: the result of `SubmitActor.statistics`."""
 
 
-class Servant(Actor, Serves[ItemT_contra, ResultT_co]):
-    """Base of the actors that serve `Call`: each of them can be the model of another."""
+class SubmitActor(Actor, Serves[ItemT_contra, ResultT_co]):
+    """Base of the actors that serve `Submit`, so that each of them can be the model of another."""
 
     async def call(self, item: ItemT_contra) -> ResultT_co | DeferredReply[ResultT_co]:
         """Serve one item: return its result, or defer the reply."""
@@ -85,40 +85,40 @@ class Servant(Actor, Serves[ItemT_contra, ResultT_co]):
         return None
 
     def readings(self) -> Iterator[Reading]:
-        """Yield the counts that metrics show."""
+        """Yield the counts for metrics."""
         yield from ()
 
     @handles(GetStatistics)
     async def _serve_statistics(self, message: GetStatistics) -> object:
         return self.statistics()
 
-    # Call is declared for all servants, and a method takes its own class.
-    @handles(Call)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    async def _serve(self, message: Call[ItemT_contra]) -> object:
+    # Submit is declared for all subclasses, and a method takes its own class.
+    @handles(Submit)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    async def _serve(self, message: Submit[ItemT_contra]) -> object:
         return await self.call(message.item)
 
 
-Model: TypeAlias = Callable[[ItemT], Awaitable[ResultT]] | Ref[Servant[ItemT, ResultT]]
-"""A model: an async callable of one item, or the address of a servant."""
+Model: TypeAlias = Callable[[ItemT], Awaitable[ResultT]] | Ref[SubmitActor[ItemT, ResultT]]
+"""A model: an async callable of one item, or the address of a `SubmitActor`."""
 
 
 def as_callable(model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[ResultT]]:
-    """Return a model as an async callable; of an address, one that asks the servant.
+    """Return a model as an async callable; for an address, a callable that asks the actor.
 
     Raises:
         TypeError: The model is neither.
     """
     if isinstance(model, Ref):
         # pyright does not keep the type arguments of a union.
-        servant: Ref[Servant[ItemT, ResultT]] = model  # pyright: ignore[reportUnknownVariableType]
-        return lambda item: servant.ask(Call(item))
+        actor: Ref[SubmitActor[ItemT, ResultT]] = model  # pyright: ignore[reportUnknownVariableType]
+        return lambda item: actor.ask(Submit(item))
     if not callable(model):
         raise TypeError(f"a model is an async callable or the address of an actor, not {model!r}")
     if inspect.iscoroutinefunction(model):
         return model
 
     async def call(item: ItemT) -> ResultT:
-        """Call what may return something that can be awaited; only its result tells."""
+        """Call the model, which must return an awaitable; only the result of the call shows that."""
         work: object = model(item)
         if not inspect.isawaitable(work):
             name = getattr(model, "__name__", type(model).__name__)
@@ -132,25 +132,26 @@ def as_callable(model: Model[ItemT, ResultT]) -> Callable[[ItemT], Awaitable[Res
 
 
 def is_model(_: object, attribute: object, value: Any) -> None:
-    """Check an attribute that is a model."""
+    """Check a model attribute."""
     as_callable(value)
 
 
 async def outcome_of(work: Awaitable[ResultT]) -> outcome.Value[ResultT] | outcome.Error:
     """Wait for a model, and catch its error: either is the outcome of a call.
 
-    A model that was cancelled may have failed too, and its nursery raises both in one group. The failure must
-    not stay in the task: once the cancellation is caught, it would end the actor. So it is the outcome.
+    A cancelled model may also have failed, and its nursery raises both in one group. The failure must not
+    stay in the task, because it would end the actor once the cancellation is caught. So the failure is the
+    outcome.
 
     Raises:
-        BaseException: The group has cancellations only, or an error that is no `Exception`.
+        BaseException: The group has only cancellations, or an error outside of `Exception`.
     """
     try:
         return outcome.Value(await work)
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is the asker's
+    except Exception as error:  # noqa: BLE001  # the caller gets it, whatever it is
         return outcome.Error(error)
     except BaseExceptionGroup as group:
-        # A group of exceptions is an exception, which its types do not say.
+        # A group of exceptions is an exception, but its types do not state that.
         rest = cast("BaseException | None", group.split(trio.Cancelled)[1])
         if not isinstance(rest, Exception):
             raise
@@ -180,10 +181,10 @@ class CallStatistics:
     """Counts of calls.
 
     Attributes:
-        in_flight: Calls that have not ended.
-        answered: Calls with a result.
-        failed: Calls that ended with an error.
-        cancelled: Calls that were cancelled, and ended without a result or an error.
+        in_flight: The number of unfinished calls.
+        answered: The number of calls with a result.
+        failed: The number of calls with an error.
+        cancelled: The number of cancelled calls, without a result or an error.
     """
 
     in_flight: int = 0
@@ -193,7 +194,7 @@ class CallStatistics:
 
     @property
     def begun(self) -> int:
-        """Calls that were begun: all of these."""
+        """The total number of calls begun."""
         return self.in_flight + self.answered + self.failed + self.cancelled
 
 
@@ -215,21 +216,21 @@ class Tally(Counter[str]):
 
 
 def _is_cancellation(error: BaseException) -> bool:
-    """Tell whether only a cancellation has ended a call; an error beside it is the asker's outcome."""
+    """Return whether only a cancellation has ended a call; another error would be the caller's outcome."""
     if isinstance(error, BaseExceptionGroup):
         group = cast("BaseExceptionGroup[BaseException]", error)
         return group.split(trio.Cancelled)[1] is None
     return isinstance(error, trio.Cancelled)
 
 
-class TaskServant(Servant[ItemT, ResultT]):
-    """A servant that serves each call in a task of its own, so that no call holds its mailbox.
+class TaskSubmitActor(SubmitActor[ItemT, ResultT]):
+    """An actor that serves each call in its own task, so that no call blocks its mailbox.
 
-    The reply is deferred. An error of `answer` is the asker's, as it is, and the actor lives on. The task has
-    the asker's deadline and context variables. When the asker is cancelled, its task is too.
+    The reply is deferred. The caller gets an error of `answer` unchanged, and the actor lives on. The task
+    has the caller's deadline and context variables. When the caller is cancelled, so is its task.
     ``stop(drain=True)`` waits for all calls. If the incarnation ends otherwise (it crashed, or its supervisor
-    restarts siblings together), the calls in progress fail with `ActorFailedError`, and those in the mailbox
-    are served by the next one.
+    restarts siblings together), the calls in progress fail with `ActorFailedError`, and the next incarnation
+    serves the calls in the mailbox.
     """
 
     _nursery: trio.Nursery
@@ -245,7 +246,7 @@ class TaskServant(Servant[ItemT, ResultT]):
             self._nursery.cancel_scope.cancel()
 
     async def answer(self, item: ItemT) -> ResultT:
-        """Serve one item, beside others: only one task of the actor runs between two checkpoints."""
+        """Serve one item, concurrently with others: tasks of the actor switch only at checkpoints."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it serves a call")
 
     async def call(self, item: ItemT) -> ResultT | DeferredReply[ResultT]:
@@ -259,7 +260,7 @@ class TaskServant(Servant[ItemT, ResultT]):
         return CallStatistics(**self._tally)
 
     def readings(self) -> Iterator[Reading]:
-        """Yield the counts of its calls by what became of them."""
+        """Yield the counts of its calls by outcome."""
         text = "Requests of a pattern by what became of them."
         for ending in ("answered", "failed", "cancelled"):
             yield count("requests", text, self._tally[ending], outcome=ending)
@@ -269,10 +270,10 @@ class TaskServant(Servant[ItemT, ResultT]):
     ) -> DeferredReply[ResultT]:
         """Start a task for the request that the running handler serves; the handler returns this result.
 
-        The task has the context variables and the deadline of the asker.
+        The task has the context variables and the deadline of the caller.
 
         Args:
-            work: Gives the reply, or raises the error that is the reply.
+            work: Returns the reply, or raises the error for the caller.
             has_begun: Whether the request may have been executed, in part or in full. If not when the
                 incarnation ends, it fails with `ActorStoppedError` or `ActorRestartingError`.
         """
@@ -291,12 +292,12 @@ class TaskServant(Servant[ItemT, ResultT]):
         """Start the task of a request that was deferred before, as `start` does.
 
         Args:
-            reply: The deferred reply, whose `on_cancel` hook cancels `scope`.
-            scope: Scope of the task, with the asker's deadline.
+            reply: The deferred reply, with an `on_cancel` hook that cancels `scope`.
+            scope: The scope of the task, with the caller's deadline.
             work: See `start`.
-            has_begun: The same.
+            has_begun: See `start`.
         """
-        # A context is entered by one task only, and the asker's may be one of them.
+        # Only one task can enter a context, and the caller's task may have entered this one.
         context = reply.context.copy()
         context.run(self._nursery.start_soon, self._answer, work, has_begun, scope, reply)
 
@@ -321,7 +322,7 @@ class TaskServant(Servant[ItemT, ResultT]):
             if scope.cancelled_caught and reply.is_cancelled:
                 reply.cancelled()
             elif scope.cancelled_caught:
-                # The asker has moved its deadline since it asked.
+                # The caller has changed its deadline since the request.
                 reply.fail(trio.TooSlowError("the deadline with which it was asked has passed"))
         finally:
             if not reply.is_done:
@@ -350,11 +351,11 @@ class ResultStream(Generic[T_co]):
         return self
 
     async def __anext__(self) -> T_co:
-        """Return the next result; a cancellation loses none.
+        """Return the next result; a cancellation loses no result.
 
         Raises:
-            Exception: The error of this item, where no outcomes were asked for. The next call returns the
-                result behind it. Or the error of the items' iteration, which ends with it.
+            Exception: The error of this item, if `outcomes` is False. The next call returns the next result.
+                Or the error of the iteration over the items, which ends this iteration.
         """
         if self._next is None:
             try:
@@ -385,25 +386,25 @@ def open_results(
 def open_results(
     model: Model[Any, Any], items: Items[Any], /, *, limit: int = 64, outcomes: bool = False
 ) -> AbstractAsyncContextManager[ResultStream[Any]]:
-    """Ask a model for each of many items at once, and iterate over the results in the order of the items.
+    """Send many items to a model at once, and iterate over the results in the order of the items.
 
     ``async with open_results(pipeline, items) as results:``, and then ``async for result in results:``. At
-    most `limit` items have been taken whose results were not read. So a slow reader holds up the items, and
-    these may be endless. Servants get the items in their order.
+    most `limit` results are unread or pending at a time. So a slow reader holds up the items, which may be
+    endless. Actors get the items in their order.
 
-    An item that fails raises its error at its place, which ends a loop over the results. With `outcomes`,
-    each result is an `outcome.Value` or an `outcome.Error`, and the loop goes on: for a service, where the
-    next item is somebody else's. At the end of the block, what is still asked for is cancelled.
+    A failed item raises its error in its turn, which ends a loop over the results. With `outcomes`, each
+    result is an `outcome.Value` or an `outcome.Error`, and the loop continues, as a service needs, because
+    the next item belongs to somebody else. At the end of the block, unfinished requests are cancelled.
 
     Args:
-        model: An async callable, or the address of a servant, such as a `Pipeline`.
-        items: They are taken one by one. An error of the iteration comes behind the results before it.
-        limit: The most items that are taken and not read; more than a pipeline holds, to keep it busy.
+        model: An async callable, or the address of an actor for `Call`, such as a `Pipeline`.
+        items: The items, taken one by one. An error of the iteration follows the results before it.
+        limit: The maximum number of unread or pending results; more than a pipeline holds, to keep it busy.
         outcomes: Whether results are outcomes.
 
     Raises:
         ValueError: `limit` is below 1.
-        TypeError: `model` is no model, or `items` cannot be iterated over.
+        TypeError: `model` is not a model, or `items` is not iterable.
     """
     ask = as_callable(model)
     room = trio.Semaphore(must_be_count("open_results: limit", limit))
@@ -446,7 +447,7 @@ def open_results(
 
 
 class _as_async(AsyncIterator[Any]):  # noqa: N801  # used as a function
-    """Iterate over what is at hand."""
+    """Iterate over plain items asynchronously."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self._items = iter(items)
