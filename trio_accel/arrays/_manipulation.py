@@ -121,8 +121,8 @@ PadMode: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 """Values outside of an array: one number; the nearest element; elements mirrored at the edge, without or with
 the one at the edge; or elements from the other end."""
 
-# The index of each mode for the place `j` along an axis of `n` elements; `j` is negative before the axis.
-# A load counts from the end for a negative index, and takes the last element for an index that is too large.
+# The index of each mode for the place `j` along an axis of `n` elements; `j` is negative before the axis. A
+# load counts from the end for a negative index, and takes the last element if an index is too large.
 _PADDED: dict[str, str] = {
     "constant": "{j}",
     "edge": "maximum({j}, 0)",

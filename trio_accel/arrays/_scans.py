@@ -239,7 +239,7 @@ async def diff(
         x = await concat([*parts.values()], axis=axis)
     ref = await device.put(x) if isinstance(x, np.ndarray) else on_device(x)
     ahead = (slice(None),) * axis_of("arrays.diff", ref.spec, axis)
-    # Once there are no neighbours, there will be none.
+    # Once the axis is empty, it stays empty.
     for _ in range(min(n, ref.shape[len(ahead)] + 1)):
         ref = await _DIFFERENCE(ref[(*ahead, slice(1, None))], ref[(*ahead, slice(None, -1))])
     return ref if n else await ref.copy()

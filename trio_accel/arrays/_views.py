@@ -38,7 +38,7 @@ __all__ = [
     "unstack",
 ]
 
-# Each part is an object that is made at once.
+# The objects of all parts are made at once.
 _MOST_PARTS = 1 << 16
 
 

@@ -435,7 +435,7 @@ def unpadded(g: Any, shape: Sequence[int], pairs: Sequence[Sequence[int]], mode:
             continue
         fill: Any = np.pad
         places = fill(np.arange(extent), (before, after), mode=mode)
-        # The blocks of neighbours that were repeated in order, or in reverse order.
+        # The blocks of neighbours, repeated in order or in reverse order.
         total: Any = None
         for start, stop in _runs(places):
             first, last = int(places[start]), int(places[stop - 1])

@@ -299,7 +299,7 @@ class Functions:
 
 _VERSION = "2025.12"
 _VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", _VERSION)
-# NumPy has them and the standard lacks them: other libraries look for them, and call them like NumPy's.
+# They are NumPy's, not the standard's: other libraries look for them, and call them like NumPy's.
 _NUMPYS = ("bincount", "compress", "histogram", "pad", "put", "put_along_axis", "split")
 _HOST = (1, 3)
 """Kinds of memory that the host addresses, in DLPack: its own, and such that is pinned."""
@@ -546,7 +546,7 @@ def _unwrapped(argument: Any) -> Any:
             # The standard makes them what Python's numbers are, without a dtype.
             return cast("Any", argument).item()
         case slice():
-            # Bounds that are arrays are awaited here, before the call.
+            # Arrays given as bounds are awaited here, before the call.
             given = cast("Any", argument)
             bounds = [given.start, given.stop, given.step]
             return slice(*[operator.index(one) if isinstance(one, Array) else one for one in bounds])

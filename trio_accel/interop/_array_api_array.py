@@ -118,7 +118,7 @@ class Array:
 
     def __repr__(self) -> str:
         if self.size <= _SHOWN and not trio.lowlevel.in_trio_run():
-            # An array that is lost or damaged, or whose device is closed, also has a repr.
+            # A lost or damaged array, or one of a closed device, also has a repr.
             with suppress(Exception):
                 host = self._space.call("__repr__", self._ref.to_host)
                 numbers = np.array2string(host, separator=", ", prefix="Array(")

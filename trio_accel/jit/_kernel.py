@@ -402,7 +402,7 @@ class _Taken:
                     return
             if copies:
                 argument = planner.copied(name, argument)
-            # An array that is written in full is in use in the same way.
+            # A fully written array is in use in the same way.
             array = argument.spec if copies else planner.update(name, argument)
             several.append(array)
             self.changed.append(argument)

@@ -34,7 +34,7 @@ Modes: TypeAlias = "Mode | Sequence[Mode]"
 MAX_WINDOW_ELEMENTS: Final = 24
 """Elements of windows that one expression takes: a GPU's kernel has room for as many views, and weights."""
 
-# The place inside of an axis of n elements for the place j; p is the period of a mirror.
+# The place inside of an axis with n elements for the place j; p is the period of a mirror.
 _INSIDE = {
     "reflect": "minimum({j} % (2 * {n}), 2 * {n} - 1 - {j} % (2 * {n}))",
     "mirror": "minimum({j} % {p}, {p} - {j} % {p})",

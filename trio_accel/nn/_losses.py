@@ -46,7 +46,7 @@ ParametersP = ParamSpec("ParametersP")
 
 LossReduction: TypeAlias = Literal["none", "mean", "sum"]
 _REDUCTIONS = ("none", "mean", "sum")
-# Options that are plain numbers, and the options among them that must be at least 0.
+# Options with plain numbers, and the options among them that must be at least 0.
 _NUMBERS, _FROM_ZERO = ("beta", "delta", "eps", "full", "margin"), ("beta", "delta")
 
 SLOPES: dict[str, Callable[..., Call[AccelRef]]] = {}
@@ -506,7 +506,7 @@ def _slopes(case: _Case) -> Elementwise[tuple[AccelRef]]:
 _LSE = "m = max(x); s = log(sum(float64(exp(x - m)))) + float64(m)"
 _ROWS = {
     "lse": (f"{_LSE}; y = +s", ("x",)),
-    # The part that smoothing adds: the sum of the losses of all classes.
+    # The part that smoothing adds: the sum of losses over all classes.
     "smooth": (f"{_LSE}; y = sum(where(weight == 0, 0, weight * (s - x)))", ("x", "weight")),
     "sum": ("y = sum(x)", ("x",)),
     "mean": ("y = sum(x) / sum(factor)", ("x", "factor")),

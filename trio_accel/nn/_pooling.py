@@ -113,7 +113,8 @@ def _count(
     if message.ceil_mode and (count - 1) * stride >= extent + before:
         # The last window begins in the input, or before it.
         count -= 1
-    # The first element of a window that is not before the input. It repeats after this number of windows.
+    # The first element of each window at or after the begin of the input. It repeats after this number of
+    # windows.
     different = dilation // math.gcd(stride, dilation) if dilation > extent else 0
     for start in range(-before, 0, stride)[:different]:
         if start % dilation >= extent:

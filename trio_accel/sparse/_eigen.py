@@ -141,7 +141,7 @@ class _Lanczos:
                         self._graphs[begin, stop] = await capture(problem.device, steps)
                     await self._graphs[begin, stop]()
                 except NotSupportedError:
-                    # The backend has no graphs, or lacks one of these operations in graphs.
+                    # The backend lacks graphs, or one of these operations in graphs.
                     pass
                 else:
                     continue
@@ -195,7 +195,7 @@ class _Lanczos:
         if not len(self.locked):
             self.locked = np.full(len(values), np.nan, values.dtype)
         for number, value in enumerate(values):
-            # NaN comes last.
+            # NaN is last.
             place = int(self.best(self.locked)[-1])
             await self._basis[place].assign(combined[number])
             self.locked[place] = value
@@ -306,8 +306,8 @@ async def eigsh(
     scale = await _find(lanczos, problem, k, most, wanted)
     values = lanczos.locked
     if shifted is not None:
-        # A residual that is right for the inverse is right for the matrix, except for roundings. These are as
-        # large as the largest eigenvalue of the inverse makes them, even if it is not among the requested
+        # A correct residual for the inverse is also correct for the matrix, except for roundings. These are
+        # as large as the largest eigenvalue of the inverse makes them, even if it is not among the requested
         # ones.
         scale *= float(await (await norm(shifted, math.inf)).item()) / float(np.abs(values).min())
         problem.a, values = shifted, 1 / values

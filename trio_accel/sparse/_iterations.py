@@ -67,7 +67,7 @@ _MOST_LOOKS = 64
 
 _REAL_DOT = reduce("x * y", "sum", operation="sparse.dot")
 _COMPLEX_DOT = reduce("conj(x) * y", "sum", operation="sparse.dot")
-# A non-finite solution has no finite residual, even if the matrix stores nothing for it.
+# The residual of a non-finite solution is not finite either, even if the matrix stores nothing for it.
 _RESIDUAL = make("b - product + 0 * x", operation="sparse.residual")
 _TIMES = make("x * y", operation="sparse.unit")
 
@@ -317,7 +317,7 @@ async def _advance(
     try:
         replayed = None if graph is None else await graph(*before)
     except NotSupportedError:
-        # The backend has no graphs, or lacks one of these operations in graphs.
+        # The backend lacks graphs, or one of these operations in graphs.
         replayed = None
     if replayed is None:
         for _ in range(turns):

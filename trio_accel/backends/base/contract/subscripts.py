@@ -271,7 +271,7 @@ def _costs(
     def bytes_of(letters: frozenset[str]) -> int:
         return math.prod(sizes[letter] for letter in letters) * itemsize
 
-    # Letters of the remaining arrays, and the bytes of each array that was made.
+    # Letters of the remaining arrays, and the bytes of each new array.
     left = [(frozenset(term), 0) for term in terms]
     result = frozenset(output)
     flops = live = peak = largest = 0

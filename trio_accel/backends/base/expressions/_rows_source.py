@@ -225,7 +225,7 @@ def _passes(rows: _Rows, layouts: RowLayouts, own: str, kept: Sequence[int], lay
         kept: The values of a row that later passes read.
         layers: The number of arrays with strides among the arguments.
     """
-    # C++ has no empty arrays.
+    # C++ lacks empty arrays.
     axes, reduced, dtypes = max(layouts.kept, 1), max(layouts.reduced, 1), rows.taken.arrays
     stages = [rows.stage(place, made) for place, made in enumerate(rows.stages)]
     return f"""{prelude()}

@@ -431,7 +431,7 @@ def extents_of(expression: TypedExpression) -> int:
 
 
 def _arguments(expression: TypedExpression, results: int, arrays: int, scalars: int, layouts: Layouts) -> str:
-    # C++ has no empty arrays.
+    # C++ lacks empty arrays.
     axes, more = layouts.axes, ""
     if expression.loads:
         more += f"    const char *loaded[{len(expression.loads)}];\n"

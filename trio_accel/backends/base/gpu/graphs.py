@@ -210,7 +210,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         try:
             key = self._key(chain, spec, self._stream)
         except KeyError:
-            # Its outputs have no memory yet.
+            # Its outputs do not have memory yet.
             return InThread() if chain.is_blocking else None
         plan = self._captured.plans.get((*key, 0))
         capture = None

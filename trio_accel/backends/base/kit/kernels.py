@@ -297,7 +297,7 @@ def _check_signature(
     try:
         signature = inspect.signature(function)
     except ValueError:
-        # A function of an extension may have no signature.
+        # A function of an extension may lack a signature.
         return
     try:
         signature.bind(*([None] * (3 if is_method else 2)))

@@ -129,7 +129,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._chunks: dict[int, tuple[ChunkT, int]] = {}
         # The number of blocks in each chunk.
         self._counts: dict[int, int] = {}
-        # Mapped chunks of another process or device that are not adopted yet.
+        # Mapped chunks of another process or device, not adopted yet.
         self._mapped: set[int] = set()
         # Blocks in mapped chunks, which libraries may read before they are adopted.
         self._expected: set[int] = set()

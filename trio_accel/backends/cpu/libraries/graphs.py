@@ -60,7 +60,7 @@ class GraphLibrary(CpuLibrary):
     @kernel(BranchSpec, backend="cpu")
     @kernel(LoopSpec, backend="cpu")
     def _replay(self, spec: OperationSpec, call: ComputingCall) -> None:
-        # Prepare all operations first, so that a refusal comes before any change.
+        # Prepare all operations first, so that a refusal precedes any change.
         self._prepared(self.name, spec, call)()
 
     @kernel(ChainSpec, backend="cpu")

@@ -521,8 +521,8 @@ class AttentionLibrary(AttentionKernels):
     def _fused(self, spec: _Spec) -> _Plan | None:
         """Build cuDNN's graph; None if it has no kernel, or no correct one."""
         sizes, is_grad = Sizes.of(spec), isinstance(spec, AttentionGradSpec)
-        # cuDNN accepts float32, and reads invalid memory. It accepts factors that are not above 0, and gives
-        # wrong results.
+        # cuDNN accepts float32, and reads invalid memory. It accepts factors of 0 or less, and gives wrong
+        # results.
         is_left = (
             not spec.query.dtype.is_half
             or spec.scale <= 0
@@ -697,7 +697,7 @@ def _describe(front: Any, spec: _Spec, graph: Any, tensors: dict[str, Any]) -> l
     if spec.alignment == "lower_right" and (spec.left >= 0 or spec.right >= 0):
         options["diagonal_alignment"] = front.diagonal_alignment.BOTTOM_RIGHT
     if spec.left >= 0:
-        # The first key that is hidden.
+        # The first hidden key.
         options["diagonal_band_left_bound"] = spec.left + 1
     if spec.right >= 0:
         options["diagonal_band_right_bound"] = spec.right

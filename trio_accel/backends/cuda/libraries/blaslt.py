@@ -372,7 +372,7 @@ def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
     a, b, size = spec.a, spec.b, spec.a.dtype.itemsize
     shapes = (*a.shape[:-1], 16), (*b.shape[:-2], 16, b.shape[-1])
     cls: Any = spec
-    # Without blocks there are no block scales.
+    # Without blocks, block scales do not exist.
     none = dict.fromkeys(_scale_strides(spec))
     evolved: FusedMatmulSpec = attrs.evolve(
         cls,

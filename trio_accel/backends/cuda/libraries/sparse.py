@@ -265,7 +265,7 @@ class SparseLibrary(CudaLibrary):
         given = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
         out, size = call.result(spec.out, is_updated=True), spec.out.size
         if not (_stored(spec) and size and spec.b.shape[0]):
-            # There is no product, and cuSPARSE does not take an empty one.
+            # The product is empty, which cuSPARSE does not accept.
             beta = complex(given[1])
             values = out, size, beta.real, beta.imag, TYPES[dtype]
             self._scale.run(call.handle, max(size, 1), _SCALE, *values)

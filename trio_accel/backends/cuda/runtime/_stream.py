@@ -179,7 +179,7 @@ class CudaStream:
             if not self._context.is_lost:
                 sequence = timeline.sequence + 1
                 # D37: an event is the stream's next number. It counts only once the driver has accepted the
-                # write, because a number that is never written would never be done.
+                # write, because a number never written would never be done.
                 result = driver.cuStreamWriteValue32(self.native, timeline.native, sequence & _MASK, 0)
                 if not result[0]:
                     timeline.sequence = sequence
@@ -192,7 +192,7 @@ class CudaStream:
         if result is not None:
             with suppress(ContextPoisonedError):
                 self._context.check(result)
-        # An event that is never written reports the loss of the context.
+        # An event never written reports the loss of the context.
         return CudaEvent(self, timeline.sequence + 1)
 
     def after(self, finisher: Callable[[], None]) -> None:
@@ -258,7 +258,7 @@ class CudaStream:
             done = self.done
             # The word of a released stream is in use by another stream.
             if not self._context.is_lost and not self.is_destroyed:
-                # The word has 32 bits, the count has no limit: the difference modulo 2³² is the progress.
+                # The word has 32 bits, the count is unlimited: the difference modulo 2³² is the progress.
                 done += (self.timeline.read() - done) & _MASK
             while self._finishing and self._finishing[0].sequence <= done:
                 self._finishing.popleft().finish()

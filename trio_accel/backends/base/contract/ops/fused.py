@@ -82,7 +82,7 @@ def _results() -> dict[tuple[DType, DType], tuple[DType, ...]]:
 _DTYPES_BY_NUMBERS: dict[tuple[int, int, int], FusedDtypes] = {}
 
 _MOST_CHECKED = 4096
-# Keys of plans with arrays that are known to fit.
+# Keys of plans with arrays known to fit.
 _CHECKED: set[tuple[object, ...]] = set()
 
 
