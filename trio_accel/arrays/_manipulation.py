@@ -54,7 +54,7 @@ async def concat(arrays: Sequence[Operand], *, axis: int | None = 0, out: Out = 
         The joined array.
 
     Raises:
-        TypeError: The dtypes have no promotion to one, or it differs from the dtype of `out`.
+        TypeError: The dtypes do not promote to one, or it differs from the dtype of `out`.
         ValueError: There are no arrays, shapes differ, an axis is out of range, or `out` has another shape or
             shares memory with an array.
     """

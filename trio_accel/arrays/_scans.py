@@ -365,7 +365,7 @@ async def linear_recurrence(
 ) -> AccelRef:
     """Compute ``y[k] = a[k] * y[k - 1] + b[k]`` along an axis: a linear recurrence of first order.
 
-    Pairs of steps become one step, in 2 log2(n) of them, so products of neighbours of `a` must not overflow.
+    Pairs of steps become one step, in 2 log2(n) of them, so products of neighbours in `a` must not overflow.
     An exponential average with weight ``w`` is ``linear_recurrence(1 - w, w * x, initial=first)``.
 
     A Kalman filter for a random walk has gains ``g`` that depend on no observation. It follows observations

@@ -134,7 +134,7 @@ async def sort(
     Raises:
         TypeError: The array is complex.
         ValueError: The axis is out of range, or `out` has another shape or shares memory with `x`.
-        NotSupportedError: The device has no sorting; on CUDA it comes from the package ``cuda-cccl``.
+        NotSupportedError: The device cannot sort; on CUDA it comes from the package ``cuda-cccl``.
     """
     ...
 

@@ -86,7 +86,7 @@ def gradient(
         passes_nan: Whether the gradient of NaN is not 0 if a number is a bound.
 
     Raises:
-        NotSupportedError: A function has no derivative.
+        NotSupportedError: A function lacks a derivative.
     """
     made = _Gradient(
         program, inputs, wrt, numbers, reached=reached, has_result=has_result, passes_nan=passes_nan

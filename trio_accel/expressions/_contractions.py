@@ -35,7 +35,7 @@ Made: TypeAlias = Callable[[AccelRef], AccelRef]
 
 @attrs.frozen(eq=False)
 class Factor:
-    """An array, and a label of each of its axes.
+    """An array, and a label for each axis.
 
     Attributes:
         labels: One for each axis, all different.

@@ -152,8 +152,8 @@ class Reduction(Expression[AccelRef]):
 
         Raises:
             TypeError: An argument is wrong, or there is no such reduction of these dtypes.
-            ValueError: Shapes do not broadcast, an axis does not exist, or there are no elements and the
-                reduction has no identity.
+            ValueError: Shapes do not broadcast, an axis does not exist, or a reduction without an identity
+                gets no elements.
             NotSupportedError: A dtype is float8.
         """
         given: dict[str, Any] = {**named, "axis": axis, "keepdims": keepdims, "out": out}
@@ -194,8 +194,8 @@ class Reduction(Expression[AccelRef]):
 
         Raises:
             TypeError: An argument is wrong, or a function does not support the dtypes.
-            ValueError: Shapes do not broadcast, an axis does not exist, or there are no elements and a
-                reduction has no identity.
+            ValueError: Shapes do not broadcast, an axis does not exist, or a reduction without an identity
+                gets no elements.
             NotSupportedError: A dtype is float8.
         """
         (out,) = message.out

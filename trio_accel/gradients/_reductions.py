@@ -1,4 +1,4 @@
-"""Gradients of reductions, composed of the gradients of the expressions and the reduction."""
+"""Gradients of reductions, composed from the gradients of the expressions and the reduction."""
 
 from __future__ import annotations
 

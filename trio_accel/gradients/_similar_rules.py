@@ -122,7 +122,7 @@ def _hessenberg(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _below(back: Any, turns: Any) -> Any:
-    """Return the gradient of the zeros of the form, given the gradient of W, whose first column is 0."""
+    """Return the gradient for the zeros of the form, given the gradient of W, whose first column is 0."""
     count = back.shape[-1]
     found: Any = None
     for place in range(count - 2, 0, -1):

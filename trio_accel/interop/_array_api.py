@@ -163,7 +163,7 @@ def result_type(*arrays_and_dtypes: Typed | complex) -> DType:
     """Return the result dtype for arrays, dtypes and Python numbers together.
 
     Raises:
-        TypeError: The standard has no promotion for them, or there is neither an array nor a dtype.
+        TypeError: The standard does not promote them, or there is neither an array nor a dtype.
     """
     numbers = [type(one) for one in arrays_and_dtypes if type(one) in _SCALARS]
     dtypes = [dtype_of(cast("Typed", one)) for one in arrays_and_dtypes if type(one) not in _SCALARS]

@@ -86,7 +86,7 @@ def scipy_fft(device: Device) -> ScipyFftBackend:
     Threads that the program starts itself may call it too; nothing cancels them.
 
     Args:
-        device: An open device of the current Trio run, or of the run of the current worker thread.
+        device: An open device of the current Trio run, or of the worker thread's run.
 
     Raises:
         RuntimeError: Called outside of a Trio run and its worker threads.

@@ -312,7 +312,7 @@ class Kernel:
 
         Raises:
             CompilationError: The code does not compile, or lacks the kernel.
-            NotSupportedError: The backend has no occupancy.
+            NotSupportedError: The backend cannot compute occupancy.
         """
         constant = self._block.constant
         given = block if block is not None else constant if constant is not None else 1

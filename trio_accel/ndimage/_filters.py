@@ -116,7 +116,7 @@ async def correlate(
     """Correlate an image with weights, as `scipy.ndimage.correlate` does.
 
     Args:
-        input: The image, of any number of axes.
+        input: The image, with any number of axes.
         weights: An array with an axis for each of `axes`: on the host, or a real one on the device. Complex
             weights are conjugated.
         output: See `Output`.

@@ -193,7 +193,7 @@ async def mse_loss(x: Operand, target: Operand, *, reduction: LossReduction = "m
         The loss, with shape (), or with the shape of `x` for ``"none"``. The mean of no elements is NaN.
 
     Raises:
-        TypeError: An argument is not an array, or is complex, or the dtypes have no promotion to one.
+        TypeError: An argument is not an array, or is complex, or the dtypes do not promote to one.
         ValueError: The shapes differ, or `reduction` is unknown.
         NotSupportedError: float8.
     """

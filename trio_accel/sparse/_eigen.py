@@ -276,7 +276,7 @@ async def eigsh(
         TypeError: `A` is not a matrix or function, or its dtype is not supported.
         ValueError: `A` is not square, or a number is out of its range.
         LibraryError: A structure is wrong.
-        NotSupportedError: The backend has no `factor`, which `sigma` needs.
+        NotSupportedError: The backend lacks `factor`, which `sigma` needs.
     """
     problem = await _problem(A, v0)
     unit, shifted = 1.0, None

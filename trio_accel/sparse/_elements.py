@@ -198,7 +198,7 @@ async def max(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
         TypeError: The matrix is complex.
         ValueError: There are no elements.
         LibraryError: The structure is wrong.
-        NotSupportedError: Columns of a row do not ascend, and the backend has no `sum_duplicates`.
+        NotSupportedError: Columns of a row do not ascend, and the backend lacks `sum_duplicates`.
     """
     return await _extreme("max", matrix, axis)
 

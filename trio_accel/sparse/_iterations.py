@@ -576,7 +576,7 @@ async def precondition(matrix: CsrMatrix, kind: _Kind = "jacobi") -> Preconditio
         ValueError: The matrix is not square, or the kind is unknown.
         LinAlgError: An element of the diagonal is zero or not stored, or `ilu0` or `ic0` fails.
         LibraryError: The structure is wrong.
-        NotSupportedError: The backend has no incomplete factors.
+        NotSupportedError: The backend lacks incomplete factors.
     """
     check_csr("precondition", matrix)
     if kind not in ("jacobi", "ilu0", "ic0"):

@@ -170,9 +170,8 @@ async def row_indices(matrix: CsrMatrix) -> AccelRef:
 async def spmv(matrix: SparseMatrix, x: Operand, *, out: Out = None) -> AccelRef:
     """Product of a sparse matrix and a vector (cuSPARSE ``SpMV``).
 
-    A matrix of columns is the transpose of one of rows: one product (``SpMM``). Coordinates and blocks are
-    not converted: an expression multiplies them, and a sum adds at computed places. CUDA adds there in any
-    order.
+    A matrix of columns is a transposed matrix of rows: one product (``SpMM``). Coordinates and blocks are not
+    converted: an expression multiplies them, and a sum adds at computed places. CUDA adds there in any order.
 
     Args:
         matrix: Matrix of shape (m, n), of any format.

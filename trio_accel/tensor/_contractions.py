@@ -28,7 +28,7 @@ __all__ = ["Contract", "ContractionPath", "TensorActor", "contract", "contract_p
 class TensorActor(LibraryActor):
     """Serves contractions, on a stream of its own.
 
-    CPU backend: NumPy. CUDA: cuTENSOR, or cuBLAS with transposes and products of stacks of matrices.
+    CPU backend: NumPy. CUDA: cuTENSOR, or cuBLAS with transposes and products of stacked matrices.
     """
 
     library = "tensor"

@@ -66,7 +66,7 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
         """Load a library; blocks while its modules are imported.
 
         Args:
-            name: One of `libraries`, or the import path of a module of kernels; a program has an argument.
+            name: One of `libraries`, or the import path of a kernel module; a program has an argument.
 
         Raises:
             NotSupportedError: The library does not exist.

@@ -27,7 +27,7 @@ def open_library(name: str, device: ComputingDevice) -> CpuLibrary:
     """Open a library of a device; blocks.
 
     Args:
-        name: One of `LIBRARIES`, or the import path of a module of kernels. A program's name has an argument:
+        name: One of `LIBRARIES`, or the import path of a kernel module. A program's name has an argument:
             ``"program?..."``.
         device: The device.
 

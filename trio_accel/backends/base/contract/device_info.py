@@ -240,7 +240,7 @@ class BackendReport:
         name: Name of the backend.
         devices: The devices by number.
         software: Software that the backend needs and does not contain.
-        problem: Why the backend has no usable device, and the remedy; None if it has a device.
+        problem: Why the backend lacks a usable device, and the remedy; None if it has a device.
     """
 
     name: str

@@ -131,7 +131,7 @@ class LibraryError(AccelError):
 
 @attrs.define(eq=False, slots=False)
 class CompilationError(LibraryError):
-    """A kernel's code could not be compiled, linked or loaded, or has no kernel of that name.
+    """A kernel's code could not be compiled, linked or loaded, or lacks a kernel with that name.
 
     The message holds the compiler's log.
 

@@ -387,7 +387,7 @@ class AccelDevice(Protocol):
         """Load a library and make its handle, for this caller only. Blocks; several threads may call it.
 
         Raises:
-            NotSupportedError: The backend has no such library.
+            NotSupportedError: The backend lacks this library.
         """
         ...
 
@@ -431,7 +431,7 @@ class AccelDevice(Protocol):
             number: Its id there.
 
         Raises:
-            KeyError: The owner has no such chunk.
+            KeyError: The owner lacks this chunk.
             AccelError: The chunk cannot be mapped.
         """
 
@@ -608,7 +608,7 @@ class AccelBackend(Protocol):
         Workers are forks of a process that has imported the program's modules, and a fork cannot use a driver
         that was initialised before. So a child tries the modules first, and calls the function after each
         import. Its result completes the sentence "the import of NAME". The child loads the file by its path,
-        without the package: the file must import nothing but the standard library. None: the backend has no
+        without the package: the file must import nothing but the standard library. None: the backend lacks a
         driver.
         """
         return None
@@ -666,7 +666,7 @@ class AccelBackend(Protocol):
                 and ends with the process. A worker has a keeper if `DeviceInfo.keeps_memory`.
 
         Raises:
-            NotSupportedError: There is a keeper, but the backend has no memory that outlives its process.
+            NotSupportedError: There is a keeper, but the backend's memory cannot outlive its process.
         """
         ...
 

@@ -41,7 +41,7 @@ class RowLayouts:
 
     Attributes:
         kept: The number of axes that remain after contiguous axes are joined.
-        reduced: The number of axes of a row, likewise.
+        reduced: A row's number of axes, likewise.
         access: If a row has one axis: for each array, how its elements follow each other there; then likewise
             for the result of an expression of rows, if the result has their shape.
         is_wide: Whether numbers of elements take 64 bits.
@@ -126,7 +126,7 @@ class _Rows:
         taken: The arguments.
         stages: The reductions by the steps with their values, in order.
         kept: The values of a row that its elements or the last statements read after reductions.
-        work: The number of steps of the elements in all passes; a loop counts as many.
+        work: The number of element steps in all passes; a loop counts as many.
     """
 
     def __init__(self, program: TypedExpression, arguments: Sequence[Argument]) -> None:
@@ -186,7 +186,7 @@ def _statements(
 
     Args:
         program: The program.
-        outputs: Numbers of the steps of these values.
+        outputs: Numbers of the steps with these values.
         there: C++ of steps that are computed elsewhere.
         arguments: C++ of the arguments.
         kept: Steps with values that become fields of ``row``.

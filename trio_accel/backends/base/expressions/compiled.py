@@ -90,7 +90,7 @@ class ReductionLaunch:
         finish_threads: Threads of the second kernel.
         partial: Bytes of workspace for the parts.
         block: Threads of a block.
-        values: Makes the arguments from the addresses of arrays and of the workspace.
+        values: Makes the arguments from the addresses of arrays and workspace.
     """
 
     threads: int

@@ -262,7 +262,7 @@ class Kernels:
         Args:
             module: The loaded code.
             name: Name of the kernel.
-            sizes: Bytes of each of its arguments, because some drivers need them.
+            sizes: Bytes of each argument, because some drivers need them.
         """
         raise NotImplementedError
 

@@ -49,7 +49,7 @@ def replay(spec: AnyChain, works: Works, read: Callable[[], int], count: Callabl
         spec: The chain.
         works: Its operations.
         read: Reads the present value of the condition.
-        count: Gets the number of turns of a loop.
+        count: Gets a loop's number of turns.
 
     Raises:
         AccelError: An operation failed; see `run_works`.

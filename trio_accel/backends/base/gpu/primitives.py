@@ -81,10 +81,10 @@ class Sorter(Protocol):
 
         Args:
             call: The call.
-            keys: Addresses of the keys, and of a buffer of the same size.
-            values: Addresses of the numbers of the keys, and of a buffer of the same size.
+            keys: Addresses of the keys, and of an equally large buffer.
+            values: Addresses of the keys' numbers, and of an equally large buffer.
             count: The number of keys.
-            bits: The number of lower bits of the keys that count.
+            bits: How many lower bits of the keys count.
 
         Returns:
             The index of the buffer with the result.

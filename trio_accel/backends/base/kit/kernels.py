@@ -211,7 +211,7 @@ def kernel(
         operations: The operations: declared functions, specification classes, or values of
             `OperationSpec.operation`.
         backend: Name of the backend, such as ``"cpu"``.
-        dtypes: The supported dtypes: of the first array of the specification, or by the names of fields. An
+        dtypes: The supported dtypes: of the specification's first array, or by the names of fields. An
             operation with another dtype is refused before the launch.
         plan: Called as ``plan(spec, device)``: makes the common part of operations with equal
             `Descriptor.plan_key`, or refuses them. It may block, because it is called off the event loop. Its

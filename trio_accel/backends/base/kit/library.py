@@ -142,7 +142,7 @@ class TableLibrary:
         """Find the kernel of an operation.
 
         Raises:
-            NotSupportedError: The operation has no kernel.
+            NotSupportedError: The operation lacks a kernel.
             ValueError: The operation would write to memory that is mapped for reading.
         """
         kernel = self._kernels.get(spec.operation)

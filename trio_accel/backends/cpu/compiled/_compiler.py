@@ -357,7 +357,7 @@ def load(code: bytes) -> Entry:
 
     Raises:
         OSError: The code is not a library.
-        AttributeError: The library has no function ``run``.
+        AttributeError: The library lacks the function ``run``.
     """
     file = os.memfd_create("accel code", os.MFD_CLOEXEC)
     try:

@@ -34,7 +34,7 @@ class CpuStream:
     stream: the next event reports the error, and the one after that reports none.
 
     Attributes:
-        name: Name of the stream and of its thread.
+        name: Name of the stream and its thread.
         is_closed: Whether the stream takes no more work.
     """
 

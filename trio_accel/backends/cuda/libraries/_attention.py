@@ -1,4 +1,4 @@
-"""Attention by one kernel of cuDNN, or by matrix products and kernels for their rows if cuDNN has no kernel.
+"""Attention by one kernel of cuDNN, or by matrix products and kernels for their rows if cuDNN lacks a kernel.
 
 The products take every type and every option. Scores are in memory for some rows of all heads at a time.
 """
@@ -519,7 +519,7 @@ class AttentionLibrary(AttentionKernels):
         return plan or _Plan()
 
     def _fused(self, spec: _Spec) -> _Plan | None:
-        """Build cuDNN's graph; None if it has no kernel, or no correct one."""
+        """Build cuDNN's graph; None if it lacks a kernel, or a correct one."""
         sizes, is_grad = Sizes.of(spec), isinstance(spec, AttentionGradSpec)
         # cuDNN accepts float32, and reads invalid memory. It accepts factors of 0 or less, and gives wrong
         # results.

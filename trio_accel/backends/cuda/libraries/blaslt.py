@@ -112,7 +112,7 @@ class Routine:
         count: The number of algorithms to request.
 
     Raises:
-        NotSupportedError: There is no algorithm.
+        NotSupportedError: cuBLASLt lacks an algorithm.
 
     Attributes:
         problem: The argument.

@@ -349,7 +349,7 @@ class FftLibrary(CudaLibrary):
 
         Raises:
             NotSupportedError: The transform takes several steps.
-            cuFFTError: cuFFT has no callbacks for it.
+            cuFFTError: cuFFT lacks callbacks for it.
         """
         # cuFFT destroys the source of a transform to real numbers, so it computes the prolog of any.
         has_ahead = spec.has_prolog or spec.kind == "c2r"

@@ -126,7 +126,7 @@ class _Product:
         matrix: Descriptor of the matrix.
         x: Descriptor of the argument.
         out: Descriptor of the result.
-        nbytes: Bytes of workspace of the product.
+        nbytes: Bytes of the product's workspace.
         terms: Type of the values, and addresses of one and zero.
         destroy: Releases the descriptors.
     """

@@ -310,7 +310,7 @@ class CaptureStream(CudaStream):
 
         Raises:
             ContextPoisonedError: The context is lost.
-            Exception: The error of the function or of the driver; there is no graph.
+            Exception: The error of the function or the driver; no graph is made.
         """
         check = self._context.check
         self._mode, self._root = _RELAXED if has_conditions else _MODE, None

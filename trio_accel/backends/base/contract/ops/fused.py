@@ -49,7 +49,7 @@ class FusedDtypes(NamedTuple):
     Attributes:
         out: The dtype of the result.
         c: The dtype of the array to add, and of the arguments of `gelu`.
-        bias: The dtype of the bias, and of sums of gradients.
+        bias: The dtype of the bias, and of summed gradients.
         factor: The dtype of the factors.
         compute: The dtype in which a host computes everything, rounding once.
     """

@@ -226,11 +226,11 @@ class ProgramCall(OperationSpec):
 
     Attributes:
         method: Name of the method; empty for a function, and, if `arguments` is empty, for no call at all.
-        arguments: Text of the tree of its arguments, a tuple and a dict. Its arrays are numbered through
+        arguments: Text for the tree of its arguments, a tuple and a dict. Its arrays are numbered through
             `read`, then `updated`. Empty for no call, which only shows that the program exists, and that its
             arrays are complete.
         packed: Arguments that are long lists and the like, written by `packed_of`.
-        results: Text of the tree of `written`; empty without a declared result.
+        results: Text for the tree of `written`; empty without a declared result.
         is_idempotent: Whether its method declares that it may run again.
         state: Arrays that the program was opened with, and the call does not change: one of each block.
         read: Arrays that the method reads.

@@ -41,7 +41,7 @@ Side = Literal["L", "R"]
 
 @specification
 class MatmulSpec(OperationSpec):
-    """``out = a @ b`` with the shape rules of `numpy.matmul` for operands of one or more axes.
+    """``out = a @ b`` with the shape rules of `numpy.matmul` for operands with one or more axes.
 
     All three have one dtype. ``out`` is C-contiguous and overlaps neither operand.
     """
