@@ -69,7 +69,7 @@ def _rounded(dtype: DType) -> DType:
 _ASCENDING, _BIN_INDEX = (
     Elementwise[AccelRef](text, inputs=inputs, operation="arrays.digitize")
     for text, inputs in (
-        # NaN comes last among ascending edges.
+        # NaN is last among ascending edges.
         ("b[last - i(0) if b[0] > b[last] or b[0] != b[0] else i(0)]", ("b", "last")),
         ("last + 1 - at if b[0] > b[last] or b[0] != b[0] else at", ("b", "last", "at")),
     )

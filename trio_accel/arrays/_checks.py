@@ -1,4 +1,4 @@
-"""Checks of the arguments of functions, under the names that errors use."""
+"""Checks of arguments, under the names that errors use."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def check_real(name: str, **arrays: ArraySpec) -> None:
     """Refuse arrays without an order, or without a common one.
 
     Raises:
-        TypeError: An array is complex, or the types have no common one.
+        TypeError: An array is complex, or the types lack a common one.
     """
     for argument, array in arrays.items():
         if array.dtype.kind == "complex":

@@ -319,7 +319,7 @@ def greater_equal() -> None:
 
 @like(add, "hypot(x1, x2)")
 def hypot() -> None:
-    """Compute the root of the sum of both squares, even if the squares are too large."""
+    """Compute ``sqrt(x1**2 + x2**2)``, even if the squares are too large."""
 
 
 @like(abs, "imag(x)")

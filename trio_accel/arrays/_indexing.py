@@ -250,7 +250,7 @@ async def unravel_index(x: Operand, shape: int | Sequence[int]) -> tuple[AccelRe
 
 @attrs.frozen
 class _Places:
-    """Places of elements of an array.
+    """Places of an array's elements.
 
     Attributes:
         place: The element of ``x``, as an expression.
@@ -294,7 +294,7 @@ def _lines(name: str, x: Operand, indices: Operand, axis: int) -> _Places:
 
 
 def _together(name: str, x: Operand, indices: Sequence[Operand]) -> _Places:
-    """Return the places of arrays of indices that are combined for the first axes."""
+    """Return the places for arrays of indices that are combined for the first axes."""
     if not isinstance(indices, (tuple, list)):
         raise TypeError(f"{name}: indices must be a tuple of arrays, got {type(indices).__name__}")
     named = {f"indices_{number}": array for number, array in enumerate(indices)}

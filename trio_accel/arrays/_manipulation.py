@@ -54,7 +54,7 @@ async def concat(arrays: Sequence[Operand], *, axis: int | None = 0, out: Out = 
         The joined array.
 
     Raises:
-        TypeError: The dtypes have no promotion to one, or it differs from the dtype of `out`.
+        TypeError: The dtypes do not promote to one, or it differs from the dtype of `out`.
         ValueError: There are no arrays, shapes differ, an axis is out of range, or `out` has another shape or
             shares memory with an array.
     """
@@ -121,8 +121,8 @@ PadMode: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
 """Values outside of an array: one number; the nearest element; elements mirrored at the edge, without or with
 the one at the edge; or elements from the other end."""
 
-# The index of each mode for the place `j` along an axis of `n` elements; `j` is negative before the axis.
-# A load counts from the end for a negative index, and takes the last element for an index that is too large.
+# The index of each mode for the place `j` along an axis of `n` elements; `j` is negative before the axis. A
+# load counts from the end for a negative index, and takes the last element if an index is too large.
 _PADDED: dict[str, str] = {
     "constant": "{j}",
     "edge": "maximum({j}, 0)",

@@ -5,7 +5,7 @@ group. `keepdims` leaves the reduced axes with one element. float16, bfloat16 an
 multiplied in float64, complex64 in complex128, and the result is rounded once. The order of the elements
 differs between devices and from NumPy's. Each device repeats its result for the same array.
 
-If there is a NaN among the elements, it is the result of `max`, `min`, and of sums of all kinds. `argmax` and
+If there is a NaN among the elements, it is the result of `max`, `min`, and all kinds of sums. `argmax` and
 `argmin` return the first NaN. Without elements, `sum` and `count_nonzero` are 0, `prod` 1, `any` False, `all`
 True, and `mean`, `var` and `std` NaN. The others refuse arrays without elements, before the launch.
 

@@ -239,7 +239,7 @@ async def diff(
         x = await concat([*parts.values()], axis=axis)
     ref = await device.put(x) if isinstance(x, np.ndarray) else on_device(x)
     ahead = (slice(None),) * axis_of("arrays.diff", ref.spec, axis)
-    # Once there are no neighbours, there will be none.
+    # Once the axis is empty, it stays empty.
     for _ in range(min(n, ref.shape[len(ahead)] + 1)):
         ref = await _DIFFERENCE(ref[(*ahead, slice(1, None))], ref[(*ahead, slice(None, -1))])
     return ref if n else await ref.copy()
@@ -365,7 +365,7 @@ async def linear_recurrence(
 ) -> AccelRef:
     """Compute ``y[k] = a[k] * y[k - 1] + b[k]`` along an axis: a linear recurrence of first order.
 
-    Pairs of steps become one step, in 2 log2(n) of them, so products of neighbours of `a` must not overflow.
+    Pairs of steps become one step, in 2 log2(n) of them, so products of neighbours in `a` must not overflow.
     An exponential average with weight ``w`` is ``linear_recurrence(1 - w, w * x, initial=first)``.
 
     A Kalman filter for a random walk has gains ``g`` that depend on no observation. It follows observations

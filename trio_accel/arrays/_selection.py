@@ -257,7 +257,7 @@ async def nonzero(x: Operand) -> tuple[AccelRef, ...]:
         For each axis the indices along it, of int64, in C order of the elements.
 
     Raises:
-        ValueError: The array has no axes.
+        ValueError: The array has zero axes.
         NotSupportedError: float8 on CUDA.
     """
     ...
@@ -292,7 +292,8 @@ async def select(
         The elements.
 
     Raises:
-        TypeError: A condition does not have truth values, or the standard has no promotion of the choices.
+        TypeError: A condition does not have truth values, or the standard does not promote the choices to
+            one.
         ValueError: The numbers of choices and conditions differ, or the shapes do not broadcast.
     """
     if not len(conditions) == len(choices) > 0:
@@ -517,7 +518,7 @@ async def histogram(
 
 
 async def _edges(name: str, device: Device, first: float, last: float, count: int, dtype: DType) -> AccelRef:
-    """Make the edges of bins of equal width, which must be different numbers in the dtype."""
+    """Make edges for bins with equal width, which must be different numbers in the dtype."""
     # The distance of numbers is least at the end nearer to 0, so too many bins are refused before they are
     # made.
     least = min(abs(first), abs(last)) if first * last > 0 else 0.0

@@ -134,7 +134,7 @@ async def sort(
     Raises:
         TypeError: The array is complex.
         ValueError: The axis is out of range, or `out` has another shape or shares memory with `x`.
-        NotSupportedError: The device has no sorting; on CUDA it comes from the package ``cuda-cccl``.
+        NotSupportedError: The device cannot sort; on CUDA it comes from the package ``cuda-cccl``.
     """
     ...
 
@@ -288,7 +288,7 @@ _QUANTILE_FORMULAS: dict[str, str] = {
     "midpoint": "h = (n - 1) * q; g = where(h == floor(h), 0, 0.5)",
     "nearest": "h = round((n - 1) * q); g = 0 * h",
 }
-# NaN comes last in a line. Equal elements may be infinite.
+# NaN is last in a line. Equal elements may be infinite.
 _TEXT = (
     "{places}; a = float64(s[i(1), int64(clip(floor(h), 0, n - 1))]);"
     "b = float64(s[i(1), int64(clip(floor(h) + 1, 0, n - 1))]); z = s[i(1), n - 1];"

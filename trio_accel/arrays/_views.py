@@ -38,7 +38,7 @@ __all__ = [
     "unstack",
 ]
 
-# Each part is an object that is made at once.
+# The objects of all parts are made at once.
 _MOST_PARTS = 1 << 16
 
 
@@ -103,7 +103,7 @@ def flip(x: AccelRef, axis: int | Sequence[int] | None = None) -> AccelRef:
         ValueError: An axis out of range, or twice.
     """
     axes = None if axis is None else wholes("arrays.flip", "axis", axis)
-    # NumPy copies an array without axes.
+    # NumPy copies a 0-d array.
     return _view("flip", x, lambda array: np.flip(array, axes) if array.ndim or axes else array)
 
 

@@ -177,7 +177,7 @@ def _find(spec: str, given: str, *, is_worker: bool = False) -> tuple[AccelBacke
 
 
 def _available(name: str) -> str:
-    """Return the names of the devices of the package's own backends and of the requested one."""
+    """Return the device names for the package's own backends and the requested one."""
     asked = dict.fromkeys((*_BUNDLED_BACKENDS, name))
     return ", ".join([info.name for each in asked for info in _load(each).list_devices()])
 

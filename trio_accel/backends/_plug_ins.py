@@ -44,7 +44,7 @@ def entries() -> dict[str, dict[str, str]]:
 
 @attrs.frozen
 class Unusable(AccelBackend):
-    """A backend that cannot be used: it has no devices, and reports why."""
+    """A backend that cannot be used: it lists no devices, and reports why."""
 
     name: str  # pyright: ignore[reportIncompatibleMethodOverride]
     problem: str

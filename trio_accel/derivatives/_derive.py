@@ -57,7 +57,7 @@ class Addition:
 
     Attributes:
         program: Its results are the value, followed by the indices.
-        counts: For each loop around the load, the program of its number of iterations.
+        counts: For each loop around the load, the program that counts its iterations.
     """
 
     program: Program
@@ -86,7 +86,7 @@ def gradient(
         passes_nan: Whether the gradient of NaN is not 0 if a number is a bound.
 
     Raises:
-        NotSupportedError: A function has no derivative.
+        NotSupportedError: A function lacks a derivative.
     """
     made = _Gradient(
         program, inputs, wrt, numbers, reached=reached, has_result=has_result, passes_nan=passes_nan
@@ -308,8 +308,7 @@ class _Gradient(Builder):
         operand = self._old[step.steps[0]].dtype
         if operand.kind == "complex" and step.function not in NOT_HOLOMORPHIC:
             # The gradient by a complex number z is the gradient by its real part, plus i times the gradient
-            # by its
-            # imaginary part: g times the conjugate of the derivative, which is the derivative at the
+            # by its imaginary part: g times the conjugate of the derivative, which is the derivative at the
             # conjugate.
             given = [self._conjugate(one) for one in given]
             y = self._conjugate(y)
@@ -321,7 +320,7 @@ class _Gradient(Builder):
                 self._contribute(adjoints, one, self._where_not_zero(g, make))
 
     def _bound(self, number: int, at: Mapping[int, int]) -> tuple[int, int] | None:
-        """Return the array and the bound of an extremum of an array and a number."""
+        """Return array and bound, given the extremum of an array and a number."""
         step = self._old[number]
         pairs = [step.steps, step.steps[::-1]] if step.function in BOUNDS else []
         return next(((array, at[bound]) for array, bound in pairs if self._is_number(at[bound])), None)

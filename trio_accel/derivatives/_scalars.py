@@ -1,4 +1,4 @@
-"""Derivatives of the functions of the expression language, as sources in that language.
+"""Derivatives of the expression language's functions, as sources in that language.
 
 A text reads `g`, the gradient of the result, the arguments `a` and `b`, and `y`, the result.
 """

@@ -184,7 +184,7 @@ def promoted_dtype(operation: str, arrays: Mapping[str, DType]) -> DType:
     """Promote the dtypes of arrays to one by the array API standard.
 
     Raises:
-        TypeError: The standard has no promotion, although NumPy might.
+        TypeError: The standard does not promote these, although NumPy might.
     """
     check_promotion(operation, arrays)
     try:
@@ -241,7 +241,7 @@ def find_types(
         plain: The arguments of the computation, if they differ.
 
     Raises:
-        TypeError, ValueError, NotSupportedError: There are no such types.
+        TypeError, ValueError, NotSupportedError: The types are not supported.
     """
     try:
         return find(tuple(given.values() if plain is None else plain))

@@ -35,7 +35,7 @@ Made: TypeAlias = Callable[[AccelRef], AccelRef]
 
 @attrs.frozen(eq=False)
 class Factor:
-    """An array, and a label of each of its axes.
+    """An array, and a label for each axis.
 
     Attributes:
         labels: One for each axis, all different.
@@ -165,7 +165,7 @@ class Contracting:
     async def sum(
         self, subscripts: str, operands: Sequence[Operand], optimize: Optimize, memory_limit: int | None
     ) -> AccelRef:
-        """Compute a sum of products of any number of arrays.
+        """Sum the products of any number of arrays.
 
         Raises:
             TypeError, ValueError: The subscripts, the arrays, or the path are not valid.
@@ -247,7 +247,7 @@ def factors_of(
 def contraction_path(
     name: str, subscripts: str, operands: Sequence[Operand], optimize: Optimize, memory_limit: int | None
 ) -> ContractionPath:
-    """Find the path of a sum of products, as `Contracting.sum` does; launch and refuse nothing."""
+    """Find the path for summing products, as `Contracting.sum` does; launch and refuse nothing."""
     return _planned(name, subscripts, operands, optimize, memory_limit)[2]
 
 

@@ -414,7 +414,7 @@ class Elementwise(Expression[ReplyT]):
         if out is None or isinstance(out, AccelRef):
             outs: tuple[AccelRef | None, ...] = (out,) * len(self.outputs) if out is None else (out,)
         else:
-            # A value that is not a sequence is refused as a single result.
+            # Anything but a sequence is refused as a single result.
             outs = tuple(out) if isinstance(cast("object", out), (tuple, list)) else (cast("Any", out),)
             for each in outs:
                 check_out(self.operation, each)

@@ -152,8 +152,8 @@ class Reduction(Expression[AccelRef]):
 
         Raises:
             TypeError: An argument is wrong, or there is no such reduction of these dtypes.
-            ValueError: Shapes do not broadcast, an axis does not exist, or there are no elements and the
-                reduction has no identity.
+            ValueError: Shapes do not broadcast, an axis does not exist, or a reduction without an identity
+                gets no elements.
             NotSupportedError: A dtype is float8.
         """
         given: dict[str, Any] = {**named, "axis": axis, "keepdims": keepdims, "out": out}
@@ -179,7 +179,7 @@ class Reduction(Expression[AccelRef]):
             made, _ = written(planner, "out", out, (shape, known.dtypes[0]))
         if out is not None:
             arrays = zip(taken.array_names, taken.lying, strict=True)
-            # Elements of a result of whole rows are written after the elements of their row were read.
+            # With whole rows as the result, elements are written after the elements of their row were read.
             others = {name: array for name, array in arrays if not known.is_whole or array != made.spec}
             planner.distinct("out", made.spec, **others)
         if not count and not self.parsed.takes_nothing and 0 not in shape:
@@ -194,8 +194,8 @@ class Reduction(Expression[AccelRef]):
 
         Raises:
             TypeError: An argument is wrong, or a function does not support the dtypes.
-            ValueError: Shapes do not broadcast, an axis does not exist, or there are no elements and a
-                reduction has no identity.
+            ValueError: Shapes do not broadcast, an axis does not exist, or a reduction without an identity
+                gets no elements.
             NotSupportedError: A dtype is float8.
         """
         (out,) = message.out

@@ -38,7 +38,7 @@ class Scatter(Expression[AccelRef]):
         place: The element that a value is combined with: a load from the first input. An index outside of the
             array fails the operation with an `OutOfRangeError`.
         reduce: How the value is combined with it.
-        inputs: Names of the array and of the indices, in order. The values come last.
+        inputs: Names of the array and the indices, in order. The values come last.
         body: Statements before these, which assign names that `place` and `value` read.
         value: The value, an expression of the inputs and these names; None if the last argument has the
             values.

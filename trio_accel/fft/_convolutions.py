@@ -300,7 +300,7 @@ class _Chirp:
     """Numbers ``exp(slope * k + rate * k**2)``; all are made on the device, in double.
 
     Attributes:
-        slope: Logarithm of the ratio of neighbours, for a part with a constant ratio.
+        slope: Logarithm of the ratio between neighbours, for a part with a constant ratio.
         rate: Its change from one point to the next.
         period: The modulus that reduces the squares.
     """

@@ -272,7 +272,7 @@ async def fft(
 
     Raises:
         ValueError: A length is below 1, an axis is out of range, the norm is unknown, or `out` does not fit.
-        TypeError: The array is not on a device, or its dtype has no transform.
+        TypeError: The array is not on a device, or its dtype cannot be transformed.
 
     See `Device.ask` for cancellation and the errors that any operation can end with.
     """

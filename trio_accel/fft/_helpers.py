@@ -16,7 +16,7 @@ __all__ = ["fftfreq", "fftshift", "ifftshift", "next_fast_len", "rfftfreq"]
 
 @composed
 async def fftfreq(device: Device, n: int, d: float = 1.0, *, dtype: DTypeLike = "float64") -> AccelRef:
-    """Make the frequencies of the elements of `fft`, as `numpy.fft.fftfreq`.
+    """Make the frequencies for the elements of `fft`, as `numpy.fft.fftfreq`.
 
     Args:
         device: The device.
@@ -36,7 +36,7 @@ async def fftfreq(device: Device, n: int, d: float = 1.0, *, dtype: DTypeLike = 
 
 @composed
 async def rfftfreq(device: Device, n: int, d: float = 1.0, *, dtype: DTypeLike = "float64") -> AccelRef:
-    """Make the frequencies of the elements of `rfft`, as `numpy.fft.rfftfreq`.
+    """Make the frequencies for the elements of `rfft`, as `numpy.fft.rfftfreq`.
 
     See `fftfreq` for arguments and errors.
 

@@ -247,7 +247,7 @@ async def fit(
 
 
 async def _one(name: str, a: Operand, n: int | None, axis: int, out: Out, **how: Any) -> AccelRef:
-    """Check the arguments of a function of one axis."""
+    """Check the arguments of a function along one axis."""
     device_of(name, a, out)
     check_floating(name, "a", a)
     place = axis_of(name, "axis", whole(name, "axis", axis), a)
@@ -263,7 +263,7 @@ async def _several(
     out: Out,
     **how: Any,
 ) -> AccelRef:
-    """Check the arguments of a function of several axes."""
+    """Check the arguments of a function along several axes."""
     device_of(name, a, out)
     check_floating(name, "a", a)
     given = all_whole(name, "s", s)

@@ -84,7 +84,7 @@ def backward(
 
 
 def _add_parts(slopes: dict[int, Any], call: Any, given: Mapping[int, Any], made: list[Any]) -> None:
-    """Add gradients of some of the results of a call."""
+    """Add gradients for some results of a call."""
     parts = slopes.setdefault(id(call), [None] * len(call))
     for place, g in given.items():
         if g is not None:

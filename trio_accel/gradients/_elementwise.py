@@ -111,7 +111,7 @@ def _is_plain(elementwise: Elementwise[Any]) -> bool:
 
 
 def slopes_of(call: Any, g: Any, *, is_exact: bool) -> Iterator[Rule] | None:
-    """Yield the arguments of a call of an expression, with their gradients.
+    """Yield the arguments of an expression's call, with their gradients.
 
     Args:
         call: The call.
@@ -151,7 +151,7 @@ def _slope(found: _Expression, call: Any, given: list[Any], place: int, *, is_ex
     inputs = len(own.inputs)
     arguments = given[:inputs]
     reached = tuple([n for n in range(len(own.outputs)) if given[inputs + n] is not None])
-    # NumPy's numbers have dtypes, which would determine the dtype of a part of the gradient.
+    # NumPy's numbers have dtypes, which would determine the dtype of some gradients.
     is_exact = is_exact or not found.is_plain or True in [isinstance(one, np.generic) for one in arguments]
     kinds = tuple([_kind(one, is_exact=is_exact) for one in arguments])
     try:
@@ -386,7 +386,7 @@ def _gathered(
     given: Sequence[Any],
     shape: tuple[int, ...],
 ) -> Any:
-    """Return the sum of the gradients of loads with shifted indices."""
+    """Sum the gradients of loads with shifted indices."""
     values: dict[Program, Any] = {}
     for one in loads:
         part = one.value

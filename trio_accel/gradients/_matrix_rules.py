@@ -1,4 +1,4 @@
-"""Gradients of functions of matrices."""
+"""Gradients of matrix functions."""
 
 # Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownLambdaType=false, reportUnknownVariableType=false
@@ -113,7 +113,7 @@ def _pinv(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _block(call: Any, g: Any) -> Iterator[Rule]:
-    """Compute the gradient of a matrix function: a block of that function of a matrix twice as large."""
+    """Compute a matrix function's gradient: a block of that function, applied to a matrix twice as large."""
     f, x = getattr(linalg, call.function.name.partition(".")[2]), call.args[0]
     n = x.shape[-1]
 

@@ -30,7 +30,7 @@ nn: Any = _nn
 
 
 def _bound(call: Any) -> tuple[str, dict[str, Any]]:
-    """Return the name of a function of `nn`, and its arguments with their defaults, except `out`."""
+    """Return the name of an `nn` function, and its arguments with their defaults, except `out`."""
     return call.function.name.removeprefix("nn."), bound(call)
 
 

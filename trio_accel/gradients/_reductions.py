@@ -1,4 +1,4 @@
-"""Gradients of reductions of expressions, composed of the gradients of the expressions and the reduction."""
+"""Gradients of reductions, composed from the gradients of the expressions and the reduction."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _parts(function: Function) -> _Parts | None:
 
 
 def _reduction_slopes(call: Any, g: Any) -> Iterator[Rule] | None:
-    """Yield the arguments of a call of a reduction, with their gradients; None for another function.
+    """Yield the arguments of a reduction's call, with their gradients; None for another function.
 
     Raises:
         NotSupportedError: An expression combines the values, and such a reduction has no gradient.

@@ -1,4 +1,4 @@
-"""Gradients of functions of arrays other than element-wise expressions."""
+"""Gradients of array functions other than element-wise expressions."""
 
 # Operands are calls and arrays, and a call's result is untyped before it is awaited.
 # pyright: reportUnknownArgumentType=false, reportUnknownVariableType=false
@@ -435,7 +435,7 @@ def unpadded(g: Any, shape: Sequence[int], pairs: Sequence[Sequence[int]], mode:
             continue
         fill: Any = np.pad
         places = fill(np.arange(extent), (before, after), mode=mode)
-        # The blocks of neighbours that were repeated in order, or in reverse order.
+        # The blocks of neighbours, repeated in order or in reverse order.
         total: Any = None
         for start, stop in _runs(places):
             first, last = int(places[start]), int(places[stop - 1])

@@ -1,8 +1,8 @@
 """Additions to elements of an array, in one order on each backend.
 
 A scatter on a GPU adds by atomic operations in an order that changes from run to run, and so do the last bits
-of sums of floating numbers. Work that is repeated after a lost context must have the same bits, so a GPU
-sorts the values by their places, and adds up the segments. The CPU adds in the order of the elements.
+of floating sums. Work that is repeated after a lost context must have the same bits, so a GPU sorts the
+values by their places, and adds up the segments. The CPU adds in the order of the elements.
 """
 
 # Operands are calls and arrays, and a call's result is untyped before it is awaited.

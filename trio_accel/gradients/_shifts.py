@@ -100,7 +100,7 @@ def _shift(steps: Sequence[Step], number: int, axis: tuple[int, int]) -> Shift |
 
 
 def _changed(inner: Shift, function: str, number: Step, more: int) -> Shift | None:
-    """Return the shift of a function of a shift and a number plus a constant."""
+    """Return the shift for a function of a shift and a number, plus a constant."""
     value, is_constant = int(number.value.real), number.function == "constant"
     is_inside = inner.is_low or inner.is_high
     made: Shift | None = None
@@ -147,7 +147,7 @@ def _number(steps: Sequence[Step], number: int) -> tuple[Step, int] | None:
 
 
 def gather_text(loads: Sequence[tuple[str, Sequence[Shift]]]) -> str:
-    """Write the sum of the gradients of loads, given the names of their values."""
+    """Write the sum of the loads' gradients, given the names of their values."""
     return "slope = " + " + ".join(itertools.chain.from_iterable(_terms(*load) for load in loads))
 
 

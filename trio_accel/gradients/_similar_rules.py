@@ -36,7 +36,7 @@ _MAX_COLUMNS = 256
 
 
 def _of_turns(form: Any, z: Any, of_form: Any, of_z: Any) -> Any:
-    """Return the gradient of W, given the gradients of the form and of Z."""
+    """Return W's gradient, given the gradients of the form and Z."""
     made = None if of_z is None else adjoint(z) @ of_z
     if of_form is not None:
         back = adjoint(form)
@@ -122,7 +122,7 @@ def _hessenberg(call: Any, g: Any) -> Iterator[Rule]:
 
 
 def _below(back: Any, turns: Any) -> Any:
-    """Return the gradient of the zeros of the form, given the gradient of W, whose first column is 0."""
+    """Return the gradient for the zeros of the form, given the gradient of W, whose first column is 0."""
     count = back.shape[-1]
     found: Any = None
     for place in range(count - 2, 0, -1):

@@ -98,8 +98,8 @@ def flat_grad_and_value(
     """Make a function of the gradients and the value of a function, in one flat array.
 
     The function returns a call, so the use of the gradients can be part of the same request, and one
-    collective sums all of them. The gradients are derived once for each structure of the calls of `f`, unless
-    `f` has a host array or a `custom_gradient` among them.
+    collective sums all of them. The gradients are derived once for each structure of `f`'s calls, unless `f`
+    has a host array or a `custom_gradient` among them.
 
     Args:
         f: See `value_and_grad`.
@@ -144,8 +144,8 @@ async def vjp(f: Callable[..., Any], *args: Nested) -> tuple[AccelRef, Callable[
         *args: Its arguments: floating arrays on a device, or dicts and lists of these.
 
     Returns:
-        The value, and an async function of the gradient of the value, which is an array of its shape. That
-        function returns a tuple of the gradients of the arguments. It may be called several times. Nothing is
+        The value, and an async function of the value's gradient, which is an array of its shape. That
+        function returns a tuple of the arguments' gradients. It may be called several times. Nothing is
         cached between, because each call runs `f` again, in one request with the gradients.
 
     Raises:
@@ -170,7 +170,7 @@ def custom_gradient(f: Callable[..., Any], rule: Callable[..., Any]) -> Callable
 
     Args:
         f: A function of arrays that returns one call, or a `jit.Kernel`.
-        rule: ``rule(g, result, *args, **named)`` composes the gradients of the arguments of `f` from `g`, the
+        rule: ``rule(g, result, *args, **named)`` composes the gradients of `f`'s arguments from `g`, the
             gradient of its result. It returns a call for each argument, or None for an argument without a
             gradient; for a single argument just the call. It is called once for each call of `f` that
             gradients reach. If `f` has several results, `g` is a tuple of their gradients.

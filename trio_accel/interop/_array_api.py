@@ -160,10 +160,10 @@ def isdtype(dtype: DTypeLike, kind: DTypeLike | Sequence[DTypeLike]) -> bool:
 
 
 def result_type(*arrays_and_dtypes: Typed | complex) -> DType:
-    """Return the dtype of the result of arrays, dtypes and Python numbers together.
+    """Return the result dtype for arrays, dtypes and Python numbers together.
 
     Raises:
-        TypeError: The standard has no promotion for them, or there is neither an array nor a dtype.
+        TypeError: The standard does not promote them, or there is neither an array nor a dtype.
     """
     numbers = [type(one) for one in arrays_and_dtypes if type(one) in _SCALARS]
     dtypes = [dtype_of(cast("Typed", one)) for one in arrays_and_dtypes if type(one) not in _SCALARS]
@@ -299,7 +299,7 @@ class Functions:
 
 _VERSION = "2025.12"
 _VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12", _VERSION)
-# NumPy has them and the standard lacks them: other libraries look for them, and call them like NumPy's.
+# They are NumPy's, not the standard's: other libraries look for them, and call them like NumPy's.
 _NUMPYS = ("bincount", "compress", "histogram", "pad", "put", "put_along_axis", "split")
 _HOST = (1, 3)
 """Kinds of memory that the host addresses, in DLPack: its own, and such that is pinned."""
@@ -546,7 +546,7 @@ def _unwrapped(argument: Any) -> Any:
             # The standard makes them what Python's numbers are, without a dtype.
             return cast("Any", argument).item()
         case slice():
-            # Bounds that are arrays are awaited here, before the call.
+            # Arrays given as bounds are awaited here, before the call.
             given = cast("Any", argument)
             bounds = [given.start, given.stop, given.step]
             return slice(*[operator.index(one) if isinstance(one, Array) else one for one in bounds])

@@ -94,7 +94,7 @@ class Array:
     Its elements are in device memory, and each operation waits for the device in the calling thread. In
     Trio's thread it raises `RuntimeError`. Indexing by integers, slices, ``...`` and ``None`` makes a view of
     the same memory; indexing by arrays makes a copy. The operators take arrays and Python numbers, and
-    promote by the standard. The `repr` of an array of up to 1000 elements waits for them, but not in Trio's
+    promote by the standard. The `repr` of an array with up to 1000 elements waits for them, but not in Trio's
     thread.
     """
 
@@ -118,7 +118,7 @@ class Array:
 
     def __repr__(self) -> str:
         if self.size <= _SHOWN and not trio.lowlevel.in_trio_run():
-            # An array that is lost or damaged, or whose device is closed, also has a repr.
+            # A lost or damaged array, or one of a closed device, also has a repr.
             with suppress(Exception):
                 host = self._space.call("__repr__", self._ref.to_host)
                 numbers = np.array2string(host, separator=", ", prefix="Array(")

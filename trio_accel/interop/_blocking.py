@@ -172,7 +172,7 @@ class DeviceCalls(RunCalls):
     """Async functions that other threads have the Trio run of a device call.
 
     Args:
-        device: An open device of the current Trio run, or of the run of the current worker thread.
+        device: An open device of the current Trio run, or of the worker thread's run.
         maker: Name of the function that makes the program's object, for errors.
         owner: The object that the program calls: a backend, a namespace.
         instead: The replacement in Trio's thread, with ``{}`` for the name of the function.

@@ -69,7 +69,7 @@ def scipy_fft(device: Device) -> ScipyFftBackend:
 
     It is for code that calls `scipy.fft` itself, in worker threads: a call blocks its thread until the device
     has the result. All transforms of SciPy are supported except the Hankel transforms (``fht``, ``ifht``):
-    for these, SciPy uses the next backend or, with ``only=True``, refuses. Input is what `scipy.fft` takes:
+    for these, SciPy uses the next backend or, with ``only=True``, refuses. The input is as for `scipy.fft`:
     float16 is transformed in float32, integers in float64, and results are NumPy arrays of SciPy's dtypes.
     ``workers=`` and ``overwrite_x=`` are accepted and change nothing, because the device decides how it
     computes.
@@ -86,7 +86,7 @@ def scipy_fft(device: Device) -> ScipyFftBackend:
     Threads that the program starts itself may call it too; nothing cancels them.
 
     Args:
-        device: An open device of the current Trio run, or of the run of the current worker thread.
+        device: An open device of the current Trio run, or of the worker thread's run.
 
     Raises:
         RuntimeError: Called outside of a Trio run and its worker threads.
@@ -95,7 +95,7 @@ def scipy_fft(device: Device) -> ScipyFftBackend:
 
 
 def _lowered(function: Any, given: Mapping[str, Any]) -> _Transform:
-    """Convert the arguments of a function of `scipy.fft` for the function of `ta.fft` with its name."""
+    """Convert the arguments of a `scipy.fft` function for the `ta.fft` function with its name."""
     _check_options(given["workers"], given.get("plan"))
     array, norm = _host_array(given["x"]), given["norm"]
     where = (given["n"], given["axis"]) if "n" in given else (_sequence(given["s"]), _sequence(given["axes"]))

@@ -293,7 +293,7 @@ class Kernel:
         Raises:
             TypeError, ValueError: An argument is wrong: arity, dtype, axes, gaps, device; or a grid or a
                 block exceeds the limits. Nothing was launched.
-            CompilationError: The code does not compile, or has no such kernel.
+            CompilationError: The code does not compile, or lacks the kernel.
             LibraryError: The block or the grid does not fit on the device.
             NotSupportedError: The backend cannot run it.
             ContextLostError: The context was lost while it ran; it may be this kernel's fault.
@@ -311,8 +311,8 @@ class Kernel:
             shared: Bytes of dynamic shared memory of a block.
 
         Raises:
-            CompilationError: The code does not compile, or has no such kernel.
-            NotSupportedError: The backend has no occupancy.
+            CompilationError: The code does not compile, or lacks the kernel.
+            NotSupportedError: The backend cannot compute occupancy.
         """
         constant = self._block.constant
         given = block if block is not None else constant if constant is not None else 1
@@ -402,7 +402,7 @@ class _Taken:
                     return
             if copies:
                 argument = planner.copied(name, argument)
-            # An array that is written in full is in use in the same way.
+            # A fully written array is in use in the same way.
             array = argument.spec if copies else planner.update(name, argument)
             several.append(array)
             self.changed.append(argument)

@@ -1,4 +1,4 @@
-"""Functions of matrices composed of products, solutions and singular values."""
+"""Matrix functions composed of products, solutions and singular values."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ async def cond(x: Operand, p: MatrixOrder | None = None) -> AccelRef:
             ends = (s[..., -1], s[..., 0]) if p == -2 else (s[..., 0], s[..., -1])
             return await _DIVIDED(*ends)
         assert p is not None
-        # The sign of a determinant is zero if there is no inverse.
+        # The sign of a determinant is zero if the inverse does not exist.
         sign, _ = map(made, await slogdet(x))
         filled = made(await _FILLED(x, sign[..., None, None]))
         norms = [made(await matrix_norm(one, ord=p)) for one in (x, made(await inv(filled)))]

@@ -111,7 +111,7 @@ async def kron(a: Operand, b: Operand) -> AccelRef:
 
 @composed
 async def cross(x1: Operand, x2: Operand, /, *, axis: int = -1) -> AccelRef:
-    """Compute cross products of vectors of three elements, as `numpy.linalg.cross`; one launch.
+    """Compute cross products of three-element vectors, as `numpy.linalg.cross`; one launch.
 
     Args:
         x1: Array of a numeric dtype.
@@ -235,8 +235,8 @@ async def einsum(
             operands are not included. None for the device's memory.
 
     Returns:
-        The result. It is a view if nothing of a single operand is added; in general a view of any strides of
-        new memory.
+        The result. It is a view if nothing of a single operand is added; in general a view of new memory with
+        any strides.
 
     Raises:
         TypeError: There is no operand.

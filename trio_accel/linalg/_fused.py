@@ -74,7 +74,7 @@ def _plan_grad(message: Any, planner: Planner) -> Planned[Any]:
 
 
 def _plan_sums(message: Any, planner: Planner) -> Planned[Any]:
-    """Plan a product with sums of one of its operands."""
+    """Plan a product with one operand's sums."""
     return _plan(message, planner, "sum_a" if message.of == "a" else "sum_b", "sums", FusedSumsResult)
 
 
@@ -262,7 +262,7 @@ async def fused_matmul(
         The result, of shape (..., m, n). float8 and int8 are saturated, int32 wraps around.
 
     Raises:
-        TypeError: There are no products of these dtypes; or `precision` or a scale is for other dtypes.
+        TypeError: Products of these dtypes are not supported; or `precision` or a scale is for other dtypes.
         ValueError: `dtype` cannot hold a factor.
         NotSupportedError: The library or the card does not support the product, dtype or precision.
     """

@@ -68,7 +68,7 @@ class EigResult(NamedTuple):
 
 
 def _eigh_failure(spec: DeclaredSpec, where: str, code: int, index: Ints) -> LibraryError:
-    """Return the error for a status word; words above n are n plus the order of a leading minor of b."""
+    """Return the error for a status word; words above n are n plus the order of b's leading minor."""
     trouble, order = _DIVERGED.format(code), code - spec.inputs()[0].shape[-1]
     if code < 0:
         trouble = _NOT_FINITE
@@ -111,7 +111,7 @@ async def svd(a: Operand, full_matrices: bool = True, compute_uv: bool = True) -
 
     Raises:
         LinAlgError: A matrix holds a NaN or an infinity, or its iteration did not converge;
-            `LinAlgError.index` says which one.
+            `LinAlgError.index` locates it.
     """
     ...
 
@@ -152,7 +152,7 @@ async def eigh(
 
     Raises:
         LinAlgError: That triangle of a matrix holds a NaN or an infinity, a matrix of `b` is not positive
-            definite, or an iteration did not converge; `LinAlgError.index` says which one.
+            definite, or an iteration did not converge; `LinAlgError.index` locates it.
     """
     ...
 
@@ -185,7 +185,7 @@ async def eig(a: Operand) -> EigResult:
 
     Raises:
         LinAlgError: A matrix holds a NaN or an infinity, or its iteration did not converge;
-            `LinAlgError.index` says which one.
+            `LinAlgError.index` locates it.
         NotSupportedError: cuSOLVER is older than in CUDA 12.6.
     """
     ...
@@ -261,8 +261,8 @@ async def schur(a: Operand, output: Literal["real", "complex"] = "real") -> Schu
 
     Raises:
         LinAlgError: A matrix holds a NaN or an infinity, or its iteration did not converge;
-            `LinAlgError.index` says which one.
-        NotSupportedError: The CUDA backend has no such operation.
+            `LinAlgError.index` locates it.
+        NotSupportedError: The CUDA backend lacks this operation.
     """
     ...
 
@@ -291,8 +291,8 @@ async def hessenberg(a: Operand, calc_q: bool = False) -> HessenbergResult | Acc
         H, or H and Q, with the shape and dtype of `a`.
 
     Raises:
-        LinAlgError: A matrix holds a NaN or an infinity; `LinAlgError.index` says which one.
-        NotSupportedError: The CUDA backend has no such operation.
+        LinAlgError: A matrix holds a NaN or an infinity; `LinAlgError.index` locates it.
+        NotSupportedError: The CUDA backend lacks this operation.
     """
     ...
 
@@ -313,8 +313,8 @@ async def ldl(a: Operand, lower: bool = True, hermitian: bool = True) -> LDLResu
         The factors, with the shape and dtype of `a`, and the order of rows that makes ``lu`` triangular.
 
     Raises:
-        LinAlgError: A matrix holds a NaN or an infinity; `LinAlgError.index` says which one.
-        NotSupportedError: The CUDA backend has no such operation.
+        LinAlgError: A matrix holds a NaN or an infinity; `LinAlgError.index` locates it.
+        NotSupportedError: The CUDA backend lacks this operation.
     """
     ...
 
@@ -332,9 +332,9 @@ async def sqrtm(a: Operand) -> AccelRef:
 
     Raises:
         LinAlgError: A singular matrix has no square root, although SciPy returns infinities and warns. Or a
-            matrix holds a NaN or an infinity, or its iteration did not converge; `LinAlgError.index` says
-            which one.
-        NotSupportedError: The CUDA backend has no such operation.
+            matrix holds a NaN or an infinity, or its iteration did not converge; `LinAlgError.index` locates
+            it.
+        NotSupportedError: The CUDA backend lacks this operation.
     """
     ...
 

@@ -116,7 +116,7 @@ async def cholesky(a: Operand, *, upper: bool = False) -> AccelRef:
 
     Raises:
         LinAlgError: A matrix is not positive definite, or holds a NaN or an infinity; `LinAlgError.index`
-            says which one. `code` is the order of its leading minor that is not positive.
+            locates it. `code` is the order of its leading minor that is not positive.
     """
     ...
 
@@ -228,7 +228,7 @@ async def solve(a: Operand, b: Operand) -> AccelRef:
         The solution, of shape (..., n) if `b` is a vector, else (..., n, k).
 
     Raises:
-        LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
+        LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` locates it.
     """
     ...
 
@@ -244,7 +244,7 @@ async def inv(a: Operand) -> AccelRef:
         The inverse, with the shape and dtype of `a`.
 
     Raises:
-        LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
+        LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` locates it.
     """
     ...
 
@@ -318,7 +318,7 @@ async def solve_triangular(
         The solution, of shape (..., n) if `b` is a vector, else (..., n, k).
 
     Raises:
-        LinAlgError: A matrix is singular: its diagonal has a zero. `LinAlgError.index` says which one.
+        LinAlgError: A matrix is singular: its diagonal has a zero. `LinAlgError.index` locates it.
     """
     device = device_of("solve_triangular", a, b)
     solution = device.submit(SolveTriangular(a, b, trans, lower, unit_diagonal))
@@ -425,8 +425,8 @@ async def solve_banded(l_and_u: tuple[int, int], ab: Operand, b: Operand) -> Acc
 
     Raises:
         ValueError: The number of rows in `ab` differs from the number of diagonals.
-        LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
-        NotSupportedError: The CUDA backend has no such operation.
+        LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` locates it.
+        NotSupportedError: The CUDA backend lacks this operation.
     """
     lower, upper = l_and_u
     return await _solve_banded(ab, b, lower, upper)
@@ -451,8 +451,8 @@ async def solveh_banded(ab: Operand, b: Operand, lower: bool = False) -> AccelRe
     Raises:
         ValueError: `ab` has no row.
         LinAlgError: A matrix is not positive definite, or holds a NaN or an infinity; `LinAlgError.index`
-            says which one.
-        NotSupportedError: The CUDA backend has no such operation.
+            locates it.
+        NotSupportedError: The CUDA backend lacks this operation.
     """
     ...
 
@@ -475,8 +475,8 @@ async def solve_tridiagonal(dl: Operand, d: Operand, du: Operand, b: Operand) ->
         The solution, with the shape of `b`.
 
     Raises:
-        LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` says which one.
-        NotSupportedError: The CUDA backend has no such operation.
+        LinAlgError: A matrix is singular: a pivot is exactly zero. `LinAlgError.index` locates it.
+        NotSupportedError: The CUDA backend lacks this operation.
     """
     ...
 
@@ -506,8 +506,8 @@ async def solve_toeplitz(c_or_cr: Operand | tuple[Operand, Operand], b: Operand)
 
     Raises:
         LinAlgError: A leading minor of a matrix is singular, though the matrix may not be; or it holds a NaN
-            or an infinity. `LinAlgError.index` says which one.
-        NotSupportedError: The CUDA backend has no such operation.
+            or an infinity. `LinAlgError.index` locates it.
+        NotSupportedError: The CUDA backend lacks this operation.
     """
     c, r = c_or_cr if isinstance(c_or_cr, tuple) else (c_or_cr, None)
     return await _solve_toeplitz(c, b, r=r)
@@ -526,7 +526,7 @@ async def cho_solve(c_and_lower: tuple[Operand, bool], b: Operand) -> AccelRef:
         The solution, of shape (..., n) if `b` is a vector, else (..., n, k).
 
     Raises:
-        LinAlgError: A factor has a zero on its diagonal; `LinAlgError.index` says which one.
+        LinAlgError: A factor has a zero on its diagonal; `LinAlgError.index` locates it.
     """
     c, lower = c_and_lower
     columns = b[:, None] if len(b.shape) == 1 else b

@@ -116,8 +116,8 @@ async def correlate(
     """Correlate an image with weights, as `scipy.ndimage.correlate` does.
 
     Args:
-        input: The image, of any number of axes.
-        weights: An array with an axis for each of `axes`: of the host, or a real one of the device. Complex
+        input: The image, with any number of axes.
+        weights: An array with an axis for each of `axes`: on the host, or a real one on the device. Complex
             weights are conjugated.
         output: See `Output`.
         mode: See `Mode`.
@@ -229,7 +229,7 @@ async def gaussian_filter1d(
         order: 0 smooths; 1 and more are derivatives.
         output: See `Output`.
         mode: See `Mode`.
-        cval: The number beyond the edges, in ``"constant"``.
+        cval: The number outside of the edges, in ``"constant"``.
         truncate: The number of standard deviations that the window reaches.
         radius: The number of elements that it reaches; by default it follows from `truncate`.
 
@@ -264,7 +264,7 @@ async def gaussian_filter(
         order: See `gaussian_filter1d`: for all axes, or for each.
         output: See `Output`.
         mode: See `Mode`: for all axes, or for each.
-        cval: The number beyond the edges, in ``"constant"``.
+        cval: The number outside of the edges, in ``"constant"``.
         truncate: See `gaussian_filter1d`.
         radius: See `gaussian_filter1d`: for all axes, or for each.
         axes: Axes to filter along; None for all.
@@ -305,7 +305,7 @@ async def sobel(
         axis: The axis.
         output: See `Output`.
         mode: See `Mode`: for all axes, or for each.
-        cval: The number beyond the edges, in ``"constant"``.
+        cval: The number outside of the edges, in ``"constant"``.
 
     Returns:
         See `gaussian_filter`.
@@ -336,7 +336,7 @@ async def laplace(
         input: The image.
         output: See `Output`.
         mode: See `Mode`: for all axes, or for each.
-        cval: The number beyond the edges, in ``"constant"``.
+        cval: The number outside of the edges, in ``"constant"``.
         axes: Axes to filter along; None for all.
 
     Returns:
@@ -369,7 +369,7 @@ async def gaussian_laplace(
         sigma: See `gaussian_filter`.
         output: See `Output`.
         mode: See `Mode`: for all axes, or for each derivative.
-        cval: The number beyond the edges, in ``"constant"``.
+        cval: The number outside of the edges, in ``"constant"``.
         axes: Axes to filter along; None for all.
         truncate: See `gaussian_filter1d`.
         radius: See `gaussian_filter1d`.

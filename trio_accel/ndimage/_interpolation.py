@@ -37,7 +37,7 @@ _POLES: dict[int, tuple[float, ...]] = {
     4: (-0.361341225900220177092212841325675255, -0.013725429297339121360331226939128204),
     5: (-0.430575347099973791851434783493520110, -0.043096288203264653822712376822550182),
 }
-# A coordinate c outside of an axis of n elements; s is its period.
+# A coordinate c outside of an axis with n elements; s is its period.
 _BOUNDARY_FORMULAS = {
     "grid-constant": "c = clip(c, -r, n + r)",
     "nearest": "c = clip(c, -r, n + r)",
@@ -48,7 +48,7 @@ _BOUNDARY_FORMULAS = {
     "wrap": "s = maximum(n - 1, 1); c = where(c < 0, c + s * (trunc(-c / s) + 1), c - s * trunc(c / s))",
     "grid-wrap": "c = c - n * floor(c / n)",
 }
-# How coefficients continue outside of their axes; SciPy has no other way for modes without a rule.
+# How coefficients continue outside of their axes; SciPy lacks another way for modes without a rule.
 _FILLED = {
     "constant": "mirror",
     "wrap": "mirror",
@@ -59,7 +59,7 @@ _FILLED = {
     "nearest": "nearest",
 }
 _FILTERED = {"grid-wrap": "wrap", "reflect": "reflect", "nearest": "reflect"}
-# Elements that SciPy adds around an image if its mode has no exact coefficients.
+# Elements that SciPy adds around an image if its mode lacks exact coefficients.
 _PADDING_ELEMENTS = 12
 # Elements for each result are bounded because its time grows with them. Axes, and indices without a loop, are
 # because the source of an expression has a maximum length; statements for an axis are as long as 60 indices.

@@ -70,7 +70,7 @@ async def _eroded(
     x: Any = input
     # A truth value is a number here, as in SciPy.
     along, border = w.axes_of(x, axes), w.integer("border_value", border_value + 0) != 0
-    # After this number of times nothing changes, unless the image goes round in circles.
+    # After this number of times nothing changes, unless the image alternates in a cycle.
     given = w.integer("iterations", iterations)
     count = min(given, x.size + 1) if given > 0 else x.size + 1
     window = _structure(structure, len(along))

@@ -94,7 +94,7 @@ async def uniform_filter1d(
         axis: The axis.
         output: See `Output`.
         mode: See `Mode`.
-        cval: The number beyond the edges, in ``"constant"``.
+        cval: The number outside of the edges, in ``"constant"``.
         origin: How far the window is shifted towards the begin.
 
     Returns:
@@ -138,7 +138,7 @@ async def uniform_filter(
         size: Elements of a window along all axes, or along each.
         output: See `Output`.
         mode: See `Mode`: for all axes, or for each.
-        cval: The number beyond the edges, in ``"constant"``.
+        cval: The number outside of the edges, in ``"constant"``.
         origin: How far the window is shifted towards the begin: for all axes, or for each.
         axes: Axes to filter along; None for all.
 
@@ -276,7 +276,7 @@ async def median_filter(
         footprint: Replaces `size`: the elements of a window, on the host.
         output: See `Output`.
         mode: See `Mode`: for all axes, or for each.
-        cval: The number beyond the edges, in ``"constant"``.
+        cval: The number outside of the edges, in ``"constant"``.
         origin: How far the window is shifted towards the begin: for all axes, or for each.
         axes: Axes to filter along; None for all.
 

@@ -1,4 +1,4 @@
-"""Helpers of all functions of images: arguments, values outside of the edges, and windows as views.
+"""Helpers of all image functions: arguments, values outside of the edges, and windows as views.
 
 An array is padded once (D190), by index arithmetic in an expression. Each element of a window is a view of
 that then. An expression over views has neither indices nor edges, and runs as fast as any other.
@@ -34,7 +34,7 @@ Modes: TypeAlias = "Mode | Sequence[Mode]"
 MAX_WINDOW_ELEMENTS: Final = 24
 """Elements of windows that one expression takes: a GPU's kernel has room for as many views, and weights."""
 
-# The place inside of an axis of n elements for the place j; p is the period of a mirror.
+# The place inside of an axis with n elements for the place j; p is the period of a mirror.
 _INSIDE = {
     "reflect": "minimum({j} % (2 * {n}), 2 * {n} - 1 - {j} % (2 * {n}))",
     "mirror": "minimum({j} % {p}, {p} - {j} % {p})",

@@ -72,10 +72,10 @@ __all__ = [
 
 _expression = partial(expression, precision="float32")
 
-# The sigmoid of x, and 1 minus that, from an exponential with an exponent that is not positive.
+# The sigmoid of x, and 1 minus that, from an exponential with an exponent of 0 or less.
 _SIGMOID = "e = exp(-abs(x)); s = where(x >= 0, 1, e) / (1 + e)"
 _COMPLEMENT_SIGMOID = f"{_SIGMOID}; t = where(x >= 0, e, 1) / (1 + e)"
-# The hyperbolic tangent of the softplus of x.
+# tanh(softplus(x)).
 _MISH = (
     "e = exp(-abs(x)); w = where(x >= 0, 1 + 2 * e, e * e + 2 * e)"
     " / where(x >= 0, 1 + 2 * e + 2 * e * e, e * e + 2 * e + 2)"
@@ -84,7 +84,8 @@ _MISH = (
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 # sqrt(1/2), 1/sqrt(2 pi), and 2 sqrt(2/pi).
 _ROOT_HALF, _DENSITY, _TANH_SCALE = 0.7071067811865476, 0.3989422804014327, 1.5957691216057308
-# Bounds keep factors finite that are multiplied by zero far from 0; outside of them derivatives are 0 or 1.
+# Far from 0, factors are multiplied by zero, so bounds keep them finite; outside of the bounds derivatives
+# are 0 or 1.
 _FROM_BELOW = "maximum(x, -1e30)"
 _CLAMP = "z = minimum(maximum(x, -1000), 1000)"
 

@@ -222,7 +222,7 @@ async def scaled_dot_product_attention(
 ) -> AccelRef | AttentionResult:
     """Compute ``softmax(query @ key^T * scale) @ value`` as `torch.nn.functional` does.
 
-    The scores of some rows of one head are in memory at a time. A query without keys gets zeros, and minus
+    Scores are in memory for some rows of one head at a time. A query without keys gets zeros, and minus
     infinity as its logarithm. Masks, bands and lengths may be combined: a key counts if all of them allow it.
     A key with weight zero adds nothing, even if it or its value is infinite or NaN.
 
@@ -232,7 +232,7 @@ async def scaled_dot_product_attention(
         value: Array of shape (..., heads, columns, f), of the same dtype.
         attn_mask: Array that broadcasts to (..., heads, rows, columns). Truth values: whether a key counts.
             An array with the dtype of `query` is added to the scores; minus infinity hides a key.
-        dropout_p: Must be 0, because there is no dropout.
+        dropout_p: Must be 0, because dropout is not supported.
         is_causal: Whether each query only sees its own key and earlier ones.
         scale: Factor of the products; None for ``1 / sqrt(e)``.
         enable_gqa: Whether a head of `key` and `value` may serve several consecutive heads of `query`.
@@ -301,7 +301,7 @@ async def scaled_dot_product_attention_grad(
     """Compute the gradients of an attention for queries, keys and values.
 
     The scores are computed again, for some rows of one head at a time (Dao et al., FlashAttention; NeurIPS
-    2022). There is no gradient for the mask.
+    2022). The mask does not get a gradient.
 
     Args:
         grad_output: The gradient for the result, with its shape.

@@ -51,7 +51,7 @@ _ACTIVATIONS = (None, "relu", "gelu")
 
 
 class LinearWeightGrads(NamedTuple):
-    """Gradients of the parameters of `linear`."""
+    """Gradients of `linear`'s parameters."""
 
     weight: AccelRef
     """Gradient of the weights, of shape (n, k)."""
@@ -163,7 +163,7 @@ async def linear(
     and can also return the values for an activation's gradient.
 
     Args:
-        x: Array of shape (..., k), of a dtype of `ta.linalg.fused_matmul`.
+        x: Array of shape (..., k), with a dtype that `ta.linalg.fused_matmul` takes.
         weight: Matrix of shape (n, k), of the same dtype.
         bias: Vector of shape (n,), with the dtype of the result.
         activation: ``"relu"``, or ``"gelu"`` by the hyperbolic tangent: `gelu` with ``approximate="tanh"``.
@@ -173,7 +173,7 @@ async def linear(
         The result, of shape (..., n) and the dtype of `x`; bfloat16 of float8, int32 of int8.
 
     Raises:
-        TypeError: There are no products of these dtypes.
+        TypeError: Products of these dtypes are not supported.
         ValueError: The shapes do not fit, or the activation is unknown.
         NotSupportedError: The library or the card does not support the product.
     """
@@ -210,7 +210,7 @@ async def linear_weight_grad(grad: Operand, x: Operand, *, out: AccelRef | None 
         out: Array of shape (n, k) to write the gradient of the weights to; by default a new one.
 
     Returns:
-        The gradients of the weights and of the bias.
+        The gradients of weights and bias.
 
     Raises:
         TypeError, ValueError, NotSupportedError: As of `linear`.

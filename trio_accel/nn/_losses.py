@@ -46,7 +46,7 @@ ParametersP = ParamSpec("ParametersP")
 
 LossReduction: TypeAlias = Literal["none", "mean", "sum"]
 _REDUCTIONS = ("none", "mean", "sum")
-# Options that are plain numbers, and the options among them that must be at least 0.
+# Options with plain numbers, and the options among them that must be at least 0.
 _NUMBERS, _FROM_ZERO = ("beta", "delta", "eps", "full", "margin"), ("beta", "delta")
 
 SLOPES: dict[str, Callable[..., Call[AccelRef]]] = {}
@@ -193,7 +193,7 @@ async def mse_loss(x: Operand, target: Operand, *, reduction: LossReduction = "m
         The loss, with shape (), or with the shape of `x` for ``"none"``. The mean of no elements is NaN.
 
     Raises:
-        TypeError: An argument is not an array, or is complex, or the dtypes have no promotion to one.
+        TypeError: An argument is not an array, or is complex, or the dtypes do not promote to one.
         ValueError: The shapes differ, or `reduction` is unknown.
         NotSupportedError: float8.
     """
@@ -506,7 +506,7 @@ def _slopes(case: _Case) -> Elementwise[tuple[AccelRef]]:
 _LSE = "m = max(x); s = log(sum(float64(exp(x - m)))) + float64(m)"
 _ROWS = {
     "lse": (f"{_LSE}; y = +s", ("x",)),
-    # The part that smoothing adds: the sum of the losses of all classes.
+    # The part that smoothing adds: the sum of losses over all classes.
     "smooth": (f"{_LSE}; y = sum(where(weight == 0, 0, weight * (s - x)))", ("x", "weight")),
     "sum": ("y = sum(x)", ("x",)),
     "mean": ("y = sum(x) / sum(factor)", ("x", "factor")),
@@ -584,7 +584,7 @@ async def nll_loss(
     ignore_index: int = -100,
     reduction: LossReduction = "mean",
 ) -> AccelRef:
-    """Take the negative logarithms of the probabilities of labels, as `torch.nn.functional.nll_loss`.
+    """Take the negative logarithms of the labels' probabilities, as `torch.nn.functional.nll_loss`.
 
     It is two launches. `cross_entropy` computes it from logits, with fewer.
 

@@ -195,7 +195,7 @@ async def poisson_nll_loss(
         x: Logarithms of the expected counts; with ``log_input=False`` the counts themselves.
         target: The counts, of the same shape.
         log_input: Whether `x` are logarithms.
-        full: Whether to add the logarithm of the factorial of the counts, by Stirling's approximation.
+        full: Whether to add the logarithm of the counts' factorial, by Stirling's approximation.
         eps: Added to counts before their logarithm is taken.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 

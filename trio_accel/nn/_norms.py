@@ -1,4 +1,4 @@
-"""Normalizations of images and of groups of channels, and the gradients of all normalizations.
+"""Normalizations for images and groups of channels, and the gradients of all normalizations.
 
 Arrays have channels along axis 1: shape (N, C, ...). Everything is computed in float64, and rounded once.
 Integers become float64. The counts of launches hold for float32 and float64: intermediate results of float16

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 Rate: TypeAlias = "float | AccelRef"
-"""A number, or an array without axes."""
+"""A number, or a 0-d array."""
 StepNumber: TypeAlias = "int | AccelRef"
 """The same, of integers."""
 
@@ -340,7 +340,7 @@ async def adadelta(
 ) -> AccelRef:
     """Take a step of Adadelta (Zeiler, 2012), as `torch.optim.Adadelta`: one launch.
 
-    `square_avg` and `acc_delta` are means of squares of gradients and of steps, zeros at the beginning, and
+    `square_avg` and `acc_delta` are means of squared gradients and squared steps, zeros at the beginning, and
     `rho` is the share of them that is kept. See `adam` for other arguments and errors.
     """
     name = "nn.adadelta"
@@ -364,7 +364,7 @@ async def adagrad(
 ) -> AccelRef:
     """Take a step of Adagrad (Duchi et al., 2011), as `torch.optim.Adagrad`: one launch.
 
-    `state_sum` is the sum of squares of gradients, zeros at the beginning. The length of the step is
+    `state_sum` is the sum of squared gradients, zeros at the beginning. The length of the step is
     ``lr / (1 + (step - 1) * lr_decay)``. See `adam` for other arguments and errors.
     """
     name = "nn.adagrad"
@@ -407,7 +407,7 @@ async def lion(
     betas: tuple[float, float] = (0.9, 0.99),
     weight_decay: float = 0.0,
 ) -> AccelRef:
-    """Take a step of Lion (Chen et al., 2023), by the sign of a mean of gradients: one launch.
+    """Take a step of Lion (Chen et al., 2023), by the sign of the mean gradient: one launch.
 
     `exp_avg` is zeros at the beginning. The step uses a mean with the first of `betas`, and the second one is
     the share that is kept. The parameter is multiplied by ``1 - lr * weight_decay`` first. See `adam` for
@@ -457,7 +457,7 @@ async def rmsprop(
 ) -> AccelRef:
     """Take a step of RMSprop, as `torch.optim.RMSprop` without `centered`: one launch.
 
-    `square_avg` is the mean of squares of gradients, of which the share `alpha` is kept. It and
+    `square_avg` is the mean of squared gradients, of which the share `alpha` is kept. It and
     `momentum_buffer` are zeros at the beginning. See `sgd` for other arguments and errors.
     """
     name = "nn.rmsprop"

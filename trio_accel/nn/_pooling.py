@@ -113,7 +113,8 @@ def _count(
     if message.ceil_mode and (count - 1) * stride >= extent + before:
         # The last window begins in the input, or before it.
         count -= 1
-    # The first element of a window that is not before the input. It repeats after this number of windows.
+    # The first element of each window at or after the begin of the input. It repeats after this number of
+    # windows.
     different = dilation // math.gcd(stride, dilation) if dilation > extent else 0
     for start in range(-before, 0, stride)[:different]:
         if start % dilation >= extent:
@@ -183,7 +184,7 @@ def means(name: str, message: Any, spatial: Ints) -> tuple[Ints, _Means]:
 
 
 def check_images(name: str, shape: Ints, grad: ArraySpec) -> Ints:
-    """Require the same images of gradients and of an input; return the spatial extents of the input.
+    """Require the same images of gradients and an input; return the input's spatial extents.
 
     Without an axis for a batch, the number of spatial axes would be ambiguous.
     """
@@ -508,7 +509,7 @@ _Targets: TypeAlias = int | Sequence[int | None] | None
 async def adaptive_avg_pool2d(
     input: Operand, output_size: _Targets, *, out: AccelRef | None = None
 ) -> AccelRef:
-    """Compute means of a given number of windows, as `torch.nn.functional.adaptive_avg_pool2d`.
+    """Compute the means of `output_size` windows, as `torch.nn.functional.adaptive_avg_pool2d`.
 
     Window i of n takes the elements from ``i * length // n`` to below ``ceil((i + 1) * length / n)``.
 
@@ -548,7 +549,7 @@ def adaptive_max_pool2d(
 async def adaptive_max_pool2d(
     input: Operand, output_size: _Targets, return_indices: bool = False
 ) -> AccelRef | MaxPoolResult:
-    """Find the greatest elements of a given number of windows, as `torch.nn.functional.adaptive_max_pool2d`.
+    """Find the greatest elements of `output_size` windows, as `torch.nn.functional.adaptive_max_pool2d`.
 
     See `adaptive_avg_pool2d` for the windows, and `max_pool2d` for the order of elements.
 

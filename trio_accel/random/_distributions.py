@@ -344,7 +344,7 @@ class Distributions(Stream):
     async def chisquare(
         self, shape: Shape, dtype: DTypeLike = "float32", *, df: ExpressionArgument, out: Out = None
     ) -> AccelRef:
-        """Draw sums of squares of normal numbers: twice a number of a gamma distribution.
+        """Draw sums of squared normal numbers: twice a number of a gamma distribution.
 
         Args:
             shape: Shape of the result.

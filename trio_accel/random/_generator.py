@@ -122,8 +122,8 @@ class Generator(Distributions):
             A new array, of int64 for a number.
 
         Raises:
-            ValueError: A negative number, or an array without axes.
-            NotSupportedError: The device has no sorting; on CUDA it comes from the package ``cuda-cccl``.
+            ValueError: A negative number, or a 0-d array.
+            NotSupportedError: The device cannot sort; on CUDA it comes from the package ``cuda-cccl``.
         """
         count, rows = self._source("permutation", x)
         order = await self._device.ask(Order(await self._keys(count), count, False))
@@ -149,8 +149,8 @@ class Generator(Distributions):
         Raises:
             ValueError: There are no elements, or too few; or `p` is not a distribution over them.
             TypeError: `a` or `p` is not an array of this kind.
-            NotSupportedError: The device has no sorting, which draws without replacement and draws with
-                weights need; on CUDA it comes from the package ``cuda-cccl``.
+            NotSupportedError: The device cannot sort, which draws without replacement and draws with weights
+                need; on CUDA it comes from the package ``cuda-cccl``.
         """
         count, rows = self._source("choice", a)
         extents, weights = self._extents(shape), None if p is None else _weights(p, count)

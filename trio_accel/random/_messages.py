@@ -34,7 +34,7 @@ _Checked: TypeAlias = tuple[DType, float, float]
 
 # Integers from here on are not all floats.
 _EXACT = 1 << 53
-# The most words of a piece, as a power of two; and the most words of the pieces of a sequence.
+# The most words of a piece, as a power of two; and the most words of all pieces.
 _LONGEST_PIECE = 8
 _NOT_RECORDED = (
     "the program counts how much is drawn, so that each replay would draw the same numbers; draw them "

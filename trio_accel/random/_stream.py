@@ -28,16 +28,16 @@ Kind: TypeAlias = Literal["philox4x32_10", "mrg32k3a", "xorwow"]
 
 Shape: TypeAlias = "int | Sequence[int]"
 
-# Words of a row of Philox's counters.
+# Words in a row of Philox's counters.
 _ROW = 4 * PHILOX_ROW
-# The number of words of a jump, and of the whole sequence.
+# The numbers of words in a jump and in the whole sequence.
 _JUMP: Mapping[str, int] = {"philox4x32_10": 1 << 66, "mrg32k3a": 1 << 96, "xorwow": 1 << 96}
 _LENGTH: Mapping[str, int] = {
     "philox4x32_10": _ROW << 64,
     "mrg32k3a": 1 << PERIOD_BITS,
     "xorwow": 1 << PERIOD_BITS,
 }
-# Each child is an object that is made at once.
+# The objects of all children are made at once.
 _MOST_CHILDREN = 1000
 _FIELDS = ("kind", "seed", "position", "spawned")
 
@@ -57,7 +57,7 @@ _WIDE_GENERATORS: Mapping[str, tuple[str, int]] = {
     "philox4x32_10": ("{v} = uint64({w[1]}) << 32 | uint64({w[0]})", 2),
     "mrg32k3a": (_MRG_LONG, 4),
 }
-# The upper half of a product of 64-bit numbers: {h} of {a} and {b}.
+# {h}: the upper 64 bits of {a} times {b}, both of 64 bits.
 _UPPER = (
     "{h}l = ({a} & 4294967295) * ({b} & 4294967295) >> 32;"
     "{h}m = ({a} >> 32) * ({b} & 4294967295) + {h}l;"

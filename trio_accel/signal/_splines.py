@@ -140,7 +140,7 @@ async def evaluate_spline(spline: CubicSpline, x: Operand, nu: int = 0) -> Accel
 
     Args:
         spline: The spline.
-        x: The points, real: an array of the device or of the host, of any shape.
+        x: The points, real: an array on the device or the host, with any shape.
         nu: The order of the derivative, 0 to 3.
 
     Returns:
@@ -148,7 +148,7 @@ async def evaluate_spline(spline: CubicSpline, x: Operand, nu: int = 0) -> Accel
 
     Raises:
         TypeError: `x` is not an array of real numbers.
-        ValueError: There is no such derivative.
+        ValueError: The derivative does not exist.
     """
     order = whole("evaluate_spline", "nu", nu)
     if not 0 <= order < len(_PIECES):

@@ -63,7 +63,7 @@ class _Lanczos:
     The first `k` vectors of the basis are locked eigenvectors, or zeros. All others are orthogonal to them,
     so that they only see the rest of the matrix. The next ones are Ritz vectors, or an invariant subspace.
     Products with later vectors fill the upper triangle of the projected matrix, because all components along
-    the basis are subtracted and noted. The steps of each part of the basis are recorded once.
+    the basis are subtracted and noted. The steps for each part of the basis are recorded once.
 
     Attributes:
         locked: Eigenvalues of the locked vectors.
@@ -106,8 +106,8 @@ class _Lanczos:
         """Fill the basis.
 
         Returns:
-            Ritz values and vectors of the projected matrix, the length of the rest of the last product, and
-            the number of vectors, without locked ones.
+            Ritz values and vectors of the projected matrix, the length of the last product's rest, and the
+            number of vectors, without locked ones.
         """
         kept, left_of_n = self._kept, len(self._problem.b) - len(self.locked)
         begin, end = self._k, self._k + min(self._steps, left_of_n)
@@ -141,7 +141,7 @@ class _Lanczos:
                         self._graphs[begin, stop] = await capture(problem.device, steps)
                     await self._graphs[begin, stop]()
                 except NotSupportedError:
-                    # The backend has no graphs, or lacks one of these operations in graphs.
+                    # The backend lacks graphs, or one of these operations in graphs.
                     pass
                 else:
                     continue
@@ -195,7 +195,7 @@ class _Lanczos:
         if not len(self.locked):
             self.locked = np.full(len(values), np.nan, values.dtype)
         for number, value in enumerate(values):
-            # NaN comes last.
+            # NaN is last.
             place = int(self.best(self.locked)[-1])
             await self._basis[place].assign(combined[number])
             self.locked[place] = value
@@ -276,7 +276,7 @@ async def eigsh(
         TypeError: `A` is not a matrix or function, or its dtype is not supported.
         ValueError: `A` is not square, or a number is out of its range.
         LibraryError: A structure is wrong.
-        NotSupportedError: The backend has no `factor`, which `sigma` needs.
+        NotSupportedError: The backend lacks `factor`, which `sigma` needs.
     """
     problem = await _problem(A, v0)
     unit, shifted = 1.0, None
@@ -306,9 +306,9 @@ async def eigsh(
     scale = await _find(lanczos, problem, k, most, wanted)
     values = lanczos.locked
     if shifted is not None:
-        # A residual that is right for the inverse is right for the matrix, except for roundings. These are as
-        # large
-        # as the largest eigenvalue of the inverse makes them, even if it is not among the requested ones.
+        # A correct residual for the inverse is also correct for the matrix, except for roundings. These are
+        # as large as the largest eigenvalue of the inverse makes them, even if it is not among the requested
+        # ones.
         scale *= float(await (await norm(shifted, math.inf)).item()) / float(np.abs(values).min())
         problem.a, values = shifted, 1 / values
     order = np.argsort(values)

@@ -1,4 +1,4 @@
-"""Functions of the elements of sparse matrices, as expressions that run on every backend."""
+"""Functions of sparse matrices' elements, as expressions that run on every backend."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ async def max(matrix: CsrMatrix, axis: _Axis = None) -> AccelRef:
         TypeError: The matrix is complex.
         ValueError: There are no elements.
         LibraryError: The structure is wrong.
-        NotSupportedError: Columns of a row do not ascend, and the backend has no `sum_duplicates`.
+        NotSupportedError: Columns of a row do not ascend, and the backend lacks `sum_duplicates`.
     """
     return await _extreme("max", matrix, axis)
 

@@ -67,7 +67,7 @@ _MOST_LOOKS = 64
 
 _REAL_DOT = reduce("x * y", "sum", operation="sparse.dot")
 _COMPLEX_DOT = reduce("conj(x) * y", "sum", operation="sparse.dot")
-# A non-finite solution has no finite residual, even if the matrix stores nothing for it.
+# The residual of a non-finite solution is not finite either, even if the matrix stores nothing for it.
 _RESIDUAL = make("b - product + 0 * x", operation="sparse.residual")
 _TIMES = make("x * y", operation="sparse.unit")
 
@@ -265,7 +265,7 @@ def _check_shapes(where: str, a: Any, b: Operand, x0: Operand | None, dtype: DTy
 
 
 def unit_of(size: float, dtype: DType) -> float:
-    """Return a power of two of this size: 1 if its square is far from the ends of the dtype."""
+    """Return a power of two with this size: 1 if its square is far from the ends of the dtype."""
     facts, exponent = np.finfo(dtype.dtype), math.frexp(size)[1]
     is_kept = not math.isfinite(size) or not size or abs(exponent) < facts.maxexp // 4
     return 1.0 if is_kept else math.ldexp(1.0, min(max(exponent, 2 - facts.maxexp), facts.maxexp - 2))
@@ -317,7 +317,7 @@ async def _advance(
     try:
         replayed = None if graph is None else await graph(*before)
     except NotSupportedError:
-        # The backend has no graphs, or lacks one of these operations in graphs.
+        # The backend lacks graphs, or one of these operations in graphs.
         replayed = None
     if replayed is None:
         for _ in range(turns):
@@ -576,7 +576,7 @@ async def precondition(matrix: CsrMatrix, kind: _Kind = "jacobi") -> Preconditio
         ValueError: The matrix is not square, or the kind is unknown.
         LinAlgError: An element of the diagonal is zero or not stored, or `ilu0` or `ic0` fails.
         LibraryError: The structure is wrong.
-        NotSupportedError: The backend has no incomplete factors.
+        NotSupportedError: The backend lacks incomplete factors.
     """
     check_csr("precondition", matrix)
     if kind not in ("jacobi", "ilu0", "ic0"):

@@ -1,4 +1,4 @@
-"""Products of sparse matrices of any format with dense arrays, and the actor of sparse matrices."""
+"""Products of dense arrays with sparse matrices in any format, and the actor of sparse matrices."""
 
 from __future__ import annotations
 
@@ -47,8 +47,7 @@ class SparseActor(LibraryActor):
 
 # Row pointers begin at 0, do not decrease, and end at the number of stored elements; for spmv and to_dense
 # they may end before. If they do not, or a column is out of range, the operation fails before memory is read.
-# A
-# backend may check a structure once and rely on it from then on: a program that changes the arrays keeps
+# A backend may check a structure once and rely on it from then on: a program that changes the arrays keeps
 # them right.
 STRUCTURE = "matrix(m, n), matrix.indptr: index(m+1), matrix.indices: index(e)"
 _MATRIX = f"{STRUCTURE}, matrix.data(e)"
@@ -171,9 +170,8 @@ async def row_indices(matrix: CsrMatrix) -> AccelRef:
 async def spmv(matrix: SparseMatrix, x: Operand, *, out: Out = None) -> AccelRef:
     """Product of a sparse matrix and a vector (cuSPARSE ``SpMV``).
 
-    A matrix of columns is the transpose of one of rows: one product (``SpMM``). Coordinates and blocks are
-    not converted: an expression multiplies them, and a sum adds at computed places. CUDA adds there in any
-    order.
+    A matrix of columns is a transposed matrix of rows: one product (``SpMM``). Coordinates and blocks are not
+    converted: an expression multiplies them, and a sum adds at computed places. CUDA adds there in any order.
 
     Args:
         matrix: Matrix of shape (m, n), of any format.

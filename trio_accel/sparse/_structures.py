@@ -62,7 +62,7 @@ class MadeSpec(ops.OperationSpec):
 
 
 def _read(planner: Planner, argument: str, matrix: Any, wanted: type[Any]) -> tuple[ops.ArraySpec, ...]:
-    """Take the arrays of a matrix of one format.
+    """Take the arrays of a matrix in one format.
 
     Raises:
         TypeError: It has another format, or wrong dtypes.

@@ -45,9 +45,9 @@ class HashMap:
 
     A device without kernels of one's own (`DeviceInfo.runs_kernels`) keeps the keys in order instead.
 
-    Each int64 is a key. Floating keys are refused, because NaN is equal to nothing. Arguments are arrays of
-    the device or of NumPy, and keys may have any shape. Other dtypes than int64 or the map's are refused; use
-    ``cast``.
+    Each int64 is a key. Floating keys are refused, because NaN is equal to nothing. Arguments are NumPy
+    arrays or arrays on the device, and keys may have any shape. Other dtypes than int64 or the map's are
+    refused; use ``cast``.
 
     A change makes new arrays, in a few launches, and then the map adopts them. So a change happens completely
     or not at all: it does not happen if it is cancelled, fails, or is lost with its context. With

@@ -63,7 +63,7 @@ _stamped = Elementwise[AccelRef](
 
 
 class Probing:
-    """Open addressing: keys and stamps in a power of two of slots, plus a slot for the key `EMPTY`."""
+    """Open addressing: keys and stamps in 2**n slots, plus a slot for the key `EMPTY`."""
 
     async def empty(self, device: Device, slots: int, dtype: DType) -> Contents:
         """Make contents without keys."""

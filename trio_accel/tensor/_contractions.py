@@ -28,7 +28,7 @@ __all__ = ["Contract", "ContractionPath", "TensorActor", "contract", "contract_p
 class TensorActor(LibraryActor):
     """Serves contractions, on a stream of its own.
 
-    CPU backend: NumPy. CUDA: cuTENSOR, or cuBLAS with transposes and products of stacks of matrices.
+    CPU backend: NumPy. CUDA: cuTENSOR, or cuBLAS with transposes and products of stacked matrices.
     """
 
     library = "tensor"
@@ -47,8 +47,8 @@ async def contract(
 ) -> AccelRef:
     """Contraction of two tensors, as cuTENSOR's: ``alpha * einsum(subscripts, a, b) + beta * c``.
 
-    It is one launch of a product of stacks of matrices, whatever the order of the axes. On CUDA, cuTENSOR
-    computes contractions that are no such product in place, or they are transposed in workspace. Without
+    It is one launch that multiplies stacks of matrices, whatever the order of the axes. On CUDA, cuTENSOR
+    computes contractions that are not such a product in place, or they are transposed in workspace. Without
     inner axes, or without other axes, it is an expression, whose sum with `c` takes a second launch.
 
     float16 and bfloat16 are multiplied and added in float32 and rounded once; the other dtypes are computed
@@ -141,7 +141,7 @@ async def einsum(
             for the device's memory.
 
     Returns:
-        The result; in general a view of any strides of new memory.
+        The result; in general a view of new memory with any strides.
 
     Raises:
         ValueError: A term does not fit its operand, a letter after ``->`` is in no term or twice, lengths

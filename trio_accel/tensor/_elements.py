@@ -35,7 +35,7 @@ async def reduce(subscripts: str, a: Operand, /, *, op: Operator = "add", out: O
     One launch. Sums and products of float16, bfloat16 and float32 are made in float64 and rounded once.
 
     Args:
-        subscripts: Letters of the axes of `a` and of the result. A letter twice takes the diagonal.
+        subscripts: Letters for the axes of `a` and of the result. A letter twice takes the diagonal.
         a: Tensor.
         op: ``"add"``, ``"multiply"``, ``"min"`` or ``"max"``.
         out: Array to write to; by default a new one.
@@ -64,7 +64,7 @@ async def permute(subscripts: str, a: Operand, /, *, alpha: complex = 1, out: Ou
     One launch. `ta.arrays.permute_dims` makes a view instead.
 
     Args:
-        subscripts: Letters of the axes of `a` and of the result, which are the same.
+        subscripts: Letters for the axes of `a` and of the result, which are the same.
         a: Tensor.
         alpha: Factor of the elements.
         out: Array to write to; by default a new one without gaps.
@@ -97,7 +97,7 @@ async def elementwise(
     any expression, and broadcasts by NumPy's rules instead of letters.
 
     Args:
-        subscripts: Letters of the axes of each tensor and of the result. A tensor broadcasts along letters
+        subscripts: Letters for the axes of each tensor and of the result. A tensor broadcasts along letters
             that it lacks.
         *operands: Tensors of one dtype.
         op: ``"add"``, ``"multiply"``, ``"min"`` or ``"max"``; or several of them, one between each two

@@ -66,10 +66,10 @@ class CpuDevice(BlockDevice[CpuStream, HostArray, HostArray]):
         """Load a library; blocks while its modules are imported.
 
         Args:
-            name: One of `libraries`, or the import path of a module of kernels; a program has an argument.
+            name: One of `libraries`, or the import path of a kernel module; a program has an argument.
 
         Raises:
-            NotSupportedError: There is no such library.
+            NotSupportedError: The library does not exist.
         """
         self.check_open()
         return open_library(name, self)

@@ -27,12 +27,12 @@ def open_library(name: str, device: ComputingDevice) -> CpuLibrary:
     """Open a library of a device; blocks.
 
     Args:
-        name: One of `LIBRARIES`, or the import path of a module of kernels. A program's name has an argument:
+        name: One of `LIBRARIES`, or the import path of a kernel module. A program's name has an argument:
             ``"program?..."``.
         device: The device.
 
     Raises:
-        NotSupportedError: There is no such library.
+        NotSupportedError: The library does not exist.
     """
     key, separator, argument = name.partition("?")
     if key not in LIBRARIES:

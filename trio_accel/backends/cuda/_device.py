@@ -86,7 +86,7 @@ class CudaDevice(LibraryDevice):
         may wait with them (D50, D99).
 
         Raises:
-            NotSupportedError: There is no such library, or its files are not installed.
+            NotSupportedError: The library does not exist, or its files are not installed.
         """
         self.check_open()
         key, separator, argument = name.partition("?")

@@ -38,7 +38,7 @@ def find_links(infos: Sequence[DeviceInfo]) -> tuple[DeviceLink, ...]:
     ]
     peers: list[tuple[tuple[int, int], int | None, bool]] = answer["peers"]
     for (first, second), rank, has_atomics in peers:
-        # CUDA has no query for NVLink, but GPUs have native atomics in each other's memory only over NVLink.
+        # CUDA lacks a query for NVLink, but GPUs have native atomics in each other's memory only over NVLink.
         links.append(
             DeviceLink(
                 devices=(infos[first].name, infos[second].name),

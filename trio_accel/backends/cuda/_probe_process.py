@@ -223,7 +223,7 @@ def ask_links(count: int) -> dict[str, object]:
 
 if __name__ == "__main__":
     _function, _path, _arguments = json.load(sys.stdin)
-    # The application's path may have folders that are not in the environment.
+    # The application's path may have folders unknown to the environment.
     sys.path[:] = _path or sys.path
     _functions: dict[str, Callable[..., object]] = {"probe": probe, "look": look, "ask_links": ask_links}
     print(json.dumps(_functions[_function](**_arguments)))  # noqa: T201  # that is what it is for

@@ -85,7 +85,7 @@ class Topology:
             b: Name of the second device.
 
         Raises:
-            ValueError: There is no such device, or both names are equal.
+            ValueError: A device does not exist, or both names are equal.
         """
         names = [info.name for info in self.devices]
         for argument, name in (("a", a), ("b", b)):
@@ -240,7 +240,7 @@ class BackendReport:
         name: Name of the backend.
         devices: The devices by number.
         software: Software that the backend needs and does not contain.
-        problem: Why the backend has no usable device, and the remedy; None if it has a device.
+        problem: Why the backend lacks a usable device, and the remedy; None if it has a device.
     """
 
     name: str

@@ -79,7 +79,7 @@ class ContextLostError(AccelError):
 
 
 class ContextPoisonedError(ContextLostError):
-    """The context was lost because a fault of the hardware or of a kernel poisoned it."""
+    """The context was lost because a fault in the hardware or a kernel poisoned it."""
 
 
 @attrs.define(eq=False, slots=False)
@@ -131,7 +131,7 @@ class LibraryError(AccelError):
 
 @attrs.define(eq=False, slots=False)
 class CompilationError(LibraryError):
-    """A kernel's code could not be compiled, linked or loaded, or has no kernel of that name.
+    """A kernel's code could not be compiled, linked or loaded, or lacks a kernel with that name.
 
     The message holds the compiler's log.
 

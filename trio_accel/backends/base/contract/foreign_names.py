@@ -110,7 +110,7 @@ def _misspelt(package: str, name: str) -> str:
 
 
 def tells_of_missing(package: str) -> Callable[[str], NoReturn]:
-    """Make the ``__getattr__`` of a package of operations, which raises with the place of a missing name.
+    """Make the ``__getattr__`` for a package of operations, which raises with a missing name's place.
 
     Type checkers must not see it, because they would take every name for an existing one.
     """

@@ -48,8 +48,8 @@ def flatten(
         where: Its name in errors, such as ``"encode: batch['ids']"``.
         value: None, numbers, strings, bytes; arrays; mappings with keys of strings, which become dicts, lists
             and tuples of these.
-        leaf: Called with the place and the value of arrays and of all other types; returns the number of the
-            array, or None if it is not an array.
+        leaf: Called with place and value for arrays and all other types; returns the number of the array, or
+            None if it is not an array.
         packed: Gets collections with many values and no arrays, because C can walk over these. None to put
             all values into the tree.
         depth: Its depth of nesting; -1 to pack its values one by one.

@@ -68,7 +68,7 @@ class MemoryStatistics:
 
 @attrs.define(eq=False)
 class CacheCounts:
-    """Counts of the entries of a cache; its owner counts, and others read.
+    """Counts of a cache's entries; its owner counts, and others read.
 
     Attributes:
         found: The number of look-ups that found an entry.
@@ -83,7 +83,7 @@ class CacheCounts:
 
 @attrs.define(eq=False)
 class KeptCounts:
-    """Counts of a table of cached plans; its owner counts, and others read.
+    """Counts of cached plans in a table; its owner counts, and others read.
 
     Attributes:
         seen: Requests that were served without a plan, because their key had none yet.
@@ -106,7 +106,7 @@ class KeptCounts:
 
 @attrs.define(eq=False)
 class LibraryUsage:
-    """Plans and workspace of one library of a device; the device counts, and others read.
+    """Plans and workspace of a device's library; the device counts, and others read.
 
     Attributes:
         plans: The plans of its operations: each launch by a plan has found one, or had one made.
@@ -387,7 +387,7 @@ class AccelDevice(Protocol):
         """Load a library and make its handle, for this caller only. Blocks; several threads may call it.
 
         Raises:
-            NotSupportedError: The backend has no such library.
+            NotSupportedError: The backend lacks this library.
         """
         ...
 
@@ -421,7 +421,7 @@ class AccelDevice(Protocol):
         """
 
     def map_peer(self, chunk: int, owner: AccelDevice, number: int) -> None:
-        """Make a chunk of another open device of this process readable; see `reaches`.
+        """Make a chunk of another open device in this process readable; see `reaches`.
 
         Its memory stays until `unmap_chunk`, also if the owner is closed meanwhile.
 
@@ -431,7 +431,7 @@ class AccelDevice(Protocol):
             number: Its id there.
 
         Raises:
-            KeyError: The owner has no such chunk.
+            KeyError: The owner lacks this chunk.
             AccelError: The chunk cannot be mapped.
         """
 
@@ -439,7 +439,7 @@ class AccelDevice(Protocol):
         """Forget a mapped chunk that the device has not adopted yet.
 
         Raises:
-            KeyError: There is no such chunk.
+            KeyError: The chunk does not exist.
         """
 
     def expect(self, blocks: Iterable[PlacedBlock]) -> None:
@@ -530,7 +530,7 @@ class AccelDevice(Protocol):
         ...
 
     def reaches(self, other: DeviceInfo) -> bool:
-        """Return whether kernels of this device can read mapped memory of another device of the backend."""
+        """Return whether kernels of this device can read mapped memory of another device."""
         ...
 
     def lend(self, array: ArraySpec, *, write: bool, stream: object = None) -> Lease:
@@ -608,7 +608,7 @@ class AccelBackend(Protocol):
         Workers are forks of a process that has imported the program's modules, and a fork cannot use a driver
         that was initialised before. So a child tries the modules first, and calls the function after each
         import. Its result completes the sentence "the import of NAME". The child loads the file by its path,
-        without the package: the file must import nothing but the standard library. None: the backend has no
+        without the package: the file must import nothing but the standard library. None: the backend lacks a
         driver.
         """
         return None
@@ -666,7 +666,7 @@ class AccelBackend(Protocol):
                 and ends with the process. A worker has a keeper if `DeviceInfo.keeps_memory`.
 
         Raises:
-            NotSupportedError: There is a keeper, but the backend has no memory that outlives its process.
+            NotSupportedError: There is a keeper, but the backend's memory cannot outlive its process.
         """
         ...
 

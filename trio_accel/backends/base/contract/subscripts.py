@@ -1,4 +1,4 @@
-"""Einstein's convention: subscripts of sums of products, and the order of the multiplications."""
+"""Einstein's convention: subscripts of summed products, and the order of the multiplications."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MOST_OPERANDS = {"optimal": 6, "branch-all": 6, "branch-2": 14, "dp": 14}
 
 @attrs.frozen(kw_only=True)
 class ContractionPath:
-    """The order in which the operands of a sum of products are multiplied, two at a time.
+    """The order in which the operands of a summed product are multiplied, two at a time.
 
     Attributes:
         steps: The indices of both factors in the list of remaining arrays. The factors are removed, and their
@@ -271,7 +271,7 @@ def _costs(
     def bytes_of(letters: frozenset[str]) -> int:
         return math.prod(sizes[letter] for letter in letters) * itemsize
 
-    # Letters of the remaining arrays, and the bytes of each array that was made.
+    # Letters of the remaining arrays, and the bytes of each new array.
     left = [(frozenset(term), 0) for term in terms]
     result = frozenset(output)
     flops = live = peak = largest = 0

@@ -210,7 +210,7 @@ _INTEGERS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 
 def scalar(value: complex, dtype: DType) -> npt.NDArray[Any]:
-    """Return the array without axes that holds a number.
+    """Return the 0-d array that holds a number.
 
     Raises:
         LibraryError: The type cannot hold it.

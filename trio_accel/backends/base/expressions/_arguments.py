@@ -20,7 +20,7 @@ SCALAR_BYTES = 16
 """Bytes of each scalar: the size of the longest one."""
 
 _FLOAT = struct.Struct("=d8x")
-# The prefixes of the kinds of arguments in an encoded program.
+# The prefixes of argument kinds in an encoded program.
 _ARRAY, _SCALAR, _WEAK = "[]", "", "python "
 
 

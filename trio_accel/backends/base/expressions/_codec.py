@@ -342,7 +342,7 @@ class _Checker:
         self._homes, self._open = list[int](), [-1]
         # The loops of variables.
         self._loops: dict[int, int] = {}
-        # The number of indices of each loaded argument.
+        # The number of indices for each loaded argument.
         self._loads: dict[int, int] = {}
         # Constants, and steps computed from constants. A fold may read them.
         self._fixed = set[int]()

@@ -95,7 +95,7 @@ def check_places(expression: TypedExpression, load: int, indices: Sequence[Any],
 
 
 def places_of(expression: TypedExpression) -> TypedExpression:
-    """Make an expression of the indices of a load, for an expression with a load and a value as its results.
+    """Make an expression of a load's indices, for an expression with a load and a value as its results.
 
     Returns:
         An expression whose results are the indices, followed by the value. Nothing is loaded.

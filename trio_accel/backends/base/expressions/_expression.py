@@ -318,7 +318,7 @@ class Expression:
         reductions: The reductions along axes, in order.
         is_along: Whether the names of reductions mean reductions along axes.
         options: The options of a declared reduction that are not in the source of its values.
-        margin: The number of columns removed from the begin of each line of the user's source.
+        margin: The number of columns removed from the begin of each line in the user's source.
     """
 
     text: str

@@ -87,7 +87,6 @@ def joined_programs(
         at: The arguments of `second` that are the result of `first`. It has the shape of all elements.
         inputs: For each argument of both programs a key of its array or number. Arguments with equal keys
             become one argument. The keys of `at` do not count.
-            become one argument. The keys of `at` do not count.
 
     Raises:
         ValueError: The programs cannot be joined.

@@ -183,7 +183,7 @@ class _Parser:
         # Names with a value, and names that a loop or branch has taken out of scope.
         self._known, self._gone = set[str](), set[str]()
         self._vectors, self._indices = dict[str, int](), dict[str, str]()
-        # The condition of the branch that is being parsed.
+        # The condition of the branch in progress.
         self._condition: _Value | None = None
         # A statement that may be the result without a name.
         self._last: ast.stmt | None = None
@@ -306,7 +306,7 @@ class _Parser:
                 self._apply("logical_and", [outer, holds], place) if outer else holds
             )
             self._block(body)
-            # A name that only one branch assigns has no value elsewhere.
+            # A name that only one branch assigns is undefined elsewhere.
             local = self._known - known
             self._gone |= local
             self._known -= local

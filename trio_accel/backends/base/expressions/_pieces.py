@@ -105,7 +105,7 @@ def reduced_groups(
 def _in_pieces(
     part: Callable[[slice, slice], HostArray], ufunc: Any, shape: tuple[int, int, int]
 ) -> HostArray:
-    """Reduce the middle one of three axes of values; `part` makes some rows, and some elements of them."""
+    """Reduce the middle of three axes; `part` makes some rows, and some elements of them."""
     lead, count, tail = shape
     many, step = max(_CHUNK_ELEMENTS // (count * tail), 1), max(_CHUNK_ELEMENTS // tail, 1)
 

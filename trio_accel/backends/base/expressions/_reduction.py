@@ -107,7 +107,7 @@ def accumulated(name: str, value: DType, *, is_chosen: bool) -> Dtypes:
     """Return the dtype that a reduction converts values to, and the wider dtype that it combines them in.
 
     Raises:
-        TypeError: The values have no order, although the reduction needs one.
+        TypeError: The values lack an order, although the reduction needs one.
     """
     if name in ("any", "all"):
         return DType.bool, DType.bool

@@ -37,11 +37,11 @@ _SIDES = {"left": "a.value", "right": "b.value"}
 
 @attrs.frozen
 class RowLayouts:
-    """Layouts of the arrays of a reduction, or of an expression of rows. Each layout has its own kernel.
+    """Layouts of the arrays in a reduction, or in an expression of rows. Each layout has its own kernel.
 
     Attributes:
         kept: The number of axes that remain after contiguous axes are joined.
-        reduced: The number of axes of a row, likewise.
+        reduced: A row's number of axes, likewise.
         access: If a row has one axis: for each array, how its elements follow each other there; then likewise
             for the result of an expression of rows, if the result has their shape.
         is_wide: Whether numbers of elements take 64 bits.
@@ -126,7 +126,7 @@ class _Rows:
         taken: The arguments.
         stages: The reductions by the steps with their values, in order.
         kept: The values of a row that its elements or the last statements read after reductions.
-        work: The number of steps of the elements in all passes; a loop counts as many.
+        work: The number of element steps in all passes; a loop counts as many.
     """
 
     def __init__(self, program: TypedExpression, arguments: Sequence[Argument]) -> None:
@@ -156,7 +156,7 @@ class _Rows:
         return _statements(self._program, outputs, there, self.taken.texts, kept)
 
     def structure(self, kept: Sequence[int]) -> str:
-        """Return C++ of the values of a row that later passes read."""
+        """Return C++ for a row's values that later passes read."""
         fields = [f" {register_of(self._program.steps[number].dtype)} t{number};" for number in kept]
         return f"struct Row {{{''.join(fields)} }};"
 
@@ -186,7 +186,7 @@ def _statements(
 
     Args:
         program: The program.
-        outputs: Numbers of the steps of these values.
+        outputs: Numbers of the steps with these values.
         there: C++ of steps that are computed elsewhere.
         arguments: C++ of the arguments.
         kept: Steps with values that become fields of ``row``.
@@ -225,7 +225,7 @@ def _passes(rows: _Rows, layouts: RowLayouts, own: str, kept: Sequence[int], lay
         kept: The values of a row that later passes read.
         layers: The number of arrays with strides among the arguments.
     """
-    # C++ has no empty arrays.
+    # C++ lacks empty arrays.
     axes, reduced, dtypes = max(layouts.kept, 1), max(layouts.reduced, 1), rows.taken.arrays
     stages = [rows.stage(place, made) for place, made in enumerate(rows.stages)]
     return f"""{prelude()}
@@ -308,7 +308,7 @@ def _identity(program: TypedExpression, number: int) -> str:
 
 
 def _row_offset(kept: int, array: int) -> str:
-    """Return C++ of the offset of an array's row that makes an output."""
+    """Return C++ for the offset of an array's row that makes an output."""
     return (
         f" + offset_of<{kept}>(output, arguments.kept_shape, arguments.kept_strides[{array}])" if kept else ""
     )

@@ -106,7 +106,7 @@ def lines_of(
 
 
 def loop_lines(number: int, steps: Sequence[Step]) -> list[str]:
-    """Return the C++ of a step of a loop (see `_steps`), or an empty list for any other step.
+    """Return C++ for a loop's step (see `_steps`), or an empty list for any other step.
 
     Args:
         number: Number of the step. A loop opens a block, and its end closes it.
@@ -136,7 +136,7 @@ def _index(step: Step, expression: TypedExpression) -> str:
 
 
 def place_of(step: Step, expression: TypedExpression, indices: Sequence[str]) -> str:
-    """Return C++ of the address of an element.
+    """Return C++ for the address of an element.
 
     Args:
         step: The step that loads or stores it.
@@ -247,7 +247,7 @@ def identity_of_reduction(name: str, dtype: DType) -> str:
 
 @attrs.frozen
 class Layouts:
-    """Layouts of the arrays of a kernel, which is compiled for them, independent of the extents.
+    """Layouts of a kernel's arrays. The kernel is compiled for them, independent of the extents.
 
     Attributes:
         axes: The number of axes after contiguous axes are joined.
@@ -431,7 +431,7 @@ def extents_of(expression: TypedExpression) -> int:
 
 
 def _arguments(expression: TypedExpression, results: int, arrays: int, scalars: int, layouts: Layouts) -> str:
-    # C++ has no empty arrays.
+    # C++ lacks empty arrays.
     axes, more = layouts.axes, ""
     if expression.loads:
         more += f"    const char *loaded[{len(expression.loads)}];\n"
@@ -510,7 +510,7 @@ def _store(number: int, program: TypedExpression, given: Sequence[str]) -> str:
 
 
 def _combine(number: int, step: Step) -> str:
-    """Return C++ of the function of a store, which many threads may call for one element."""
+    """Return C++ for a store's function, which many threads may call for one element."""
     dtype, reduce = step.dtype, step.function.removeprefix("store_")
     register = register_of(dtype)
     if reduce == "set":

@@ -96,9 +96,9 @@ class Step:
         function: ``"argument"``, ``"constant"``, ``"cast"``, ``"index"``, ``"load"``, another step that the
             module lists, or a name of `Function`.
         dtype: Type of the value.
-            steps: Numbers of the steps that the value is computed from.
-            value: The value of a constant; the argument's number of an argument or a load; the axis of an
-                index; the number of the end of a loop.
+        steps: Numbers of the steps that the value is computed from.
+        value: The value of a constant; the argument's number for an argument or a load; the axis of an index;
+            the number of a loop's end.
     """
 
     function: str

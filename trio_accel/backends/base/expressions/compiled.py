@@ -59,7 +59,7 @@ _Address: TypeAlias = Callable[[ArraySpec], int]
 
 @attrs.frozen(eq=False)
 class KernelSource:
-    """The source of the kernels of an expression, for certain types and layouts.
+    """The source of an expression's kernels, for certain types and layouts.
 
     Attributes:
         text: The source.
@@ -90,7 +90,7 @@ class ReductionLaunch:
         finish_threads: Threads of the second kernel.
         partial: Bytes of workspace for the parts.
         block: Threads of a block.
-        values: Makes the arguments from the addresses of arrays and of the workspace.
+        values: Makes the arguments from the addresses of arrays and workspace.
     """
 
     threads: int

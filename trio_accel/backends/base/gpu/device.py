@@ -191,15 +191,15 @@ def _widened(
     return wide, shape, ins, outs
 
 
-# Bytes of small pieces, and of a page of pieces. Each size has a page from the start, because an allocation
-# by the driver is slow.
+# Bytes of small pieces, and of a page for them. Each size has a page from the start, because an allocation by
+# the driver is slow.
 _SIZES = tuple(1 << bits for bits in range(6, 19, 2))
 _PAGE = 256 << 10
 
 
 @attrs.define(eq=False)
 class _Pieces(PagePool[int]):
-    """Addresses of pieces of equal size."""
+    """Addresses of pieces with equal sizes."""
 
     _context: GpuContext
     _nbytes: int

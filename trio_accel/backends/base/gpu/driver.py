@@ -56,7 +56,7 @@ class GpuContext(AbstractContextManager[None], Protocol):
         ...
 
     def take_host(self, nbytes: int) -> int:
-        """Return the address of `nbytes` bytes of host memory for the device. Makes the context current.
+        """Take `nbytes` bytes of host memory for the device; return the address. Makes the context current.
 
         Raises:
             MemoryError: The machine has too little memory.
@@ -262,7 +262,7 @@ class Kernels:
         Args:
             module: The loaded code.
             name: Name of the kernel.
-            sizes: Bytes of each of its arguments, because some drivers need them.
+            sizes: Bytes of each argument, because some drivers need them.
         """
         raise NotImplementedError
 

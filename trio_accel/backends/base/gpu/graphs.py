@@ -49,8 +49,7 @@ def replay(spec: AnyChain, works: Works, read: Callable[[], int], count: Callabl
         spec: The chain.
         works: Its operations.
         read: Reads the present value of the condition.
-        count: Gets the number of turns of a loop.
-        count: Notes how many turns a loop had.
+        count: Gets a loop's number of turns.
 
     Raises:
         AccelError: An operation failed; see `run_works`.
@@ -108,7 +107,7 @@ class Chain:
 
 
 class ChainLibrary(EnqueuingLibrary[Any, Any]):
-    """Replay of chains by libraries of its own: at first one operation after the other.
+    """Replay of chains by its own libraries: at first one operation after the other.
 
     Base of a GPU's graph library, placed before the base of that backend's libraries. After a chain has run
     several times at the same addresses, a thread captures it, and from then on it is launched as a graph. By
@@ -211,7 +210,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
         try:
             key = self._key(chain, spec, self._stream)
         except KeyError:
-            # Its outputs have no memory yet.
+            # Its outputs do not have memory yet.
             return InThread() if chain.is_blocking else None
         plan = self._captured.plans.get((*key, 0))
         capture = None
@@ -380,8 +379,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
             graph = self._make_graph(launching, workspace, enqueue, has_conditions=chain.has_conditions)
         except Exception as error:
             # Query the context even after an error of a vendor's library, because the refusal to capture a
-            # call
-            # does not mean a crash.
+            # call does not mean a crash.
             failure = self._failure()
             if failure is not None:
                 raise failure from error
@@ -403,7 +401,7 @@ class ChainLibrary(EnqueuingLibrary[Any, Any]):
 
 
 class _Host:
-    """The host arrays of one run of a chain, in one piece of pinned memory.
+    """The host arrays for one run of a chain, in one piece of pinned memory.
 
     Attributes:
         address: The piece; results follow the given arrays. 0 for a chain without host arrays.

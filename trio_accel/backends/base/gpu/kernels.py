@@ -46,7 +46,7 @@ class UserKernel(LoadedCode):
         definition: Its definition.
         limits: The device's limits for it, under the names of `KernelInfoSpec`; the backend sets them before
             the first launch.
-        pointer: The address of the addresses of its parameters, in their order.
+        pointer: The address of its parameters' addresses, in their order.
     """
 
     limits: Mapping[str, int]
@@ -193,7 +193,7 @@ class UserKernel(LoadedCode):
         """Refuse a declaration that the compiled kernel does not have: it would read foreign memory.
 
         Args:
-            found: Bytes of each parameter of the compiled kernel.
+            found: Bytes of each parameter in the compiled kernel.
 
         Raises:
             LibraryError: The compiled kernel's parameters differ from the declaration.
@@ -275,8 +275,8 @@ class CompiledExpression(LoadedCode):
 class CompiledLibrary(EnqueuingLibrary[Any, Any]):
     """Enqueues expressions, and kernels of the user's own. A plan is loaded code.
 
-    The plan of an expression is for certain types and layouts, whatever the extents. The plan of a kernel of
-    the user's own is a `UserKernel`.
+    The plan of an expression is for certain types and layouts, whatever the extents. The plan of the user's
+    own kernel is a `UserKernel`.
     """
 
     def _key_of(self, spec: ops.OperationSpec) -> tuple[object, ...]:

@@ -71,7 +71,7 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
         return self.device.at(array)
 
     def workspace(self, nbytes: int) -> int:
-        """Return the address of `nbytes` bytes of device memory, aligned to 256; 0 for none.
+        """Take `nbytes` bytes of device memory, and return the address, aligned to 256; 0 for none.
 
         Raises:
             OutOfMemoryError: The device's memory limit leaves too little.
@@ -87,7 +87,7 @@ class EnqueuingCall(Generic[DeviceT, StreamT]):
         return DeviceArray.packed(self.workspace(math.prod(shape) * dtype.itemsize), dtype, shape)
 
     def host_workspace(self, nbytes: int) -> int:
-        """Return the address of `nbytes` bytes of host memory; 0 for none."""
+        """Take `nbytes` bytes of host memory, and return the address; 0 for none."""
         if nbytes <= 0:
             return 0
         room = np.empty(nbytes, np.uint8)

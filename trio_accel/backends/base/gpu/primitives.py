@@ -81,10 +81,10 @@ class Sorter(Protocol):
 
         Args:
             call: The call.
-            keys: Addresses of the keys, and of a buffer of the same size.
-            values: Addresses of the numbers of the keys, and of a buffer of the same size.
+            keys: Addresses of the keys, and of an equally large buffer.
+            values: Addresses of the keys' numbers, and of an equally large buffer.
             count: The number of keys.
-            bits: The number of lower bits of the keys that count.
+            bits: How many lower bits of the keys count.
 
         Returns:
             The index of the buffer with the result.
@@ -222,7 +222,7 @@ class PrimitivesLibrary(CompiledLibrary):
         """Make a sorter for keys of a dtype, with numbers of another dtype for each key. May block.
 
         Raises:
-            NotSupportedError: There is no such sorter.
+            NotSupportedError: The backend cannot sort these dtypes.
         """
         raise NotSupportedError(f"{self.name}: the {self.backend.upper()} backend does not sort")
 
@@ -339,7 +339,7 @@ class PrimitivesLibrary(CompiledLibrary):
                 call.convert(source, target)
 
     def _order(self, code: _Code, call: _Call, address: int, x: DeviceArray, wanted: int) -> tuple[int, int]:
-        """Find the order of the first elements of each row.
+        """Find the order of the first elements in each row.
 
         Returns:
             The address of their indices, row after row; and the number of indices in each row.

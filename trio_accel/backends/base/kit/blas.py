@@ -112,7 +112,7 @@ class Plan:
 
     Attributes:
         is_complex: Whether elements have an imaginary part.
-        stack: Extents of the stack of the result.
+        stack: Extents of the result's stack.
         routine: Name of the routine for each matrix of the stack; None if the result is empty.
         plain: Name of the routine for an alpha of 1, if it is a different one.
         copies: Fields that are copied, by rows (``"C"``) or by columns (``"F"``); a result is copied back.
@@ -146,7 +146,7 @@ class Plan:
         return found.ravel()
 
     def operand(self, field: str, array: ArraySpec) -> Matrix:
-        """Return the layout of a matrix, or of the first matrix of a stack."""
+        """Return the layout of a matrix, or of the first matrix in a stack."""
         self._shapes[field] = array.shape
         self._step(field, array.strides)
         (rows, columns), (down, along) = array.shape[-2:], array.strides[-2:]

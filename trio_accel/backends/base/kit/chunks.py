@@ -33,7 +33,7 @@ class ChunkAllocator:
     """Best fit in chunks that grow by doubling; arrays of half the next chunk's size get their own chunk.
 
     Invariants: the free gaps of a chunk do not touch each other; gaps and blocks together cover every chunk
-        exactly. `_gaps` is sorted by size, so the first gap that fits fits best.
+    exactly. `_gaps` is sorted by size, so the first gap that fits fits best.
 
     Args:
         make_chunk: Makes a chunk of at least the given size; returns its id and its size.

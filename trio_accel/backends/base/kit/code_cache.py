@@ -60,7 +60,7 @@ def header_parts(
         there are too many headers. Then nothing must be kept.
     """
     parts: list[str | bytes] = []
-    # Files that were read, so that a cycle of headers ends.
+    # Files already read, so that a cycle of headers ends.
     seen: set[Path] = set()
     waiting: list[tuple[str, Path | None, bool]] = []
     if not _follow(source, folder, waiting):

@@ -67,8 +67,8 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
         believed: See `AccelDevice.believed`.
         read_only: Blocks that libraries refuse to write to; see `BlockMemory.read_only`.
         kept: See `AccelDevice.kept`.
-            allocate: See `AccelDevice.allocate`. An attribute, to save a call.
-            placement: See `AccelDevice.placement`. An attribute, to save a call.
+        allocate: See `AccelDevice.allocate`. An attribute, to save a call.
+        placement: See `AccelDevice.placement`. An attribute, to save a call.
     """
 
     def __init__(self, info: DeviceInfo, blocks: BlockMemory[ChunkT, BlockT]) -> None:
@@ -109,7 +109,7 @@ class BlockDevice(Generic[StreamT, ChunkT, BlockT]):
             os.close(descriptor)
 
     def map_peer(self, chunk: int, owner: Any, number: int) -> None:
-        """Make a chunk of another device of this process addressable; see `AccelDevice.map_peer`."""
+        """Make a chunk of another device in this process addressable; see `AccelDevice.map_peer`."""
         self.check_open()
         self.blocks.map_peer(chunk, owner.blocks, number)
 

@@ -16,7 +16,7 @@ class FastPaths:
     Attributes:
         direct_launch: An operation is launched in its caller's task, bypassing the mailbox of an idle
             library.
-        reuse: A new array takes the id of a dropped block of its size.
+        reuse: A new array takes the id of an equally large dropped block.
         templates: A worker gets the layouts of an operation once, and its blocks each time.
         spin_wait: Tasks poll for due events, and messages use shared memory meanwhile.
         graphs: A repeated product is launched as a graph.

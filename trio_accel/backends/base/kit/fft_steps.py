@@ -25,7 +25,7 @@ SOURCE, OUT = 0, 1
 
 @attrs.frozen
 class View:
-    """An array in one of the buffers of a transform.
+    """An array in one of a transform's buffers.
 
     Attributes:
         buffer: `SOURCE`, `OUT`, or a temporary one.

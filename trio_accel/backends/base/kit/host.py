@@ -137,7 +137,7 @@ _SEALS = 0x1F
 
 
 def _sealed_size() -> int:
-    # Look the names up late, because other systems have no seals.
+    # Look the names up late, because other systems lack seals.
     return fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 

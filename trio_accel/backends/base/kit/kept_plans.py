@@ -145,7 +145,7 @@ class KeptPlans(Generic[T]):
         self.counts: KeptCounts = KeptCounts() if counts is None else counts
         self.plans: OrderedDict[Key, KeptPlan[T]] = OrderedDict()
         self._on_end = on_end
-        # Plans that are over, before `on_end` was called with them.
+        # Finished plans, before `on_end` was called with them.
         self._over: deque[KeptPlan[T]] = deque()
         self._is_free = is_free
         self._patience = patience

@@ -30,7 +30,7 @@ else:
     ArrayT_co, PlanT_co = TypeVar("ArrayT_co", covariant=True), TypeVar("PlanT_co", covariant=True)
 
 _KERNELS = "_trio_accel_kernels"
-# The name of the table of declared kernels in a module or a class.
+# The name of the table for declared kernels in a module or a class.
 _TABLE = "__trio_accel_kernels__"
 
 ALLOWED: dict[str, Mapping[str, tuple[DType, ...]]] = {}
@@ -91,7 +91,7 @@ class KernelCall(Protocol[ArrayT_co, PlanT_co]):
         ...
 
     def workspace(self, nbytes: int) -> int:
-        """Return the address of `nbytes` bytes of memory where the kernel runs; 0 for none.
+        """Take `nbytes` bytes of memory where the kernel runs, and return the address; 0 for none.
 
         Raises:
             OutOfMemoryError: There is too little memory.
@@ -136,7 +136,7 @@ class DeviceCall(KernelCall[DeviceArray, PlanT_co], Protocol[PlanT_co]):
         ...
 
     def host_workspace(self, nbytes: int) -> int:
-        """Return the address of `nbytes` bytes of host memory; 0 for none."""
+        """Take `nbytes` bytes of host memory, and return the address; 0 for none."""
         ...
 
     def words(self, count: int, judge: Callable[[StatusArray], None]) -> int:
@@ -211,7 +211,7 @@ def kernel(
         operations: The operations: declared functions, specification classes, or values of
             `OperationSpec.operation`.
         backend: Name of the backend, such as ``"cpu"``.
-        dtypes: The supported dtypes: of the first array of the specification, or by the names of fields. An
+        dtypes: The supported dtypes: of the specification's first array, or by the names of fields. An
             operation with another dtype is refused before the launch.
         plan: Called as ``plan(spec, device)``: makes the common part of operations with equal
             `Descriptor.plan_key`, or refuses them. It may block, because it is called off the event loop. Its
@@ -297,7 +297,7 @@ def _check_signature(
     try:
         signature = inspect.signature(function)
     except ValueError:
-        # A function of an extension may have no signature.
+        # A function of an extension may lack a signature.
         return
     try:
         signature.bind(*([None] * (3 if is_method else 2)))
@@ -386,7 +386,7 @@ def load_module_kernels(
         device: Name of the device, for the error.
 
     Raises:
-        NotSupportedError: There is no such module, or it lacks kernels for this backend.
+        NotSupportedError: The module does not exist, or it lacks kernels for this backend.
         ImportError: An import in the module failed.
     """
     try:

@@ -64,7 +64,7 @@ class LibraryEntry:
 
 
 class TableLibrary:
-    """Base of the libraries of backends: finds the kernel of an operation, and its plan.
+    """Base of backends' libraries: finds the kernel of an operation, and its plan.
 
     A kernel is called as ``kernel(spec, call)``, and its `plan` function, if any, as ``plan(spec, device)``.
     Kernels are functions passed in, or methods of a subclass. An operation is checked once for each plan key:
@@ -142,7 +142,7 @@ class TableLibrary:
         """Find the kernel of an operation.
 
         Raises:
-            NotSupportedError: The operation has no kernel.
+            NotSupportedError: The operation lacks a kernel.
             ValueError: The operation would write to memory that is mapped for reading.
         """
         kernel = self._kernels.get(spec.operation)
@@ -360,7 +360,7 @@ class ComputingCall:
         return int(self.device.host_view(array).ctypes.data)
 
     def workspace(self, nbytes: int) -> int:
-        """Return the address of `nbytes` bytes of memory, valid until the kernel returns; 0 for none.
+        """Take `nbytes` bytes of memory, and return the address, valid until the kernel returns; 0 for none.
 
         Raises:
             MemoryError: There is too little memory; the operation fails with an `OutOfMemoryError`.

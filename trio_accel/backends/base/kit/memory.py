@@ -64,7 +64,7 @@ class ChunkSource(Protocol[ChunkT, BlockT_co]):
         ...
 
     def share(self, chunk: ChunkT) -> ChunkT:
-        """Map a chunk of another device of this process for reading. Its memory exists until `drop`."""
+        """Map a chunk of another device in this process for reading. Its memory exists until `drop`."""
         ...
 
     def drop(self, chunk: ChunkT) -> None:
@@ -129,7 +129,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._chunks: dict[int, tuple[ChunkT, int]] = {}
         # The number of blocks in each chunk.
         self._counts: dict[int, int] = {}
-        # Mapped chunks of another process or device that are not adopted yet.
+        # Mapped chunks of another process or device, not adopted yet.
         self._mapped: set[int] = set()
         # Blocks in mapped chunks, which libraries may read before they are adopted.
         self._expected: set[int] = set()
@@ -279,7 +279,7 @@ class BlockMemory(Generic[ChunkT, BlockT]):
         self._add_mapped(chunk, self._source.map(nbytes, descriptor, write=write), nbytes, write=write)
 
     def map_peer(self, chunk: int, owner: BlockMemory[ChunkT, BlockT], number: int) -> None:
-        """Map a chunk of another device of this process; see `AccelDevice.map_peer`."""
+        """Map a chunk of another device in this process; see `AccelDevice.map_peer`."""
         memory, nbytes = owner._chunks[number]
         self._add_mapped(chunk, self._source.share(memory), nbytes, write=False)
 

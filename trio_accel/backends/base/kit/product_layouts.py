@@ -79,7 +79,7 @@ class Contraction(NamedTuple):
     """A contraction as a batch of matrix products.
 
     Attributes:
-        axes: The axes of a, b and the result, in the order of a stack of matrices.
+        axes: The axes of a, b and the result, in the order for a stack of matrices.
         product: The product of these matrices. Operands are packed in that order.
     """
 

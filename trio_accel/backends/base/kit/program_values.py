@@ -30,7 +30,7 @@ def shortened(value: object) -> str:
 
 
 def leaves_of(value: object, module: str = "") -> Iterator[object]:
-    """Yield the contents of nested collections, and the attributes of objects of a module's classes."""
+    """Yield the contents of nested collections, and the attributes of objects with a module's classes."""
     left, seen = [value], set[int]()
     while left:
         one: Any = left.pop()

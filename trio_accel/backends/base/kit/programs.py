@@ -143,7 +143,7 @@ class ProgramArrays(Protocol):
         ...
 
     def rank(self, meeting: Mapping[str, Any], asker: ops.Asker) -> ProgramRank:
-        """Make the rank of a call of all ranks, from the application's description of the meeting."""
+        """Make the rank for a call of all ranks, from the application's description of the meeting."""
         ...
 
     def when_done(self, look: Callable[[], None]) -> None:
@@ -293,7 +293,7 @@ class ProgramHost:
         """Let the methods write to arrays of the constructor and to views of them, or not."""
         states: list[Any] = [view for view in views if isinstance(view, np.ndarray)]
         leaves = leaves_of(self._program, self._module)
-        # NumPy has no views of arrays on a GPU, and a search for some would take long.
+        # NumPy cannot view arrays on a GPU, and a search for some would take long.
         arrays: list[Any] = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)] if states else []
         kept = [one for one in arrays if any(np.may_share_memory(one, state) for state in states)]
         self._arrays.protect([*views, *kept], write=write)
@@ -419,7 +419,7 @@ class ProgramHost:
             with self._code(spec, where, function, stream.updated):
                 if spec.item < 0:
                     stream.generator.close()
-                # A closed generator has no further item.
+                # A closed generator does not continue.
                 for returned in stream.generator:
                     self._keep(where, spec, returned, outputs)
                     is_over = False
@@ -590,7 +590,7 @@ def load_target(path: str, where: str) -> Any:
         where: The program's name in errors.
 
     Raises:
-        ImportError: There is no such module here, or it lacks the name.
+        ImportError: The module does not exist here, or it lacks the name.
         Exception: The error of the module.
     """
     module, _, qualname = path.partition(":")

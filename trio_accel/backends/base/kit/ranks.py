@@ -39,7 +39,7 @@ _RANK: ContextVar[ProgramRank | None] = ContextVar("trio_accel.rank", default=No
 MEETING: ContextVar[Mapping[str, Any] | None] = ContextVar("trio_accel.meeting", default=None)
 """In the application: the description of a meeting for a rank of a call of all ranks, as plain values."""
 
-# Bytes of a half of a place for all ranks, and of a half of a place for a pair of ranks.
+# Bytes of half a place for all ranks, and of half a place for a pair.
 _HALF, _PAIR_HALF = 1 << 20, 1 << 18
 # Words of a place: the last call begun, the last call ended, the pieces written, the pieces read.
 _BEGUN, _ENDED, _READY, _READ = range(4)
@@ -102,7 +102,7 @@ class ProgramRank(ABC):
         """Return this rank within a group of `World.call`.
 
         Raises:
-            KeyError: There is no such group.
+            KeyError: The group does not exist.
         """
         if name not in self._groups:
             self._groups[name] = type(self)(self._meeting, self._by, name)
@@ -194,7 +194,7 @@ class Memory:
 
     @classmethod
     def of(cls, array: Any) -> Memory:
-        """Return the memory of an array of NumPy, PyTorch or CuPy.
+        """Return the memory of a NumPy, PyTorch or CuPy array.
 
         Raises:
             TypeError: It is not such an array.

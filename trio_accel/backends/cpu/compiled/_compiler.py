@@ -327,7 +327,7 @@ def _made(found: Compiler, key: bytes, text: str, options: Strs) -> Entry | None
     cache = default_code_cache()
     kept = cache.find(key)
     if kept is not None:
-        # An entry that is not a library is a miss.
+        # An entry that cannot be loaded as a library is a miss.
         with suppress(OSError, AttributeError):
             return load(kept.code)
     COMPILED.add(key)
@@ -357,7 +357,7 @@ def load(code: bytes) -> Entry:
 
     Raises:
         OSError: The code is not a library.
-        AttributeError: The library has no function ``run``.
+        AttributeError: The library lacks the function ``run``.
     """
     file = os.memfd_create("accel code", os.MFD_CLOEXEC)
     try:

@@ -109,7 +109,7 @@ def find(text: str) -> Entry:
     """Compile a definition, or find it in the disk cache; blocks.
 
     Raises:
-        CompilationError: The source does not compile, or has no such kernel.
+        CompilationError: The source does not compile, or lacks the kernel.
         NotSupportedError: The kernel uses shared memory, barriers, or warp functions; or there is no
             compiler.
     """

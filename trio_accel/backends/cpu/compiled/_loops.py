@@ -114,7 +114,7 @@ class _Loops(Statements):
         ]
 
     def _parted(self) -> str:
-        """Return C++ of the function of a row that finds where its loads are plain."""
+        """Return C++ for a row's function that finds where its loads are plain."""
         bounds = dict.fromkeys(line for condition in self.conditions for line in _bounds(*condition))
         return _function(
             "row",
@@ -132,7 +132,7 @@ class _Loops(Statements):
         )
 
     def _reduced(self, number: int) -> list[str]:
-        """Return C++ of a reduction of a row."""
+        """Return C++ for a row's reduction."""
         step, lines, mapped = self.steps[number], list[str](), list[str]()
         kept = self._kept() if number == self.reductions[-1] else None
         if kept is not None:
@@ -179,7 +179,7 @@ class _Loops(Statements):
         return None if is_read or self.levels[kept] != ELEMENT else kept
 
     def _columns(self) -> str:
-        """Return C++ of the function of a row of columns, in which each reduction passes over all rows."""
+        """Return C++ for a function on a row of columns, in which each reduction passes over all rows."""
         lines, kept = self._ahead(), list[str]()
         for number in self.reductions:
             step, inside = self.steps[number], list[str]()
@@ -227,7 +227,7 @@ def _of_each(lines: Sequence[str], first: str = "first", end: str = "end") -> li
 
 
 def _function(name: str, lines: Sequence[str], *, is_apart: bool = False) -> str:
-    """Return C++ of a function of a row."""
+    """Return C++ for a row's function."""
     # The function for a few elements is not vectorized, because vectors take a compiler longest.
     start = "__attribute__((noinline)) static" if is_apart else "static"
     bounds = "i64 first, i64 low, i64 high, i64 end" if is_apart else "i64 first, i64 end"
@@ -282,7 +282,7 @@ _REDUCE = """for (i64 k = first; k < end; k++)
             cNUMBER[k - first] = RNUMBER::combine(cNUMBER[k - first], mapped(j, k));
 }"""
 
-# Rows of a range of elements. A row may begin before the range, or end after it. A reduced row counts as 64
+# Rows in a range of elements. A row may begin before the range, or end after it. A reduced row counts as 64
 # elements, so that no two threads write to one line of a cache.
 _RUN = """
 extern "C" __attribute__((visibility("default"))) i64 run(const Arguments *whole, i64 first, i64 end)

@@ -40,7 +40,7 @@ from ._text import Access, LoopLayout, depths_of
 
 Call: TypeAlias = "HostCall[Any]"
 
-# Bytes of all steps of all elements that NumPy computes while a compiler runs: 0.1 to 0.3 s.
+# Bytes, for all steps and elements, that NumPy computes while a compiler runs: 0.1 to 0.3 s.
 _WORTH = 1 << 29
 # The least share of a thread, in such bytes. It takes a millisecond; waking a thread may take part of that.
 _SHARE = 1 << 26

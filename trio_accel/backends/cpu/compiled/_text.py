@@ -1,4 +1,4 @@
-"""C++ statements of the steps of a program, in the form for processors (D186).
+"""C++ statements for a program's steps, in the form for processors (D186).
 
 Each step has a level: ``ROW`` if it has one value in all loops of a row, ``COLUMN`` for one value in each
 column, and ``ELEMENT`` for one value in each element. `_loops` writes the loops.
@@ -110,7 +110,7 @@ def depths_of(steps: Sequence[Step]) -> list[int]:
 
 
 class Statements:
-    """C++ statements of the steps of a program.
+    """C++ statements for a program's steps.
 
     Args:
         program: The program.
@@ -231,7 +231,7 @@ class Statements:
         return self.levels[number] < ELEMENT and not self._depths[number]
 
     def place(self, array: int) -> str:
-        """Return C++ of the address of an element, for element ``k`` of a row, or row ``j`` of columns."""
+        """Return C++ for the address of an element: for element ``k`` of a row, or row ``j`` of columns."""
         size = self.dtypes[array].itemsize
         steps = {"same": "0", "dense": f"k * {size}", "strided": f"k * step{array}"}
         across = f" + j * across{array}" if self._is_across(array) else ""

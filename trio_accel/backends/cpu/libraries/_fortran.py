@@ -216,7 +216,7 @@ class Lapack:
 
 
 def each(array: HostArray, axes: int = 2, stack: Ints | None = None) -> list[int]:
-    """Return the addresses of the matrices of a stack, optionally broadcast to another shape.
+    """Return the addresses of the matrices in a stack, optionally broadcast to another shape.
 
     Args:
         array: The stack; its last `axes` axes belong to one item.

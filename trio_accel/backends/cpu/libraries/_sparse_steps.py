@@ -76,7 +76,8 @@ def make_steps(spec: Any, call: HostCall, check: Checked) -> None:
             turn = _quotient(new, rz[()], least)
             np.add(z, np.multiply(p, turn, out=room), out=p)
             rz[...] = new
-        # A solution that is not finite has no finite residual, even if the matrix stores nothing for it.
+        # The residual of a non-finite solution is not finite either, even if the matrix stores nothing for
+        # it.
         np.subtract(b, multiply(x), out=room)
         residual = norm_of(np.add(room, np.multiply(x, 0, out=product), out=room), real)
         found[0], found[look + 2] = look + 1, residual

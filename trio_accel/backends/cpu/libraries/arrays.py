@@ -52,7 +52,7 @@ def _elements(spec: ops.ExpressionSpec, call: HostCall, decoded: Program, result
         out = piece[0] if len(results) == 1 else None
         made = evaluate(program, given, here, sources, out, shape=piece[0].shape)
         if len(made) > 1:
-            # A result that is an unchanged argument may share memory with another result.
+            # A result may be an unchanged argument, and share memory with another result.
             made = [value if value.flags.owndata else value.copy() for value in made]
         for into, value in zip(piece, made, strict=False):
             if value is not into:
@@ -279,7 +279,7 @@ _MOST_BINS = 1 << 16
 def _bins(edges: HostArray, x: HostArray) -> Iterator[tuple[slice, HostArray]]:
     """Find the bins of elements, from 1 on; for NaN and elements outside of all bins, 0 or one too many."""
     count, wide, factor = len(edges) - 1, np.result_type(edges, x), np.float64(np.inf)
-    # Signed and unsigned integers have no common dtype, and two integers none in which a bin can be guessed.
+    # Signed and unsigned integers lack a common dtype, and a bin can only be guessed in a floating one.
     is_guessed = "f" in (edges.dtype.kind, x.dtype.kind) and wide.name in ("float32", "float64")
     # Integers are rounded to edges as large as the first integer without a float64 of its own.
     is_guessed &= not _is_rounded(edges, x) or max(abs(edges[0]), abs(edges[-1])) < 2**53

@@ -69,7 +69,7 @@ def _multiplied(
 
 
 def _spread(scale: HostArray, shape: Ints) -> HostArray:
-    """Repeat the scales of blocks for each of their elements."""
+    """Repeat each block's scale for all of its elements."""
     for axis in (-2, -1):
         if scale.shape[axis] != shape[axis]:
             scale = np.repeat(scale, SCALED_BLOCK, axis)

@@ -59,7 +59,7 @@ class _Strided:
         # The extents of the images, with the zeros of their windows.
         self._extents = tuple(map(max, ends, map(operator.add, spec.padding, spatial)))
         self._count = len(images)
-        # Elements of the columns of windows that differ only along the first axis.
+        # Elements in the columns of windows that differ only along the first axis.
         self._line = max(1, images.shape[1] * math.prod(self.window) * math.prod(self._counts[1:]))
         self._most = max(1, weight.size)
 
@@ -490,7 +490,7 @@ class _Attention:
             raise no_length("block_table", int(table[is_outside][0]), count)
 
     def places(self) -> Iterator[tuple[int | slice, ...]]:
-        """Yield the index of each head of the keys, or of several heads if their scores are few."""
+        """Yield the index of each key head, or of several heads if their scores are few."""
         lead, served = self.query.shape[:-3], math.prod(self.query.shape[-3:-1])
         step = _CHUNK_SCORES // max(1, math.prod(lead[1:]) * served * self._columns) if self._is_whole else 0
         if step:
@@ -568,7 +568,7 @@ def _lengths(
 
 @kernel(ops.AttentionSpec, backend="cpu", dtypes={"query": FLOATS})
 def attention(spec: ops.AttentionSpec, call: HostCall) -> None:
-    """Compute exponentials of some rows of scores at a time, and their products with the values."""
+    """Compute exponentials for some rows of scores at a time, and their products with the values."""
     of = _Attention(spec, call)
     out = of.shared(call.array(spec.out))
     lse = None if spec.lse is None else of.shared(call.array(spec.lse), 1)

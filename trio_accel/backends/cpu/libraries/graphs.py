@@ -50,7 +50,7 @@ class GraphLibrary(CpuLibrary):
     def __init__(self, name: str, device: ComputingDevice, kernels: Mapping[str, KernelEntry]) -> None:
         super().__init__(name, device, kernels)
         self._libraries: dict[str, CpuLibrary] = {}
-        # The number of quick runs of each recipe, reduced by slow ones.
+        # How often each recipe ran quickly, reduced by slow runs.
         self._quick: dict[bytes, int] = {}
         self._limit = 0
         known: Any = device
@@ -60,7 +60,7 @@ class GraphLibrary(CpuLibrary):
     @kernel(BranchSpec, backend="cpu")
     @kernel(LoopSpec, backend="cpu")
     def _replay(self, spec: OperationSpec, call: ComputingCall) -> None:
-        # Prepare all operations first, so that a refusal comes before any change.
+        # Prepare all operations first, so that a refusal precedes any change.
         self._prepared(self.name, spec, call)()
 
     @kernel(ChainSpec, backend="cpu")

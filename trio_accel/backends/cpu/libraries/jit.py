@@ -126,7 +126,7 @@ def _find(name: str, path: str) -> _Function:
     """Import a function, which may take any time, because this is the stream's thread.
 
     Raises:
-        LibraryError: There is no such function.
+        LibraryError: The function does not exist.
     """
     module, _, attribute = path.partition(":")
     with _told(f"kernel {name!r}: its function {path} for the CPU cannot be imported:"):

@@ -415,7 +415,7 @@ def _singular_root(t: HostArray, is_zero: HostArray) -> HostArray | None:
 
 
 def _matrices(a: HostArray, info: StatusArray) -> Iterator[tuple[int, Ints]]:
-    """Yield number and index of each matrix of a stack, if it has elements and all of them are finite."""
+    """Yield number and index of each matrix in a stack, if it has elements and all of them are finite."""
     if _is_finite(a, info) and a.size:
         yield from enumerate(np.ndindex(a.shape[:-2]))
 

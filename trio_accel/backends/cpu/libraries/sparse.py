@@ -78,7 +78,7 @@ def spmm(spec: Any, call: HostCall) -> None:
 
 @kernel("sparse.sddmm", backend="cpu", dtypes=_OUT)
 def sddmm(spec: Any, call: HostCall) -> None:
-    """Compute selected elements of a product of dense matrices."""
+    """Compute selected elements of a dense matrix product."""
     indptr, indices = _structure(spec, call)
     a, b = call.array(spec.a), call.array(spec.b)
     rows = np.repeat(np.arange(len(a)), np.diff(indptr))

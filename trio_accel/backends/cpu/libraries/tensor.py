@@ -1,4 +1,4 @@
-"""Tensor contractions by NumPy's products of stacks of matrices."""
+"""Tensor contractions by NumPy's products of matrix stacks."""
 
 from __future__ import annotations
 

@@ -45,8 +45,8 @@ class CpuMemory(BlockMemory[HostArray, HostArray]):
         """
         memory, _ = self.block(array.block)
         # A view's flag can be set back if an array below it is writable. NumPy looks through a memoryview,
-        # but
-        # not below `frombuffer`, which is the base of everything made from this view, and of nothing else.
+        # but not below `frombuffer`, which is the base of everything made from this view, and of nothing
+        # else.
         data = np.frombuffer(memory.data if write else memory.data.toreadonly(), np.uint8)
         return np.ndarray(array.shape, array.dtype.dtype, data, array.offset, array.strides)
 

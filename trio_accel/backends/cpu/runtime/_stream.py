@@ -34,7 +34,7 @@ class CpuStream:
     stream: the next event reports the error, and the one after that reports none.
 
     Attributes:
-        name: Name of the stream and of its thread.
+        name: Name of the stream and its thread.
         is_closed: Whether the stream takes no more work.
     """
 
@@ -319,10 +319,8 @@ def _call(work: Work) -> Exception | None:
     # Nothing may end the thread, because others wait for its events. Trio has no cancellation here.
     except BaseException as error:  # noqa: ASYNC103, BLE001
         # Frames keep their locals, and so the operation's arrays, as long as the error lives. So the frames
-        # keep
-        # their lines and lose their locals. This frame still runs, and would stay alive with the frames that
-        # it
-        # called. Therefore it is cut off, and drops the work itself.
+        # keep their lines and lose their locals. This frame still runs, and would stay alive with the frames
+        # that it called. Therefore it is cut off, and drops the work itself.
         del work
         error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
         _drop_locals(error)

@@ -35,7 +35,7 @@ def find_number(package: ModuleType) -> ctypes.c_int:
     """Find the thread count of the OpenBLAS in the wheel of an imported package; else return 1.
 
     D97: `openblas_set_num_threads` would start threads in a fork. Writing this variable does not, because
-        OpenBLAS reads it with each call, and starts missing threads with the first large call.
+    OpenBLAS reads it with each call, and starts missing threads with the first large call.
     """
     folder = Path(package.__path__[0])
     for path in (*folder.parent.glob(f"{folder.name}.libs/*openblas*"), *folder.glob(".dylibs/*openblas*")):

@@ -142,7 +142,7 @@ class ModuleLibrary(CudaLibrary):
         known: Libraries that the device has, for the error.
 
     Raises:
-        NotSupportedError: There is no such module, or it lacks kernels for this backend.
+        NotSupportedError: The module does not exist, or it lacks kernels for this backend.
     """
 
     def __init__(self, library: str, device: LibraryDevice, known: Sequence[str]) -> None:

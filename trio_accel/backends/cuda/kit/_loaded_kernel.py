@@ -41,7 +41,7 @@ class LoadedKernel(UserKernel):
         compiled: The same, compiled.
 
     Raises:
-        CompilationError: The driver refuses the code, or the code has no such kernel.
+        CompilationError: The driver refuses the code, or the code lacks the kernel.
         LibraryError: The kernel's parameters differ from the declaration.
         NotSupportedError: The kernel has tensor maps, but the device or the driver lacks them.
     """

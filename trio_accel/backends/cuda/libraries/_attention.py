@@ -1,6 +1,6 @@
-"""Attention by one kernel of cuDNN, or by matrix products and kernels for their rows if cuDNN has no kernel.
+"""Attention by one kernel of cuDNN, or by matrix products and kernels for their rows if cuDNN lacks a kernel.
 
-The products take every type and every option. The scores of some rows of all heads are in memory at a time.
+The products take every type and every option. Scores are in memory for some rows of all heads at a time.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Sizes:
 
     @property
     def batches(self) -> int:
-        """The number of products of a kind: one for each head of the keys."""
+        """The number of products of one kind: one for each key head."""
         return self.sequences * self.served
 
     @property
@@ -232,7 +232,7 @@ _Matrices: TypeAlias = tuple[int, int, int]
 
 @attrs.frozen
 class _Piece:
-    """Some rows of each head of the keys.
+    """Some rows of each key head.
 
     Attributes:
         first: The first row.
@@ -323,7 +323,7 @@ class Attention:
         return made
 
     def pieces(self) -> Iterator[_Piece]:
-        """Cut the rows of each head of the keys into pieces."""
+        """Cut the rows of each key head into pieces."""
         lines = self.sizes.lines
         for first in range(0, lines, self._most):
             yield _Piece(first, min(self._most, lines - first), lines, self.wide.itemsize)
@@ -480,7 +480,7 @@ _EIGHT = 8
 # The code of minus infinity.
 _INFINITE = {DType.float16: 0xFC00, DType.bfloat16: 0xFF80}
 
-# The order is that of the arrays in dnn.cu.
+# The order matches the arrays in dnn.cu.
 _ARRAYS = "query", "key", "value", "grad", "out", "mask", "grad_query", "grad_key", "grad_value"
 
 _Spec: TypeAlias = AttentionSpec | AttentionGradSpec
@@ -519,10 +519,10 @@ class AttentionLibrary(AttentionKernels):
         return plan or _Plan()
 
     def _fused(self, spec: _Spec) -> _Plan | None:
-        """Build cuDNN's graph; None if it has no kernel, or no correct one."""
+        """Build cuDNN's graph; None if it lacks a kernel, or a correct one."""
         sizes, is_grad = Sizes.of(spec), isinstance(spec, AttentionGradSpec)
-        # cuDNN accepts float32, and reads invalid memory. It accepts factors that are not above 0, and gives
-        # wrong results.
+        # cuDNN accepts float32, and reads invalid memory. It accepts factors of 0 or less, and gives wrong
+        # results.
         is_left = (
             not spec.query.dtype.is_half
             or spec.scale <= 0
@@ -554,7 +554,7 @@ class AttentionLibrary(AttentionKernels):
         return attrs.evolve(plan, graph=graph, numbers=_numbers(spec, sizes, layouts))
 
     def _layouts(self, spec: _Spec, sizes: Sizes, plan: _Plan) -> dict[str, Layout]:
-        """Return the layouts of all arrays of a graph, written arrays last."""
+        """Return the layouts of a graph's arrays, written arrays last."""
         n, heads, rows = sizes.sequences, sizes.heads, sizes.rows
         keys = n, sizes.served, sizes.columns
         made: dict[str, Layout] = {"query": _layout(spec.query, (n, heads, rows, sizes.e))}
@@ -697,7 +697,7 @@ def _describe(front: Any, spec: _Spec, graph: Any, tensors: dict[str, Any]) -> l
     if spec.alignment == "lower_right" and (spec.left >= 0 or spec.right >= 0):
         options["diagonal_alignment"] = front.diagonal_alignment.BOTTOM_RIGHT
     if spec.left >= 0:
-        # The first key that is hidden.
+        # The first hidden key.
         options["diagonal_band_left_bound"] = spec.left + 1
     if spec.right >= 0:
         options["diagonal_band_right_bound"] = spec.right

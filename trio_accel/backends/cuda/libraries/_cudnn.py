@@ -142,7 +142,7 @@ class Cudnn:
             is_exact: Whether float32 must not be computed in a shorter type.
 
         Returns:
-            The graph; None if cuDNN has no kernels for it.
+            The graph; None if cuDNN lacks kernels for it.
 
         Raises:
             ContextPoisonedError: The context is lost.

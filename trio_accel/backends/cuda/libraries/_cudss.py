@@ -27,7 +27,7 @@ _INDEX_TYPES = {DType.int32: cudss.DataType.R_32I, DType.int64: cudss.DataType.R
 _NAME_LENGTH = 64
 # Part of cuDSS: several threads of the host find an order in less time.
 _THREADS = "libcudss_mtlayer_gomp.so.0"
-# The layout is that of the structure in residuals.cu.
+# The layout matches the structure in residuals.cu.
 _ARGUMENTS = struct.Struct("<6Q2qii")
 SIZES = 4
 """Numbers that judge the solution of one side."""

@@ -1,4 +1,4 @@
-"""Solvers of cuSOLVER, and of cuBLAS for stacks of small matrices, in a table; and kernels around them."""
+"""Solvers of cuSOLVER, and of cuBLAS for stacks with small matrices, in a table; and kernels around them."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Vendor:
 POINTER = 8
 """Bytes of a device address, and of a pivot of the 64-bit API."""
 
-# The layout is that of the structure in solver.cu.
+# The layout matches the structure in solver.cu.
 _ARGUMENTS = struct.Struct("<QQQQqqqqii")
 _TYPES = {dtype: code for code, dtype in enumerate(NATIVE)}
 _TRIANGLES = {"": 0, "L": 1, "U": 2}

@@ -91,7 +91,7 @@ class NcclRank(ProgramRank):
             raise Refused(f"the ranks no longer meet: {error.message}", code=ENDED) from error
 
     def _handle(self, stream: Any) -> int:
-        """Return the handle of a stream of PyTorch or CuPy, or of the call's stream."""
+        """Return the handle of a PyTorch or CuPy stream, or of the call's stream."""
         for name in ("cuda_stream", "ptr"):
             if hasattr(stream, name):
                 return int(getattr(stream, name))

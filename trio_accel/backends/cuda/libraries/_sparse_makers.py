@@ -81,7 +81,7 @@ def vector(undo: ExitStack, size: int, address: int, dtype: DType) -> int:
     return made
 
 
-# The order is that of the fields in structures.cu.
+# The order matches the fields in structures.cu.
 _FIELDS = (
     "indptr", "indices", "data", "other_data", "out_indptr", "out_indices",
     "out_data", "keys", "kept", "order", "flags", "places", "list", "words", "count", "rows", "columns",

@@ -24,7 +24,7 @@ from ..kit._library import CudaLibrary, Errors, KernelCall, LibraryDevice, facto
 from ..runtime._stream import CudaStream
 from ._cublas import DEVICE, HOST, KINDS, Cublas, Factors, Kind
 
-# The layout is that of the structure in norms.cu, with its padding.
+# The layout matches the structure in norms.cu, with its padding.
 _NORM = struct.Struct("<QQqqi4x")
 # float16 is computed in float32, where its denormal numbers are normal ones.
 _NORM_TYPES = {dtype: number for number, dtype in enumerate((DType.bfloat16, *NATIVE))}
@@ -300,7 +300,7 @@ def _small_array(array: ArraySpec, stack: Ints) -> ArraySpec:
     return ArraySpec(0, 0, array.dtype, (*stack, rows, columns), (*(0,) * len(stack), *strides))
 
 
-# The layout is that of the structure in integers.cu.
+# The layout matches the structure in integers.cu.
 _INTEGER_PRODUCT = "QQQqqqqqqqqii"
 
 _Span: TypeAlias = tuple[int, int]

@@ -112,7 +112,7 @@ class Routine:
         count: The number of algorithms to request.
 
     Raises:
-        NotSupportedError: There is no algorithm.
+        NotSupportedError: cuBLASLt lacks an algorithm.
 
     Attributes:
         problem: The argument.
@@ -240,7 +240,7 @@ class Routine:
 
 
 def _set(kind: str, descriptor: int, attribute: int, value: int) -> None:
-    """Set an attribute of a descriptor of the library."""
+    """Set an attribute of a library descriptor."""
     dtype: type[np.generic] = getattr(cublasLt, f"get_{kind}_attribute_dtype")(attribute)
     word = np.array([value], dtype)
     getattr(cublasLt, f"{kind}_set_attribute")(descriptor, attribute, word.ctypes.data, word.nbytes)
@@ -268,7 +268,7 @@ def _make_layouts(undo: ExitStack, spec: FusedMatmulSpec, product: Product) -> l
 
 
 def _computed(spec: FusedMatmulSpec) -> tuple[int, DType]:
-    """Return the types of sums and of factors."""
+    """Return the types of sums and factors."""
     types, dtype, out = cublas.ComputeType, spec.a.dtype, spec.out.dtype
     if dtype is DType.int8 and out is not DType.float32:
         return int(types.COMPUTE_32I), DType.int32 if out is DType.int32 else DType.float32
@@ -372,7 +372,7 @@ def _with_zeros(spec: FusedMatmulSpec) -> FusedMatmulSpec:
     a, b, size = spec.a, spec.b, spec.a.dtype.itemsize
     shapes = (*a.shape[:-1], 16), (*b.shape[:-2], 16, b.shape[-1])
     cls: Any = spec
-    # Without blocks there are no block scales.
+    # Without blocks, block scales do not exist.
     none = dict.fromkeys(_scale_strides(spec))
     evolved: FusedMatmulSpec = attrs.evolve(
         cls,
@@ -464,7 +464,7 @@ def _alignment(problem: Problem) -> int:
 _WORKSPACE = 32 << 20
 # An algorithm that needs more memory is not tried before its first use.
 _MOST_TRIED = 256 << 20
-# The number of algorithms to measure, and of runs of each.
+# The number of algorithms to measure, and of runs for each.
 _WAYS, _TIMES = 8, 10
 
 

@@ -108,7 +108,7 @@ class ConvolutionLibrary(DnnKernels):
         return _Plan()
 
     def _graph_of(self, spec: _Spec, roles: _Roles, behind: Ints, bias: ops.ArraySpec | None) -> Graph | None:
-        """Build cuDNN's graph; None if it has no kernels for it."""
+        """Build cuDNN's graph; None if it lacks kernels for it."""
         cudnn = self._find_cudnn()
         if cudnn is None:
             return None

@@ -37,7 +37,7 @@ from ..runtime._compiler import compiled as compile_source
 from ..runtime._context import CudaContext
 from ..runtime._stream import CudaStream
 
-# The alignment of structures of arguments.
+# The alignment of argument structures.
 _ALIGNED = 16
 # The names of each dtype: the suffix of function names, the element type, and the suffix of callback types.
 _NAMES = {
@@ -95,7 +95,7 @@ class Callback:
 
 
 class Callbacks:
-    """The callbacks of one plan of cuFFT, and the memory of their arguments.
+    """The callbacks of one cuFFT plan, and the memory of their arguments.
 
     cuFFT takes the address of this memory when the plan is made, so it is written before transforms with
     other arguments. The context is current.
@@ -237,7 +237,7 @@ class _VendorPlan(LoadedCode):
 
 @attrs.frozen(eq=False)
 class _Plan:
-    """The common plan of the transforms of one layout.
+    """The common plan of transforms with one layout.
 
     Attributes:
         steps: Steps to enqueue; a transform with the plan of cuFFT that it executes.
@@ -349,7 +349,7 @@ class FftLibrary(CudaLibrary):
 
         Raises:
             NotSupportedError: The transform takes several steps.
-            cuFFTError: cuFFT has no callbacks for it.
+            cuFFTError: cuFFT lacks callbacks for it.
         """
         # cuFFT destroys the source of a transform to real numbers, so it computes the prolog of any.
         has_ahead = spec.has_prolog or spec.kind == "c2r"
@@ -414,7 +414,7 @@ class FftLibrary(CudaLibrary):
         return plan
 
     def _release(self, vendor_plans: Iterable[_VendorPlan]) -> None:
-        """Release one use of plans of cuFFT, and destroy plans without any use."""
+        """Release one use of cuFFT's plans, and destroy plans without any use."""
         for plan in vendor_plans:
             plan.users -= 1
             if not plan.users:

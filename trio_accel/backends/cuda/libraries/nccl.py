@@ -1,4 +1,4 @@
-"""Collectives of GPUs in workers of one host, by NCCL."""
+"""Collectives of GPUs in workers on one host, by NCCL."""
 
 from __future__ import annotations
 
@@ -92,8 +92,7 @@ class NcclLibrary(CudaLibrary):
     def __init__(self, device: Any) -> None:
         super().__init__(device)
         # The bindings are loaded here, because the libraries of a spare worker are opened in advance, and
-        # loading
-        # takes half a second.
+        # loading takes half a second.
         self._nccl = _bindings()
 
     def prepare(self, spec: ops.OperationSpec) -> Callable[[], None] | None:

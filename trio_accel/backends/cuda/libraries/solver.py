@@ -26,8 +26,8 @@ _WORD = 4
 _MOST_BATCHED, _MOST_JACOBI, _MOST_EIGEN = 512, 32, 128
 # Bytes of workspace for one call with many matrices.
 _MOST_WORKSPACE = 128 << 20
-# The vendor factors a lower triangle in half of the time of an upper one (H100, 4096 rows: 1.9 and 4.1 ms).
-# From this number of rows on, two copies of the matrix cost less than the difference.
+# The vendor factors a lower triangle in half the time of an upper one (H100, 4096 rows: 1.9 and 4.1 ms). From
+# this number of rows on, two copies of the matrix cost less than the difference.
 _TURNED = 512
 
 
@@ -370,7 +370,7 @@ def _pivots(call: KernelCall, shape: Ints) -> DeviceArray:
 
 
 def _part(array: DeviceArray, place: int, dtype: DType) -> DeviceArray:
-    """Return one element of each row of complex numbers, or its real part."""
+    """Return one complex number of each row, or its real part."""
     address = array.address + place * array.dtype.itemsize
     return DeviceArray(address, dtype, array.shape[:-1], array.strides[:-1])
 

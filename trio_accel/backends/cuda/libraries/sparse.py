@@ -46,12 +46,12 @@ from ._sparse_makers import (
     vector,
 )
 
-# The layout is that of the structure in sparse.cu.
+# The layout matches the structure in sparse.cu.
 _GUARD = struct.Struct("<5Q3qii")
 _ARGUMENTS = struct.Struct("<6Q3qiii4x")
 _SCALE = struct.Struct("<Qqddi4x")
 _LANES = 32
-# The layout is that of the structure in residuals.cu.
+# The layout matches the structure in residuals.cu.
 _RESIDUAL_STRUCT = struct.Struct("<7Qdqi4x")
 _MOST_STRUCTURES = 256
 _ALGORITHM = cusparse.SpMVAlg.DEFAULT
@@ -126,7 +126,7 @@ class _Product:
         matrix: Descriptor of the matrix.
         x: Descriptor of the argument.
         out: Descriptor of the result.
-        nbytes: Bytes of workspace of the product.
+        nbytes: Bytes of the product's workspace.
         terms: Type of the values, and addresses of one and zero.
         destroy: Releases the descriptors.
     """
@@ -265,7 +265,7 @@ class SparseLibrary(CudaLibrary):
         given = [scalar_of("sparse", name, getattr(spec, name), dtype) for name in ("alpha", "beta")]
         out, size = call.result(spec.out, is_updated=True), spec.out.size
         if not (_stored(spec) and size and spec.b.shape[0]):
-            # There is no product, and cuSPARSE does not take an empty one.
+            # The product is empty, which cuSPARSE does not accept.
             beta = complex(given[1])
             values = out, size, beta.real, beta.imag, TYPES[dtype]
             self._scale.run(call.handle, max(size, 1), _SCALE, *values)
@@ -326,7 +326,7 @@ class SparseLibrary(CudaLibrary):
         values = *addresses, words, *spec.matrix, _stored(spec), *types
         self._unchecked.run(call.handle, max(spec.matrix[0], 1) * _LANES, _ARGUMENTS, *values)
 
-    # ---- structures that are checked
+    # ---- checks of structures
 
     def _harmless(self, structure: Structure, call: KernelCall) -> tuple[int, int]:
         """Return addresses of row pointers and columns that lead nowhere outside.
@@ -411,7 +411,7 @@ class SparseLibrary(CudaLibrary):
         if product is not None:
             product.destroy()
 
-    # ---- matrices that are made
+    # ---- matrices made from others
 
     def _loaded(self) -> MakerKernels:
         """Compile the kernels that make matrices; blocks. The context is current."""
@@ -545,8 +545,7 @@ class SparseLibrary(CudaLibrary):
                 call.stream.copy(out, data, looked.stored * dtype.itemsize)
                 self._factor(spec, call, (indptr, indices, out), "ic" if is_cholesky else "ilu")
             # The vendor only reports that a pivot is zero. All values after it are infinite, or NaN. If the
-            # pivot is
-            # not stored, the routine does nothing.
+            # pivot is not stored, the routine does nothing.
             maker = self._maker_of(spec, call)
             kind, original = (2, data) if is_cholesky else (1, 0)
             words = self._inspect(maker, call, (indptr, indices, out), kind, original=original)

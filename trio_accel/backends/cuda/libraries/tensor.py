@@ -1,4 +1,4 @@
-"""Tensor contractions by cuTENSOR, or by transposes and cuBLAS's products of stacks of matrices."""
+"""Tensor contractions by cuTENSOR, or by transposes and cuBLAS's products of matrix stacks."""
 
 from __future__ import annotations
 

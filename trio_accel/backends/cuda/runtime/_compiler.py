@@ -149,7 +149,7 @@ def compile_kernel(definition: KernelDefinition, architecture: str) -> CompiledK
         architecture: The device's compute capability, such as ``"90"``.
 
     Raises:
-        CompilationError: The code does not compile or link, or has no such kernel.
+        CompilationError: The code does not compile or link, or lacks the kernel.
         NotSupportedError: NVRTC or nvJitLink is not installed.
     """
     first = definition.code[0]

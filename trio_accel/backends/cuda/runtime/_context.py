@@ -23,9 +23,9 @@ lock, so nobody sees a lost context before they have run. They must not call `lo
 lock is not reentrant.
 
 The driver reports asynchronous faults in some later, unrelated call. Therefore each call must go through
-`check`, which marks the context as lost and raises its first reason instead of the code of this call. The
-driver also hands out a lost primary context again, without an error, as long as anyone in the process retains
-it (D1). So the constructor queries the context before anything else uses it.
+`check`, which marks the context as lost and raises its first reason instead of this call's code. The driver
+also hands out a lost primary context again, without an error, as long as anyone in the process retains it
+(D1). So the constructor queries the context before anything else uses it.
 """
 
 from __future__ import annotations
@@ -298,7 +298,7 @@ class CudaContext:
             self._before_loss.remove(callback)
 
     def lose_to(self, code: int) -> None:
-        """Mark the context as lost because of a sticky code of the driver."""
+        """Mark the context as lost because of the driver's sticky code."""
         self.is_dead = True
         self._is_memory_damaged = self._is_memory_damaged or name_of(code) in _DAMAGING
         self.lose(f"the context is lost: {describe(code)}")

@@ -348,7 +348,7 @@ class CudaLease:
 
 
 def handle_of(stream: object) -> int:
-    """Return the driver's handle of a stream of any library.
+    """Return the driver's handle for a stream of any library.
 
     Args:
         stream: A handle, an object with ``__cuda_stream__`` (`cuda.core`), ``ptr`` (CuPy) or ``cuda_stream``
@@ -434,7 +434,7 @@ def foreign_array(value: Any, stream: CudaStream, device: int) -> tuple[DeviceAr
 
 
 def described(value: Any) -> tuple[DType, Ints]:
-    """Return the dtype and shape of an array of any library.
+    """Return dtype and shape of any library's array.
 
     Raises:
         TypeError: Devices do not support this dtype.

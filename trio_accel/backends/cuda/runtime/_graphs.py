@@ -136,7 +136,7 @@ class Graphs:
             if self._is_warm or not current_fast_paths().graphs:
                 return
             # D39: `cuGraphInstantiate` waits for the whole device if the driver has to grow its memory for
-            # graphs. So this memory is grown now, while nothing runs, by graphs that are discarded.
+            # graphs. So discarded graphs grow this memory now, while nothing runs.
             self._is_warm = True
             graph = self._capture_largest(stream, enqueue)
             made: list[Any] = []
@@ -295,7 +295,7 @@ class CaptureStream(CudaStream):
         self.is_closed = self.is_destroyed = False
         self._mode = _MODE
         self._is_begun = False
-        # The first section of a capture that was interrupted by a conditional part.
+        # The first section of a capture, which a conditional part interrupted.
         self._root: Any = None
 
     @property
@@ -310,7 +310,7 @@ class CaptureStream(CudaStream):
 
         Raises:
             ContextPoisonedError: The context is lost.
-            Exception: The error of the function or of the driver; there is no graph.
+            Exception: The error of the function or the driver; no graph is made.
         """
         check = self._context.check
         self._mode, self._root = _RELAXED if has_conditions else _MODE, None

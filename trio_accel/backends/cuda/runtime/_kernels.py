@@ -69,7 +69,7 @@ class CudaKernels(Kernels):
 
 
 _ARGUMENTS = struct.Struct("<QQqQ")
-# An address that is never mapped.
+# An address never mapped.
 _ILLEGAL = 16
 _ITEM = 4
 _ENDLESS = "endless"

@@ -103,7 +103,7 @@ def _address_of(function: Any) -> int:
 
 _POST = driver.CUhostFn(_address_of(_libc.sem_post))
 _STRLEN = driver.CUhostFn(_address_of(_libc.strlen))
-# Semaphores of devices that were closed while a stream was stuck: the driver may still post to them.
+# Semaphores of devices closed while a stream was stuck: the driver may still post to them.
 _abandoned: list[Any] = []
 
 

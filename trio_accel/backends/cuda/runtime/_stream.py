@@ -179,7 +179,7 @@ class CudaStream:
             if not self._context.is_lost:
                 sequence = timeline.sequence + 1
                 # D37: an event is the stream's next number. It counts only once the driver has accepted the
-                # write, because a number that is never written would never be done.
+                # write, because a number never written would never be done.
                 result = driver.cuStreamWriteValue32(self.native, timeline.native, sequence & _MASK, 0)
                 if not result[0]:
                     timeline.sequence = sequence
@@ -192,7 +192,7 @@ class CudaStream:
         if result is not None:
             with suppress(ContextPoisonedError):
                 self._context.check(result)
-        # An event that is never written reports the loss of the context.
+        # An event never written reports the loss of the context.
         return CudaEvent(self, timeline.sequence + 1)
 
     def after(self, finisher: Callable[[], None]) -> None:
@@ -200,7 +200,7 @@ class CudaStream:
         self._next.append(finisher)
 
     def wait(self, event: AccelEvent) -> None:
-        """Hold back later work until an event of any stream of this device is done."""
+        """Hold back later work until an event of any stream on this device is done."""
         if not isinstance(event, CudaEvent):
             raise TypeError(f"event: a stream of the CUDA backend waits for its own kind, not {event!r}")
         if event.is_done or event.stream is self or self._context.is_lost:
@@ -258,7 +258,7 @@ class CudaStream:
             done = self.done
             # The word of a released stream is in use by another stream.
             if not self._context.is_lost and not self.is_destroyed:
-                # The word has 32 bits, the count has no limit: the difference modulo 2³² is the progress.
+                # The word has 32 bits, the count is unlimited: the difference modulo 2³² is the progress.
                 done += (self.timeline.read() - done) & _MASK
             while self._finishing and self._finishing[0].sequence <= done:
                 self._finishing.popleft().finish()
@@ -352,8 +352,7 @@ class CudaEvent:
                 finisher()
             except Exception as error:  # noqa: BLE001  # the event's error
                 # Its frames lead back to the frames of the task that looks here, which would live as long as
-                # the
-                # event. So would an error that this task is handling.
+                # the event. So would an error that this task is handling.
                 error.__context__ = None
                 self._error = self._error or error.with_traceback(None)
         self.finishers = ()
@@ -377,15 +376,14 @@ class CudaHold:
     def release(self) -> None:
         """Let the stream go on. From any thread; more than once does nothing."""
         # Once the stream has passed it, the word belongs to another; the number shows whether it is still
-        # this
-        # hold's.
+        # this hold's.
         self._status_words.advance(self._word, self._sequence)
         self._word = None
 
 
 @contextmanager
 def scratch(context: CudaContext, *rooms: int) -> Generator[tuple[int, list[int]]]:
-    """Yield a stream, and addresses of zeroed memory of these sizes; at the end, wait for the stream."""
+    """Yield a stream, and addresses of zeroed memory with these sizes; at the end, wait for the stream."""
     check, rooms = context.check, tuple(max(room, _SCRATCH) for room in rooms)
     stream = int(check(driver.cuStreamCreate(_NON_BLOCKING)))
     try:

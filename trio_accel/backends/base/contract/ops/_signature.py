@@ -82,11 +82,11 @@ _DIM = re.compile(
 
 @attrs.frozen
 class Item:
-    """One array of a line of shapes.
+    """One array in a line of shapes.
 
     Attributes:
         name: Its name.
-        dims: Its last extents: letters, ``"m+1"``, numbers, or pairs of letters of which the lesser counts.
+        dims: Its last extents: letters, ``"m+1"``, numbers, or pairs of letters, with the lesser one used.
         stack: Axes before them: ``"..."``, ``"s..."``, ``"*"``, or nothing.
         op: The parameter with the BLAS's letter, or nothing.
         kind: Key of `KINDS`, ``"index"``, or nothing.

@@ -356,7 +356,7 @@ def _plan_key(cls: type[Any], fields: Iterable[SpecField]) -> Callable[[Any], tu
 
 
 def _each(field: SpecField, items: str) -> str:
-    """Write the source of the list items of a field's arrays, with a comma after each."""
+    """Write the source of list items for a field's arrays, with a comma after each."""
     value = f"spec.{field.name}"
     if field.role.count == "one":
         return f"{items.format(value)}, "

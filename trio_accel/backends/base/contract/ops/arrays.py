@@ -86,7 +86,7 @@ class SortSpec(OperationSpec):
 
 @specification
 class GroupSpec(OperationSpec):
-    """The groups of equal elements of a vector, and their number. NaN is equal to nothing.
+    """The groups of equal elements in a vector, and their number. NaN is equal to nothing.
 
     Attributes:
         is_sorted: Whether all equal elements make a group, and groups are in ascending order. Otherwise equal

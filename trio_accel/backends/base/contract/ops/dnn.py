@@ -37,7 +37,7 @@ class _Convolution(OperationSpec):
 
 @specification
 class ConvolutionSpec(_Convolution):
-    """Sums of products of windows with weights: a cross-correlation within each group of channels.
+    """Windows multiplied with weights and summed: a cross-correlation within each group of channels.
 
     The window of element ``i`` begins at ``i * stride - padding`` and takes every ``dilation``-th element;
     there are zeros outside of `x`. The shapes determine how far the last window reaches past the end of `x`.
@@ -142,7 +142,7 @@ class MaxPoolGradSpec(OperationSpec):
 
 @specification
 class _Means(OperationSpec):
-    """Fields of a pooling of means and its transposed map; see `AvgPoolSpec`."""
+    """Fields of a mean pooling and its transposed map; see `AvgPoolSpec`."""
 
     window: Ints = exact()
     stride: Ints = exact()

@@ -49,7 +49,7 @@ class FusedDtypes(NamedTuple):
     Attributes:
         out: The dtype of the result.
         c: The dtype of the array to add, and of the arguments of `gelu`.
-        bias: The dtype of the bias, and of sums of gradients.
+        bias: The dtype of the bias, and of summed gradients.
         factor: The dtype of the factors.
         compute: The dtype in which a host computes everything, rounding once.
     """
@@ -82,7 +82,7 @@ def _results() -> dict[tuple[DType, DType], tuple[DType, ...]]:
 _DTYPES_BY_NUMBERS: dict[tuple[int, int, int], FusedDtypes] = {}
 
 _MOST_CHECKED = 4096
-# Keys of plans with arrays that are known to fit.
+# Keys of plans with arrays known to fit.
 _CHECKED: set[tuple[object, ...]] = set()
 
 
@@ -102,7 +102,7 @@ def fused_dtypes(name: str, a: DType, b: DType, out: DType | None) -> FusedDtype
         out: Dtype of the result; None for the usual one.
 
     Raises:
-        TypeError: There is no such product.
+        TypeError: The dtypes have no product.
     """
     # The key holds identities: a member's hash takes longer than all the rest.
     key = id(a), id(b), id(out)

@@ -75,7 +75,7 @@ class ChainSpec(OperationSpec):
 
 @specification
 class BranchSpec(OperationSpec):
-    """Run one of the operations of a recipe, or none, selected by an array on the device.
+    """Run one operation of a recipe, or none, selected by an array on the device.
 
     Attributes:
         condition: One integer or truth value. It is read once, before anything runs.
@@ -155,7 +155,7 @@ class GraphRecipe:
         self.nodes: tuple[GraphNode, ...] = tuple(nodes)
 
     def encode(self) -> bytes:
-        """Encode it, for a `GraphSpec` of this process or of a process that trusts this one."""
+        """Encode it, for a `GraphSpec` in this process or in a process that trusts this one."""
         return pickle.dumps(self.nodes, protocol=5)
 
     def bind(self, arrays: Sequence[ArraySpec]) -> tuple[OperationSpec, ...]:

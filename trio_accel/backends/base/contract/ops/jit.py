@@ -147,7 +147,7 @@ def _plain(value: DType | bytes) -> str:
 
 @specification
 class KernelSpec(OperationSpec):
-    """A launch of a kernel of the user's own. A grid with an extent of 0 runs nothing.
+    """A launch of the user's own kernel. A grid with an extent of 0 runs nothing.
 
     Attributes:
         definition: The kernel, encoded by `KernelDefinition.encode`.
@@ -226,11 +226,11 @@ class ProgramCall(OperationSpec):
 
     Attributes:
         method: Name of the method; empty for a function, and, if `arguments` is empty, for no call at all.
-        arguments: Text of the tree of its arguments, a tuple and a dict. Its arrays are numbered through
+        arguments: Text for the tree of its arguments, a tuple and a dict. Its arrays are numbered through
             `read`, then `updated`. Empty for no call, which only shows that the program exists, and that its
             arrays are complete.
         packed: Arguments that are long lists and the like, written by `packed_of`.
-        results: Text of the tree of `written`; empty without a declared result.
+        results: Text for the tree of `written`; empty without a declared result.
         is_idempotent: Whether its method declares that it may run again.
         state: Arrays that the program was opened with, and the call does not change: one of each block.
         read: Arrays that the method reads.
@@ -313,7 +313,7 @@ class ProgramResult(OperationSpec):
 
 @specification
 class ProgramFetch(OperationSpec):
-    """Copies of the arrays of a kept result, which is then dropped.
+    """Copies of a kept result's arrays. The result is then dropped.
 
     Attributes:
         slot: Its number.

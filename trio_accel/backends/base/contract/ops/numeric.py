@@ -41,7 +41,7 @@ Side = Literal["L", "R"]
 
 @specification
 class MatmulSpec(OperationSpec):
-    """``out = a @ b`` with the shape rules of `numpy.matmul` for operands of one or more axes.
+    """``out = a @ b`` with the shape rules of `numpy.matmul` for operands with one or more axes.
 
     All three have one dtype. ``out`` is C-contiguous and overlaps neither operand.
     """
@@ -210,7 +210,7 @@ class ExpressionSpec(OperationSpec):
 
 @specification
 class FusedFftSpec(_Transform):
-    """A transform of the result of a program, and a program of its result.
+    """A program, a transform of its result, and a program of the transform's result.
 
     Attributes:
         kind: See `FftSpec` for this, `direction`, `lengths`, `axes` and `norm`.

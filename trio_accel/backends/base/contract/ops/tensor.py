@@ -60,7 +60,7 @@ class ContractionSpec(OperationSpec):
 
 @lru_cache
 def contraction_terms(name: str, subscripts: str, a: Ints, b: Ints) -> tuple[str, str, str, Ints]:
-    """Parse the subscripts of a contraction: the letters of both arrays and of the result, and its shape.
+    """Parse the subscripts of a contraction: the letters for both arrays and the result, and its shape.
 
     Raises:
         TypeError, ValueError: The subscripts are not valid, or do not fit the shapes.
