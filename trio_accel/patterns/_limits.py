@@ -114,7 +114,7 @@ _SLOTS = 10
 class RecentCounts:
     """The number of recent events, and of the marked ones among them.
 
-    Time is divided into slots of a tenth of the window. The counts cover the current slot and the nine
+    Time is divided into slots with a tenth of the window. The counts cover the current slot and the nine
     before, so at least nine tenths of the window.
 
     Args:
