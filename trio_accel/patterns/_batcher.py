@@ -194,7 +194,7 @@ class Batch(Generic[EntryT]):
 
 
 class BatchActor(QueueActor[ItemT, ResultT, EntryT]):
-    """An actor for `Call` with a batch model; for the arguments see `Batcher`."""
+    """An actor for `Submit` with a batch model; for the arguments see `Batcher`."""
 
     def __init__(
         self,
@@ -402,7 +402,7 @@ class Batcher(BatchActor[ItemT, ResultT, Entry[ItemT, ResultT]]):
 
     Args:
         model: Takes a list of items, and returns a result for each in the same order: an async callable, or
-            an actor for `Call`. Results may be a sequence, a NumPy array or an `AccelRef`; the replies are
+            an actor for `Submit`. Results may be a sequence, a NumPy array or an `AccelRef`; the replies are
             its elements.
         max_size: The maximum number of calls in a batch.
         max_wait: The maximum seconds that a call waits for others, if the model has room.

@@ -154,7 +154,7 @@ class NoAnswerError(Exception):
 
 
 class Cascade(TaskSubmitActor[ItemT, CascadeAnswer[ResultT]], Generic[ItemT, ResultT]):
-    """Calls its stages in order until one is confident enough; a `Servant` with `CascadeAnswer` replies.
+    """Calls its stages in order until one is confident enough; a `SubmitActor` with `CascadeAnswer` replies.
 
     Each call runs in its own task, so a slow stage does not delay other calls. For errors, cancellation and
     restarts see `TaskSubmitActor`. Its statistics are `CascadeStatistics`.

@@ -135,7 +135,7 @@ class ContinuousBatcher(
     The step does not see the deadlines and context variables of the callers, because it works for several.
 
     Args:
-        step: See above: an async callable, or an actor for `Call`.
+        step: See above: an async callable, or an actor for `Submit`.
         length: The number of positions in an item's prompt, an integer from 1; by default 1.
         cost: The cost of an item, at least 0.
         max_cost: The maximum cost of all sequences in the batch.

@@ -148,7 +148,7 @@ class _Loaded(Generic[ItemT, ResultT]):
 
 
 class HotSwap(TaskSubmitActor[ItemT, ResultT]):
-    """An actor for `Call` that replaces its model without losing a request.
+    """An actor for `Submit` that replaces its model without losing a request.
 
     `Swap` loads the next model while the old one serves, sends it the items of `warm_up`, and tries it with
     `probe`. If any of that fails, or the caller of `Swap` is cancelled, the next model is closed again, and

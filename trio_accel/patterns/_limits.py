@@ -362,8 +362,8 @@ class RateLimit:
     """A token bucket: at most `burst` at once, and `rate` a second in the long run.
 
     A bucket holds at most `burst` tokens, and is full at first. `rate` tokens are added per second. A call
-    takes as many tokens as it costs. Between any two moments ``t`` seconds apart, at most ``burst + rate *
-    t`` are taken.
+    takes as many tokens as it costs. Between any two moments ``t`` seconds apart, at most
+    ``burst + rate * t`` are taken.
 
     Each key has its own bucket, made when the key is first seen. A full bucket is forgotten, since a new one
     is equivalent. Above `max_keys`, the buckets with the fewest missing tokens are forgotten, except buckets

@@ -397,7 +397,7 @@ def open_results(
     the next item belongs to somebody else. At the end of the block, unfinished requests are cancelled.
 
     Args:
-        model: An async callable, or the address of an actor for `Call`, such as a `Pipeline`.
+        model: An async callable, or the address of an actor for `Submit`, such as a `Pipeline`.
         items: The items, taken one by one. An error of the iteration follows the results before it.
         limit: The maximum number of unread or pending results; more than a pipeline holds, to keep it busy.
         outcomes: Whether results are outcomes.

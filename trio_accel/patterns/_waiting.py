@@ -84,7 +84,7 @@ def take(actor: QueueActor[Any, Any, Any], message: Any) -> DeferredReply[Any]:
 
 
 class QueueActor(TaskSubmitActor[ItemT, ResultT], Generic[ItemT, ResultT, EntryT]):
-    """An actor for `Call` in which waiting requests do not have a task.
+    """An actor for `Submit` in which waiting requests do not have a task.
 
     A request is placed or refused as soon as it is sent, before the mailbox reaches it.
     """
