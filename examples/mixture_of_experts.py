@@ -1,9 +1,9 @@
 """A mixture of experts: a gate chooses experts for each token, and a `MoeRouter` does all the rest.
 
 The result of a token is the sum of its experts' results, weighted by the gate. Experts are models: async
-callables, or addresses of actors for `Call`. Each may be on a separate device: an expert is where its matrix
-is. Here all share one device, and the gate runs on the host. Tokens pass through the host on their way to the
-experts.
+callables, or addresses of actors for `Submit`. Each may be on a separate device: an expert is where its
+matrix is. Here all share one device, and the gate runs on the host. Tokens pass through the host on their way
+to the experts.
 
 The item is an array of shape (tokens, width), of NumPy or of a device. The gate gets it as a NumPy array, and
 returns logits of shape (tokens, experts); a logit of -inf forbids the expert. Each expert gets the rows of
@@ -24,9 +24,9 @@ Options of the router:
   number of the expert. If all fail, so does the call, with `ExpertsFailedError`. With ``"raise"`` the caller
   gets the first error, and the other experts of the call are cancelled.
 
-An expert that hangs holds up its call: for a timeout, use a scope in the expert, ``with
-trio.fail_after(0.1):``. A gate cannot be replaced, so the caller gets its error. Logits of another shape,
-with NaN or infinity, or with fewer than ``top_k`` allowed experts, raise a `ModelOutputError`.
+An expert that hangs holds up its call: for a timeout, use a scope in the expert,
+``with trio.fail_after(0.1):``. A gate cannot be replaced, so the caller gets its error. Logits of another
+shape, with NaN or infinity, or with fewer than ``top_k`` allowed experts, raise a `ModelOutputError`.
 
 Each reply has the `RoutingStatistics` of its call, and ``GetStatistics()`` returns the sum since the router's
 last start. ``auxiliary_loss`` is the load-balancing loss of Switch Transformers without its factor: 1 is an

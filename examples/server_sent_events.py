@@ -17,7 +17,7 @@ import trio_accel as ta
 from trio_accel import linalg
 from trio_accel.http import run, serve
 
-# Proxies end a connection that has been silent for about a minute.
+# Proxies end a connection after a silence of about a minute.
 KEEP_ALIVE = 15.0
 Source = Callable[["trio.MemorySendChannel[object]"], Awaitable[None]]
 

@@ -9,7 +9,7 @@ in a `ContinuousBatcher`, which continues many texts at once.
 Here the draft knows which letter follows a letter, and the verifier which letter follows two letters. Its
 table is an array of a device, and a call is one product there.
 
-Models: Both take a list of `Score`, one for each text: async callables, or addresses of actors for `Call`.
+Models: Both take a list of `Score`, one for each text: async callables, or addresses of actors for `Submit`.
     ``score.tokens`` is the text so far, and ``score.count`` the number of wanted distributions. The result
     has an array of shape (count, vocabulary) for each, of NumPy or of a device. Its last row is the
     distribution of the token after all of ``tokens``, the row before it the distribution of the last token

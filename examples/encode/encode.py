@@ -35,7 +35,7 @@ NEAREST = 3
 COMPARED = 6
 # Of float32 sums of 384 and 1536 terms in six layers; measured are 2e-7.
 TOLERANCE = 1e-5
-# The number of letters shown of a sentence.
+# The number of letters to show from a sentence.
 SHOWN = 70
 
 

@@ -26,7 +26,7 @@ import trio_accel as ta
 
 __all__ = ["Answer"]
 
-# The maximum number of a tenant's texts that are made, or wait.
+# The maximum number of a tenant's texts in progress or waiting.
 MOST_OPEN = 1024
 
 _Fields: TypeAlias = dict[str, Any]

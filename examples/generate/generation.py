@@ -428,7 +428,7 @@ class Generation:
         self._ended.unpark_all()
 
     def count(self, model: Model) -> int:
-        """Return the number of begun sequences of a model."""
+        """Return the number of a model's begun sequences."""
         return self._lanes[model].count if model in self._lanes else 0
 
     async def wait_unused(self, model: Model) -> None:

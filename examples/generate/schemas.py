@@ -31,7 +31,7 @@ _MAX_DEPTH, _MAX_MULTIPLE = 64, 1000
 _MAX_PATTERNS, _MAX_PATTERN_PROPERTIES, _MAX_JOINED = 6, 16, 1000
 # Digits of an index in a JSON pointer; a longer one is out of range.
 _MAX_DIGITS = 6
-# The parts of a schema that are joined with other schemas' parts.
+# The parts of a schema to join with other schemas' parts.
 _TEXTS = ("pattern", "format")
 _OWN = (*_TEXTS, "properties", "patternProperties", "additionalProperties", "items", "prefixItems")
 _Schema: TypeAlias = Mapping[str, Any]

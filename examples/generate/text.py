@@ -225,7 +225,7 @@ class Shown:
         self._decoded += len(text)
         held = self._held + text
         for end, letter in enumerate(text, len(self._held) + 1):
-            # The stop string that is complete first, wherever tokens end; of several the longest.
+            # The first complete stop string, wherever tokens end; of several the longest.
             if whole := [len(stop.text) for stop in self._stops if stop.push(letter)]:
                 self.is_stopped, self._held = True, ""
                 return held[: end - max(whole)]
@@ -243,7 +243,7 @@ class _Stop:
     def __init__(self, text: str) -> None:
         self.text, self.begun = text, 0
         """How many letters of the text have come at the end."""
-        # For each prefix of the text, the length of its longest proper prefix that is also its suffix.
+        # For each prefix of the text, the length of its longest proper prefix and suffix at once.
         self._shorter = [0]
         for letter in text[1:]:
             self._shorter.append(self._after(self._shorter[-1], letter))

@@ -1,4 +1,4 @@
-"""Analysis of an image of moving drops: a histogram, a threshold, connected parts, and their areas.
+"""Analysis of an image with moving drops: a histogram, a threshold, connected parts, and their areas.
 
 The passes are operations one after another, because their results determine their number. Each returns new
 arrays, so each survives on its own. Its tests compare every pass with NumPy and SciPy.

@@ -210,7 +210,7 @@ class Cache(Generic[ItemT, ResultT]):
             is_over = running.is_done or not running.waiting
             if is_over and self._running.get(key) is running:
                 del self._running[key]
-            # After a cancelled computation, the call that has waited longest computes.
+            # After a cancelled computation, the longest waiting call computes.
             running.waiting.unpark(count=math.inf if is_over else 1)
 
     def _cost(self, value: ResultT) -> float:

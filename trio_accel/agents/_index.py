@@ -5,8 +5,8 @@ loss of a worker cannot damage it, and changes of the index do not disturb a run
 other segments, and replaces the tuple of segments when all of them exist. So a failed change has no effect.
 
 A penalty for each vector is subtracted from the product before `top_k`. It is infinite for removed vectors
-and for vectors excluded by a filter. For the metric "l2" it is half of the squared length, because ``-|q -
-v|² / 2`` has the same order as ``q · v - |v|² / 2``.
+and for vectors excluded by a filter. For the metric "l2" it is half of the squared length, because
+``-|q - v|² / 2`` has the same order as ``q · v - |v|² / 2``.
 """
 
 from __future__ import annotations
@@ -96,8 +96,7 @@ class VectorIndex:
     search waits for none of them, and sees the index as it was when the queries were checked.
 
     Vectors are stored only on the device. In a worker process they survive its death. If a device in your
-    process
-    loses its context, they are lost, and searches raise `StaleRefError`: `load` the index again.
+    process loses its context, they are lost, and searches raise `StaleRefError`: `load` the index again.
 
     Args:
         device: The device.

@@ -24,7 +24,7 @@ FunctionT = TypeVar("FunctionT", bound=Callable[..., Awaitable[Any]])
 _RESERVED = {"store", "key", "events"}
 _AT_ONCE = 8
 _BACKOFF = Backoff(initial=0.1, base=0.2, maximum=10.0)
-# The maximum number of runs in a tree, and the actor states that are closest to the states of steps.
+# The maximum number of runs in a tree, and the actor states closest to the states of steps.
 _MAX_SHOWN, _SHOWN = 100, {"waiting": "starting", "running": "running"}
 
 

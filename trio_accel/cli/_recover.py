@@ -28,9 +28,9 @@ import trio_accel as ta
 from trio_accel.cli._console import as_json, can_redraw, count_of, cut, make_console, print_line
 from trio_accel.cli._run import in_thread, open_device, run_async, run_for_json
 
-# The number of rows and columns of the operands, of operands, and of concurrent requests.
+# The rows and columns of an operand, and the numbers of operands and concurrent requests.
 _SIZE, _OPERANDS, _CLIENTS = 64, 25, 16
-# The tolerance of a float32 product and sum; it grows with the root of the number of terms.
+# The tolerance of a float32 product and sum; it grows with the root of the term count.
 _LIMIT = 1e-5 * math.sqrt(_SIZE)
 # Requests that end before the first fault, between two, and after the last one.
 _REQUESTS_BETWEEN_FAULTS = 25

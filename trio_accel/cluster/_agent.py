@@ -133,7 +133,7 @@ class Agent:
             return await self._residents.ask(*asked)
         if what == "beat":
             # The program waits for each reply before its next request, so the previous request's time is safe
-            # to count from. Late messages from a network that was away prove nothing.
+            # to count from. Late messages after a network outage prove nothing.
             self._heard, self._asked = self._asked, trio.current_time()
         if what == "table":
             table, before = given

@@ -28,7 +28,7 @@ from ._members import Member, Target
 _SUSPECT_SECONDS = 5.0
 # The maximum seconds that other requests wait for suspects.
 _HOLD = 0.5
-# The number of losses of killed agents before a request is to blame.
+# The number of killed agents before a request is to blame.
 _KILLS = 3
 
 

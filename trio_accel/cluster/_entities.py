@@ -118,7 +118,7 @@ class Resident:
         async with self._lock:
             if self._ref is not None:
                 await self._ref.stop()
-                # An actor that was given up may still write; in that case its node is ended.
+                # An abandoned actor may still write; in that case its node is ended.
                 await self._ref.wait_terminated()
 
 

@@ -76,7 +76,7 @@ class RayNodes:
     Args:
         address: The address of the cluster, as for ``ray.init``. The connection stays until the program ends;
             an existing connection of the program is kept.
-        num_gpus: The number of GPUs of each agent; by default all GPUs of its node.
+        num_gpus: The number of GPUs per agent; by default all GPUs of its node.
         runtime_env: The environment of the agents, as for any Ray actor. Agents have the priority of Ray's
             own processes instead of the low priority of its workers. To change that, set
             `RAY_worker_niceness` in ``env_vars``.

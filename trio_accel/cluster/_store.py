@@ -119,7 +119,7 @@ class Store:
     _is_open: bool = attrs.field(default=False, init=False, repr=False)
     _database: Any = attrs.field(default=None, init=False, repr=False)
     _lock: trio.Lock = attrs.field(factory=trio.Lock, init=False, repr=False)
-    # A call that was given up still uses its thread for a while, and the next one waits for that.
+    # An abandoned call still uses its thread for a while, and the next one waits for that.
     _one: trio.CapacityLimiter = attrs.field(factory=lambda: trio.CapacityLimiter(1), init=False, repr=False)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -344,7 +344,7 @@ class PostgresStore(Store):
     is_shared: ClassVar[bool] = True
     words: ClassVar[Mapping[str, str]] = {
         "?": "%s",
-        # A call that has waited for a lock must see the writes made meanwhile, whatever the default is.
+        # After waiting for a lock, a call must see the writes made meanwhile, whatever the default is.
         "BEGIN": "begin isolation level read committed",
         "NOW": "extract(epoch from clock_timestamp())::float8",
         "BYTES": "bytea",
@@ -360,7 +360,7 @@ class PostgresStore(Store):
         self._database = self._psycopg.connect(self.dsn, autocommit=True, connect_timeout=seconds)
         milliseconds = round(900 * self.timeout)
         self._database.execute(f"set statement_timeout = {milliseconds}")
-        # The next owner must not wait for the lock of an owner that was stopped within a transaction.
+        # The next owner must not wait for the lock of an owner stopped within a transaction.
         self._database.execute(f"set idle_in_transaction_session_timeout = {milliseconds // 2 + 1}")
 
     def _begin(self) -> None:

@@ -233,7 +233,7 @@ def _order(error: Exception | None) -> int:
 class _Asked:
     """Operations that were requested from ranks at the same time.
 
-    There is no task for each, because this code takes most of the time of a small collective.
+    There is no task for each, because this code determines the time of a small collective.
 
     Attributes:
         pending: The submitted operations, by rank.
@@ -293,7 +293,7 @@ class Communicator:
         self.life: CommunicatorLife = CommunicatorLife()
         self.number: int = 0
         self._devices = devices
-        # The workers that have opened it, and the kinds of calls in which the ranks have met.
+        # The workers of the last opening, and the kinds of calls in which the ranks have met.
         self._opened_by: list[tuple[int, bool]] = []
         self._ways: set[object] = set()
         # Operations that end because the ranks are giving up the last communicator.
@@ -404,7 +404,7 @@ class Communicator:
         try:
             awake = [self._devices[rank] for rank in asked.pending]
             await poll_answers(awake, lambda: not asked.changed.is_set())
-            # An opening waits for a rank that is about to get a worker.
+            # An opening waits for a rank without a worker, which will get one soon.
             await life.wait(asked.changed, bool if is_opening else lost)
         except BaseException:
             self._give_up("drop", asked)

@@ -11,7 +11,7 @@ import trio
 
 from ..backends.base.contract.errors import NoEdgeError
 
-# Seconds between two checks whether a rank was lost that has finished its part, or has not begun it.
+# Seconds between two checks for lost ranks with a finished part, or without a begun one.
 _LOOKED = 0.05
 
 Stage: TypeAlias = Literal["none", "opening", "open", "connecting", "calling", "doubted", "leaving", "closed"]

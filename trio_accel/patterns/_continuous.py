@@ -347,7 +347,7 @@ class ContinuousBatcher(
             await self._flights[0].landed.wait()
             self._end_step(self._flights.popleft().entries)
         self._batch = Batch(flight.entries)
-        # A step that was called in advance may find room by now.
+        # A step called in advance may find room by now.
         await self._go_through(self._batch, None if isinstance(results.error, NoRoomError) else results)
 
     def _cost_with(self, *more: SequenceEntry[ItemT, PartT]) -> float:

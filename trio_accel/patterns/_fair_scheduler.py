@@ -136,7 +136,7 @@ class FairScheduler(QueueActor[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, Res
             share takes effect, so use the least number that keeps the model busy.
         weights: The weights of the tenants. A `Weights` object may be changed while the scheduler runs, and
             defines the weight of other tenants. With any other mapping, they have the weight 1.
-        max_queued: The maximum number of waiting requests of one tenant. One more is refused with
+        max_queued: The maximum number of waiting requests per tenant. One more is refused with
             `MailboxFullError`.
         max_tenants: The maximum number of remembered tenants. While the requests of `max_tenants` tenants
             wait, another tenant is refused with `MailboxFullError`, unless `weights` names it.
@@ -221,7 +221,7 @@ class FairScheduler(QueueActor[ItemT, ResultT, _Turn[ItemT]], Generic[ItemT, Res
         self._refused_of[name if len(self._refused_of) < _MOST_NAMED else _OTHER_TENANTS] += 1
         # Tenants without requests here share a pace, because the number of their keys is unbounded.
         key = entry.tenant if self._queue.has(entry.tenant) else None
-        # A caller that is refused at once calls again at once, and thousands of them would fill the loop.
+        # After an immediate refusal, a caller calls again at once, and thousands of them would fill the loop.
         if key not in self._refused_later and self._refused_at_once.try_acquire(key):
             entry.reply.fail(error)
             return

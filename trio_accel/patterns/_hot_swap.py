@@ -150,7 +150,7 @@ class _Loaded(Generic[ItemT, ResultT]):
 class HotSwap(TaskSubmitActor[ItemT, ResultT]):
     """An actor for `Submit` that replaces its model without losing a request.
 
-    `Swap` loads the next model next to the old one, sends it the items of `warm_up`, and tries it with
+    `Swap` loads the next model while the old one serves, sends it the items of `warm_up`, and tries it with
     `probe`. If any of that fails, or the caller of `Swap` is cancelled, the next model is closed again, and
     the old one keeps serving. Otherwise the next model serves all requests from the switch on. The old one
     finishes its requests, and is closed. So one model serves each request, and a later request never gets an

@@ -114,7 +114,7 @@ _SLOTS = 10
 class RecentCounts:
     """The number of recent events, and of the marked ones among them.
 
-    Time is divided into slots of a tenth of the window. The counts cover the current slot and the nine
+    Time is divided into slots with a tenth of the window. The counts cover the current slot and the nine
     before, so at least nine tenths of the window.
 
     Args:
@@ -362,8 +362,8 @@ class RateLimit:
     """A token bucket: at most `burst` at once, and `rate` a second in the long run.
 
     A bucket holds at most `burst` tokens, and is full at first. `rate` tokens are added per second. A call
-    takes as many tokens as it costs. Between any two moments ``t`` seconds apart, at most ``burst + rate *
-    t`` are taken.
+    takes as many tokens as it costs. Between any two moments ``t`` seconds apart, at most
+    ``burst + rate * t`` are taken.
 
     Each key has its own bucket, made when the key is first seen. A full bucket is forgotten, since a new one
     is equivalent. Above `max_keys`, the buckets with the fewest missing tokens are forgotten, except buckets

@@ -64,7 +64,7 @@ def assign(
     Args:
         shares: The gate's probabilities, of shape (tokens, experts), at least `top_k` above zero in each row.
         top_k: The number of experts that a token chooses.
-        capacity: The maximum number of tokens of an expert.
+        capacity: The maximum number of tokens per expert.
         overflow: The fate of a token with a full expert.
         normalise: Whether the weights of a token sum to 1; otherwise they are probabilities.
     """

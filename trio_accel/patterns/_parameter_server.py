@@ -131,7 +131,7 @@ class ParameterState:
         Args:
             device: The device. If its context is in a worker process, the parameters survive a loss.
             parameters: Host arrays by name, of one floating dtype.
-            slots: The number of arrays of the optimizer: 1 for momentum, 2 for AdamW.
+            slots: The number of the optimizer's arrays: 1 for momentum, 2 for AdamW.
 
         Raises:
             ValueError: `parameters` is empty, or `slots` is not from 0 to 16.

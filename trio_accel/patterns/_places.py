@@ -33,7 +33,7 @@ LEVEL_ARRIVALS = 1000
 # The number of steps until a set-aside sequence replaces a later one of its tenant, and until a sequence that
 # came back makes way for one.
 _STEPS_UNTIL_REPLACED = 64
-# The numbers of waiting and set-aside sequences that are considered; the latter may be overtaken.
+# The numbers of waiting and set-aside sequences to consider; the latter may be overtaken.
 _MOST_CANDIDATES, _MOST_ASIDE = 8, 256
 # The part of the mean below which it hardly helps to set a sequence aside.
 _LITTLE = 0.125

@@ -203,9 +203,9 @@ class ByKey:
 
     Attributes:
         key: Returns the key of an item: a str, bytes or an int.
-        failover: Whether another replica serves the keys of a restarting replica. If not, their requests
-            wait for it, in order, and a full mailbox refuses them. So a key with its own state is served by
-            one replica while that replica lives.
+        failover: Whether another replica serves the keys of a restarting replica. If not, their requests wait
+            for it, in order, and a full mailbox refuses them. So a key with its own state is served by one
+            replica while that replica lives.
     """
 
     key: Callable[[Any], Key]
@@ -358,8 +358,8 @@ class Pool(Router[Any, Any]):
     """Starts actors of one class as its children, and sends each request to one of them.
 
     It is a `Router` with models of its own. Members of a `SubmitActor` class are asked ``Submit(item)``.
-    Actors of any other class are asked the item itself, which is one of their requests. Start it with ``await
-    system.spawn(Pool, Embedder, 4, "model.bin")``, for 4 of ``Embedder("model.bin")``.
+    Actors of any other class are asked the item itself, which is one of their requests. Start it with
+    ``await system.spawn(Pool, Embedder, 4, "model.bin")``, for 4 of ``Embedder("model.bin")``.
 
     The members are named ``"0"``, ``"1"``, and so on. A crashed member is restarted by the policy of the
     pool; its requests wait in its mailbox, or move to others, depending on `by`. If that happens too often,

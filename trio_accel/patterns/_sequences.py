@@ -178,9 +178,9 @@ class ContinuousStatistics(WaitingStatistics):
     """Counts of a `ContinuousBatcher` since its incarnation began: the reply of `GetStatistics`.
 
     Attributes:
-        steps: The number of calls of the step.
+        steps: The number of step calls.
         repeated: The number of calls that repeated a lost one.
-        parts: The number of parts of all sequences.
+        parts: The total number of parts.
         cost: The total cost of running sequences; with `Room`, the amount in use.
         aside: The number of sequences set aside now.
         set_aside: The number of times that a sequence was set aside.

@@ -90,8 +90,8 @@ def method(
         refuses: Error classes by which it refuses a request. The caller gets such an error with its class and
             text, and the program continues as if it had not been called. Any other error restarts the
             program, except `Refused`, which needs no declaration. It cannot be combined with `updates`,
-            unless the method is idempotent; use ``raise Refused("...", unchanged=True)`` there, if no array
-            has changed.
+            unless the method is idempotent. A method with `updates` may
+            ``raise Refused("...", unchanged=True)`` to state that no array has changed.
         enqueues: Whether it only enqueues work on the device, and never waits for anything. Then a GPU's
             program is called without a change of thread, which saves a large part of the cost of a short
             call. While it runs, it blocks the event loop of its process: the worker's, or inline your own.
@@ -99,9 +99,9 @@ def method(
             compute, it changes nothing.
         idempotent: Whether a call may run again after a loss of its context, according to
             `DeviceOptions.retry`, although it updates arrays. The written values must not depend on anything
-            that it or a concurrent call writes: ``self.cache[place] = value``, but not ``self.total +=
-            value``. So a failed or lost call does not damage the arrays. Its error tells the caller that the
-            written places are in doubt, so the caller calls again, or no longer reads them.
+            that it or a concurrent call writes: ``self.cache[place] = value``, but not
+            ``self.total += value``. So a failed or lost call does not damage the arrays. Its error tells the
+            caller that the written places are in doubt, so the caller calls again, or no longer reads them.
         resumes: Whether a method that yields continues after a loss: it is called again, and its parameter
             `resume` gets the list of the items yielded so far, or with ``"count"`` their number. It yields
             the following items. Such a method must not change arrays, or be idempotent.

@@ -56,7 +56,7 @@ ReplyT_co = TypeVar("ReplyT_co", covariant=True)
 
 # The callable programs of each device.
 _programs: WeakKeyDictionary[Device, WeakSet[OpenProgram]] = WeakKeyDictionary()
-# The number of repetitions of a call whose retained result was lost with an error of the program.
+# The maximum repetitions of a call after an error of the program has destroyed its retained result.
 _MOST_REPEATS = 2
 _MOST_FORGOTTEN = 64
 # The device queue also limits requests that wait for a context to this number.

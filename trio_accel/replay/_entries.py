@@ -343,7 +343,7 @@ class Again(Operation[Any, "Again"]):
             return self.entry.library
         definition = ProgramDefinition.decode(text)
         arrays = tuple([self._placed(array) for array in definition.arrays])
-        # The number differs from the programs that are already open on this device.
+        # The number differs from the numbers of open programs on this device.
         number = definition.number + _REPLAYED_PROGRAMS
         return f"{path}?{attrs.evolve(definition, number=number, arrays=arrays).encode()}"
 

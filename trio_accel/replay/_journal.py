@@ -1,4 +1,4 @@
-"""Journals: storage of the entries of a recording, and their reading.
+"""Journals: storage for the entries of a recording, and their reading.
 
 An entry is a tuple of plain values, pickled. The reader refuses all opcodes except the ones for plain values,
 so that a stranger's journal runs nothing, and takes no more memory than its length allows. A journal of your
@@ -194,7 +194,7 @@ _FIXED = {
 }
 # Opcodes with a content after a length field, with the size of that field in bytes.
 _LENGTH_BYTES = dict(zip(b"\x8a\x8b\x8cX\x8dCB\x8e", (1, 4, 1, 4, 8, 1, 4, 8), strict=True))
-# The maximum number of values per byte of an entry: a pickle stores equal shapes once.
+# The maximum values per byte in an entry: a pickle stores equal shapes once.
 _VALUES_PER_BYTE = 64
 
 

@@ -188,7 +188,7 @@ def _result_of_chain(spec: ChainSpec) -> ArraySpec | None:
 async def once(step: Asked, player: Player, report: Report) -> Again | None:
     """Run a launch again; return None if it was skipped, or has failed."""
     failed = step.failure
-    # Later operations need contents that were read before an operation without effect.
+    # Later operations need the contents read before an operation without effect.
     why = await player.give(step)
     if failed is not None and failed[0] in NEVER_DONE:
         why = f"it ended with {failed[0]} when it was recorded"

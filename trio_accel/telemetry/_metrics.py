@@ -148,7 +148,7 @@ device_arrays       gauge     bytes   device,path * Memory of the arrays of a de
 device_workspace    gauge     bytes   device,library * Memory that the libraries of a device hold for themselves.
 device_memory_limit gauge     bytes   device * The most memory that the arrays of a device may take.
 """  # noqa: E501  a row for a metric
-# The readers of values that are not single attributes.
+# The readers of values outside of single attributes.
 _READ: Mapping[str, Samples] = {
     "actors": _states,
     "messages": _outcomes,

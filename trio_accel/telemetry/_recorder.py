@@ -146,9 +146,9 @@ class CustomHistogram(_Own):
 
 # Newer counts of a device are not requested again.
 _FRESH = 0.5
-# The maximum number of readings of all actors in a snapshot.
+# The maximum number of actors' readings in a snapshot.
 _MOST_READINGS = 2000
-# The maximum number of actors of one device in a snapshot.
+# The maximum number of actors per device in a snapshot.
 _MOST_ACTORS = 100
 _IDLE = QueueStatistics(waiting=0, in_flight=0)
 _UNUSED = LibraryStatistics()

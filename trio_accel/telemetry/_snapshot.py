@@ -134,7 +134,7 @@ class LibraryRow(LibraryStatistics):
 
 @attrs.frozen(kw_only=True)
 class KeptRow(KeptStatistics):
-    """A table of cached plans of a device.
+    """A device's table of cached plans.
 
     Attributes:
         side: The process that has it, see `DeviceStatistics.kept`.

@@ -221,7 +221,7 @@ class Tallies:
 
     def ended(self, path: str) -> None:
         """Record that it has ended for good. Its counts stay as long as there is room."""
-        # It may lack a tally now, but messages to it that are dropped from now on make one.
+        # It may lack a tally now, but messages dropped from now on make one.
         self._ended.update(dict.fromkeys(self._with_parts(path)))
         while len(self._ended) > self._most:
             self._join(next(iter(self._ended)))
@@ -285,7 +285,7 @@ class Failures:
             if others and (known is None or is_message):
                 known = others.pop(0)
             if not is_message and known is not None:
-                # The messages that have just failed belong to the failure of the actor.
+                # The messages of the last moment belong to the failure of the actor.
                 for other in others:
                     del self._rows[other.path, other.error]
                     known = attrs.evolve(known, message_type=other.message_type)

@@ -509,7 +509,7 @@ class _Spans(Watch["Span", "TraceContext"]):
         self._served.clear()
 
     def _begin(self) -> int:
-        """Return the time at which a span begins; later spans follow a change of the time of day."""
+        """Return the time at which a span begins; later spans follow a change of the clock."""
         if abs((epoch := _epoch()) - self._epoch) > _SET:
             self._epoch = epoch
         return self._now()

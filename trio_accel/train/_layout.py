@@ -40,7 +40,7 @@ class Layout:
 
     @property
     def padded(self) -> int:
-        """The number of elements of the flat array."""
+        """The number of elements in the flat array."""
         return -(-max(self.size, 1) // self.ranks) * self.ranks
 
     def own(self, rank: int) -> slice:

@@ -123,7 +123,7 @@ class Replicas(ABC, Generic[ModuleT]):
 
     @abstractmethod
     async def evaluate(self, name: str, shares: Sequence[Batch]) -> list[Told]:
-        """Return the metrics of shares of samples, one share for each data rank; some may be empty.
+        """Return the metrics of sample shares, one share for each data rank; some may be empty.
 
         Args:
             name: Which parameters: ``"parameters"`` or ``"average"``.
@@ -192,7 +192,7 @@ class ProgramReplicas(Replicas[Module]):
             {name: await array.copy() for name, array in state.items()} for state in self.states
         ]
         self._to_b = True
-        # After a loss during the opening, the programs that are open stay.
+        # After a loss during the opening, programs stay open.
         self._programs: dict[int, Program[Module]] = {}
 
     async def _open_programs(self, batch: Batch) -> None:

@@ -97,7 +97,7 @@ class Step:
         loss: The mean loss of all samples, before the step.
         gradient_norm: The norm of the gradient, before it was clipped.
         rate: The rate of the optimizer; groups may have others.
-        samples: The number of samples of all ranks.
+        samples: The total number of samples.
         tokens: The number of tokens, by `Config.tokens`; 0 if that is None.
         seconds: The duration, including all replays.
         replays: The number of times that the step ran again after a loss.
