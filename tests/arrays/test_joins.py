@@ -133,5 +133,5 @@ async def test_what_is_refused(device: ta.Device) -> None:
         with pytest.raises(error, match=text):
             await call()
     halves = [await device.zeros(3, dtype) for dtype in ("float16", "bfloat16")]
-    with pytest.raises(TypeError, match="float16, bfloat16 have no dtype in common"):
+    with pytest.raises(TypeError, match="float16, bfloat16 do not promote to a common dtype"):
         await arrays.concat(halves)

@@ -179,7 +179,7 @@ async def test_recurrences_that_are_none(device: ta.Device) -> None:
         await xp.linear_recurrence(np.ones(3), b)
     with pytest.raises(ValueError, match=r"^arrays\.linear_recurrence: .*do not broadcast"):
         await xp.linear_recurrence(0.5, b, initial=np.ones(5))
-    with pytest.raises(ValueError, match=r"^arrays\.linear_recurrence: initial must have one element along"):
+    with pytest.raises(ValueError, match=r"^arrays\.linear_recurrence: initial must have length 1 along"):
         await xp.linear_recurrence(0.5, b, initial=np.ones(4))
     with pytest.raises(TypeError, match="a must be a number or an array, got str"):
         await xp.linear_recurrence("a", b)  # type: ignore[arg-type]

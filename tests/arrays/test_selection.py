@@ -209,7 +209,7 @@ async def test_histograms_with_weights(device: ta.Device) -> None:
     np.testing.assert_allclose(found[0], np.histogram(table.T, found[1], weights=weights)[0], rtol=1e-12)
     with pytest.raises(ValueError, match=r"arrays\.histogram: weights must have the shape \(1003,\) of x"):
         await xp.histogram(on, edges, weights=weights)
-    with pytest.raises(TypeError, match=r"arrays\.histogram: weights must not be complex"):
+    with pytest.raises(TypeError, match=r"arrays\.histogram: weights must be real"):
         await xp.histogram(on, edges, weights=x.astype(complex))
 
 
@@ -217,7 +217,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
     x, i = await device.zeros((2, 3)), await device.put(np.array([1, -1]))
     with pytest.raises(ValueError, match=r"arrays\.RunLengths: x must be a vector, got shape \(2, 3\)"):
         await xp.run_lengths(x)
-    with pytest.raises(ValueError, match=r"arrays\.Nonzero: x must have an axis"):
+    with pytest.raises(ValueError, match=r"arrays\.Nonzero: x must have at least one axis"):
         await xp.nonzero(x[0, 0])
     with pytest.raises(TypeError, match=r"arrays\.Compress: mask must be of bool, got float64"):
         await xp.compress(x, x)
@@ -241,5 +241,5 @@ async def test_what_is_refused(device: ta.Device) -> None:
         await xp.histogram(np.nan * x)
     with pytest.raises(TypeError, match=r"histogram: bins must be an integer or an array of edges, got \["):
         await xp.histogram(x, [0, 1, 2])
-    with pytest.raises(TypeError, match="histogram: x must not be complex"):
+    with pytest.raises(TypeError, match="histogram: x must be real"):
         await xp.histogram(await device.zeros(2, "complex64"))

@@ -257,5 +257,5 @@ async def test_what_is_refused(device: ta.Device) -> None:
     ):
         await xp.searchsorted(x[0], x, sorter=x[0])
     half, whole = await device.zeros(3, "bfloat16"), await device.zeros(3, "int64")
-    with pytest.raises(TypeError, match=r"x1 of bfloat16 and x2 of int64 have no type in common"):
+    with pytest.raises(TypeError, match=r"x1 of bfloat16 and x2 of int64 do not promote to a common dtype"):
         await xp.searchsorted(half, whole)

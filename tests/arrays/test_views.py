@@ -167,7 +167,7 @@ WRONG: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "meshgrid": (
         lambda x: arrays.meshgrid(x, x),
         ValueError,
-        r"arrays\.meshgrid: each array must have one axis",
+        r"arrays\.meshgrid: each array must be a vector or a scalar",
     ),
     "meshgrid of another kind": (
         lambda x: arrays.meshgrid(x[0], indexing="yx"),

@@ -407,7 +407,7 @@ def test_a_combination_keeps_the_type_that_it_ends_in() -> None:
     ):
         with pytest.raises(ValueError, match=r"reduce|identity|post"):
             parse_reduction("x", reduce, identity=identity, post=post)
-    with pytest.raises(ValueError, match="map: must have one result"):
+    with pytest.raises(ValueError, match="map: must have exactly one result"):
         parse_reduction("a = x; b = y", "sum")
 
 

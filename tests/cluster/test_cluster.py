@@ -149,7 +149,7 @@ async def test_errors_come_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
         gone = type("Gone", (Counter,), {"__module__": "cluster_entities"})
         with pytest.raises(ImportError, match="node node-0 has no cluster_entities:Gone"):
             await made.entity(gone, "a").ask(Add(1.0))
-        with pytest.raises(TypeError, match="the cluster has no store"):
+        with pytest.raises(TypeError, match="needs a cluster with a store"):
             await made.entity(Account, "a").ask(Add(1.0))
         monkeypatch.setattr("trio_accel.cluster._frames.MOST_BYTES", 1000)
         with pytest.raises(ValueError, match="is too large: at most 1000"):

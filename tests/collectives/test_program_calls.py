@@ -224,7 +224,7 @@ async def test_arguments_that_do_not_fit_are_refused(system: ta.System) -> None:
             await world.call(programs, Meets.add, [np.ones(3)])
         with pytest.raises(ValueError, match="programs must have one of each device"):
             await world.call(programs[::-1], Meets.add, [np.ones(3)] * 2)
-        with pytest.raises(RuntimeError, match="current_rank: the method has no rank"):
+        with pytest.raises(RuntimeError, match="current_rank: the method was not called by"):
             current_rank()
-        with pytest.raises(ta.ActorFailedError, match="the method has no rank"):
+        with pytest.raises(ta.ActorFailedError, match="the method was not called by"):
             await programs[0].ask(Meets.odd, "other")

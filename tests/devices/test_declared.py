@@ -358,7 +358,7 @@ async def test_what_each_declared_operation_refuses(
             await ask(device, function, changed(given, first.name, lambda a: a.astype(np.int8)))
     same = [item.name for item in line.inputs if not item.kind]
     for other in same[1:]:
-        with pytest.raises(TypeError, match=rf"{name}: operands must have one dtype"):
+        with pytest.raises(TypeError, match=rf"{name}: operands must share a dtype"):
             await ask(device, function, changed(given, other, lambda a: a.astype(np.complex128)))
     for item in line.inputs:
         if item.kind and KINDS[item.kind](DType.float32) is not DType.float64:

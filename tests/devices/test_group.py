@@ -321,7 +321,7 @@ async def test_four_workers_share_the_work(system: ta.System) -> None:
 
 async def test_if_one_cannot_be_opened_none_is(system: ta.System, isolation: Isolation) -> None:
     for specs, error, match in (
-        ([BACKEND, f"{BACKEND}:99"], ValueError, f"'{BACKEND}:99': there is no such device"),
+        ([BACKEND, f"{BACKEND}:99"], ValueError, f"'{BACKEND}:99': the device does not exist"),
         ([BACKEND, "toaster"], ValueError, "'toaster' names no device"),
         ("toaster", ValueError, "'toaster' names no device"),
     ):

@@ -111,7 +111,7 @@ MISSHAPEN: dict[str, tuple[Make, tuple[Shape, ...], Shape, str]] = {
     "axpy": (axpy, ((3,),), (4,), r"AxpySpec: arrays must share a shape, got x of shape \(3,\)"),
     "dot": (linalg.dot.spec, ((3,), (4,)), (), r"DotSpec: y must have shape \(3,\), got x of shape \(3,\)"),
     "dot out": (linalg.dot.spec, ((3,), (3,)), (1,), r"DotSpec.out must have shape \(\), got \(1,\)"),
-    "nrm2": (linalg.nrm2.spec, ((3, 2),), (), r"Nrm2Spec: x must be a vector, got shape \(3, 2\)"),
+    "nrm2": (linalg.nrm2.spec, ((3, 2),), (), r"Nrm2Spec: x must have one axis, got shape \(3, 2\)"),
     "copy": (
         CopySpec,
         ((3,),),

@@ -213,12 +213,12 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "no elements": (
         lambda x, z: fft.fftn(np.ones((0, 4)), out=z),
         ValueError,
-        r"Fftn: axis 0 of a has no elements \(shape \(0, 4\)\)",
+        r"Fftn: axis 0 of a is empty \(shape \(0, 4\)\)",
     ),
     "no elements where the length is that of a": (
         lambda x, z: fft.ifftn(np.ones((4, 0)), (4, -1), out=z),
         ValueError,
-        r"Ifftn: axis 1 of a has no elements \(shape \(4, 0\)\)",
+        r"Ifftn: axis 1 of a is empty \(shape \(4, 0\)\)",
     ),
     "one frequency": (
         lambda x, z: fft.irfftn(np.ones((4, 1), complex), out=x),

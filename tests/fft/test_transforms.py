@@ -165,7 +165,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "no elements": (
         lambda x, z: fft.fft(np.ones(0), out=z),
         ValueError,
-        r"Fft: axis 0 of a has no elements \(shape \(0,\)\)",
+        r"Fft: axis 0 of a is empty \(shape \(0,\)\)",
     ),
     "one frequency": (
         lambda x, z: fft.irfft(np.ones(1, complex), out=x),

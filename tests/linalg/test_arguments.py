@@ -152,7 +152,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "dot of matrices": (
         lambda a: linalg.dot(a.matrix, a.matrix),
         ValueError,
-        r"Dot: x must be a vector, got shape \(3, 3\)",
+        r"Dot: x must have one axis, got shape \(3, 3\)",
     ),
     "lengths of dot": (
         lambda a: linalg.dot(a.vector, np.ones(2)),
@@ -167,7 +167,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "nrm2 of a matrix": (
         lambda a: linalg.nrm2(a.matrix),
         ValueError,
-        r"Nrm2: x must be a vector, got shape \(3, 3\)",
+        r"Nrm2: x must have one axis, got shape \(3, 3\)",
     ),
     "nrm2 of integers": (
         lambda a: linalg.nrm2(a.whole),

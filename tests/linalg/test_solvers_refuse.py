@@ -346,7 +346,7 @@ SPECS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: linalg.svd.spec(
             _spec((2, 4, 3)), True, False, None, _spec((2, 3)), None, np.zeros(1, np.int32)
         ),
-        "info must have one word for each matrix",
+        "info must have shape .*, one word for each matrix",
     ),
     "complex eigenvalues": (
         lambda: linalg.eigvalsh.spec(

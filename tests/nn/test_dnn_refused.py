@@ -98,7 +98,7 @@ CASES: list[tuple[Any, type[Exception], str]] = [
         ValueError,
         "grad_output must have shape (2, 6, 7, 6)",
     ),
-    (lambda x: nn.conv_weight_grad(x, (6, 4), GRAD), ValueError, "weight_size must have one to three axes"),
+    (lambda x: nn.conv_weight_grad(x, (6, 4), GRAD), ValueError, "weight_size must have 1 to 3 axes"),
     (lambda x: nn.conv_bias_grad(x[0, 0]), ValueError, "grad_output must have shape (n, o, ...), got (8, 8)"),
     (lambda x: nn.max_pool2d(x, 0), ValueError, "kernel_size must be at least 1, got 0"),
     (
@@ -140,7 +140,7 @@ CASES: list[tuple[Any, type[Exception], str]] = [
     (
         lambda x: nn.max_pool_grad(x, TABLE, (2, 4, 9, 9)),
         ValueError,
-        "grad_output and indices must have one shape",
+        "grad_output and indices must have the same shape",
     ),
     (
         lambda x: nn.max_pool_grad(x, X, (2, 4, 9, 9)),

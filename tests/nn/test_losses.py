@@ -280,7 +280,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
     call: Any = nn
     x, labels = await device.zeros((3, 5)), np.zeros(3, int)
     for asked, error, match in (
-        (lambda: call.mse_loss(x, x[0]), ValueError, r"mse_loss: x and target must have one shape"),
+        (lambda: call.mse_loss(x, x[0]), ValueError, r"mse_loss: x and target must have the same shape"),
         (lambda: call.mse_loss(x, 0), TypeError, "mse_loss: target must be an AccelRef or a NumPy array"),
         (
             lambda: call.mse_loss(x, x, reduction="max"),

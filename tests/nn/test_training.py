@@ -226,7 +226,7 @@ async def test_what_is_refused(device: ta.Device) -> None:
         ),
         (lambda: call.dropout(p, generator=3), TypeError, "generator must be a random.Generator, got int"),
         (lambda: call.dropout_grad(p, p), TypeError, "dropout_grad: mask must be of bool"),
-        (lambda: call.dropout_grad(p, p[:1]), ValueError, "grad and mask must have one shape"),
+        (lambda: call.dropout_grad(p, p[:1]), ValueError, "grad and mask must have the same shape"),
     ):
         with pytest.raises(error, match=match):
             await asked()

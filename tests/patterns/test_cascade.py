@@ -185,7 +185,7 @@ async def test_a_cascade_is_a_stage_of_another(system: ta.System) -> None:
     [
         ([], {}, "at least one stage"),
         ([stage("a", 0.1), stage("a", 0.1)], {}, "a name of its own"),
-        ([Stage("a", saying("a", 0.1)), stage("b", 0.1)], {}, "'a' has no confidence"),
+        ([Stage("a", saying("a", 0.1)), stage("b", 0.1)], {}, "'a' needs confidence="),
         ([stage("a", 0.1)], {"unsure": "guess"}, "unsure must be one of"),
     ],
 )

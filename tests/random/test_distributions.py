@@ -185,7 +185,13 @@ async def test_wrong_parameters(device: ta.Device) -> None:
         ),
         (ValueError, "mean must be a vector of n numbers", "multivariate_normal", ([1, 2], np.eye(3)), {}),
         (ValueError, "cov must be symmetric", "multivariate_normal", ([1, 2], [[1, 2], [0, 1]]), {}),
-        (ValueError, "cov must have no negative", "multivariate_normal", ([1, 2], [[1, 2], [2, 1]]), {}),
+        (
+            ValueError,
+            "cov must be positive semidefinite",
+            "multivariate_normal",
+            ([1, 2], [[1, 2], [2, 1]]),
+            {},
+        ),
         (ValueError, "shape must hold sizes of at least 0", "laplace", (-1,), {}),
     ]
     for error, match, name, arguments, named in refused:

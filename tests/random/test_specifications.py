@@ -65,7 +65,7 @@ POINTS = SobolSpec(FIRST.pack(3), array("uint32", 3, 2), array("uint32", 2), arr
             "parameters must be contiguous arrays of float64, one or 9",
         ),
         (GAMMA, {"a": array("float32", 1)}, TypeError, "parameters must be contiguous arrays of float64"),
-        (POINTS, {"shift": array("uint32", 3)}, ValueError, "must have one number of dimensions"),
+        (POINTS, {"shift": array("uint32", 3)}, ValueError, "must agree on the number of dimensions"),
         (POINTS, {"out": array("uint32", 6, 2)}, ValueError, "there are only 8 points"),
         (POINTS, {"out": array("float64", 5, 2)}, TypeError, "contiguous arrays of uint32"),
     ],

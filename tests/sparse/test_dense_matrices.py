@@ -136,7 +136,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "dtype of b": (
         lambda g: sparse.spmm(g.a, np.ones((2, 2), np.float32)),
         TypeError,
-        r"must have one dtype, got matrix float64.* b float32; write ",
+        r"must share a dtype, got matrix float64.* b float32; write ",
     ),
     "a letter": (
         lambda g: sparse.spmm(g.a, g.square, transpose="H"),  # type: ignore[arg-type]

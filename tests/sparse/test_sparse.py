@@ -249,12 +249,12 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "a matrix as x": (
         lambda g: sparse.spmv(g.a, np.eye(2)),
         ValueError,
-        r"x must be a vector, got shape \(2, 2\)",
+        r"x must have one axis, got shape \(2, 2\)",
     ),
     "dtype of x": (
         lambda g: sparse.spmv(g.a, np.ones(2, np.float32)),
         TypeError,
-        r"must have one dtype, got matrix float64.* x float32; write ",
+        r"must share a dtype, got matrix float64.* x float32; write ",
     ),
     "a SciPy matrix": (
         lambda g: sparse.spmv(scipy.sparse.eye_array(2), g.x),  # type: ignore[arg-type]

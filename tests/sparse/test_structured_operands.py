@@ -37,7 +37,11 @@ WRONG: dict[str, tuple[Callable[..., Coroutine[Any, Any, AccelRef]], str, str]] 
         r"the shapes name 'x\.data', which is not a parameter",
     ),
     "one more than what": (no_matrix, "x(m+1) -> out(m)", r"'m\+1' of x stands before 'm'"),
-    "one more on the right": (no_matrix, "x(m) -> out(n+1)", r"letter 'n\+1' of out has no source"),
+    "one more on the right": (
+        no_matrix,
+        "x(m) -> out(n+1)",
+        r"letter 'n\+1' of out does not occur on the left",
+    ),
 }
 
 

@@ -149,7 +149,7 @@ async def test_a_checkpoint_by_hand(tmp_path: Path) -> None:
     ):
         async for _ in trainer.steps(batches(64), until=3):
             pass
-        with pytest.raises(ValueError, match=r"there is no Config.checkpoint, so folder must be given"):
+        with pytest.raises(ValueError, match=r"folder must be given, because Config.checkpoint is None"):
             await trainer.save()
         path = await trainer.save(tmp_path / "mine")
         # A second one of the same step takes the place of the first one.

@@ -256,7 +256,7 @@ async def test_adapters_that_are_refused(tmp_path: Path) -> None:
         ({"first.weight": np.zeros((2, 2))}, "'first.weight' of shape"),
         ({"x.lora_A.weight": np.zeros((2, 2))}, "is not part of an adapter of rank 2"),
         ({"x.lora_A.weight": np.zeros((3, 2)), "x.lora_B.weight": np.zeros((2, 3))}, "adapter of rank 2"),
-        ({}, "there are no arrays"),
+        ({}, "the file contains no arrays"),
     ):
         with pytest.raises(train.AdapterError, match=says):
             lora.save(path, bad)

@@ -247,13 +247,11 @@ async def test_loaders_that_are_empty_or_short() -> None:
         used = iter(held_out())
         await trainer.validate(used)
         for bad in (used, [], [empty], lambda: iter(())):
-            with pytest.raises(
-                ValueError, match="there is no sample in the batches; give a list or a function"
-            ):
+            with pytest.raises(ValueError, match="the batches are empty; give a list or a function"):
                 await trainer.validate(bad)
         with pytest.raises(ValueError, match=r"averaged needs Config.average, which is None"):
             await trainer.validate(held_out(), averaged=True)
-        with pytest.raises(TypeError, match="validate: there are no batches"):
+        with pytest.raises(TypeError, match="validate: batches must be given"):
             await trainer.validate()
         with suppress(KeyError):
             await trainer.validate([{"x": short["x"]}])
@@ -264,7 +262,7 @@ async def test_loaders_that_are_empty_or_short() -> None:
 
 async def test_a_validation_that_is_refused_ends_the_training() -> None:
     chosen = config(validate=iter(held_out()), validate_every=1)
-    with raises_inside(ValueError, "there is no sample in the batches"):
+    with raises_inside(ValueError, "the batches are empty"):
         await trained(CallMlp, chosen, 3)
     kept = train.Checkpoint("unused", best="accuracy", load=None)
     chosen = config(validate=held_out(), validate_every=1, checkpoint=kept)

@@ -16,12 +16,12 @@ because two calls on the same devices could wait for each other forever. A call 
    rank that waits in memory notices that its caller has left; NCCL ends because its communicator is given up.
    So the other ranks fail with `ENDED` at their next exchange.
 5. `_raise` picks the cause from the errors. A lost context is the cause, an error of the method is next, then
-   `MISMATCH` and `REPEATED`, and `ENDED` is always a consequence. `_SAID` gives a lost rank time to report its
-   own error, because its device knows the reason and `_watch` does not.
+   `MISMATCH` and `REPEATED`, and `ENDED` is always a consequence. `_SAID` gives a lost rank time to report
+   its own error, because its device knows the reason and `_watch` does not.
 
 Nothing is repeated here, because a method may have changed arrays before the loss. If a device repeats the
-request on its next worker, the room refuses it with `REPEATED`, and the call fails like after a loss. The caller
-knows what can be repeated; `train` does that with whole steps.
+request on its next worker, the room refuses it with `REPEATED`, and the call fails like after a loss. The
+caller knows what can be repeated; `train` does that with whole steps.
 """
 
 from __future__ import annotations

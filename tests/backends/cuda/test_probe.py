@@ -152,7 +152,7 @@ class TestDevices:
         assert refusal("cuda:1").startswith("the NVIDIA driver finds no GPU; see whether `nvidia-smi` does")
 
     def test_none_of_that_number(self, equipped: Machine) -> None:
-        with pytest.raises(ValueError, match=r"'cuda:7': there is no such device") as caught:
+        with pytest.raises(ValueError, match=r"'cuda:7': the device does not exist") as caught:
             resolve("cuda:7")
         assert str(caught.value).endswith("available: cuda:0, cuda:1, cpu:0")
 
