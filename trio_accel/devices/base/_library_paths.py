@@ -75,7 +75,7 @@ class LibrariesInUse:
         return tuple(self._now) or self._before
 
     def add(self, path: str) -> None:
-        """Note that a library has completed an operation."""
+        """Record that a library has completed an operation."""
         self._now[path] = None
 
     def discard(self, path: str) -> None:

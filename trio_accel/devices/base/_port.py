@@ -151,10 +151,10 @@ class WatchedPort(CompletionPort):
         return found
 
     def _begin(self, stream: AccelStream) -> None:
-        """Note that a stream without events gets its first event."""
+        """Record that a stream without events gets its first event."""
 
     def _seen(self, stream: AccelStream, count: int) -> None:
-        """Note that `count` events of a stream are done."""
+        """Record that `count` events of a stream are done."""
 
 
 def _count_done(events: list[AccelEvent]) -> int:
@@ -425,11 +425,11 @@ class LatencyEstimator:
         return self.is_steady and abs(now - self.due) <= max(_STEADY_SECONDS, _STEADY_SHARE * self.seconds)
 
     def begin(self, now: float) -> None:
-        """Note that an operation begins, with no work before it."""
+        """Record that an operation begins, with no work before it."""
         self._began = now
 
     def end(self, now: float, count: int = 1) -> None:
-        """Note that an operation is done, and the next begins. Durations of several at once are unknown."""
+        """Record that an operation is done, and the next begins. Durations of several at once are unknown."""
         seconds = now - self._began
         self._began = now
         is_alike = count == 1 and abs(seconds - self.seconds) <= _SHARE * seconds + _WAKE_UP_SECONDS

@@ -300,12 +300,12 @@ class Recoveries:
         self._programs: dict[str, _Program] = {}
 
     def started(self, seconds: float) -> None:
-        """Note that a worker, or an inline context, has started."""
+        """Record that a worker, or an inline context, has started."""
         self._starts += 1
         self.context = seconds
 
     def expect(self, library: str, name: str, module: str) -> None:
-        """Note that a program is to be opened.
+        """Record that a program is to be opened.
 
         Args:
             library: The backend's name of its library.
@@ -319,7 +319,7 @@ class Recoveries:
         self._programs.pop(library, None)
 
     def made(self, library: str, seconds: float, imports: float) -> None:
-        """Note that a context has made a program; unknown programs are ignored.
+        """Record that a context has made a program; unknown programs are ignored.
 
         Args:
             library: The backend's name of its library.

@@ -117,7 +117,7 @@ class Stay:
     )
 
     def add(self, chunk: Chunk, borrower: WorkerLink) -> None:
-        """Note that a worker must keep a chunk mapped."""
+        """Record that a worker must keep a chunk mapped."""
         chunk.borrowers.setdefault(borrower, False)
         self._chunks.setdefault(chunk, weakref.WeakSet()).add(borrower)
 

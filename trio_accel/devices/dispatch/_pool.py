@@ -214,7 +214,7 @@ class WorkerPool:
                 link.send(_orders.observe(is_observed, is_timed))
 
     def use(self, library: str) -> None:
-        """Note that a library is in use from now on. Spare workers open it in advance."""
+        """Record that a library is in use from now on. Spare workers open it in advance."""
         self.in_use.add(library)
         modules = modules_of(library)
         if modules and self._preload:

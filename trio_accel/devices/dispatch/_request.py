@@ -585,7 +585,7 @@ class BorrowRequest(LeaseRequest):
             stay.add(chunk, worker)
 
     def known(self, worker: WorkerLink) -> None:
-        """Note that a worker has the chunk mapped."""
+        """Record that a worker has the chunk mapped."""
         if worker in self.chunk.borrowers:
             self.chunk.borrowers[worker] = True
 

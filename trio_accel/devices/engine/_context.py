@@ -118,7 +118,7 @@ class ContextOwner(EngineObserver, Protocol):
         ...
 
     def attach(self, session: Session) -> None:
-        """Note that the context is ready."""
+        """Record that the context is ready."""
 
     def prepared(self) -> None:
         """Record that the opening of previously used libraries has ended, successfully or not."""

@@ -33,13 +33,13 @@ class EngineObserver(Protocol):
     launching: Callable[[Launch], None] | None
 
     def looked(self, number: int, /) -> None:
-        """Note the number of the engine's checks of operations in flight; 0 if there are none."""
+        """Record the number of the engine's checks of operations in flight; 0 if there are none."""
 
     def made(self, library: str, seconds: float, imports: float, /) -> None:
-        """Note that a program was made: its library's name, the total seconds, and the import's share."""
+        """Record that a program was made: its library's name, the total seconds, and the import's share."""
 
     def progressed(self) -> None:
-        """Note that the first operation of a library actor's incarnation has succeeded."""
+        """Record that the first operation of a library actor's incarnation has succeeded."""
 
     def is_alone(self) -> bool:
         """Return whether the launching operation is the only request."""
@@ -68,7 +68,7 @@ class ContextState:
         self._device_name = device_name
 
     def expect_end(self, path: str) -> None:
-        """Note that an actor stops: the device is closing, unless only it closes or the context is lost."""
+        """Record that an actor stops: the device is closing, unless only it closes or the context is lost."""
         if path not in self.closed_alone:
             self.is_closing = not self.is_lost
 

@@ -146,7 +146,7 @@ class DeviceState:
             validator(launch)
 
     def restarted(self, event: ActorRestarted) -> None:
-        """Note that a context was lost, or could not be made, and that another follows."""
+        """Record that a context was lost, or could not be made, and that another follows."""
         self.losses.restarted(event)
         if event.is_paused:
             self._opened_again = trio.current_time() + event.delay

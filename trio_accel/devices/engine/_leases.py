@@ -45,13 +45,13 @@ class LaunchGate:
         self._kept: set[Launch] = set()
 
     def leave(self, launch: Launch) -> None:
-        """Note that an operation is launched, or never will be."""
+        """Record that an operation is launched, or never will be."""
         if self._withdrawn:
             self._withdrawn.discard(launch)
         self.order.leave(launch)
 
     def over(self, launch: Launch) -> None:
-        """Note that nobody waits for an operation. Unless it is in flight, it frees its memory."""
+        """Record that nobody waits for an operation. Unless it is in flight, it frees its memory."""
         if launch.is_forgotten or launch in self._kept:
             return
         self.leave(launch)
@@ -208,7 +208,7 @@ class LaunchOrder:
         turns[launch] = self._order.enter(launch.reads, launch.writes)
 
     def leave(self, launch: Launch) -> None:
-        """Note that an operation is launched, or never will be."""
+        """Record that an operation is launched, or never will be."""
         turns = self._turns
         turn = turns.pop(launch, None)
         if turn is not None:

@@ -205,7 +205,7 @@ class StepPlan:
         return launch, Planned(spec, reply, None, is_checked=True)
 
     def launched(self, dispatch: Any) -> None:
-        """Note a launch; look for a place from time to time."""
+        """Record a launch; look for a place from time to time."""
         self._runs += 1
         if self._runs < self._wanted:
             return

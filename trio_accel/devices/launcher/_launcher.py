@@ -585,7 +585,7 @@ class WorkerProcess:
         self._close_descriptor()
 
     def report(self, how: str) -> None:
-        """Note its end, or the end of its launcher; called by the launcher."""
+        """Record its end, or the end of its launcher; called by the launcher."""
         self._how = how
         self._reported.set()
         if self.is_dead:

@@ -1,21 +1,21 @@
 """The program of the launcher process: it starts worker processes, and cleans up all of them.
 
 The application runs this file by its path, in an isolated interpreter without `site`. It must start quickly,
-so it imports only the standard library. It has one thread, and only that thread forks workers: the kernel
-sends a parent-death signal when the thread that forked has ended.
+so it imports only the standard library. Its only thread forks all workers, because the kernel sends a
+parent-death signal as soon as the forking thread ends.
 
 `Launcher.run` serves orders until the control socket or the application ends. Orders and reports are JSON,
 one triple ``[kind, number, detail]`` per packet, with descriptors attached. If the detail of an order is too
-long for a packet, it is in a file, and the last descriptor is that file's. `report` never waits, because the
-application may be busy while its end has to be noticed.
+long for a packet, it is in a file, and the last descriptor refers to that file. `report` never waits, because
+the application may be busy while its end has to be noticed.
 
 A worker is a fresh interpreter (`_execute`), unless its order names modules to import in advance: the
-launcher imports them once, and forks the worker from itself. See `_launcher_fork.py`. Modules of the
-application are imported by other orders, which start no worker: see `_launcher_trial.py`.
+launcher imports them once, and forks the worker from itself. See `_launcher_fork.py`. Other orders import the
+application's modules without starting a worker; see `_launcher_trial.py`.
 
-These orders matter:
+The sequence matters in these places:
 
-* Deaths are handled before orders, so that the next worker finds nothing left of earlier ones.
+* Deaths are handled before orders, so that the next worker does not find leftovers of earlier workers.
 * Processes that a worker starts die with it (D78). The worker adopts its orphaned descendants (`_become`),
   and the launcher adopts the orphans of a dead worker. `_reap` kills them before it reports the worker's end,
   because they may hold its sockets, memory, and files of the driver.

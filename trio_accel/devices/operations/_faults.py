@@ -148,7 +148,7 @@ class FaultHit:
         return self._plan.again and not self._plan.is_removed
 
     def strike(self) -> None:
-        """Note that the fault happens now."""
+        """Record that the fault happens now."""
         if not self.is_struck:
             self.is_struck = True
             self._plan.hit += 1

@@ -53,7 +53,7 @@ class LaunchRecorder(Protocol):
         ...
 
     def written(self, block: Block, /) -> None:
-        """Note that the holder of a lease may have written a block."""
+        """Record that the holder of a lease may have written a block."""
         ...
 
 

@@ -108,7 +108,7 @@ class Channel:
         return self._outbox.pending_bytes
 
     def _asked(self) -> None:
-        """Note that the peer has to answer."""
+        """Record that the peer has to answer."""
         if self.spin_wait is not None and self.spin_wait.sent():
             # An answer is due.
             self._sleeper.notify()
@@ -380,7 +380,7 @@ class SpinWait:
         return self._forecast.is_steady
 
     def received(self, messages: Sequence[tuple[tuple[object, ...], object]]) -> None:
-        """Note that messages have arrived, and perhaps an answer among them."""
+        """Record that messages have arrived, and perhaps an answer among them."""
         if self._is_expected:
             answers = self.answers
             for message, _ in messages:

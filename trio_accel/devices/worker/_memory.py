@@ -85,7 +85,7 @@ class WorkerBlocks(dict[int, Block]):
         self.pop(number).is_released = True
 
     def let_go(self, numbers: Iterable[int]) -> None:
-        """Note that the application has dropped blocks. The next operation or `drain` frees them."""
+        """Record that the application has dropped blocks. The next operation or `drain` frees them."""
         dropped = self._blocks.dropped
         for number in numbers:
             block = self.pop(number, None)

@@ -105,7 +105,7 @@ class WorkerServer:
             self._lose(error)
 
     def prepared(self) -> None:
-        """Note that the context has opened the libraries in advance."""
+        """Record that the context has opened the libraries in advance."""
         self._has_opened_ahead.set()
 
     def made(self, library: str, seconds: float, imports: float) -> None:
