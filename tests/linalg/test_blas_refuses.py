@@ -62,7 +62,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
     "ger of two dtypes": (
         lambda r: linalg.ger(1.0, r.x, np.ones(3, "f"), r.square),
         TypeError,
-        "one dtype, got x float64, y float32",
+        "share a dtype, got x float64, y float32",
     ),
     "symv of no square matrix": (
         lambda r: linalg.symv(1.0, r.tall, r.x),
@@ -161,7 +161,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
         TypeError,
         "c 1j is complex",
     ),
-    "swap of two shapes": (lambda r: linalg.swap(r.x, r.square), ValueError, "one shape, got"),
+    "swap of two shapes": (lambda r: linalg.swap(r.x, r.square), ValueError, "share a shape, got"),
     "swap of two dtypes": (lambda r: linalg.swap(r.square, r.whole), TypeError, "one dtype"),
     "iamax of nothing": (lambda r: linalg.iamax(r.x[:0]), ValueError, "Iamax: x must not be empty"),
     "asum of a matrix": (lambda r: linalg.asum(r.square), ValueError, "x must have one axis"),

@@ -118,7 +118,7 @@ async def test_any_shape(sizes: Any, letters: Any, dtype: str, factors: Any, see
         ({"trans_a": "H"}, ValueError, "trans_a must be 'N', 'T' or 'C', got 'H'"),
         ({"beta": 1.0}, ValueError, "beta must be 0 without c"),
         ({"alpha": 1j}, TypeError, "alpha 1j is complex, the arrays are float64"),
-        ({"b": np.ones((3, 2), "float32")}, TypeError, "one dtype, got a float64, b float32"),
+        ({"b": np.ones((3, 2), "float32")}, TypeError, "share a dtype, got a float64, b float32"),
         ({"alpha": "2"}, TypeError, "alpha must be a number, got str"),
     ],
 )

@@ -214,7 +214,7 @@ async def test_lstsq_without_full_rank(device: ta.Device) -> None:
     del x, residuals, _
     for wrong, error, message in [
         (np.ones(8), np.linalg.LinAlgError, r"lstsq: Incompatible dimensions: .* got a of shape \(9, 4\)"),
-        (np.ones(9, np.float32), TypeError, "one dtype, got a float64, b float32"),
+        (np.ones(9, np.float32), TypeError, "share a dtype, got a float64, b float32"),
         (None, TypeError, "lstsq: b must be an AccelRef or a NumPy array, got None"),
     ]:
         with pytest.raises(error, match=message):
