@@ -338,7 +338,7 @@ async def test_bad_input(system: ta.System) -> None:
             (ValueError, "arrays must name 2, one of each rank, got one array", ask("all_reduce", x)),
             (
                 ValueError,
-                "one dtype and one shape, got float64 (4, 3) of rank 0 and float64 (3, 4) of rank 1",
+                "share dtype and shape, got float64 (4, 3) of rank 0 and float64 (3, 4) of rank 1",
                 ask("all_reduce", [x, other]),
             ),
             (ValueError, "and int32 (4, 3) of rank 1", ask("all_gather", [x, whole])),

@@ -162,7 +162,7 @@ WRONG: dict[str, tuple[Ask, type[Exception], str]] = {
         "c 1j is complex",
     ),
     "swap of two shapes": (lambda r: linalg.swap(r.x, r.square), ValueError, "share a shape, got"),
-    "swap of two dtypes": (lambda r: linalg.swap(r.square, r.whole), TypeError, "one dtype"),
+    "swap of two dtypes": (lambda r: linalg.swap(r.square, r.whole), TypeError, "share a dtype"),
     "iamax of nothing": (lambda r: linalg.iamax(r.x[:0]), ValueError, "Iamax: x must not be empty"),
     "asum of a matrix": (lambda r: linalg.asum(r.square), ValueError, "x must have one axis"),
     "iamax to a floating number": (
