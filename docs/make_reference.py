@@ -87,14 +87,14 @@ INTERNAL: Mapping[str, frozenset[str]] = {
         "FaultKind FaultPlan Key Launch LaunchTimes MemoryActor OpenDevice Phase PutFirst PutPart Recorded "
         "Lent Stay poll_answers PeerCopy PeerCopyActor available exclusive copy_error by_key by_load "
         "check_device describe_workers is_traced lend opened overlaps record refuse_recording run_together "
-        "DECLARED operation_like Chain Function arguments_of called composed refuse_value "
+        "DECLARED operation_like Chain ArrayFunction arguments_of called composed refuse_value "
         "clamped integer is_several real refuse_dtypes said shown what_to_do whole wholes"
     ),
     "trio_accel.programs": _names("ProgramActor"),
     "trio_accel.train": _names("grad value_and_grad"),  # of `gradients`
     "trio_accel.backends.base": _names(
         "BackendReport BlockMemory ChunkAllocator ChunkSource CopyFromForeignSpec DeviceReport ForeignArray "
-        "Hold Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits scalar Refused "
+        "StreamPause Lease PlacedBlock Placement Poison SharesCudaMemory Software as_bits scalar Refused "
         "ALWAYS_HELD by_way_of_int64 check_conversion check_plain check_same_kind element factor "
         "host_array is_same_kind ArraySpec OperationSpec INEXACT INTEGERS NATIVE check_dtype "
         "check_structure misplaced no_element no_length scalar_of unordered"

@@ -412,7 +412,7 @@ def drawn(message: Any, **more: Any) -> Use:
     return lambda at, given: at.device.ask(message(**KEY | more | given))
 
 
-async def replayed(at: Place, replay: Callable[[ta.replay.Journal], Awaitable[object]]) -> object:
+async def replayed(at: Place, replay: Callable[[ta.replay.RecordingJournal], Awaitable[object]]) -> object:
     """Replay a journal of one operation."""
     journal = ta.replay.MemoryJournal()
     async with ta.replay.record(at.device, journal):
@@ -440,7 +440,7 @@ CALLS: dict[str, Use] = {
     "train.torch_optimizer": lambda at, given: train.torch_optimizer(
         "torch.optim:RAdam", **over({"lr": 0.1}, given)
     ).rate_of(1),
-    "train.Group": lambda at, given: train.Group(bool, **given),
+    "train.ParameterGroup": lambda at, given: train.ParameterGroup(bool, **given),
     "train.Lora": lambda at, given: train.Lora(["up"], **over({"rank": 2}, given)),
     "Workflow.step": lambda at, given: agents.Workflow("numbers").step(**given)(model),
     "train.constant": lambda at, given: train.adamw(train.constant(**given)).rate_of(1),

@@ -97,7 +97,7 @@ class ReplayRecorder:
         terminalreporter.write_line(f"kernels that no test asked for: {', '.join(missing) or 'none'}")
 
 
-def named(journal: replay.Journal) -> list[str]:
+def named(journal: replay.RecordingJournal) -> list[str]:
     """Return the names of the operations of a journal, also those inside of recipes."""
     names: set[str] = set()
     for entry in map(pickle.loads, journal.entries()):

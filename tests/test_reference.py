@@ -135,7 +135,7 @@ def test_the_inventory_has_what_programs_write(name: str, other: str) -> None:
 
 def test_an_object_has_one_name_of_the_package() -> None:
     """`ta.System` is the class of devices, not that of actors."""
-    assert "ta.System" not in objects()["trio_accel.actors.System"]
+    assert "ta.System" not in objects()["trio_accel.actors.ActorSystem"]
     others = [other for names in objects().values() for other in names]
     assert len(others) == len(set(others))
 

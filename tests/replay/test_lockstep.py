@@ -70,7 +70,7 @@ async def test_randomness_of_the_system_is_named(system: ta.System) -> None:
 
 
 JOURNALS, ROUNDS = 5, 5
-Places = list[tuple[replay.Journal, int, int]]
+Places = list[tuple[replay.RecordingJournal, int, int]]
 
 
 async def planted_work(device: ta.Device) -> Places:

@@ -26,7 +26,7 @@ MessageT_co = TypeVar("MessageT_co", covariant=True)
 TargetT_co = TypeVar("TargetT_co", covariant=True)
 
 
-class _Named:
+class _MessageName:
     __slots__ = ()
 
     @property
@@ -35,7 +35,7 @@ class _Named:
         return type(self).__name__
 
 
-class Request(_Named, Generic[ActorT_contra, ReplyT_co]):
+class Request(_MessageName, Generic[ActorT_contra, ReplyT_co]):
     """Base of messages that are asked: a frozen attrs class for one actor class and one reply type.
 
     >>> import attrs
@@ -70,7 +70,7 @@ class ItemRequest(Generic[ItemT_co]):
         raise TypeError("a message carries only the type of its item")
 
 
-class Message(_Named, Generic[ActorT_contra]):
+class Message(_MessageName, Generic[ActorT_contra]):
     """Base of messages that are told: a frozen attrs class for one actor class, without a reply."""
 
     __slots__ = ()

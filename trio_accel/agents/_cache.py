@@ -43,7 +43,7 @@ class HitStatistics:
 
 
 @attrs.frozen(eq=False)
-class _Kept:
+class _CacheEntry:
     """A value with its cost, its arrays on devices, and the time of its end."""
 
     value: Any
@@ -120,7 +120,7 @@ class Cache(Generic[ItemT, ResultT]):
         self._cost_of = cost or _bytes_of
         self._ttl = ttl if ttl == math.inf else must_be_positive("Cache: ttl", ttl)
         # The least recently used one is the first.
-        self._kept: dict[Hashable, _Kept] = {}
+        self._kept: dict[Hashable, _CacheEntry] = {}
         self._running: dict[Hashable, _Computation] = {}
         self._nbytes = 0.0
         self._counts = Counter[str]()
@@ -223,7 +223,7 @@ class Cache(Generic[ItemT, ResultT]):
         if cost > self._most_bytes:
             return
         arrays = tuple(leaf for leaf in _leaves(value) if isinstance(leaf, AccelRef))
-        self._kept[key] = _Kept(value, cost, arrays, trio.current_time() + self._ttl)
+        self._kept[key] = _CacheEntry(value, cost, arrays, trio.current_time() + self._ttl)
         self._nbytes += cost
         while len(self._kept) > self._most or self._nbytes > self._most_bytes:
             self._nbytes -= self._kept.pop(next(iter(self._kept))).cost

@@ -89,12 +89,12 @@ class Address:
         Raises:
             LinkLostError: There is nobody, or who is there has not the secret, or is of another version.
         """
-        token, streams, is_proved = os.urandom(_NONCE), list[_Stream](), False
+        token, streams, is_proved = os.urandom(_NONCE), list[_Connection](), False
         link = Link(streams, name, window=window)
         try:
             with trio.fail_after(_PROOF):
                 for _ in range(2):
-                    streams.append(_Stream(trio.socket.socket(), allocate))
+                    streams.append(_Connection(trio.socket.socket(), allocate))
                     await streams[-1].sock.connect((self.host, self.port))
                     await _prove(streams[-1], self.secret, is_asked=False, token=token)
             is_proved = True
@@ -108,7 +108,7 @@ class Address:
         return link
 
 
-class _Stream:
+class _Connection:
     """A connection: number, kind and parts of each frame, one after the other."""
 
     def __init__(self, sock: trio.socket.SocketType, allocate: Allocate) -> None:
@@ -160,7 +160,7 @@ class Link:
     """
 
     def __init__(
-        self, streams: list[_Stream], name: str, serve: Serve | None = None, window: float = math.inf
+        self, streams: list[_Connection], name: str, serve: Serve | None = None, window: float = math.inf
     ) -> None:
         self._streams, self._name, self._serve = streams, name, serve
         self._window = trio.CapacityLimiter(window)
@@ -234,16 +234,16 @@ class Link:
             raise LinkLostError(text, is_begun=True, beside=self._beside)
         return found.unwrap()
 
-    def _stream(self, parts: Parts) -> _Stream:
+    def _stream(self, parts: Parts) -> _Connection:
         return self._streams[sum(map(len, parts)) > _STREAM_FROM_BYTES]
 
-    async def _write(self, stream: _Stream) -> None:
+    async def _write(self, stream: _Connection) -> None:
         try:
             await stream.write_posted()
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             self.lost.set()
 
-    async def _read(self, stream: _Stream) -> None:
+    async def _read(self, stream: _Connection) -> None:
         try:
             while True:
                 self._take(*await stream.receive())
@@ -315,10 +315,10 @@ async def listen(
     else:
         raise OSError(f"{host} has none of these ports free: {ports}")
     # Streams by their token, each until its other half has come.
-    halves: dict[bytes, _Stream] = {}
+    halves: dict[bytes, _Connection] = {}
 
     async def greet(connection: trio.SocketStream, admit: Admit) -> None:
-        stream = _Stream(connection.socket, allocate)
+        stream = _Connection(connection.socket, allocate)
         token = await _prove(stream, secret, is_asked=True)
         admit()
         other = halves.pop(token, None)
@@ -343,7 +343,7 @@ async def _listen_until_closed(lobby: Lobby, listener: trio.SocketListener) -> N
         await lobby.run(listener)
 
 
-async def _prove(stream: _Stream, secret: bytes, *, is_asked: bool, token: bytes = b"") -> bytes:
+async def _prove(stream: _Connection, secret: bytes, *, is_asked: bool, token: bytes = b"") -> bytes:
     """Prove the secret to the other end, and have it do so; returns the token of who has connected.
 
     Each end has a number of its own in what the other one signs, so no proof serves twice.

@@ -11,13 +11,13 @@ import trio
 
 from ..actors import ActorStoppedError, Message, Request, warn_untold
 from ..devices import Key, by_key
-from ._blame import Blame, Trial
+from ._blame import Blame, RequestTrial
 from ._errors import EntityMovedError, NodeLostError
 from ._frames import digest_of, path_of
 from ._link import Link, LinkLostError
 from ._members import Member, Target
 
-__all__ = ["EntityRef", "Router", "Table"]
+__all__ = ["EntityRef", "EntityRouter", "Table"]
 
 EntityT_contra = TypeVar("EntityT_contra", contravariant=True)
 EntityT = TypeVar("EntityT")
@@ -57,7 +57,7 @@ class Table:
         return Table, (self.epoch, self.members)
 
 
-class Router:
+class EntityRouter:
     """Sends requests to the homes of entities, by the newest table.
 
     Attributes:
@@ -154,7 +154,7 @@ class Router:
             ActorStoppedError: The cluster is closed.
             Exception: As the entity's handler does.
         """
-        trial = Trial(target, type(message))
+        trial = RequestTrial(target, type(message))
         while True:
             async with self._blame.turn(trial) if trial.lost or self._blame.has_suspects else nullcontext():
                 self._check_open(target)
@@ -236,7 +236,7 @@ class EntityRef(Generic[EntityT_contra]):
     """
 
     without_device: ClassVar[str] = "devices of another node are used there; send one array a node by ask()"
-    _router: Router
+    _router: EntityRouter
     _target: Target
 
     def __repr__(self) -> str:

@@ -17,7 +17,7 @@ from ..actors import ActorError, Intensity
 from ..backends.base import AccelError, ContextLostError, DeviceLostError, Ints
 from ..devices import AccelRef, Device, Lent, PeerCopy, Stay, lend, run_together
 from ..devices.operations._blocks import Block
-from ._communicators import Communicator, Part, Pieces, RanksFailedError
+from ._communicators import Communicator, Pieces, RanksFailedError, RankShare
 from ._errors import RankFailedError, WorldBrokenError
 from ._operations import Join, expression_of
 
@@ -217,7 +217,7 @@ class PartCall:
                     raise
 
 
-class Call(PartCall):
+class CollectiveCall(PartCall):
     """One collective: its arguments, and how it runs.
 
     Args:
@@ -314,17 +314,17 @@ class Call(PartCall):
 
     def parts(
         self, kind: str, counts: Mapping[int, Mapping[int, int]] | None = None, *, root: int = 0
-    ) -> dict[int, Part]:
+    ) -> dict[int, RankShare]:
         """Return the parts of the ranks for a vendor's library: what they give and get.
 
         Args:
-            kind: See `Part`.
+            kind: See `RankShare`.
             counts: Of ranks that give pieces, how many elements each gives to each.
-            root: See `Part`.
+            root: See `RankShare`.
         """
         given = counts or {}
         return {
-            rank: Part(
+            rank: RankShare(
                 kind,
                 self.dtype,
                 source=self.arrays.get(rank),
@@ -394,7 +394,7 @@ class Call(PartCall):
         shape = self.shapes[rank]
         return made if made.shape == shape else made.reshape(shape)
 
-    async def met(self, communicator: Communicator, parts: Mapping[int, Part]) -> dict[int, AccelRef]:
+    async def met(self, communicator: Communicator, parts: Mapping[int, RankShare]) -> dict[int, AccelRef]:
         """Have ranks take part in a collective of a vendor's library.
 
         Args:

@@ -13,8 +13,8 @@ from ..backends.base import NotSupportedError
 from ..devices import AccelRef, Device, Operation, check_device, exclusive, what_to_do
 from ..devices.engine._library import APART
 from ..devices.operations._blocks import Block
-from ._call import Arrays, Call, Computes, PartCall, Turns
-from ._communicators import Communicator, Part, RanksFailedError, library_of, refusal
+from ._call import Arrays, CollectiveCall, Computes, PartCall, Turns
+from ._communicators import Communicator, RanksFailedError, RankShare, library_of, refusal
 from ._operations import PartOperation, Reduction
 from ._program_calls import ProgramCalls, Rooms
 from ._ranks import Given, Group, Meetings, Rank
@@ -166,7 +166,7 @@ class World:
         if self._communicator is not None:
             await self._communicator.close()
 
-    async def _met(self, call: Call, parts: Mapping[int, Part]) -> dict[int, AccelRef] | None:
+    async def _met(self, call: CollectiveCall, parts: Mapping[int, RankShare]) -> dict[int, AccelRef] | None:
         """Run a collective by a vendor's library; None if it goes by mapped arrays."""
         communicator, reduction = self._communicator, call.reduction
         if communicator is None or (
@@ -184,7 +184,12 @@ class World:
             return None
 
     async def _run(
-        self, call: Call, parts: Mapping[int, Part], compute: Makes, *, first: Makes | None = None
+        self,
+        call: CollectiveCall,
+        parts: Mapping[int, RankShare],
+        compute: Makes,
+        *,
+        first: Makes | None = None,
     ) -> list[AccelRef]:
         """Run a collective in its turn: by its parts if a vendor's library has it, or by mapped arrays.
 
@@ -281,7 +286,7 @@ class World:
             RankFailedError: It failed on a rank.
             WorldBrokenError: The world runs no collectives any more.
         """
-        call = Call(self._turns, "all_reduce", arrays, out, reduction=reduction)
+        call = CollectiveCall(self._turns, "all_reduce", arrays, out, reduction=reduction)
         call.expect(call.shape)
         size = call.shape_size
         bounds = [size * rank // self.size for rank in range(self.size + 1)]
@@ -311,7 +316,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "reduce", arrays, out, to=root, reduction=reduction)
+        call = CollectiveCall(self._turns, "reduce", arrays, out, to=root, reduction=reduction)
         call.expect(call.shape)
         return (await self._run(call, call.parts("reduce", root=root), call.reduced))[0]
 
@@ -328,7 +333,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "reduce_scatter", arrays, out, reduction=reduction)
+        call = CollectiveCall(self._turns, "reduce_scatter", arrays, out, reduction=reduction)
         rows = call.rows()
         call.expect((rows, *call.shape[1:]))
 
@@ -353,7 +358,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "broadcast", [array], out, root=root)
+        call = CollectiveCall(self._turns, "broadcast", [array], out, root=root)
         call.expect(call.shape)
         del call.shapes[root]
         copies = await self._run(call, call.parts("broadcast", root=root), call.joined)
@@ -372,7 +377,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "scatter", [array], out, root=root)
+        call = CollectiveCall(self._turns, "scatter", [array], out, root=root)
         return await self._split(call, {root: [call.rows()] * self.size})
 
     async def gather(self, arrays: Arrays, *, root: int = 0, out: AccelRef | None = None) -> AccelRef:
@@ -386,7 +391,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "gather", arrays, out, to=root)
+        call = CollectiveCall(self._turns, "gather", arrays, out, to=root)
         call.expect(call.joined_shape)
         parts = call.parts("exchange", {rank: {root: call.shape_size} for rank in call.arrays})
         return (await self._run(call, parts, call.joined))[0]
@@ -403,7 +408,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "all_gather", arrays, out)
+        call = CollectiveCall(self._turns, "all_gather", arrays, out)
         call.expect(call.joined_shape)
         return await self._run(call, call.parts("all_gather"), call.joined)
 
@@ -425,7 +430,7 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "all_to_all", arrays, out, has_rows=splits is not None)
+        call = CollectiveCall(self._turns, "all_to_all", arrays, out, has_rows=splits is not None)
         counts = [[call.rows()] * self.size] * self.size if splits is None else call.check_splits(splits)
         return await self._split(call, dict(enumerate(counts)))
 
@@ -441,12 +446,12 @@ class World:
         Raises:
             TypeError, ValueError, RankFailedError, WorldBrokenError: As for `all_reduce`.
         """
-        call = Call(self._turns, "send", [array], out, root=root, to=to)
+        call = CollectiveCall(self._turns, "send", [array], out, root=root, to=to)
         call.expect(call.shape)
         parts = call.parts("exchange", {root: {to: call.shape_size}})
         return (await self._run(call, parts, call.joined))[0]
 
-    async def _split(self, call: Call, counts: Mapping[int, Sequence[int]]) -> list[AccelRef]:
+    async def _split(self, call: CollectiveCall, counts: Mapping[int, Sequence[int]]) -> list[AccelRef]:
         """Run a collective in which ranks give rows: for each that does, how many each rank gets."""
         width = math.prod(call.shape[1:])
         rows = [sum(row[rank] for row in counts.values()) for rank in range(self.size)]

@@ -21,7 +21,7 @@ from ..devices import (
     check_device,
     record,
 )
-from ..devices.front._layout import Input, Layout, dot_of, lay_out, map_reply
+from ..devices.front._layout import GraphLayout, Input, dot_of, lay_out, map_reply
 
 __all__ = ["Graph", "GraphsActor", "Replay", "capture"]
 
@@ -110,7 +110,7 @@ class Graph(Generic[ReplyT]):
 
     _device: Device
     _arrays: tuple[AccelRef, ...]
-    _layout: Layout
+    _layout: GraphLayout
     _reply: ReplyT
     _is_idempotent: bool = attrs.field(kw_only=True, alias="is_idempotent")
     _recipe: bytes = attrs.field(init=False)

@@ -29,7 +29,7 @@ from ._batcher import (
 from ._checks import ModelOutputError, NoRoomError
 from ._fair_queue import FairQueue, Weights, weight_in
 from ._parts import Streamable, Streamed
-from ._places import LEVEL_ARRIVALS, Places
+from ._places import LEVEL_ARRIVALS, SequenceSlots
 from ._sequences import ContinuousStatistics, Last, Room, RunningSequence, SequenceEntry, StepResult
 from ._submit import ItemT, Model, Submit, as_callable, count, outcome_of
 from ._waiting import buckets_of_waits
@@ -205,7 +205,7 @@ class ContinuousBatcher(
         self._room, self._places = room, None
         if room is not None:
             places = self._running, self._aside, self._queue, self._weights, self._most_sequences
-            self._places = Places[ItemT, PartT](*places, room)
+            self._places = SequenceSlots[ItemT, PartT](*places, room)
         self._batch = Batch[SequenceEntry[ItemT, PartT]]([])
         # Calls of the step that run, in their order.
         self._flights = deque[_Flight[ItemT, PartT]]()
@@ -371,7 +371,7 @@ class ContinuousBatcher(
             self._next = None
             self._running[entry] = None
 
-    def _admit_growing(self, places: Places[ItemT, PartT]) -> None:
+    def _admit_growing(self, places: SequenceSlots[ItemT, PartT]) -> None:
         while (entry := places.take(self._tally["steps"])) is not None:
             if entry.is_aside:
                 entry.is_moving, entry.steps = True, 1
@@ -452,7 +452,7 @@ class ContinuousBatcher(
 
     async def _make_room(
         self,
-        places: Places[ItemT, PartT],
+        places: SequenceSlots[ItemT, PartT],
         entries: list[SequenceEntry[ItemT, PartT]],
         error: NoRoomError,
     ) -> list[SequenceEntry[ItemT, PartT]]:

@@ -12,7 +12,7 @@ from ..actors import must_be_count
 from ._fair_queue import Queued
 from ._parts import PartStream
 from ._submit import ItemT
-from ._waiting import Waiting, WaitingStatistics
+from ._waiting import WaitingRequest, WaitingStatistics
 
 __all__ = ["ContinuousStatistics", "Last", "Room", "RunningSequence", "StepResult"]
 
@@ -132,7 +132,7 @@ StepResult: TypeAlias = Sequence[PartT] | Last[PartT] | outcome.Error
 
 
 @attrs.define(eq=False, kw_only=True)
-class SequenceEntry(Waiting[ItemT, tuple[PartT, ...]]):
+class SequenceEntry(WaitingRequest[ItemT, tuple[PartT, ...]]):
     """A request.
 
     Attributes:

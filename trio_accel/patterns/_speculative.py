@@ -193,8 +193,8 @@ class SpeculativeStep:
         """Begin a round of a text; one that fails leaves nothing behind."""
         request = sequence.item
         if sequence.state is None:
-            sequence.state = _Text(np.random.SeedSequence(request.seed).entropy)
-        text: _Text = sequence.state
+            sequence.state = _TextState(np.random.SeedSequence(request.seed).entropy)
+        text: _TextState = sequence.state
         rng = np.random.default_rng([text.entropy, len(sequence.parts)])
         sampler = Sampler(rng=rng, temperature=request.temperature, are_logits=self._are_logits)
         return _Round(request, text, sampler, so_far=(*request.prompt, *sequence.parts))
@@ -311,7 +311,7 @@ class PromptLookup:
 
 
 @attrs.define(eq=False)
-class _Text:
+class _TextState:
     """State of a text beside its tokens.
 
     Attributes:
@@ -340,7 +340,7 @@ class _Round:
     """
 
     request: Generate
-    text: _Text
+    text: _TextState
     sampler: Sampler
     so_far: tuple[int, ...]
     proposed: list[int] = attrs.field(factory=list[int])

@@ -166,7 +166,7 @@ def _check_refuses(refuses: Sequence[object], updates: Sequence[str]) -> tuple[t
 
 
 @attrs.frozen(eq=False)
-class Method:
+class ProgramMethod:
     """A method of a program, or a function.
 
     Attributes:
@@ -203,7 +203,7 @@ class Method:
         return bool(self.updates or self.state) and not self.idempotent
 
 
-def find_method(cls: type[object], given: object) -> Method:
+def find_method(cls: type[object], given: object) -> ProgramMethod:
     """Look a method of a program's class up.
 
     Args:
@@ -264,7 +264,7 @@ def state_of(cls: type[object]) -> frozenset[str]:
     return frozenset[str]().union(*[find_method(cls, name).state for name in declared])
 
 
-def describe_function(function: Callable[..., Any]) -> Method:
+def describe_function(function: Callable[..., Any]) -> ProgramMethod:
     """Look at a function that is a program.
 
     Raises:
@@ -280,7 +280,7 @@ def _describe(
     where: str,
     parameters: Any,
     constructor: Mapping[str, object],
-) -> Method:
+) -> ProgramMethod:
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
             f"{where} is async, and it runs in a thread of the device: write `def`, without await"
@@ -315,7 +315,7 @@ def _describe(
                 f"{nearest(f'self.{plain}' if f'self.{plain}' in there else declared_name, there)}"
             )
         names.add(plain)
-    return Method(
+    return ProgramMethod(
         name,
         where,
         signature,

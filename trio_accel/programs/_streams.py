@@ -17,7 +17,7 @@ from ..backends.base import AccelError, ContextLostError
 from ..backends.base.contract.program_definition import build
 from ..devices import AccelRef, Device, ProgressReport, track_progress
 from ._messages import arrays_in
-from ._method import SEVERAL, Method
+from ._method import SEVERAL, ProgramMethod
 
 __all__ = ["ItemStream"]
 
@@ -79,7 +79,7 @@ class Items:
         leave: Called with the number and the arguments of a generator that could not be closed in time.
     """
 
-    _method: Method
+    _method: ProgramMethod
     _bound: inspect.BoundArguments
     _device: Device
     _next_number: Callable[[], int]
@@ -179,7 +179,7 @@ class Items:
 
 
 def bind_items(
-    method: Method, args: Sequence[object], kwargs: Mapping[str, object]
+    method: ProgramMethod, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> inspect.BoundArguments:
     """Find out which argument of a stream is which.
 

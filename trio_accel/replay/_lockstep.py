@@ -25,8 +25,8 @@ from ..devices import Device
 from ..devices.operations._blocks import Block
 from ._bare import MEMORY, Bare, NewBlock, read_block, write_block
 from ._compare import Tolerance, difference
-from ._entries import Again, Asked
-from ._journal import Entry, Journal, JournalError
+from ._entries import Again, LaunchEntry
+from ._journal import Entry, JournalError, RecordingJournal
 from ._load import Mark, Outside, load
 from ._replay import Player, changes_of, compare_filled, compare_mark, name_of, once, viewed
 from ._report import Failure, Report, Skipped, note
@@ -60,7 +60,7 @@ def _results(spec: Any) -> list[tuple[str, ArraySpec]]:
 class _Chain:
     """A chain that is played step by step on one device."""
 
-    def __init__(self, asked: Asked, player: Player) -> None:
+    def __init__(self, asked: LaunchEntry, player: Player) -> None:
         self.nodes: Sequence[GraphNode] = ()
         self._asked, self._player = asked, player
         self._again = Again(asked, player.blocks)
@@ -101,7 +101,7 @@ class _Chain:
 
 
 async def lockstep(
-    journal: Journal,
+    journal: RecordingJournal,
     reference: Device,
     candidate: Device,
     *,
@@ -161,7 +161,7 @@ async def lockstep(
     return report
 
 
-def _is_chain(step: Asked) -> bool:
+def _is_chain(step: LaunchEntry) -> bool:
     return str(step.spec[0]).rpartition(":")[2] in ("ChainSpec", "GraphSpec") and step.failure is None
 
 
@@ -181,7 +181,7 @@ class _Lockstep:
     tolerance: Tolerance | None
     alone: bool
 
-    async def launch(self, step: Asked) -> None:
+    async def launch(self, step: LaunchEntry) -> None:
         """Ask a launch whole."""
         report, other = self.report, Report()
         ours, theirs = await once(step, self.players[0], report), await once(step, self.players[1], other)
@@ -197,7 +197,7 @@ class _Lockstep:
         compare_filled(step, ours.spec, ours.results, theirs.results, report, self.tolerance)
         await self._compare(step, _results(ours.spec), _results(theirs.spec))
 
-    async def chain(self, step: Asked) -> None:
+    async def chain(self, step: LaunchEntry) -> None:
         """Ask a chain step by step."""
         report = self.report
         if why := max([await player.give(step) for player in self.players]):
@@ -224,7 +224,7 @@ class _Lockstep:
 
     async def _compare(
         self,
-        step: Asked,
+        step: LaunchEntry,
         ours: list[tuple[str, ArraySpec]],
         theirs: list[tuple[str, ArraySpec]],
         *,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import attrs
 import trio
 
-from ..actors import Actor, ActorContext, Event, System, is_number, opens
+from ..actors import Actor, ActorContext, ActorSystem, Event, is_number, opens
 from ..backends.base.kit.modules import import_extra
 from ..http import Limits, serve
 from ._past import INTERVAL, Past, busiest_first
@@ -72,7 +72,7 @@ class Dashboard:
 
 @opens("the page is not served yet: async with ta.open_dashboard(system) as dashboard")
 async def open_dashboard(
-    system: System, *, port: int = 0, interval: float = 0.5, errors: bool = False
+    system: ActorSystem, *, port: int = 0, interval: float = 0.5, errors: bool = False
 ) -> AsyncGenerator[Dashboard]:
     """Serve a page that shows a system, for the body of the ``async with``.
 

@@ -74,7 +74,7 @@ class Slab:
 
 
 @attrs.define(eq=False)
-class Region:
+class SlabRegion:
     """Memory for one array, in a slab: it goes back to the pool when nothing refers to it any more.
 
     NumPy keeps what an array was made of as its base. It keeps only the first of a chain of arrays, so
@@ -171,7 +171,7 @@ class HostPool:
         return self.region(nbytes).array(shape, dtype) if nbytes else np.empty(shape, dtype)
 
     @enable_ki_protection
-    def region(self, nbytes: int) -> Region:
+    def region(self, nbytes: int) -> SlabRegion:
         """Take memory.
 
         Raises:
@@ -184,9 +184,9 @@ class HostPool:
         except MemoryError:
             self._allocator.trim()
             place = self._allocator.allocate(number, -(-nbytes // _PAGE) * _PAGE)
-        return Region(number, self.slabs[place.chunk], place.offset, nbytes, self._drop)
+        return SlabRegion(number, self.slabs[place.chunk], place.offset, nbytes, self._drop)
 
-    def stage(self, nbytes: int) -> Region:
+    def stage(self, nbytes: int) -> SlabRegion:
         """Take memory by way of which an array travels.
 
         Raises:

@@ -181,7 +181,7 @@ class TaskNotifier:
             trio.lowlevel.reschedule(task, WAKE_VALUE)
 
 
-class Turn:
+class SubmissionTurn:
     """One operation's place in the order. Made by `SubmissionOrder.enter`.
 
     Attributes:
@@ -198,7 +198,7 @@ class Turn:
         self.reads: frozenset[int] = reads
         self.writes: frozenset[int] = writes
         self.waits_for: int = 0
-        self.followers: list[Turn] | None = None
+        self.followers: list[SubmissionTurn] | None = None
         self.ready: trio.Event | None = None
         self.is_leaving: bool = False
         self.is_over: bool = False
@@ -221,7 +221,7 @@ class Turn:
         if self.ready is not None:
             self.ready.set()
 
-    def follow(self, other: Turn) -> None:
+    def follow(self, other: SubmissionTurn) -> None:
         """Come after another, unless that is over."""
         if other.is_over or other is self:
             return
@@ -230,7 +230,7 @@ class Turn:
         other.followers.append(self)
         self.waits_for += 1
 
-    def end(self) -> list[Turn]:
+    def end(self) -> list[SubmissionTurn]:
         """Give the place up; returns those that may give up theirs now."""
         self.is_over = True
         followers, self.followers = self.followers, None
@@ -259,8 +259,8 @@ class SubmissionOrder:
 
     def __init__(self) -> None:
         # The last turn that writes each block, and the turns that read it since.
-        self._writers: dict[int, Turn] = {}
-        self._readers: dict[int, dict[Turn, None]] = {}
+        self._writers: dict[int, SubmissionTurn] = {}
+        self._readers: dict[int, dict[SubmissionTurn, None]] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -271,9 +271,9 @@ class SubmissionOrder:
         """Tell whether an operation that used these blocks now would follow none."""
         return self._writers.keys().isdisjoint(reads | writes) and writes.isdisjoint(self._readers)
 
-    def enter(self, reads: frozenset[int], writes: frozenset[int]) -> Turn:
+    def enter(self, reads: frozenset[int], writes: frozenset[int]) -> SubmissionTurn:
         """Give the next operation its place."""
-        turn = Turn(reads, writes)
+        turn = SubmissionTurn(reads, writes)
         writers, readers = self._writers, self._readers
         for block in reads:
             # The write below follows all that a read of the block would follow.
@@ -295,7 +295,7 @@ class SubmissionOrder:
             writers[block] = turn
         return turn
 
-    def leave(self, turn: Turn, made: Iterable[int] = ()) -> None:
+    def leave(self, turn: SubmissionTurn, made: Iterable[int] = ()) -> None:
         """Leave the order, launched or never to be: operations that wait for this one go on.
 
         An operation that was taken back while it waited keeps its place until its turn: later ones know of
@@ -322,7 +322,7 @@ class SubmissionOrder:
             self._forget(left)
             leaving += left.end()
 
-    def _forget(self, turn: Turn) -> None:
+    def _forget(self, turn: SubmissionTurn) -> None:
         writers, readers = self._writers, self._readers
         for block in turn.writes:
             if block in writers and writers[block] is turn:

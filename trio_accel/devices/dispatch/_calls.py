@@ -166,7 +166,7 @@ def _libraries(usage: dict[str, Ints]) -> dict[str, LibraryStatistics]:
     }
 
 
-class Leases:
+class WorkerLeases:
     """Holds arrays of a device whose memory this process has mapped.
 
     Args:
@@ -290,7 +290,7 @@ class WorkerLoan(Loan):
     """
 
     _request: LeaseRequest
-    _leases: Leases
+    _leases: WorkerLeases
     place: Place | None = attrs.field(default=None, init=False)
 
     async def wait(self, verb: str) -> None:
@@ -325,7 +325,7 @@ class Borrowed:
 
     array: AccelRef
     _request: BorrowRequest
-    _leases: Leases
+    _leases: WorkerLeases
     _is_sure: bool
 
     async def wait(self, verb: str) -> None:

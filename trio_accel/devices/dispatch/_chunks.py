@@ -27,7 +27,7 @@ from ._loans import next_abroad
 __all__ = ["INTACT", "LeftMemory", "Stay", "free_left_memory"]
 
 if TYPE_CHECKING:
-    from ...actors import System
+    from ...actors import ActorSystem
     from ..launcher._launcher import Launcher
 
 # The address of a block whose request is not answered.
@@ -347,7 +347,7 @@ class LeftMemory:
         """Bytes of the arrays."""
         return sum(nbytes for _, nbytes, _, _ in self.chunks.blocks.values())
 
-    def leave(self, system: System) -> None:
+    def leave(self, system: ActorSystem) -> None:
         """Leave the memory to the system: no device has it any more."""
         _left.setdefault(system, set()).add(self)
         self.generation = max(self.generation, self.blocks.availability.generation)
@@ -356,7 +356,7 @@ class LeftMemory:
         self.blocks.leave(self._release)
         self.chunks.drop_empty()
 
-    def take(self, system: System) -> None:
+    def take(self, system: ActorSystem) -> None:
         """Take it for a device again."""
         _left.get(system, set()).discard(self)
 
@@ -371,10 +371,10 @@ class LeftMemory:
 
 
 # The system is not kept alive by it.
-_left: weakref.WeakKeyDictionary[System, set[LeftMemory]] = weakref.WeakKeyDictionary()
+_left: weakref.WeakKeyDictionary[ActorSystem, set[LeftMemory]] = weakref.WeakKeyDictionary()
 
 
-def free_left_memory(system: System) -> None:
+def free_left_memory(system: ActorSystem) -> None:
     """End with the system: from now on the memory that its devices left cannot be adopted."""
     for memory in _left.pop(system, set()):
         memory.free()

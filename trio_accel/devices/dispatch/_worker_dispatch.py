@@ -32,7 +32,7 @@ from ..operations._ref import AccelRef, LibraryT
 from ..wire import _orders
 from ..wire._channel import Channel, Take
 from ._answers import AnswerHandler
-from ._calls import Borrowed, Leases, MeasuredRequest, Measures, Questions, WorkerLoan
+from ._calls import Borrowed, MeasuredRequest, Measures, Questions, WorkerLeases, WorkerLoan
 from ._chunks import INTACT, ChunkTable, LeftMemory, Stay
 from ._link import WorkerLink, died
 from ._loans import Loan
@@ -337,7 +337,7 @@ class WorkerDispatch:
         self._answers = self._generations.answers
         device.on_rest = self._generations.rest
         self._measures = Measures(device, self._answers.actors)
-        self._leases = Leases(device, self._sender, self._chunks)
+        self._leases = WorkerLeases(device, self._sender, self._chunks)
         # With `SyncCompletion` the worker's loop blocks, and cannot be told of copies: all arrays go by
         # value.
         self._by_value = (

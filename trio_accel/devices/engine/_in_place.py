@@ -11,7 +11,7 @@ These orders matter:
 * All conditions are looked at behind that checkpoint. Until the end of the work there is no other one, so
   they hold as long as it runs.
 * A deadline cannot cut it short. So it has a bound of processor time, and the runs of one turn of the loop
-  have one together: `Turn`.
+  have one together: `LoopTurn`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _TURN, _LONGEST = 0.0005, 0.002
 _FRESH = 32
 
 
-class Turn:
+class LoopTurn:
     """The runs in place of one turn of the loop.
 
     Trio does not tell where a turn ends. A task runs once in a turn, so where one comes again, the next turn
@@ -115,7 +115,7 @@ class InPlace:
         self._library = library
         kernels, self._queue = actor.place()
         self._kernels = kernels if isinstance(kernels, ComputesInPlace) else None
-        self._turn = Turn()
+        self._turn = LoopTurn()
         self._thread = get_ident()
         self._is_stopped = False
         self._outcomes: Outcomes

@@ -61,7 +61,7 @@ Key: TypeAlias = str | bytes | int
 """Types of keys: equal keys have equal places, in every process."""
 
 
-class _Named(Protocol):
+class _HasName(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -73,7 +73,7 @@ class _Living(Protocol):
     def is_dead(self) -> bool: ...
 
 
-NamedT = TypeVar("NamedT", bound=_Named)
+NamedT = TypeVar("NamedT", bound=_HasName)
 LivingT = TypeVar("LivingT", bound=_Living)
 
 

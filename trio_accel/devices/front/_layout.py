@@ -65,7 +65,7 @@ class Constant:
 
 
 @attrs.frozen(eq=False)
-class Layout:
+class GraphLayout:
     """The arrays of a graph, in the order in which its recipe numbers them, by what the graph does with them.
 
     Written ones are in this order: inputs, arrays that are returned, scratch memory.
@@ -93,7 +93,7 @@ def lay_out(
     returned: Iterable[int],
     given: Mapping[int, int] | None = None,
     kept: Iterable[int] = (),
-) -> Layout:
+) -> GraphLayout:
     """Say where the arrays of a recorded chain are.
 
     Args:
@@ -133,7 +133,7 @@ def lay_out(
     places |= {block: (position, offset) for block, offset in filled.items()}
     places |= {block: (position, start + offset) for block, offset in offsets.items()}
     recipe = GraphRecipe(_placed(node, places) for node in recorded.nodes)
-    return Layout(inputs, constants, made, start + scratch, recipe, places)
+    return GraphLayout(inputs, constants, made, start + scratch, recipe, places)
 
 
 def aligned(nbytes: int) -> int:

@@ -44,7 +44,7 @@ class Recorded:
     made: Mapping[int, int]
 
 
-class Recorder:
+class OperationRecorder:
     """A recording: it plans operations for blocks that are never made, and notes their launches.
 
     Attributes:
@@ -64,9 +64,9 @@ class Recorder:
     takes_status: ClassVar[bool] = False
     is_ahead: ClassVar[bool] = False
 
-    def __init__(self, device: Device, state: PlannedFor, outer: Recorder | None) -> None:
+    def __init__(self, device: Device, state: PlannedFor, outer: OperationRecorder | None) -> None:
         self.path: str = state.path
-        self.outer: Recorder | None = outer
+        self.outer: OperationRecorder | None = outer
         self.blocks: BlockTable = BlockTable(device.name, state.blocks.availability, reuses=False)
         self.blocks.device = device
         self.faults: Faults = Faults()
@@ -193,7 +193,7 @@ class RecordingPlanner(Planner):
 
     is_recording = True
 
-    def __init__(self, recording: Recorder, operation: Operation[Any, Any]) -> None:
+    def __init__(self, recording: OperationRecorder, operation: Operation[Any, Any]) -> None:
         super().__init__(recording, operation)
         self._recording = recording
         self.constants: dict[int, tuple[AccelRef, str]] = {}
@@ -213,13 +213,13 @@ class RecordingPlanner(Planner):
             self.constants[block.id] = constant, f"{argument} of {self.name}"
 
 
-class ChainRecorder(Recorder):
+class ChainRecorder(OperationRecorder):
     """A recorder of a chain of calls: the library of graphs looks at status words as it runs it."""
 
     takes_status = True
 
 
-class LookingAhead(Recorder):
+class LookingAhead(OperationRecorder):
     """A recorder that plans the operations of a call for the layout of its result, and notes nothing."""
 
     is_ahead: ClassVar[bool] = True
@@ -238,12 +238,12 @@ class LookingAhead(Recorder):
 
     def submit(self, device: PlannedFor, operation: Operation[Any, ReplyT]) -> Pending[ReplyT]:
         """Plan an operation, for which nobody waits."""
-        pending = _Known(operation.operation, operation.plan(RecordingPlanner(self, operation)))
+        pending = _PlannedCall(operation.operation, operation.plan(RecordingPlanner(self, operation)))
         pending.settle(None)
         return pending
 
 
-class _Known(Pending[ReplyT]):
+class _PlannedCall(Pending[ReplyT]):
     """A planned operation, whose result is there without a checkpoint."""
 
     async def wait(self) -> ReplyT:

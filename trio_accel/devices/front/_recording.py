@@ -8,7 +8,7 @@ from ..operations._operation import RECORDING, recording_now
 from ..operations._pending import ReplyT
 from ..operations._ref import AccelRef, Device
 from ._device import opened
-from ._recorder import Recorded, Recorder
+from ._recorder import OperationRecorder, Recorded
 
 __all__ = ["Recorded", "record"]
 
@@ -38,7 +38,7 @@ async def record(
     state = opened(device).state
     state.check_run("capture")
     outer = recording_now()
-    recording = Recorder(device, state, outer if isinstance(outer, Recorder) else None)
+    recording = OperationRecorder(device, state, outer if isinstance(outer, OperationRecorder) else None)
     inputs = [recording.stand_in(array) for array in arrays]
     token = RECORDING.set(recording)
     try:

@@ -37,7 +37,7 @@ _CAPABILITIES = tuple(
 )
 
 
-class System(actors.System):
+class System(actors.ActorSystem):
     """A tree of actors, devices among them. Made by `open_system`.
 
     Attributes:

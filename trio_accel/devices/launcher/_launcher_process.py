@@ -62,7 +62,7 @@ _fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long)
 _PUNCH_HOLE = 0x3  # which must keep the size
 
 
-class Launcher:
+class LauncherServer:
     """Serves the application until its control socket or its process ends."""
 
     def __init__(self, control: socket.socket, application: int) -> None:
@@ -177,7 +177,7 @@ class Launcher:
             return
         if self._trials is None:
             self._forks = self._forks or _load_forks()
-            self._trials = load(_TRIAL).Trials(self, self._forks)
+            self._trials = load(_TRIAL).ImportTrials(self, self._forks)
         self._trials.add(number, order, descriptors[0])
 
     def _program(
@@ -601,7 +601,7 @@ def main(control: int, parent: int) -> None:
             return
         # No file system is kept busy by this process.
         os.chdir("/")
-        Launcher(connected, application).run()
+        LauncherServer(connected, application).run()
 
 
 _FILE_LIMIT = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -41,7 +41,7 @@ _MOST_DEATHS = 5  # of templates, until what they had is left to the workers
 _LONGEST_REASON = 2000  # characters, so that a report fits in its packet
 
 
-class Trial(NamedTuple):
+class ImportTrial(NamedTuple):
     """A list of modules that is to be imported ahead.
 
     Attributes:
@@ -55,7 +55,7 @@ class Trial(NamedTuple):
     directory: int
 
 
-class Trials:
+class ImportTrials:
     """Tries and imports lists of modules, one after the other; the launcher serves while a child does.
 
     Args:
@@ -63,7 +63,7 @@ class Trials:
         forks: Imports of the launcher.
     """
 
-    def __init__(self, launcher: program.Launcher, forks: Forks) -> None:
+    def __init__(self, launcher: program.LauncherServer, forks: Forks) -> None:
         self._forks = forks
         self._watch = launcher.watch
         self._report = launcher.report
@@ -71,12 +71,12 @@ class Trials:
         # The template (D138): its pid, the socket to it, and the lists that it has imported.
         self._template = 0
         self._control: socket.socket | None = None
-        self._held: list[Trial] = []
+        self._held: list[ImportTrial] = []
         self._deaths = 0
         self._replaced: set[int] = set()
-        self._waiting: deque[Trial] = deque()
+        self._waiting: deque[ImportTrial] = deque()
         # The list on trial; its child, the socket to that, and when it began.
-        self._tried: Trial | None = None
+        self._tried: ImportTrial | None = None
         self._child = 0
         self._ours: socket.socket
         self._began = 0.0
@@ -90,7 +90,7 @@ class Trials:
             order: The modules to import, and how a worker would start.
             directory: Descriptor of the application's working directory, which belongs to this from here on.
         """
-        self._waiting.append(Trial(number, order, directory))
+        self._waiting.append(ImportTrial(number, order, directory))
         self._go_on()
 
     def patience(self) -> float | None:
@@ -151,7 +151,7 @@ class Trials:
                     found.add(pid)
         return found
 
-    def _outcome(self, tried: Trial, status: int) -> str | None:
+    def _outcome(self, tried: ImportTrial, status: int) -> str | None:
         """Say why workers import a list themselves whose child has ended; None if the template has it."""
         names = ", ".join(name for name, _ in tried.order["modules"])
         try:
@@ -203,7 +203,7 @@ class Trials:
             if why is not None:
                 self._tell(trial, why)
 
-    def _try(self, trial: Trial) -> str | None:
+    def _try(self, trial: ImportTrial) -> str | None:
         """Start a child; returns the reason if that fails."""
         try:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -219,14 +219,14 @@ class Trials:
         self._began = time.monotonic()
         return None
 
-    def _tell(self, trial: Trial, why: str | None) -> None:
+    def _tell(self, trial: ImportTrial, why: str | None) -> None:
         if why is None:
             self._held.append(trial)
         else:
             os.close(trial.directory)
         self._report("tried", trial.number, {"reason": why, "seconds": time.monotonic() - self._began})
 
-    def _be(self, trial: Trial, free: int) -> NoReturn:
+    def _be(self, trial: ImportTrial, free: int) -> NoReturn:
         """Import the modules, say what that has left behind, and end; in the child."""
         try:
             program.close_from(free)
@@ -264,7 +264,7 @@ class Trials:
 
     def _fork(self, kind: str, detail: dict[str, Any], descriptors: list[int]) -> int:
         if kind == "try":
-            return program.spawn(partial(self._be, Trial(**detail)), descriptors, self._launcher)
+            return program.spawn(partial(self._be, ImportTrial(**detail)), descriptors, self._launcher)
         if self._forks.prepare(detail, descriptors[0]) is not None:
             return 0
         return program.spawn(partial(self._forks.run, detail), descriptors, self._launcher)

@@ -116,7 +116,7 @@ def nothing() -> None:
     """Tell that nothing holds a block."""
 
 
-class Hold:
+class ForeignMemory:
     """Keeps memory that code outside of the package has, as the memory of one of its own arrays.
 
     Its finaliser runs where the last reference goes, on any thread. What releases the block has a reference
@@ -140,7 +140,7 @@ class Hold:
             self._give_back()
 
 
-def held(given: HostArray, hold: Hold) -> HostArray:
+def held(given: HostArray, hold: ForeignMemory) -> HostArray:
     """Return an array that has a hold, as what is made of it has: views, buffers, arrays by DLPack."""
     if not given.size:
         return given
@@ -216,8 +216,8 @@ class Block:
         self.spec: ArraySpec | None = spec
         self.table: BlockTable = table
 
-    # The last `Hold` of it; few blocks have any.
-    _held: Callable[[], Hold | None] = staticmethod(nothing)
+    # The last `ForeignMemory` of it; few blocks have any.
+    _held: Callable[[], ForeignMemory | None] = staticmethod(nothing)
 
     def release(self) -> None:
         """Give the memory back, when nothing holds it any more; later use of any reference is refused."""
@@ -230,11 +230,11 @@ class Block:
                 # Operations in flight may use it.
                 self.table.drop(self, is_free=False)
 
-    def hold(self) -> Hold:
+    def hold(self) -> ForeignMemory:
         """Keep the memory for as long as the object that is returned lives, also after `release`."""
         hold = self._held()
         if hold is None:
-            hold = Hold(partial(self.table.drop, self, is_free=False))
+            hold = ForeignMemory(partial(self.table.drop, self, is_free=False))
             self._held = weakref.ref(hold)
         return hold
 

@@ -29,11 +29,11 @@ from ..base._views import Index
 from ._chain import (
     GATHER,
     METHODS,
+    ArrayFunction,
     Asked,
     Chain,
-    Function,
+    ChainStep,
     Layouts,
-    Step,
     arguments_of,
     asked,
     refuse_results,
@@ -247,7 +247,7 @@ Other: TypeAlias = "Operators[Any] | HostArray | complex | np.generic"
 """The other operand of an operator."""
 
 
-class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
+class SpentCall(Operators[T_co], ChainStep, Coroutine[Any, Any, T_co]):
     """A call that was awaited, or that was an operand of one that was."""
 
     __slots__ = ("_is_silent", "_running")
@@ -255,7 +255,7 @@ class SpentCall(Operators[T_co], Step, Coroutine[Any, Any, T_co]):
     first = "call"
 
     def __init__(
-        self, function: Function, args: tuple[Any, ...], named: Mapping[str, Any] | None = None
+        self, function: ArrayFunction, args: tuple[Any, ...], named: Mapping[str, Any] | None = None
     ) -> None:
         self.function = function
         self.args = args
@@ -468,10 +468,10 @@ class Call(SpentCall[T_co]):
 
 
 _COMPOSED = frozenset({Call, SpentCall, np.ndarray, list, tuple})
-Step.spent, Step.fresh = SpentCall, Call
+ChainStep.spent, ChainStep.fresh = SpentCall, Call
 
 
-async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
+async def evaluate(function: ArrayFunction, args: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
     """Run one call, among whose arguments is no other."""
     try:
         made = function.make(*args, **named)
@@ -499,7 +499,7 @@ async def evaluate(function: Function, args: tuple[Any, ...], named: Mapping[str
         raise
 
 
-async def run_steps(steps: Sequence[Step], given: Mapping[int, Any]) -> Any:
+async def run_steps(steps: Sequence[ChainStep], given: Mapping[int, Any]) -> Any:
     """Run calls one after the other, and return the result of the last.
 
     Args:
@@ -583,7 +583,7 @@ def composed(
     return cast("Any", function)  # type: ignore[no-any-return]  # as it is
 
 
-def called(function: Function) -> Callable[..., Call[Any]]:
+def called(function: ArrayFunction) -> Callable[..., Call[Any]]:
     """Make what a program calls, which makes calls of a function."""
 
     def call(*args: Any, **named: Any) -> Call[Any]:

@@ -14,7 +14,7 @@ from ...backends.base import ArraySpec, DType, HostArray
 from ..base._refusals import OnDevice
 from ._pending import Pending
 
-__all__ = ["Chain", "Function", "arguments_of"]
+__all__ = ["ArrayFunction", "Chain", "arguments_of"]
 
 Layouts: TypeAlias = "ArraySpec | Sequence[Layouts]"
 """Layout of an array, or those of several."""
@@ -33,12 +33,12 @@ _CLOSED = object()
 _OF_NUMBERS = frozenset({"arrays.add", "arrays.divide", "arrays.multiply", "arrays.subtract"})
 
 
-def _is_one_operation(function: Function) -> bool:
+def _is_one_operation(function: ArrayFunction) -> bool:
     return function.how != "awaitable" and function.ask is None
 
 
 @attrs.frozen(eq=False)
-class Function:
+class ArrayFunction:
     """A function of arrays, as its calls know it.
 
     Attributes:
@@ -88,14 +88,14 @@ class Asked(Protocol):
         ...
 
 
-METHODS: dict[str, Function] = {}
+METHODS: dict[str, ArrayFunction] = {}
 """Functions that operators and methods make calls of, by their names; the layers above add them."""
 
 DEVICE_OF: list[Callable[..., Any]] = []
 """Finds the device of operands: the module of devices is above this one."""
 
 
-class Step:
+class ChainStep:
     """A call, as a chain knows it.
 
     Attributes:
@@ -108,12 +108,12 @@ class Step:
     """
 
     __slots__ = ("ahead", "args", "function", "named")
-    function: Function
+    function: ArrayFunction
     args: tuple[Any, ...]
     named: Mapping[str, Any] | None
     ahead: Layouts | None
-    spent: ClassVar[type[Step]]
-    fresh: ClassVar[type[Step]]
+    spent: ClassVar[type[ChainStep]]
+    fresh: ClassVar[type[ChainStep]]
 
 
 async def _gathered(*results: Any) -> tuple[Any, ...]:
@@ -121,7 +121,7 @@ async def _gathered(*results: Any) -> tuple[Any, ...]:
     return results
 
 
-GATHER = Function("gather", _gathered, "awaitable")
+GATHER = ArrayFunction("gather", _gathered, "awaitable")
 """Returns the results of several calls; see `gather`."""
 
 
@@ -153,9 +153,9 @@ class Chain:
     __slots__ = ("has_expansions", "hosts", "is_fixed", "key", "numbers", "refs", "steps")
 
     def __init__(self, call: Any, *, is_spent: bool = True, ends: Iterable[int] = ()) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[ChainStep] = []
         steps, places, stack, opened = self.steps, dict.fromkeys(ends, -1), [call], set[int]()
-        spent = Step.spent
+        spent = ChainStep.spent
         while stack:
             step = stack[-1]
             depth = len(stack)
@@ -167,7 +167,7 @@ class Chain:
                 kind: Any = type(each)  # pyright: ignore[reportUnknownVariableType]
                 if kind is spent:
                     raise spent_error(each)
-                if isinstance(each, Step) and id(each) not in places:
+                if isinstance(each, ChainStep) and id(each) not in places:
                     stack.append(each)
             if len(stack) > depth:
                 if id(step) in opened:
@@ -193,7 +193,7 @@ class Chain:
         self.key: tuple[object, ...] | None = self._read(places)
 
     def expanded(self) -> Chain:
-        """Return the chain with the calls of each `Function.expand` in place of its step.
+        """Return the chain with the calls of each `ArrayFunction.expand` in place of its step.
 
         Raises:
             Exception: A function has raised it: the steps are spent.
@@ -203,7 +203,7 @@ class Chain:
         try:
             for step in steps:
                 # It becomes an operand once more.
-                step.__class__ = Step.fresh
+                step.__class__ = ChainStep.fresh
             for step in steps:
                 args, named = replaced(step, made)
                 step.args, step.named = args, named or None
@@ -217,7 +217,7 @@ class Chain:
             raise
         finally:
             for step in steps:
-                step.__class__ = Step.spent
+                step.__class__ = ChainStep.spent
 
     def take_steps(self, expanded: Chain) -> None:
         """Have the steps of the chain that this one expands to."""
@@ -247,7 +247,7 @@ class Chain:
                 args if named is None and _SEVERAL.isdisjoint(map(type, args)) else arguments_of(step)
             ):
                 kind: Any = type(each)  # pyright: ignore[reportUnknownVariableType]
-                if isinstance(each, Step):
+                if isinstance(each, ChainStep):
                     key.append(places[id(each)])
                 elif isinstance(each, OnDevice):
                     array: Any = each  # pyright: ignore[reportUnknownVariableType]
@@ -310,7 +310,7 @@ def refuse_results(name: str, args: Iterable[object]) -> None:
             raise TypeError(f"{name}: {told}; await the call that returns it first, and {use}") from None
 
 
-def replaced(step: Step, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def replaced(step: ChainStep, values: Mapping[int, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call, with values in place of what is known by its identity."""
 
     def one(each: Any) -> Any:
@@ -331,7 +331,7 @@ def asked(name: str, args: Sequence[Any], named: Mapping[str, Any]) -> Asked:
     return found
 
 
-def arguments_of(step: Step) -> list[Any]:
+def arguments_of(step: ChainStep) -> list[Any]:
     """List the arguments of a call, with the members of sequences one by one."""
     named = step.named
     return _flat(step.args if named is None else (*step.args, _CLOSED, *named, *named.values()))
@@ -347,7 +347,7 @@ def _flat(given: Iterable[Any]) -> list[Any]:
     return flat
 
 
-def takes_number(step: Step) -> bool:
+def takes_number(step: ChainStep) -> bool:
     """Tell whether the function of a call takes a number as an array without axes, with the same bits."""
     # A number in a sequence is none of its operands.
     is_one = step.named is None and step.function.name in _OF_NUMBERS
@@ -368,7 +368,7 @@ def told_by(given: Any) -> object:
     return value if isinstance(given, (np.dtype, type)) else NotImplemented
 
 
-def spent_error(call: Step) -> RuntimeError:
+def spent_error(call: ChainStep) -> RuntimeError:
     return RuntimeError(
         f"{call!r} was awaited before, or in another call; keep its result in a name, "
         "or await both calls at once: await ta.gather(a, b)"

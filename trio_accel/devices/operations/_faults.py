@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, cast
 import attrs
 import trio
 
-from ...backends.base import AccelDevice, AccelError, AccelStream, Hold, Poison
+from ...backends.base import AccelDevice, AccelError, AccelStream, Poison, StreamPause
 from ..base._bridge import LoopNotifier
 from ..base._waits import Alarms
 
@@ -41,7 +41,9 @@ class Fault:
     error: Exception | None = None
     seconds: float = 0.0
 
-    def before(self, device: AccelDevice, stream: AccelStream, alarms: Alarms, holds: list[Hold]) -> None:
+    def before(
+        self, device: AccelDevice, stream: AccelStream, alarms: Alarms, holds: list[StreamPause]
+    ) -> None:
         """Act before the operation is enqueued.
 
         Raises:
@@ -57,7 +59,7 @@ class Fault:
             holds.append(device.spin(stream) if self.how == "kernel" else stream.hold())
 
     def behind(
-        self, device: AccelDevice, stream: AccelStream, written: Sequence[int], holds: list[Hold]
+        self, device: AccelDevice, stream: AccelStream, written: Sequence[int], holds: list[StreamPause]
     ) -> None:
         """Act when the work is enqueued, and its end is not.
 
@@ -76,7 +78,7 @@ class Fault:
             if self.kind == "kill":
                 stream.notify(reached, _Kill())
 
-    def _delay(self, stream: AccelStream, alarms: Alarms) -> Hold:
+    def _delay(self, stream: AccelStream, alarms: Alarms) -> StreamPause:
         def reached() -> None:
             waker.close()
             alarms.set(id(hold), trio.current_time() + self.seconds, hold.release)

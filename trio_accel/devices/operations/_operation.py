@@ -344,7 +344,7 @@ class PlannedFor(Protocol):
     faults: Faults
 
 
-class Recording(Protocol):
+class OperationRecording(Protocol):
     """Takes the operations that a task asks."""
 
     @property
@@ -368,11 +368,11 @@ class Recording(Protocol):
         ...
 
 
-RECORDING: ContextVar[Recording | None] = ContextVar("trio_accel.recording", default=None)
+RECORDING: ContextVar[OperationRecording | None] = ContextVar("trio_accel.recording", default=None)
 """Recorder of the operations of a task; perhaps one that is over."""
 
 
-def recording_now() -> Recording | None:
+def recording_now() -> OperationRecording | None:
     """Return the recorder of this task's operations; None if they are launched."""
     recording = RECORDING.get()
     return None if recording is None or recording.is_over else recording
@@ -403,7 +403,9 @@ class AskedDevice(Protocol):
         """Refuse another thread or Trio run than that of the token."""
 
 
-def admit(device: AskedDevice, operation: object, verb: str, unknown: Collection[str]) -> Recording | None:
+def admit(
+    device: AskedDevice, operation: object, verb: str, unknown: Collection[str]
+) -> OperationRecording | None:
     """Refuse operations that a device does not serve, and options that it does not have.
 
     Returns:

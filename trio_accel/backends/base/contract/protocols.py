@@ -26,7 +26,6 @@ __all__ = [
     "CacheCounts",
     "ChunkKeeper",
     "CollectiveLibrary",
-    "Hold",
     "InThread",
     "KeptCounts",
     "KernelLibrary",
@@ -35,6 +34,7 @@ __all__ = [
     "MemoryStatistics",
     "PlacedBlock",
     "Poison",
+    "StreamPause",
     "Waker",
 ]
 
@@ -176,7 +176,7 @@ class ChunkKeeper(Protocol):
         """Give a chunk back: it holds no block, and the device does not use it any more."""
 
 
-class Hold(Protocol):
+class StreamPause(Protocol):
     """A hold of a stream."""
 
     def release(self) -> None:
@@ -255,7 +255,7 @@ class AccelStream(Protocol):
     def wait(self, event: AccelEvent) -> None:
         """Hold back what is enqueued from now on until an event (of any stream) is done."""
 
-    def hold(self, waker: Waker | None = None) -> Hold:
+    def hold(self, waker: Waker | None = None) -> StreamPause:
         """Hold back what is enqueued from now on until the hold is released.
 
         A stream that is held is like one that is stuck: `close` does not wait for it, and a lost
@@ -488,7 +488,7 @@ class AccelDevice(Protocol):
     def unregister_host(self, array: npt.NDArray[np.uint8]) -> None:
         """Take a `register_host` back: nothing that is enqueued uses the memory. Blocks."""
 
-    def spin(self, stream: AccelStream, block: int | None = None) -> Hold:
+    def spin(self, stream: AccelStream, block: int | None = None) -> StreamPause:
         """Hold a stream back by work of the device that does not end by itself: for tests.
 
         Args:

@@ -7,7 +7,8 @@ Loops are steps in the same list (D187). A step has the same number in all loops
 before the loop. These steps belong to loops:
 
 * ``carried`` (v): a variable with the first value v; in the loop, its value at the begin of an iteration.
-* ``loop`` (a, b, c...): from here up to its ``end``, whose number is the `Step.value`, is the body. Its own
+* ``loop`` (a, b, c...): from here up to its ``end``, whose number is the `TypedStep.value`, is the body. Its
+  own
   value is the index, from a on, below b. The others are the variables that it changes.
 * ``break`` (l, q, v...): where q holds, the variables of loop l become these values, and it ends.
 * ``end`` (l, v...): the variables of loop l become these values, all at once; then comes the next index.
@@ -18,12 +19,13 @@ A program is a typed expression with these steps:
 * ``reduce_sum`` (v): the sum of v over all elements along the axes that the operation names, in the dtype of
   the step; likewise ``prod``, ``min``, ``max``, ``nanmin``, ``nanmax``, ``any``, ``all``, ``argmin``,
   ``argmax``. The value has one element along these axes, so it broadcasts against elements.
-* ``fold`` (v): a reduction by the steps up to its ``folded``, whose number is the `Step.value`.
+* ``fold`` (v): a reduction by the steps up to its ``folded``, whose number is the `TypedStep.value`.
 * ``left`` (f), ``right`` (f): the two values that fold f combines.
-* ``folded`` (f, w): the result of fold f, where w combines two values. It is the `Step.value` if there are no
+* ``folded`` (f, w): the result of fold f, where w combines two values. It is the `TypedStep.value` if there
+  are no
   elements.
 * ``count``: the number of elements along the axes.
-* ``store_set`` (v, index...): set an element of the argument `Step.value` to v; likewise ``add``,
+* ``store_set`` (v, index...): set an element of the argument `TypedStep.value` to v; likewise ``add``,
   ``multiply``, ``min``, ``max``.
 """
 
@@ -43,8 +45,8 @@ __all__ = [
     "BY_PYTHON",
     "ArgumentType",
     "Pass",
-    "Step",
     "TypedExpression",
+    "TypedStep",
     "Weak",
     "by_python",
     "needed_steps",
@@ -90,7 +92,7 @@ BY_PYTHON: Mapping[str, Callable[..., int]] = {
 
 
 @attrs.frozen
-class Step:
+class TypedStep:
     """One value of a typed expression.
 
     Attributes:
@@ -149,7 +151,7 @@ class TypedExpression:
             the nearest one inside.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[TypedStep, ...]
     outputs: Ints
     bounds: tuple[tuple[int, DType], ...] = ()
     elements: Ints = ()
@@ -239,13 +241,13 @@ class TypedExpression:
         return given[0] if step.function == "cast" else by_python(step.function, given)
 
 
-def _read_by(steps: Sequence[Step], number: int) -> Sequence[int]:
+def _read_by(steps: Sequence[TypedStep], number: int) -> Sequence[int]:
     """Return the operands of a step; the end of a loop or fold reads all steps inside."""
     step = steps[number]
     return range(step.steps[0], number) if step.function in ("end", "folded") else step.steps
 
 
-def needed_steps(steps: Sequence[Step], numbers: Sequence[int], there: Container[int] = ()) -> set[int]:
+def needed_steps(steps: Sequence[TypedStep], numbers: Sequence[int], there: Container[int] = ()) -> set[int]:
     """Return all steps that some steps need, except steps of `there`, and except operands of reductions."""
     needed, todo = set[int](), list(numbers)
     while todo:
@@ -256,7 +258,7 @@ def needed_steps(steps: Sequence[Step], numbers: Sequence[int], there: Container
     return needed
 
 
-def _last_steps(steps: Sequence[Step], outputs: Sequence[int]) -> Sequence[int]:
+def _last_steps(steps: Sequence[TypedStep], outputs: Sequence[int]) -> Sequence[int]:
     """Return the steps of the last pass in order; see `TypedExpression.passes`."""
     if not any(step.is_reduction for step in steps):
         return range(len(steps))
@@ -282,7 +284,7 @@ def _last_steps(steps: Sequence[Step], outputs: Sequence[int]) -> Sequence[int]:
     ]
 
 
-def _operands(steps: Sequence[Step], number: int, inside: Sequence[int]) -> Ints:
+def _operands(steps: Sequence[TypedStep], number: int, inside: Sequence[int]) -> Ints:
     """Return the steps outside of the pass of a reduction that it reads, in order."""
     read = {*steps[number].steps}.union(*[_read_by(steps, each) for each in inside])
     return tuple(sorted(read.difference(inside)))

@@ -26,7 +26,7 @@ __all__ = [
 
 
 @specification
-class _Convolution(OperationSpec):
+class _ConvolutionFields(OperationSpec):
     """Fields of a convolution and of its transposed maps; see `ConvolutionSpec`."""
 
     stride: Ints = exact()
@@ -36,7 +36,7 @@ class _Convolution(OperationSpec):
 
 
 @specification
-class ConvolutionSpec(_Convolution):
+class ConvolutionSpec(_ConvolutionFields):
     """Sums of products of windows with weights: a cross-correlation, of each group of channels by itself.
 
     Element ``i`` of the result has the window that begins at ``i * stride - padding`` and takes every
@@ -61,7 +61,7 @@ class ConvolutionSpec(_Convolution):
 
 
 @specification
-class ConvolutionInputGradSpec(_Convolution):
+class ConvolutionInputGradSpec(_ConvolutionFields):
     """The transposed map of `ConvolutionSpec` for its `x`: its gradient, and a transposed convolution.
 
     Attributes:
@@ -82,7 +82,7 @@ class ConvolutionInputGradSpec(_Convolution):
 
 
 @specification
-class ConvolutionWeightGradSpec(_Convolution):
+class ConvolutionWeightGradSpec(_ConvolutionFields):
     """The transposed map of `ConvolutionSpec` for its `weight`.
 
     Attributes:
