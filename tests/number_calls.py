@@ -555,7 +555,7 @@ CALLS: dict[str, Use] = {
     "patterns.ContinuousBatcher": stepped,
     "patterns.ByLoad": lambda at, given: P.ByLoad(**given),
     "patterns.CircuitBreaker": circuit,
-    "agents.Cache": lambda at, given: agents.Cache(model, **over({"most": 1}, given))(1),
+    "agents.Cache": lambda at, given: agents.Cache(model, **over({"max_entries": 1}, given))(1),
     "agents.VectorIndex": indexed,
     "VectorIndex.search": lambda at, given: indexed(at, {}, **given),
     "Shared.write": lambda at, given: written(**given),

@@ -231,7 +231,7 @@ async def test_two_recordings_of_one_device(system: ta.System, isolation: Isolat
         report = await replayed(system, journal, "inline")
         assert report.is_same, report
         assert report.compared == compared
-        assert {each.why for each in report.skipped} <= {
+        assert {each.reason for each in report.skipped} <= {
             "it ended with NotExecutedError when it was recorded"
         }
 

@@ -30,7 +30,7 @@ class HitStatistics:
         shared: Calls that waited for the computation of another call with an equal key.
         computed: Calls of the model, also those that failed or were cancelled.
         evicted: Values that left because there were too many, or too many bytes.
-        kept: Values now, with those whose time is over and that nobody asked for since.
+        entries: Values now, with those whose time is over and that nobody asked for since.
         nbytes: The cost of the values now.
     """
 
@@ -38,7 +38,7 @@ class HitStatistics:
     shared: int
     computed: int
     evicted: int
-    kept: int
+    entries: int
     nbytes: float
 
 
@@ -72,13 +72,14 @@ class _Computation:
 
 
 class Cache(Generic[ItemT, ResultT]):
-    """A model that remembers results, itself an async callable: ``encode = Cache(model, most=10_000)``.
+    """A model that remembers results, itself an async callable: ``Cache(model, max_entries=10_000)``.
 
     * **Equal keys ask once at a time.** Calls with the key of a running computation wait for it, and get its
       value or a copy of its error. If the call that computes is cancelled, the call that has waited longest
       computes, and the others wait on.
-    * **The least recently used value leaves first**, when there are more than `most`, or more bytes than
-      `most_bytes`. A value that alone costs more is returned and not kept.
+    * **The least recently used value leaves first**, when there are more than `max_entries`, or more bytes
+      than
+      `max_bytes`. A value that alone costs more is returned and not kept.
     * **Errors are not kept.** The next call computes again.
     * **Arrays of a device are kept by reference**, also in tuples, lists and mappings. If one was released,
       lost or damaged, or its device was closed (`AccelRef.is_usable`), the next call computes again. An
@@ -89,8 +90,8 @@ class Cache(Generic[ItemT, ResultT]):
 
     Args:
         model: An async callable of one item, or the address of an actor.
-        most: The most values.
-        most_bytes: The highest cost of all values together; by default there is no bound.
+        max_entries: The most values.
+        max_bytes: The highest cost of all values together; by default there is no bound.
         key: The key of an item, which must be hashable; by default the item. Items with equal keys must have
             equal results. Note that ``1 == 1.0 == True``.
         cost: The cost of a result. By default bytes: `nbytes` of arrays, otherwise `sys.getsizeof`, added up
@@ -107,15 +108,15 @@ class Cache(Generic[ItemT, ResultT]):
         self,
         model: Model[ItemT, ResultT],
         *,
-        most: int,
-        most_bytes: int | None = None,
+        max_entries: int,
+        max_bytes: int | None = None,
         key: Callable[[ItemT], Hashable] | None = None,
         cost: Callable[[ResultT], float] | None = None,
         ttl: float = math.inf,
     ) -> None:
         self._ask = as_callable(model)
-        self._most = must_be_count("Cache: most", most)
-        self._most_bytes = math.inf if most_bytes is None else must_be_count("Cache: most_bytes", most_bytes)
+        self._most = must_be_count("Cache: max_entries", max_entries)
+        self._most_bytes = math.inf if max_bytes is None else must_be_count("Cache: max_bytes", max_bytes)
         self._key_of = key
         self._cost_of = cost or _bytes_of
         self._ttl = ttl if ttl == math.inf else must_be_positive("Cache: ttl", ttl)
@@ -181,7 +182,7 @@ class Cache(Generic[ItemT, ResultT]):
     def statistics(self) -> HitStatistics:
         """Return the counts so far."""
         counts = {name: self._counts[name] for name in ("hits", "shared", "computed", "evicted")}
-        return HitStatistics(**counts, kept=len(self._kept), nbytes=self._nbytes)
+        return HitStatistics(**counts, entries=len(self._kept), nbytes=self._nbytes)
 
     def _key(self, item: ItemT) -> Hashable:
         key = item if self._key_of is None else self._key_of(item)

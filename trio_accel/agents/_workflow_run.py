@@ -94,10 +94,10 @@ class RunStep:
     is_kept: bool = False
     ready: trio.Event = attrs.field(factory=trio.Event, repr=False, init=False)
 
-    def end(self, kept: Kept) -> None:
+    def end(self, outcome: Kept) -> None:
         """Let those go on that wait for it."""
-        self.state, self.value = kept.state, kept.value
-        self.seconds, self.attempts = kept.seconds, kept.attempts
+        self.state, self.value = outcome.state, outcome.value
+        self.seconds, self.attempts = outcome.seconds, outcome.attempts
         self.ready.set()
 
 
@@ -308,10 +308,10 @@ class Run:
                     _CURRENT.reset(token)
         raise trio.TooSlowError(f"{self.journal.where}: {name} took longer than {rule.deadline:g} s")
 
-    async def keep(self, name: str, kept: Kept) -> None:
+    async def keep(self, name: str, outcome: Kept) -> None:
         """Keep an outcome; if that fails, the run fails."""
         try:
-            await self.journal.keep(name, kept)
+            await self.journal.keep(name, outcome)
         except Exception as error:
             self.fail(error)
             raise

@@ -86,17 +86,18 @@ class EntityRouter:
         """The nodes that have an agent."""
         return self.table.members
 
-    def update(self, table: Table, before: Table | None = None) -> None:
+    def update(self, table: Table, previous: Table | None = None) -> None:
         """Take a newer table; links to lost members end.
 
         Args:
             table: The table.
-            before: The table before, whose members answer until `settle`; None if the missing ones are lost.
+            previous: The table before, whose members answer until `settle`; None if the missing ones are
+                lost.
         """
         self.settled.set()
         self.settled = trio.Event()
-        self.table, self.before = table, before or table
-        if before is None:
+        self.table, self.before = table, previous or table
+        if previous is None:
             self.settled.set()
         for link in self._pop_links():
             link.close()

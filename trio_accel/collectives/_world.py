@@ -214,10 +214,10 @@ class World:
         self,
         programs: Sequence[Any],
         method: Any,
-        *each: Sequence[Any],
+        *per_rank: Sequence[Any],
         within: float | None = None,
         groups: Mapping[str, Sequence[Sequence[int]]] | None = None,
-        **each_by_name: Sequence[Any],
+        **per_rank_by_name: Sequence[Any],
     ) -> list[Any]:
         """Call a method of a program on each rank, in which the ranks meet by `programs.current_rank`.
 
@@ -227,11 +227,11 @@ class World:
         Args:
             programs: A program of each rank, by `open_program` on its device.
             method: The method, as for `Program.ask`.
-            each: Its arguments: each a sequence with one for each rank.
+            per_rank: Its arguments: each a sequence with one for each rank.
             within: Seconds that it may take; None for any time.
             groups: Ranks that also meet among themselves, by `ProgramRank.group`: of each name the groups,
                 and each rank in one of them.
-            each_by_name: Arguments by name, likewise.
+            per_rank_by_name: Arguments by name, likewise.
 
         Returns:
             What the methods have returned, in the order of the ranks.
@@ -244,7 +244,7 @@ class World:
                 NCCL does not serve.
             WorldBrokenError: The world runs no collectives any more.
         """
-        call = ProgramCalls(self._turns, programs, method, each, each_by_name, within, groups or {})
+        call = ProgramCalls(self._turns, programs, method, per_rank, per_rank_by_name, within, groups or {})
         async with self._turns.turn(call.name), exclusive(self.devices):
             return await call.run(self._rooms)
 

@@ -105,12 +105,13 @@ class ContinuousBatcher(
     **Streams.** A sequence whose reader has not read `buffer` parts is in no step until it has. It keeps its
     place, and the others go on. Give asks a deadline, if readers may hang.
 
-    **Steps ahead.** With ``ahead=1`` the next step is called while one runs, so that the device never waits
-    for the batcher. The next step has the sequences that go on if none of them ends. It lacks the last parts:
-    `RunningSequence.ahead` counts them, and the model takes them from the device. The batcher drops the parts
-    of a sequence that has ended meanwhile. If a step fails, the batcher drops the steps ahead, and calls the
-    failed step alone. A step that has run with the wrong parts raises a `NotExecutedError`, and is called
-    again. While a prompt goes through, no step is called ahead. A sequence that `needs_parts` is in no step
+    **Steps ahead.** With ``steps_ahead=1`` the next step is called while one runs, so that the device never
+    waits for the batcher. The next step has the sequences that go on if none of them ends. It lacks the last
+    parts: `RunningSequence.steps_ahead` counts them, and the model takes them from the device. The batcher
+    drops the parts of a sequence that has ended meanwhile. If a step fails, the batcher drops the steps
+    ahead, and calls the failed step alone. A step that has run with the wrong parts raises a
+    `NotExecutedError`, and is called again. While a prompt goes through, no step is called ahead. A sequence
+    that `needs_parts` is in no step
     ahead: beside others it is in each second step. A step must hand its work over in the order of the calls,
     and read the fields of its sequences before it waits.
 
@@ -143,7 +144,7 @@ class ContinuousBatcher(
         max_sequences: The most sequences in the batch.
         max_positions: The most positions in a step; at least `max_sequences`.
         buffer: How many parts a reader may have unread before its sequence waits.
-        ahead: How many steps are called while another one runs; 0 or more.
+        steps_ahead: How many steps are called while another one runs; 0 or more.
         capacity: The most sequences that wait for a place; one more is refused with `MailboxFullError`. None
             for no bound.
         leave: Called with a sequence that has ended, to give back what it holds. Its errors are logged.
@@ -170,7 +171,7 @@ class ContinuousBatcher(
         max_sequences: int = 64,
         max_positions: int = 512,
         buffer: int = 16,
-        ahead: int = 0,
+        steps_ahead: int = 0,
         capacity: int | None = 1024,
         leave: Callable[[RunningSequence[ItemT, PartT]], object] | None = None,
         patience: float = 60.0,
@@ -185,7 +186,7 @@ class ContinuousBatcher(
         # Each prompt in the batch has a position in each step.
         self._most_positions = must_be_count(f"{name}: max_positions", max_positions, least=max_sequences)
         self._buffer = must_be_count(f"{name}: buffer", buffer)
-        self._ahead = must_be_count(f"{name}: ahead", ahead, least=0)
+        self._steps_ahead = must_be_count(f"{name}: steps_ahead", steps_ahead, least=0)
         if inspect.iscoroutinefunction(leave):
             raise TypeError(f"{name}: leave must not be async: it is called where nothing may wait")
         self._leaves_by = leave
@@ -299,7 +300,7 @@ class ContinuousBatcher(
             if self._tally["steps"] % _MOST_STEPS == 0 or is_one_done:
                 await trio.lowlevel.checkpoint()
             self._admit()
-            while self._ahead and len(self._flights) <= self._ahead:
+            while self._steps_ahead and len(self._flights) <= self._steps_ahead:
                 if self._flights and not self._flights[-1].has_begun:
                     # Calls of the step begin in their order.
                     await trio.lowlevel.checkpoint()
@@ -530,7 +531,7 @@ class ContinuousBatcher(
         for entry in entries:
             if not entry.has_begun:
                 self._begin(entry)
-            entry.sequence.ahead = entry.steps
+            entry.sequence.steps_ahead = entry.steps
             entry.steps += 1
         return one_for_each(await self._step([entry.sequence for entry in entries]), len(entries))
 

@@ -30,8 +30,8 @@ class RunningSequence(Generic[ItemT, PartT]):
             `begin_again`, those of its parts, too.
         done: Positions that steps have been through. Each step of a sequence whose prompt is done adds 1.
         chunk: Positions that this step is to go through: some of the prompt, or 1 when that is done.
-        ahead: Earlier steps of this sequence whose parts are not in `parts` yet, each of one position: this
-            step is at the position ``done + ahead``. It is 0 unless the batcher calls steps ahead.
+        steps_ahead: Earlier steps of this sequence whose parts are not in `parts` yet, each of one position:
+            this step is at the position ``done + steps_ahead``. It is 0 unless the batcher calls steps ahead.
         parts: What it has given so far.
         state: The model's own, such as its pages.
         needs_parts: Whether a step of this sequence needs all its parts, so that none is called ahead. A step
@@ -42,7 +42,7 @@ class RunningSequence(Generic[ItemT, PartT]):
     length: int
     done: int = 0
     chunk: int = 0
-    ahead: int = 0
+    steps_ahead: int = 0
     parts: list[PartT] = attrs.field(factory=list[Any])
     state: Any = None
     needs_parts: bool = False

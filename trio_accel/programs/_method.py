@@ -53,7 +53,7 @@ class _Effects(TypedDict, total=False):
     enqueues: bool
     idempotent: bool
     resumes: Resumes
-    ahead: int
+    prefetch: int
 
 
 @overload
@@ -68,7 +68,7 @@ def method(
     enqueues: bool = False,
     idempotent: bool = False,
     resumes: Resumes = False,
-    ahead: int = 1,
+    prefetch: int = 1,
 ) -> Callable[[Any], Any]:
     """Declare the outputs and effects of a method of a program, or of a function.
 
@@ -105,7 +105,7 @@ def method(
         resumes: Whether a method that yields goes on after a loss: it is called again, and its parameter
             `resume` gets the list of what it has yielded so far, or with ``"count"`` how many. It yields what
             comes next. Such a method must not change arrays, or be idempotent.
-        ahead: The most items of a method that yields which are made and not yet read.
+        prefetch: The most items of a method that yields which are made and not yet read.
 
     Raises:
         TypeError: An argument is of another type.
@@ -132,10 +132,10 @@ def method(
             "method: a method that updates arrays resumes only if it is idempotent, as a loss damages them; "
             "write idempotent=True if what it writes depends on nothing that it writes"
         )
-    if not isinstance(cast("object", ahead), int) or ahead < 1:
-        raise ValueError(f"method: ahead must be an integer from 1, got {ahead!r}")
+    if not isinstance(cast("object", prefetch), int) or prefetch < 1:
+        raise ValueError(f"method: prefetch must be an integer from 1, got {prefetch!r}")
     classes = _check_refuses(refuses, () if idempotent else updates)
-    declared = {"out": out, "idempotent": idempotent, "resumes": resumes, "ahead": ahead}
+    declared = {"out": out, "idempotent": idempotent, "resumes": resumes, "prefetch": prefetch}
 
     def declare(function: FunctionT) -> FunctionT:
         setattr(function, _DECLARED, declared)
@@ -181,7 +181,7 @@ class ProgramMethod:
         idempotent: Whether a call that updates may run again.
         yields: Whether it gives items one by one.
         resumes: What it is given to go on after a loss.
-        ahead: How many items are made ahead.
+        prefetch: How many items are made ahead.
     """
 
     name: str
@@ -195,7 +195,7 @@ class ProgramMethod:
     idempotent: bool
     yields: bool
     resumes: Resumes
-    ahead: int
+    prefetch: int
 
     @property
     def changes(self) -> bool:
@@ -327,7 +327,7 @@ def _describe(
         declared.get("idempotent", False),
         yields,
         resumes,
-        declared.get("ahead", 1),
+        declared.get("prefetch", 1),
     )
 
 

@@ -449,7 +449,7 @@ class Program(OpenProgram, Generic[T]):
         ``async with program.stream(Model.generate, prompt) as tokens: async for token in tokens: ...``
 
         Each item is an operation, whose result follows the rules of `ask`. Between two items others may be
-        served. At most `ahead` items are made that were not read (see `method`), so a reader that is slow
+        served. At most `prefetch` items are made that were not read (see `method`), so a reader that is slow
         holds the method back. At the end of the block the generator is closed, between two items: what it
         makes then sees `is_cancelled`, and its ``finally`` runs. A deadline ends it likewise. The arrays
         among the arguments live until then. A setting that holds for a thread must not span a ``yield``.

@@ -93,7 +93,7 @@ class Items:
     @opens("the stream is not open yet: async with program.stream(...) as items: async for item in items")
     async def open(self) -> AsyncGenerator[ItemStream[Any]]:
         """Have items made beside the block, ahead of the reader; close the generator at the end."""
-        send, receive = trio.open_memory_channel[Any](self._method.ahead - 1)
+        send, receive = trio.open_memory_channel[Any](self._method.prefetch - 1)
         failures: list[Exception] = []
         has_failed = True
         try:

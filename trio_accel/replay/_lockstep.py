@@ -105,10 +105,10 @@ async def lockstep(
     reference: Device,
     candidate: Device,
     *,
-    alone: bool = True,
+    isolated: bool = True,
     steps: bool = True,
     programs: bool = False,
-    most: int = 1,
+    max_differences: int = 1,
     until: int | None = None,
     tolerance: Tolerance | None = None,
 ) -> Report:
@@ -121,10 +121,11 @@ async def lockstep(
         journal: The journal.
         reference: A device.
         candidate: Another one, of any backend.
-        alone: Whether the candidate goes on with the reference's numbers, so that no difference is inherited.
+        isolated: Whether the candidate goes on with the reference's numbers, so that no difference is
+            inherited.
         steps: Whether chains are compared step by step, because a later step may hide a difference.
         programs: See `replay`.
-        most: How many differences end it.
+        max_differences: How many differences end it.
         until: The last operation.
         tolerance: See `replay`.
 
@@ -137,7 +138,7 @@ async def lockstep(
     loaded, report, began = load(journal, programs=programs), Report(), time.perf_counter()
     report.environment = changes_of(loaded, candidate)
     players = Player(loaded, reference), Player(loaded, candidate)
-    pair = _Lockstep(players, report, tolerance, alone)
+    pair = _Lockstep(players, report, tolerance, isolated)
     try:
         for step in loaded.until(until):
             if isinstance(step, Mark):
@@ -151,8 +152,8 @@ async def lockstep(
                 await pair.chain(step)
             else:
                 await pair.launch(step)
-            if len(report.differences) >= most:
-                del report.differences[most:]
+            if len(report.differences) >= max_differences:
+                del report.differences[max_differences:]
                 break
     finally:
         for player in players:
@@ -173,13 +174,13 @@ class _Lockstep:
         players: The devices.
         report: What differs.
         tolerance: How far elements may be apart.
-        alone: Whether the second device goes on with the numbers of the first.
+        isolated: Whether the second device goes on with the numbers of the first.
     """
 
     players: tuple[Player, Player]
     report: Report
     tolerance: Tolerance | None
-    alone: bool
+    isolated: bool
 
     async def launch(self, step: LaunchEntry) -> None:
         """Ask a launch whole."""
@@ -250,5 +251,5 @@ class _Lockstep:
                 step=at,
             )
             note(self.report, found)
-            if self.alone and not np.array_equal(left, right):
+            if self.isolated and not np.array_equal(left, right):
                 await other.ask(write_block(block, left))

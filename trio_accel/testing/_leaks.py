@@ -52,14 +52,14 @@ class Leak:
         kind: ``"device"``, one that is open; ``"array"``, a reference to one; ``"memory"``, blocks of a
             device; ``"chunk"``, shared memory that was made for an isolated device and is mapped;
             ``"thread"``; ``"process"``.
-        what: Which one, with all that is known of it.
+        description: Which one, with all that is known of it.
     """
 
     kind: LeakKind
-    what: str
+    description: str
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.what}"
+        return f"{self.kind} {self.description}"
 
 
 @attrs.frozen

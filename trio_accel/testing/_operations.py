@@ -91,7 +91,7 @@ def inject_fault(
     kill: bool = False,
     how: FaultHow | None = None,
     count: int = 1,
-    again: bool = False,
+    repeat: bool = False,
 ) -> FaultInjection:
     """Make something happen to the next requests for an operation. Exactly one of the faults is given.
 
@@ -121,7 +121,7 @@ def inject_fault(
             that is ``"writing"`` to the operation's outputs, again and again. ``kill``: with
             ``"writing"``, while such a kernel runs.
         count: How many requests are hit.
-        again: A request that runs again (`retry` of `DeviceOptions`) is hit again, as one that is bad is.
+        repeat: A request that runs again (`retry` of `DeviceOptions`) is hit again, as one that is bad is.
 
     Raises:
         ValueError: Not exactly one fault, a count below 1, a delay that is no time, or a `how` that
@@ -151,7 +151,7 @@ def inject_fault(
     if not is_number(seconds, 0.0, sys.float_info.max):
         raise ValueError(f"inject_fault: delay must be seconds of at least 0, got {delay!r}")
     fault = Fault(kind=cast("FaultKind", kind), how=how, error=fail, seconds=seconds)
-    plan = FaultPlan(name, fault, count, again=again)
+    plan = FaultPlan(name, fault, count, repeat=repeat)
     opened(device).state.faults.add(plan)
     return FaultInjection(device, plan)
 

@@ -204,7 +204,7 @@ class ProgramCost:
         module: The module of its class or function.
         imports: Seconds that the last worker took to import the module; 0.0 if the next one begins with it.
         makes: Seconds that constructor and `warm_up` took the last time.
-        ahead: Whether the next worker begins with the module: ``"fully"``; ``"refused"``, where it
+        preloading: Whether the next worker begins with the module: ``"fully"``; ``"refused"``, where it
             does not; ``"pending"``, where that is being tried. ``"inline"``: there is no worker, and the
             module stays imported.
         reason: Why a worker imports the module; None if none does.
@@ -214,7 +214,7 @@ class ProgramCost:
     module: str
     imports: float
     makes: float
-    ahead: Ahead
+    preloading: Ahead
     reason: str | None = None
 
 
@@ -256,7 +256,7 @@ class RecoveryCost:
     def __str__(self) -> str:
         if self.context is None:
             return "restart not measured yet"
-        is_inline = any(each.ahead == "inline" for each in self.programs)
+        is_inline = any(each.preloading == "inline" for each in self.programs)
         parts = [f"{'context' if is_inline else 'worker and context'} {self.context:.2f} s"]
         parts += [f"import of {module} {seconds:.2f} s" for module, seconds in self._imports().items()]
         parts += [f"constructor of {each.program} {each.makes:.2f} s" for each in self.programs]
@@ -269,7 +269,7 @@ class RecoveryCost:
         """Return the seconds by module: the first program of a worker pays for the others."""
         found: dict[str, float] = {}
         for each in self.programs:
-            if each.ahead not in ("fully", "inline"):
+            if each.preloading not in ("fully", "inline"):
                 found[each.module] = max(found.get(each.module, 0.0), each.imports)
         return found
 
@@ -350,6 +350,6 @@ class Recoveries:
             module=program.module,
             imports=0.0 if ahead in ("fully", "inline") else paid,
             makes=program.makes,
-            ahead=ahead,
+            preloading=ahead,
             reason=reason,
         )

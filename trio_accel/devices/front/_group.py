@@ -207,7 +207,7 @@ class _Hints:
     product: str | None
     memory: int
     exclude: Collection[Device]
-    near: AccelRef | None
+    owner_of: AccelRef | None
 
     def __attrs_post_init__(self) -> None:
         for name in ("backend", "product"):
@@ -220,10 +220,10 @@ class _Hints:
             isinstance(one, Device) for one in self.exclude
         ):
             raise TypeError(f"place: exclude must be open devices, got {self.exclude!r}")
-        if self.near is not None:
-            if not isinstance(self.near, AccelRef):
-                raise TypeError(f"place: near must be an array of a device, got {self.near!r}")
-            self.near.block.check("place: near")
+        if self.owner_of is not None:
+            if not isinstance(self.owner_of, AccelRef):
+                raise TypeError(f"place: owner_of must be an array of a device, got {self.owner_of!r}")
+            self.owner_of.block.check("place: owner_of")
 
     def refusals(self, load: DeviceLoad) -> Iterator[str]:
         """Tell why a device is not to be chosen; nothing if it may be."""
@@ -232,7 +232,7 @@ class _Hints:
             yield "was given up" if opened(device).state.is_given_up else "was closed"
         if any(device is one for one in self.exclude):
             yield "is excluded"
-        if self.near is not None and self.near.device is not device:
+        if self.owner_of is not None and self.owner_of.device is not device:
             yield "does not have the array"
         if self.backend not in (None, info.backend):
             yield f"is of backend {info.backend!r}, and not {self.backend!r}"
@@ -355,7 +355,7 @@ class DeviceGroup:
         memory: int = 0,
         key: Key | None = None,
         exclude: Collection[Device] = (),
-        near: AccelRef | None = None,
+        owner_of: AccelRef | None = None,
     ) -> Device:
         """Choose the device that gets the next work. Waits for nothing, and takes nothing of the device.
 
@@ -375,17 +375,17 @@ class DeviceGroup:
             memory: Bytes that must be free; they are not reserved.
             key: What is to stay on one device, such as a session.
             exclude: Devices that are not to be chosen.
-            near: An array: only the device that has it.
+            owner_of: An array: only the device that has it.
 
         Raises:
             PlacementError: No device meets the hints; it says of each why not.
             TypeError: An argument of another type, or a policy that returns something else.
             ValueError: `memory` is negative.
-            StaleRefError: The array of `near` must not be used any more.
+            StaleRefError: The array of `owner_of` must not be used any more.
             RuntimeError: It is called in another thread or Trio run than the system's.
         """
         self._home.check_run("place")
-        hints = _Hints(backend, product, memory, exclude, near)
+        hints = _Hints(backend, product, memory, exclude, owner_of)
         loads = tuple(self._loads())
         reasons = {load.device.path: why for load in loads if (why := next(hints.refusals(load), None))}
         fitting = available(

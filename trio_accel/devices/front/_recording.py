@@ -17,7 +17,7 @@ async def record(
     device: Device,
     step: Callable[..., Awaitable[ReplyT]],
     arrays: Sequence[AccelRef],
-    look: Callable[[ReplyT], ReplyT],
+    on_result: Callable[[ReplyT], ReplyT],
 ) -> tuple[Recorded, ReplyT]:
     """Record the operations that a step asks of a device. None is launched.
 
@@ -28,7 +28,7 @@ async def record(
         device: The device.
         step: Called once.
         arrays: Arguments of the step.
-        look: Looks at the step's result, before its arrays are of no use any more.
+        on_result: Looks at the step's result, before its arrays are of no use any more.
 
     Raises:
         NotSupportedError: The step asks for something that a graph cannot have.
@@ -45,7 +45,7 @@ async def record(
         asked = step(*inputs)
         if not hasattr(asked, "__await__"):
             raise TypeError(f"capture: step must be an async function; it returned {type(asked).__name__}")
-        reply = look(await asked)
+        reply = on_result(await asked)
     finally:
         RECORDING.reset(token)
         recording.end()

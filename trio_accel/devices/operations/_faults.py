@@ -117,7 +117,7 @@ class FaultPlan:
         remaining: How many more it hits.
         hit: How many it has hit.
         is_removed: Whether it is to hit no more.
-        again: Whether it hits a request again that runs again.
+        repeat: Whether it hits a request again that runs again.
     """
 
     operation: str
@@ -125,7 +125,7 @@ class FaultPlan:
     remaining: int
     hit: int = attrs.field(default=0, init=False)
     is_removed: bool = attrs.field(default=False, init=False)
-    again: bool = attrs.field(default=False, kw_only=True)
+    repeat: bool = attrs.field(default=False, kw_only=True)
 
 
 class FaultHit:
@@ -147,7 +147,7 @@ class FaultHit:
     @property
     def comes_again(self) -> bool:
         """Whether it happens again if the request runs again."""
-        return self._plan.again and not self._plan.is_removed
+        return self._plan.repeat and not self._plan.is_removed
 
     def strike(self) -> None:
         """Note that it happens now."""
