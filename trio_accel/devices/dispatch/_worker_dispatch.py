@@ -127,7 +127,7 @@ class Generations:
             await self._close(link)
         finally:
             self._lose(link, died("was ended with its context", self._device.name))
-            link.condemn("was ended with its context")
+            link.kill_worker("was ended with its context")
 
     def _asks(self, link: WorkerLink) -> bool:
         """Tell whether a worker is to answer something: at first, that it serves."""
