@@ -316,7 +316,7 @@ def shared_evenly(most: int, wanted: Sequence[int]) -> list[int]:
     return shares
 
 
-def one_for_each(results: BatchResults[ResultT], count: int) -> list[ResultT]:
+def split_results(results: BatchResults[ResultT], count: int) -> list[ResultT]:
     """Take the results of a batch apart.
 
     Raises:
@@ -535,7 +535,7 @@ class Batcher(BatchActor[ItemT, ResultT, BatchEntry[ItemT, ResultT]]):
         return None
 
     async def _results(self, entries: list[BatchEntry[ItemT, ResultT]]) -> list[ResultT]:
-        return one_for_each(await self._model([entry.item for entry in entries]), len(entries))
+        return split_results(await self._model([entry.item for entry in entries]), len(entries))
 
     def statistics(self) -> BatcherStatistics:
         """Return the counts since its incarnation began."""

@@ -23,8 +23,8 @@ from ._batcher import (
     BatchResults,
     is_loss,
     is_request_error,
-    one_for_each,
     shared_evenly,
+    split_results,
 )
 from ._checks import ModelOutputError, NoRoomError
 from ._fair_queue import FairQueue, Weights, weight_in
@@ -533,7 +533,7 @@ class ContinuousBatcher(
                 self._begin(entry)
             entry.sequence.steps_ahead = entry.steps
             entry.steps += 1
-        return one_for_each(await self._step([entry.sequence for entry in entries]), len(entries))
+        return split_results(await self._step([entry.sequence for entry in entries]), len(entries))
 
     @enable_ki_protection
     def _end_step(self, entries: list[SequenceEntry[ItemT, PartT]]) -> None:

@@ -399,7 +399,7 @@ class OutcomePolicy:
                 error = stale
             self.refuse(request, error)
 
-    def convicts(self, request: RemoteRequest) -> bool:
+    def fail_if_guilty(self, request: RemoteRequest) -> bool:
         """Fail a suspect of a fault of the device where all others have run without one; tell whether."""
         assert isinstance(request, OperationRequest)  # leases are no suspects
         found = request.suspicion

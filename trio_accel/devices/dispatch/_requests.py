@@ -346,7 +346,7 @@ class RequestSender:
 
     def _send(self, request: RemoteRequest) -> None:
         """Hand a request over; the table has seen to it that it may go."""
-        if request.is_suspect and self._outcomes.convicts(request):
+        if request.is_suspect and self._outcomes.fail_if_guilty(request):
             self.requests.done(request.number)
             return
         link, library = self.link or self.serving(), request.library

@@ -392,7 +392,7 @@ class WorkerDispatch:
             return f"; its arrays were adopted by the next device, {self.adopted_by}"
         return INTACT if self.left is not None and self.left.chunks.blocks else ""
 
-    def have_back(self, memory: LeftMemory) -> None:
+    def take_back(self, memory: LeftMemory) -> None:
         """Take the memory back: the device that was to adopt it could not be opened."""
         self.left, self.adopted_by = memory, None
         memory.leave(self._device.system)

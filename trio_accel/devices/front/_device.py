@@ -434,11 +434,11 @@ class OpenDevice(Device):
         )
         self.dispatch.started()
 
-    def have_back(self, memory: LeftMemory) -> None:
+    def take_back(self, memory: LeftMemory) -> None:
         """Take the memory back: the device that was to adopt it could not be opened."""
         self._have_blocks()
         assert isinstance(self.dispatch, WorkerDispatch)  # others leave nothing
-        self.dispatch.have_back(memory)
+        self.dispatch.take_back(memory)
 
     def _have_blocks(self) -> None:
         state = self.state

@@ -278,7 +278,7 @@ def _meet(first: Sequence[ArraySpec], second: Sequence[ArraySpec]) -> bool:
     return any(overlaps(one, other) for one in first for other in second)
 
 
-def map_reply(reply: ReplyT, function: Callable[[AccelRef], AccelRef]) -> ReplyT:
+def map_refs(reply: ReplyT, function: Callable[[AccelRef], AccelRef]) -> ReplyT:
     """Replace each array of a reply.
 
     Raises:

@@ -344,7 +344,7 @@ async def _open_adopting(
         heir = system.expect(OpenDevice(backend, info, options, path, system, memory))
         return await system.start_device(heir, group)
     except BaseException:
-        old.have_back(memory)
+        old.take_back(memory)
         raise
 
 
