@@ -178,20 +178,20 @@ class PartCall:
             async with lend(self.name, lent, devices, self._turns.stay) as held:
                 await self._all(chosen, lambda rank: self._part(rank, held, compute, made))
         except (ContextLostError, DeviceLostError) as error:
-            self._spoil(None)
+            self._mark_damaged(None)
             # A device was lost before the parts began.
             gone = [rank for rank, device in enumerate(self._devices) if device.outage or not device.is_ready]
             raise self._turns.failed(self.name, (gone or chosen)[0], error) from error
         except BaseException as error:
             # One that was cancelled may have run. Whether the one that failed has, its device knows.
-            self._spoil(error.rank if isinstance(error, RankFailedError) else None)
+            self._mark_damaged(error.rank if isinstance(error, RankFailedError) else None)
             raise
         return {rank: made[rank] for rank in chosen}
 
-    def _spoil(self, failed: int | None) -> None:
+    def _mark_damaged(self, failed: int | None) -> None:
         """Refuse the later use of what the ranks change in place, but for the one that failed by itself."""
         for block in [one for rank, each in self.changed.items() if rank != failed for one in each]:
-            block.spoil(self.name, None)
+            block.mark_damaged(self.name, None)
 
     async def _all(self, ranks: Iterable[int], part: Callable[[int], Awaitable[None]]) -> None:
         """Wait for the parts of ranks; the first that fails ends all."""
@@ -438,7 +438,7 @@ class CollectiveCall(PartCall):
             yield
         except BaseException:
             for array in self._half_written:
-                array.block.spoil(self.name, None, (array.spec,))
+                array.block.mark_damaged(self.name, None, (array.spec,))
             raise
 
     async def written(self, made: Mapping[int, AccelRef]) -> list[AccelRef]:

@@ -224,7 +224,7 @@ class OutcomePolicy:
                 made.append(block.id)
         if invalid or request.failure is not None:
             # If a copy has failed, all are invalid.
-            launch.spoil(error, None if request.failure is not None else invalid)
+            launch.mark_damaged(error, None if request.failure is not None else invalid)
         launch.heal(error)
         if is_launched and device.hooks:
             notify(device.hooks, launch, *_PHASES)
@@ -420,7 +420,7 @@ class OutcomePolicy:
 
     def _end_in_flight(self, request: OperationRequest, error: AccelError) -> None:
         launch = request.launch
-        launch.spoil(error)
+        launch.mark_damaged(error)
         notify(self._device.hooks, launch, *_PHASES)
         # Copies that have not begun never take place; the outcome waits for those that run.
         self._copies.cancel(request)
@@ -437,7 +437,7 @@ class OutcomePolicy:
             return
         assert isinstance(request, OperationRequest)
         if request.invalidates:
-            request.launch.spoil(error)
+            request.launch.mark_damaged(error)
         if request.is_cancelled:
             self._copies.unwind(request)
         else:

@@ -347,7 +347,7 @@ class Submissions:
             if submitted.invalidates:
                 # The operation spoils even arrays that it was to change and did not: the program goes on as
                 # if they were changed.
-                launch.spoil(error)
+                launch.mark_damaged(error)
         try:
             submitted.on_done(error)
         finally:

@@ -232,7 +232,7 @@ class Enqueuer:
         else:
             notify(self._hooks, launch, Phase.RELEASE)
         made = launch.made
-        launch.spoil(error, made)
+        launch.mark_damaged(error, made)
         self._memory.release_all(made)
         self._context.locate(error, launch)
 

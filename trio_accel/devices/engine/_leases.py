@@ -398,7 +398,7 @@ class Leases:
             # The end of the program's work cannot be seen: the memory is never used for anything else.
             self._memory.pin(block.id)
             if write:
-                block.spoil("lease", error)
+                block.mark_damaged("lease", error)
             raise
         if last is None:
             return

@@ -255,7 +255,7 @@ class Block:
         """Whether its memory is gone with the context that it was made in."""
         return self.generation < self.table.valid_since
 
-    def spoil(
+    def mark_damaged(
         self,
         operation: str,
         failure: BaseException | None,
@@ -333,10 +333,10 @@ class Block:
         elif self.is_lost:
             why = f"its memory was lost with generation {self.generation} of the device; make it again"
         else:
-            raise self.spoiled(argument, (array and self.damage_of(array)) or self.damages[0])
+            raise self.damage_error(argument, (array and self.damage_of(array)) or self.damages[0])
         raise StaleRefError(f"{argument}: {why}", device=device, generation=generation)
 
-    def spoiled(self, argument: str, damage: Damage) -> StaleRefError:
+    def damage_error(self, argument: str, damage: Damage) -> StaleRefError:
         """Make the error for the use of what is damaged."""
         or_else = "" if self.is_unmade else ", or overwrite what is spoiled, by fill, assign or out="
         why = f"its contents were spoiled by {damage.by}, which did not finish; make it again{or_else}"

@@ -192,7 +192,7 @@ class Launch(Request[Any, None]):
         times: When the worker began to launch it and when it was complete, if that was to be told.
         is_in_flight: Whether the backend has it.
         is_forgotten: Whether it is over and holds nothing any more.
-        spoiled: Blocks that it has damaged.
+        damaged: Blocks that it has damaged.
         turn: Its number among all that were planned.
         is_overwriting: Whether what it changes in place depends on its other arguments alone.
         frame: See `Operation.frame`.
@@ -215,7 +215,7 @@ class Launch(Request[Any, None]):
     times: LaunchTimes | None = attrs.field(default=None, init=False)
     is_in_flight: bool = attrs.field(default=False, init=False)
     is_forgotten: bool = attrs.field(default=False, init=False)
-    spoiled: frozenset[int] = attrs.field(default=frozenset(), init=False)
+    damaged: frozenset[int] = attrs.field(default=frozenset(), init=False)
     turn: int = attrs.field(factory=in_turn)
     is_overwriting: bool = False
     frame: LaunchFrame | None = attrs.field(default=None, init=False)
@@ -258,7 +258,7 @@ class Launch(Request[Any, None]):
         updated = self.spec.inputs() if whole else ()
         return [one for one in written if one.block == block and one not in updated]
 
-    def spoil(self, error: BaseException | None, only: Collection[int] | None = None) -> None:
+    def mark_damaged(self, error: BaseException | None, only: Collection[int] | None = None) -> None:
         """Refuse the use of what it was to write: it did not finish.
 
         Args:
@@ -271,9 +271,9 @@ class Launch(Request[Any, None]):
             if output.id in sound:
                 continue
             if only is None or output.id in only:
-                output.spoil(self.name, error, self._written(output.id, whole=False), self.turn)
+                output.mark_damaged(self.name, error, self._written(output.id, whole=False), self.turn)
                 output.is_unmade = output.is_unmade or output.id in made
-                self.spoiled |= {output.id}
+                self.damaged |= {output.id}
 
     def heal(self, error: BaseException | None) -> None:
         """Allow the use again of what it has overwritten, now that it is done, unless it has failed."""
@@ -692,7 +692,7 @@ class Planner:
         for argument, block in self._spoiled:
             # The arrays that the operation overwrites may be spoiled; its specification tells which.
             if (damage := launch.damage_of(block)) is not None:
-                raise block.spoiled(f"{self.name}: {argument}", damage)
+                raise block.damage_error(f"{self.name}: {argument}", damage)
         return launch
 
     def made(self) -> tuple[tuple[tuple[int, int], ...], list[Block], list[object]]:
